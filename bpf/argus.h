@@ -1,0 +1,104 @@
+/* Records that cross from the kernel to user space. argus/records.py mirrors every struct here;
+ * tests/unit/test_records.py compiles this header and compares sizes and offsets.
+ *
+ * Rings hold records of one size each, so that user space can view a ring as one structured array.
+ * Times are CLOCK_MONOTONIC nanoseconds. A duration of -1 means "not measured", which differs from 0.
+ */
+#ifndef ARGUS_H
+#define ARGUS_H
+
+#ifndef __BPF__
+#include <stdint.h>
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int32_t s32;
+typedef int64_t s64;
+#endif
+
+/* argus_launch.flags, argus_collective.flags, argus_control.flags */
+#define ARGUS_F_IN_NCCL 1      /* made by NCCL itself, inside a collective call */
+#define ARGUS_F_IN_GROUP 2     /* between ncclGroupStart and ncclGroupEnd of this thread */
+#define ARGUS_F_READ_FAULT 4   /* an argument in user memory could not be read: fields may be 0 */
+
+/* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
+struct argus_launch {
+	u64 ts_ns;        /* entry */
+	s64 duration_ns;  /* exit - entry, or -1: exit not traced */
+	u64 handle;       /* kernel, graph, event, pointer or module, as the call has it */
+	u64 stream;       /* CUstream handle; 0: the default stream */
+	u64 bytes;        /* copied, set or allocated; dynamic shared memory for a kernel */
+	u32 pid;          /* thread group, as the kernel's root namespace numbers it */
+	u32 tid;
+	u32 grid[3];
+	u16 block[3];
+	u8 call;          /* argus.capture.calls: index of the hooked function */
+	u8 flags;
+	s32 result;       /* return value; 0 where the exit is not traced */
+	u32 reserved;
+};
+
+/* One NCCL operation. Ring "collectives". */
+struct argus_collective {
+	u64 ts_ns;
+	s64 duration_ns;  /* of the CPU call */
+	u64 comm;         /* ncclComm_t of this process; 0 for group calls */
+	u64 stream;
+	u64 count;        /* elements, as passed */
+	u64 seq;          /* calls on this communicator since Argus attached or it was made, from 0; own count for p2p */
+	u32 pid;
+	u32 tid;
+	s32 peer;         /* root or peer rank; -1: none */
+	s32 result;
+	u8 call;
+	u8 dtype;         /* ncclDataType_t */
+	u8 redop;         /* ncclRedOp_t; 255: none */
+	u8 flags;
+	u32 reserved;
+};
+
+#define ARGUS_NAME_LEN 256
+
+/* Rare events: communicators made and ended, kernels named, processes forked. Ring "control". */
+struct argus_control {
+	u64 ts_ns;
+	s64 duration_ns;
+	u64 handle;       /* communicator, kernel or module */
+	u64 parent;       /* parent communicator (split), module or library of a kernel */
+	u32 pid;
+	u32 tid;
+	s32 nranks;       /* communicator; -1: not given by the call */
+	s32 rank;
+	s32 color;        /* split */
+	s32 key;
+	s32 result;
+	u8 call;          /* hooked function, or one of ARGUS_CONTROL_* */
+	u8 flags;
+	u16 name_len;     /* bytes used in data */
+	u8 data[ARGUS_NAME_LEN]; /* a communicator's 128-byte unique id, a kernel's name, or a process name */
+};
+
+#define ARGUS_CONTROL_FORK 250  /* pid is the child, handle the parent's pid */
+#define ARGUS_CONTROL_EXEC 251
+#define ARGUS_CONTROL_EXIT 252
+
+/* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
+enum argus_counter {
+	ARGUS_C_LAUNCHES,            /* records written to "launches" */
+	ARGUS_C_COLLECTIVES,
+	ARGUS_C_CONTROL,
+	ARGUS_C_LAUNCHES_DROPPED,    /* loss: ring full */
+	ARGUS_C_COLLECTIVES_DROPPED, /* loss */
+	ARGUS_C_CONTROL_DROPPED,     /* loss */
+	ARGUS_C_NESTED,              /* calls made by another traced call, and so not counted again */
+	ARGUS_C_PENDING_FULL,        /* loss: no room to remember a call until its exit */
+	ARGUS_C_EXIT_UNMATCHED,      /* exits whose entry came before Argus attached */
+	ARGUS_C_EXIT_MISSED,         /* loss: an entry whose exit never came (its duration is unknown) */
+	ARGUS_C_READ_FAULT,          /* loss: arguments in user memory that could not be read */
+	ARGUS_C_SEQ_FULL,            /* loss: too many communicators to number their calls */
+	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included */
+	ARGUS_C_COUNT
+};
+
+#endif
