@@ -1,0 +1,1 @@
+"""From stored rows to a verdict. Knows nothing of how the rows came to be."""

@@ -1,0 +1,1 @@
+"""One ClickHouse, embedded or a server, behind one URL."""

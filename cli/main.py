@@ -1,0 +1,84 @@
+"""The ``argus`` command: finds the verb, runs it, and turns an expected failure into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from argus import __version__
+from argus.errors import EXIT_FAILURE, ArgusError
+
+VERBS = {
+    "check": "Say whether tracing works on this machine, and what to do if not.",
+    "trace": "Trace running processes by PID.",
+    "diagnose": "Name what slows a job down, with evidence.",
+    "sql": "Query everything Argus stored.",
+    "store": "Create the tables, show what is stored.",
+}
+"""Every verb and its one-line help: kept here so that ``argus --help`` imports no verb."""
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module only when that verb runs: numpy, chdb and bcc take seconds together."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f".{cmd_name}", __package__)
+        command = getattr(module, "command")  # noqa: B009 - mypy cannot know the module
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="argus")
+def cli() -> None:
+    """Find out why a distributed GPU training job is slow, while it runs.
+
+    \b
+      sudo argus check               does tracing work here?
+      sudo argus trace --pid 4821    trace a running process
+      argus diagnose                 who is slow, and why
+      argus sql                      explore what was stored
+    """
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs ``argus`` with ``argv`` (default: the process's own arguments) and returns its exit code."""
+    try:
+        result: Any = cli.main(args=argv, prog_name="argus", standalone_mode=False)
+        return int(result) if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except click.Abort:
+        click.echo("argus: stopped", err=True)
+        return 130
+    except ArgusError as failure:
+        click.echo(f"argus: {failure.message}", err=True)
+        if failure.hint:
+            click.echo(f"       {failure.hint}", err=True)
+        return failure.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (`argus sql … | head`): not a failure; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
