@@ -20,6 +20,9 @@ FLAG_IN_GROUP = 2
 FLAG_READ_FAULT = 4
 """An argument in user memory could not be read; fields that come from it are 0."""
 
+FLAG_UNFINISHED = 8
+"""The call had not returned when its thread ended or Argus stopped."""
+
 LAUNCH = np.dtype(
     [
         ("ts_ns", "<u8"),
@@ -34,6 +37,7 @@ LAUNCH = np.dtype(
         ("call", "u1"),
         ("flags", "u1"),
         ("result", "<i4"),
+        ("direction", "<u4"),
         ("reserved", "<u4"),
     ]
 )

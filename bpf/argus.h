@@ -21,6 +21,47 @@ typedef int64_t s64;
 #define ARGUS_F_IN_NCCL 1      /* made by NCCL itself, inside a collective call */
 #define ARGUS_F_IN_GROUP 2     /* between ncclGroupStart and ncclGroupEnd of this thread */
 #define ARGUS_F_READ_FAULT 4   /* an argument in user memory could not be read: fields may be 0 */
+#define ARGUS_F_UNFINISHED 8   /* the call had not returned when its thread ended or Argus stopped */
+
+/* How a hooked function is described to the programs: one 64-bit attach cookie (argus/capture/calls.py packs it).
+ * Argument numbers count integer arguments from 0; 15: the function has none such. */
+#define ARGUS_CALL(c) ((u8)((c) & 0xff))
+#define ARGUS_SHAPE(c) (((c) >> 8) & 0x3f)
+#define ARGUS_LAYER(c) (((c) >> 14) & 3)
+#define ARGUS_HAS_EXIT(c) (((c) >> 16) & 1)
+#define ARGUS_SCALE(c) (((c) >> 17) & 7)      /* log2 of the bytes of an element */
+#define ARGUS_ARG(c, i) (((c) >> (20 + 4 * (i))) & 15)
+#define ARGUS_OFFSET(c) (((c) >> 48) & 0xfff) /* of the extent inside a struct argument */
+#define ARGUS_DIMS(c) (((c) >> 60) & 3)
+
+#define ARGUS_LAYER_DRIVER 0
+#define ARGUS_LAYER_RUNTIME 1
+#define ARGUS_LAYER_NCCL 2
+
+enum argus_shape {
+	ARGUS_S_ARGS,          /* plain arguments: handle, stream, bytes, out (pointer to the handle made), direction */
+	ARGUS_S_LAUNCH_DRIVER, /* cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, ...) */
+	ARGUS_S_LAUNCH_DRIVER_EX,
+	ARGUS_S_LAUNCH_RUNTIME, /* cudaLaunchKernel(func, dim3, dim3, args, shared, stream) */
+	ARGUS_S_LAUNCH_RUNTIME_EX,
+	ARGUS_S_AREA,          /* as ARGS, bytes = argument "bytes" times the next one */
+	ARGUS_S_EXTENT,        /* as ARGS, bytes = product of a struct's extent (argument 0 points at the struct) */
+	ARGUS_S_COLLECTIVE,    /* count, dtype, redop, peer, comm, stream */
+	ARGUS_S_P2P,           /* the same, numbered apart */
+	ARGUS_S_GROUP_START,
+	ARGUS_S_GROUP_END,
+	ARGUS_S_COMM_INIT,     /* (comm *, nranks, id by value, rank, ...) */
+	ARGUS_S_COMM_INIT_SCALABLE, /* (comm *, nranks, rank, nids, ids *, ...) */
+	ARGUS_S_COMM_INIT_ALL, /* (comms *, ndev, devlist *) */
+	ARGUS_S_COMM_SPLIT,    /* (comm, color, key, newcomm *, ...) */
+	ARGUS_S_COMM_SHRINK,   /* (comm, exclude *, n, newcomm *, ...) */
+	ARGUS_S_COMM_END,      /* (comm) */
+	ARGUS_S_COMM_COUNT,    /* (comm, int *nranks) */
+	ARGUS_S_COMM_RANK,     /* (comm, int *rank) */
+	ARGUS_S_NAME_OUT,      /* (kernel *, module, name) */
+	ARGUS_S_KERNEL_OUT,    /* (function *, kernel) */
+	ARGUS_S_NAME_HOST,     /* (module, host stub, device function, name) */
+};
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
 struct argus_launch {
@@ -36,6 +77,7 @@ struct argus_launch {
 	u8 call;          /* argus.capture.calls: index of the hooked function */
 	u8 flags;
 	s32 result;       /* return value; 0 where the exit is not traced */
+	u32 direction;    /* cudaMemcpyKind of a copy that is told it: 1 to device, 2 to host, 3 on device, 4 by address */
 	u32 reserved;
 };
 

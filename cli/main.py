@@ -78,6 +78,12 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return 130
+    except Exception as defect:
+        if os.environ.get("ARGUS_DEBUG"):
+            raise
+        click.echo(f"argus: internal error: {type(defect).__name__}: {defect}", err=True)
+        click.echo("       This is a defect of Argus; ARGUS_DEBUG=1 shows where", err=True)
+        return EXIT_FAILURE
 
 
 if __name__ == "__main__":

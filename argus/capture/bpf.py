@@ -1,0 +1,405 @@
+"""Loads the BPF programs through bcc, attaches them to functions of libraries, and reads what they count.
+
+Attaching is done here rather than by bcc: bcc makes one perf event a function and process, and on current kernels taking
+one away costs about 0.1 s. A multi-uprobe link (Linux 6.6) carries all functions of a file at once and goes away in
+about 20 ms (``scripts/bench probe``). Older kernels get perf-event links (Linux 5.15). Both carry a cookie that tells the
+program which function was hit, and both vanish with the process that made them, even if it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import platform
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import bcc, calls
+from argus.capture.ring import Ring
+from argus.capture.targets import Library
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.records import Counter
+from argus.resources import resource_dir
+
+Backend = Literal["multi", "perf"]
+
+SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c")
+MINIMUM_KERNEL = (5, 15)
+"""First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
+
+_SYS_BPF = {"x86_64": 321, "aarch64": 280}
+_SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+# enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
+_BPF_LINK_CREATE = 28
+_BPF_PERF_EVENT = 41
+_BPF_TRACE_UPROBE_MULTI = 48
+_BPF_F_UPROBE_MULTI_RETURN = 1
+_PERF_FLAG_FD_CLOEXEC = 8
+
+_BCC_PAGE = 4096
+"""bcc counts a ring's size in these (bpf/include)."""
+
+DEFAULT_LAUNCH_RING_BYTES = 16 << 20
+"""Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
+COLLECTIVE_RING_BYTES = 4 << 20
+CONTROL_RING_BYTES = 1 << 20
+
+
+class _LinkCreateUprobeMulti(ctypes.Structure):
+    """``union bpf_attr``, the part for BPF_LINK_CREATE with uprobe_multi."""
+
+    _fields_ = (
+        ("prog_fd", ctypes.c_uint32),
+        ("target_fd", ctypes.c_uint32),
+        ("attach_type", ctypes.c_uint32),
+        ("link_flags", ctypes.c_uint32),
+        ("path", ctypes.c_uint64),
+        ("offsets", ctypes.c_uint64),
+        ("ref_ctr_offsets", ctypes.c_uint64),
+        ("cookies", ctypes.c_uint64),
+        ("cnt", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("pid", ctypes.c_uint32),
+        ("padding", ctypes.c_uint32),
+    )
+
+
+def kernel_version() -> tuple[int, int]:
+    """Major and minor version of the running kernel."""
+    parts = os.uname().release.split(".")
+    digits = "".join(c for c in parts[1] if c.isdigit()) if len(parts) > 1 else "0"
+    return int(parts[0]), int(digits or 0)
+
+
+@dataclass
+class Attachment:
+    """Probes on one file, for one process or for all that map it.
+
+    Attributes:
+        library: The file.
+        pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
+        links: Descriptors that hold the probes; closing them takes the probes away.
+        functions: Symbols with a probe at their entry.
+        exits: Symbols with one at their exit too.
+    """
+
+    library: Library
+    pid: int | None
+    links: list[int] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+
+    @property
+    def probes(self) -> int:
+        return len(self.functions) + len(self.exits)
+
+
+class Probes:
+    """The BPF programs and maps of one tracing session.
+
+    Args:
+        launch_ring_bytes: Size of the ring of CUDA calls: a power of two.
+        launch_durations: Probe the exit of launches too, to see when the launch queue is full.
+        backend: Force a way to attach; default: the best the kernel has.
+
+    Raises:
+        ArgusError: bcc is missing, the kernel refuses, or permission is lacking.
+    """
+
+    def __init__(
+        self,
+        *,
+        launch_ring_bytes: int = DEFAULT_LAUNCH_RING_BYTES,
+        launch_durations: bool = False,
+        backend: Backend | None = None,
+    ) -> None:
+        if kernel_version() < MINIMUM_KERNEL:
+            raise ArgusError(
+                f"Linux {os.uname().release} is too old: uprobes with cookies need 5.15", "", EXIT_UNAVAILABLE
+            )
+        self.launch_durations = launch_durations
+        self.attachments: list[Attachment] = []
+        self._module = bcc.load()
+        self._lib = self._module.lib
+        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
+        self._syscall.restype = ctypes.c_long
+        self._bpf = self._compile(launch_ring_bytes)
+        self.backend: Backend = self._load(backend)
+        self._bpf.attach_raw_tracepoint(tp=b"sched_process_exit", fn_name=b"thread_exit")
+        self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
+        self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
+        self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
+
+    def _compile(self, launch_ring_bytes: int) -> Any:
+        directory = resource_dir("bpf")
+        text = "\n".join((directory / name).read_text() for name in SOURCES)
+        flags = [
+            f"-I{directory}",
+            "-D__BPF__",
+            f"-DARGUS_LAUNCH_PAGES={launch_ring_bytes // _BCC_PAGE}",
+            f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
+            f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
+            "-Wno-address-of-packed-member",
+        ]
+        with _quiet_stderr() as said:
+            try:
+                return self._module.BPF(text=text, cflags=flags)
+            except Exception as reason:
+                raise _load_failure("compile the BPF programs", said(), reason) from reason
+
+    def _load(self, backend: Backend | None) -> Backend:
+        names = [f"{program}_{edge}" for program in ("cuda", "nccl", "control") for edge in ("enter", "exit")]
+        choices: list[Backend] = [backend] if backend else ["multi", "perf"]
+        if backend is None and kernel_version() < (6, 6):
+            choices = ["perf"]
+        failure: ArgusError | None = None
+        for choice in choices:
+            expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else -1
+            with _quiet_stderr() as said:
+                try:
+                    self._functions = {
+                        name: self._bpf.load_func(name, self._module.BPF.KPROBE, attach_type=expected) for name in names
+                    }
+                    return choice
+                except Exception as reason:
+                    failure = _load_failure("load the BPF programs", said(), reason)
+                    self._bpf.funcs.clear()
+        assert failure is not None
+        raise failure
+
+    def _map_fd(self, name: str) -> int:
+        return int(self._bpf[name].map_fd)
+
+    # --- which processes
+
+    def add_target(self, pid: int) -> int:
+        """Lets calls of a process through.
+
+        Returns:
+            How many calls of it were seen, and not recorded, before.
+        """
+        strangers = self._bpf["strangers"]
+        key = ctypes.c_uint32(pid)
+        missed = 0
+        with contextlib.suppress(KeyError):
+            missed = int(strangers[key].value)
+            del strangers[key]
+        self._bpf["targets"][key] = ctypes.c_uint32(1)
+        return missed
+
+    def remove_target(self, pid: int) -> None:
+        """Records nothing more of a process."""
+        with contextlib.suppress(KeyError):
+            del self._bpf["targets"][ctypes.c_uint32(pid)]
+
+    def stranger_pids(self) -> list[int]:
+        """Processes that were hit and are not targets: candidates to follow."""
+        return [int(key.value) for key in self._bpf["strangers"].keys()]  # noqa: SIM118 - a bcc table
+
+    # --- probes
+
+    def attach(self, library: Library, pid: int | None) -> Attachment:
+        """Puts a probe on every function of a file that Argus knows.
+
+        Args:
+            library: The file.
+            pid: Only in this process; None: in every process that maps the file.
+
+        Raises:
+            ArgusError: The kernel refuses. Nothing is left attached.
+        """
+        attachment = Attachment(library, pid)
+        by_program: dict[str, list[tuple[int, int]]] = {}
+        taken: set[int] = set()
+        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
+            call = calls.BY_SYMBOL[symbol]
+            if offset in taken:
+                continue  # another name of a function that has its probe
+            taken.add(offset)
+            with_exit = calls.probes_exit(call, self.launch_durations)
+            cookie = call.cookie(with_exit)
+            by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
+            attachment.functions.append(symbol)
+            if with_exit:
+                by_program.setdefault(f"{call.program}_exit", []).append((offset, cookie))
+                attachment.exits.append(symbol)
+        try:
+            # Exits first: an entry whose exit is not hooked yet would be reported as never finished.
+            for name in sorted(by_program, key=lambda program: not program.endswith("_exit")):
+                self._attach_program(attachment, name, by_program[name])
+        except OSError as reason:
+            self._close_links(attachment.links)
+            raise _attach_failure(library, pid, reason) from reason
+        self.attachments.append(attachment)
+        return attachment
+
+    def _attach_program(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> None:
+        descriptor = self._functions[name].fd
+        at_exit = name.endswith("_exit")
+        if self.backend == "multi":
+            attachment.links.append(
+                self._link_multi(descriptor, attachment.library.open_path, points, at_exit, attachment.pid)
+            )
+            return
+        for offset, cookie in points:
+            attachment.links.extend(
+                self._link_perf(descriptor, attachment.library.open_path, offset, cookie, at_exit, attachment.pid)
+            )
+
+    def _link_multi(
+        self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
+    ) -> int:
+        offsets = (ctypes.c_uint64 * len(points))(*(offset for offset, _ in points))
+        cookies = (ctypes.c_uint64 * len(points))(*(cookie for _, cookie in points))
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        request = _LinkCreateUprobeMulti(
+            prog_fd=program,
+            attach_type=_BPF_TRACE_UPROBE_MULTI,
+            path=ctypes.addressof(name),
+            offsets=ctypes.addressof(offsets),
+            cookies=ctypes.addressof(cookies),
+            cnt=len(points),
+            flags=_BPF_F_UPROBE_MULTI_RETURN if at_exit else 0,
+            pid=pid or 0,
+        )
+        return self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+
+    def _link_perf(
+        self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None
+    ) -> list[int]:
+        pmu = Path("/sys/bus/event_source/devices/uprobe")
+        kind = int((pmu / "type").read_text())
+        retprobe_bit = int((pmu / "format/retprobe").read_text().split(":")[1])
+        name = ctypes.create_string_buffer(os.fsencode(path))
+        # struct perf_event_attr: type, size, config, …, config1 (path) at 56, config2 (offset) at 64.
+        attribute = bytearray(112)
+        struct.pack_into("<IIQ", attribute, 0, kind, len(attribute), int(at_exit) << retprobe_bit)
+        struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
+        buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
+        event = self._call(
+            _SYS_PERF_EVENT_OPEN,
+            ctypes.byref(buffer),
+            ctypes.c_int(pid if pid is not None else -1),
+            ctypes.c_int(-1 if pid is not None else 0),
+            ctypes.c_int(-1),
+            ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+        )
+        # union bpf_attr for BPF_LINK_CREATE: prog_fd, target_fd, attach_type, flags, perf_event.bpf_cookie.
+        request = ctypes.create_string_buffer(struct.pack("<IIIIQ", program, event, _BPF_PERF_EVENT, 0, cookie), 48)
+        try:
+            link = self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+        except OSError:
+            os.close(event)
+            raise
+        return [link, event]
+
+    def _call(self, numbers: dict[str, int], *arguments: Any) -> int:
+        result = int(self._syscall(numbers[platform.machine()], *arguments))
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return result
+
+    def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
+        """Takes probes away (all, by default). Returns when they are gone."""
+        chosen = list(self.attachments if attachments is None else attachments)
+        self._close_links([link for attachment in chosen for link in attachment.links])
+        for attachment in chosen:
+            attachment.links.clear()
+            self.attachments.remove(attachment)
+
+    @staticmethod
+    def _close_links(links: list[int]) -> None:
+        # Each close waits for a grace period of the kernel; the waits of several threads overlap.
+        threads = [threading.Thread(target=os.close, args=(link,)) for link in links]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    # --- results
+
+    def counters(self) -> dict[Counter, int]:
+        """What the kernel side counted so far, summed over CPUs."""
+        table = self._bpf["counters"]
+        return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in Counter}
+
+    def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        """Calls entered and not returned: (CUDA calls, NCCL calls), flagged unfinished, durations -1."""
+        launches: list[bytes] = []
+        collectives: list[bytes] = []
+        for key, value in self._bpf["inflight"].items():
+            raw = bytes(value)
+            cookie = struct.unpack_from("<Q", raw, 16)[0]
+            if cookie >> 16 & 1:
+                (collectives if key.value & 1 else launches).append(raw[24 : 24 + records.LAUNCH.itemsize])
+        result = (
+            np.frombuffer(b"".join(launches), records.LAUNCH).copy(),
+            np.frombuffer(b"".join(collectives), records.COLLECTIVE).copy(),
+        )
+        for array in result:
+            array["flags"] |= records.FLAG_UNFINISHED
+        return result
+
+    def close(self) -> None:
+        """Takes every probe away and frees the maps."""
+        self.detach()
+        for ring in (self.launches, self.collectives, self.control):
+            ring.close()
+        self._bpf.cleanup()
+
+
+def _attach_failure(library: Library, pid: int | None, reason: OSError) -> ArgusError:
+    where = f"{library.path}" + (f" in process {pid}" if pid is not None else "")
+    if reason.errno in (errno.EPERM, errno.EACCES):
+        return ArgusError(f"no permission to probe {where}", "Run Argus with sudo", EXIT_UNAVAILABLE)
+    if reason.errno == errno.ESRCH:
+        return ArgusError(f"process {pid} ended while Argus attached to it", "", EXIT_UNAVAILABLE)
+    return ArgusError(
+        f"the kernel refuses to probe {where}: {reason.strerror}", "`argus check` says more", EXIT_UNAVAILABLE
+    )
+
+
+def _load_failure(what: str, said: str, reason: Exception) -> ArgusError:
+    text = f"{said}\n{reason}"
+    if "not permitted" in text or "Permission denied" in text or os.geteuid() != 0:
+        return ArgusError(
+            f"no permission to {what}",
+            "Run Argus with sudo (or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)",
+            EXIT_UNAVAILABLE,
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))
+    return ArgusError(f"cannot {what}: {telling}", "`argus check` says more", EXIT_UNAVAILABLE)
+
+
+class _quiet_stderr(contextlib.AbstractContextManager[Callable[[], str]]):
+    """Keeps what clang and the verifier write to file descriptor 2, for an error message, off the user's screen."""
+
+    def __enter__(self) -> Callable[[], str]:
+        import tempfile
+
+        self._file = tempfile.TemporaryFile()
+        self._saved = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+
+        def said() -> str:
+            self._file.seek(0)
+            return self._file.read().decode(errors="replace")
+
+        return said
+
+    def __exit__(self, *details: object) -> None:
+        os.dup2(self._saved, 2)
+        os.close(self._saved)
+        self._file.close()

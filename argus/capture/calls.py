@@ -1,0 +1,305 @@
+"""The functions Argus hooks, as data: which library exports them and where their arguments lie.
+
+Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API
+and NCCL 2.29; a 12-byte ``dim3`` by value counts as two. ``Call.cookie`` packs a row into the 64-bit attach cookie that
+the BPF programs read (``bpf/argus.h``).
+"""
+
+from __future__ import annotations
+
+import enum
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+ABSENT = 15
+"""Argument number of an argument that a function does not have."""
+
+ENTRY_ONLY_NEEDS_RETURN_ADDRESS = platform.machine() in ("x86_64", "AMD64")
+"""Whether a call can be seen to be over without probing its exit: its return address lies on the stack (x86_64)."""
+
+
+class Layer(enum.IntEnum):
+    """Which library a call belongs to; a call inside a higher or equal CUDA layer is not counted again."""
+
+    DRIVER = 0
+    RUNTIME = 1
+    NCCL = 2
+
+
+class Shape(enum.IntEnum):
+    """``enum argus_shape``: how a call's arguments are laid out."""
+
+    ARGS = 0
+    LAUNCH_DRIVER = 1
+    LAUNCH_DRIVER_EX = 2
+    LAUNCH_RUNTIME = 3
+    LAUNCH_RUNTIME_EX = 4
+    AREA = 5
+    EXTENT = 6
+    COLLECTIVE = 7
+    P2P = 8
+    GROUP_START = 9
+    GROUP_END = 10
+    COMM_INIT = 11
+    COMM_INIT_SCALABLE = 12
+    COMM_INIT_ALL = 13
+    COMM_SPLIT = 14
+    COMM_SHRINK = 15
+    COMM_END = 16
+    COMM_COUNT = 17
+    COMM_RANK = 18
+    NAME_OUT = 19
+    KERNEL_OUT = 20
+    NAME_HOST = 21
+
+
+Program = Literal["cuda", "nccl", "control"]
+"""The pair of BPF functions, ``<program>_enter`` and ``<program>_exit``, that a call goes through."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One hooked function.
+
+    Attributes:
+        id: Its number in records (``call``).
+        symbol: The name a library exports.
+        layer: The library it belongs to.
+        kind: What it does, as the ``launches`` table says it; for NCCL the operation.
+        shape: How its arguments are laid out.
+        args: Argument numbers whose meaning depends on ``shape``.
+        exit: Whether its exit is probed too: it can block, or it returns a handle.
+        scale: log2 of the bytes of one element, for calls that count elements.
+        offset: Offset of the extent inside the struct that argument 0 points at.
+        dims: Dimensions of that extent.
+    """
+
+    id: int
+    symbol: str
+    layer: Layer
+    kind: str
+    shape: Shape
+    args: tuple[int, ...] = ()
+    exit: bool = True
+    scale: int = 0
+    offset: int = 0
+    dims: int = 0
+
+    @property
+    def program(self) -> Program:
+        if self.layer is not Layer.NCCL and self.shape <= Shape.EXTENT:
+            return "cuda"
+        return "nccl" if self.shape <= Shape.GROUP_END else "control"
+
+    def cookie(self, with_exit: bool) -> int:
+        """The attach cookie, as ``bpf/argus.h`` unpacks it. ``with_exit``: whether the exit is probed in this session."""
+        word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << 16 | self.scale << 17
+        numbers = self.args + (ABSENT,) * (6 - len(self.args))
+        for place, number in enumerate(numbers):
+            word |= number << (20 + 4 * place)
+        return word | self.offset << 48 | self.dims << 60
+
+
+def _build() -> tuple[Call, ...]:
+    calls: list[Call] = []
+
+    def add(
+        symbols: str,
+        layer: Layer,
+        kind: str,
+        shape: Shape,
+        args: tuple[int, ...] = (),
+        exit: bool = True,
+        scale: int = 0,
+        offset: int = 0,
+        dims: int = 0,
+    ) -> None:
+        for symbol in symbols.split():
+            calls.append(Call(len(calls), symbol, layer, kind, shape, args, exit, scale, offset, dims))
+
+    def plain(
+        symbols: str,
+        kind: str,
+        *,
+        handle: int = ABSENT,
+        stream: int = ABSENT,
+        nbytes: int = ABSENT,
+        out: int = ABSENT,
+        direction: int = ABSENT,
+        exit: bool = True,
+        shape: Shape = Shape.ARGS,
+        scale: int = 0,
+        offset: int = 0,
+        dims: int = 0,
+    ) -> None:
+        layer = Layer.RUNTIME if symbols.startswith("cuda") else Layer.DRIVER
+        add(symbols, layer, kind, shape, (handle, stream, nbytes, out, direction), exit, scale, offset, dims)
+
+    # Launches. A launch returns at once unless its queue is full, so its exit is probed only on request.
+    add("cuLaunchKernel cuLaunchKernel_ptsz", Layer.DRIVER, "kernel", Shape.LAUNCH_DRIVER, exit=False)
+    add(
+        "cuLaunchCooperativeKernel cuLaunchCooperativeKernel_ptsz",
+        Layer.DRIVER,
+        "kernel",
+        Shape.LAUNCH_DRIVER,
+        exit=False,
+    )
+    add("cuLaunchKernelEx cuLaunchKernelEx_ptsz", Layer.DRIVER, "kernel", Shape.LAUNCH_DRIVER_EX, exit=False)
+    add(
+        "cudaLaunchKernel cudaLaunchKernel_ptsz cudaLaunchCooperativeKernel cudaLaunchCooperativeKernel_ptsz",
+        Layer.RUNTIME,
+        "kernel",
+        Shape.LAUNCH_RUNTIME,
+        exit=False,
+    )
+    add("cudaLaunchKernelExC cudaLaunchKernelExC_ptsz", Layer.RUNTIME, "kernel", Shape.LAUNCH_RUNTIME_EX, exit=False)
+    plain("cuGraphLaunch cuGraphLaunch_ptsz", "graph", handle=0, stream=1, exit=False)
+    plain("cudaGraphLaunch cudaGraphLaunch_ptsz", "graph", handle=0, stream=1, exit=False)
+
+    # Copies and fills. "Async" copies of pageable memory block, so their exits count.
+    plain("cuMemcpyAsync cuMemcpyAsync_ptsz", "memcpy", handle=0, nbytes=2, stream=3)
+    plain("cuMemcpyHtoDAsync_v2 cuMemcpyHtoDAsync_v2_ptsz", "memcpy_h2d", handle=0, nbytes=2, stream=3)
+    plain("cuMemcpyDtoHAsync_v2 cuMemcpyDtoHAsync_v2_ptsz", "memcpy_d2h", handle=0, nbytes=2, stream=3)
+    plain("cuMemcpyDtoDAsync_v2 cuMemcpyDtoDAsync_v2_ptsz", "memcpy_d2d", handle=0, nbytes=2, stream=3)
+    plain("cuMemcpyPeerAsync cuMemcpyPeerAsync_ptsz", "memcpy_d2d", handle=0, nbytes=4, stream=5)
+    plain(
+        "cuMemcpy2DAsync_v2 cuMemcpy2DAsync_v2_ptsz",
+        "memcpy",
+        handle=0,
+        stream=1,
+        shape=Shape.EXTENT,
+        offset=112,
+        dims=2,
+    )
+    plain(
+        "cuMemcpy3DAsync_v2 cuMemcpy3DAsync_v2_ptsz",
+        "memcpy",
+        handle=0,
+        stream=1,
+        shape=Shape.EXTENT,
+        offset=176,
+        dims=3,
+    )
+    plain("cuMemcpy cuMemcpy_ptds", "memcpy", handle=0, nbytes=2)
+    plain("cuMemcpyHtoD_v2 cuMemcpyHtoD_v2_ptds", "memcpy_h2d", handle=0, nbytes=2)
+    plain("cuMemcpyDtoH_v2 cuMemcpyDtoH_v2_ptds", "memcpy_d2h", handle=0, nbytes=2)
+    plain("cuMemsetD8Async cuMemsetD8Async_ptsz", "memset", handle=0, nbytes=2, stream=3)
+    plain("cuMemsetD16Async cuMemsetD16Async_ptsz", "memset", handle=0, nbytes=2, stream=3, scale=1)
+    plain("cuMemsetD32Async cuMemsetD32Async_ptsz", "memset", handle=0, nbytes=2, stream=3, scale=2)
+    plain("cudaMemcpyAsync cudaMemcpyAsync_ptsz", "memcpy", handle=0, nbytes=2, direction=3, stream=4)
+    plain("cudaMemcpyPeerAsync", "memcpy_d2d", handle=0, nbytes=4, stream=5)
+    plain(
+        "cudaMemcpy2DAsync cudaMemcpy2DAsync_ptsz",
+        "memcpy",
+        handle=0,
+        nbytes=4,
+        direction=6,
+        stream=7,
+        shape=Shape.AREA,
+    )
+    plain(
+        "cudaMemcpy3DAsync cudaMemcpy3DAsync_ptsz", "memcpy", handle=0, stream=1, shape=Shape.EXTENT, offset=128, dims=3
+    )
+    plain("cudaMemcpy cudaMemcpy_ptds", "memcpy", handle=0, nbytes=2, direction=3)
+    plain("cudaMemsetAsync cudaMemsetAsync_ptsz", "memset", handle=0, nbytes=2, stream=3)
+    plain("cudaMemset cudaMemset_ptds", "memset", handle=0, nbytes=2)
+
+    # Waiting for the GPU.
+    plain("cuStreamSynchronize cuStreamSynchronize_ptsz", "sync", handle=0, stream=0)
+    plain("cuEventSynchronize", "sync", handle=0)
+    plain("cuCtxSynchronize cuCtxSynchronize_v2", "sync")
+    plain("cudaStreamSynchronize cudaStreamSynchronize_ptsz", "sync", handle=0, stream=0)
+    plain("cudaEventSynchronize", "sync", handle=0)
+    plain("cudaDeviceSynchronize", "sync")
+
+    # Loading code: where just-in-time compilation happens.
+    plain("cuModuleLoad cuModuleLoadData cuModuleLoadDataEx cuModuleLoadFatBinary", "module", out=0)
+    plain("cuLibraryLoadData cuLibraryLoadFromFile", "module", out=0)
+    plain("cudaLibraryLoadData cudaLibraryLoadFromFile", "module", out=0)
+    plain("cuLinkComplete", "module", handle=0)
+
+    # Memory.
+    plain("cuMemAlloc_v2 cuMemAllocManaged cuMemHostAlloc cuMemAllocHost_v2", "alloc", out=0, nbytes=1)
+    plain("cuMemAllocAsync cuMemAllocAsync_ptsz", "alloc", out=0, nbytes=1, stream=2)
+    plain("cuMemCreate", "alloc", out=0, nbytes=1)
+    plain("cudaMalloc cudaMallocManaged cudaMallocHost cudaHostAlloc", "alloc", out=0, nbytes=1)
+    plain("cudaMallocAsync cudaMallocAsync_ptsz", "alloc", out=0, nbytes=1, stream=2)
+    plain("cuMemFree_v2 cuMemFreeHost", "free", handle=0)
+    plain("cuMemFreeAsync cuMemFreeAsync_ptsz", "free", handle=0, stream=1)
+    plain("cudaFree cudaFreeHost", "free", handle=0)
+    plain("cudaFreeAsync cudaFreeAsync_ptsz", "free", handle=0, stream=1)
+
+    # NCCL: count, dtype, redop, peer, comm, stream.
+    no = ABSENT
+    add("ncclAllReduce", Layer.NCCL, "AllReduce", Shape.COLLECTIVE, (2, 3, 4, no, 5, 6))
+    add("ncclReduce", Layer.NCCL, "Reduce", Shape.COLLECTIVE, (2, 3, 4, 5, 6, 7))
+    add("ncclBroadcast", Layer.NCCL, "Broadcast", Shape.COLLECTIVE, (2, 3, no, 4, 5, 6))
+    add("ncclBcast", Layer.NCCL, "Broadcast", Shape.COLLECTIVE, (1, 2, no, 3, 4, 5))
+    add("ncclReduceScatter", Layer.NCCL, "ReduceScatter", Shape.COLLECTIVE, (2, 3, 4, no, 5, 6))
+    add("ncclAllGather", Layer.NCCL, "AllGather", Shape.COLLECTIVE, (2, 3, no, no, 4, 5))
+    add("ncclAlltoAll", Layer.NCCL, "AlltoAll", Shape.COLLECTIVE, (2, 3, no, no, 4, 5))
+    add("ncclGather", Layer.NCCL, "Gather", Shape.COLLECTIVE, (2, 3, no, 4, 5, 6))
+    add("ncclScatter", Layer.NCCL, "Scatter", Shape.COLLECTIVE, (2, 3, no, 4, 5, 6))
+    add("ncclSend", Layer.NCCL, "Send", Shape.P2P, (1, 2, no, 3, 4, 5))
+    add("ncclRecv", Layer.NCCL, "Recv", Shape.P2P, (1, 2, no, 3, 4, 5))
+    add("ncclGroupStart", Layer.NCCL, "GroupStart", Shape.GROUP_START)
+    add("ncclGroupEnd", Layer.NCCL, "GroupEnd", Shape.GROUP_END)
+    add("ncclCommInitRank ncclCommInitRankConfig", Layer.NCCL, "comm_init", Shape.COMM_INIT)
+    add("ncclCommInitRankScalable", Layer.NCCL, "comm_init", Shape.COMM_INIT_SCALABLE)
+    add("ncclCommInitAll", Layer.NCCL, "comm_init", Shape.COMM_INIT_ALL)
+    add("ncclCommSplit", Layer.NCCL, "comm_split", Shape.COMM_SPLIT)
+    add("ncclCommShrink", Layer.NCCL, "comm_split", Shape.COMM_SHRINK)
+    add("ncclCommDestroy ncclCommAbort ncclCommFinalize", Layer.NCCL, "comm_end", Shape.COMM_END, exit=False)
+    add("ncclCommCount", Layer.NCCL, "comm_query", Shape.COMM_COUNT)
+    add("ncclCommUserRank", Layer.NCCL, "comm_query", Shape.COMM_RANK)
+
+    # Names of kernels, as they become known.
+    add("cuModuleGetFunction", Layer.DRIVER, "name", Shape.NAME_OUT)
+    add("cuLibraryGetKernel", Layer.DRIVER, "name", Shape.NAME_OUT)
+    add("cuKernelGetFunction", Layer.DRIVER, "name", Shape.KERNEL_OUT)
+    add("__cudaRegisterFunction", Layer.RUNTIME, "name", Shape.NAME_HOST, exit=False)
+    return tuple(calls)
+
+
+CALLS: tuple[Call, ...] = _build()
+"""Every hooked function; ``CALLS[n].id == n``."""
+
+BY_SYMBOL: dict[str, Call] = {call.symbol: call for call in CALLS}
+
+NCCL_DTYPES = (
+    "int8",
+    "uint8",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "bfloat16",
+    "float8e4m3",
+    "float8e5m2",
+)
+"""``ncclDataType_t`` by value."""
+NCCL_DTYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+NCCL_REDOPS = ("sum", "prod", "max", "min", "avg")
+"""``ncclRedOp_t`` by value; larger ones are made by the program (ncclRedOpCreatePreMulSum)."""
+DIRECTIONS = {0: "memcpy_h2h", 1: "memcpy_h2d", 2: "memcpy_d2h", 3: "memcpy_d2d"}
+"""``cudaMemcpyKind`` by value; 4 leaves it to the addresses."""
+
+
+def probes_exit(call: Call, launch_durations: bool) -> bool:
+    """Whether this call's exit is probed.
+
+    On a machine whose return addresses travel in a register, a runtime call can be known to be over only by its exit.
+    """
+    if call.exit or launch_durations:
+        return True
+    return call.layer is Layer.RUNTIME and call.program == "cuda" and not ENTRY_ONLY_NEEDS_RETURN_ADDRESS
+
+
+def symbols() -> Iterable[str]:
+    """Every symbol worth looking for in a library."""
+    return BY_SYMBOL.keys()

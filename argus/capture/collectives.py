@@ -1,0 +1,71 @@
+"""NCCL calls as columns of the table ``collectives``."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import calls
+from argus.capture.launches import constant, dictionary
+
+_OPS = [call.kind for call in calls.CALLS]
+_OP_WORDS = list(dict.fromkeys(_OPS))
+_OP_CODE = np.array([_OP_WORDS.index(op) for op in _OPS], dtype=np.int32)
+_COLLECTIVE = np.array([call.shape is calls.Shape.COLLECTIVE for call in calls.CALLS])
+_GROUP = np.array([call.shape in (calls.Shape.GROUP_START, calls.Shape.GROUP_END) for call in calls.CALLS])
+_DTYPE_WORDS = [*calls.NCCL_DTYPES, "unknown", ""]
+_REDOP_WORDS = [*calls.NCCL_REDOPS, "custom", ""]
+_NO_REDOP = 255
+
+
+def is_collective(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which records are collectives: every member calls them (not Send, Recv or group marks). Shape (n,)."""
+    mask: NDArray[np.bool_] = _COLLECTIVE[collectives["call"]]
+    return mask
+
+
+def payload_bytes(collectives: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Elements times element size, as passed to the call. Shape (n,)."""
+    sizes = np.array([*calls.NCCL_DTYPE_BYTES, 0], np.uint64)
+    code = np.minimum(collectives["dtype"], len(calls.NCCL_DTYPE_BYTES))
+    nbytes: NDArray[np.uint64] = np.where(_GROUP[collectives["call"]], 0, collectives["count"] * sizes[code])
+    return nbytes.astype(np.uint64)
+
+
+def to_table(
+    collectives: NDArray[np.void], *, job: str, run: int, host: str, ranks: NDArray[np.uint32], mono_offset_ns: int
+) -> pa.Table:
+    """Rows of the table ``collectives``. Arguments as in ``argus.capture.launches.to_table``."""
+    count = len(collectives)
+    group = _GROUP[collectives["call"]]
+    dtype = np.minimum(collectives["dtype"], len(calls.NCCL_DTYPES)).astype(np.int32)
+    dtype[group] = len(_DTYPE_WORDS) - 1
+    redop = np.minimum(collectives["redop"], len(calls.NCCL_REDOPS)).astype(np.int32)
+    redop[collectives["redop"] == _NO_REDOP] = len(_REDOP_WORDS) - 1
+    return pa.table(
+        {
+            "job": constant(job, count),
+            "run": np.full(count, run, np.uint32),
+            "rank": ranks,
+            "host": constant(host, count),
+            "pid": np.ascontiguousarray(collectives["pid"]),
+            "tid": np.ascontiguousarray(collectives["tid"]),
+            "comm": np.ascontiguousarray(collectives["comm"]),
+            "op": dictionary(_OP_CODE[collectives["call"]], _OP_WORDS),
+            "seq": np.ascontiguousarray(collectives["seq"]),
+            "bytes": payload_bytes(collectives),
+            "count": np.ascontiguousarray(collectives["count"]),
+            "dtype": dictionary(dtype, _DTYPE_WORDS),
+            "redop": dictionary(redop, _REDOP_WORDS),
+            "peer": np.ascontiguousarray(collectives["peer"]),
+            "stream": np.ascontiguousarray(collectives["stream"]),
+            "ts": pa.array(collectives["ts_ns"].astype(np.int64) + mono_offset_ns, pa.int64()).cast(
+                pa.timestamp("ns", tz="UTC")
+            ),
+            "duration_ns": np.ascontiguousarray(collectives["duration_ns"]),
+            "result": np.ascontiguousarray(collectives["result"]),
+            "in_group": (collectives["flags"] & records.FLAG_IN_GROUP) != 0,
+        }
+    )

@@ -1,0 +1,134 @@
+"""Names of kernels: from the calls that look them up, or from the symbol of the host stub that launches them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections import OrderedDict
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture import calls
+from argus.capture.elf import Elf, NotElf
+
+_STUB = re.compile(r"^(?:void )?__device_stub__(.*)$")
+_MAX_OPEN_TABLES = 4
+"""Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
+
+
+@cache
+def _demangler() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+@lru_cache(maxsize=65536)
+def demangle(symbol: str) -> str:
+    """A C++ symbol as people read it; any other name unchanged. The host stub's prefix is taken off."""
+    text = symbol
+    library = _demangler()
+    if library is not None and symbol.startswith("_Z"):
+        status = ctypes.c_int()
+        pointer = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
+        if pointer:
+            text = ctypes.string_at(pointer).decode(errors="replace")
+            library.free(pointer)
+    stub = _STUB.match(text)
+    if not stub:
+        return text
+    inner = stub.group(1)
+    # nvcc names the stub after the mangled kernel: __device_stub__Z4gemmPfi(float*, int)
+    mangled = re.match(r"_?Z\w+", inner)
+    if mangled:
+        word = mangled.group(0)
+        return demangle(word if word.startswith("_") else "_" + word)
+    return inner
+
+
+class KernelNames:
+    """Kernel names by process and handle, as far as they are known.
+
+    Handles are what launches carry: a CUfunction or CUkernel of the driver, or the host stub's address of the runtime.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], str] = {}
+        self._tables: OrderedDict[str, Elf | None] = OrderedDict()
+        self.unresolved = 0
+        """Handles for which no name was found."""
+
+    def learn(self, control: NDArray[np.void]) -> None:
+        """Takes names from control records (calls that look kernels up). Other records are skipped."""
+        for record in control:
+            call = int(record["call"])
+            if call >= len(calls.CALLS) or calls.CALLS[call].kind != "name" or record["result"] != 0:
+                continue
+            pid, handle = int(record["pid"]), int(record["handle"])
+            if calls.CALLS[call].shape is calls.Shape.KERNEL_OUT:
+                known = self._known.get((pid, int(record["parent"])))
+                if known is not None:
+                    self._known[pid, handle] = known
+                continue
+            raw = record["data"][: int(record["name_len"])].tobytes()
+            if raw:
+                self._known[pid, handle] = demangle(raw.decode(errors="replace"))
+
+    def forget(self, pid: int) -> None:
+        """Drops the names of a process that ended or replaced its program."""
+        for key in [key for key in self._known if key[0] == pid]:
+            del self._known[key]
+
+    def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
+        """The name of a kernel, or ``kernel@0x…`` where none is known."""
+        key = (pid, handle)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        found = self._symbol(pid, handle) if layer is calls.Layer.RUNTIME else None
+        if found is None:
+            self.unresolved += 1
+            found = f"kernel@{handle:#x}"
+        self._known[key] = found
+        return found
+
+    def _symbol(self, pid: int, address: int) -> str | None:
+        """The function symbol at an address of a process."""
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
+        except OSError:
+            return None
+        for line in lines:
+            words = line.split(maxsplit=5)
+            start, end = (int(word, 16) for word in words[0].split("-"))
+            if not start <= address < end:
+                continue
+            if len(words) < 6 or not words[5].startswith("/"):
+                return None
+            elf = self._table(f"/proc/{pid}/map_files/{words[0]}", f"{words[3]}:{words[4]}")
+            if elf is None:
+                return None
+            virtual = elf.address(address - start + int(words[2], 16))
+            symbol = None if virtual is None else elf.symbol_at(virtual)
+            return None if symbol is None else demangle(symbol)
+        return None
+
+    def _table(self, open_path: str, file_key: str) -> Elf | None:
+        if file_key in self._tables:
+            self._tables.move_to_end(file_key)
+            return self._tables[file_key]
+        try:
+            elf: Elf | None = Elf(open_path)
+        except (NotElf, OSError):
+            elf = None
+        self._tables[file_key] = elf
+        while len(self._tables) > _MAX_OPEN_TABLES:
+            self._tables.popitem(last=False)
+        return elf

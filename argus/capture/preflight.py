@@ -1,0 +1,240 @@
+"""Whether tracing works here, by doing it: each feature is on, or off with the reason and the remedy."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from argus.capture import bcc, calls
+from argus.capture.bpf import MINIMUM_KERNEL, Probes, kernel_version
+from argus.capture.elf import Elf
+from argus.capture.targets import Library, executable_mappings
+from argus.errors import ArgusError
+
+# Bits of CapEff in /proc/self/status (include/uapi/linux/capability.h).
+_CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+
+PROBE_CALLS = 7
+"""Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One line of ``argus check``.
+
+    Attributes:
+        name: What it is.
+        on: Whether it works.
+        detail: What was found, or why it is off.
+        fix: What to do; empty when on, or when nothing can be done.
+        needed: Whether tracing is impossible without it.
+    """
+
+    name: str
+    on: bool
+    detail: str
+    fix: str = ""
+    needed: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What one look found: ``Feature`` without its name."""
+
+    on: bool
+    detail: str
+    fix: str = ""
+
+
+def check_all() -> list[Feature]:
+    """Every feature, in the order a person would mend them. Takes about two seconds."""
+    features = []
+    for name, look, needed in (
+        ("kernel", _kernel, True),
+        ("BTF", _btf, False),
+        ("capabilities", _capabilities, True),
+        ("PID namespace", _pid_namespace, True),
+        ("tracefs", _tracefs, False),
+        ("bcc", _bcc, True),
+        ("eBPF", _program, True),
+        ("ClickHouse engine", _store_engine, not os.environ.get("ARGUS_STORE", "").startswith("clickhouse:")),
+        ("CUPTI", _cupti, False),
+        ("NVML", _nvml, False),
+    ):
+        try:
+            state = look()
+        except ArgusError as failure:
+            state = State(False, failure.message, failure.hint)
+        except Exception as reason:  # a check that breaks is a check that says so
+            state = State(False, f"could not be looked at: {type(reason).__name__}: {reason}")
+        features.append(Feature(name, state.on, state.detail, state.fix, needed))
+    return features
+
+
+def tracing_works(features: list[Feature]) -> bool:
+    """Whether ``argus trace`` would work."""
+    return all(feature.on for feature in features if feature.needed)
+
+
+def _kernel() -> State:
+    release = os.uname().release
+    machine = platform.machine()
+    if machine not in ("x86_64", "aarch64"):
+        return State(False, f"Linux {release} on {machine}", "Argus knows x86_64 and aarch64")
+    if kernel_version() < MINIMUM_KERNEL:
+        return State(False, f"Linux {release}", "uprobes with cookies need Linux 5.15")
+    if not Path("/sys/bus/event_source/devices/uprobe").is_dir():
+        return State(False, f"Linux {release} without uprobes", "Use a kernel with CONFIG_UPROBES")
+    return State(True, f"Linux {release}, {machine}")
+
+
+def _btf() -> State:
+    path = Path("/sys/kernel/btf/vmlinux")
+    if path.is_file():
+        return State(True, f"{path}, {path.stat().st_size >> 10} KiB")
+    return State(False, "the kernel has no type information", "Use a kernel with CONFIG_DEBUG_INFO_BTF")
+
+
+def _capabilities() -> State:
+    text = Path("/proc/self/status").read_text()
+    effective = int(next(line for line in text.splitlines() if line.startswith("CapEff")).split()[1], 16)
+    lacking = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
+    if lacking:
+        names = ", ".join(f"CAP_{name}" for name in lacking)
+        return State(False, f"lacks {names}", "Run with sudo")
+    return State(True, ", ".join(f"CAP_{name}" for name in _CAPABILITIES))
+
+
+def _pid_namespace() -> State:
+    inode = os.stat("/proc/self/ns/pid").st_ino
+    if inode == _INITIAL_PID_NAMESPACE:
+        return State(True, "the host's")
+    return State(
+        False,
+        "Argus runs in a container with PIDs of its own, while the kernel reports the host's",
+        "Start the container with --pid=host, or run Argus on the host",
+    )
+
+
+def _tracefs() -> State:
+    for place in ("/sys/kernel/tracing", "/sys/kernel/debug/tracing"):
+        if Path(place, "events").is_dir():
+            return State(True, place)
+    return State(
+        False,
+        "not mounted; launches and collectives do not need it",
+        "mount -t tracefs nodev /sys/kernel/tracing",
+    )
+
+
+def _bcc() -> State:
+    try:
+        return State(True, f"{bcc.version()} at {bcc.find()}")
+    except ArgusError as failure:
+        return State(False, failure.message, failure.hint)
+
+
+def _own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
+    """A library of this process that exports ``symbol``, dressed as libcuda with ``symbol`` in the place of a launch."""
+    for mapping in executable_mappings(os.getpid()):
+        if not Path(mapping.path).name.startswith(("libc.so", "libc-", "ld-musl")):
+            continue
+        offset = Elf(mapping.path).functions([symbol]).get(symbol)
+        if offset is not None:
+            library = Library(
+                mapping.path, mapping.path, mapping.device, mapping.inode, False, {"cuCtxSynchronize": offset}, ()
+            )
+            return library, ctypes.CDLL(None)
+    raise ArgusError(f"no libc with {symbol} is mapped here")
+
+
+def _program() -> State:
+    """Loads the real programs, probes this very process, and counts what arrives."""
+    try:
+        began = time.monotonic()
+        probes = Probes(launch_ring_bytes=1 << 20)
+    except ArgusError as failure:
+        return State(False, failure.message, failure.hint)
+    try:
+        library, libc = _own_library("getppid")
+        probes.add_target(os.getpid())
+        probes.attach(library, os.getpid())
+        loaded = time.monotonic() - began
+        for _ in range(PROBE_CALLS):
+            libc.getppid()
+        seen = probes.launches.drain()
+        expected = calls.BY_SYMBOL["cuCtxSynchronize"].id
+        whole = int(np.count_nonzero((seen["call"] == expected) & (seen["duration_ns"] >= 0)))
+        if whole != PROBE_CALLS:
+            return State(False, f"{whole} of {PROBE_CALLS} calls were seen by a probe on this process")
+        way = "one link a library" if probes.backend == "multi" else "one perf event a function (Linux 6.6 is faster)"
+        detail = (
+            f"programs loaded in {loaded:.1f} s; {whole} of {PROBE_CALLS} calls seen by a uprobe, entry and exit; {way}"
+        )
+        return State(True, detail)
+    except ArgusError as failure:
+        return State(False, failure.message, failure.hint)
+    finally:
+        probes.close()
+
+
+def _store_engine() -> State:
+    if importlib.util.find_spec("chdb") is None:
+        return State(
+            False,
+            "chdb, the embedded engine, is not installed",
+            "pip install chdb, or --store clickhouse://HOST/DB",
+        )
+    chdb = importlib.import_module("chdb")
+    engine = str(chdb.query("SELECT version()", "TSV")).strip()
+    return State(True, f"embedded: chdb {importlib.metadata.version('chdb')}, ClickHouse {engine}")
+
+
+def _cupti() -> State:
+    found = ctypes.util.find_library("cupti")
+    candidates = [found] if found else []
+    candidates += [str(path) for path in sorted(Path("/usr/local").glob("cuda*/extras/CUPTI/lib64/libcupti.so.*"))]
+    spec = importlib.util.find_spec("nvidia")
+    for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
+        candidates += [str(path) for path in sorted(Path(root).glob("**/libcupti.so.*"))]
+    for candidate in candidates:
+        try:
+            version = ctypes.c_uint32()
+            if ctypes.CDLL(candidate).cuptiGetVersion(ctypes.byref(version)) == 0:
+                return State(
+                    False,
+                    f"{candidate} is here (API version {version.value}), but this version of Argus collects no GPU "
+                    "execution times yet",
+                )
+        except (OSError, AttributeError):
+            continue
+    return State(
+        False,
+        "no libcupti on this machine's own paths, and this version of Argus collects no GPU execution times yet",
+    )
+
+
+def _nvml() -> State:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return State(False, "no libnvidia-ml.so.1", "Install the NVIDIA driver")
+    if nvml.nvmlInit_v2() != 0:
+        return State(False, "libnvidia-ml is there but finds no driver", "Load the NVIDIA driver (nvidia-smi)")
+    count = ctypes.c_uint()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlShutdown()
+    return State(True, f"{count.value} GPU(s)")

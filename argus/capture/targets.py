@@ -1,0 +1,482 @@
+"""From a PID to what can be traced in it: libraries and their functions, and the job, rank and host it stands for.
+
+Everything comes from /proc: the process is neither stopped nor changed.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import select
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from argus.capture import calls
+from argus.capture.elf import Elf, NotElf
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+
+PROC = Path("/proc")
+
+# One function that each library exports in every version: cheap to look for before the whole table is.
+_SENTINELS = {"libcuda": "cuLaunchKernel", "libcudart": "cudaLaunchKernel", "libnccl": "ncclAllReduce"}
+_LAYERS = {"libcuda": calls.Layer.DRIVER, "libcudart": calls.Layer.RUNTIME, "libnccl": calls.Layer.NCCL}
+_MAPS_LINE = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<perms>\S+) (?P<offset>[0-9a-f]+) (?P<device>\S+) (?P<inode>\d+) +"
+    r"(?P<path>/.*)$"
+)
+_DELETED = " (deleted)"
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One executable file mapping of a process."""
+
+    start: int
+    end: int
+    offset: int
+    device: str
+    inode: int
+    path: str
+    deleted: bool
+
+
+@dataclass(frozen=True)
+class Library:
+    """One file that holds traceable functions.
+
+    Attributes:
+        path: As the process sees it.
+        open_path: By which this process, and the kernel on its behalf, can open it.
+        device, inode: What tells two files apart.
+        deleted: The file was replaced or removed after it was mapped.
+        offsets: File offset of each function found, by symbol.
+        roles: Which of libcuda, libcudart, libnccl it contains.
+    """
+
+    path: str
+    open_path: str
+    device: str
+    inode: int
+    deleted: bool
+    offsets: dict[str, int]
+    roles: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.device, self.inode)
+
+    @property
+    def linked_statically(self) -> tuple[str, ...]:
+        """Roles it contains under another library's or a program's name."""
+        name = Path(self.path).name
+        return tuple(role for role in self.roles if not name.startswith(role + ".so"))
+
+    def describe(self) -> str:
+        """One line for people: file, what it holds, how many functions."""
+        notes = [f"{len(self.offsets)} functions"]
+        if self.linked_statically:
+            notes.append("contains " + ", ".join(self.linked_statically))
+        if self.deleted:
+            notes.append("deleted on disk")
+        return f"{self.path} ({', '.join(notes)})"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a process is to its job. -1 and 0 mean unknown where noted.
+
+    Attributes:
+        rank: Global rank; -1: unknown.
+        world_size: Ranks of the job; 0: unknown.
+        local_rank: Rank inside the node; -1: unknown.
+        job: Name of the job; empty: unknown.
+        launcher: torchrun, slurm, openmpi, pmi, kubernetes or unknown.
+        rank_source: The variable that told the rank; empty: none did.
+    """
+
+    rank: int = -1
+    world_size: int = 0
+    local_rank: int = -1
+    job: str = ""
+    launcher: str = "unknown"
+    rank_source: str = ""
+
+
+@dataclass
+class Target:
+    """A process to trace. ``pidfd`` stays the same process whatever becomes of its PID."""
+
+    pid: int
+    start_ticks: int
+    exe: str
+    command: str
+    identity: Identity
+    libraries: list[Library] = field(default_factory=list)
+    pidfd: int = -1
+
+    def alive(self) -> bool:
+        """Whether the very process that was opened still runs, even if its PID was given to another."""
+        if self.pidfd < 0:
+            return same_process(self.pid, self.start_ticks)
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+    def close(self) -> None:
+        """Lets go of the process."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+    @property
+    def started_unix(self) -> float:
+        """Start time, seconds since the epoch."""
+        return _boot_time() + self.start_ticks / os.sysconf("SC_CLK_TCK")
+
+
+def open_target(pid: int) -> Target:
+    """Looks at a running process and finds its libraries.
+
+    Raises:
+        ArgusError: There is no such process, it is a kernel thread or a zombie, it may not be looked at, or it maps none
+            of the libraries.
+    """
+    target = inspect(pid)
+    try:
+        target.libraries = find_libraries(pid)
+    except PermissionError as reason:
+        raise _forbidden(pid) from reason
+    except (FileNotFoundError, ProcessLookupError) as reason:
+        raise _vanished(pid) from reason
+    if not target.libraries:
+        target.close()
+        helpers = [child for child in descendants([pid]) if maps_cuda(child)]
+        hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"
+        if helpers:
+            shown = ", ".join(map(str, helpers[:8])) + (", …" if len(helpers) > 8 else "")
+            hint = f"Its children do ({shown}): add --children"
+        raise ArgusError(
+            f"process {pid} ({Path(target.exe).name}) maps none of libcuda, libcudart and libnccl",
+            hint,
+            EXIT_UNAVAILABLE,
+        )
+    return target
+
+
+def inspect(pid: int) -> Target:
+    """Who a process is, without its libraries.
+
+    Raises:
+        ArgusError: There is no such process, it is a kernel thread or a zombie, or it may not be looked at.
+    """
+    try:
+        # Opened first: whatever is read afterwards is checked to be of this very process.
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError as reason:
+        raise _absent(pid) from reason
+    except OSError as reason:
+        owner = _thread_group(pid)
+        if owner is not None and owner != pid:
+            raise ArgusError(f"{pid} is a thread of process {owner}", f"Trace the process: --pid {owner}") from reason
+        raise _absent(pid) from reason
+    try:
+        stat = _stat(pid)
+        if stat is None:
+            raise _absent(pid)
+        state, start_ticks = stat
+        if state in "ZX":
+            raise ArgusError(f"process {pid} has ended and waits for its parent (zombie)", "", EXIT_UNAVAILABLE)
+        command_line = (PROC / str(pid) / "cmdline").read_bytes()
+        try:
+            exe = os.readlink(PROC / str(pid) / "exe")
+        except FileNotFoundError as reason:
+            if same_process(pid, start_ticks):
+                raise ArgusError(f"process {pid} is a kernel thread", "", EXIT_UNAVAILABLE) from reason
+            raise _vanished(pid) from reason
+        environment = read_environment(pid)
+        identity = identify(environment, command_line, read_cgroup(pid))
+        if not same_process(pid, start_ticks):
+            raise _vanished(pid)
+    except PermissionError as reason:
+        os.close(pidfd)
+        raise _forbidden(pid) from reason
+    except (FileNotFoundError, ProcessLookupError) as reason:
+        os.close(pidfd)
+        raise _vanished(pid) from reason
+    except ArgusError:
+        os.close(pidfd)
+        raise
+    command = command_line.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    return Target(pid, start_ticks, exe.removesuffix(_DELETED), command, identity, pidfd=pidfd)
+
+
+def _absent(pid: int) -> ArgusError:
+    return ArgusError(
+        f"there is no process {pid}", "`argus trace --all-gpu` finds those that use a GPU", EXIT_UNAVAILABLE
+    )
+
+
+def _vanished(pid: int) -> ArgusError:
+    return ArgusError(f"process {pid} ended while Argus looked at it", "", EXIT_UNAVAILABLE)
+
+
+def _forbidden(pid: int) -> ArgusError:
+    try:
+        uid = os.stat(PROC / str(pid)).st_uid
+        owner = pwd.getpwuid(uid).pw_name
+    except (OSError, KeyError):
+        owner = "another user"
+    return ArgusError(
+        f"process {pid} belongs to {owner} and may not be looked at", "Run Argus with sudo", EXIT_UNAVAILABLE
+    )
+
+
+def _stat(pid: int) -> tuple[str, int] | None:
+    """State letter and start time (clock ticks since boot), fields 3 and 22 of /proc/PID/stat."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def same_process(pid: int, start_ticks: int) -> bool:
+    """Whether PID is still the process that started then."""
+    stat = _stat(pid)
+    return stat is not None and stat[1] == start_ticks and stat[0] not in "ZX"
+
+
+def _thread_group(pid: int) -> int | None:
+    try:
+        for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return None
+
+
+@lru_cache(maxsize=1)
+def _boot_time() -> float:
+    for line in (PROC / "stat").read_text().splitlines():
+        if line.startswith("btime "):
+            return float(line.split()[1])
+    return 0.0
+
+
+def read_environment(pid: int) -> dict[str, str]:
+    """The environment the process was started with."""
+    raw = (PROC / str(pid) / "environ").read_bytes()
+    pairs = (item.split(b"=", 1) for item in raw.split(b"\0") if b"=" in item)
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
+
+
+def read_cgroup(pid: int) -> str:
+    """/proc/PID/cgroup, or nothing where there are no cgroups."""
+    try:
+        return (PROC / str(pid) / "cgroup").read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+# Variables by launcher: rank, world size, local rank. The first launcher whose rank variable is a number wins; torchrun
+# comes first because it runs inside the others.
+_LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    ("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",)),
+    (
+        "openmpi",
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    ),
+    ("mvapich", ("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_SIZE",), ("MV2_COMM_WORLD_LOCAL_RANK",)),
+    ("pmi", ("PMI_RANK", "PMIX_RANK"), ("PMI_SIZE", "PMIX_SIZE"), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK")),
+    ("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)),
+)
+_POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
+
+
+def _number(environment: dict[str, str], names: Iterable[str]) -> tuple[int, str]:
+    for name in names:
+        value = environment.get(name, "")
+        if value.isascii() and value.isdigit():
+            return int(value), name
+    return -1, ""
+
+
+def identify(environment: dict[str, str], command_line: bytes = b"", cgroup: str = "") -> Identity:
+    """Rank and job from the launcher's environment, the cgroup and the command line.
+
+    Args:
+        environment: The process's environment.
+        command_line: /proc/PID/cmdline, for a name of last resort.
+        cgroup: /proc/PID/cgroup, for the pod of a Kubernetes job.
+    """
+    launcher, rank, world, local, source = "unknown", -1, 0, -1, ""
+    for name, rank_names, world_names, local_names in _LAUNCHERS:
+        value, variable = _number(environment, rank_names)
+        size = max(_number(environment, world_names)[0], 0)
+        if value < 0 or (size and value >= size):
+            continue
+        launcher, rank, world, source = name, value, size, variable
+        local = _number(environment, local_names)[0]
+        break
+    pod = _POD.search(cgroup)
+    if launcher == "unknown" and (pod or environment.get("KUBERNETES_SERVICE_HOST")):
+        launcher = "kubernetes"
+    return Identity(rank, world, local, _job_name(environment, command_line, pod), launcher, source)
+
+
+def _job_name(environment: dict[str, str], command_line: bytes, pod: re.Match[str] | None) -> str:
+    if environment.get("SLURM_JOB_ID"):
+        name = environment.get("SLURM_JOB_NAME", "")
+        return f"{name}-{environment['SLURM_JOB_ID']}" if name else f"slurm-{environment['SLURM_JOB_ID']}"
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    if run_id not in ("", "none"):
+        return run_id
+    for variable in ("JOB_NAME", "PBS_JOBID", "LSB_JOBID"):
+        if environment.get(variable):
+            return environment[variable]
+    if pod:
+        return f"pod-{pod.group(1).replace('_', '-')}"
+    words = [word.decode(errors="replace") for word in command_line.split(b"\0") if word]
+    for word in words[1:]:
+        if word.endswith(".py"):
+            return Path(word).stem
+    return Path(words[0]).name if words else ""
+
+
+def executable_mappings(pid: int) -> list[Mapping]:
+    """The executable file mappings of a process, one per file (the first of each)."""
+    seen: dict[tuple[str, int], Mapping] = {}
+    with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            match = _MAPS_LINE.match(line.rstrip("\n"))
+            if not match or "x" not in match["perms"] or match["inode"] == "0":
+                continue
+            path = match["path"]
+            deleted = path.endswith(_DELETED)
+            mapping = Mapping(
+                int(match["start"], 16),
+                int(match["end"], 16),
+                int(match["offset"], 16),
+                match["device"],
+                int(match["inode"]),
+                path.removesuffix(_DELETED) if deleted else path,
+                deleted,
+            )
+            seen.setdefault((mapping.device, mapping.inode), mapping)
+    return list(seen.values())
+
+
+def maps_cuda(pid: int) -> bool:
+    """Whether a process maps libcuda (false also where it may not be looked at)."""
+    try:
+        return any(Path(m.path).name.startswith("libcuda.so") for m in executable_mappings(pid))
+    except OSError:
+        return False
+
+
+def find_libraries(pid: int) -> list[Library]:
+    """The files a process maps that define functions Argus hooks, whatever they are called.
+
+    A statically linked runtime or NCCL is found by its symbols in any mapped file (PyTorch builds, MPI programs).
+
+    Raises:
+        OSError: The process ended, or may not be looked at.
+    """
+    libraries = []
+    for mapping in executable_mappings(pid):
+        open_path = _reachable(pid, mapping)
+        if open_path is None:
+            continue
+        roles, offsets = _hooks(open_path, mapping.device, mapping.inode)
+        if roles:
+            libraries.append(
+                Library(mapping.path, open_path, mapping.device, mapping.inode, mapping.deleted, offsets, roles)
+            )
+    return libraries
+
+
+def _reachable(pid: int, mapping: Mapping) -> str | None:
+    """A path by which the mapped file itself can be opened, from outside the process's mounts and after its deletion."""
+    by_name = f"{PROC}/{pid}/root{mapping.path}"
+    by_range = f"{PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
+    if not mapping.deleted:
+        try:
+            # Overlay and btrfs report another device in maps than in stat, but the same inode.
+            if os.stat(by_name).st_ino == mapping.inode:
+                return by_name
+        except OSError:
+            pass
+    return by_range if os.path.exists(by_range) else None
+
+
+_Hooks = tuple[tuple[str, ...], dict[str, int]]
+_hooks_by_file: dict[tuple[str, int], _Hooks] = {}
+
+
+def _hooks(open_path: str, device: str, inode: int) -> _Hooks:
+    """Roles and function offsets of a file. Ranks of a node map the same files, so each is read once."""
+    key = (device, inode)
+    if key not in _hooks_by_file:
+        _hooks_by_file[key] = _read_hooks(open_path)
+    return _hooks_by_file[key]
+
+
+def _read_hooks(open_path: str) -> _Hooks:
+    try:
+        elf = Elf(open_path)
+    except (NotElf, OSError):
+        return (), {}
+    present = elf.functions(_SENTINELS.values())
+    roles = tuple(role for role, sentinel in _SENTINELS.items() if sentinel in present)
+    if not roles:
+        return (), {}
+    layers = {_LAYERS[role] for role in roles}
+    return roles, elf.functions([call.symbol for call in calls.CALLS if call.layer in layers])
+
+
+def processes() -> Iterator[int]:
+    """Every process id of this PID namespace."""
+    for entry in os.listdir(PROC):
+        if entry.isdigit():
+            yield int(entry)
+
+
+def find_gpu_processes(name: str | None = None) -> list[int]:
+    """Processes that map libcuda, whose command line contains ``name`` where given. Argus itself is left out."""
+    found = []
+    for pid in processes():
+        if pid == os.getpid() or not maps_cuda(pid):
+            continue
+        if name is not None:
+            try:
+                command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if name not in command:
+                continue
+        found.append(pid)
+    return sorted(found)
+
+
+def descendants(roots: Iterable[int]) -> list[int]:
+    """Every process below ``roots``, by parent links; roots not included."""
+    children: dict[int, list[int]] = {}
+    for pid in processes():
+        try:
+            text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parent = int(text[text.rindex(")") + 2 :].split()[1])
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = list(roots)
+    while queue:
+        for child in children.get(queue.pop(), []):
+            found.append(child)
+            queue.append(child)
+    return sorted(found)

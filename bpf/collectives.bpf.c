@@ -1,0 +1,316 @@
+/* NCCL calls: collectives, point to point, groups, and how communicators come and go; and the names of kernels. */
+
+struct sequence_key {
+	u64 comm;
+	u32 tgid;
+	u32 p2p;
+};
+BPF_HASH(sequences, struct sequence_key, u64, 65536);
+
+/* Rare calls: too big for the stack, and their arguments are needed again at the exit. */
+struct control_pending {
+	u64 cookie;
+	u64 out; /* where the call writes the handle it makes */
+	struct argus_control record;
+};
+BPF_HASH(control_inflight, u32, struct control_pending, 2048);
+BPF_PERCPU_ARRAY(control_scratch, struct control_pending, 1);
+
+INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
+{
+	struct sequence_key key = {};
+	key.comm = comm;
+	key.tgid = tgid;
+	key.p2p = p2p;
+	u64 *next = sequences.lookup(&key);
+	if (next) {
+		/* NCCL allows one caller at a time on a communicator, so this needs no atomic. */
+		u64 mine = *next;
+		*next = mine + 1;
+		return mine;
+	}
+	u64 one = 1;
+	if (sequences.update(&key, &one) != 0)
+		count(ARGUS_C_SEQ_FULL);
+	return 0;
+}
+
+INLINE u32 change_group_depth(u32 tid, int change)
+{
+	u32 *depth = group_depth.lookup(&tid);
+	u32 now = depth ? *depth : 0;
+	if (change > 0)
+		now += 1;
+	else if (change < 0 && now > 0)
+		now -= 1;
+	if (change != 0) {
+		if (now == 0)
+			group_depth.delete(&tid);
+		else
+			group_depth.update(&tid, &now);
+	}
+	return now;
+}
+
+int nccl_enter(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32, tid = (u32)id;
+	if (!traced(tgid))
+		return 0;
+	count(ARGUS_C_HITS);
+
+	u64 cookie = argus_cookie(ctx);
+	u64 sp = SP(ctx);
+	u64 key = nccl_key(tid);
+	struct pending *outer = inflight.lookup(&key);
+	if (outer) {
+		if (active(outer, sp)) {
+			count(ARGUS_C_NESTED);
+			return 0;
+		}
+		if (ARGUS_HAS_EXIT(outer->cookie)) {
+			count(ARGUS_C_EXIT_MISSED);
+			send_collective(&outer->collective);
+		}
+	}
+
+	u32 shape = ARGUS_SHAPE(cookie);
+	struct pending p = {};
+	struct argus_collective *r = &p.collective;
+	p.cookie = cookie;
+	p.sp = sp;
+	r->pid = tgid;
+	r->tid = tid;
+	r->call = ARGUS_CALL(cookie);
+	r->duration_ns = -1;
+	r->peer = -1;
+	r->redop = 255;
+	if (shape == ARGUS_S_GROUP_START) {
+		change_group_depth(tid, 1);
+		r->flags |= ARGUS_F_IN_GROUP;
+	} else if (shape == ARGUS_S_GROUP_END) {
+		change_group_depth(tid, -1);
+		r->flags |= ARGUS_F_IN_GROUP;
+	} else {
+		r->count = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
+		r->dtype = (u8)arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
+		if (ARGUS_ARG(cookie, 2) != 15)
+			r->redop = (u8)arg(ctx, ARGUS_ARG(cookie, 2), &r->flags);
+		if (ARGUS_ARG(cookie, 3) != 15)
+			r->peer = (s32)arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
+		r->comm = arg(ctx, ARGUS_ARG(cookie, 4), &r->flags);
+		r->stream = arg(ctx, ARGUS_ARG(cookie, 5), &r->flags);
+		r->seq = next_sequence(tgid, r->comm, shape == ARGUS_S_P2P);
+		if (change_group_depth(tid, 0) > 0)
+			r->flags |= ARGUS_F_IN_GROUP;
+	}
+	r->ts_ns = bpf_ktime_get_ns();
+	if (inflight.update(&key, &p) != 0) {
+		count(ARGUS_C_PENDING_FULL);
+		send_collective(r);
+	}
+	return 0;
+}
+
+int nccl_exit(struct pt_regs *ctx)
+{
+	u64 now = bpf_ktime_get_ns();
+	u64 id = bpf_get_current_pid_tgid();
+	u64 key = nccl_key((u32)id);
+	u64 cookie = argus_cookie(ctx);
+	struct pending *p = inflight.lookup(&key);
+	if (!p) {
+		u32 tgid = id >> 32;
+		if (targets.lookup(&tgid))
+			count(ARGUS_C_EXIT_UNMATCHED);
+		return 0;
+	}
+	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie))
+		return 0; /* the exit of a nested call: ncclBcast calls ncclBroadcast */
+	p->collective.duration_ns = now - p->collective.ts_ns;
+	p->collective.result = (s32)RESULT(ctx);
+	send_collective(&p->collective);
+	inflight.delete(&key);
+	return 0;
+}
+
+INLINE void send_control(struct argus_control *record)
+{
+	if (record->flags & ARGUS_F_READ_FAULT)
+		count(ARGUS_C_READ_FAULT);
+	if (control.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
+		count(ARGUS_C_CONTROL);
+	else
+		count(ARGUS_C_CONTROL_DROPPED);
+}
+
+INLINE void read_unique_id(struct argus_control *r, u64 address)
+{
+	if (bpf_probe_read_user(r->data, 128, (void *)address) != 0)
+		r->flags |= ARGUS_F_READ_FAULT;
+	else
+		r->name_len = 128;
+}
+
+INLINE void read_name(struct argus_control *r, u64 address)
+{
+	long n = bpf_probe_read_user_str(r->data, ARGUS_NAME_LEN, (void *)address);
+	if (n <= 0)
+		r->flags |= ARGUS_F_READ_FAULT;
+	else
+		r->name_len = (u16)(n - 1);
+}
+
+int control_enter(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	if (!traced(id >> 32))
+		return 0;
+	count(ARGUS_C_HITS);
+
+	int zero = 0;
+	struct control_pending *p = control_scratch.lookup(&zero);
+	if (!p)
+		return 0;
+	__builtin_memset(p, 0, sizeof(*p));
+	u64 cookie = argus_cookie(ctx);
+	u32 shape = ARGUS_SHAPE(cookie);
+	struct argus_control *r = &p->record;
+	u8 *flags = &r->flags;
+	u64 a0 = arg(ctx, 0, flags), a1 = arg(ctx, 1, flags), a2 = arg(ctx, 2, flags), a3 = arg(ctx, 3, flags);
+
+	p->cookie = cookie;
+	r->pid = id >> 32;
+	r->tid = tid;
+	r->call = ARGUS_CALL(cookie);
+	r->duration_ns = -1;
+	r->nranks = -1;
+	r->rank = -1;
+	r->color = -1;
+	r->key = -1;
+	if (shape == ARGUS_S_COMM_INIT) {
+		p->out = a0;
+		r->nranks = (s32)a1;
+#if REGISTER_ARGS == 8
+		read_unique_id(r, a2); /* AAPCS64: a struct over 16 bytes travels by reference */
+		r->rank = (s32)a3;
+#else
+		read_unique_id(r, FIRST_STACK_ARG(ctx)); /* System V: in memory, and takes no register */
+		r->rank = (s32)a2;
+#endif
+	} else if (shape == ARGUS_S_COMM_INIT_SCALABLE) {
+		p->out = a0;
+		r->nranks = (s32)a1;
+		r->rank = (s32)a2;
+		read_unique_id(r, arg(ctx, 4, flags));
+	} else if (shape == ARGUS_S_COMM_INIT_ALL) {
+		p->out = a0;
+		r->nranks = (s32)a1;
+	} else if (shape == ARGUS_S_COMM_SPLIT) {
+		r->parent = a0;
+		r->color = (s32)a1;
+		r->key = (s32)a2;
+		p->out = a3;
+	} else if (shape == ARGUS_S_COMM_SHRINK) {
+		r->parent = a0;
+		r->key = (s32)a2;
+		p->out = a3;
+	} else if (shape == ARGUS_S_COMM_END) {
+		r->handle = a0;
+	} else if (shape == ARGUS_S_COMM_COUNT || shape == ARGUS_S_COMM_RANK) {
+		r->handle = a0;
+		p->out = a1;
+	} else if (shape == ARGUS_S_NAME_OUT) {
+		p->out = a0;
+		r->parent = a1;
+		read_name(r, a2);
+	} else if (shape == ARGUS_S_KERNEL_OUT) {
+		p->out = a0;
+		r->parent = a1;
+	} else if (shape == ARGUS_S_NAME_HOST) {
+		r->parent = a0;
+		r->handle = a1;
+		read_name(r, a3);
+	}
+	r->ts_ns = bpf_ktime_get_ns();
+	if (!ARGUS_HAS_EXIT(cookie)) {
+		send_control(r);
+		return 0;
+	}
+	if (control_inflight.update(&tid, p) != 0) {
+		count(ARGUS_C_PENDING_FULL);
+		send_control(r);
+	}
+	return 0;
+}
+
+/* Most GPUs one process drives through ncclCommInitAll. */
+#define MAX_INIT_ALL 16
+
+int control_exit(struct pt_regs *ctx)
+{
+	u64 now = bpf_ktime_get_ns();
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	u64 cookie = argus_cookie(ctx);
+	struct control_pending *p = control_inflight.lookup(&tid);
+	if (!p || ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie)) {
+		u32 tgid = id >> 32;
+		if (!p && targets.lookup(&tgid))
+			count(ARGUS_C_EXIT_UNMATCHED);
+		return 0;
+	}
+	u32 shape = ARGUS_SHAPE(cookie);
+	struct argus_control *r = &p->record;
+	r->duration_ns = now - r->ts_ns;
+	r->result = (s32)RESULT(ctx);
+	if (p->out && r->result == 0) {
+		if (shape == ARGUS_S_COMM_COUNT)
+			r->nranks = (s32)read_u32(p->out, &r->flags);
+		else if (shape == ARGUS_S_COMM_RANK)
+			r->rank = (s32)read_u32(p->out, &r->flags);
+		else if (shape != ARGUS_S_COMM_INIT_ALL)
+			r->handle = read_u64(p->out, &r->flags);
+	}
+	if (shape == ARGUS_S_COMM_INIT_ALL && r->result == 0) {
+#pragma unroll
+		for (int i = 0; i < MAX_INIT_ALL; i++) {
+			if (i < r->nranks) {
+				r->rank = i;
+				r->handle = read_u64(p->out + 8 * i, &r->flags);
+				send_control(r);
+			}
+		}
+	} else {
+		send_control(r);
+	}
+	control_inflight.delete(&tid);
+	return 0;
+}
+
+/* A thread that ends takes its unreturned calls with it: they are reported as unfinished, and their room is freed. */
+int thread_exit(void *ctx)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u64 key = cuda_key(tid);
+	struct pending *p = inflight.lookup(&key);
+	if (p) {
+		if (ARGUS_HAS_EXIT(p->cookie)) {
+			p->launch.flags |= ARGUS_F_UNFINISHED;
+			send_launch(&p->launch);
+		}
+		inflight.delete(&key);
+	}
+	key = nccl_key(tid);
+	p = inflight.lookup(&key);
+	if (p) {
+		p->collective.flags |= ARGUS_F_UNFINISHED;
+		send_collective(&p->collective);
+		inflight.delete(&key);
+	}
+	group_depth.delete(&tid);
+	control_inflight.delete(&tid);
+	return 0;
+}

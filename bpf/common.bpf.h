@@ -1,0 +1,150 @@
+/* What every probe shares: registers, counters, which processes are traced, calls that have not returned yet.
+ * Concatenated in front of the programs (bcc rewrites map operations in the main file only). */
+#include <uapi/linux/ptrace.h>
+#include "argus.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Helper 174 of the stable BPF interface (Linux 5.15), which older bcc does not declare. */
+static u64 (*argus_cookie)(void *ctx) = (void *)174;
+
+/* Wakes nobody: user space polls, which costs it less than a wake-up for each event. */
+#define NO_WAKEUP 1
+
+struct pending {
+	u64 sp;      /* stack pointer at entry */
+	u64 ret;     /* return address at entry */
+	u64 cookie;
+	union {
+		struct argus_launch launch;
+		struct argus_collective collective;
+	};
+};
+
+/* Thread and kind of call -> the call it is in. */
+BPF_HASH(inflight, u64, struct pending, 65536);
+BPF_HASH(group_depth, u32, u32, 16384);
+/* Processes being traced: thread group -> 1. */
+BPF_HASH(targets, u32, u32, 16384);
+/* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
+BPF_HASH(strangers, u32, u64, 4096);
+BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
+
+BPF_RINGBUF_OUTPUT(launches, ARGUS_LAUNCH_PAGES);
+BPF_RINGBUF_OUTPUT(collectives, ARGUS_COLLECTIVE_PAGES);
+BPF_RINGBUF_OUTPUT(control, ARGUS_CONTROL_PAGES);
+
+#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+#define REGISTER_ARGS 8
+#define SP(ctx) ((ctx)->sp)
+#define RESULT(ctx) ((ctx)->regs[0])
+#define FIRST_STACK_ARG(ctx) ((ctx)->sp)
+#else
+#define REGISTER_ARGS 6
+#define SP(ctx) ((ctx)->sp)
+#define RESULT(ctx) ((ctx)->ax)
+#define FIRST_STACK_ARG(ctx) ((ctx)->sp + 8)
+#endif
+
+INLINE void count(int which)
+{
+	u64 *value = counters.lookup(&which);
+	if (value)
+		*value += 1;
+}
+
+INLINE u64 read_u64(u64 address, u8 *flags)
+{
+	u64 value = 0;
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)address) != 0) {
+		*flags |= ARGUS_F_READ_FAULT;
+		return 0;
+	}
+	return value;
+}
+
+INLINE u32 read_u32(u64 address, u8 *flags)
+{
+	u32 value = 0;
+	if (bpf_probe_read_user(&value, sizeof(value), (void *)address) != 0) {
+		*flags |= ARGUS_F_READ_FAULT;
+		return 0;
+	}
+	return value;
+}
+
+/* Integer argument n of the function entered: System V x86_64 or AAPCS64. */
+INLINE u64 arg(struct pt_regs *ctx, u32 n, u8 *flags)
+{
+#if REGISTER_ARGS == 8
+	if (n == 0) return ctx->regs[0];
+	if (n == 1) return ctx->regs[1];
+	if (n == 2) return ctx->regs[2];
+	if (n == 3) return ctx->regs[3];
+	if (n == 4) return ctx->regs[4];
+	if (n == 5) return ctx->regs[5];
+	if (n == 6) return ctx->regs[6];
+	if (n == 7) return ctx->regs[7];
+#else
+	if (n == 0) return ctx->di;
+	if (n == 1) return ctx->si;
+	if (n == 2) return ctx->dx;
+	if (n == 3) return ctx->cx;
+	if (n == 4) return ctx->r8;
+	if (n == 5) return ctx->r9;
+#endif
+	if (n >= 15)
+		return 0;
+	return read_u64(FIRST_STACK_ARG(ctx) + 8 * (u64)(n - REGISTER_ARGS), flags);
+}
+
+INLINE int traced(u32 tgid)
+{
+	u32 *target = targets.lookup(&tgid);
+	if (target)
+		return 1;
+	u64 *hits = strangers.lookup(&tgid);
+	if (hits) {
+		*hits += 1;
+	} else {
+		u64 one = 1;
+		strangers.update(&tgid, &one);
+	}
+	return 0;
+}
+
+INLINE u64 cuda_key(u32 tid) { return (u64)tid << 1; }
+INLINE u64 nccl_key(u32 tid) { return ((u64)tid << 1) | 1; }
+
+/* Whether the call remembered in p is still on this thread's stack. A call whose exit is traced is forgotten at its exit,
+ * so it is, unless the stack has been unwound past it. One that is not: its return address is still where it was (a
+ * later call from the same frame returns elsewhere). */
+INLINE int active(struct pending *p, u64 sp)
+{
+	u8 flags = 0;
+	if (sp > p->sp)
+		return 0;
+	if (ARGUS_HAS_EXIT(p->cookie))
+		return 1;
+	return read_u64(p->sp, &flags) == p->ret && !flags;
+}
+
+INLINE void send_launch(struct argus_launch *record)
+{
+	if (record->flags & ARGUS_F_READ_FAULT)
+		count(ARGUS_C_READ_FAULT);
+	if (launches.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
+		count(ARGUS_C_LAUNCHES);
+	else
+		count(ARGUS_C_LAUNCHES_DROPPED);
+}
+
+INLINE void send_collective(struct argus_collective *record)
+{
+	if (record->flags & ARGUS_F_READ_FAULT)
+		count(ARGUS_C_READ_FAULT);
+	if (collectives.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
+		count(ARGUS_C_COLLECTIVES);
+	else
+		count(ARGUS_C_COLLECTIVES_DROPPED);
+}

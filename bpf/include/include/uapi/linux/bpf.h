@@ -1,0 +1,1 @@
+/* bcc brings its own bpf.h. */

@@ -1,0 +1,1 @@
+/* Included by bcc; nothing in it is used. */

@@ -1,0 +1,169 @@
+/* CUDA calls, driver and runtime: what was launched, copied, waited for, allocated or loaded, by which thread, when.
+ * A call made by another traced CUDA call (cuLaunchKernel inside cudaLaunchKernel) is not reported again. */
+
+INLINE void fill_plain(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
+{
+	r->handle = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
+	r->stream = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
+	r->bytes = arg(ctx, ARGUS_ARG(cookie, 2), &r->flags) << ARGUS_SCALE(cookie);
+	if (ARGUS_ARG(cookie, 3) != 15) /* overwritten at exit by what it points at */
+		r->handle = arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
+	r->direction = (u32)arg(ctx, ARGUS_ARG(cookie, 4), &r->flags);
+}
+
+/* CUlaunchConfig: u32 grid[3], block[3], shared; CUstream at 32. */
+INLINE void fill_driver_config(u64 config, struct argus_launch *r)
+{
+	u32 words[10] = {};
+	if (bpf_probe_read_user(words, sizeof(words), (void *)config) != 0)
+		r->flags |= ARGUS_F_READ_FAULT;
+	r->grid[0] = words[0];
+	r->grid[1] = words[1];
+	r->grid[2] = words[2];
+	r->block[0] = words[3];
+	r->block[1] = words[4];
+	r->block[2] = words[5];
+	r->bytes = words[6];
+	r->stream = words[8] | (u64)words[9] << 32;
+}
+
+/* cudaLaunchConfig_t: dim3 grid, dim3 block, size_t shared at 24, stream at 32. */
+INLINE void fill_runtime_config(u64 config, struct argus_launch *r)
+{
+	u32 words[10] = {};
+	if (bpf_probe_read_user(words, sizeof(words), (void *)config) != 0)
+		r->flags |= ARGUS_F_READ_FAULT;
+	r->grid[0] = words[0];
+	r->grid[1] = words[1];
+	r->grid[2] = words[2];
+	r->block[0] = words[3];
+	r->block[1] = words[4];
+	r->block[2] = words[5];
+	r->bytes = words[6] | (u64)words[7] << 32;
+	r->stream = words[8] | (u64)words[9] << 32;
+}
+
+INLINE void fill_launch(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
+{
+	u32 shape = ARGUS_SHAPE(cookie);
+	u8 *flags = &r->flags;
+
+	if (shape == ARGUS_S_LAUNCH_DRIVER) {
+		r->handle = arg(ctx, 0, flags);
+		r->grid[0] = (u32)arg(ctx, 1, flags);
+		r->grid[1] = (u32)arg(ctx, 2, flags);
+		r->grid[2] = (u32)arg(ctx, 3, flags);
+		r->block[0] = (u16)arg(ctx, 4, flags);
+		r->block[1] = (u16)arg(ctx, 5, flags);
+		r->block[2] = (u16)arg(ctx, 6, flags);
+		r->bytes = (u32)arg(ctx, 7, flags);
+		r->stream = arg(ctx, 8, flags);
+	} else if (shape == ARGUS_S_LAUNCH_DRIVER_EX) {
+		r->handle = arg(ctx, 1, flags);
+		fill_driver_config(arg(ctx, 0, flags), r);
+	} else if (shape == ARGUS_S_LAUNCH_RUNTIME) {
+		/* A dim3 is 12 bytes: two integer arguments, x and y packed in the first. */
+		u64 grid_xy = arg(ctx, 1, flags), block_xy = arg(ctx, 3, flags);
+		r->handle = arg(ctx, 0, flags);
+		r->grid[0] = (u32)grid_xy;
+		r->grid[1] = grid_xy >> 32;
+		r->grid[2] = (u32)arg(ctx, 2, flags);
+		r->block[0] = (u16)block_xy;
+		r->block[1] = (u16)(block_xy >> 32);
+		r->block[2] = (u16)arg(ctx, 4, flags);
+		r->bytes = arg(ctx, 6, flags);
+		r->stream = arg(ctx, 7, flags);
+	} else if (shape == ARGUS_S_LAUNCH_RUNTIME_EX) {
+		r->handle = arg(ctx, 1, flags);
+		fill_runtime_config(arg(ctx, 0, flags), r);
+	} else {
+		fill_plain(ctx, cookie, r);
+		if (shape == ARGUS_S_AREA) {
+			r->bytes *= arg(ctx, ARGUS_ARG(cookie, 2) + 1, flags);
+		} else if (shape == ARGUS_S_EXTENT) {
+			u64 extent = arg(ctx, 0, flags) + ARGUS_OFFSET(cookie);
+			r->bytes = read_u64(extent, flags) * read_u64(extent + 8, flags);
+			if (ARGUS_DIMS(cookie) == 3)
+				r->bytes *= read_u64(extent + 16, flags);
+		}
+	}
+}
+
+int cuda_enter(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	if (!traced(id >> 32))
+		return 0;
+	count(ARGUS_C_HITS);
+
+	u64 cookie = argus_cookie(ctx);
+	u64 sp = SP(ctx);
+	u64 key = cuda_key(tid);
+	struct pending *outer = inflight.lookup(&key);
+	if (outer) {
+		if (active(outer, sp)) {
+			count(ARGUS_C_NESTED);
+			return 0;
+		}
+		if (ARGUS_HAS_EXIT(outer->cookie)) {
+			count(ARGUS_C_EXIT_MISSED);
+			send_launch(&outer->launch);
+		}
+		inflight.delete(&key);
+	}
+
+	struct pending p = {};
+	p.cookie = cookie;
+	p.sp = sp;
+	p.launch.pid = id >> 32;
+	p.launch.tid = tid;
+	p.launch.call = ARGUS_CALL(cookie);
+	p.launch.duration_ns = -1;
+	fill_launch(ctx, cookie, &p.launch);
+
+	u64 outer_key = nccl_key(tid);
+	struct pending *nccl = inflight.lookup(&outer_key);
+	if (nccl && active(nccl, sp))
+		p.launch.flags |= ARGUS_F_IN_NCCL;
+
+	p.launch.ts_ns = bpf_ktime_get_ns();
+	if (!ARGUS_HAS_EXIT(cookie)) {
+		send_launch(&p.launch);
+		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER)
+			return 0; /* the driver calls no hooked function */
+		u8 flags = 0;
+		p.ret = read_u64(sp, &flags);
+		inflight.update(&key, &p);
+		return 0;
+	}
+	if (inflight.update(&key, &p) != 0) {
+		count(ARGUS_C_PENDING_FULL);
+		send_launch(&p.launch);
+	}
+	return 0;
+}
+
+int cuda_exit(struct pt_regs *ctx)
+{
+	u64 now = bpf_ktime_get_ns();
+	u64 id = bpf_get_current_pid_tgid();
+	u64 key = cuda_key((u32)id);
+	u64 cookie = argus_cookie(ctx);
+	struct pending *p = inflight.lookup(&key);
+	if (!p) {
+		u32 tgid = id >> 32;
+		if (targets.lookup(&tgid))
+			count(ARGUS_C_EXIT_UNMATCHED);
+		return 0;
+	}
+	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie))
+		return 0; /* the exit of a nested call */
+	p->launch.duration_ns = now - p->launch.ts_ns;
+	p->launch.result = (s32)RESULT(ctx);
+	if (ARGUS_ARG(cookie, 3) != 15 && p->launch.result == 0)
+		p->launch.handle = read_u64(p->launch.handle, &p->launch.flags);
+	send_launch(&p->launch);
+	inflight.delete(&key);
+	return 0;
+}

@@ -1,0 +1,45 @@
+"""``argus check``: whether tracing works on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import click
+
+from argus.capture import preflight
+from argus.errors import EXIT_UNAVAILABLE
+
+from .options import format_option
+
+
+@click.command()
+@format_option()
+def command(output_format: str) -> int:
+    """Say whether tracing works on this machine, and what to do if not.
+
+    Loads the real eBPF programs, probes this very process and counts what arrives. Changes nothing.
+    Exit code: 0 if `argus trace` would work, 3 if not.
+
+    \b
+      sudo argus check
+      sudo argus check --format json | jq '.features[] | select(.on | not)'
+    """
+    features = preflight.check_all()
+    works = preflight.tracing_works(features)
+    if output_format == "json":
+        rows = [dataclasses.asdict(feature) for feature in features]
+        click.echo(json.dumps({"schema": "argus.check/1", "tracing": works, "features": rows}, indent=2))
+    else:
+        width = max(len(feature.name) for feature in features)
+        for feature in features:
+            if feature.on:
+                mark, colour = "on", "green"
+            else:
+                mark, colour = "off", "red" if feature.needed else "yellow"
+            click.echo(f"{feature.name:<{width}}  {click.style(f'{mark:<3}', fg=colour)}  {feature.detail}")
+            if feature.fix:
+                click.echo(f"{'':<{width}}       → {feature.fix}")
+        click.echo()
+        click.echo("Tracing works here." if works else "Tracing does not work here yet.")
+    return 0 if works else EXIT_UNAVAILABLE
