@@ -218,7 +218,14 @@ int control_enter(struct pt_regs *ctx)
 		r->key = (s32)a2;
 		p->out = a3;
 	} else if (shape == ARGUS_S_COMM_END) {
+		/* The next communicator at this address is another one: its calls count from 0. */
+		struct sequence_key old = {};
 		r->handle = a0;
+		old.comm = a0;
+		old.tgid = r->pid;
+		sequences.delete(&old);
+		old.p2p = 1;
+		sequences.delete(&old);
 	} else if (shape == ARGUS_S_COMM_COUNT || shape == ARGUS_S_COMM_RANK) {
 		r->handle = a0;
 		p->out = a1;

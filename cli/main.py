@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             click.echo(f"       {failure.hint}", err=True)
         return failure.exit_code
     except BrokenPipeError:
-        # The reader of our output went away (`argus sql … | head`): not a failure; keep Python from complaining at exit.
+        # The reader went away (`argus sql … | head`): keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 -- Argus schema, version 1. Plain ClickHouse SQL; statements end with a semicolon at the end of a line.
 -- {{ttl}} and {{raw_ttl}} are replaced by intervals (argus/store/schema.py). Times are wall-clock UTC, to the nanosecond:
 -- the host's CLOCK_MONOTONIC plus jobs.mono_offset_ns. Durations are nanoseconds; -1 means "not measured", which differs from 0.
+-- Rows expire by their time in the store, not by ts: an imported trace of last year would vanish while it is being inserted.
 
 CREATE TABLE IF NOT EXISTS jobs
 (
@@ -48,10 +49,11 @@ CREATE TABLE IF NOT EXISTS iterations
   collectives UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Collective calls in the step',
   launches UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernel and graph launches in the step',
   method LowCardinality(String) COMMENT 'How the boundary was found: collectives, launches, imported',
-  confidence Float32 CODEC(ZSTD(1)) COMMENT 'Share of calls that repeat exactly with the period, 0 to 1'
+  confidence Float32 CODEC(ZSTD(1)) COMMENT 'Share of calls that repeat exactly with the period, 0 to 1',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank)
-TTL toDateTime(ts) + {{ttl}}
+TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per rank and step';
 
@@ -75,10 +77,11 @@ CREATE TABLE IF NOT EXISTS collectives
   ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the call was made',
   duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time inside the CPU call (not on the GPU); -1: not measured',
   result Int32 CODEC(ZSTD(1)) COMMENT 'ncclResult_t; 0: success',
-  in_group Bool COMMENT 'Between ncclGroupStart and ncclGroupEnd'
+  in_group Bool COMMENT 'Between ncclGroupStart and ncclGroupEnd',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
-TTL toDateTime(ts) + {{ttl}}
+TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per NCCL call and rank, as seen on the CPU';
 
@@ -118,10 +121,11 @@ CREATE TABLE IF NOT EXISTS launches
   ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the call was made',
   duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time inside the call; -1: not measured',
   result Int32 CODEC(ZSTD(1)) COMMENT 'CUresult or cudaError_t; 0: success or not measured',
-  in_nccl Bool COMMENT 'Made by NCCL itself'
+  in_nccl Bool COMMENT 'Made by NCCL itself',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
-TTL toDateTime(ts) + {{raw_ttl}}
+TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per CUDA call, as seen on the CPU';
 

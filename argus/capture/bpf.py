@@ -1,9 +1,9 @@
 """Loads the BPF programs through bcc, attaches them to functions of libraries, and reads what they count.
 
-Attaching is done here rather than by bcc: bcc makes one perf event a function and process, and on current kernels taking
-one away costs about 0.1 s. A multi-uprobe link (Linux 6.6) carries all functions of a file at once and goes away in
-about 20 ms (``scripts/bench probe``). Older kernels get perf-event links (Linux 5.15). Both carry a cookie that tells the
-program which function was hit, and both vanish with the process that made them, even if it is killed.
+Attaching is done here rather than by bcc: bcc makes one perf event a function and process, and on current kernels
+taking one away costs about 0.1 s. A multi-uprobe link (Linux 6.6) carries all functions of a file at once and goes away
+in about 20 ms (``scripts/bench probe``). Older kernels get perf-event links (Linux 5.15). Both carry a cookie that
+tells the program which function was hit, and both vanish with the process that made them, even if it is killed.
 """
 
 from __future__ import annotations

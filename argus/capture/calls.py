@@ -94,7 +94,7 @@ class Call:
         return "nccl" if self.shape <= Shape.GROUP_END else "control"
 
     def cookie(self, with_exit: bool) -> int:
-        """The attach cookie, as ``bpf/argus.h`` unpacks it. ``with_exit``: whether the exit is probed in this session."""
+        """The attach cookie, as ``bpf/argus.h`` unpacks it, with or without a probe at the exit."""
         word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << 16 | self.scale << 17
         numbers = self.args + (ABSENT,) * (6 - len(self.args))
         for place, number in enumerate(numbers):

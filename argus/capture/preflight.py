@@ -10,7 +10,6 @@ import importlib.util
 import os
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,8 +146,8 @@ def _bcc() -> State:
         return State(False, failure.message, failure.hint)
 
 
-def _own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
-    """A library of this process that exports ``symbol``, dressed as libcuda with ``symbol`` in the place of a launch."""
+def own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
+    """A library of this process that exports ``symbol``, ``symbol`` passing for one of libcuda."""
     for mapping in executable_mappings(os.getpid()):
         if not Path(mapping.path).name.startswith(("libc.so", "libc-", "ld-musl")):
             continue
@@ -169,7 +168,7 @@ def _program() -> State:
     except ArgusError as failure:
         return State(False, failure.message, failure.hint)
     try:
-        library, libc = _own_library("getppid")
+        library, libc = own_library("getppid")
         probes.add_target(os.getpid())
         probes.attach(library, os.getpid())
         loaded = time.monotonic() - began

@@ -27,6 +27,7 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 
 BUSY = np.uint32(1 << 31)
 DISCARDED = np.uint32(1 << 30)
+_LOW_HALF = np.uint64(0xFFFFFFFF)
 _LENGTH = np.uint32((1 << 30) - 1)
 HEADER_BYTES = 8
 
@@ -127,10 +128,11 @@ class Ring:
         if count == 0:
             return np.empty(0, self.dtype)
         self._fence()
-        slots: NDArray[np.void] = np.ndarray(
-            (count,), self._slot, buffer=self._data, offset=self._position & self._mask
+        # As words: numpy copies plain integers ten times as fast as structures, field by field.
+        words: NDArray[np.uint64] = np.ndarray(
+            (count, self._slot.itemsize // 8), "<u8", buffer=self._data, offset=self._position & self._mask
         )
-        lengths = slots["length"].copy()
+        lengths = (words[:, 0] & _LOW_HALF).astype(np.uint32)
         busy = (lengths & BUSY) != 0
         if busy.any():
             count = int(busy.argmax())
@@ -138,7 +140,7 @@ class Ring:
                 return np.empty(0, self.dtype)
             lengths = lengths[:count]
         self._fence()
-        taken = slots[:count].copy()
+        taken = words[:count].copy().view(self._slot)[:, 0]
         self._fence()
         self._position += count * self._slot.itemsize
         self._consumer[0] = self._position
@@ -149,7 +151,8 @@ class Ring:
         if discarded.any():
             self.discarded += int(discarded.sum())
             taken = taken[~discarded]
-        return taken["record"]
+        records: NDArray[np.void] = taken["record"]
+        return records
 
     def close(self) -> None:
         """Unmaps the buffer. Records not drained are lost."""

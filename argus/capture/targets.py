@@ -139,8 +139,8 @@ def open_target(pid: int) -> Target:
     """Looks at a running process and finds its libraries.
 
     Raises:
-        ArgusError: There is no such process, it is a kernel thread or a zombie, it may not be looked at, or it maps none
-            of the libraries.
+        ArgusError: There is no such process, it is a kernel thread or a zombie, it may not be looked at, or it maps
+            none of the libraries.
     """
     target = inspect(pid)
     try:
@@ -401,7 +401,7 @@ def find_libraries(pid: int) -> list[Library]:
 
 
 def _reachable(pid: int, mapping: Mapping) -> str | None:
-    """A path by which the mapped file itself can be opened, from outside the process's mounts and after its deletion."""
+    """A path by which the mapped file itself can be opened, also from other mounts and after its deletion."""
     by_name = f"{PROC}/{pid}/root{mapping.path}"
     by_range = f"{PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
     if not mapping.deleted:

@@ -1,0 +1,72 @@
+"""Why a rank is late: where its CPU time went, compared with the others in the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+HALF = 0.5
+"""A CPU-side component explains the lateness if its excess is at least this share of it."""
+HIDDEN_BACKWARD = 2.0
+"""A backward pass takes twice the forward's work (two matrix products a layer instead of one; Kaplan et al. 2020).
+Where only the forward is waited for on the CPU, a slow GPU's backward is late twice as much again, unseen."""
+FLAT = 1.2
+"""Lateness that grows by less than a fifth from a step's first collective to its last is flat."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Attributes:
+    kind: A kind of :data:`argus.diagnose.verdict.KINDS`.
+    text: What was compared, with numbers.
+    known: Whether CUDA calls were there to tell.
+    """
+
+    kind: str
+    text: str
+    known: bool
+
+
+def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> Cause:
+    """The kind of a straggler.
+
+    The slow rank's steps are as long as everybody's, so a delay on its CPU (data, compiling, launching) shows as
+    excess of that component. A slow GPU shows as none: the CPU waits for it in synchronise calls that are as long as
+    everybody's, only later.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.CPU_TIME` returns them for the slow ranks and some others.
+        ranks: The slow ranks.
+        late_ns: How late they are.
+    """
+    slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
+    if not slow.any() or slow.all():
+        return Cause("compute_straggler", "no CUDA calls were stored that could tell the GPU from the CPU", False)
+
+    def excess(name: str) -> float:
+        values = np.asarray(columns[name], np.float64)
+        return float(np.median(values[slow]) - np.median(values[~slow]))
+
+    parts = {name: excess(f"{name}_ns") for name in ("module", "data", "other", "sync")}
+    for name, kind, words in (
+        ("module", "jit_stall", "loading or compiling GPU code"),
+        ("data", "data_loading", "outside CUDA before the copy of the batch to the GPU"),
+        ("other", "kernel_issue_stall", "outside CUDA between launches"),
+    ):
+        if parts[name] >= HALF * late_ns and parts[name] == max(parts["module"], parts["data"], parts["other"]):
+            return Cause(kind, f"{parts[name] / 1e6:.1f} ms a step more than the others {words}", True)
+    text = (
+        f"its CPU is not to blame: against the others it spends {parts['data'] / 1e6:+.1f} ms a step before the copy "
+        f"of the batch, {parts['other'] / 1e6:+.1f} ms between launches, {parts['module'] / 1e6:+.1f} ms loading code"
+    )
+    return Cause("compute_straggler", text, True)
+
+
+def has_syncs(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...]) -> bool:
+    """Whether these ranks wait for the GPU at all in most steps."""
+    slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
+    return bool(slow.any() and np.median(np.asarray(columns["sync_ns"], np.float64)[slow]) > 0)

@@ -1,0 +1,96 @@
+"""Step times of the whole job: how long, and whether every rank became slower from a step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float64]
+
+REGRESSION = 0.10
+"""Least growth of the step time that counts; GREYHOUND keeps change points of at least 10 % as well (ATC '25)."""
+MIN_STEPS = 10
+"""Steps that must lie before and after: GREYHOUND drops change points closer than 10 iterations."""
+NOISE_RATIO = 4.0
+"""The jump must be at least this many standard errors of the difference of the two means: one in 30,000 by chance, and
+the position was searched for, which costs two orders of magnitude of it."""
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Every rank slower from a step on.
+
+    Attributes:
+        index: First slow step, an index into the durations.
+        before_ns: Median step time before.
+        after_ns: Median step time from then on.
+        confidence: Share of pairs (a step before, a step after) of which the later is slower, 0 to 1.
+    """
+
+    index: int
+    before_ns: float
+    after_ns: float
+    confidence: float
+
+
+def find_regression(durations: Float, *, least: float = REGRESSION) -> Regression | None:
+    """The newest lasting growth of the step time.
+
+    Splits the log durations, clipped to their 2nd to 98th percentile so that single spikes do not count, where two
+    means fit best; splits the two parts again as long as they differ; then compares the last stretch with the best
+    earlier one. A job that was slow and is fast again has no regression.
+
+    Args:
+        durations: Job step times in order, shape (steps,), ns.
+        least: Growth that counts.
+
+    Returns:
+        The regression that the last stretch is in, or None.
+    """
+    if len(durations) < 2 * MIN_STEPS:
+        return None
+    logs = np.log(np.maximum(durations, 1.0))
+    logs = np.clip(logs, *np.quantile(logs, [0.02, 0.98]))
+    cuts = [0, *_splits(logs, 0, np.log1p(least) / 2), len(logs)]
+    medians = [float(np.median(durations[a:b])) for a, b in pairwise(cuts)]
+    if len(medians) < 2:
+        return None
+    # Neighbours that differ little are one level: the onset is where the last level began.
+    last = len(medians) - 1
+    while last > 0 and medians[last - 1] > medians[-1] / (1 + least / 2):
+        last -= 1
+    if last == 0:
+        return None
+    onset = cuts[last]
+    before = min(medians[:last])
+    after = float(np.median(durations[onset:]))
+    if after < (1 + least) * before:
+        return None
+    sure = float(np.mean(durations[onset:, None] > durations[cuts[last - 1] : onset][None, :]))
+    return Regression(onset, before, after, sure)
+
+
+def _splits(logs: Float, offset: int, least: float) -> list[int]:
+    count = len(logs)
+    if count < 2 * MIN_STEPS:
+        return []
+    places = np.arange(MIN_STEPS, count - MIN_STEPS + 1)
+    sums = np.cumsum(logs)
+    left = sums[places - 1] / places
+    right = (sums[-1] - sums[places - 1]) / (count - places)
+    gain = (right - left) ** 2 * places * (count - places)
+    best = int(np.argmax(gain))
+    place = int(places[best])
+    jump = abs(float(right[best] - left[best]))
+    spread = float(np.sqrt((np.var(logs[:place]) * place + np.var(logs[place:]) * (count - place)) / count))
+    error = spread * float(np.sqrt(1 / place + 1 / (count - place)))
+    if jump < least or jump < NOISE_RATIO * error:
+        return []
+    return [
+        *_splits(logs[:place], offset, least),
+        offset + place,
+        *_splits(logs[place:], offset + place, least),
+    ]

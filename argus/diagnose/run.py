@@ -1,0 +1,401 @@
+"""From stored rows to a verdict on one run of one job.
+
+Confidence of a straggler is (share of steps in which it was last) x (1 - chance that turns look so) x 0.7 where no CUDA
+calls were stored to tell its cause. Confidence of a regression is the share of (earlier, later) step pairs that it
+orders.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, has_syncs
+from argus.diagnose.iteration import find_regression
+from argus.diagnose.phase import (
+    RECENT_STEPS,
+    WINDOWS,
+    Lateness,
+    Straggler,
+    find_episode,
+    find_onset,
+    find_stragglers,
+    lateness_of,
+)
+from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
+from argus.errors import ArgusError
+from argus.store.open import Store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+
+THRESHOLD = 0.05
+"""Lost share of the step time from which a job counts as degraded. Below it lies what healthy clusters differ by:
+StragglerAnalysis (OSDI '25) explains jobs only from a slowdown of 1.03 on, and calls them slow from 1.1."""
+MIN_STEPS = 10
+"""Fewer whole steps are not judged: the sign test cannot reach its certainty with two ranks."""
+SURE_STEP = 0.8
+"""Steps whose boundary is less sure than this (an evaluation among them, lost records) are left out."""
+UNKNOWN_CAUSE = 0.7
+REFERENCES = 16
+"""Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
+
+
+@dataclass
+class _Loss:
+    straggler: Straggler
+    onset: int
+    """Step number."""
+    last: int
+    cause: Cause
+    loss_ns: float
+    evidence: list[Evidence]
+    phase: str
+
+
+def diagnose(
+    query: sql.Query,
+    job: str,
+    run: int,
+    *,
+    steps: tuple[int | None, int | None] = (None, None),
+    threshold: float = THRESHOLD,
+) -> Verdict:
+    """Judges one run of one job.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        job: The job.
+        run: Its tracing session.
+        steps: First and last step to look at; None: as stored.
+        threshold: Lost share of the step time that counts.
+
+    Returns:
+        The verdict. What the job does now, in the newest of these steps, decides.
+    """
+    params: dict[str, Any] = {"job": job, "run": run}
+    verdict = Verdict(
+        schema=SCHEMA,
+        job=job,
+        run=run,
+        ranks=0,
+        steps=[],
+        status="inconclusive",
+        slowdown=1.0,
+        findings=[],
+        coverage={"complete": True, "dropped": {}},
+        reason="",
+    )
+    lost = query(sql.COVERAGE, params)
+    dropped = {str(c): int(v) for c, v in zip(lost["counter"], lost["value"], strict=True) if v > 0}
+    verdict["coverage"] = {"complete": not dropped, "dropped": dropped}
+    span = query(sql.SPAN, params)
+    if not len(span["n"]) or not int(span["n"][0]):
+        verdict["reason"] = "no whole training step was seen"
+        return verdict
+    params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
+    params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
+    series = query(sql.STEPS, params)
+    sure = series["confidence"] >= SURE_STEP
+    numbers = series["step"][sure].astype(np.int64)
+    durations = series["duration_ns"][sure].astype(np.float64)
+    verdict["ranks"] = int(series["ranks"].max(initial=0))
+    if len(series["step"]):
+        verdict["steps"] = [int(series["step"][0]), int(series["step"][-1])]
+    if len(numbers) < MIN_STEPS:
+        unsure = len(series["step"]) - len(numbers)
+        verdict["reason"] = f"{len(numbers)} whole steps were seen, {MIN_STEPS} are needed" + (
+            f" ({unsure} more had no sure boundary)" if unsure else ""
+        )
+        return verdict
+
+    lateness, why_not = _lateness(query, params, numbers)
+    losses: list[_Loss] = []
+    if lateness is not None:
+        at = np.searchsorted(numbers, lateness.steps)
+        # Where only the forward is visible, a third of the loss is: the cause decides below.
+        least = threshold / (1 + HIDDEN_BACKWARD)
+        for straggler in find_stragglers(lateness, durations[at], least):
+            loss = _judge(query, params, straggler, lateness, numbers, durations)
+            if loss.loss_ns >= threshold * float(np.median(durations[-straggler.window :])):
+                losses.append(loss)
+    hosts = _hosts(query, params)
+    now = float(np.median(durations[-RECENT_STEPS:]))
+    saved = min(sum(loss.loss_ns for loss in losses), 0.95 * now)
+    ideal = now - saved
+    regression = find_regression(durations)
+    if regression is not None:
+        onset = int(numbers[regression.index])
+        onsets = [int(np.searchsorted(numbers, loss.onset)) for loss in losses]
+        explained = any(abs(place - regression.index) <= MIN_STEPS for place in onsets)
+        slower = None if explained else _slower(query, {**params, "onset": onset})
+        if explained or slower is None:
+            regression = None
+        else:
+            grown = regression.after_ns / regression.before_ns
+            ideal /= grown
+            findings_sql = sql.shown(sql.SLOWER, {**params, "onset": onset})
+            text = (
+                f"from step {onset} on a step takes {_ms(regression.after_ns)} instead of {_ms(regression.before_ns)}, "
+                f"on {slower:.0%} of the ranks, and no rank holds up the others more than before"
+            )
+            lost_ns = now - now / grown
+            verdict["findings"].append(
+                Finding(
+                    kind="regression",
+                    ranks=[],
+                    hosts=[],
+                    steps=[onset, int(numbers[-1])],
+                    phase="",
+                    kernels=[],
+                    slowdown=round(grown, 4),
+                    share=lost_ns,
+                    confidence=round(regression.confidence, 4),
+                    level="iteration",
+                    evidence=[{"text": text, "sql": findings_sql}],
+                    action=f"Find out what changed for all ranks at step {onset}: batch or sequence length, "
+                    "checkpointing, the network, a power or thermal limit.",
+                )
+            )
+    for loss in losses:
+        verdict["findings"].append(_finding(loss, hosts, now))
+    lost_ns = max(sum(finding["share"] for finding in verdict["findings"]), 1.0)
+    for finding in verdict["findings"]:
+        finding["share"] = round(finding["share"] / lost_ns, 4)
+    verdict["findings"].sort(key=lambda finding: -finding["share"])
+    verdict["slowdown"] = round(max(1.0, now / ideal), 4)
+    if verdict["findings"]:
+        verdict["status"] = "degraded"
+        verdict["reason"] = "" if lateness is not None else f"stragglers could not be judged: {why_not}"
+    elif lateness is None:
+        verdict["slowdown"] = 1.0
+        verdict["reason"] = why_not
+    else:
+        verdict["status"] = "healthy"
+        verdict["slowdown"] = 1.0
+        verdict["reason"] = _history(query, params, numbers, durations, threshold)
+    return verdict
+
+
+def _lateness(query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int64]) -> tuple[Lateness | None, str]:
+    """Lateness in the newest steps, or why there is none."""
+    recent = numbers[-max(WINDOWS) :]
+    rows = query(sql.LATENESS, {**params, "first": int(recent[0])})
+    lateness = lateness_of(rows, recent)
+    if len(lateness.ranks) > 1 and len(lateness.steps) >= MIN_STEPS:
+        return lateness, ""
+    known = query(sql.ALIGNMENT, params)
+    ranks = int(known["ranks"][0]) if len(known["ranks"]) else 0
+    aligned = int(known["aligned_ranks"][0]) if len(known["ranks"]) else 0
+    if ranks < 2:
+        return None, "collectives of fewer than 2 ranks were seen, so no rank can be compared with another"
+    if aligned < 2:
+        return None, f"the ranks' collectives could not be lined up: {known['error'][0]}"
+    return None, f"only {len(lateness.steps)} steps have collectives that most of their ranks were seen in"
+
+
+def _judge(
+    query: sql.Query,
+    params: dict[str, Any],
+    straggler: Straggler,
+    lateness: Lateness,
+    numbers: NDArray[np.int64],
+    durations: NDArray[np.float64],
+) -> _Loss:
+    """Since when, why, and how much a straggler costs."""
+    ranks = list(straggler.ranks)
+    lead = query(sql.LEAD, {**params, "ranks": ranks})
+    kept = np.isin(lead["step"].astype(np.int64), numbers)
+    lead_steps = lead["step"][kept].astype(np.int64)
+    lead_ns = (lead["suspects_ns"] - lead["others_ns"])[kept]
+    onset = int(lead_steps[find_onset(lead_ns, straggler.gain_ns)]) if len(lead_steps) else int(numbers[0])
+    last = int(numbers[-1])
+    cited = {**params, "ranks": ranks, "first": onset}
+
+    others = [int(rank) for rank in lateness.ranks if rank not in ranks]
+    chosen = others[:: max(1, len(others) // REFERENCES)][:REFERENCES]
+    window = {**params, "first": max(onset, int(lateness.steps[-straggler.window :][0])), "ranks": ranks + chosen}
+    cpu = query(sql.CPU_TIME, window)
+    cause = attribute(cpu, straggler.ranks, straggler.gain_ns)
+
+    step_ns = float(np.median(durations[-straggler.window :]))
+    inside = np.isin(lateness.ranks, ranks)
+    tail = lateness.tail(straggler.window)
+    first_ns = float(np.nanmedian(tail.first[inside]))
+    last_ns = float(np.nanmedian(tail.last[inside]))
+    flat = last_ns <= FLAT * first_ns
+    name = _name(ranks)
+    evidence: list[Evidence] = [
+        {
+            "text": f"{name} came last to the collectives in {straggler.persistence:.0%} of the newest "
+            f"{straggler.window} steps, {_ms(straggler.gain_ns)} after everybody else, of {_ms(step_ns)} a step",
+            "sql": sql.shown(sql.LEAD, cited),
+        },
+        {"text": cause.text, "sql": sql.shown(sql.CPU_TIME, window)},
+    ]
+    loss = straggler.gain_ns
+    before = durations[numbers < onset]
+    if len(before) >= MIN_STEPS:
+        was = float(np.median(before[-max(WINDOWS) :]))
+        if step_ns - was > loss:
+            loss = step_ns - was
+            text = f"a step took {_ms(was)} before step {onset} and takes {_ms(step_ns)} now"
+            evidence.append({"text": text, "sql": sql.shown(sql.STEPS, params)})
+    elif cause.kind == "compute_straggler" and cause.known and flat and has_syncs(cpu, straggler.ranks):
+        loss *= 1 + HIDDEN_BACKWARD
+        text = (
+            f"estimated: only the forward is waited for on the CPU; a backward takes twice as long, so the slow GPU "
+            f"costs about {_ms(loss)} a step"
+        )
+        evidence.append({"text": text, "sql": sql.shown(sql.LATENESS, cited)})
+    phase = "before the first collective" if flat else "between the collectives"
+    return _Loss(straggler, onset, last, cause, loss, evidence, phase)
+
+
+def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
+    straggler = loss.straggler
+    names = list(dict.fromkeys(hosts[rank] for rank in straggler.ranks if rank in hosts))
+    where = _name(list(straggler.ranks)) + (f" on {', '.join(names[:4])}" if names else "")
+    ideal = max(step_ns - loss.loss_ns, 0.05 * step_ns)
+    actions = {
+        "jit_stall": f"Find what compiles or loads GPU code in every step of {where}: shapes that change, or a cache "
+        "(TRITON_CACHE_DIR, CUDA_CACHE_PATH) that it cannot write.",
+        "data_loading": f"Look at the data loader of {where}: its workers, prefetching, and the disk or network it "
+        "reads from.",
+        "kernel_issue_stall": f"Look at the CPU of {where}: other processes on its cores, affinity, garbage "
+        "collection, frequency.",
+        "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
+        "the rank if it stays slow.",
+    }
+    certainty = straggler.persistence * (1 - straggler.p_value) * (1.0 if loss.cause.known else UNKNOWN_CAUSE)
+    return Finding(
+        kind=loss.cause.kind,
+        ranks=list(straggler.ranks),
+        hosts=names,
+        steps=[loss.onset, loss.last],
+        phase=loss.phase,
+        kernels=[],
+        slowdown=round(step_ns / ideal, 4),
+        share=loss.loss_ns,
+        confidence=round(certainty, 4),
+        level="phase",
+        evidence=loss.evidence,
+        action=actions[loss.cause.kind],
+    )
+
+
+def _slower(query: sql.Query, params: dict[str, Any]) -> float | None:
+    """Share of ranks whose steps became longer, where it is nearly all of them."""
+    rows = query(sql.SLOWER, params)
+    grown = rows["after_ns"] > 1.05 * rows["before_ns"]
+    share = float(np.mean(grown)) if len(grown) else 0.0
+    return share if share >= 0.9 else None
+
+
+def _history(
+    query: sql.Query,
+    params: dict[str, Any],
+    numbers: NDArray[np.int64],
+    durations: NDArray[np.float64],
+    threshold: float,
+) -> str:
+    """A sentence on what a job that is healthy now went through before; empty: nothing."""
+    rows = query(sql.LAST, params)
+    steps = rows["step"].astype(np.int64)
+    at = np.minimum(np.searchsorted(numbers, steps), len(numbers) - 1)
+    known = numbers[at] == steps
+    steps, last, lead = steps[known], rows["rank"][known], rows["lead_ns"][known]
+    slow = lead >= threshold * durations[at[known]]
+    best: tuple[int, int, int] | None = None
+    for rank in np.unique(last[slow]).tolist():
+        episode = find_episode(slow & (last == rank))
+        if episode and (best is None or episode[1] - episode[0] > best[2] - best[1]):
+            best = (rank, *episode)
+    if best is None:
+        return ""
+    return f"rank {best[0]} held the job up in steps {steps[best[1]]} to {steps[best[2] - 1]}, and no longer does"
+
+
+def _hosts(query: sql.Query, params: dict[str, Any]) -> dict[int, str]:
+    rows = query(sql.HOSTS, params)
+    return {int(rank): str(host) for rank, host in zip(rows["rank"], rows["host"], strict=True)}
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms"
+
+
+def _name(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = ", ".join(str(rank) for rank in ranks[:8])
+    return f"ranks {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def diagnose_store(
+    store: Store,
+    job: str,
+    run: int,
+    *,
+    steps: tuple[int | None, int | None] = (None, None),
+    threshold: float = THRESHOLD,
+) -> Verdict:
+    """:func:`diagnose` on a store."""
+    return diagnose(partial(query_columns, store), job, run, steps=steps, threshold=threshold)
+
+
+def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> None:
+    """Adds a verdict to the table ``findings``: one row a finding, or one without kind where there is none.
+
+    Raises:
+        ArgusError: The store did not take it.
+    """
+    status: Status = verdict["status"]
+    shared = {
+        "job": verdict["job"],
+        "run": verdict["run"],
+        "created": time.time_ns() if created_ns is None else created_ns,
+        "status": status,
+    }
+    steps = verdict["steps"] or [0, 0]
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": f["kind"],
+            "ranks": f["ranks"],
+            "hosts": f["hosts"],
+            "step_from": f["steps"][0],
+            "step_to": f["steps"][1],
+            "phase": f["phase"],
+            "slowdown": f["slowdown"],
+            "share": f["share"],
+            "confidence": f["confidence"],
+            "evidence": to_json(f, indent=None),
+            "action": f["action"],
+        }
+        for f in verdict["findings"]
+    ] or [
+        {
+            "kind": "",
+            "ranks": [],
+            "hosts": [],
+            "step_from": steps[0],
+            "step_to": steps[1],
+            "phase": "",
+            "slowdown": verdict["slowdown"],
+            "share": 0.0,
+            "confidence": 0.0,
+            "evidence": verdict["reason"],
+            "action": "",
+        }
+    ]
+    with Writer(store, source="diagnose") as writer:
+        writer.append("findings", {**shared, **{name: [row[name] for row in rows] for name in rows[0]}})
+        report = writer.close()
+    if report.dropped:
+        raise ArgusError(f"the verdict could not be stored: {report.last_error}", "Use --no-store to only print it")

@@ -1,0 +1,96 @@
+"""The verdict: what ``argus diagnose --format json`` prints. The contract is ``verdict.schema.json`` beside this
+file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+SCHEMA = "argus.verdict/1"
+
+Status = Literal["healthy", "degraded", "hung", "inconclusive"]
+
+KINDS = (
+    "compute_straggler",
+    "masked_compute_straggler",
+    "link_degradation",
+    "pipeline_bubble",
+    "stage_imbalance",
+    "sequence_imbalance",
+    "jit_stall",
+    "kernel_issue_stall",
+    "data_loading",
+    "gc_pause",
+    "host_contention",
+    "regression",
+    "jitter",
+    "hang",
+)
+"""Every kind of finding the contract knows."""
+
+LEVELS = ("iteration", "phase", "kernel", "stack")
+
+
+class Evidence(TypedDict):
+    """One thing that was compared: the sentence with its numbers, and the query that shows it again."""
+
+    text: str
+    sql: str
+
+
+class Finding(TypedDict):
+    """One cause of lost time. ``slowdown`` is actual ÷ what the step would take without it; ``share`` its part of the
+    lost time; ``confidence`` is explained where it is computed (:mod:`argus.diagnose.run`)."""
+
+    kind: str
+    ranks: list[int]
+    hosts: list[str]
+    steps: list[int]
+    phase: str
+    kernels: list[str]
+    slowdown: float
+    share: float
+    confidence: float
+    level: str
+    evidence: list[Evidence]
+    action: str
+
+
+class Coverage(TypedDict):
+    """Whether everything was seen: ``dropped`` names each loss counter above 0."""
+
+    complete: bool
+    dropped: dict[str, int]
+
+
+class _WhatIf(TypedDict, total=False):
+    whatif: dict[str, Any]
+
+
+class Verdict(_WhatIf):
+    """The judgement on one run of one job. ``reason`` says why a verdict is inconclusive, or what a healthy job went
+    through before; ``whatif`` is there only where the step's dependencies are known."""
+
+    schema: str
+    job: str
+    run: int
+    ranks: int
+    steps: list[int]
+    status: Status
+    slowdown: float
+    findings: list[Finding]
+    coverage: Coverage
+    reason: str
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a verdict."""
+    schema = json.loads(Path(__file__).with_name("verdict.schema.json").read_text())
+    assert isinstance(schema, dict)
+    return schema
+
+
+def to_json(verdict: Verdict | Finding, *, indent: int | None = 2) -> str:
+    """A verdict (or one finding of it) as JSON: plain numbers only (NaN is no JSON)."""
+    return json.dumps(verdict, indent=indent, allow_nan=False, ensure_ascii=False)

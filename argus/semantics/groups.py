@@ -1,0 +1,376 @@
+"""Which communicator handles on which ranks are one communicator, and how their calls line up.
+
+A handle is a pointer: it means nothing outside its process. Where Argus saw a communicator made, the unique id (or the
+parent and colour of a split) names the group, and every rank's calls are numbered from 0. Where Argus attached later,
+two facts join handles: ranks of one communicator make equal calls in equal order, and they leave a collective
+together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.calls import CALLS
+from argus.records import COLLECTIVE, CONTROL
+from argus.semantics.steps import Prefix, collective_codes, find_period
+
+Int = NDArray[np.int64]
+
+COMMUNICATOR = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("comm", "<u8"),
+        ("comm_group", "<u8"),
+        ("comm_rank", "<i4"),
+        ("nranks", "<i4"),
+        ("seq_offset", "<i8"),
+        ("joined_by", "U12"),
+        ("error", "U160"),
+    ]
+)
+"""Rows of the table ``communicators``, less job, run and version."""
+
+RECENT = 4096
+"""Newest calls of a communicator that are lined up: hundreds of steps, and a candidate costs microseconds."""
+MIN_CALLS = 8
+"""Fewer calls in common say nothing about an offset."""
+VIOLATIONS = 0.05
+"""Share of calls that may break causality (a rank leaving a collective that another has not called yet). Not 0: a
+synchronise on an unrelated stream ends early now and then."""
+SLACK_NS = 100_000
+"""Two hosts' clocks, or two probes' times, may differ by this much before causality counts as broken. NTP in one rack
+is within 100 us; inside one host the difference is below 1 us."""
+AMBIGUOUS = 0.5
+"""The runner-up offset must fit at least twice as badly as the best one."""
+AMBIGUOUS_CALLS = 0.05
+"""The same by call times alone, which need not agree: only a clear fit counts. A rank late by a whole number of
+steps, give or take 5 %, would still deceive it."""
+BLOCKED = 0.1
+"""Synchronise calls shorter than this share of the rank's long ones (90th percentile) did not wait for the GPU."""
+
+
+@dataclass(frozen=True)
+class RankCalls:
+    """What is known of one rank.
+
+    Attributes:
+        rank: Global rank.
+        collectives: :data:`argus.records.COLLECTIVE` rows of collective operations, nested ones removed, time-ordered.
+        sync_ts: Entries of blocking synchronise calls (stream, event, device), shape (n,), ns.
+        sync_duration: Time inside them, shape (n,), ns; -1: not measured.
+        control: :data:`argus.records.CONTROL` rows; those that do not concern communicators are ignored.
+        clock_ns: Added to this rank's times to compare them with the others'.
+    """
+
+    rank: int
+    collectives: NDArray[np.void]
+    sync_ts: Int = field(default_factory=lambda: np.empty(0, np.int64))
+    sync_duration: Int = field(default_factory=lambda: np.empty(0, np.int64))
+    control: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CONTROL))
+    clock_ns: int = 0
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls of one handle, newest :data:`RECENT`: codes, numbers, entries and, -1 where unknown, ends, each shape
+    (n,)."""
+
+    rank: int
+    comm: int
+    codes: Int
+    seq: Int
+    ts: Int
+    end: Int
+
+
+@dataclass
+class _Row:
+    group: int
+    joined_by: str
+    comm_rank: int = -1
+    nranks: int = -1
+    offset: int = 0
+    error: str = ""
+
+
+def _group_id(*parts: object) -> int:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict[tuple[int, int], tuple[int, int]]]:
+    """Communicators whose making was seen, and what was asked about others: (rank, nranks), -1 where unknown."""
+    rows: dict[tuple[int, int], _Row] = {}
+    asked: dict[tuple[int, int], tuple[int, int]] = {}
+    keys: dict[int, list[tuple[int, int, tuple[int, int]]]] = defaultdict(list)
+    for calls in ranks:
+        splits: Counter[int] = Counter()
+        for event in calls.control[np.argsort(calls.control["ts_ns"], kind="stable")]:
+            call = int(event["call"])
+            kind = CALLS[call].kind if call < len(CALLS) else ""
+            if not kind.startswith("comm_") or kind == "comm_end" or event["result"] != 0:
+                continue
+            handle = (calls.rank, int(event["handle"]))
+            if kind == "comm_query":
+                before = asked.get(handle, (-1, -1))
+                asked[handle] = (max(before[0], int(event["rank"])), max(before[1], int(event["nranks"])))
+            elif kind == "comm_split":
+                parent = (calls.rank, int(event["parent"]))
+                ordinal = splits[parent[1]]
+                splits[parent[1]] += 1
+                if parent not in rows or not event["handle"]:
+                    continue  # the parent was made before Argus attached, or this rank is in no part of the split
+                group = _group_id("split", rows[parent].group, ordinal, int(event["color"]))
+                rows[handle] = _Row(group, "split")
+                keys[group].append((int(event["key"]), rows[parent].comm_rank, handle))
+            elif event["data"][:128].any():
+                group = _group_id("unique_id", event["data"][:128].tobytes())
+                rows[handle] = _Row(group, "unique_id", int(event["rank"]), int(event["nranks"]))
+            else:
+                asked[handle] = (int(event["rank"]), int(event["nranks"]))
+    for members in keys.values():
+        # NCCL numbers the ranks of a part by key, then by rank in the parent; sure only where all of them were seen.
+        wanted = max((asked.get(handle, (-1, -1))[1] for _, _, handle in members), default=-1)
+        for place, (_, _, handle) in enumerate(sorted(members)):
+            row = rows[handle]
+            row.comm_rank, row.nranks = asked.get(handle, (-1, -1))
+            if wanted in (-1, len(members)) and row.comm_rank < 0:
+                row.comm_rank = place
+            if row.nranks < 0:
+                row.nranks = len(members)
+    return rows, asked
+
+
+def _ends(calls: RankCalls, ts: Int) -> Int:
+    """End of each call: the exit of the first blocking synchronise that begins after it; -1: none. Shape (n,), ns."""
+    measured = calls.sync_duration >= 0
+    starts, durations = calls.sync_ts[measured], calls.sync_duration[measured]
+    if not len(starts):
+        return np.full(len(ts), -1, np.int64)
+    waited = durations >= BLOCKED * np.quantile(durations, 0.9)
+    starts, durations = starts[waited], durations[waited]
+    order = np.argsort(starts, kind="stable")
+    starts, durations = starts[order].astype(np.int64), durations[order]
+    place = np.searchsorted(starts, ts, side="left")
+    inside = np.minimum(place, len(starts) - 1)
+    return np.where(place < len(starts), starts[inside] + durations[inside] + calls.clock_ns, -1)
+
+
+def _traffic(calls: RankCalls) -> list[_Calls]:
+    found = []
+    rows = calls.collectives
+    if rows.dtype != COLLECTIVE:
+        raise TypeError("RankCalls.collectives takes COLLECTIVE records")
+    for comm in np.unique(rows["comm"]).tolist():
+        own = rows[rows["comm"] == comm]
+        own = own[np.argsort(own["seq"], kind="stable")][-RECENT:]
+        ts = own["ts_ns"].astype(np.int64)
+        codes = collective_codes(own, with_comm=False).view(np.int64)
+        seq = own["seq"].astype(np.int64)
+        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, _ends(calls, ts)))
+    return found
+
+
+def _signature(calls: _Calls) -> int:
+    """Equal for handles that repeat the same calls, wherever in the pattern each was first seen."""
+    period = find_period(calls.codes)
+    if period is None:
+        return _group_id("set", np.unique(calls.codes[len(calls.codes) // 2 :]).tolist())
+    return _group_id("unit", np.sort(calls.codes[-period.length :]).tolist())
+
+
+def _candidates(a: _Calls, b: _Calls) -> Int:
+    """Offsets (a's number minus b's) at which some stretch of ``b`` equals one of ``a``, shape (k,)."""
+    width = max(1, min(64, len(b.codes) // 3, len(a.codes) // 3))
+    prefix = Prefix.of(a.codes)
+    found = []
+    for end in {len(b.codes), max(width, 2 * len(b.codes) // 3), max(width, len(b.codes) // 3)}:
+        starts = np.flatnonzero(prefix.matches(b.codes[end - width : end].view(np.uint64)))
+        found.append(a.seq[starts + width - 1] - b.seq[end - 1])
+    return np.unique(np.concatenate(found))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    offset: int
+    cost_ns: float
+    """Mean distance between the two ranks' ends of the same call."""
+    error: str
+
+
+def _align(a: _Calls, b: _Calls) -> _Fit:
+    """The offset that makes call ``n`` of ``b`` call ``n + offset`` of ``a``.
+
+    Call times cannot tell: a rank that is late by 0.6 steps calls nearest to the *next* step of the others. Ends can,
+    and causality can: nobody leaves a collective that somebody has not called yet.
+    """
+    synced = bool((a.end >= 0).any() and (b.end >= 0).any())
+    size = int(max(a.seq[-1] - a.seq[0], b.seq[-1] - b.seq[0])) + 1
+    if len(a.seq) < MIN_CALLS or len(b.seq) < MIN_CALLS or size > 16 * RECENT:
+        return _Fit(0, np.inf, "too few calls to line up")
+    lanes = []
+    for calls in (a, b):
+        lane = np.full((3, int(calls.seq[-1] - calls.seq[0]) + 1), -1, np.int64)
+        lane[:, calls.seq - calls.seq[0]] = calls.codes, calls.ts, calls.end
+        seen = np.zeros(lane.shape[1], np.bool_)
+        seen[calls.seq - calls.seq[0]] = True
+        lanes.append((lane, seen))
+    (lane_a, seen_a), (lane_b, seen_b) = lanes
+    least = max(MIN_CALLS, min(len(a.seq), len(b.seq)) // 4)
+    fits: list[tuple[float, int, bool]] = []
+    for offset in _candidates(a, b).tolist():
+        # Index of b's first call in a's lane.
+        begin = int(b.seq[0] + offset - a.seq[0])
+        low, high = max(begin, 0), min(begin + lane_b.shape[1], lane_a.shape[1])
+        if high - low < least:
+            continue
+        in_a, in_b = slice(low, high), slice(low - begin, high - begin)
+        both = seen_a[in_a] & seen_b[in_b]
+        if synced:
+            both &= (lane_a[2, in_a] >= 0) & (lane_b[2, in_b] >= 0)
+        if both.sum() < MIN_CALLS:
+            continue
+        code_a, ts_a, end_a = lane_a[:, in_a][:, both]
+        code_b, ts_b, end_b = lane_b[:, in_b][:, both]
+        if np.mean(code_a == code_b) < 0.98:
+            continue
+        if synced:
+            broken = np.mean((ts_b > end_a + SLACK_NS) | (ts_a > end_b + SLACK_NS))
+            fits.append((float(np.mean(np.abs(end_a - end_b))), offset, bool(broken <= VIOLATIONS)))
+        else:
+            fits.append((float(np.mean(np.abs(ts_a - ts_b))), offset, True))
+    possible = sorted((cost, offset) for cost, offset, causal in fits if causal)
+    if not possible:
+        return _Fit(0, np.inf, "no offset fits both call sequences")
+    cost, offset = possible[0]
+    runner_up = possible[1][0] if len(possible) > 1 else np.inf
+    limit = AMBIGUOUS if synced else AMBIGUOUS_CALLS
+    if cost > limit * runner_up:
+        how = "ends" if synced else "call times (no synchronise was seen)"
+        return _Fit(
+            offset,
+            cost,
+            f"ambiguous: by {how}, offset {offset} fits to {cost / 1e6:.3g} ms "
+            f"and {possible[1][1]} to {runner_up / 1e6:.3g} ms",
+        )
+    return _Fit(offset, cost, "")
+
+
+def _join(
+    members: list[_Calls], known: dict[tuple[int, int], _Row], size: int, several: bool
+) -> list[dict[tuple[int, int], _Row]]:
+    """Groups among handles with equal call sequences, one handle a rank, lined up against a reference."""
+    groups = []
+    left = members
+    while left:
+        reference = next((m for m in left if (m.rank, m.comm) in known), min(left, key=lambda m: m.rank))
+        others = [m for m in left if m is not reference]
+        fits = [_align(reference, other) for other in others]
+        inside = np.ones(len(others), np.bool_)
+        if several or 0 < size < len(left):
+            inside = _together([fit.cost_ns for fit in fits], size - 1 if size > 0 else 0)
+        base = known.get((reference.rank, reference.comm))
+        group = base.group if base else _group_id("traffic", reference.rank, reference.comm)
+        rows = {(reference.rank, reference.comm): base or _Row(group, "traffic", nranks=size)}
+        for other, fit, together in zip(others, fits, inside.tolist(), strict=True):
+            if together:
+                rows[other.rank, other.comm] = _Row(group, "traffic", -1, size, fit.offset, fit.error)
+        if 0 < size < len(rows):
+            for row in rows.values():
+                row.error = row.error or f"{len(rows)} ranks have equal call sequences, the communicator has {size}"
+        if base is None:
+            lowest = min(row.offset for row in rows.values() if not row.error) if rows else 0
+            for row in rows.values():
+                row.offset -= lowest
+            if len(rows) == 1:
+                row = next(iter(rows.values()))
+                row.joined_by = "single"
+                if size > 1:
+                    row.joined_by = "traffic"
+            elif all(row.error for key, row in rows.items() if key != (reference.rank, reference.comm)):
+                # Nothing lines up with the reference: its own offset means nothing either.
+                rows[reference.rank, reference.comm].error = next(row.error for row in rows.values() if row.error)
+        groups.append(rows)
+        left = [m for m in left if (m.rank, m.comm) not in rows]
+    return groups
+
+
+def _together(costs: list[float], wanted: int) -> NDArray[np.bool_]:
+    """Which handles end with the reference, from how far apart they end (ns); ``wanted``: how many should, 0:
+    unknown."""
+    values = np.array(costs, np.float64)
+    order = np.argsort(values, kind="stable")
+    inside = np.ones(len(values), np.bool_)
+    if wanted:
+        inside[order[wanted:]] = False
+        return inside
+    ranked = np.maximum(values[order], 1.0)
+    if len(ranked) > 1:
+        ratio = ranked[1:] / ranked[:-1]
+        cut = int(np.argmax(ratio))
+        # Ranks of one communicator leave it within microseconds of one another; 4x apart and 20 us is another one.
+        if ratio[cut] > 4 and ranked[cut + 1] > 20_000:
+            inside[order[cut + 1 :]] = False
+    return inside
+
+
+def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
+    """Groups the communicators of a job and lines up their calls.
+
+    Args:
+        ranks: What is known of each rank, one entry a rank.
+
+    Returns:
+        :data:`COMMUNICATOR` rows, ordered by rank and handle. ``error`` says why an alignment is unknown; such a row's
+        ``seq_offset`` is a guess that nothing may rely on.
+    """
+    made, asked = _made(ranks)
+    rows = dict(made)
+    traffic = [calls for rank in ranks for calls in _traffic(rank)]
+    of = {(calls.rank, calls.comm): calls for calls in traffic}
+    several = len({calls.rank for calls in traffic}) < len(traffic)
+    # Known groups that lack ranks may be continued by handles that were there before Argus.
+    sizes = Counter(row.group for row in made.values())
+    open_groups = {key for key, row in made.items() if row.nranks > sizes[row.group] and key in of}
+    by_signature: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
+    for key, calls in of.items():
+        if key not in made or key in open_groups:
+            size = made[key].nranks if key in made else asked.get(key, (-1, -1))[1]
+            by_signature[_signature(calls), size].append(calls)
+    for (signature, size), members in list(by_signature.items()):
+        # A size that only some ranks were asked for holds for all with the same calls, if no other size competes.
+        if size < 0:
+            others = [s for sig, s in by_signature if sig == signature and s > 0]
+            if len(others) == 1:
+                by_signature[signature, others[0]] += members
+                del by_signature[signature, size]
+    for (_, size), members in by_signature.items():
+        if size == 1:
+            for calls in members:
+                rows[calls.rank, calls.comm] = _Row(_group_id("single", calls.rank, calls.comm), "single", 0, 1)
+            continue
+        per_rank = Counter(calls.rank for calls in members)
+        if max(per_rank.values()) > 1 and len(per_rank) > 1:
+            for calls in members:
+                if (calls.rank, calls.comm) not in made:
+                    group = _group_id("traffic", calls.rank, calls.comm)
+                    error = "several communicators of one rank have equal call sequences"
+                    rows[calls.rank, calls.comm] = _Row(group, "traffic", -1, size, 0, error)
+            continue
+        for group_rows in _join(members, made, size, several):
+            for key, row in group_rows.items():
+                rows.setdefault(key, row)
+    for key, row in rows.items():
+        rank, nranks = asked.get(key, (-1, -1))
+        row.comm_rank = row.comm_rank if row.comm_rank >= 0 else rank
+        row.nranks = row.nranks if row.nranks > 0 else nranks
+    out = np.zeros(len(rows), COMMUNICATOR)
+    for place, (key, row) in enumerate(sorted(rows.items())):
+        out[place] = (*key, row.group, row.comm_rank, row.nranks, row.offset, row.joined_by, row.error[:160])
+    return out

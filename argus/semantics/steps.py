@@ -1,0 +1,743 @@
+"""Training steps from the period of the call sequence, with no help from the training code.
+
+A training loop makes the same calls again and again: the shortest period of the merged sequence of kernel launches and
+NCCL collectives is a step. This is GREYHOUND's idea (ATC '25: period of the NCCL call types), taken further in three
+ways: kernels are part of the sequence, so that equal gradient buckets are not taken for steps; the period is verified
+instead of read off an autocorrelation peak; and steps get numbers that agree on every rank, from the calls' aligned
+sequence numbers (:mod:`argus.semantics.groups`), whenever the ranks were attached.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.records import COLLECTIVE, LAUNCH
+
+Int = NDArray[np.int64]
+Hash = NDArray[np.uint64]
+
+ITERATION = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("step", "<u4"),
+        ("ts_ns", "<u8"),
+        ("duration_ns", "<u8"),
+        ("collectives", "<u4"),
+        ("launches", "<u4"),
+        ("method", "u1"),
+        ("confidence", "<f4"),
+    ]
+)
+"""One step of one rank: what the table ``iterations`` holds, on the host's monotonic clock."""
+
+METHODS = ("collectives", "launches", "imported")
+"""Names of ``ITERATION["method"]``, as the table ``iterations`` spells them."""
+BY_COLLECTIVES = 0
+BY_LAUNCHES = 1
+
+WINDOW = 65_536
+"""Calls looked at for a period. 3 steps of 20,000 launches, the largest step of the public traces at hand, fit in."""
+NEAR_EXACT = 0.98
+"""Share of calls that must repeat. One unit in 50 may differ: a step with fewer than 50 equal parts (micro-batches,
+layers) is told from its parts, and a rare extra call (a log line's reduction) does not hide the period."""
+GRAM = 16
+"""Calls in the n-gram whose re-occurrences propose periods. Proposals are verified, so this only bounds their
+number."""
+CANDIDATES = 64
+"""Proposals verified, those with most votes. The true period has a vote from every n-gram unique in its unit."""
+MIN_PERIODS = 3
+"""A period must hold over three units: two can be a coincidence of warm-up steps."""
+LOCK_PERIODS = 5
+"""Units :class:`StepTracker` wants before it believes a period: attached inside a step of 4 micro-batches, 3 are
+seen."""
+PROOF_UNITS = 20
+"""Units over which a new period must hold before steps are reported: up to 19 micro-batches a step are told from steps.
+Evaluation more often than every 20 steps is in turn taken for a part of a longer step."""
+PROOF = 0.95
+"""Share of those units that must be followed by another at once: 19 of 20."""
+HOLD_NS = 50_000_000
+"""Calls younger than this (before the newest) wait, so that another thread's batch can still sort in before them. Ring
+buffers are drained every 10-20 ms."""
+GAP_UNITS = 32
+"""Units over which the median gap between calls is taken."""
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing, Knuth TAOCP 3, 6.4
+_BASE = np.uint64(0xD1342543DE82EF95)  # odd, hence invertible modulo 2^64; from Steele and Vigna, LXM multipliers
+
+
+def _mix(values: NDArray[np.uint64] | NDArray[np.int64]) -> Hash:
+    """Spreads values over 64 bits, so that polynomial hashes of small codes do not collide."""
+    mixed = values.astype(np.uint64, copy=True)
+    mixed ^= mixed >> np.uint64(30)
+    mixed *= _MULTIPLIER
+    mixed ^= mixed >> np.uint64(27)
+    mixed *= np.uint64(0x94D049BB133111EB)  # splitmix64's second constant
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def _powers(count: int) -> Hash:
+    powers = np.full(count, _BASE, np.uint64)
+    if count:
+        powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint64)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Hashes of all windows of a sequence, any width, from one pass (Karp and Rabin, modulo 2^64)."""
+
+    sums: Hash
+    powers: Hash
+
+    @classmethod
+    def of(cls, codes: NDArray[np.uint64] | NDArray[np.int64]) -> Prefix:
+        powers = _powers(len(codes) + 1)
+        sums = np.zeros(len(codes) + 1, np.uint64)
+        np.cumsum(_mix(codes) * powers[:-1], out=sums[1:])
+        return cls(sums, powers)
+
+    def windows(self, width: int) -> Hash:
+        """Hashes of windows ``[i, i + width)``, shape (n - width + 1,), comparable with one another."""
+        count = len(self.sums) - width
+        # Shifting each up to the last one's power avoids inverses.
+        return (self.sums[width:] - self.sums[:-width]) * self.powers[count - 1 :: -1][:count]
+
+    def matches(self, unit: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Where windows equal ``unit``, shape (n - len(unit) + 1,)."""
+        width = len(unit)
+        count = len(self.sums) - width
+        if count <= 0:
+            return np.zeros(0, np.bool_)
+        target = np.sum(_mix(unit) * _powers(width), dtype=np.uint64)
+        return np.asarray((self.sums[width:] - self.sums[:-width]) == target * self.powers[:count])
+
+
+@dataclass(frozen=True)
+class Period:
+    """A repeating unit of a call sequence.
+
+    Attributes:
+        length: Calls in the unit.
+        score: Share of calls equal to the one a period later, 0 to 1.
+        repeats: Whole units in the stretch the score was taken over.
+    """
+
+    length: int
+    score: float
+    repeats: int
+
+
+def _score(codes: NDArray[np.int64], length: int) -> Period | None:
+    """The repetition of ``codes`` at ``length``, over the newer half of the window and at least three units of it."""
+    start = min(len(codes) - MIN_PERIODS * length, len(codes) // 2)
+    if start < 0:
+        return None
+    tail = codes[start:]
+    return Period(length, float(np.mean(tail[length:] == tail[:-length])), len(tail) // length)
+
+
+def find_period(codes: NDArray[np.int64]) -> Period | None:
+    """The shortest unit that the end of a sequence repeats.
+
+    Each n-gram votes for the distance to its previous occurrence; the distances with most votes are verified against
+    the newer half of the window (the older may be warm-up). The shortest that holds wins, unless a longer one leaves
+    at most a quarter of its mismatches: then the shorter one is a part of the unit (a layer, a bucket) that repeats
+    often. A multiple of the true period never has fewer mismatches, since an extra call disturbs one period's worth
+    of comparisons.
+
+    Args:
+        codes: One integer a call, shape (n,); the newest :data:`WINDOW` are used.
+
+    Returns:
+        The period, or None where nothing repeats three times with a share of :data:`NEAR_EXACT`.
+    """
+    codes = codes[-WINDOW:]
+    count = len(codes)
+    if count < MIN_PERIODS:
+        return None
+    gram = max(1, min(GRAM, count // 8))
+    hashes = Prefix.of(codes).windows(gram)
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order[1:]] == hashes[order[:-1]]
+    distances = (order[1:] - order[:-1])[same]
+    votes = np.bincount(distances[distances <= count // MIN_PERIODS], minlength=1)
+    found = np.flatnonzero(votes)
+    if len(found) > CANDIDATES:
+        found = np.sort(found[np.argsort(votes[found], kind="stable")[-CANDIDATES:]])
+    best: Period | None = None
+    for length in found:
+        period = _score(codes, int(length))
+        if period is None or period.score < NEAR_EXACT:
+            continue
+        if best is None or (period.score > best.score and 1 - period.score <= (1 - best.score) / 4):
+            best = period
+            if best.score == 1.0:
+                break
+    return best
+
+
+def _launch_codes(launches: NDArray[np.void]) -> tuple[Hash, Hash]:
+    """Codes of launches with and without their grid, each shape (n,).
+
+    Sequences of varying length change the grids in every step, the kernels in none.
+    """
+    loose = _mix(launches["handle"])
+    grid = launches["grid"].astype(np.uint64)
+    exact = _mix(loose ^ _mix(grid[:, 0] | (grid[:, 1] << np.uint64(32))) ^ (grid[:, 2] * _MULTIPLIER))
+    return exact, loose
+
+
+def collective_codes(collectives: NDArray[np.void], *, with_comm: bool = True) -> Hash:
+    """Codes of collectives from operation, count, data type and, unless compared between ranks, communicator; shape
+    (n,)."""
+    kind = (collectives["call"].astype(np.uint64) << np.uint64(8)) | collectives["dtype"].astype(np.uint64)
+    codes = _mix(_mix(collectives["count"].astype(np.uint64)) ^ (kind * _MULTIPLIER))
+    return _mix(codes ^ _mix(collectives["comm"])) if with_comm else codes
+
+
+_CALL = np.dtype(
+    [
+        ("ts", "<i8"),
+        ("exact", "<u8"),
+        ("loose", "<u8"),
+        ("comm", "<u8"),
+        ("seq", "<i8"),
+        ("collective", "?"),
+    ]
+)
+
+_NUMBERED = np.dtype([*((name, ITERATION[name]) for name in ITERATION.names or ()), ("number", "<i8")])
+_RECENT = 64
+
+_EXACT, _LOOSE, _COLLECTIVES = "exact", "loose", "collectives"
+
+
+@dataclass
+class _Lock:
+    """The unit a rank is in, as found, not yet rotated to a step's boundary."""
+
+    level: str
+    unit: NDArray[np.uint64]
+    score: float
+    anchor_comm: int | None = None
+    suffix: int = 0
+    """Calls at the end of the rotated unit that tell the boundary from every other place in the unit."""
+
+
+@dataclass
+class _Rank:
+    rank: int
+    calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, _CALL))
+    dropped: int = 0
+    """Calls that left the ring, so that positions are ``dropped`` + index."""
+    parsed: int = 0
+    """Position up to which boundaries were looked for."""
+    tried: int = 0
+    """Position at which a period was last looked for."""
+    lock: _Lock | None = None
+    boundary: int = -1
+    """Position of the last boundary; -1: none yet."""
+    number: int = -1
+    last_exact: int = 0
+    recent: list[bool] = field(default_factory=list)
+    newest: int = 0
+    bounds: list[tuple[int, int]] = field(default_factory=list)
+    """(time, number) of recent boundaries, to compare families of ranks."""
+    seen_collective: bool = False
+
+
+@dataclass
+class _Epoch:
+    start: int
+    number: int
+    per_step: int
+
+
+@dataclass
+class _Family:
+    """Ranks that share their anchor communicator, and so count steps together."""
+
+    group: int
+    epochs: list[_Epoch]
+    last: int
+    """Aligned number of the newest boundary's call."""
+    shift: int | None = None
+    """Added to the family's numbers, so that families agree; None: not known yet."""
+    trusted: bool = True
+    members: set[int] = field(default_factory=set)
+
+    def number(self, call: int) -> int:
+        epoch = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0])
+        return epoch.number + (call - epoch.start) // epoch.per_step
+
+
+class StepTracker:
+    """Finds the steps of one job as its calls come in.
+
+    A step ends at the entry of its last collective: the one before the largest median gap between the calls of the
+    widest communicator. Its number is that call's aligned sequence number divided by the calls a step, so that ranks
+    attached at different moments, and trackers on different hosts, agree; without collectives, steps are counted from
+    0 on each rank.
+
+    Counters say what was not turned into steps: ``late_calls`` (sorted in too late to count), ``steps_before_first``,
+    ``steps_repeated`` (a number at or before the previous one's, merged into the next), ``calls_without_alignment``
+    (left the ring while their communicators were unknown).
+
+    Args:
+        window: Calls kept per rank; twice this before the oldest go.
+        first: The number that becomes step 0; None: that of the first step completed. Trackers of one job on several
+            hosts agree only if all get the same.
+    """
+
+    def __init__(self, window: int = WINDOW, first: int | None = None) -> None:
+        self._window = window
+        self._ranks: dict[int, _Rank] = {}
+        self._groups: dict[tuple[int, int], tuple[int, int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._untrusted: set[int] = set()
+        self._families: dict[int, _Family] = {}
+        self._first = first
+        self.counters: Tally[str] = Tally()
+
+    def align(self, communicators: NDArray[np.void]) -> None:
+        """Takes what is known of the communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows, the full table.
+
+        A communicator with an ``error`` counts for its own rank alone: its steps are found, but their numbers may
+        differ between ranks and their confidence is at most one half.
+        """
+        known: dict[tuple[int, int], tuple[int, int]] = {}
+        seen: Tally[int] = Tally()
+        self._sizes = {}
+        self._untrusted = set()
+        for rank, comm, group, nranks, offset, error in zip(
+            communicators["rank"].tolist(),
+            communicators["comm"].tolist(),
+            communicators["comm_group"].tolist(),
+            communicators["nranks"].tolist(),
+            communicators["seq_offset"].tolist(),
+            communicators["error"].tolist(),
+            strict=True,
+        ):
+            if error:
+                alone = int(_mix(np.array([group ^ (rank + 1)], np.uint64))[0])
+                self._untrusted.add(alone)
+                group, offset = alone, 0
+            known[rank, comm] = (group, offset)
+            seen[group] += 1
+            self._sizes[group] = max(seen[group], nranks)
+        for key, value in known.items():
+            before = self._groups.get(key)
+            state = self._ranks.get(key[0])
+            if before is not None and before != value and state and state.lock and state.lock.anchor_comm == key[1]:
+                state.lock.anchor_comm = None
+        self._groups = known
+
+    def feed(self, rank: int, launches: NDArray[np.void], collectives: NDArray[np.void]) -> None:
+        """Adds calls of one rank.
+
+        Args:
+            rank: Global rank.
+            launches: :data:`argus.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL removed.
+            collectives: :data:`argus.records.COLLECTIVE` rows of collective operations only, nested ones removed.
+        """
+        if launches.dtype != LAUNCH or collectives.dtype != COLLECTIVE:
+            raise TypeError("feed takes LAUNCH and COLLECTIVE records")
+        state = self._ranks.setdefault(rank, _Rank(rank))
+        new = np.zeros(len(launches) + len(collectives), _CALL)
+        head, tail = new[: len(launches)], new[len(launches) :]
+        if len(launches):
+            head["ts"] = launches["ts_ns"]
+            head["exact"], head["loose"] = _launch_codes(launches)
+        if len(collectives):
+            state.seen_collective = True
+            tail["ts"] = collectives["ts_ns"]
+            tail["exact"] = tail["loose"] = collective_codes(collectives)
+            tail["comm"] = collectives["comm"]
+            tail["seq"] = collectives["seq"]
+            tail["collective"] = True
+        if not len(new):
+            return
+        new = new[np.argsort(new["ts"], kind="stable")]
+        merged_from = len(state.calls)
+        if merged_from and new["ts"][0] < state.calls["ts"][-1]:
+            merged_from = int(np.searchsorted(state.calls["ts"], new["ts"][0], side="right"))
+            settled = state.parsed - state.dropped
+            if merged_from < settled:
+                self.counters["late_calls"] += int(np.sum(new["ts"] < state.calls["ts"][settled - 1]))
+                merged_from = settled
+        tail_calls = np.concatenate([state.calls[merged_from:], new])
+        tail_calls = tail_calls[np.argsort(tail_calls["ts"], kind="stable")]
+        state.calls = np.concatenate([state.calls[:merged_from], tail_calls])
+        state.newest = max(state.newest, int(new["ts"][-1]))
+        if len(state.calls) > 2 * self._window:
+            surplus = len(state.calls) - self._window
+            state.calls = state.calls[surplus:].copy()
+            state.dropped += surplus
+            if state.lock is None or state.lock.anchor_comm is None:
+                self.counters["calls_without_alignment"] += surplus
+
+    def advance(self, *, final: bool = False) -> NDArray[np.void]:
+        """The steps completed since the last call.
+
+        Args:
+            final: No more calls will come: do not wait for those of other threads.
+
+        Returns:
+            :data:`ITERATION` rows, ordered by rank and step within a rank.
+        """
+        ready: dict[int, int] = {}
+        for rank, state in sorted(self._ranks.items()):
+            horizon = state.newest if final else state.newest - HOLD_NS
+            ready[rank] = int(np.searchsorted(state.calls["ts"], horizon, side="right"))
+            self._detect(state, ready[rank], final)
+        for rank, state in sorted(self._ranks.items()):
+            if state.lock is not None and state.lock.anchor_comm is None:
+                self._anchor(state, ready[rank], final)
+        found = [self._parse(state, ready[rank]) for rank, state in sorted(self._ranks.items())]
+        return self._number(np.concatenate(found)) if found else np.empty(0, ITERATION)
+
+    def _codes(self, calls: NDArray[np.void], level: str) -> NDArray[np.uint64]:
+        codes = calls["exact"] if level != _LOOSE else calls["loose"]
+        return np.ascontiguousarray(codes[calls["collective"]] if level == _COLLECTIVES else codes)
+
+    def _detect(self, state: _Rank, ready: int, final: bool) -> None:
+        """Locks the rank onto a period where it has none, or where its own no longer fits."""
+        position = state.dropped + ready
+        since = 0
+        if state.lock is not None:
+            lost = position - state.last_exact > LOCK_PERIODS * len(state.lock.unit)
+            if not lost and (
+                len(state.recent) < PROOF_UNITS or sum(state.recent[-PROOF_UNITS:]) >= PROOF * PROOF_UNITS
+            ):
+                return
+            since = max(state.last_exact - state.dropped, 0) if lost else 0
+        if not final and position - state.tried < max(32, (ready - since) // 8):
+            return
+        state.tried = position
+        window = state.calls[max(since, ready - self._window) : ready]
+        for level in (_EXACT, _LOOSE, _COLLECTIVES):
+            found, pending = self._find(window, level, final)
+            if found is not None:
+                unit, score = found
+                # The last boundary stays: a new pattern goes on from it.
+                if not self._same(state.lock, level, unit):
+                    state.lock = _Lock(level, unit, score)
+                    state.recent.clear()
+            if found is not None or pending:
+                return
+
+    def _find(
+        self, window: NDArray[np.void], level: str, final: bool
+    ) -> tuple[tuple[NDArray[np.uint64], float] | None, bool]:
+        """The first unit in a window that keeps repeating, from ever longer beginnings of it, so that the size of the
+        batches that calls come in does not matter: ((unit, score) or None, whether one still has to prove itself)."""
+        part = window[window["collective"]] if level == _COLLECTIVES else window
+        codes = self._codes(window, level)
+        prefix = Prefix.of(codes)
+        size = 32
+        while size < 2 * len(codes):
+            size = min(2 * size, 2 * len(codes))
+            seen = codes[:size]
+            period = find_period(seen.view(np.int64))
+            if period is None or len(seen) < LOCK_PERIODS * period.length or not self._whole(part, period.length):
+                continue
+            unit = seen[-period.length :]
+            if len(part) < len(window) and level == _COLLECTIVES and (unit == unit[0]).all():
+                continue  # equal buckets: only the launches between them could tell the steps apart
+            gaps = np.diff(np.flatnonzero(prefix.matches(unit)))
+            proof = gaps[:PROOF_UNITS]
+            share = float(np.mean(proof == period.length)) if len(proof) else 0.0
+            if share >= PROOF and (final or len(proof) == PROOF_UNITS):
+                return (unit, period.score), False
+            if share >= PROOF:
+                return None, True
+            # Steps that often differ (evaluation, lost records) are better than none.
+            share = float(np.mean(gaps == period.length)) if len(gaps) else 0.0
+            if (final or len(gaps) >= 3 * PROOF_UNITS) and share >= 0.5 and size >= len(codes):
+                return (unit, period.score * share), False
+        return None, False
+
+    @staticmethod
+    def _same(lock: _Lock | None, level: str, unit: NDArray[np.uint64]) -> bool:
+        """Whether a found unit is the locked one, from whichever call on."""
+        if lock is None or lock.level != level or len(lock.unit) != len(unit):
+            return False
+        return bool(Prefix.of(np.concatenate([unit, unit])).matches(lock.unit).any())
+
+    @staticmethod
+    def _whole(part: NDArray[np.void], length: int) -> bool:
+        """Whether the unit holds a call of every communicator that is in regular use: a micro-batch alone does not."""
+        collective = part[part["collective"]]
+        newer = collective[len(collective) // 2 :]
+        inside = part[-length:]
+        regular, uses = np.unique(newer["comm"], return_counts=True)
+        have = np.unique(inside["comm"][inside["collective"]])
+        return bool(np.isin(regular[uses >= 2], have).all())
+
+    def _anchor(self, state: _Rank, ready: int, final: bool) -> None:
+        """Rotates the unit so that it ends at the step's boundary, the same call on every rank of the family."""
+        lock = state.lock
+        assert lock is not None
+        window = state.calls[max(0, ready - self._window) : ready]
+        if lock.level == _COLLECTIVES:
+            window = window[window["collective"]]
+        codes = self._codes(window, lock.level)
+        length = len(lock.unit)
+        starts = Prefix.of(codes).matches(lock.unit).nonzero()[0]
+        if not len(starts):
+            state.lock = None
+            return
+        starts = starts[-GAP_UNITS:]
+        unit = window[starts[-1] : starts[-1] + length]
+        if not unit["collective"].any():
+            if any(other.seen_collective for other in self._ranks.values()):
+                return
+            times = window["ts"][starts[:, None] + np.arange(length)]
+            after = np.median(np.diff(times, axis=1), axis=0) if length > 1 else np.zeros(0)
+            wrap = np.median(np.diff(times[:, 0])) - np.median(times[:, -1] - times[:, 0]) if len(starts) > 1 else 0.0
+            last = int(np.argmax(np.append(after, wrap)))
+            self._rotate(lock, last)
+            lock.anchor_comm = 0
+            return
+        comms = np.unique(unit["comm"][unit["collective"]]).tolist()
+        known = {comm: self._groups[state.rank, comm] for comm in comms if (state.rank, comm) in self._groups}
+        if len(known) < len(comms):
+            return
+        comm = max(known, key=lambda c: (self._sizes[known[c][0]], -known[c][0]))
+        group, offset = known[comm]
+        if group in self._untrusted and not final and not state.dropped:
+            return  # more calls may still tell how the ranks line up
+        places = np.flatnonzero(unit["collective"] & (unit["comm"] == comm))
+        calls = unit["seq"][places] + offset
+        per_step = len(places)
+        family = self._families.get(group)
+        if family is not None and family.epochs[-1].per_step == per_step:
+            chosen = int(np.argmin((calls - family.last) % per_step))
+        else:
+            times = window["ts"][starts[:, None] + places]
+            after = np.median(np.diff(times, axis=1), axis=0) if per_step > 1 else np.zeros(0)
+            wrap = np.median(np.diff(times[:, 0])) - np.median(times[:, -1] - times[:, 0]) if len(starts) > 1 else 0.0
+            chosen = int(np.argmax(np.append(after, wrap)))
+            boundary = int(calls[chosen])
+            if family is None:
+                family = self._families[group] = _Family(group, [_Epoch(0, 0, per_step)], boundary)
+                family.trusted = group not in self._untrusted
+            else:
+                first = int(np.min(state.calls["seq"][state.calls["comm"] == comm])) + offset
+                start = max(family.last, first)
+                if boundary <= start:
+                    return
+                family.epochs.append(_Epoch(start, family.number(start), per_step))
+                family.last = boundary
+        family.members.add(state.rank)
+        self._rotate(lock, int(places[chosen]))
+        lock.anchor_comm = comm
+
+    @staticmethod
+    def _rotate(lock: _Lock, last: int) -> None:
+        lock.unit = np.roll(lock.unit, -(last + 1))
+        length = len(lock.unit)
+        twice = Prefix.of(np.concatenate([lock.unit, lock.unit]))
+        lock.suffix = length
+        width = 1
+        while width < length:
+            if int(twice.matches(lock.unit[-width:])[:length].sum()) <= 1:
+                lock.suffix = width
+                break
+            width *= 2
+
+    def _parse(self, state: _Rank, ready: int) -> NDArray[np.void]:
+        """The rank's steps between the last boundary and position ``ready``; ``step`` is still the family's number."""
+        none = np.empty(0, _NUMBERED)
+        lock = state.lock
+        if lock is None or lock.anchor_comm is None:
+            return none
+        length = len(lock.unit)
+        if state.boundary < state.dropped:
+            state.boundary = -1
+        begin = max(0, (state.boundary if state.boundary >= 0 else state.dropped) - state.dropped)
+        window = state.calls[begin:ready]
+        places = np.flatnonzero(window["collective"]) if lock.level == _COLLECTIVES else np.arange(len(window))
+        codes = self._codes(window, lock.level)
+        prefix = Prefix.of(codes)
+        exact = np.zeros(len(codes), np.bool_)
+        whole = prefix.matches(lock.unit)
+        exact[length - 1 :][: len(whole)] = whole
+        ends = np.zeros(len(codes), np.bool_)
+        partial = prefix.matches(lock.unit[len(lock.unit) - lock.suffix :])
+        ends[lock.suffix - 1 :][: len(partial)] = partial
+        ends |= exact
+        state.parsed = state.dropped + ready
+        first_exact = int(np.argmax(exact)) if exact.any() else -1
+        if first_exact >= 0:
+            state.last_exact = state.dropped + begin + int(places[np.flatnonzero(exact)[-1]])
+        bounds = np.flatnonzero(ends)
+        if state.boundary < 0:
+            if first_exact < 0:
+                return none
+            bounds = bounds[bounds >= first_exact - length]
+            if first_exact >= length and (not len(bounds) or bounds[0] != first_exact - length):
+                # The unit before the first whole one may have been warm-up: it ends where the whole one begins.
+                anchor = window[places[first_exact - length]]
+                if lock.anchor_comm == 0 or (anchor["collective"] and anchor["comm"] == lock.anchor_comm):
+                    bounds = np.concatenate([[first_exact - length], bounds])
+        else:
+            bounds = np.concatenate([[0], bounds[bounds > 0]])
+        if len(bounds) < 2:
+            return none
+        bounds = _spaced(bounds, exact, length)
+        if len(bounds) < 2:
+            return none
+        at = places[bounds]
+        calls = window[at]
+        sizes = np.diff(bounds)
+        steps = np.zeros(len(sizes), ITERATION)
+        steps["rank"] = state.rank
+        steps["ts_ns"] = calls["ts"][:-1]
+        steps["duration_ns"] = np.diff(calls["ts"])
+        sums = np.concatenate([[0], np.cumsum(window["collective"])])
+        steps["collectives"] = sums[at[1:] + 1] - sums[at[:-1] + 1]
+        steps["launches"] = np.diff(at) - steps["collectives"]
+        steps["method"] = BY_LAUNCHES if lock.anchor_comm == 0 else BY_COLLECTIVES
+        likeness = np.minimum(sizes, length) / np.maximum(sizes, length)
+        ok = exact[bounds[1:]] & (sizes == length)
+        # An irregular step of the usual size still had a call that differs: never as sure as an exact one.
+        steps["confidence"] = np.where(ok, lock.score, np.minimum(likeness, 0.9) * lock.score)
+        numbers = self._family_numbers(state, calls)[1:]
+        before = np.maximum.accumulate(np.concatenate([[state.number], numbers[:-1]]))
+        keep = (numbers > before) & (steps["duration_ns"] > 0)
+        self.counters["steps_repeated"] += int(np.sum(~keep))
+        _merge_into_next(steps, keep)
+        if keep.any():
+            newest = int(np.flatnonzero(keep)[-1])
+            state.number = int(numbers[newest])
+            state.boundary = state.dropped + begin + int(at[newest + 1])
+        elif state.boundary < 0:
+            state.boundary = state.dropped + begin + int(at[0])
+        state.recent = (state.recent + ok.tolist())[-_RECENT:]
+        kept_bounds = zip(calls["ts"][1:][keep].tolist(), numbers[keep].tolist(), strict=True)
+        state.bounds = (state.bounds + list(kept_bounds))[-_RECENT:]
+        out = np.zeros(int(keep.sum()), _NUMBERED)
+        for name in ITERATION.names or ():
+            out[name] = steps[name][keep]
+        out["number"] = numbers[keep]
+        return out
+
+    def _family_numbers(self, state: _Rank, calls: NDArray[np.void]) -> NDArray[np.int64]:
+        """The family's numbers of boundary calls, shape (n,)."""
+        lock = state.lock
+        assert lock is not None
+        if lock.anchor_comm == 0:
+            return np.arange(state.number, state.number + len(calls), dtype=np.int64)
+        family = self._family(state)
+        assert family is not None
+        assert lock.anchor_comm is not None
+        aligned = calls["seq"] + self._groups[state.rank, lock.anchor_comm][1]
+        family.last = max(family.last, int(aligned[-1]))
+        return np.array([family.number(call) for call in aligned.tolist()], np.int64)
+
+    def _family(self, state: _Rank) -> _Family | None:
+        if state.lock is None or not state.lock.anchor_comm:
+            return None
+        return self._families[self._groups[state.rank, state.lock.anchor_comm][0]]
+
+    def _number(self, found: NDArray[np.void]) -> NDArray[np.void]:
+        """Turns families' numbers into the job's."""
+        out = found[list(ITERATION.names or ())].astype(ITERATION)
+        if not len(found):
+            return out
+        numbers = found["number"].copy()
+        states = [self._ranks[rank] for rank in np.unique(found["rank"]).tolist()]
+        states.sort(key=lambda state: -len(family.members) if (family := self._family(state)) else 0)
+        for state in states:
+            family = self._family(state)
+            if family is None:
+                continue
+            if family.shift is None:
+                family.shift = self._shift(state, family)
+            mine = found["rank"] == state.rank
+            numbers[mine] += family.shift
+            if not family.trusted:
+                out["confidence"][mine] = np.minimum(out["confidence"][mine], 0.5)
+        if self._first is None:
+            self._first = int(numbers.min())
+        numbers -= self._first
+        self.counters["steps_before_first"] += int(np.sum(numbers < 0))
+        out["step"] = np.maximum(numbers, 0)
+        kept: NDArray[np.void] = out[numbers >= 0]
+        return kept
+
+    def _shift(self, state: _Rank, family: _Family) -> int:
+        """What makes a new family's numbers agree with the others': most calls that both make lie in the same step."""
+        settled = [other for other in self._ranks.values() if (f := self._family(other)) and f.shift is not None]
+        if not settled:
+            return 0
+        for other in settled:
+            reference = self._family(other)
+            assert reference is not None
+            assert reference.shift is not None
+            differences = self._shared(other, state)
+            if len(differences):
+                return int(Tally(differences.tolist()).most_common(1)[0][0]) + reference.shift
+        other = settled[0]
+        reference = self._family(other)
+        assert reference is not None
+        assert reference.shift is not None
+        # No call in common (pure pipelines): their steps overlap in time, one step apart at the most.
+        self.counters["families_joined_by_time"] += 1
+        there, here = np.array(other.bounds, np.int64), np.array(state.bounds, np.int64)
+        if not len(there) or not len(here):
+            return reference.shift
+        nearest = np.argmin(np.abs(there[:, 0][None, :] - here[:, 0][:, None]), axis=1)
+        return int(Tally((there[nearest, 1] - here[:, 1]).tolist()).most_common(1)[0][0]) + reference.shift
+
+    def _shared(self, there: _Rank, here: _Rank) -> NDArray[np.int64]:
+        """Step numbers of shared calls on one rank minus those on another, shape (calls,)."""
+        mine = {group: (comm, offset) for (rank, comm), (group, offset) in self._groups.items() if rank == here.rank}
+        for (rank, comm), (group, offset) in self._groups.items():
+            if rank != there.rank or group not in mine:
+                continue
+            sides = []
+            for state, handle, add in ((there, comm, offset), (here, *mine[group])):
+                calls = state.calls[state.calls["collective"] & (state.calls["comm"] == handle)]
+                bounds = np.array(state.bounds, np.int64).reshape(-1, 2)
+                place = np.searchsorted(bounds[:, 0], calls["ts"])
+                inside = (place < len(bounds)) & (place > 0)
+                sides.append((calls["seq"][inside] + add, bounds[place[inside], 1]))
+            _, left, right = np.intersect1d(sides[0][0], sides[1][0], return_indices=True)
+            if len(left):
+                return np.asarray(sides[0][1][left] - sides[1][1][right])
+        return np.empty(0, np.int64)
+
+
+def _spaced(bounds: NDArray[np.int64], exact: NDArray[np.bool_], length: int) -> NDArray[np.int64]:
+    """Boundaries without those inside a unit that matched as a whole, and none closer than half a unit; shape (m,)."""
+    kept = [int(bounds[0])]
+    for bound in bounds[1:].tolist():
+        while exact[bound] and len(kept) > 1 and bound - kept[-1] < length and not exact[kept[-1]]:
+            kept.pop()
+        if 2 * (bound - kept[-1]) >= length:
+            kept.append(bound)
+    return np.array(kept, np.int64)
+
+
+def _merge_into_next(steps: NDArray[np.void], keep: NDArray[np.bool_]) -> None:
+    """Adds each step that is left out to its successor, so that no time is lost between steps."""
+    for i in np.flatnonzero(~keep[:-1]).tolist():
+        steps["duration_ns"][i + 1] += steps["duration_ns"][i]
+        steps["ts_ns"][i + 1] = steps["ts_ns"][i]
+        steps["collectives"][i + 1] += steps["collectives"][i]
+        steps["launches"][i + 1] += steps["launches"][i]
+        steps["confidence"][i + 1] = min(0.5, float(steps["confidence"][i + 1]))
+
+
+def concatenate(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """Joins arrays of :data:`ITERATION`, none included."""
+    kept = list(parts)
+    return np.concatenate(kept) if kept else np.empty(0, ITERATION)

@@ -1,0 +1,310 @@
+"""The process that owns an embedded engine: ClickHouse's HTTP interface over chdb, on a Unix socket.
+
+chdb locks its folder to one process, and closing it inside a process that lives on leaves threads, descriptors and
+memory behind at every cycle. So no Argus command loads chdb. The first one that needs a store starts this process,
+later ones connect to its socket, and it ends when the last of them has gone: a tracer and ``argus sql`` share a store,
+and neither the tracer nor the traced job pays for chdb or dies with it.
+
+Files in the store's folder: ``db`` (chdb's own), ``lock`` (held by this process while it lives; holds its pid and who
+started it), ``socket``, ``engine.log`` (what this process printed).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.parser
+import email.policy
+import fcntl
+import json
+import os
+import re
+import select
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+import uuid
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+LINGER_S = 2.0
+"""How long the engine outlives its last client: the next command of a shell line then finds it warm."""
+MAX_THREADS = 4
+"""Threads of one query. The engine shares the node with the job that is being traced."""
+
+# What belongs to HTTP, not to the engine: chdb would refuse them as unknown settings.
+_TRANSPORT = frozenset(
+    {
+        "query",
+        "database",
+        "default_format",
+        "query_id",
+        "session_id",
+        "session_timeout",
+        "session_check",
+        "quota_key",
+        "compress",
+        "decompress",
+        "buffer_size",
+        "wait_end_of_query",
+        "client_protocol_version",
+        "role",
+        "user",
+        "password",
+        "send_progress_in_http_headers",
+        "http_headers_progress_interval_ms",
+        "enable_http_compression",
+        "cancel_http_readonly_queries_on_client_close",
+    }
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_INSERT_HEAD = re.compile(rb"\s*INSERT\b[^;]*?\bFORMAT\s+\w+[ \t]*\r?\n", re.IGNORECASE)
+_POSITION = re.compile(r"(failed at position )(\d+)")
+_CODE = re.compile(r"Code: (\d+)")
+
+
+@contextlib.contextmanager
+def socket_address(folder: Path) -> Any:
+    """An address for the socket in ``folder`` that fits the kernel's 108 bytes, however long the path is."""
+    if len(os.fsencode(folder)) < 90:
+        yield str(folder / "socket")
+        return
+    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}/socket"
+    finally:
+        os.close(fd)
+
+
+def _quoted(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, folder: Path, chdb: Any, target: str) -> None:
+        self.chdb, self.target = chdb, target
+        self.guard = threading.Lock()
+        self.connections = 0
+        self.idle_since = time.monotonic()
+        self.running: dict[str, socket.socket] = {}
+        with socket_address(folder) as address:
+            super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Counted here, not in the handler's thread: between the two the engine would look idle.
+        with self.guard:
+            self.connections += 1
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self.guard:
+            self.connections -= 1
+            self.idle_since = time.monotonic()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+    def cancel_abandoned(self) -> None:
+        """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
+        with self.guard:
+            running = dict(self.running)
+        poll = select.poll()
+        for connection in running.values():
+            poll.register(connection.fileno(), select.POLLRDHUP)
+        gone = {fd for fd, _ in poll.poll(0)}
+        for mark, connection in running.items():
+            if connection.fileno() in gone:
+                # Inserts are left to end: whether they were stored must not depend on when the client died.
+                handle = self.chdb.connect(self.target)
+                with contextlib.suppress(Exception):
+                    handle.query(f"KILL QUERY WHERE startsWith(query, '/* {mark} */') AND query_kind != 'Insert' ASYNC")
+                handle.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    # Headers and body leave in one segment each; without this every answer waits for the buffer's flush.
+    wbufsize = -1
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _reply(self, status: int, body: Any, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.wfile.flush()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        if url.path == "/ping":
+            self._reply(200, b"Ok.\n", X_Argus_Pid=str(os.getpid()))
+            return
+        options = dict(parse_qsl(url.query, keep_blank_values=True))
+        body = self._body()
+        if self.headers.get_content_type() == "multipart/form-data":
+            head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+            form = email.parser.BytesParser(policy=email.policy.HTTP).parsebytes(head + body)
+            for part in form.iter_parts():
+                name = str(part.get_param("name", "", "content-disposition"))
+                options[name] = (part.get_payload(decode=True) or b"").decode()  # type: ignore[union-attr]
+            body = b""
+        self._run(options, body)
+
+    do_POST = do_GET
+
+    def _run(self, options: dict[str, str], body: bytes) -> None:
+        data: memoryview | None = None
+        sql = options.get("query", "").encode()
+        if sql:
+            data = memoryview(body) if body else None
+        elif head := _INSERT_HEAD.match(body[:65536]):
+            sql, data = head.group(0), memoryview(body)[head.end() :]
+        else:
+            sql = body
+        settings = {k: v for k, v in options.items() if k not in _TRANSPORT and not k.startswith("param_")}
+        params = {k[6:]: v for k, v in options.items() if k.startswith("param_")}
+        mark = f"argus:{uuid.uuid4().hex}"
+        handle = self.server.chdb.connect(self.server.target)
+        spool = -1
+        try:
+            with self.server.guard:
+                self.server.running[mark] = self.connection
+            if bad := [name for name in settings if not _NAME.match(name)]:
+                raise ValueError(f"Code: 115. DB::Exception: Bad setting name {bad[0]!r}. (UNKNOWN_SETTING)")
+            if database := options.get("database"):
+                handle.query("USE `" + database.replace("`", "``") + "`")
+            if settings:
+                # Each request has a handle of its own: SET cannot leak into the next, and readonly cannot be undone.
+                handle.query("SET " + ", ".join(f"{k} = {_quoted(v)}" for k, v in settings.items()))
+            text = sql.decode("utf-8", "surrogateescape")
+            if data is not None:
+                # A memory file, not one on disk: the rows are written once, into the table.
+                spool = os.memfd_create("argus-insert")
+                done = 0
+                while done < len(data):
+                    done += os.write(spool, data[done:])
+                text, n = re.subn(r"(?i)\bFORMAT\s+(\w+)\s*\Z", rf"FROM INFILE '/proc/self/fd/{spool}' FORMAT \1", text)
+                if not n:
+                    raise ValueError("Code: 62. DB::Exception: Rows were sent with a statement that has no FORMAT")
+            result = handle.query(f"/* {mark} */ {text}", options.get("default_format", "TabSeparated"), params=params)
+            content = result.bytes() or b"" if hasattr(result, "bytes") else b""
+            summary = {"written_rows": str(result.rows_read())} if data is not None else {}
+        except Exception as failure:
+            # Positions count from the user's own text, not from our comment before it.
+            message = str(failure).replace(f"/* {mark} */ ", "")
+            message = _POSITION.sub(lambda m: f"{m[1]}{max(1, int(m[2]) - len(mark) - 7)}", message)
+            code = _CODE.search(message)
+            self._reply(500, message.encode(), X_ClickHouse_Exception_Code=code.group(1) if code else "1002")
+        else:
+            self._reply(200, content, X_ClickHouse_Summary=json.dumps(summary))
+        finally:
+            with self.server.guard:
+                self.server.running.pop(mark, None)
+            if spool >= 0:
+                os.close(spool)
+            handle.close()
+
+
+def serve(folder: Path, starter: str, ready: int) -> None:
+    """Runs the engine of the store in ``folder`` until its last client has gone.
+
+    Args:
+        folder: The store's folder; exists.
+        starter: Who started it, for the lock file: shown to whoever waits for the lock.
+        ready: Descriptor that gets one line, ``ready``, ``busy`` or ``error <text>``, and is closed then.
+    """
+
+    def say(line: str) -> None:
+        os.write(ready, line.replace("\n", " ").encode() + b"\n")
+        os.close(ready)
+
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say("busy")
+        return
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()} {starter}\n".encode(), 0)
+    # Yields to the traced job in everything: CPU, and memory when the node runs out of it.
+    with contextlib.suppress(OSError):
+        os.nice(10)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+    stop = threading.Event()
+    # Ctrl-C belongs to the terminal's command. At SIGTERM (a service that stops) the tracer still has rows to store.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # chdb silently reads a config.xml in the current directory.
+    os.chdir(folder)
+    threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    target = (
+        f"{folder / 'db'}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25&mark_cache_size=268435456"
+    )
+    try:
+        import chdb
+
+        keeper = chdb.connect(target)
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "socket").unlink()
+        server = _Server(folder, chdb, target)
+    except Exception as failure:
+        say(f"error {type(failure).__name__}: {failure}")
+        return
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    say("ready")
+    while True:
+        stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
+        server.cancel_abandoned()
+        with server.guard:
+            idle = server.connections == 0
+            linger = 0.0 if stop.is_set() else LINGER_S
+            if idle and time.monotonic() - server.idle_since >= linger:
+                break
+    # Whoever connects from here on is refused, waits for the lock and starts the next engine.
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "socket").unlink()
+    server.socket.close()
+    with contextlib.suppress(Exception):
+        keeper.close()
+    # Python's own exit would run chdb's destructors beside its live threads.
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry point: ``python -m argus.store.engine FOLDER STARTER READY_FD``."""
+    folder, starter, ready = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    os.umask(0o077)
+    # The starter must not be left with a child to wait for. No thread exists yet, and chdb is not loaded.
+    if os.fork():
+        os._exit(0)
+    serve(folder, starter, ready)
+
+
+if __name__ == "__main__":
+    main()

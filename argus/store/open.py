@@ -1,0 +1,559 @@
+"""One URL, one store: ``chdb:///folder`` (embedded) or ``clickhouse://user@host:8443/argus?secure=true`` (a server).
+
+Both are reached through the same clickhouse-connect HTTP client. For the embedded engine it speaks over a Unix socket
+to a process that owns chdb (``engine.py``), started here when none runs yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import importlib.util
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store.engine import socket_address
+
+LEASE_TIMEOUT_S = 30.0
+"""How long to wait for another process to let go of an embedded store."""
+
+_PASSING = {159, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
+"""Codes of what may pass: timeouts, memory limits, too many queries or parts, no space, trouble with Keeper or network,
+a read-only replica, a shutdown."""
+_UNKNOWN_DATABASE = 81
+_NO_SPACE = 243
+_AUTHENTICATION = {192, 193, 194, 516}
+
+
+def default_url() -> str:
+    """The store used where neither ``--store`` nor ``ARGUS_STORE`` names one."""
+    if os.geteuid() == 0:
+        return "chdb:///var/lib/argus"
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return f"chdb://{home}/argus"
+
+
+@dataclass
+class Target:
+    """A parsed store URL."""
+
+    url: str
+    """The URL as shown to people; holds no password."""
+    path: Path | None = None
+    """Folder of an embedded store; None for a server."""
+    host: str = ""
+    port: int = 0
+    user: str = "default"
+    database: str = "default"
+    secure: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def parse_url(url: str | None = None) -> Target:
+    """Parses a store URL: the argument, else ``ARGUS_STORE``, else the default.
+
+    Raises:
+        ArgusError: The URL is malformed, of an unknown kind, or holds a password.
+    """
+    url = url or os.environ.get("ARGUS_STORE") or default_url()
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+        password = parts.password
+    except ValueError as wrong:
+        raise ArgusError(f"bad store URL: {wrong}", _URL_HINT, EXIT_USAGE) from None
+    if password is not None or "password" in parse_qs(parts.query):
+        raise ArgusError(
+            "the store URL holds a password, which every user of the machine can read in the process list",
+            "Take it out, and put it in ARGUS_STORE_PASSWORD or in a file that ARGUS_STORE_PASSWORD_FILE names",
+            EXIT_USAGE,
+        )
+    if parts.scheme == "chdb":
+        path = unquote(parts.path)
+        if parts.netloc or not path.startswith("/") or path == "/":
+            raise ArgusError(f"'{url}' names no folder", "Write three slashes: chdb:///var/lib/argus", EXIT_USAGE)
+        if parts.query or parts.fragment:
+            raise ArgusError(f"'{url}' has options, but an embedded store takes none", _URL_HINT, EXIT_USAGE)
+        return Target(url=url, path=Path(os.path.realpath(path)), database="default")
+    if parts.scheme == "clickhouse":
+        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if unknown := set(options) - {"secure", "verify", "ca_cert"}:
+            raise ArgusError(
+                f"unknown option '{sorted(unknown)[0]}' in the store URL", "Known: secure, verify, ca_cert", EXIT_USAGE
+            )
+        if not parts.hostname:
+            raise ArgusError(f"'{url}' names no host", _URL_HINT, EXIT_USAGE)
+        database = unquote(parts.path.strip("/")) or "default"
+        if "/" in database:
+            raise ArgusError(f"'{url}' names no database", _URL_HINT, EXIT_USAGE)
+        secure = _truth("secure", options.get("secure", "true" if port in (443, 8443) else "false"))
+        return Target(
+            url=url,
+            host=parts.hostname,
+            port=port or (8443 if secure else 8123),
+            user=unquote(parts.username or "default"),
+            database=database,
+            secure=secure,
+            options=options,
+        )
+    raise ArgusError(f"unknown kind of store in '{urlunsplit(parts._replace(query=''))}'", _URL_HINT, EXIT_USAGE)
+
+
+_URL_HINT = "Use chdb:///folder or clickhouse://user@host:8443/database?secure=true"
+
+
+def _truth(name: str, value: str) -> bool:
+    if value.lower() in ("true", "1", "yes", "on", ""):
+        return True
+    if value.lower() in ("false", "0", "no", "off"):
+        return False
+    raise ArgusError(f"'{value}' is no value for '{name}' in the store URL", "Use true or false", EXIT_USAGE)
+
+
+def _password() -> str:
+    if (password := os.environ.get("ARGUS_STORE_PASSWORD")) is not None:
+        return password
+    if name := os.environ.get("ARGUS_STORE_PASSWORD_FILE"):
+        try:
+            return Path(name).read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as failure:
+            raise ArgusError(
+                f"cannot read the password file '{name}': {failure}", "See ARGUS_STORE_PASSWORD_FILE", EXIT_UNAVAILABLE
+            ) from None
+    return ""
+
+
+class Store:
+    """A store that may be shared with other processes and threads.
+
+    Nothing is opened before the first ``lease``. Every method may be called from any thread.
+    """
+
+    def __init__(self, target: Target, *, create: bool) -> None:
+        self.target = target
+        self._create = create
+        self._guard = threading.Lock()
+        self._client: Any = None
+        self._anchor: socket.socket | None = None
+        self._pid = os.getpid()
+
+    @property
+    def url(self) -> str:
+        """The URL as shown to people; holds no password."""
+        return self.target.url
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the engine runs on this machine, for Argus alone."""
+        return self.target.path is not None
+
+    @property
+    def database(self) -> str:
+        """The database that holds the tables."""
+        return self.target.database
+
+    def exists(self) -> bool:
+        """Whether there is a store to open: always true for a server."""
+        return self.target.path is None or (self.target.path / "db").is_dir()
+
+    @contextlib.contextmanager
+    def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> Iterator[Any]:
+        """Yields a clickhouse-connect ``Client``, connecting where needed.
+
+        Leases do not exclude one another: other threads and other processes may hold one at the same time. The client
+        is safe to use from several threads.
+
+        Args:
+            timeout_s: How long to wait for another process that is opening, closing or wrongly holding the folder.
+
+        Raises:
+            ArgusError: The store cannot be reached, with the reason. Failures of a query itself are
+                clickhouse-connect's own exceptions; ``explain`` translates them.
+        """
+        with self._guard:
+            if os.getpid() != self._pid:
+                # After a fork the connections belong to the parent.
+                self._client = self._anchor = None
+                self._pid = os.getpid()
+            if self._client is not None and self._anchor is not None and not _alive(self._anchor):
+                self._drop()
+            if self._client is None:
+                self._client = self._connect(timeout_s)
+            client = self._client
+        yield client
+
+    def close(self) -> None:
+        """Ends the connections. An embedded engine without other clients ends by itself soon after."""
+        with self._guard:
+            self._drop()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drop(self) -> None:
+        client, anchor, self._client, self._anchor = self._client, self._anchor, None, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                client.close()
+                client.http.clear()
+        if anchor is not None:
+            anchor.close()
+
+    def _connect(self, timeout_s: float) -> Any:
+        try:
+            import clickhouse_connect
+            from clickhouse_connect.driver.exceptions import Error
+        except ImportError as missing:
+            raise ArgusError(
+                f"the Python package '{missing.name}' is missing",
+                "pip install 'clickhouse-connect[arrow]'",
+                EXIT_UNAVAILABLE,
+            ) from None
+        target = self.target
+        common: dict[str, Any] = {
+            "autogenerate_session_id": False,
+            "connect_timeout": 10,
+            "send_receive_timeout": 3600,
+            "query_retries": 0,
+            "client_name": "argus",
+        }
+        try:
+            if target.path is not None:
+                self._anchor = _connect_engine(target.path, timeout_s, self._create)
+                return clickhouse_connect.get_client(
+                    interface="http",
+                    host="argus",
+                    port=80,
+                    database=target.database,
+                    compress=False,
+                    pool_mgr=_unix_pool(target.path),
+                    **common,
+                )
+            return clickhouse_connect.get_client(
+                interface="https" if target.secure else "http",
+                host=target.host,
+                port=target.port,
+                username=target.user,
+                password=_password(),
+                database=target.database,
+                verify=_truth("verify", target.options.get("verify", "true")),
+                ca_cert=target.options.get("ca_cert"),
+                **common,
+            )
+        except Error as failure:
+            self._drop()
+            raise self.explain(failure) from None
+        except BaseException:
+            self._drop()
+            raise
+
+    def explain(self, failure: Exception) -> ArgusError:
+        """Turns an exception of clickhouse-connect into one line: what is wrong with the store or the query."""
+        code = getattr(failure, "code", None)
+        text = first_line(str(failure))
+        if code in _AUTHENTICATION:
+            return ArgusError(
+                f"{self.target.host} refused user '{self.target.user}'",
+                "Set ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE, and the user in the URL",
+                EXIT_UNAVAILABLE,
+            )
+        if code == _UNKNOWN_DATABASE:
+            return ArgusError(
+                f"there is no database '{self.database}' on {self.target.host}",
+                f"Create it and its tables: argus store init --store '{self.url}'",
+                EXIT_UNAVAILABLE,
+            )
+        if code == _NO_SPACE or "No space left" in text:
+            return _disk_full(self.url)
+        if code is None and transient(failure):
+            where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
+            return ArgusError(f"cannot reach the store {where}: {_reason(failure)}", _REACH_HINT, EXIT_UNAVAILABLE)
+        return ArgusError(text)
+
+
+def _disk_full(where: str) -> ArgusError:
+    return ArgusError(f"no space is left on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
+
+
+_REACH_HINT = "See whether the server runs and the URL is right (--store, ARGUS_STORE)"
+
+
+def open_store(url: str | None = None, *, create: bool = True) -> Store:
+    """The store that a URL names. Connects to nothing before the first use.
+
+    Args:
+        url: The URL; None: ``ARGUS_STORE``, else the default (``default_url``).
+        create: Whether an embedded store's folder may be created. False for verbs that only read.
+
+    Raises:
+        ArgusError: The URL is wrong.
+    """
+    return Store(parse_url(url), create=create)
+
+
+def first_line(text: str) -> str:
+    """A ClickHouse error as one useful line: without the driver's preamble, version, stack trace and URL."""
+    text = re.sub(r"\s*\(for url [^)]*\)\s*\Z", "", text.strip())
+    if (start := text.find("DB::Exception: ")) >= 0:
+        text = text[start:]
+    text = text.split("Stack trace:")[0]
+    text = re.sub(r"(Code: \d+\. )?DB::Exception: ", "", text)
+    text = re.sub(r"\s*\(version [^)]*\)+\s*\Z", "", text.strip())
+    text = re.sub(r"\s*\(([A-Z][A-Z0-9_]+)\)\s*\Z", r" (\1)", text)
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else text[:300] + " … " + text[-90:]
+
+
+def transient(failure: BaseException) -> bool:
+    """Whether the same request may succeed later: the store was away, busy or out of room, not wrong."""
+    if isinstance(failure, ArgusError):
+        return failure.exit_code == EXIT_UNAVAILABLE
+    from clickhouse_connect.driver.exceptions import Error
+
+    if not isinstance(failure, Error):
+        return isinstance(failure, OSError)
+    code = getattr(failure, "code", None)
+    if code in _PASSING:
+        return True
+    return code is None and _network(failure)
+
+
+def _network(failure: BaseException) -> bool:
+    from urllib3.exceptions import HTTPError
+
+    seen: BaseException | None = failure
+    while seen is not None:
+        if isinstance(seen, (HTTPError, OSError)):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return bool(re.search(r"HTTP status (429|502|503|504)|onnection|timed out", str(failure)))
+
+
+def _reason(failure: BaseException) -> str:
+    text = str(failure)
+    for phrase in ("Connection refused", "Name or service not known", "timed out", "CERTIFICATE_VERIFY_FAILED",
+                   "Temporary failure in name resolution", "No route to host", "Network is unreachable",
+                   "wrong version number", "record layer failure"):  # fmt: skip
+        if phrase.lower() in text.lower():
+            tls = "TLS was tried on a port that speaks plain HTTP; secure=false"
+            return tls if phrase in ("wrong version number", "record layer failure") else phrase.lower()
+    return first_line(text)
+
+
+# ---- the embedded engine -------------------------------------------------------------------------------------------
+
+
+def _unix_pool(folder: Path) -> Any:
+    """A urllib3 pool whose every connection goes to the engine's socket."""
+    from urllib3 import HTTPConnectionPool, PoolManager
+    from urllib3.connection import HTTPConnection
+
+    class Connection(HTTPConnection):
+        def _new_conn(self) -> socket.socket:
+            from urllib3.exceptions import NewConnectionError
+
+            try:
+                return _dial(folder)
+            except OSError as failure:
+                raise NewConnectionError(self, str(failure)) from failure
+
+    class Pool(HTTPConnectionPool):
+        ConnectionCls = Connection
+
+    manager = PoolManager(maxsize=16)
+    manager.pool_classes_by_scheme = {"http": Pool}
+    return manager
+
+
+def _dial(folder: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with socket_address(folder) as address:
+            connection.connect(address)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _alive(anchor: socket.socket) -> bool:
+    try:
+        return bool(anchor.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _connect_engine(folder: Path, timeout_s: float, create: bool) -> socket.socket:
+    """Connects to the engine of the store in ``folder``, starting it where none runs.
+
+    Returns:
+        A connection that has been answered. The engine lives at least as long as it stays open.
+
+    Raises:
+        ArgusError: The folder is unusable, the engine does not start, or another process holds the folder.
+    """
+    _prepare(folder, create)
+    deadline = time.monotonic() + timeout_s
+    wait_s = 0.01
+    while True:
+        try:
+            connection = _dial(folder)
+            connection.settimeout(timeout_s)
+            connection.sendall(b"GET /ping HTTP/1.1\r\nHost: argus\r\n\r\n")
+            if connection.recv(4096).startswith(b"HTTP/1.1 200"):
+                connection.settimeout(None)
+                return connection
+            connection.close()
+        except PermissionError:
+            raise _forbidden(folder) from None
+        except OSError:
+            pass
+        holder = _holder(folder)
+        if holder is None:
+            outcome = _start_engine(folder, max(1.0, deadline - time.monotonic()))
+            if outcome == "ready":
+                continue
+            if outcome != "busy":
+                raise _engine_failure(folder, outcome)
+        if time.monotonic() >= deadline:
+            pid, _, who = (holder or "? ?").partition(" ")
+            raise ArgusError(
+                f"process {pid} ({who}) holds the store {folder} and does not answer",
+                f"Wait for it, or end it: kill {pid}",
+                EXIT_UNAVAILABLE,
+            )
+        time.sleep(wait_s)
+        wait_s = min(wait_s * 1.5, 0.2)
+
+
+def _prepare(folder: Path, create: bool) -> None:
+    if not create and not (folder / "db").is_dir():
+        raise ArgusError(
+            f"nothing is stored yet at {folder}",
+            "Run `argus trace --pid PID` first, or name another store with --store",
+            EXIT_UNAVAILABLE,
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as failure:
+        raise ArgusError(
+            f"cannot create the store's folder {folder}: {failure.strerror}", _FOLDER_HINT, EXIT_UNAVAILABLE
+        ) from None
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise _forbidden(folder)
+    if importlib.util.find_spec("chdb") is None:
+        raise ArgusError(
+            "the embedded engine (Python package 'chdb') is not installed",
+            "pip install chdb, or use a server: --store clickhouse://user@host:8443/argus",
+            EXIT_UNAVAILABLE,
+        )
+
+
+_FOLDER_HINT = "Name another folder: --store chdb:///path"
+
+
+def _forbidden(folder: Path) -> ArgusError:
+    import pwd
+
+    owner: object = folder.stat().st_uid
+    with contextlib.suppress(KeyError):
+        owner = pwd.getpwuid(folder.stat().st_uid).pw_name
+    return ArgusError(
+        f"you may not write to the store's folder {folder}, which belongs to {owner}",
+        f"Use sudo, or another folder: --store chdb://{os.path.expanduser('~')}/.local/share/argus",
+        EXIT_UNAVAILABLE,
+    )
+
+
+def _holder(folder: Path) -> str | None:
+    """``<pid> <who>`` of the process that holds the store's lock; None: nobody does."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except PermissionError:
+        raise _forbidden(folder) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(fd, 200, 0).decode("utf-8", "replace").strip() or "? ?"
+    finally:
+        os.close(fd)
+    return None
+
+
+def _start_engine(folder: Path, timeout_s: float) -> str:
+    """Starts the engine and returns what it says: ``ready``, ``busy`` or ``error <text>``."""
+    reader, writer = os.pipe()
+    environment = dict(os.environ)
+    # Found where this Argus was found. The working directory is "/" lest a file of the user's own, named like a module,
+    # be imported from it.
+    package_root = str(Path(__file__).resolve().parent.parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
+    command = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:2]])
+    starter = f"started by process {os.getpid()}: {command}"
+    try:
+        with open(folder / "engine.log", "ab") as log:
+            if log.tell() > 1 << 20:
+                log.truncate(0)
+            starting = subprocess.Popen(
+                [sys.executable, "-m", "argus.store.engine", str(folder), starter, str(writer)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=environment,
+                pass_fds=(writer,),
+                start_new_session=True,
+            )
+    except OSError as failure:
+        os.close(reader)
+        os.close(writer)
+        if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise _forbidden(folder) from None
+        return f"error {failure.strerror}"
+    os.close(writer)
+    starting.wait()
+    try:
+        import select
+
+        ready, _, _ = select.select([reader], [], [], timeout_s)
+        if not ready:
+            return "busy"
+        return os.read(reader, 65536).decode("utf-8", "replace").strip() or "error it died"
+    finally:
+        os.close(reader)
+
+
+def _engine_failure(folder: Path, outcome: str) -> ArgusError:
+    text = outcome.removeprefix("error ")
+    if "Code: 36" in text and "EmbeddedServer" in text:
+        return ArgusError(
+            f"another program has opened {folder / 'db'} with chdb itself, or its files are damaged",
+            f"Close that program (see: fuser {folder / 'db'}); details are in {folder / 'engine.log'}",
+            EXIT_UNAVAILABLE,
+        )
+    if "No space left" in text or "Code: 243" in text:
+        return _disk_full(str(folder))
+    return ArgusError(
+        f"the embedded engine cannot open {folder / 'db'}: {first_line(text)}",
+        f"Details are in {folder / 'engine.log'}. If the data is damaged, move the folder away and start afresh",
+        EXIT_UNAVAILABLE,
+    )

@@ -1,0 +1,189 @@
+"""Reads from a store: SQL in, Arrow or numpy columns out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store.open import LEASE_TIMEOUT_S, Store
+
+_UNKNOWN_TABLE = 60
+
+
+def query(
+    store: Store,
+    sql: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    timeout_s: float = LEASE_TIMEOUT_S,
+) -> pa.Table:
+    """Runs a query.
+
+    Args:
+        store: The store.
+        sql: One ClickHouse query, without FORMAT. Parameters are written ``{name:Type}``.
+        params: Their values. Never format values into ``sql``.
+        settings: ClickHouse settings for this query, such as ``max_execution_time`` (seconds).
+        timeout_s: How long to wait for an embedded store that another process is opening or closing.
+
+    Returns:
+        The result as an Arrow table; ``LowCardinality(String)`` columns are plain strings.
+
+    Raises:
+        ArgusError: The store is empty or cannot be reached, or ClickHouse refuses the query (its reason in one line).
+    """
+    from clickhouse_connect.driver.exceptions import Error
+
+    with store.lease(timeout_s) as client:
+        try:
+            table = client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+        except Error as failure:
+            if getattr(failure, "code", None) == _UNKNOWN_TABLE and _is_empty(client):
+                raise nothing_stored(store) from None
+            raise store.explain(failure) from None
+    assert isinstance(table, pa.Table)
+    return table
+
+
+def query_columns(
+    store: Store,
+    sql: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
+    """Runs a query and returns its columns as numpy arrays, in the order of the query.
+
+    ``DateTime64`` of every precision is int64 nanoseconds since 1970 (ClickHouse sends plain ``DateTime`` as uint32
+    seconds); strings and arrays are objects; columns with NULLs are float64 with NaN where they are numbers, objects
+    with None otherwise.
+
+    Raises:
+        ArgusError: As ``query``.
+    """
+    table = query(store, sql, params, settings=settings)
+    return {name: _column(table.column(name)) for name in table.column_names}
+
+
+def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.timestamp("ns", tz=values.type.tz)).cast(pa.int64())
+    if pa.types.is_string(values.type) or pa.types.is_nested(values.type):
+        out = np.empty(len(values), dtype=object)
+        out[:] = values.to_pylist()
+        return out
+    return np.asarray(values.to_numpy())
+
+
+@dataclass(frozen=True)
+class Run:
+    """One tracing session of a job."""
+
+    job: str
+    run: int
+    """Unix time of its start."""
+    ranks: int
+    """Ranks with rows."""
+    steps: int
+    """Steps found; 0: none."""
+    started_ns: int
+    """Wall time of its first row."""
+    ended_ns: int
+    """Wall time of its last row."""
+
+
+def list_runs(store: Store, job: str | None = None) -> list[Run]:
+    """The tracing sessions in a store, newest first.
+
+    Args:
+        store: The store.
+        job: Only this job's.
+
+    Raises:
+        ArgusError: The store cannot be reached.
+    """
+    if not store.exists():
+        return []
+    try:
+        rows = query_columns(store, _RUNS, {"job": job or "", "any": int(job is None)})
+    except ArgusError as failure:
+        if failure.message.startswith(_NOTHING):
+            return []
+        raise
+    columns = [rows[name].tolist() for name in ("job", "run", "ranks", "steps", "started", "ended")]
+    return [Run(*row) for row in zip(*columns, strict=True)]
+
+
+# Imported jobs may have steps and no session, sessions that were just started no step yet: hence all four tables.
+_RUNS = """
+SELECT job, run, length(groupUniqArrayArray(seen)) AS ranks, max(steps) AS steps,
+       min(first_ns) AS started, max(last_ns) AS ended
+FROM
+(
+  SELECT job, run, CAST([], 'Array(UInt32)') AS seen, 0 AS steps,
+         toUnixTimestamp64Nano(min(started)) AS first_ns,
+         toUnixTimestamp64Nano(max(ifNull(ended, started))) AS last_ns
+  FROM jobs GROUP BY job, run
+  UNION ALL
+  SELECT job, run, groupUniqArray(rank), uniqExact(step),
+         toUnixTimestamp64Nano(min(ts)), max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns))
+  FROM iterations GROUP BY job, run
+  UNION ALL
+  SELECT job, run, groupUniqArray(rank), 0, toUnixTimestamp64Nano(min(ts)), toUnixTimestamp64Nano(max(ts))
+  FROM collectives GROUP BY job, run
+  UNION ALL
+  SELECT job, run, groupUniqArray(rank), 0, toUnixTimestamp64Nano(min(ts)), toUnixTimestamp64Nano(max(ts))
+  FROM launches GROUP BY job, run
+)
+WHERE {any:UInt8} = 1 OR job = {job:String}
+GROUP BY job, run
+ORDER BY run DESC, ended DESC, job
+"""
+
+
+def list_jobs(store: Store) -> list[str]:
+    """The names of the jobs in a store, the one traced last first."""
+    return list(dict.fromkeys(run.job for run in list_runs(store)))
+
+
+def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
+    """The newest tracing session, as (job, run).
+
+    Args:
+        store: The store.
+        job: Only this job's.
+
+    Raises:
+        ArgusError: Nothing is stored, or not of that job.
+    """
+    runs = list_runs(store, job)
+    if runs:
+        return runs[0].job, runs[0].run
+    if job is not None and (jobs := list_jobs(store)):
+        stored = f"Stored are: {', '.join(jobs[:10])}"
+        raise ArgusError(f"no job '{job}' is stored at {store.url}", stored, EXIT_UNAVAILABLE)
+    raise nothing_stored(store)
+
+
+_NOTHING = "nothing is stored yet at "
+
+
+def nothing_stored(store: Store) -> ArgusError:
+    """The error for a store without rows."""
+    return ArgusError(
+        _NOTHING + store.url, "Run `argus trace --pid PID` first, or name another store with --store", EXIT_UNAVAILABLE
+    )
+
+
+def _is_empty(client: Any) -> bool:
+    try:
+        return not client.command("EXISTS TABLE jobs")
+    except Exception:
+        return False

@@ -1,0 +1,106 @@
+"""What a store holds: its engine, its schema, and how much is in every table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from argus.errors import ArgusError
+from argus.store.open import Store
+from argus.store.reader import Run, list_runs, query, query_columns
+from argus.store.schema import SchemaState, schema_state
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """One table or view."""
+
+    name: str
+    comment: str
+    rows: int | None
+    """None for a view: counting it would run it."""
+    bytes: int | None
+    """On disk, compressed."""
+    oldest_ns: int | None = None
+    """Wall time of the oldest row; None: no rows, or rows without a time."""
+    newest_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class StoreStatus:
+    """What ``argus store status`` shows."""
+
+    url: str
+    engine: str
+    """``chdb`` or ``ClickHouse``, with its version; empty: nothing is there yet."""
+    schema: SchemaState | None
+    tables: list[TableStatus] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+
+
+def list_tables(store: Store) -> list[TableStatus]:
+    """The tables and views with comments, rows and bytes on disk.
+
+    Raises:
+        ArgusError: The store cannot be reached.
+    """
+    found = query(
+        store,
+        "SELECT name, comment, engine = 'View' AS is_view, toInt64(ifNull(total_rows, 0)) AS rows,"
+        " toInt64(ifNull(total_bytes, 0)) AS bytes FROM system.tables"
+        " WHERE database = currentDatabase() AND NOT is_temporary ORDER BY is_view, name",
+    ).to_pylist()
+    return [
+        TableStatus(t["name"], t["comment"], None if t["is_view"] else t["rows"], None if t["is_view"] else t["bytes"])
+        for t in found
+    ]
+
+
+def store_status(store: Store) -> StoreStatus:
+    """Reads a store's status.
+
+    Raises:
+        ArgusError: The store cannot be reached, or was written by a newer Argus.
+    """
+    if not store.exists():
+        return StoreStatus(store.url, "", None)
+    with store.lease() as client:
+        engine = f"{'chdb' if store.embedded else 'ClickHouse'} {client.server_version}"
+    times = query_columns(
+        store,
+        "SELECT table, argMin(name, indexOf(['ts', 'created', 'started'], name)) AS time_column FROM system.columns"
+        " WHERE database = currentDatabase() AND name IN ('ts', 'created', 'started') GROUP BY table",
+    )
+    column_of = dict(zip(times["table"], times["time_column"], strict=True))
+    tables = []
+    for table in list_tables(store):
+        if table.rows and table.name in column_of:
+            # Names come from the store's own catalogue, and are quoted.
+            column, name = (x.replace("`", "``") for x in (column_of[table.name], table.name))
+            span = query_columns(
+                store,
+                f"SELECT toDateTime64(min(`{column}`), 9) AS a, toDateTime64(max(`{column}`), 9) AS b FROM `{name}`",
+            )
+            oldest, newest = int(span["a"][0]), int(span["b"][0])
+            table = TableStatus(table.name, table.comment, table.rows, table.bytes, oldest, newest)
+        tables.append(table)
+    state = schema_state(store)
+    runs: list[Run] = list_runs(store) if state.version else []
+    return StoreStatus(store.url, engine, state, tables, runs)
+
+
+def describe_table(store: Store, table: str) -> list[tuple[str, str, str]]:
+    """The columns of a table as (name, type, comment).
+
+    Raises:
+        ArgusError: There is no such table.
+    """
+    rows = query(
+        store,
+        "SELECT name, type, comment FROM system.columns"
+        " WHERE database = currentDatabase() AND table = {table:String} ORDER BY position",
+        {"table": table},
+    ).to_pylist()
+    if not rows:
+        names = ", ".join(t.name for t in list_tables(store))
+        raise ArgusError(f"there is no table '{table}'", f"There are: {names}" if names else "The store is empty")
+    return [(row["name"], row["type"], row["comment"]) for row in rows]

@@ -1,0 +1,148 @@
+"""``argus diagnose``: name what slows a job down, with evidence."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import click
+
+from argus.diagnose.run import THRESHOLD, diagnose_store, save
+from argus.diagnose.verdict import Verdict, to_json
+from argus.store.open import open_store
+from argus.store.reader import latest_run
+
+from .options import format_option, store_option
+
+EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
+"""Exit codes with --exit-code."""
+
+_STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", "inconclusive": "bold yellow"}
+
+
+def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
+    if value is None:
+        return None, None
+    match = re.fullmatch(r"(\d*):(\d*)", value)
+    if match is None or match[0] == ":":
+        raise click.BadParameter("write A:B, A: or :B, such as 100:500")
+    first, last = (int(part) if part else None for part in match.groups())
+    if first is not None and last is not None and first > last:
+        raise click.BadParameter(f"step {first} lies after step {last}")
+    return first, last
+
+
+@click.command()
+@click.option("--job", metavar="NAME", help="The job. Default: the one traced last.")
+@click.option("--run", type=click.IntRange(min=0), metavar="N", help="Its tracing session. Default: the newest.")
+@click.option("--steps", metavar="A:B", callback=_steps, help="Look only at steps A to B; either may be missing.")
+@click.option(
+    "--threshold",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=THRESHOLD,
+    show_default=True,
+    help="Lost share of the step time that counts as degraded.",
+)
+@format_option(("text", "json"))
+@store_option
+@click.option("--no-store", is_flag=True, help="Do not add the verdict to the table findings.")
+@click.option(
+    "--sql", "with_sql", is_flag=True, help="Print every query behind the findings, to paste into `argus sql`."
+)
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Tell the verdict by the exit code: 0 healthy, 10 degraded, 11 hung, 12 inconclusive. Without it: 0.",
+)
+def command(
+    job: str | None,
+    run: int | None,
+    steps: tuple[int | None, int | None],
+    threshold: float,
+    output_format: str,
+    store_url: str | None,
+    no_store: bool,
+    with_sql: bool,
+    exit_code: bool,
+) -> int:
+    """Name what slows a job down, with evidence.
+
+    The newest steps decide: a job that became slow 20 steps ago is degraded, one that recovered is healthy.
+
+    \b
+      argus diagnose                          the job traced last
+      argus diagnose --job llama --steps 500:
+      argus diagnose --sql                    with the queries behind it
+      argus diagnose --format json | jq '.findings[0]'
+      argus diagnose --exit-code || alert     for scripts
+    """
+    with open_store(store_url, create=False) as store:
+        if job is None or run is None:
+            found = latest_run(store, job)
+            job, run = found[0], found[1] if run is None else run
+        verdict = diagnose_store(store, job, run, steps=steps, threshold=threshold)
+        if not no_store:
+            save(store, verdict)
+    if output_format == "json":
+        click.echo(to_json(verdict))
+    else:
+        _print(verdict, with_sql)
+    return EXIT_CODES[verdict["status"]] if exit_code else 0
+
+
+def _print(verdict: Verdict, with_sql: bool) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()
+    # Piped text is not folded at 80 columns: grep wants whole lines.
+    console = Console(highlight=False, width=None if terminal else 10_000, soft_wrap=not terminal)
+
+    def line(text: Text | str, indent: int = 0) -> None:
+        console.print(Padding(text, (0, 0, 0, indent), expand=False))
+
+    status = verdict["status"]
+    head = Text(status.upper(), style=_STYLES[status])
+    head.append(f"  {verdict['job']}", style="bold not dim")
+    steps = verdict["steps"]
+    head.append(f"  {verdict['ranks']} ranks" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), style="dim")
+    if status == "degraded":
+        head.append(f", {verdict['slowdown']:.2f}x slower than it could be", style="bold")
+    line(head)
+    if verdict["reason"]:
+        line(verdict["reason"], 2)
+    for number, finding in enumerate(verdict["findings"], 1):
+        console.print()
+        who = _ranks(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
+        title = Text(f"{number}. {finding['kind'].replace('_', ' ')}", style="bold")
+        title.append(f"  {who}" if who else "")
+        line(title)
+        line(
+            f"since step {finding['steps'][0]} · {finding['slowdown']:.2f}x · explains {finding['share']:.0%} of the "
+            f"lost time · confidence {finding['confidence']:.0%}",
+            3,
+        )
+        for evidence in finding["evidence"]:
+            line(f"· {evidence['text']}", 3)
+        line(Text.assemble(("→ ", "bold"), finding["action"]), 3)
+        if with_sql:
+            for evidence in finding["evidence"]:
+                console.print()
+                line(Text(evidence["sql"], style="dim"), 5)
+    if verdict["findings"] and not with_sql:
+        console.print()
+        line(Text("argus diagnose --sql prints the queries behind this.", style="dim"))
+    coverage = verdict["coverage"]
+    if coverage["complete"]:
+        line(Text("coverage: complete", style="dim"))
+    else:
+        lost = ", ".join(f"{name} {count:,}" for name, count in coverage["dropped"].items())
+        line(Text(f"coverage: incomplete ({lost})", style="yellow"))
+
+
+def _ranks(ranks: list[int]) -> str:
+    if not ranks:
+        return ""
+    listed = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

@@ -1,0 +1,111 @@
+"""``argus store``: create the tables, show what is stored."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import datetime, timezone
+
+import click
+
+from argus.store.open import open_store
+from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
+from argus.store.status import StoreStatus, store_status
+
+from .options import format_option, store_option
+
+
+@click.group()
+def command() -> None:
+    """Create the tables, show what is stored.
+
+    \b
+      argus store status
+      argus store init --store clickhouse://argus@db:8443/argus --ttl 90d
+    """
+
+
+@command.command()
+@store_option
+@click.option("--ttl", metavar="SPAN", help=f"How long rows are kept: 30d, 12h, 6months. Default: {DEFAULT_TTL[9:]}.")
+@click.option("--raw-ttl", metavar="SPAN", help=f"The same for single CUDA calls. Default: {DEFAULT_RAW_TTL[9:]}.")
+def init(store_url: str | None, ttl: str | None, raw_ttl: str | None) -> None:
+    """Create the tables, or upgrade those of an older Argus.
+
+    A server needs this once; an embedded store does it by itself. Safe to run again: what is stored stays, and --ttl
+    and --raw-ttl change how long it is kept.
+
+    \b
+      argus store init --store clickhouse://argus@db:8443/argus
+      argus store init --ttl 90d --raw-ttl 12h
+    """
+    with open_store(store_url) as store:
+        state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl)
+        click.echo(f"{store.url}: schema {state.version} is in place")
+        for name in state.changed:
+            click.echo(f"warning: {name} has changed since it was applied here", err=True)
+
+
+@command.command()
+@store_option
+@format_option()
+def status(store_url: str | None, output_format: str) -> None:
+    """Show the engine, the tables with rows and bytes, and the jobs.
+
+    \b
+      argus store status
+      argus store status --format json | jq '.tables[] | {name, rows}'
+    """
+    with open_store(store_url, create=False) as store:
+        found = store_status(store)
+    if output_format == "json":
+        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+    else:
+        _print(found)
+
+
+def _print(found: StoreStatus) -> None:
+    click.echo(f"store   {found.url}")
+    if found.schema is None:
+        click.echo("engine  none: nothing is stored here yet; run `argus trace --pid PID`")
+        return
+    click.echo(f"engine  {found.engine}")
+    notes = [f"{name} has changed since it was applied" for name in found.schema.changed]
+    if found.schema.version < found.schema.known:
+        notes.append(f"this Argus knows {found.schema.known}: run `argus store init`")
+    click.echo(f"schema  {found.schema.version}" + "".join(f"; {note}" for note in notes))
+    click.echo()
+    click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'oldest (UTC)':<19}  newest (UTC)")
+    for table in found.tables:
+        if table.rows is None:
+            click.echo(f"{table.name:<24}{'view':>14}")
+        else:
+            click.echo(
+                f"{table.name:<24}{table.rows:>14,}{readable_bytes(table.bytes or 0):>11}  "
+                f"{_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
+            )
+    click.echo()
+    click.echo(f"{'job':<32}{'run':>12}{'ranks':>8}{'steps':>8}  {'first (UTC)':<19}  last (UTC)")
+    for run in found.runs:
+        click.echo(
+            f"{run.job:<32}{run.run:>12}{run.ranks:>8}{run.steps:>8}  "
+            f"{_time(run.started_ns):<19}  {_time(run.ended_ns)}"
+        )
+    if not found.runs:
+        click.echo("none yet")
+
+
+def _time(ns: int | None) -> str:
+    if ns is None:
+        return "-"
+    return datetime.fromtimestamp(ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes with a unit of 1024, three digits: 1.21 MiB."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"

@@ -1,0 +1,176 @@
+"""``argus trace``: traces running processes until they end or the user has seen enough."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from argus.errors import EXIT_USAGE, ArgusError
+from argus.store.open import open_store
+from argus.trace import Member, Options, Tracer
+
+from .live import picture, plain_line
+from .options import store_option
+
+POLL_S = 0.02
+PLAIN_INTERVAL_S = 5.0
+
+
+@click.command()
+@click.option("--pid", "pids", type=click.IntRange(min=1), multiple=True, help="Process to trace; repeat for more.")
+@click.option("--all-gpu", is_flag=True, help="Trace every process that maps libcuda.")
+@click.option("--name", metavar="TEXT", help="Trace every such process whose command line contains TEXT.")
+@click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
+@click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
+@click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
+@click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
+@click.option(
+    "--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs about 1 µs each."
+)
+@click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
+@click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
+@store_option
+def command(
+    pids: tuple[int, ...],
+    all_gpu: bool,
+    name: str | None,
+    children: bool,
+    duration: float | None,
+    steps: int | None,
+    job: str | None,
+    launch_durations: bool,
+    buffer_mb: int,
+    plain: bool,
+    store_url: str | None,
+) -> int:
+    """Trace running processes: kernel launches, copies, waits and collectives.
+
+    The processes are neither stopped nor changed: eBPF probes on libcuda, libcudart and libnccl report their calls, and
+    vanish with Argus, even if it is killed. Rows go to the store while the trace runs.
+
+    Cost to the target: about 1 to 3 µs for each traced call (`scripts/bench probe`).
+
+    \b
+      sudo argus trace --pid 4821
+      sudo argus trace --pid 4821 --pid 4822 --duration 60
+      sudo argus trace --pid $(pgrep -o torchrun) --children
+      sudo argus trace --all-gpu --steps 200 && argus diagnose
+    """
+    if not (pids or all_gpu or name):
+        raise ArgusError("nothing to trace", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
+    store = open_store(store_url)
+    options = Options(
+        pids=pids,
+        all_gpu=all_gpu,
+        name=name,
+        children=children,
+        job=job,
+        launch_durations=launch_durations,
+        launch_ring_bytes=1 << (buffer_mb * (1 << 20) - 1).bit_length(),
+    )
+    tracer = Tracer(store, options)
+    console = Console(stderr=False)
+    with _stop_on_signals() as stopping:
+        members = tracer.start()
+        _say_what_is_attached(console, tracer, members)
+        deadline = None if duration is None else time.monotonic() + duration
+        try:
+            _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
+        finally:
+            lost = tracer.stop()
+    return _sum_up(console, tracer, lost)
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the trace in good order. Yields a list that holds the signal once it came."""
+    came: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda received, _frame: came.append(received))
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member]) -> None:
+    for job in tracer.jobs.values():
+        ranks = sorted(job.members.values(), key=lambda member: member.rank)
+        world = max((member.target.identity.world_size for member in ranks), default=0)
+        of = f" of {world}" if world else ""
+        launcher = ranks[0].target.identity.launcher if ranks else "unknown"
+        console.print(f"job [bold]{job.name}[/]: {len(ranks)} ranks{of} here ({launcher})", highlight=False)
+        for member in ranks:
+            source = "" if member.rank_source != "order" else ", rank guessed from order"
+            console.print(
+                f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}", highlight=False
+            )
+    for attachment in tracer.attached:
+        where = "all its processes" if attachment.pid is None else f"process {attachment.pid}"
+        console.print(f"  probes on {attachment.library.describe()}, {where}", highlight=False, markup=False)
+    if not tracer.attached:
+        console.print("  no library to probe yet: waiting for children to load one", highlight=False)
+
+
+def _watch(
+    console: Console, tracer: Tracer, stopping: list[int], deadline: float | None, steps: int | None, plain: bool
+) -> None:
+    """Polls until there is a reason to stop."""
+    live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
+    shown = time.monotonic()
+    with live or contextlib.nullcontext():
+        while not stopping and not tracer.done():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
+            tracer.poll()
+            if steps is not None and _all_have(tracer, steps):
+                return
+            if live is not None and now - shown >= 0.5:
+                live.update(picture(tracer.view(), console.width), refresh=True)
+                shown = now
+            elif live is None and now - shown >= PLAIN_INTERVAL_S:
+                console.print(plain_line(tracer.view()), highlight=False, markup=False, soft_wrap=True)
+                sys.stdout.flush()
+                shown = now
+            time.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
+
+
+def _all_have(tracer: Tracer, steps: int) -> bool:
+    members = [member for job in tracer.jobs.values() for member in job.members.values() if member.state == "traced"]
+    return bool(members) and all(member.steps >= steps for member in members)
+
+
+def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
+    members = [member for job in tracer.jobs.values() for member in job.members.values()]
+    launches = sum(member.launches for member in members)
+    collectives = sum(member.collectives for member in members)
+    steps = max((member.steps for member in members), default=0)
+    exited = [str(member.target.pid) for member in members if member.state == "exited"]
+    if exited:
+        console.print(f"ended meanwhile: process {', '.join(exited[:16])}", highlight=False)
+    console.print(
+        f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps:,} steps a rank",
+        highlight=False,
+    )
+    if lost:
+        what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
+        console.print(f"coverage: incomplete ({what})", style="yellow", highlight=False)
+    else:
+        console.print("coverage: complete, nothing was lost", style="green", highlight=False)
+    if tracer.store_error:
+        raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
+    job = next(iter(tracer.jobs))
+    named = "" if len(tracer.jobs) == 1 else f" --job '{job}'"
+    console.print(f"next: argus diagnose{named}   or: argus sql", highlight=False)
+    return 0

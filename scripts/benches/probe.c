@@ -1,0 +1,68 @@
+/* The target of scripts/benches/probe.py: calls that cost nothing by themselves, so that a probe's cost stands out.
+ * Reads a letter and a count, makes that many calls, prints the nanoseconds they took. */
+#include <stdio.h>
+#include <time.h>
+
+/* First instruction "push": the kernel emulates it. */
+__attribute__((noinline)) int cuGraphLaunch(void *exec, void *stream)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	return exec == stream;
+}
+
+/* First instruction a move: the kernel single-steps it out of line. */
+__attribute__((naked, noinline)) int cuGraphLaunch_ptsz(void *exec, void *stream)
+{
+	__asm__("mov %rsi, %rax\n\txor %eax, %eax\n\tret");
+}
+
+__attribute__((noinline)) int cuStreamSynchronize(void *stream)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	return stream == (void *)1;
+}
+
+__attribute__((noinline)) int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+					     unsigned bz, unsigned shared, void *stream, void **params, void **extra)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	return f == stream && gx + gy + gz + bx + by + bz + shared == 1 && params == extra;
+}
+
+struct dim3 { unsigned x, y, z; };
+
+__attribute__((noinline)) int cudaLaunchKernel(const void *f, struct dim3 grid, struct dim3 block, void **args,
+					       unsigned long shared, void *stream)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	int result = cuLaunchKernel((void *)f, grid.x, grid.y, grid.z, block.x, block.y, block.z, shared, stream, args, 0);
+	__asm__ volatile("" ::: "memory"); /* no tail call */
+	return result;
+}
+
+int main(void)
+{
+	char what;
+	long count;
+	struct dim3 one = {1, 1, 1};
+	while (scanf(" %c %ld", &what, &count) == 2) {
+		struct timespec a, b;
+		clock_gettime(CLOCK_MONOTONIC, &a);
+		for (long i = 0; i < count; i++) {
+			if (what == 'e')
+				cuGraphLaunch((void *)i, (void *)8);
+			else if (what == 's')
+				cuGraphLaunch_ptsz((void *)i, (void *)8);
+			else if (what == 'x')
+				cuStreamSynchronize((void *)i);
+			else if (what == 'd')
+				cuLaunchKernel((void *)i, 1, 1, 1, 1, 1, 1, 0, (void *)8, 0, 0);
+			else
+				cudaLaunchKernel((void *)i, one, one, 0, 0, (void *)8);
+		}
+		clock_gettime(CLOCK_MONOTONIC, &b);
+		printf("%ld\n", (b.tv_sec - a.tv_sec) * 1000000000L + b.tv_nsec - a.tv_nsec);
+		fflush(stdout);
+	}
+	return 0;
+}

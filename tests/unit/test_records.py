@@ -1,0 +1,84 @@
+"""bpf/argus.h and argus/records.py describe the same bytes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from argus import records
+from argus.capture import calls
+
+STRUCTS = {
+    "argus_launch": records.LAUNCH,
+    "argus_collective": records.COLLECTIVE,
+    "argus_control": records.CONTROL,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
+    """Sizes, offsets and enum values as a C compiler sees them."""
+    root = Path(__file__).resolve().parents[2]
+    folder = tmp_path_factory.mktemp("abi")
+    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "argus.h"', "int main(void) {", 'printf("{");']
+    for struct, dtype in STRUCTS.items():
+        lines.append(f'printf("\\"{struct}\\": {{\\"sizeof\\": %zu", sizeof(struct {struct}));')
+        for name in dtype.names or ():
+            lines.append(f'printf(", \\"{name}\\": %zu", offsetof(struct {struct}, {name}));')
+        lines.append('printf("}, ");')
+    lines.append('printf("\\"enums\\": {\\"count\\": %d", ARGUS_C_COUNT);')
+    for counter in records.Counter:
+        lines.append(f'printf(", \\"C_{counter.name}\\": %d", ARGUS_C_{counter.name});')
+    for shape in calls.Shape:
+        lines.append(f'printf(", \\"S_{shape.name}\\": %d", ARGUS_S_{shape.name});')
+    for flag in ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED"):
+        lines.append(f'printf(", \\"F_{flag}\\": %d", ARGUS_F_{flag});')
+    lines.append('printf("}}"); return 0; }')
+    source = folder / "abi.c"
+    source.write_text("\n".join(lines))
+    subprocess.run(["gcc", "-Wall", "-Werror", f"-I{root / 'bpf'}", "-o", folder / "abi", source], check=True)
+    return json.loads(subprocess.run([folder / "abi"], check=True, capture_output=True).stdout)
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_layout_is_that_of_the_header(compiled: dict[str, dict[str, int]], struct: str) -> None:
+    dtype = STRUCTS[struct]
+    seen = dict(compiled[struct])
+    assert dtype.itemsize == seen.pop("sizeof")
+    assert {name: dtype.fields[name][1] for name in dtype.names or ()} == seen  # type: ignore[index]
+
+
+def test_counters_shapes_and_flags_have_the_header_s_values(compiled: dict[str, dict[str, int]]) -> None:
+    enums = compiled["enums"]
+    assert enums["count"] == len(records.Counter)
+    assert {f"C_{c.name}": int(c) for c in records.Counter}.items() <= enums.items()
+    assert {f"S_{s.name}": int(s) for s in calls.Shape}.items() <= enums.items()
+    for flag in ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED"):
+        assert getattr(records, f"FLAG_{flag}") == enums[f"F_{flag}"]
+
+
+def test_a_cookie_unpacks_to_what_was_packed() -> None:
+    for call in calls.CALLS:
+        for with_exit in (False, True):
+            cookie = call.cookie(with_exit)
+            assert cookie < 1 << 64
+            assert cookie & 0xFF == call.id
+            assert cookie >> 8 & 0x3F == call.shape
+            assert cookie >> 14 & 3 == call.layer
+            assert cookie >> 16 & 1 == with_exit
+            assert cookie >> 17 & 7 == call.scale
+            numbers = [cookie >> (20 + 4 * place) & 15 for place in range(6)]
+            assert numbers == list(call.args) + [calls.ABSENT] * (6 - len(call.args))
+            assert cookie >> 48 & 0xFFF == call.offset
+            assert cookie >> 60 & 3 == call.dims
+
+
+def test_every_call_has_its_own_number_and_symbol() -> None:
+    assert [call.id for call in calls.CALLS] == list(range(len(calls.CALLS)))
+    assert len(calls.BY_SYMBOL) == len(calls.CALLS)
+    assert len(calls.CALLS) < records.CONTROL_FORK
+    assert np.iinfo("u1").max >= records.CONTROL_EXIT

@@ -1,0 +1,475 @@
+"""Opening a store: URLs, sharing the embedded engine between processes, and what goes wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import engine
+from argus.store.open import default_url, first_line, open_store, parse_url
+from argus.store.schema import ensure_schema, init_schema, schema_state
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ARGUS_STORE", "ARGUS_STORE_PASSWORD", "ARGUS_STORE_PASSWORD_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"chdb://{tmp_path}/store"
+
+
+def python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def engine_pid(folder: Path) -> int:
+    return int((folder / "lock").read_text().split()[0])
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs; one that ended and waits for its parent does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# ---- URLs ----
+
+
+def test_url_of_a_server() -> None:
+    target = parse_url("clickhouse://me@db.example:8443/argus?secure=true&verify=false")
+    assert (target.host, target.port, target.user, target.database, target.secure) == (
+        "db.example", 8443, "me", "argus", True,
+    )  # fmt: skip
+    assert target.path is None
+    plain = parse_url("clickhouse://db/argus")
+    assert (plain.port, plain.user, plain.secure) == (8123, "default", False)
+    assert parse_url("clickhouse://db/argus?secure=true").port == 8443
+
+
+def test_url_of_a_folder(tmp_path: Path) -> None:
+    assert parse_url(f"chdb://{tmp_path}/a%20b").path == tmp_path / "a b"
+
+
+def test_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ARGUS_STORE", f"chdb://{tmp_path}/env")
+    assert open_store().url == f"chdb://{tmp_path}/env"
+    assert open_store(f"chdb://{tmp_path}/given").url == f"chdb://{tmp_path}/given"
+
+
+def test_default_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_DATA_HOME", "/data")
+    assert default_url() == "chdb:///data/argus"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert default_url() == "chdb:///home/me/.local/share/argus"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_url() == "chdb:///var/lib/argus"
+
+
+@pytest.mark.parametrize(
+    ("url", "word"),
+    [
+        ("postgres://db/x", "unknown kind"),
+        ("/var/lib/argus", "unknown kind"),
+        ("chdb://var/lib/argus", "names no folder"),
+        ("chdb://", "names no folder"),
+        ("clickhouse:///argus", "names no host"),
+        ("clickhouse://db:http/argus", "bad store URL"),
+        ("clickhouse://db/argus?sekure=true", "sekure"),
+        ("clickhouse://db/argus?secure=maybe", "maybe"),
+        ("clickhouse://me:hunter2@db/argus", "password"),
+        ("clickhouse://db/argus?password=hunter2", "password"),
+    ],
+)
+def test_bad_urls_are_refused(url: str, word: str) -> None:
+    with pytest.raises(ArgusError) as failure:
+        open_store(url)
+    assert word in failure.value.message
+    assert failure.value.hint
+    assert failure.value.exit_code == EXIT_USAGE
+    assert "hunter2" not in str(failure.value)
+
+
+# ---- the embedded engine ----
+
+
+def test_it_works_and_the_engine_ends_with_its_last_client(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with open_store(url) as one, open_store(url) as two:
+        with one.lease() as client:
+            client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+            client.command("INSERT INTO t VALUES (7)")
+        with two.lease() as client:
+            assert client.query("SELECT a FROM t").result_rows == [(7,)]
+        pid = engine_pid(folder)
+        one.close()
+        time.sleep(engine.LINGER_S + 1)
+        assert running(pid), "the engine left while it had a client"
+    assert wait_until(lambda: not running(pid))
+    assert not (folder / "socket").exists()
+    with open_store(url) as again, again.lease() as client:
+        assert client.query("SELECT a FROM t").result_rows == [(7,)]
+        assert engine_pid(folder) != pid
+
+
+def test_clients_do_not_load_the_engine(url: str) -> None:
+    code = """
+import sys
+from argus.store.open import open_store
+with open_store(sys.argv[1]) as store, store.lease() as client:
+    assert client.command("SELECT 1") == 1
+print([name for name in sys.modules if name.split(".")[0] in ("chdb", "pandas")])
+print(len(__import__("os").listdir("/proc/self/task")))
+"""
+    out, err = python(code, url).communicate(timeout=30)
+    assert out.split("\n")[:2] == ["[]", "1"], err
+
+
+def test_processes_share_a_store_at_the_same_time(url: str) -> None:
+    code = """
+import sys
+from argus.store.open import open_store
+with open_store(sys.argv[1]) as store, store.lease() as client:
+    client.command("CREATE TABLE IF NOT EXISTS t (who UInt8) ENGINE = MergeTree ORDER BY who")
+    for _ in range(10):
+        client.command("INSERT INTO t VALUES (" + sys.argv[2] + ")")
+"""
+    workers = [python(code, url, str(i)) for i in range(4)]
+    for worker in workers:
+        _, err = worker.communicate(timeout=60)
+        assert worker.returncode == 0, err
+    with open_store(url) as store, store.lease() as client:
+        assert client.query("SELECT who, count() FROM t GROUP BY who ORDER BY who").result_rows == [
+            (i, 10) for i in range(4)
+        ]
+
+
+def test_a_killed_engine_is_replaced(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store:
+        with store.lease() as client:
+            client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+            client.command("INSERT INTO t VALUES (7)")
+        os.kill(engine_pid(tmp_path / "store"), signal.SIGKILL)
+        assert wait_until(lambda: not running(engine_pid(tmp_path / "store")))
+        with store.lease() as client:
+            assert client.query("SELECT a FROM t").result_rows == [(7,)]
+
+
+def test_a_long_path_fits_the_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    with open_store(f"chdb://{folder}") as store, store.lease() as client:
+        assert client.command("SELECT 1") == 1
+    assert wait_until(lambda: not (folder / "socket").exists())
+
+
+def test_threads_share_a_store(url: str) -> None:
+    wrong: list[object] = []
+    with open_store(url) as store:
+
+        def work(number: int) -> None:
+            for _ in range(20):
+                with store.lease() as client:
+                    if client.command("SELECT {n:UInt32}", parameters={"n": number}) != number:
+                        wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_forked_child_can_query(url: str) -> None:
+    code = """
+import os, sys
+from argus.store.open import open_store
+store = open_store(sys.argv[1])
+with store.lease() as client:
+    client.command("SELECT 1")
+pid = os.fork()
+with store.lease() as client:
+    ok = client.command("SELECT 5") == 5
+if pid == 0:
+    os._exit(0 if ok else 1)
+assert ok and os.waitpid(pid, 0)[1] == 0
+with store.lease() as client:
+    assert client.command("SELECT 6") == 6
+"""
+    child = python(code, url)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 0, err
+
+
+def test_settings_do_not_leak_between_requests(url: str) -> None:
+    with open_store(url) as store, store.lease() as client:
+        client.command("SELECT 1", settings={"readonly": 2, "max_threads": 1})
+        client.command("CREATE TABLE t (a UInt8) ENGINE = Memory")
+        with pytest.raises(Exception, match="readonly"):
+            client.command("INSERT INTO t VALUES (1)", settings={"readonly": 2})
+
+
+def test_parameters_of_every_length_arrive(url: str) -> None:
+    text = "tab\t line\n quote ' back \\ ü"
+    with open_store(url) as store, store.lease() as client:
+        assert client.query("SELECT {x:String}", parameters={"x": text}).result_rows == [(text,)]
+        # So long that the client sends a form instead of a URL.
+        many = list(range(20000))
+        assert client.query("SELECT sum(arrayJoin({x:Array(UInt32)}))", parameters={"x": many}).result_rows == [
+            (sum(many),)
+        ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_client_but_not_the_shared_engine(url: str, tmp_path: Path, number: signal.Signals) -> None:
+    code = """
+import sys
+from argus.store.open import open_store
+store = open_store(sys.argv[1])
+with store.lease() as client:
+    print("ready", flush=True)
+    try:
+        client.command("SELECT sum(sleepEachRow(0.01)) FROM numbers(2000) SETTINGS max_block_size = 10")
+    except KeyboardInterrupt:
+        print("interrupted")
+        sys.exit(7)
+"""
+    with open_store(url) as watcher, watcher.lease() as client:
+        victim = python(code, url)
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "ready\n"
+        sleeping = "SELECT countIf(query LIKE '%sleepEachRow(0.01)%' AND query NOT LIKE '%processes%') FROM system.processes"
+        assert wait_until(lambda: client.command(sleeping) == 1)
+        victim.send_signal(number)
+        victim.communicate(timeout=10)
+        assert victim.returncode == (7 if number == signal.SIGINT else -signal.SIGTERM)
+        assert wait_until(lambda: client.command(sleeping) == 0, 5), "the query of a client that is gone goes on"
+        os.kill(engine_pid(tmp_path / "store"), number)
+        time.sleep(0.5)
+        assert client.command("SELECT 1") == 1, "the engine left its client alone"
+
+
+def test_a_foreign_holder_is_named(url: str, tmp_path: Path) -> None:
+    code = """
+import fcntl, os, sys
+os.makedirs(sys.argv[1])
+lock = os.open(sys.argv[1] + "/lock", os.O_RDWR | os.O_CREAT)
+fcntl.flock(lock, fcntl.LOCK_EX)
+os.write(lock, f"{os.getpid()} started by a test".encode())
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = python(code, str(tmp_path / "store"))
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with open_store(url) as store:
+        with pytest.raises(ArgusError, match=rf"process {holder.pid} \(started by a test\)") as failure, store.lease(0.3):
+            pass
+        assert failure.value.exit_code == EXIT_UNAVAILABLE
+        # It waits, and goes on as soon as it may.
+        threading.Timer(0.3, holder.kill).start()
+        with store.lease(10) as client:
+            assert client.command("SELECT 1") == 1
+    holder.communicate()
+
+
+def test_a_program_that_uses_chdb_itself_is_told_apart(url: str, tmp_path: Path) -> None:
+    code = """
+import sys, chdb, os
+os.makedirs(sys.argv[1])
+connection = chdb.connect(sys.argv[1] + "/db")
+print("held", flush=True)
+sys.stdin.read()
+"""
+    holder = python(code, str(tmp_path / "store"))
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    with (
+        open_store(url) as store,
+        pytest.raises(ArgusError, match="another program has opened") as failure,
+        store.lease(5),
+    ):
+        pass
+    assert failure.value.exit_code == EXIT_UNAVAILABLE
+    holder.kill()
+    holder.communicate()
+
+
+def test_damaged_data_is_reported(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+    assert wait_until(lambda: not (folder / "socket").exists())
+    assert wait_until(lambda: not running(engine_pid(folder)))
+    definition = next((folder / "db").glob("store/*/*/t.sql"))
+    definition.write_text("no SQL")
+    with open_store(url) as store, pytest.raises(ArgusError) as failure, store.lease(10):
+        pass
+    assert failure.value.exit_code == EXIT_UNAVAILABLE
+    assert str(folder) in failure.value.message
+    assert "engine.log" in failure.value.hint
+
+
+def test_unusable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgusError, match="cannot create") as failure, open_store(f"chdb://{tmp_path}/file/x").lease():
+        pass
+    assert failure.value.exit_code == EXIT_UNAVAILABLE
+    with (
+        pytest.raises(ArgusError, match="nothing is stored yet"),
+        open_store(f"chdb://{tmp_path}/none", create=False).lease(),
+    ):
+        pass
+    assert not (tmp_path / "none").exists()
+    # Root may write anywhere, so the refusal is made here.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ArgusError, match="may not write"), open_store(f"chdb://{tmp_path}/locked").lease():
+        pass
+
+
+def test_missing_chdb_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    with pytest.raises(ArgusError, match="chdb") as failure, open_store(url).lease():
+        pass
+    assert "pip install chdb" in failure.value.hint
+
+
+def test_the_working_directory_is_left_alone(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('imported from the working directory')")
+    (tmp_path / "config.xml").write_text("not XML")
+    monkeypatch.chdir(tmp_path)
+    with open_store(url) as store, store.lease() as client:
+        assert client.command("SELECT 1") == 1
+
+
+# ---- a server: the engine's own HTTP interface, behind a port ----
+
+
+@contextlib.contextmanager
+def served_on_a_port(url: str, folder: Path) -> Iterator[int]:
+    """Forwards a TCP port to the engine's socket. Not a real server: no users, no TLS."""
+    with open_store(url) as keeper, keeper.lease():
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def copy(source: socket.socket, sink: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(65536):
+                    sink.sendall(data)
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    behind = socket.socket(socket.AF_UNIX)
+                    behind.connect(str(folder / "socket"))
+                    for pair in ((client, behind), (behind, client)):
+                        threading.Thread(target=copy, args=pair, daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.close()
+
+
+def test_a_server_over_http(url: str, tmp_path: Path) -> None:
+    with served_on_a_port(url, tmp_path / "store") as port:
+        server_url = f"clickhouse://127.0.0.1:{port}/traces"
+        with open_store(server_url) as store:
+            with pytest.raises(ArgusError, match="no database 'traces'") as failure:
+                ensure_schema(store)
+            assert "argus store init" in failure.value.hint
+            state = init_schema(store)
+            assert state.version == state.known
+            assert ensure_schema(store) == state
+            with store.lease() as client:
+                assert client.command("SELECT count() FROM system.tables WHERE database = 'traces' AND name = 'jobs'") == 1
+        with open_store(f"clickhouse://127.0.0.1:{port}/default") as store:
+            assert schema_state(store).version == 0
+            with pytest.raises(ArgusError, match="no Argus tables"):
+                ensure_schema(store)
+
+
+def test_an_unreachable_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    refused = rf"cannot reach the store 127\.0\.0\.1:{port}: connection refused"
+    with pytest.raises(ArgusError, match=refused) as failure, open_store(f"clickhouse://127.0.0.1:{port}/argus").lease():
+        pass
+    assert failure.value.exit_code == EXIT_UNAVAILABLE
+    unknown = r"cannot reach the store nowhere\.invalid:8123"
+    with pytest.raises(ArgusError, match=unknown), open_store("clickhouse://nowhere.invalid/argus").lease():
+        pass
+
+
+def test_a_refused_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers.get("Authorization"))
+            self.send_response(403)
+            self.send_header("X-ClickHouse-Exception-Code", "516")
+            self.end_headers()
+            self.wfile.write(b"Code: 516. DB::Exception: me: Authentication failed. (AUTHENTICATION_FAILED)")
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "secret").write_text("hunter2\n")
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", str(tmp_path / "secret"))
+    url = f"clickhouse://me@127.0.0.1:{server.server_port}/argus"
+    with pytest.raises(ArgusError, match=r"127\.0\.0\.1 refused user 'me'") as failure, open_store(url).lease():
+        pass
+    server.shutdown()
+    assert failure.value.exit_code == EXIT_UNAVAILABLE
+    assert "hunter2" not in str(failure.value)
+    assert seen[0] == "Basic bWU6aHVudGVyMg=="
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", str(tmp_path / "absent"))
+    with pytest.raises(ArgusError, match="cannot read the password file"), open_store("clickhouse://db/argus").lease():
+        pass
+
+
+def test_errors_are_cut_to_one_line() -> None:
+    text = (
+        "Received ClickHouse exception, code: 60, server response: Code: 60. DB::Exception: Unknown table expression "
+        "identifier 'x' in scope SELECT 1 FROM x. (UNKNOWN_TABLE) (version 26.9.2.1 (official build)) (for url http://h:1)"
+    )
+    assert first_line(text) == "Unknown table expression identifier 'x' in scope SELECT 1 FROM x. (UNKNOWN_TABLE)"

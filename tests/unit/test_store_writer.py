@@ -1,0 +1,346 @@
+"""The writer: types, limits, retries, and that an acknowledged row is stored exactly once whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store import writer as writer_module
+from argus.store.open import Store, open_store
+from argus.store.schema import ensure_schema, table_columns
+from argus.store.writer import Writer, to_arrow
+
+T0 = 1_700_000_000_123_456_789
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('writer')}/store") as store:
+        ensure_schema(store)
+        yield store
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    with shared.lease() as client:
+        for table in table_columns():
+            client.command(f"TRUNCATE TABLE {table}")
+    return shared
+
+
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    with store.lease() as client:
+        return [tuple(row) for row in client.query(sql).result_rows]
+
+
+def iterations(count: int, rank: int = 0) -> dict[str, Any]:
+    return {
+        "job": "j", "run": 1, "rank": rank, "step": np.arange(count), "host": "h",
+        "ts": T0 + np.arange(count) * 1000, "duration_ns": np.full(count, 1000), "collectives": 0, "launches": 0,
+        "method": "test", "confidence": 1.0,
+    }  # fmt: skip
+
+
+def launches(count: int, handle: int = 0) -> dict[str, Any]:
+    return {
+        "job": "j", "run": 1, "rank": 0, "host": "h", "pid": 1, "tid": 2, "call": "cuLaunchKernel", "kind": "kernel",
+        "kernel": "k", "handle": np.arange(handle, handle + count, dtype="u8"), "stream": 0, "bytes": 0,
+        "shared_bytes": 0, "grid": np.tile(np.array([[4, 2, 1]], "u4"), (count, 1)),
+        "block": [[1, 2, 3]] * count, "ts": T0 + np.arange(count), "duration_ns": -1, "result": 0, "in_nccl": False,
+    }  # fmt: skip
+
+
+EXAMPLE: dict[str, tuple[Any, Any]] = {
+    "UInt8": (200, 200), "UInt32": (2**32 - 1, 2**32 - 1), "Int32": (-5, -5), "UInt64": (2**64 - 1, 2**64 - 1),
+    "Int64": (-(2**62), -(2**62)),
+    "Float32": (0.5, 0.5), "Float64": (1e300, 1e300), "Bool": (True, True), "String": ("ü\n\0'", "ü\n\0'"),
+    "LowCardinality(String)": ("x", "x"), "Array(UInt32)": ([1, 2], [1, 2]), "Array(UInt16)": ([], []),
+    "Array(String)": (["a", ""], ["a", ""]),
+    "DateTime64(9, 'UTC')": (T0, T0), "DateTime64(3, 'UTC')": (T0, T0 // 10**6 * 10**6),
+    "Nullable(DateTime64(9, 'UTC'))": (None, None), "DateTime('UTC')": (T0, T0 // 10**9 * 10**9),
+}  # fmt: skip
+"""For every type in the schema: what is written, and what is read (times in nanoseconds)."""
+
+
+@pytest.mark.parametrize("table", table_columns())
+def test_every_column_of_every_table_comes_back(store: Store, table: str) -> None:
+    columns = table_columns()[table]
+    given = {name: [EXAMPLE[c.type][0]] * 3 for name, c in columns.items()}
+    # Stored long ago would have expired.
+    given.update({"stored": [time.time_ns()] * 3} if "stored" in columns else {})
+    with Writer(store, source="test") as writer:
+        assert writer.append(table, given) == 3
+        assert writer.flush(), writer.last_error
+    shown = [
+        f"if(isNull({n}), NULL, toUnixTimestamp64Nano(toDateTime64(assumeNotNull({n}), 9)))" if "Date" in c.type else n
+        for n, c in columns.items()
+        if n != "stored"
+    ]
+    expected = tuple(EXAMPLE[c.type][1] for n, c in columns.items() if n != "stored")
+    assert rows(store, f"SELECT {', '.join(shown)} FROM {table} LIMIT 1") == [expected]
+
+
+def test_forms_of_values(store: Store) -> None:
+    three = {
+        **launches(3),
+        "pid": np.array([1, 2, 3], ">u2"),
+        "call": np.array([b"cuA", b"cuB", b"cuC"]),
+        "kind": pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["kernel", "memcpy"])),
+        "kernel": np.array(["k0", "k1", "k2"], dtype=object),
+        "in_nccl": np.array([0, 1, 0], "u1"),
+        "result": np.array([True, False, True]),
+        "ts": np.array([T0, T0 + 1, T0 + 2]).astype("M8[ns]"),
+        "grid": pa.array([[1], [], [1, 2]], pa.list_(pa.int64())),
+        "duration_ns": np.arange(6)[::2],
+        "run": np.uint32(9),
+    }
+    ended = {
+        "job": "j", "run": 1, "host": ["a", "b"], "started": T0, "ended": [None, T0], "world_size": 0,
+        "launcher": "unknown", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
+    }  # fmt: skip
+    with Writer(store, source="test") as writer:
+        writer.append("launches", three)
+        writer.append("launches", pa.table(to_arrow("launches", launches(1, 7))))
+        writer.append("jobs", ended)
+        assert writer.flush(), writer.last_error
+    sql = "SELECT pid, call, kind, kernel, in_nccl, result, toUnixTimestamp64Nano(ts), grid, duration_ns, run"
+    assert rows(store, sql + " FROM launches WHERE run = 9 ORDER BY ts") == [
+        (1, "cuA", "kernel", "k0", False, 1, T0, [1], 0, 9),
+        (2, "cuB", "memcpy", "k1", True, 0, T0 + 1, [], 2, 9),
+        (3, "cuC", "kernel", "k2", False, 1, T0 + 2, [1, 2], 4, 9),
+    ]
+    assert rows(store, "SELECT handle, grid, block FROM launches WHERE run = 1") == [(7, [4, 2, 1], [1, 2, 3])]
+    assert rows(store, "SELECT host, isNull(ended) FROM jobs ORDER BY host") == [("a", 1), ("b", 0)]
+
+
+def test_rows_are_copied(store: Store) -> None:
+    ring = np.arange(5)
+    with Writer(store, source="test") as writer:
+        writer.append("iterations", {**iterations(5), "step": ring, "duration_ns": ring[:]})
+        ring[:] = 99
+        writer.flush()
+    assert rows(store, "SELECT arraySort(groupArray(step)) FROM iterations") == [([0, 1, 2, 3, 4],)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stepp": [1, 2]}, ["iterations", "no column stepp"]),
+        ({"step": None}, ["lack the column step"]),
+        ({"step": [1, 2, 3]}, ["differ in length", "step: 3"]),
+        ({"step": [-1, 0]}, ["step", "UInt32"]),
+        ({"step": np.array([2**32, 0])}, ["step", "UInt32"]),
+        ({"step": ["a", "b"]}, ["step", "UInt32"]),
+        ({"host": [1, 2]}, ["host", "String"]),
+        ({"host": ["a", None]}, ["host", "null"]),
+        ({"ts": np.array([1e18, 1e18])}, ["ts", "float"]),
+        ({"step": np.zeros((2, 2))}, ["step", "dimensions"]),
+    ],
+)
+def test_wrong_columns_are_refused_at_once(store: Store, change: dict[str, Any], words: list[str]) -> None:
+    given = {**iterations(2), **change}
+    given = {name: values for name, values in given.items() if values is not None}
+    writer = Writer(store, source="test")
+    with pytest.raises(ValueError) as failure:
+        writer.append("iterations", given)
+    for word in words:
+        assert word in str(failure.value)
+    assert writer.close().dropped == {}
+
+
+def test_an_unknown_table_is_refused(store: Store) -> None:
+    with pytest.raises(ValueError, match=r"no table 'iteration' \(known: .*iterations"):
+        Writer(store, source="test").append("iteration", {})
+
+
+def test_imported_rows_of_long_ago_stay(store: Store) -> None:
+    old = {**iterations(300), "ts": np.arange(300) * 86_400 * 10**9}
+    with Writer(store, source="test") as writer:
+        writer.append("iterations", old)
+        assert writer.flush(), writer.last_error
+    assert rows(store, "SELECT count(), min(toUnixTimestamp64Nano(ts)) FROM iterations") == [(300, 0)]
+
+
+def test_flush_is_due_by_rows_and_by_time(store: Store) -> None:
+    writer = Writer(store, source="test", flush_rows=10, flush_s=5.0)
+    writer.append("iterations", iterations(9))
+    now = time.monotonic()
+    writer.maybe_flush(now)
+    assert not writer.rows_written
+    writer.append("iterations", iterations(1))
+    writer.maybe_flush(now)
+    assert writer.rows_written == {"iterations": 10}
+    writer.append("iterations", iterations(1))
+    writer.maybe_flush(now + 4)
+    assert writer.rows_written == {"iterations": 10}
+    writer.maybe_flush(now + 6)
+    assert writer.rows_written == {"iterations": 11}
+    assert writer.bytes_waiting == 0
+
+
+class _Flaky:
+    """A store whose client loses answers or fails, as told."""
+
+    def __init__(self, store: Store, failures: list[Exception | str]) -> None:
+        self.store, self.failures = store, failures
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with self.store.lease() as client:
+            real = client.insert_arrow
+
+            def insert_arrow(*arguments: Any, **options: Any) -> Any:
+                failure = self.failures.pop(0) if self.failures else None
+                if isinstance(failure, Exception):
+                    raise failure
+                done = real(*arguments, **options)
+                if failure == "lose the answer":
+                    raise ConnectionResetError("the answer was lost")
+                return done
+
+            monkeypatch.setattr(client, "insert_arrow", insert_arrow)
+
+
+def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _Flaky(store, ["lose the answer", "lose the answer"]).install(monkeypatch)
+    with Writer(store, source="test") as writer:
+        writer.append("iterations", iterations(100))
+        assert writer.flush()
+        assert isinstance(writer.last_error, ConnectionResetError)
+        # The same rows again are other rows, not a repetition.
+        writer.append("iterations", iterations(100))
+        assert writer.flush()
+    assert rows(store, "SELECT count() FROM iterations") == [(200,)]
+    with Writer(store, source="test") as second:
+        second.append("iterations", iterations(100))
+    assert rows(store, "SELECT count() FROM iterations") == [(300,)]
+
+
+def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
+    _Flaky(store, [away] * 3).install(monkeypatch)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    assert not writer.flush(timeout_s=0)
+    assert writer.last_error is away
+    assert writer.bytes_waiting > 0
+    started = time.monotonic()
+    writer.maybe_flush()
+    assert time.monotonic() - started < 0.04, "the caller was made to wait"
+    assert writer.flush(timeout_s=10)
+    assert writer.close().written == {"iterations": 10}
+
+
+def test_what_the_store_refuses_is_dropped_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    _Flaky(store, [ArgusError("no such column")]).install(monkeypatch)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    writer.append("launches", launches(3))
+    writer.flush()
+    report = writer.close()
+    assert report.dropped == {"iterations": 10}
+    assert report.written == {"launches": 3}
+    assert report.last_error == "no such column"
+
+
+def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
+    nowhere = open_store("clickhouse://127.0.0.1:1/argus")
+    size = to_arrow("launches", launches(1000)).nbytes
+    writer = Writer(nowhere, source="test", max_bytes=size * 4 + 1)
+    writer.append("iterations", iterations(100))
+    for k in range(10):
+        writer.append("launches", launches(1000, k * 1000))
+        writer.flush(timeout_s=0)
+        assert writer.bytes_waiting <= size * 4 + 1
+    assert writer.rows_dropped == {"launches": 7000}
+    big = to_arrow("iterations", iterations(10_000)).nbytes
+    for _ in range(2 + 4 * size // big):
+        writer.append("iterations", iterations(10_000))
+    assert writer.rows_dropped["launches"] == 10_000
+    assert writer.rows_dropped["iterations"] > 0
+    report = writer.close(timeout_s=0)
+    assert report.dropped["iterations"] % 10_000 == 100
+    assert "cannot reach the store 127.0.0.1:1" in report.last_error
+    assert writer.bytes_waiting == 0
+
+
+def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Writer._send
+
+    def slow(self: Writer, batch: Any) -> None:
+        time.sleep(0.3)
+        real(self, batch)
+
+    monkeypatch.setattr(Writer, "_send", slow)
+    writer = Writer(store, source="test", flush_rows=1)
+    writer.start()
+    started = time.monotonic()
+    for _ in range(3):
+        writer.append("iterations", iterations(10))
+        writer.maybe_flush()
+    assert time.monotonic() - started < 0.25, "the loop waited for the store"
+    assert writer.close().written == {"iterations": 30}
+    assert rows(store, "SELECT count() FROM iterations") == [(30,)]
+
+
+def test_the_thread_outlives_failures(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "_BACKOFF_S", (0.01, 0.02))
+    _Flaky(store, [OSError("away")] * 5 + [RuntimeError("a bug")]).install(monkeypatch)  # type: ignore[list-item]
+    writer = Writer(store, source="test")
+    writer.start()
+    writer.append("iterations", iterations(10))
+    writer.flush()
+    writer.append("iterations", iterations(5))
+    assert writer.flush(timeout_s=5)
+    report = writer.close()
+    assert report.dropped == {"iterations": 10}
+    assert report.written == {"iterations": 5}
+    assert report.last_error == "a bug"
+
+
+def test_kill_9_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """Kills the engine in the middle of inserts, and at last the writer too."""
+    code = """
+import sys
+from argus.store.open import open_store
+from argus.store.writer import Writer
+sys.path.insert(0, sys.argv[2])
+from test_store_writer import launches
+writer = Writer(open_store(sys.argv[1]), source="test")
+for batch in range(10_000):
+    writer.append("launches", {**launches(20_000), "pid": batch})
+    if writer.flush(timeout_s=60):
+        print(batch, flush=True)
+"""
+    url, folder = f"chdb://{tmp_path}/store", tmp_path / "store"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, url, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    acknowledged = -1
+    for kill in range(4):
+        for _ in range(8):
+            acknowledged = int(child.stdout.readline())
+        time.sleep(0.01 * kill)
+        os.kill(int((folder / "lock").read_text().split()[0]), signal.SIGKILL)
+    for _ in range(8):
+        acknowledged = int(child.stdout.readline())
+    child.kill()
+    rest = child.communicate()[0].split()
+    acknowledged = int(rest[-1]) if rest else acknowledged
+    with open_store(url) as store:
+        found = dict(rows(store, "SELECT pid, count() FROM launches GROUP BY pid"))
+    assert [found.get(batch, 0) for batch in range(acknowledged + 1)] == [20_000] * (acknowledged + 1)
+    # At most one more was stored and not acknowledged any more; none is there in part.
+    assert set(found.values()) == {20_000}
+    assert len(found) <= acknowledged + 2

@@ -1,0 +1,168 @@
+"""Who a process is, from its environment, cgroup and command line; and what may go wrong when looking at it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.capture import targets
+from argus.errors import ArgusError
+
+POD = "0::/kubepods.slice/kubepods-pod0f3a1c52_9f6e_4a53_8d1c_3b2f7f0c9a11.slice/cri-containerd-ab.scope\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "TORCHELASTIC_RUN_ID": "llama-7b"},
+            (3, 8, 1, "torchrun", "llama-7b"),
+        ),
+        (
+            {"SLURM_PROCID": "12", "SLURM_NTASKS": "16", "SLURM_LOCALID": "4", "SLURM_JOB_ID": "99"},
+            (12, 16, 4, "slurm", "slurm-99"),
+        ),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "99", "SLURM_JOB_NAME": "gpt"},
+            (0, 2, -1, "slurm", "gpt-99"),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "6",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "5",
+            },
+            (5, 6, 5, "openmpi", "train"),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, (1, 4, 1, "pmi", "train")),
+        # torchrun inside Slurm: the rank is torchrun's, the job Slurm's
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7", "RANK": "2", "WORLD_SIZE": "4"},
+            (2, 4, -1, "torchrun", "slurm-7"),
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}, (0, 1, -1, "torchrun", "train")),
+        ({}, (-1, 0, -1, "unknown", "train")),
+        # nonsense is not a rank
+        ({"RANK": "first", "WORLD_SIZE": "4"}, (-1, 0, -1, "unknown", "train")),
+        ({"RANK": "9", "WORLD_SIZE": "4"}, (-1, 0, -1, "unknown", "train")),
+        ({"RANK": "-1"}, (-1, 0, -1, "unknown", "train")),
+        ({"RANK": "²"}, (-1, 0, -1, "unknown", "train")),
+    ],
+)
+def test_identity_comes_from_the_launcher_s_environment(
+    environment: dict[str, str], expected: tuple[int, int, int, str, str]
+) -> None:
+    found = targets.identify(environment, b"python3\0-u\0/srv/code/train.py\0--lr\0" + b"1e-4\0")
+    assert (found.rank, found.world_size, found.local_rank, found.launcher, found.job) == expected
+
+
+def test_a_pod_names_the_job_where_nothing_else_does() -> None:
+    found = targets.identify({}, b"train\0", POD)
+    assert found.launcher == "kubernetes"
+    assert found.job == "pod-0f3a1c52-9f6e-4a53-8d1c-3b2f7f0c9a11"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"})
+    time.sleep(0.1)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_without_the_libraries_is_refused_by_name(sleeper: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(ArgusError, match=rf"process {sleeper.pid} \(python3.*maps none of libcuda") as failure:
+        targets.open_target(sleeper.pid)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_process_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ArgusError, match="there is no process 4194303"):
+        targets.open_target(4194303)
+
+
+def test_a_kernel_thread_is_named_as_such() -> None:
+    with pytest.raises(ArgusError, match="process 2 is a kernel thread"):
+        targets.open_target(2)
+
+
+def test_a_thread_leads_to_its_process() -> None:
+    script = (
+        "import threading, time\nt = threading.Thread(target=time.sleep, args=(30,)); t.start()\n"
+        "print(t.native_id, flush=True)\nt.join()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        thread = int(process.stdout.readline())
+        with pytest.raises(ArgusError, match=f"{thread} is a thread of process {process.pid}"):
+            targets.open_target(thread)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_zombie_is_named_as_such() -> None:
+    process = subprocess.Popen(["true"])
+    time.sleep(0.2)
+    try:
+        with pytest.raises(ArgusError, match=f"process {process.pid} has ended"):
+            targets.open_target(process.pid)
+    finally:
+        process.wait()
+
+
+def test_the_end_of_a_process_is_noticed_even_if_its_pid_lives_on(sleeper: subprocess.Popen[bytes]) -> None:
+    target = targets.inspect(sleeper.pid)
+    assert target.alive()
+    assert target.identity.rank == 1
+    sleeper.kill()
+    sleeper.wait()
+    # As if the number had been given to a new process at once: the descriptor still means the old one.
+    target.pid = os.getpid()
+    assert not target.alive()
+    target.close()
+
+
+def test_another_start_time_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
+    target = targets.inspect(sleeper.pid)
+    assert targets.same_process(sleeper.pid, target.start_ticks)
+    assert not targets.same_process(sleeper.pid, target.start_ticks + 1)
+    target.close()
+
+
+def test_a_foreign_process_asks_for_sudo(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    script = (
+        "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+        "from argus.capture import targets\n"
+        "from argus.errors import ArgusError\n"
+        "try: targets.open_target(int(sys.argv[1]))\n"
+        "except ArgusError as e: print(e)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script, str(sleeper.pid)], capture_output=True, text=True, check=True
+    ).stdout
+    assert "belongs to root and may not be looked at" in said
+    assert "sudo" in said
+
+
+def test_descendants_are_found_through_generations() -> None:
+    process = subprocess.Popen(["sh", "-c", "sh -c 'sleep 30 & wait' & wait"], start_new_session=True)
+    try:
+        time.sleep(0.3)
+        below = targets.descendants([process.pid])
+        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in below]
+        assert sorted(names) == ["sh", "sleep"]
+        assert process.pid not in below
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
