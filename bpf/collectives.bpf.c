@@ -65,7 +65,7 @@ int nccl_enter(struct pt_regs *ctx)
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(outer, sp)) {
+		if (active(outer, cookie, sp)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}

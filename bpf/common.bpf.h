@@ -116,16 +116,20 @@ INLINE int traced(u32 tgid)
 INLINE u64 cuda_key(u32 tid) { return (u64)tid << 1; }
 INLINE u64 nccl_key(u32 tid) { return ((u64)tid << 1) | 1; }
 
-/* Whether the call remembered in p is still on this thread's stack. A call whose exit is traced is forgotten at its exit,
- * so it is, unless the stack has been unwound past it. One that is not: its return address is still where it was (a
- * later call from the same frame returns elsewhere). */
-INLINE int active(struct pending *p, u64 sp)
+/* Whether the call remembered in p is still on this thread's stack below a call entered with this cookie and stack
+ * pointer. A call whose exit is traced is forgotten at its exit, so it is, unless the stack has been unwound past it. One
+ * that is not: its return address is still where it was (a later call from the same frame returns elsewhere).
+ * At the very same stack pointer the new call is either entered by a jump from the old one (a tail call), or it is the
+ * next turn of a loop around the same call. */
+INLINE int active(struct pending *p, u64 cookie, u64 sp)
 {
 	u8 flags = 0;
 	if (sp > p->sp)
 		return 0;
 	if (ARGUS_HAS_EXIT(p->cookie))
-		return 1;
+		return sp != p->sp || ARGUS_CALL(cookie) != ARGUS_CALL(p->cookie);
+	if (sp == p->sp && ARGUS_LAYER(cookie) >= ARGUS_LAYER(p->cookie))
+		return 0;
 	return read_u64(p->sp, &flags) == p->ret && !flags;
 }
 

@@ -102,7 +102,7 @@ int cuda_enter(struct pt_regs *ctx)
 	u64 key = cuda_key(tid);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(outer, sp)) {
+		if (active(outer, cookie, sp)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
@@ -124,7 +124,7 @@ int cuda_enter(struct pt_regs *ctx)
 
 	u64 outer_key = nccl_key(tid);
 	struct pending *nccl = inflight.lookup(&outer_key);
-	if (nccl && active(nccl, sp))
+	if (nccl && active(nccl, cookie, sp))
 		p.launch.flags |= ARGUS_F_IN_NCCL;
 
 	p.launch.ts_ns = bpf_ktime_get_ns();

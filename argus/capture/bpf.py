@@ -88,14 +88,15 @@ class Attachment:
     Attributes:
         library: The file.
         pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
-        links: Descriptors that hold the probes; closing them takes the probes away.
+        entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
         functions: Symbols with a probe at their entry.
         exits: Symbols with one at their exit too.
     """
 
     library: Library
     pid: int | None
-    links: list[int] = field(default_factory=list)
+    entry_links: list[int] = field(default_factory=list)
+    exit_links: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
 
@@ -153,7 +154,7 @@ class Probes:
         ]
         with _quiet_stderr() as said:
             try:
-                return self._module.BPF(text=text, cflags=flags)
+                return self._module.BPF(text=text.encode(), cflags=flags)
             except Exception as reason:
                 raise _load_failure("compile the BPF programs", said(), reason) from reason
 
@@ -168,7 +169,8 @@ class Probes:
             with _quiet_stderr() as said:
                 try:
                     self._functions = {
-                        name: self._bpf.load_func(name, self._module.BPF.KPROBE, attach_type=expected) for name in names
+                        name: self._bpf.load_func(name.encode(), self._module.BPF.KPROBE, attach_type=expected)
+                        for name in names
                     }
                     return choice
                 except Exception as reason:
@@ -178,7 +180,7 @@ class Probes:
         raise failure
 
     def _map_fd(self, name: str) -> int:
-        return int(self._bpf[name].map_fd)
+        return int(self._bpf[name.encode()].map_fd)
 
     # --- which processes
 
@@ -188,23 +190,23 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        strangers = self._bpf["strangers"]
+        strangers = self._bpf[b"strangers"]
         key = ctypes.c_uint32(pid)
         missed = 0
         with contextlib.suppress(KeyError):
             missed = int(strangers[key].value)
             del strangers[key]
-        self._bpf["targets"][key] = ctypes.c_uint32(1)
+        self._bpf[b"targets"][key] = ctypes.c_uint32(1)
         return missed
 
     def remove_target(self, pid: int) -> None:
         """Records nothing more of a process."""
         with contextlib.suppress(KeyError):
-            del self._bpf["targets"][ctypes.c_uint32(pid)]
+            del self._bpf[b"targets"][ctypes.c_uint32(pid)]
 
     def stranger_pids(self) -> list[int]:
         """Processes that were hit and are not targets: candidates to follow."""
-        return [int(key.value) for key in self._bpf["strangers"].keys()]  # noqa: SIM118 - a bcc table
+        return [int(key.value) for key in self._bpf[b"strangers"].keys()]  # noqa: SIM118 - a bcc table
 
     # --- probes
 
@@ -238,23 +240,22 @@ class Probes:
             for name in sorted(by_program, key=lambda program: not program.endswith("_exit")):
                 self._attach_program(attachment, name, by_program[name])
         except OSError as reason:
-            self._close_links(attachment.links)
+            self._close_links(attachment.entry_links)
+            self._close_links(attachment.exit_links)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
         return attachment
 
     def _attach_program(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> None:
-        descriptor = self._functions[name].fd
+        program = self._functions[name].fd
         at_exit = name.endswith("_exit")
+        links = attachment.exit_links if at_exit else attachment.entry_links
+        path = attachment.library.open_path
         if self.backend == "multi":
-            attachment.links.append(
-                self._link_multi(descriptor, attachment.library.open_path, points, at_exit, attachment.pid)
-            )
+            links.append(self._link_multi(program, path, points, at_exit, attachment.pid))
             return
         for offset, cookie in points:
-            attachment.links.extend(
-                self._link_perf(descriptor, attachment.library.open_path, offset, cookie, at_exit, attachment.pid)
-            )
+            links.extend(self._link_perf(program, path, offset, cookie, at_exit, attachment.pid))
 
     def _link_multi(
         self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
@@ -313,9 +314,12 @@ class Probes:
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
-        self._close_links([link for attachment in chosen for link in attachment.links])
+        # Entries first: a call entered without its exit probed would look as if it never returned.
+        self._close_links([link for attachment in chosen for link in attachment.entry_links])
+        self._close_links([link for attachment in chosen for link in attachment.exit_links])
         for attachment in chosen:
-            attachment.links.clear()
+            attachment.entry_links.clear()
+            attachment.exit_links.clear()
             self.attachments.remove(attachment)
 
     @staticmethod
@@ -331,14 +335,14 @@ class Probes:
 
     def counters(self) -> dict[Counter, int]:
         """What the kernel side counted so far, summed over CPUs."""
-        table = self._bpf["counters"]
+        table = self._bpf[b"counters"]
         return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in Counter}
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls), flagged unfinished, durations -1."""
         launches: list[bytes] = []
         collectives: list[bytes] = []
-        for key, value in self._bpf["inflight"].items():
+        for key, value in self._bpf[b"inflight"].items():
             raw = bytes(value)
             cookie = struct.unpack_from("<Q", raw, 16)[0]
             if cookie >> 16 & 1:

@@ -18,7 +18,7 @@ _SYNC = np.array([kind == "sync" for kind in _KINDS])
 _LAYER = np.array([int(call.layer) for call in calls.CALLS], dtype="u1")
 # A copy whose call does not say its direction, but whose argument may (cudaMemcpyKind).
 _UNDIRECTED = np.array([kind == "memcpy" for kind in _KINDS])
-_ALL_KINDS = [*dict.fromkeys(_KINDS), *calls.DIRECTIONS.values()]
+_ALL_KINDS = list(dict.fromkeys([*_KINDS, *calls.DIRECTIONS.values()]))
 _KIND_CODE = np.array([_ALL_KINDS.index(kind) for kind in _KINDS], dtype=np.int32)
 _DIRECTION_CODE = {value: _ALL_KINDS.index(name) for value, name in calls.DIRECTIONS.items()}
 

@@ -20,7 +20,7 @@ Int = NDArray[np.int64]
 
 RECENT_STEPS = 20
 """What a job does now is what its last 20 steps do."""
-WINDOWS = (20, 50, 100, 250)
+WINDOWS = (20, 30, 50, 80, 130, 250)
 """Ever longer windows, in steps, until a suspicion is certain or gone."""
 PERSISTENCE = 0.6
 """A straggler is the last in at least this share of the steps; spikes hit ranks in turn."""

@@ -46,11 +46,14 @@ synchronise on an unrelated stream ends early now and then."""
 SLACK_NS = 100_000
 """Two hosts' clocks, or two probes' times, may differ by this much before causality counts as broken. NTP in one rack
 is within 100 us; inside one host the difference is below 1 us."""
-AMBIGUOUS = 0.5
+AMBIGUOUS = 0.33
 """The runner-up offset must fit at least twice as badly as the best one."""
 AMBIGUOUS_CALLS = 0.05
 """The same by call times alone, which need not agree: only a clear fit counts. A rank late by a whole number of
 steps, give or take 5 %, would still deceive it."""
+LAST_WAITS = 0.05
+"""A rank that comes last may wait for its GPU for this share of the time more than another one. Equal work keeps healthy
+ranks within 1 % of one another."""
 BLOCKED = 0.1
 """Synchronise calls shorter than this share of the rank's long ones (90th percentile) did not wait for the GPU."""
 
@@ -87,6 +90,8 @@ class _Calls:
     seq: Int
     ts: Int
     end: Int
+    blocked: float
+    """Share of the time that this rank spends waiting for the GPU, 0 to 1."""
 
 
 @dataclass
@@ -162,6 +167,12 @@ def _ends(calls: RankCalls, ts: Int) -> Int:
     return np.where(place < len(starts), starts[inside] + durations[inside] + calls.clock_ns, -1)
 
 
+def _blocked(calls: RankCalls, ts: Int) -> float:
+    """Share of the time between the first and the last call that the rank waits for its GPU."""
+    inside = (calls.sync_ts >= ts[0]) & (calls.sync_ts <= ts[-1]) & (calls.sync_duration >= 0)
+    return float(np.sum(calls.sync_duration[inside]) / max(int(ts[-1] - ts[0]), 1))
+
+
 def _traffic(calls: RankCalls) -> list[_Calls]:
     found = []
     rows = calls.collectives
@@ -173,7 +184,7 @@ def _traffic(calls: RankCalls) -> list[_Calls]:
         ts = own["ts_ns"].astype(np.int64)
         codes = collective_codes(own, with_comm=False).view(np.int64)
         seq = own["seq"].astype(np.int64)
-        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, _ends(calls, ts)))
+        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, _ends(calls, ts), _blocked(calls, ts)))
     return found
 
 
@@ -223,7 +234,7 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
         lanes.append((lane, seen))
     (lane_a, seen_a), (lane_b, seen_b) = lanes
     least = max(MIN_CALLS, min(len(a.seq), len(b.seq)) // 4)
-    fits: list[tuple[float, int, bool]] = []
+    fits: list[tuple[float, float, int]] = []
     for offset in _candidates(a, b).tolist():
         # Index of b's first call in a's lane.
         begin = int(b.seq[0] + offset - a.seq[0])
@@ -241,13 +252,20 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
         if np.mean(code_a == code_b) < 0.98:
             continue
         if synced:
+            # Which calls a synchronise follows: tells equal buckets of one step apart, whose ends are the same.
+            uneven = float(np.mean((np.diff(end_a) != 0) != (np.diff(end_b) != 0)))
             broken = np.mean((ts_b > end_a + SLACK_NS) | (ts_a > end_b + SLACK_NS))
-            fits.append((float(np.mean(np.abs(end_a - end_b))), offset, bool(broken <= VIOLATIONS)))
+            # Who comes last waits for nobody, and so never more than the others. This unmasks a rank whose own CPU holds
+            # it up by most of a step: its ends are late as well, nearest to those of the others' next step.
+            later, earlier = (a, b) if np.median(ts_a - ts_b) > 0 else (b, a)
+            if broken <= VIOLATIONS and later.blocked <= earlier.blocked + LAST_WAITS:
+                fits.append((uneven, float(np.mean(np.abs(end_a - end_b))), offset))
         else:
-            fits.append((float(np.mean(np.abs(ts_a - ts_b))), offset, True))
-    possible = sorted((cost, offset) for cost, offset, causal in fits if causal)
-    if not possible:
+            fits.append((0.0, float(np.mean(np.abs(ts_a - ts_b))), offset))
+    if not fits:
         return _Fit(0, np.inf, "no offset fits both call sequences")
+    least_uneven = min(uneven for uneven, _, _ in fits)
+    possible = sorted((cost, offset) for uneven, cost, offset in fits if uneven <= 2 * least_uneven + 1e-3)
     cost, offset = possible[0]
     runner_up = possible[1][0] if len(possible) > 1 else np.inf
     limit = AMBIGUOUS if synced else AMBIGUOUS_CALLS

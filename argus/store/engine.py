@@ -185,6 +185,7 @@ class _Handler(BaseHTTPRequestHandler):
             sql, data = head.group(0), memoryview(body)[head.end() :]
         else:
             sql = body
+        default_format = options.get("default_format") or self.headers.get("X-ClickHouse-Format") or "TabSeparated"
         settings = {k: v for k, v in options.items() if k not in _TRANSPORT and not k.startswith("param_")}
         params = {k[6:]: v for k, v in options.items() if k.startswith("param_")}
         mark = f"argus:{uuid.uuid4().hex}"
@@ -210,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
                 text, n = re.subn(r"(?i)\bFORMAT\s+(\w+)\s*\Z", rf"FROM INFILE '/proc/self/fd/{spool}' FORMAT \1", text)
                 if not n:
                     raise ValueError("Code: 62. DB::Exception: Rows were sent with a statement that has no FORMAT")
-            result = handle.query(f"/* {mark} */ {text}", options.get("default_format", "TabSeparated"), params=params)
+            result = handle.query(f"/* {mark} */ {text}", default_format, params=params)
             content = result.bytes() or b"" if hasattr(result, "bytes") else b""
             summary = {"written_rows": str(result.rows_read())} if data is not None else {}
         except Exception as failure:

@@ -83,7 +83,8 @@ def run_statement(
                 statement,
                 parameters=dict(params or {}),
                 settings={**_SETTINGS, **settings},
-                fmt=_CLICKHOUSE_FORMAT[output_format],
+                # Not as a clause: errors would quote it, and `SELECT 1 FROM` would read from a table called FORMAT.
+                transport_settings={"X-ClickHouse-Format": _CLICKHOUSE_FORMAT[output_format]},
             )
             with stream:
                 lines = _lines(stream)

@@ -271,7 +271,7 @@ with store.lease() as client:
         victim = python(code, url)
         assert victim.stdout is not None
         assert victim.stdout.readline() == "ready\n"
-        sleeping = "SELECT countIf(query LIKE '%sleepEachRow(0.01)%' AND query NOT LIKE '%processes%') FROM system.processes"
+        sleeping = "SELECT countIf(query LIKE '%sleepEachRow(%' AND query NOT LIKE '%processes%') FROM system.processes"
         assert wait_until(lambda: client.command(sleeping) == 1)
         victim.send_signal(number)
         victim.communicate(timeout=10)
@@ -296,7 +296,8 @@ sys.stdin.read()
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with open_store(url) as store:
-        with pytest.raises(ArgusError, match=rf"process {holder.pid} \(started by a test\)") as failure, store.lease(0.3):
+        named = rf"process {holder.pid} \(started by a test\)"
+        with pytest.raises(ArgusError, match=named) as failure, store.lease(0.3):
             pass
         assert failure.value.exit_code == EXIT_UNAVAILABLE
         # It waits, and goes on as soon as it may.
@@ -416,7 +417,7 @@ def test_a_server_over_http(url: str, tmp_path: Path) -> None:
             assert state.version == state.known
             assert ensure_schema(store) == state
             with store.lease() as client:
-                assert client.command("SELECT count() FROM system.tables WHERE database = 'traces' AND name = 'jobs'") == 1
+                assert client.command("SELECT count() FROM system.tables WHERE database = 'traces'") > 8
         with open_store(f"clickhouse://127.0.0.1:{port}/default") as store:
             assert schema_state(store).version == 0
             with pytest.raises(ArgusError, match="no Argus tables"):

@@ -379,8 +379,6 @@ struct stream *stream_create(int device, bool blocking) {
     if (!stream) {
         stream = pool_take(&streams);
         if (!stream) return NULL;
-        stream->ring = calloc(QUEUE_LENGTH, sizeof *stream->ring);
-        if (!stream->ring) abort();
         stream->id = (uint32_t)(stream - stream_at(0)) + 1;
     }
     stream->device = device;

@@ -51,7 +51,7 @@ struct stream {
     uint64_t queued, resolved, delivered; /* how many operations, ever */
     int64_t last_end_ns;
     struct graph *capture;
-    struct op *ring;
+    struct op ring[QUEUE_LENGTH];
 };
 
 struct event {

@@ -16,7 +16,11 @@ NCCL_API(ncclGetVersion, (int *version)) {
 }
 
 NCCL_API(ncclGetUniqueId, (ncclUniqueId * id)) {
-    return id ? channel_make((struct address *)id) : ncclInvalidArgument;
+    if (!id) return ncclInvalidArgument;
+    struct address address;
+    ncclResult_t result = channel_make(&address);
+    if (!result) memcpy(id, &address, sizeof *id);
+    return result;
 }
 
 FAKEGPU_EXPORT const char *pncclGetErrorString(ncclResult_t result) __attribute__((alias("ncclGetErrorString")));
@@ -68,10 +72,12 @@ ncclResult_t comm_await(struct ncclComm *comm) {
     return result;
 }
 
-static ncclResult_t make(ncclComm_t *made, int nranks, const struct address *address, int rank) {
+static ncclResult_t make(ncclComm_t *made, int nranks, const void *id, int rank) {
     if (!made) return ncclInvalidArgument;
     *made = NULL;
-    if (!address || nranks < 1 || nranks > MAX_RANKS || rank < 0 || rank >= nranks) return ncclInvalidArgument;
+    if (!id || nranks < 1 || nranks > MAX_RANKS || rank < 0 || rank >= nranks) return ncclInvalidArgument;
+    struct address address; /* an id may lie anywhere */
+    memcpy(&address, id, sizeof address);
     struct ncclComm *comm = calloc(1, sizeof *comm);
     if (!comm) return ncclSystemError;
     pthread_mutex_init(&comm->order, NULL);
@@ -87,7 +93,7 @@ static ncclResult_t make(ncclComm_t *made, int nranks, const struct address *add
     ncclResult_t result = ncclSystemError;
     if (comm->sent && comm->received && comm->ops && comm->parts)
         result = cudaGetDevice(&comm->device) ? ncclUnhandledCudaError : ncclSuccess;
-    if (!result) result = channel_join(address, nranks, rank, &comm->channel);
+    if (!result) result = channel_join(&address, nranks, rank, &comm->channel);
     if (result) {
         release(comm);
         return result;
@@ -113,20 +119,20 @@ static ncclResult_t make(ncclComm_t *made, int nranks, const struct address *add
 }
 
 NCCL_API(ncclCommInitRank, (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank)) {
-    return make(comm, nranks, (const struct address *)&id, rank);
+    return make(comm, nranks, &id, rank);
 }
 
 NCCL_API(ncclCommInitRankConfig,
          (ncclComm_t * comm, int nranks, ncclUniqueId id, int rank, ncclConfig_t *config)) {
     (void)config;
-    return make(comm, nranks, (const struct address *)&id, rank);
+    return make(comm, nranks, &id, rank);
 }
 
 NCCL_API(ncclCommInitRankScalable,
          (ncclComm_t * comm, int nranks, int rank, int idCount, ncclUniqueId *ids, ncclConfig_t *config)) {
     (void)config;
     if (idCount < 1 || idCount > nranks) return ncclInvalidArgument;
-    return make(comm, nranks, (const struct address *)ids, rank);
+    return make(comm, nranks, ids, rank);
 }
 
 NCCL_API(ncclCommInitAll, (ncclComm_t * comms, int deviceCount, const int *devices)) {
@@ -140,7 +146,7 @@ NCCL_API(ncclCommInitAll, (ncclComm_t * comms, int deviceCount, const int *devic
         if (cudaSetDevice(devices ? devices[i] : i))
             result = ncclUnhandledCudaError;
         else
-            result = make(&comms[i], deviceCount, (const struct address *)&id, i);
+            result = make(&comms[i], deviceCount, &id, i);
     }
     ncclResult_t ended = ncclGroupEnd();
     cudaSetDevice(before);

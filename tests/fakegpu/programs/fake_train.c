@@ -35,7 +35,7 @@ static cudaEvent_t *gradients_ready, *reduced;
 static void *batch, *host_batch, *gradients, *loss, *host_loss;
 static CUmodule triton_module;
 static CUfunction triton;
-static int log_file = -1;
+static int device, log_file = -1;
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -92,7 +92,8 @@ static void *no_args[] = {NULL};
 static void set_up(void) {
     int count;
     CUDA(cudaGetDeviceCount, (&count));
-    CUDA(cudaSetDevice, (options.local_rank % count));
+    device = options.local_rank % count;
+    CUDA(cudaSetDevice, (device));
     load_triton();
     CUDA(cudaMalloc, (&batch, BATCH_BYTES));
     CUDA(cudaMalloc, (&gradients, (size_t)(options.bucket_mb * 1e6) * (size_t)(options.buckets + 1) + 512));
@@ -166,8 +167,7 @@ static void backward(void) {
         RUN(gemm_bf16_128x128_tn, GRID(HIDDEN / 128, HIDDEN / 128), BLOCK(256), 49152);
         RUN(rmsnorm_backward, GRID(TOKENS, 1), BLOCK(256), 0);
         /* A bucket goes as soon as its layers' gradients are there. */
-        while (!options.sync_before_reduce && bucket * options.layers < done * options.buckets &&
-               (bucket + 1) * options.layers <= done * options.buckets)
+        while (!options.sync_before_reduce && (bucket + 1) * options.layers <= done * options.buckets)
             reduce_bucket(bucket++);
     }
     if (options.sync_before_reduce) CUDA(cudaStreamSynchronize, (compute));
@@ -196,7 +196,7 @@ static enum { IDLE, ASKED, DONE, ENDING } backward_state;
 static void *backward_loop(void *unused) {
     (void)unused;
     pthread_setname_np(pthread_self(), "pt_autograd_0");
-    CUDA(cudaSetDevice, (options.local_rank));
+    CUDA(cudaSetDevice, (device));
     pthread_mutex_lock(&backward_lock);
     for (;;) {
         while (backward_state != ASKED && backward_state != ENDING) pthread_cond_wait(&backward_turn, &backward_lock);

@@ -17,14 +17,14 @@ void count_call(struct counter *counter);
 void counts_write(FILE *file);
 _Noreturn void call_failed(const char *call, int result, const char *text);
 
-#define COUNTED(name, arguments, explain)                                     \
+#define COUNTED(call, arguments, explain)                                     \
     do {                                                                      \
-        static struct counter counter_ = {.name = #name};                     \
+        static struct counter counter_ = {.name = #call};                     \
         count_call(&counter_);                                                \
-        int result_ = (int)name arguments;                                    \
-        if (result_) call_failed(#name, result_, explain);                    \
+        int result_ = (int)call arguments;                                    \
+        if (result_) call_failed(#call, result_, explain);                    \
     } while (0)
-#define CUDA(name, arguments) COUNTED(name, arguments, cudaGetErrorString(result_))
-#define NCCL(name, arguments) COUNTED(name, arguments, ncclGetErrorString((ncclResult_t)result_))
+#define CUDA(call, arguments) COUNTED(call, arguments, cudaGetErrorString(result_))
+#define NCCL(call, arguments) COUNTED(call, arguments, ncclGetErrorString((ncclResult_t)result_))
 
 #endif

@@ -1,0 +1,34 @@
+"""Real BPF programs on real processes of the fake GPU."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.capture.targets import maps_cuda
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0, what: str = "it") -> None:
+    """Waits for something another process does; fails if it does not."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s} s for {what}")
+        time.sleep(0.01)
+
+
+def wait_for_cuda(pids: list[int]) -> None:
+    """Waits until processes have loaded their libraries: before exec they still look like this test."""
+    wait_until(lambda: all(maps_cuda(pid) for pid in pids), what="the job to load libcuda")
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> Iterator[str]:
+    """An embedded store of the test's own."""
+    yield f"chdb://{tmp_path}/store"

@@ -1,0 +1,107 @@
+"""What Argus counts is what the program did, to the call: programs with a prime number of calls."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from argus.records import LOSS_COUNTERS, Counter
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.trace import Options, Tracer
+
+from .conftest import wait_for_cuda
+
+pytestmark = pytest.mark.kernel
+
+LAUNCHES = 1009
+COLLECTIVES = 211
+
+
+def trace_exact(
+    store_url: str, go: Path, program: str | None, launches: int, collectives: int, **options: object
+) -> Tracer:
+    """Traces three ranks that make so many launches and collectives, from before the first to after the last."""
+    from run import BUILD, Job
+
+    with Job(
+        ranks=3,
+        args=["--exact", str(launches), str(collectives), "--go", str(go), "--hold", "1"],
+        program=BUILD / program if program else None,
+    ) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids), **options))  # type: ignore[arg-type]
+        tracer.start()
+        try:
+            go.touch()
+            deadline = time.monotonic() + 60
+            while not tracer.done() and time.monotonic() < deadline:
+                tracer.poll()
+                time.sleep(0.02)
+        finally:
+            tracer.lost_at_end = tracer.stop()  # type: ignore[attr-defined]
+        assert job.wait(10) == [0, 0, 0]
+    return tracer
+
+
+@pytest.mark.parametrize("program", ["fake_train", "fake_train_static"])
+@pytest.mark.parametrize("launch_durations", [False, True])
+def test_every_call_is_stored_once(store_url: str, tmp_path: Path, program: str, launch_durations: bool) -> None:
+    tracer = trace_exact(
+        store_url, tmp_path / "go", program, LAUNCHES, COLLECTIVES, launch_durations=launch_durations
+    )
+    assert (tracer.lost_at_end, tracer.store_error) == ({}, "")  # type: ignore[attr-defined]
+    with open_store(store_url) as store:
+        kernels = query_columns(
+            store,
+            "SELECT rank, countIf(call = 'cudaLaunchKernel') AS runtime, countIf(call LIKE 'cuLaunch%') AS driver, "
+            "countIf(in_nccl) AS nccl FROM launches WHERE kind = 'kernel' GROUP BY rank ORDER BY rank",
+        )
+        reduces = query_columns(
+            store,
+            "SELECT rank, count() AS n, uniqExact(seq) AS numbers, max(seq) AS last FROM collectives "
+            "WHERE op = 'AllReduce' GROUP BY rank ORDER BY rank",
+        )
+    assert kernels["rank"].tolist() == [0, 1, 2]
+    assert kernels["runtime"].tolist() == [LAUNCHES] * 3
+    # each all-reduce launches its kernel, through the runtime; the driver calls inside are not counted again
+    assert kernels["nccl"].tolist() == [COLLECTIVES] * 3
+    assert kernels["driver"].tolist() == [0, 0, 0]
+    assert reduces["n"].tolist() == [COLLECTIVES] * 3
+    assert reduces["numbers"].tolist() == [COLLECTIVES] * 3
+    assert reduces["last"].tolist() == [COLLECTIVES - 1] * 3
+
+
+def test_what_a_full_ring_drops_is_counted_to_the_call(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring of 64 KiB that is read once a second must overflow; stored and dropped add up."""
+    launches = 20_011
+    from run import Job
+
+    go = tmp_path / "go"
+    with Job(ranks=1, args=["--exact", str(launches), "0", "--go", str(go), "--hold", "1"]) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids), launch_ring_bytes=1 << 16))
+        tracer.start()
+        try:
+            go.touch()
+            while not tracer.done():
+                time.sleep(1)
+                tracer.poll()
+        finally:
+            kernel = tracer._probes.counters() if tracer._probes else {}
+            lost = tracer.stop()
+    dropped = kernel[Counter.LAUNCHES_DROPPED]
+    assert dropped > 0
+    assert lost == {"launches_dropped": dropped}
+    assert Counter.LAUNCHES_DROPPED in LOSS_COUNTERS
+    with open_store(store_url) as store:
+        stored = query_columns(store, "SELECT count() AS n FROM launches")["n"][0]
+        told = query_columns(store, "SELECT value, loss FROM coverage FINAL WHERE counter = 'launches_dropped'")
+    assert stored + dropped == kernel[Counter.LAUNCHES] + dropped
+    assert stored + dropped >= launches
+    assert told["value"].tolist() == [dropped]
+    assert told["loss"].tolist() == [True]
