@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from argus import __version__, records
 from argus.capture import calls, collectives, launches
-from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Probes
+from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.hosts import ForkWatcher
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
@@ -67,6 +67,7 @@ class Options:
         job: Name of the job, over what the environment says.
         launch_durations: Probe the exits of launches too.
         launch_ring_bytes: Size of the ring of CUDA calls.
+        backend: Force a way to attach; None: the best the kernel has.
     """
 
     pids: tuple[int, ...] = ()
@@ -76,6 +77,7 @@ class Options:
     job: str | None = None
     launch_durations: bool = False
     launch_ring_bytes: int = DEFAULT_LAUNCH_RING_BYTES
+    backend: Backend | None = None
 
 
 @dataclass
@@ -166,7 +168,6 @@ class Tracer:
         self._probes: Probes | None = None
         self._names = KernelNames()
         self._watcher: ForkWatcher | None = None
-        self._libraries: dict[tuple[str, int], Attachment] = {}
         self._kernel_launches: Tally[str] = Tally()
         self._collective_bytes: Tally[str] = Tally()
         self._collective_calls: Tally[str] = Tally()
@@ -192,7 +193,9 @@ class Tracer:
         targets = self._find_targets()
         try:
             self._probes = Probes(
-                launch_ring_bytes=self.options.launch_ring_bytes, launch_durations=self.options.launch_durations
+                launch_ring_bytes=self.options.launch_ring_bytes,
+                launch_durations=self.options.launch_durations,
+                backend=self.options.backend,
             )
             if self.options.children:
                 self._watcher = ForkWatcher(self._forked)
@@ -247,6 +250,7 @@ class Tracer:
             rank, source = next(number for number in range(len(used) + 1) if number not in used), "order"
         member = Member(target, rank, source)
         job.members[target.pid] = member
+        self._names.remember(target.pid)
         missed = self._probes.add_target(target.pid)
         if missed:
             self.losses["calls_before_follow"] += missed
@@ -265,39 +269,36 @@ class Tracer:
 
     def _attach_all(self) -> None:
         """Puts probes on every library of the targets that has none yet."""
-        assert self._probes is not None
-        wanted: dict[tuple[str, int], tuple[Library, list[Member]]] = {}
+        wanted: dict[tuple[str, int], list[tuple[Library, Member]]] = {}
         for job in self.jobs.values():
             for member in job.members.values():
                 if member.state == "traced":
                     for library in member.target.libraries:
-                        wanted.setdefault(library.key, (library, []))[1].append(member)
-        mapped_by_others: dict[tuple[str, int], bool] = {}
-        for key, (library, members) in wanted.items():
-            shared = self._libraries.get(key)
-            if shared is not None:
-                for member in members:
-                    member.probes = sum(a.probes for a in self._attachments_of(member))
+                        wanted.setdefault(library.key, []).append((library, member))
+        for key, users in wanted.items():
+            if any(attachment.library.key == key and attachment.pid is None for attachment in self.attached):
                 continue
-            if key not in mapped_by_others:
-                mapped_by_others[key] = False if self.options.children else self._mapped_elsewhere(key)
-            if self.options.children or not mapped_by_others[key]:
+            if self.options.children or not self._mapped_elsewhere(key):
                 # One set of probes serves all ranks; nobody else runs into them.
-                attachment = self._probes.attach(library, None)
-                self._libraries[key] = attachment
-                self.attached.append(attachment)
-            else:
-                for member in members:
-                    if any(a.pid == member.target.pid and a.library.key == key for a in self.attached):
-                        continue
-                    try:
-                        self.attached.append(self._probes.attach(library, member.target.pid))
-                    except ArgusError:
-                        if member.target.alive():
-                            raise
-                        member.state = "exited"
-            for member in members:
-                member.probes = sum(a.probes for a in self._attachments_of(member))
+                self._attach_one(users, shared=True)
+                continue
+            for user in users:
+                if not any(a.pid == user[1].target.pid and a.library.key == key for a in self.attached):
+                    self._attach_one([user], shared=False)
+        for member in (member for job in self.jobs.values() for member in job.members.values()):
+            member.probes = sum(attachment.probes for attachment in self._attachments_of(member))
+
+    def _attach_one(self, users: list[tuple[Library, Member]], *, shared: bool) -> None:
+        """Attaches to a file through the first of its users that still runs."""
+        assert self._probes is not None
+        for library, member in users:
+            try:
+                self.attached.append(self._probes.attach(library, None if shared else member.target.pid))
+                return
+            except ArgusError:
+                if member.target.alive():
+                    raise
+                member.state = "exited"
 
     def _attachments_of(self, member: Member) -> list[Attachment]:
         keys = {library.key for library in member.target.libraries}
@@ -368,7 +369,7 @@ class Tracer:
             ranks = np.array([job.members[int(pid)].rank for pid in pids], np.uint32)
             known[0][:] |= self._take_launches(job, cuda, pids, ranks)
             known[1][:] |= self._take_collectives(job, nccl, pids, ranks)
-            self._take_control(job, control)
+            self._take_control(job, control, pids, ranks)
             self._steps(job, now, final=final)
         self.losses["records_without_rank"] += int(np.sum(~known[0]) + np.sum(~known[1]))
 
@@ -458,15 +459,24 @@ class Tracer:
             job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
         return mine
 
-    def _take_control(self, job: Job, control: NDArray[np.void]) -> None:
-        about_communicators = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
-        chosen = control[control["call"] < len(calls.CALLS)]
-        chosen = chosen[about_communicators[chosen["call"]]]
-        for pid in np.unique(chosen["pid"]):
-            member = job.members.get(int(pid))
-            if member is not None:
-                job.control.setdefault(member.rank, []).append(chosen[chosen["pid"] == pid])
-                job.groups_due = 0.0
+    def _take_control(
+        self, job: Job, control: NDArray[np.void], pids: NDArray[np.uint32], ranks: NDArray[np.uint32]
+    ) -> None:
+        chosen = control[collectives.about_communicators(control)]
+        mine, rank = self._select(chosen, pids, ranks)
+        if not mine.any():
+            return
+        events = chosen[mine]
+        self._writer.append(
+            "communicator_calls",
+            collectives.communicator_calls(
+                events, job=job.name, run=self.run, host=self.host, ranks=rank, mono_offset_ns=self.mono_offset_ns
+            ),
+        )
+        for pid in np.unique(events["pid"]):
+            of_pid = events[events["pid"] == pid]
+            job.control.setdefault(job.members[int(pid)].rank, []).append(of_pid)
+        job.groups_due = 0.0
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if (now >= job.groups_due or final) and job.recent:
@@ -574,6 +584,7 @@ class Tracer:
             if self._map_signature.get(pid) == signature:
                 return False
             self._map_signature[pid] = signature
+            self._names.remember(pid)
             found = find_libraries(pid)
         except OSError:
             return False
@@ -581,7 +592,9 @@ class Tracer:
         if {library.key for library in found} == before:
             return False
         if before and not before & {library.key for library in found}:
-            self._names.forget(pid)  # exec: handles mean something else now
+            # exec: handles mean something else now
+            self._names.forget(pid)
+            self._names.remember(pid)
         member.target.libraries = found
         return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import click
 
@@ -95,12 +94,16 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()
-    # Piped text is not folded at 80 columns: grep wants whole lines.
-    console = Console(highlight=False, width=None if terminal else 10_000, soft_wrap=not terminal)
+    console = Console(highlight=False)
 
-    def line(text: Text | str, indent: int = 0) -> None:
-        console.print(Padding(text, (0, 0, 0, indent), expand=False))
+    def line(text: Text | str = "", indent: int = 0, style: str = "") -> None:
+        styled = Text(text, style=style) if isinstance(text, str) else text
+        if console.is_terminal:
+            console.print(Padding(styled, (0, 0, 0, indent), expand=False))
+        else:
+            # Not folded when piped: grep wants whole lines, and a query must survive copying.
+            for part in styled.plain.splitlines() or [""]:
+                click.echo(" " * indent + part if part else "")
 
     status = verdict["status"]
     head = Text(status.upper(), style=_STYLES[status])
@@ -113,14 +116,15 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
     if verdict["reason"]:
         line(verdict["reason"], 2)
     for number, finding in enumerate(verdict["findings"], 1):
-        console.print()
+        line()
         who = _ranks(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
         title = Text(f"{number}. {finding['kind'].replace('_', ' ')}", style="bold")
-        title.append(f"  {who}" if who else "")
+        title.append(f"  {who}" if who else "", style="bold red")
         line(title)
+        first = finding["steps"][0]
         line(
-            f"since step {finding['steps'][0]} · {finding['slowdown']:.2f}x · explains {finding['share']:.0%} of the "
-            f"lost time · confidence {finding['confidence']:.0%}",
+            f"{f'since step {first}' if first > steps[0] else 'in all steps seen'} · {finding['slowdown']:.2f}x · "
+            f"{finding['share']:.0%} of the lost time · confidence {finding['confidence']:.0%}",
             3,
         )
         for evidence in finding["evidence"]:
@@ -128,17 +132,18 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
         line(Text.assemble(("→ ", "bold"), finding["action"]), 3)
         if with_sql:
             for evidence in finding["evidence"]:
-                console.print()
-                line(Text(evidence["sql"], style="dim"), 5)
-    if verdict["findings"] and not with_sql:
-        console.print()
-        line(Text("argus diagnose --sql prints the queries behind this.", style="dim"))
+                line()
+                line(evidence["sql"], 5, "dim")
+    if verdict["findings"]:
+        line()
+        if not with_sql:
+            line("argus diagnose --sql prints the queries that show this again.", style="dim")
     coverage = verdict["coverage"]
     if coverage["complete"]:
-        line(Text("coverage: complete", style="dim"))
+        line("coverage: complete", style="dim")
     else:
         lost = ", ".join(f"{name} {count:,}" for name, count in coverage["dropped"].items())
-        line(Text(f"coverage: incomplete ({lost})", style="yellow"))
+        line(f"coverage: incomplete ({lost})", style="yellow")
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -101,6 +101,32 @@ CREATE TABLE IF NOT EXISTS communicators
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, comm)
 COMMENT 'Which handles on which ranks are one communicator, and how their calls line up';
 
+CREATE TABLE IF NOT EXISTS communicator_calls
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  rank UInt32 COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 COMMENT 'Process id',
+  tid UInt32 COMMENT 'Thread id',
+  call LowCardinality(String) COMMENT 'Function that was called: ncclCommInitRank, ncclCommSplit, ncclCommDestroy, ...',
+  comm UInt64 COMMENT 'Communicator that was made, asked or ended; 0: none',
+  parent UInt64 COMMENT 'Communicator it was split from; 0: none',
+  comm_rank Int32 COMMENT 'Rank inside the communicator; -1: not told by the call',
+  nranks Int32 COMMENT 'Size of the communicator; -1: not told by the call',
+  color Int32 COMMENT 'Colour of a split; -1: none (NCCL_SPLIT_NOCOLOR)',
+  key Int32 COMMENT 'Key of a split; excluded ranks of a shrink; -1: none',
+  unique_id String COMMENT 'ncclUniqueId, 256 hexadecimal digits; empty: not told by the call',
+  ts DateTime64(9, 'UTC') COMMENT 'When the call was made',
+  duration_ns Int64 COMMENT 'Time inside the call; -1: not measured',
+  result Int32 COMMENT 'ncclResult_t; 0: success',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMM(ts) ORDER BY (job, run, rank, ts)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'One row per call that makes, asks or ends a communicator';
+
 CREATE TABLE IF NOT EXISTS launches
 (
   job LowCardinality(String) COMMENT 'Job name',

@@ -369,6 +369,16 @@ def _attach_failure(library: Library, pid: int | None, reason: OSError) -> Argus
         return ArgusError(f"no permission to probe {where}", "Run Argus with sudo", EXIT_UNAVAILABLE)
     if reason.errno == errno.ESRCH:
         return ArgusError(f"process {pid} ended while Argus attached to it", "", EXIT_UNAVAILABLE)
+    if reason.errno == errno.ENOENT:
+        return ArgusError(f"{where} cannot be reached any more", "Its process has ended", EXIT_UNAVAILABLE)
+    if reason.errno == errno.EINVAL:
+        # Seen with bcc 0.26's own attach_uprobe, which passes a random reference counter offset; dmesg then says
+        # "ref_ctr_offset mismatch".
+        return ArgusError(
+            f"the kernel refuses to probe {where}",
+            "Another tracer seems to probe the same functions: end it first",
+            EXIT_UNAVAILABLE,
+        )
     return ArgusError(
         f"the kernel refuses to probe {where}: {reason.strerror}", "`argus check` says more", EXIT_UNAVAILABLE
     )

@@ -15,6 +15,7 @@ _OP_WORDS = list(dict.fromkeys(_OPS))
 _OP_CODE = np.array([_OP_WORDS.index(op) for op in _OPS], dtype=np.int32)
 _COLLECTIVE = np.array([call.shape is calls.Shape.COLLECTIVE for call in calls.CALLS])
 _GROUP = np.array([call.shape in (calls.Shape.GROUP_START, calls.Shape.GROUP_END) for call in calls.CALLS])
+_ABOUT_COMMUNICATORS = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
 _DTYPE_WORDS = [*calls.NCCL_DTYPES, "unknown", ""]
 _REDOP_WORDS = [*calls.NCCL_REDOPS, "custom", ""]
 _NO_REDOP = 255
@@ -67,5 +68,46 @@ def to_table(
             "duration_ns": np.ascontiguousarray(collectives["duration_ns"]),
             "result": np.ascontiguousarray(collectives["result"]),
             "in_group": (collectives["flags"] & records.FLAG_IN_GROUP) != 0,
+        }
+    )
+
+
+def about_communicators(control: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which control records make, ask or end a communicator. Shape (n,)."""
+    known = control["call"] < len(calls.CALLS)
+    mask: NDArray[np.bool_] = known & _ABOUT_COMMUNICATORS[np.minimum(control["call"], len(calls.CALLS) - 1)]
+    return mask
+
+
+def communicator_calls(
+    control: NDArray[np.void], *, job: str, run: int, host: str, ranks: NDArray[np.uint32], mono_offset_ns: int
+) -> pa.Table:
+    """Rows of the table ``communicator_calls``, from control records about communicators: a few a process.
+
+    Arguments as in ``argus.capture.launches.to_table``.
+    """
+    count = len(control)
+    ids = [row["data"][: int(row["name_len"])].tobytes().hex() for row in control]
+    return pa.table(
+        {
+            "job": constant(job, count),
+            "run": np.full(count, run, np.uint32),
+            "rank": ranks,
+            "host": constant(host, count),
+            "pid": np.ascontiguousarray(control["pid"]),
+            "tid": np.ascontiguousarray(control["tid"]),
+            "call": dictionary(control["call"].astype(np.int32), [call.symbol for call in calls.CALLS]),
+            "comm": np.ascontiguousarray(control["handle"]),
+            "parent": np.ascontiguousarray(control["parent"]),
+            "comm_rank": np.ascontiguousarray(control["rank"]),
+            "nranks": np.ascontiguousarray(control["nranks"]),
+            "color": np.ascontiguousarray(control["color"]),
+            "key": np.ascontiguousarray(control["key"]),
+            "unique_id": pa.array(ids, pa.string()),
+            "ts": pa.array(control["ts_ns"].astype(np.int64) + mono_offset_ns, pa.int64()).cast(
+                pa.timestamp("ns", tz="UTC")
+            ),
+            "duration_ns": np.ascontiguousarray(control["duration_ns"]),
+            "result": np.ascontiguousarray(control["result"]),
         }
     )

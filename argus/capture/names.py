@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import re
 from collections import OrderedDict
 from functools import cache, lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
+from argus.capture.targets import Mapping, executable_mappings, reachable
 
 _STUB = re.compile(r"^(?:void )?__device_stub__(.*)$")
 _MAX_OPEN_TABLES = 4
@@ -61,7 +63,8 @@ class KernelNames:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}
-        self._tables: OrderedDict[str, Elf | None] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, int], Elf | None] = OrderedDict()
+        self._maps: dict[int, list[Mapping]] = {}
         self.unresolved = 0
         """Handles for which no name was found."""
 
@@ -85,6 +88,7 @@ class KernelNames:
         """Drops the names of a process that ended or replaced its program."""
         for key in [key for key in self._known if key[0] == pid]:
             del self._known[key]
+        self._maps.pop(pid, None)
 
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
         """The name of a kernel, or ``kernel@0x…`` where none is known."""
@@ -99,36 +103,39 @@ class KernelNames:
         self._known[key] = found
         return found
 
+    def remember(self, pid: int) -> None:
+        """Notes what a process maps, so that its kernels can be named after it ended too."""
+        with contextlib.suppress(OSError):
+            self._maps[pid] = executable_mappings(pid)
+
     def _symbol(self, pid: int, address: int) -> str | None:
         """The function symbol at an address of a process."""
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
-        except OSError:
-            return None
-        for line in lines:
-            words = line.split(maxsplit=5)
-            start, end = (int(word, 16) for word in words[0].split("-"))
-            if not start <= address < end:
-                continue
-            if len(words) < 6 or not words[5].startswith("/"):
-                return None
-            elf = self._table(f"/proc/{pid}/map_files/{words[0]}", f"{words[3]}:{words[4]}")
-            if elf is None:
-                return None
-            virtual = elf.address(address - start + int(words[2], 16))
-            symbol = None if virtual is None else elf.symbol_at(virtual)
-            return None if symbol is None else demangle(symbol)
+        for fresh in (False, True):
+            if fresh or pid not in self._maps:
+                self.remember(pid)
+            for mapping in self._maps.get(pid, []):
+                if mapping.start <= address < mapping.end:
+                    elf = self._table(pid, mapping)
+                    virtual = None if elf is None else elf.address(address - mapping.start + mapping.offset)
+                    symbol = None if elf is None or virtual is None else elf.symbol_at(virtual)
+                    return None if symbol is None else demangle(symbol)
         return None
 
-    def _table(self, open_path: str, file_key: str) -> Elf | None:
-        if file_key in self._tables:
-            self._tables.move_to_end(file_key)
-            return self._tables[file_key]
-        try:
-            elf: Elf | None = Elf(open_path)
-        except (NotElf, OSError):
-            elf = None
-        self._tables[file_key] = elf
+    def _table(self, pid: int, mapping: Mapping) -> Elf | None:
+        key = (mapping.device, mapping.inode)
+        if key in self._tables:
+            self._tables.move_to_end(key)
+            return self._tables[key]
+        elf = None
+        path = reachable(pid, mapping)
+        if path is None:
+            with contextlib.suppress(OSError):
+                if os.stat(mapping.path).st_ino == mapping.inode:
+                    path = mapping.path
+        if path is not None:
+            with contextlib.suppress(NotElf, OSError):
+                elf = Elf(path)
+        self._tables[key] = elf
         while len(self._tables) > _MAX_OPEN_TABLES:
             self._tables.popitem(last=False)
         return elf

@@ -349,8 +349,8 @@ def _job_name(environment: dict[str, str], command_line: bytes, pod: re.Match[st
 
 
 def executable_mappings(pid: int) -> list[Mapping]:
-    """The executable file mappings of a process, one per file (the first of each)."""
-    seen: dict[tuple[str, int], Mapping] = {}
+    """The executable file mappings of a process."""
+    found: list[Mapping] = []
     with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             match = _MAPS_LINE.match(line.rstrip("\n"))
@@ -367,8 +367,8 @@ def executable_mappings(pid: int) -> list[Mapping]:
                 path.removesuffix(_DELETED) if deleted else path,
                 deleted,
             )
-            seen.setdefault((mapping.device, mapping.inode), mapping)
-    return list(seen.values())
+            found.append(mapping)
+    return found
 
 
 def maps_cuda(pid: int) -> bool:
@@ -388,8 +388,10 @@ def find_libraries(pid: int) -> list[Library]:
         OSError: The process ended, or may not be looked at.
     """
     libraries = []
-    for mapping in executable_mappings(pid):
-        open_path = _reachable(pid, mapping)
+    # A file may be mapped in several parts; the first stands for it.
+    by_file = {(mapping.device, mapping.inode): mapping for mapping in reversed(executable_mappings(pid))}
+    for mapping in reversed(by_file.values()):
+        open_path = reachable(pid, mapping)
         if open_path is None:
             continue
         roles, offsets = _hooks(open_path, mapping.device, mapping.inode)
@@ -400,7 +402,7 @@ def find_libraries(pid: int) -> list[Library]:
     return libraries
 
 
-def _reachable(pid: int, mapping: Mapping) -> str | None:
+def reachable(pid: int, mapping: Mapping) -> str | None:
     """A path by which the mapped file itself can be opened, also from other mounts and after its deletion."""
     by_name = f"{PROC}/{pid}/root{mapping.path}"
     by_range = f"{PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"

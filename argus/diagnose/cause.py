@@ -59,9 +59,11 @@ def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_
     ):
         if parts[name] >= HALF * late_ns and parts[name] == max(parts["module"], parts["data"], parts["other"]):
             return Cause(kind, f"{parts[name] / 1e6:.1f} ms a step more than the others {words}", True)
+    # Rounded first: "-0.0 ms" reads like a measurement.
+    data, other, module = (round(parts[name] / 1e6, 1) + 0.0 for name in ("data", "other", "module"))
     text = (
-        f"its CPU is not to blame: against the others it spends {parts['data'] / 1e6:+.1f} ms a step before the copy "
-        f"of the batch, {parts['other'] / 1e6:+.1f} ms between launches, {parts['module'] / 1e6:+.1f} ms loading code"
+        f"its CPU is not to blame: against the others it spends {data:+.1f} ms a step before the copy of the batch, "
+        f"{other:+.1f} ms between launches, {module:+.1f} ms loading code"
     )
     return Cause("compute_straggler", text, True)
 

@@ -280,10 +280,9 @@ class _Family:
 class StepTracker:
     """Finds the steps of one job as its calls come in.
 
-    A step ends at the entry of its last collective: the one before the largest median gap between the calls of the
-    widest communicator. Its number is that call's aligned sequence number divided by the calls a step, so that ranks
-    attached at different moments, and trackers on different hosts, agree; without collectives, steps are counted from
-    0 on each rank.
+    A step ends at the entry of its last collective: the one before the largest median gap between collectives. Its
+    number is that call's aligned sequence number divided by the calls a step, so that ranks attached at different
+    moments, and trackers on different hosts, agree; without collectives, steps are counted from 0 on each rank.
 
     Counters say what was not turned into steps: ``late_calls`` (sorted in too late to count), ``steps_before_first``,
     ``steps_repeated`` (a number at or before the previous one's, merged into the next), ``calls_without_alignment``
@@ -498,42 +497,45 @@ class StepTracker:
         if not unit["collective"].any():
             if any(other.seen_collective for other in self._ranks.values()):
                 return
-            times = window["ts"][starts[:, None] + np.arange(length)]
-            after = np.median(np.diff(times, axis=1), axis=0) if length > 1 else np.zeros(0)
-            wrap = np.median(np.diff(times[:, 0])) - np.median(times[:, -1] - times[:, 0]) if len(starts) > 1 else 0.0
-            last = int(np.argmax(np.append(after, wrap)))
-            self._rotate(lock, last)
+            self._rotate(lock, _before_largest_gap(window["ts"][starts[:, None] + np.arange(length)]))
             lock.anchor_comm = 0
             return
-        comms = np.unique(unit["comm"][unit["collective"]]).tolist()
-        known = {comm: self._groups[state.rank, comm] for comm in comms if (state.rank, comm) in self._groups}
-        if len(known) < len(comms):
+        places = np.flatnonzero(unit["collective"])
+        uses = Tally(unit["comm"][places].tolist())
+        known = {comm: self._groups[state.rank, comm] for comm in uses if (state.rank, comm) in self._groups}
+        if len(known) < len(uses):
             return
-        comm = max(known, key=lambda c: (self._sizes[known[c][0]], -known[c][0]))
-        group, offset = known[comm]
-        if group in self._untrusted and not final and not state.dropped:
+        if not final and not state.dropped and any(group in self._untrusted for group, _ in known.values()):
             return  # more calls may still tell how the ranks line up
-        places = np.flatnonzero(unit["collective"] & (unit["comm"] == comm))
-        calls = unit["seq"][places] + offset
-        per_step = len(places)
-        family = self._families.get(group)
-        if family is not None and family.epochs[-1].per_step == per_step:
-            chosen = int(np.argmin((calls - family.last) % per_step))
+        shared = {comm for comm, (group, _) in known.items() if self._sizes[group] > 1} or set(known)
+        places = places[np.isin(unit["comm"][places], list(shared))]
+        joined = [
+            (len(family.members), -group, comm)
+            for comm, (group, _) in known.items()
+            if (family := self._families.get(group)) and family.epochs[-1].per_step == uses[comm]
+        ]
+        if joined:
+            comm = max(joined)[2]
+            group, offset = known[comm]
+            family = self._families[group]
+            places = places[unit["comm"][places] == comm]
+            chosen = int(np.argmin((unit["seq"][places] + offset - family.last) % uses[comm]))
         else:
-            times = window["ts"][starts[:, None] + places]
-            after = np.median(np.diff(times, axis=1), axis=0) if per_step > 1 else np.zeros(0)
-            wrap = np.median(np.diff(times[:, 0])) - np.median(times[:, -1] - times[:, 0]) if len(starts) > 1 else 0.0
-            chosen = int(np.argmax(np.append(after, wrap)))
-            boundary = int(calls[chosen])
-            if family is None:
-                family = self._families[group] = _Family(group, [_Epoch(0, 0, per_step)], boundary)
-                family.trusted = group not in self._untrusted
+            chosen = _before_largest_gap(window["ts"][starts[:, None] + places])
+            comm = int(unit["comm"][places[chosen]])
+            group, offset = known[comm]
+            boundary = int(unit["seq"][places[chosen]]) + offset
+            found = self._families.get(group)
+            if found is None:
+                family = _Family(group, [_Epoch(0, 0, uses[comm])], boundary, trusted=group not in self._untrusted)
+                self._families[group] = family
             else:
+                family = found
                 first = int(np.min(state.calls["seq"][state.calls["comm"] == comm])) + offset
                 start = max(family.last, first)
                 if boundary <= start:
                     return
-                family.epochs.append(_Epoch(start, family.number(start), per_step))
+                family.epochs.append(_Epoch(start, family.number(start), uses[comm]))
                 family.last = boundary
         family.members.add(state.rank)
         self._rotate(lock, int(places[chosen]))
@@ -714,6 +716,13 @@ class StepTracker:
             if len(left):
                 return np.asarray(sides[0][1][left] - sides[1][1][right])
         return np.empty(0, np.int64)
+
+
+def _before_largest_gap(times: NDArray[np.int64]) -> int:
+    """Which call of a unit the largest median gap follows, from their times in several units, shape (units, calls)."""
+    after = np.median(np.diff(times, axis=1), axis=0)
+    wrap = np.median(times[1:, 0] - times[:-1, -1]) if len(times) > 1 else 0.0
+    return int(np.argmax(np.append(after, wrap)))
 
 
 def _spaced(bounds: NDArray[np.int64], exact: NDArray[np.bool_], length: int) -> NDArray[np.int64]:

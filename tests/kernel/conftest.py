@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,6 @@ def wait_for_cuda(pids: list[int]) -> None:
 
 
 @pytest.fixture
-def store_url(tmp_path: Path) -> Iterator[str]:
+def store_url(tmp_path: Path) -> str:
     """An embedded store of the test's own."""
-    yield f"chdb://{tmp_path}/store"
+    return f"chdb://{tmp_path}/store"

@@ -49,9 +49,7 @@ def trace_exact(
 @pytest.mark.parametrize("program", ["fake_train", "fake_train_static"])
 @pytest.mark.parametrize("launch_durations", [False, True])
 def test_every_call_is_stored_once(store_url: str, tmp_path: Path, program: str, launch_durations: bool) -> None:
-    tracer = trace_exact(
-        store_url, tmp_path / "go", program, LAUNCHES, COLLECTIVES, launch_durations=launch_durations
-    )
+    tracer = trace_exact(store_url, tmp_path / "go", program, LAUNCHES, COLLECTIVES, launch_durations=launch_durations)
     assert (tracer.lost_at_end, tracer.store_error) == ({}, "")  # type: ignore[attr-defined]
     with open_store(store_url) as store:
         kernels = query_columns(

@@ -44,8 +44,7 @@ def ddp(layers: int = 4, kernels: int = 5, forward_ms: float = 30.0, loss_sync: 
         end_sync: bool = False, group: str = "dp", comm_ms: float = 2.0) -> list[Op]:
     """Data, forward, loss.item(), backward with a gradient bucket a layer, optimizer; backward takes twice the forward."""
     out = [Op("data", 1.0), Op("h2d")]
-    for _ in range(layers):
-        out.append(Op("kernels", forward_ms / layers, tuple(range(kernels)), phase="forward"))
+    out += [Op("kernels", forward_ms / layers, tuple(range(kernels)), phase="forward") for _ in range(layers)]
     out.append(Op("kernels", 0.1, (900,), phase="forward"))
     if loss_sync:
         out.append(Op("sync"))
@@ -115,7 +114,7 @@ def simulate(
     issue_us: float = 5.0,
     seed: int = 0,
 ) -> Job:
-    """Plays ``steps`` steps; see :class:`Job`. ``attach_ms``: calls before this time a rank are not seen, shape (nranks,)."""
+    """Plays ``steps`` steps; see :class:`Job`. ``attach_ms``: calls before it are not seen, shape (nranks,)."""
     rng = np.random.default_rng(seed)
     program = program or ddp()
     groups = groups or {"dp": [tuple(range(nranks))]}
@@ -127,13 +126,11 @@ def simulate(
     base = rng.integers(1 << 40, 1 << 47, nranks)
     cpu = np.full(nranks, 5e9) + rng.uniform(0, 1e5, nranks)
     gpu, net = cpu.copy(), {g: cpu.copy() for g in groups}
-    launch: list[list[tuple[NDArray[np.float64], NDArray[np.float64], int, NDArray[np.int64]]]] = []
     rows: dict[int, list[tuple[float, float, int, int]]] = defaultdict(list)
     kernel_rows: dict[int, list[tuple[NDArray[np.float64], NDArray[np.int64]]]] = defaultdict(list)
     calls: dict[int, list[tuple[float, int, int, int, int]]] = defaultdict(list)
     seq: dict[tuple[int, str], int] = defaultdict(int)
     boundaries = np.zeros((steps, nranks), np.int64)
-    del launch
 
     def noise(n: int) -> NDArray[np.float64]:
         return rng.lognormal(0.0, jitter, n) if jitter else np.ones(n)
@@ -231,12 +228,12 @@ def simulate(
         if drop:
             kernels = kernels[rng.random(len(kernels)) >= drop]
             coll = coll[rng.random(len(coll)) >= drop]
-        control = np.zeros(len(groups) if inits and not cut[r] else 0, CONTROL)
+        control = np.zeros(len(groups) if inits and (attach_ms is None or attach_ms[r] == 0) else 0, CONTROL)
         for i, g in enumerate(groups if len(control) else ()):
             part = groups[g][member[g][r]]
             control[i]["ts_ns"], control[i]["handle"], control[i]["call"] = 1e9, handles[r, g], INIT
             control[i]["nranks"], control[i]["rank"] = len(part), part.index(r)
-            control[i]["data"][:8] = np.frombuffer(np.int64(hash((seed, i, part)) & ((1 << 62) - 1)).tobytes(), np.uint8)
+            control[i]["data"][:8] = np.frombuffer(np.int64(seed * 1000 + i * 100 + member[g][r]).tobytes(), np.uint8)
             control[i]["data"][127] = 1
         cuda = np.concatenate([kernels, other])
         out.append(RankRecords(r, kernels, cuda[np.argsort(cuda["ts_ns"], kind="stable")], coll, control))

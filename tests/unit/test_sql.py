@@ -48,12 +48,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
         })  # fmt: skip
         writer.append("iterations", {
-            **common, "step": [step for _, step in every], "ts": start, "collectives": 1, "launches": 2, "method": "test",
+            **common, "step": [step for _, step in every], "ts": start, "collectives": 1, "launches": 2,
+            "method": "test",
             "duration_ns": [300 * MS if step == 7 else 90 * MS for _, step in every], "confidence": 1.0,
         })  # fmt: skip
         writer.append("collectives", {
             **common, "pid": 1, "tid": 1, "comm": 5, "op": "AllReduce", "bytes": 4096,
-            "seq": [step for _, step in every], "count": 1024, "dtype": "float32", "redop": "sum", "peer": -1, "stream": 0,
+            "seq": [step for _, step in every], "count": 1024, "dtype": "float32", "redop": "sum", "peer": -1,
+            "stream": 0,
             "ts": [a + b + 50 * MS for a, b in zip(start, late, strict=True)], "duration_ns": 900, "result": 0,
             "in_group": False,
         })  # fmt: skip
@@ -69,8 +71,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             })  # fmt: skip
         writer.append("findings", {
             "job": "llama", "run": 1, "created": [T0], "status": "degraded", "kind": "compute_straggler",
-            "ranks": [[2]], "hosts": [["node-0"]], "step_from": 0, "step_to": 19, "phase": "", "slowdown": 1.1, "share": 0.9,
-            "confidence": 0.9, "evidence": "{}", "action": "Look at node-0",
+            "ranks": [[2]], "hosts": [["node-0"]], "step_from": 0, "step_to": 19, "phase": "", "slowdown": 1.1,
+            "share": 0.9, "confidence": 0.9, "evidence": "{}", "action": "Look at node-0",
         })  # fmt: skip
         writer.append("coverage", {
             "job": "llama", "run": 1, "host": "node-0", "counter": ["ring_full"], "value": 3, "loss": True, "ts": T0,

@@ -125,7 +125,7 @@ def test_forms_of_values(store: Store) -> None:
 
 
 def test_rows_are_copied(store: Store) -> None:
-    ring = np.arange(5)
+    ring = np.arange(5, dtype="u4")  # the column's own type: nothing needs converting
     with Writer(store, source="test") as writer:
         writer.append("iterations", {**iterations(5), "step": ring, "duration_ns": ring[:]})
         ring[:] = 99

@@ -53,6 +53,7 @@ static const struct setting table[] = {
     {"FAKEGPU_FAULT_FROM_STEP", INTEGER, AT(from_step), 0, true},
     {"FAKEGPU_RENDEZVOUS", ELSEWHERE, 0, 0, false},
     {"FAKEGPU_INIT_TIMEOUT_S", ELSEWHERE, 0, 0, false},
+    {"FAKEGPU_BUILD", ELSEWHERE, 0, 0, false},
 };
 #define TABLE_SIZE (sizeof table / sizeof table[0])
 

@@ -1,0 +1,181 @@
+"""Communicators joined across ranks, and their calls lined up, against synthetic jobs whose truth is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from stored_job import known
+from synthetic_job import Fault, Job, Op, ddp, simulate
+
+from argus.capture.calls import BY_SYMBOL
+from argus.records import COLLECTIVE, CONTROL
+from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
+
+
+def find(job: Job) -> NDArray[np.void]:
+    return find_groups([known(rank) for rank in job.ranks])
+
+
+def true_offsets(job: Job, rows: NDArray[np.void]) -> set[int]:
+    """What rows without error add to the true number of each rank's first call: one value if all agree."""
+    fine = rows[rows["error"] == ""]
+    return {int(row["seq_offset"]) - job.first_call[int(row["rank"]), int(row["comm"])] for row in fine}
+
+
+def test_communicators_seen_made_need_no_guess() -> None:
+    groups = {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]}
+    program = [*ddp(), Op("collective", 0.5, group="tp", count=5)]
+    job = simulate(4, 12, program, groups=groups)
+    rows = find(job)
+    assert rows.dtype == COMMUNICATOR
+    assert set(rows["joined_by"]) == {"unique_id"}
+    assert not rows["seq_offset"].any()
+    assert not (rows["error"] != "").any()
+    members: dict[int, set[int]] = {}
+    for row in rows:
+        members.setdefault(int(row["comm_group"]), set()).add(int(row["rank"]))
+    assert sorted(map(sorted, members.values())) == [[0, 1], [0, 2], [1, 3], [2, 3]]
+    assert (rows["nranks"] == 2).all()
+    at = {(int(r["rank"]), int(r["comm"])): int(r["comm_rank"]) for r in rows}
+    assert at[2, job.handles[2, "dp"]] == 1
+    assert at[2, job.handles[2, "tp"]] == 0
+
+
+def control(**fields: Any) -> NDArray[np.void]:
+    row = np.zeros(1, CONTROL)
+    for name, value in fields.items():
+        row[name] = value
+    return row
+
+
+def test_splits_of_a_known_parent_are_joined_by_colour_and_order() -> None:
+    init, split = BY_SYMBOL["ncclCommInitRank"].id, BY_SYMBOL["ncclCommSplit"].id
+    ranks = []
+    for rank in range(4):
+        world = control(ts_ns=1, handle=100 + rank, call=init, nranks=4, rank=rank)
+        world["data"][0, :4] = 7
+        parts = [world]
+        for i, color in enumerate((rank % 2, rank // 2)):
+            parts.append(
+                control(ts_ns=2 + i, handle=1000 * (i + 1) + rank, parent=100 + rank, color=color, key=-rank,
+                        call=split, nranks=-1, rank=-1)
+            )  # fmt: skip
+        ranks.append(RankCalls(rank, np.empty(0, COLLECTIVE), control=np.concatenate(parts)))
+    rows = find_groups(ranks)
+    groups = {(int(r["rank"]), int(r["comm"])): int(r["comm_group"]) for r in rows}
+    assert groups[0, 1000] == groups[2, 1002] != groups[1, 1001] == groups[3, 1003]
+    assert groups[0, 2000] == groups[1, 2001] != groups[2, 2002] == groups[3, 2003]
+    assert len(set(groups.values())) == 5
+    split_rows = rows[rows["joined_by"] == "split"]
+    assert (split_rows["nranks"] == 2).all()
+    # Keys count down, so the later rank comes first.
+    assert {int(r["rank"]): int(r["comm_rank"]) for r in split_rows if r["comm"] < 2000} == {0: 1, 2: 0, 1: 1, 3: 0}
+
+
+def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> None:
+    """Rank 1's loader holds it up by 0.6 steps: its calls are nearest to the *next* step of rank 0."""
+    step_ms = 60 * 3.1 + 112
+    job = simulate(
+        2, 40, ddp(forward_ms=60), faults=(Fault("data", (1,), ms=step_ms * 1.6),),
+        attach_ms=np.array([700.0, 1500.0]), inits=False, jitter=0.02,
+    )  # fmt: skip
+    late = (job.boundaries[5:, 1] - job.boundaries[5:, 0]) / np.diff(job.boundaries[:, 0]).mean()
+    assert 0.5 < np.median(late) < 0.95, "the test must lay the trap"
+    calls = [rank.collectives for rank in job.ranks]
+    true = job.first_call[1, int(calls[1]["comm"][0])] - job.first_call[0, int(calls[0]["comm"][0])]
+
+    def apart(offset: int) -> float:
+        a = dict(zip(calls[0]["seq"].tolist(), calls[0]["ts_ns"].astype(np.int64).tolist(), strict=True))
+        pairs = [(a[s + offset], t) for s, t in zip(calls[1]["seq"].tolist(), calls[1]["ts_ns"].tolist(), strict=True) if s + offset in a]  # fmt: skip
+        return float(np.median([abs(x - int(y)) for x, y in pairs]))
+
+    assert apart(true - 4) < apart(true), "nearest call times would be wrong by one step"
+    rows = find(job)
+    assert not (rows["error"] != "").any()
+    assert int(rows["seq_offset"][1] - rows["seq_offset"][0]) == true
+
+
+@given(
+    seed=st.integers(0, 10_000), nranks=st.sampled_from([2, 3, 4, 8]), layers=st.integers(1, 5), equal=st.booleans(),
+    end_sync=st.booleans(), kind=st.sampled_from(["none", "compute", "data"]), factor=st.floats(1.1, 4),
+    late=st.floats(0.3, 3),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_late_attachment_is_lined_up_or_said_to_be_unknown(
+    seed: int, nranks: int, layers: int, equal: bool, end_sync: bool, kind: str, factor: float, late: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    forward = float(rng.uniform(10, 60))
+    faults = () if kind == "none" else (Fault(kind, (seed % nranks,), factor, ms=late * forward),)
+    job = simulate(
+        nranks, 35, ddp(layers, 3, forward, equal=equal, end_sync=end_sync), faults=faults, jitter=0.01, spikes=0.05,
+        attach_ms=rng.uniform(0, 25 * forward, nranks), inits=False, seed=seed,
+    )  # fmt: skip
+    rows = find(job)
+    assert len(true_offsets(job, rows)) <= 1, "wrong, and silent about it"
+    if kind != "data":
+        assert (rows["error"] == "").mean() > 0.5
+        assert rows["seq_offset"][rows["error"] == ""].min() >= 0
+
+
+def test_without_synchronise_calls_a_doubt_is_reported() -> None:
+    job = simulate(4, 40, ddp(loss_sync=False), attach_ms=np.array([0, 40, 80, 11.0]), inits=False)
+    rows = find(job)
+    assert len(true_offsets(job, rows[rows["error"] == ""])) <= 1
+    assert any("ambiguous" in str(error) and "no synchronise" in str(error) for error in rows["error"])
+
+
+def test_equal_communicators_of_one_rank_are_not_guessed() -> None:
+    program = [*ddp(equal=True), *ddp(equal=True, group="other")]
+    job = simulate(2, 20, program, groups={"dp": [(0, 1)], "other": [(0, 1)]}, inits=False)
+    rows = find(job)
+    assert len(rows) == 4
+    assert all("equal call sequences" in str(error) for error in rows["error"])
+
+
+def test_communicators_with_different_traffic_are_told_apart() -> None:
+    groups = {"dp": [(0, 2), (1, 3)], "world": [(0, 1, 2, 3)]}
+    program = [*ddp(), Op("collective", 0.5, group="world", count=5), Op("wait"), Op("sync")]
+    job = simulate(4, 40, program, groups=groups, inits=False, attach_ms=np.array([10, 900, 500, 20.0]))
+    rows = find(job)
+    worlds = [row for row in rows if row["comm"] == job.handles[int(row["rank"]), "world"]]
+    assert len({int(row["comm_group"]) for row in worlds}) == 1
+    assert len({int(row["comm_group"]) for row in rows}) >= 2
+    world_offsets = true_offsets(job, np.array(worlds))
+    assert len(world_offsets) == 1
+
+
+def test_a_rank_attached_later_joins_a_group_seen_made() -> None:
+    job = simulate(4, 40, ddp(end_sync=True), attach_ms=np.array([0, 0, 700.0, 0]))
+    rows = find(job)
+    assert Counter(rows["joined_by"].tolist()) == {"unique_id": 3, "traffic": 1}
+    assert len(set(rows["comm_group"].tolist())) == 1
+    assert true_offsets(job, rows) == {0}
+
+
+def test_sizes_that_were_asked_for_must_fit() -> None:
+    query = BY_SYMBOL["ncclCommCount"].id
+    job = simulate(3, 30, ddp(end_sync=True), inits=False)
+    for rank in job.ranks:
+        rank.control = control(ts_ns=1, handle=rank.collectives["comm"][0], call=query, nranks=8, rank=-1)
+    rows = find(job)
+    assert (rows["nranks"] == 8).all()
+    assert not (rows["error"] != "").any()
+
+
+def test_few_calls_are_too_few() -> None:
+    rows = find(simulate(2, 1, ddp(layers=2), inits=False))
+    assert all("too few" in str(error) for error in rows["error"])
+
+
+def test_nothing_in_nothing_out() -> None:
+    assert len(find_groups([])) == 0
+    assert len(find_groups([RankCalls(0, np.empty(0, COLLECTIVE))])) == 0
+    with pytest.raises(TypeError):
+        find_groups([RankCalls(0, np.empty(3, CONTROL))])
