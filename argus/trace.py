@@ -45,14 +45,15 @@ WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
 GROUPS_INTERVAL_S = 1.0
 """How often the communicators are lined up while something about them is unknown."""
-SETTLED_GROUPS_INTERVAL_S = 5.0
+SETTLED_GROUPS_INTERVAL_S = 60.0
+"""The same once all is known; a communicator not seen before brings it forward."""
 RESCAN_INTERVAL_S = 0.5
 """How often targets are looked at for libraries they loaded since, and for children."""
 FOLLOW_INTERVAL_S = 0.05
 """How often a followed child is looked at until it has loaded a library: calls before that go unseen."""
 COVERAGE_INTERVAL_S = 2.0
-KEEP_COLLECTIVES = 16_384
-"""Recent collectives of a rank kept to line communicators up: ``groups.RECENT`` of each of four communicators."""
+KEEP_COLLECTIVES = 4096
+"""Recent collectives, and waits, of a rank kept to line communicators up."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Job:
     recent: dict[int, NDArray[np.void]] = field(default_factory=dict)
     syncs: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     control: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
+    handles: set[tuple[int, int]] = field(default_factory=set)
     groups_due: float = 0.0
 
 
@@ -176,7 +178,7 @@ class Tracer:
         self._map_signature: dict[int, int] = {}
         # Children let through that are not members yet: they have loaded no library so far. By time of the last look.
         self._followed: dict[int, float] = {}
-        self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), _cpu_s(), {})
+        self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
 
     # ---- begin
@@ -215,6 +217,7 @@ class Tracer:
             self.abort()
             raise
         self.started_ns = time.monotonic_ns()
+        self._view_before = (time.monotonic(), self._cpu_s(), {})
         return [member for job in self.jobs.values() for member in job.members.values()]
 
     def _find_targets(self) -> list[Target]:
@@ -457,6 +460,10 @@ class Tracer:
             before = job.recent.get(member.rank)
             joined = chosen if before is None else np.concatenate([before, chosen])
             job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
+            handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
+            if not handles <= job.handles:
+                job.handles |= handles
+                job.groups_due = min(job.groups_due, time.monotonic() + GROUPS_INTERVAL_S)
         return mine
 
     def _take_control(
@@ -479,9 +486,9 @@ class Tracer:
         job.groups_due = 0.0
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
-        if (now >= job.groups_due or final) and job.recent:
+        if now >= job.groups_due or (final and not _settled(job.communicators)):
             self._groups(job)
-            settled = len(job.communicators) > 0 and not (job.communicators["error"] != "").any()
+            settled = _settled(job.communicators)
             job.groups_due = now + (SETTLED_GROUPS_INTERVAL_S if settled else GROUPS_INTERVAL_S)
         found = job.tracker.advance(final=final)
         if not len(found):
@@ -704,7 +711,7 @@ class Tracer:
     def view(self) -> View:
         """The session as people see it now; rates since the previous call."""
         assert self._probes is not None
-        now, cpu = time.monotonic(), _cpu_s()
+        now, cpu = time.monotonic(), self._cpu_s()
         before, cpu_before, counts_before = self._view_before
         span = max(now - before, 1e-3)
         ranks, counts = [], {}
@@ -741,6 +748,11 @@ class Tracer:
             ring_fill=ring.most_used_bytes / ring.size_bytes,
             notes=list(self.notes),
         )
+
+    def _cpu_s(self) -> float:
+        """CPU time of Argus so far, s: its own and that of the embedded engine."""
+        times = os.times()
+        return times.user + times.system + self._store.engine_cpu_s()
 
     # ---- rows about the session itself
 
@@ -821,14 +833,13 @@ def _open_launcher(pid: int) -> Target:
     return target
 
 
+def _settled(communicators: NDArray[np.void]) -> bool:
+    return len(communicators) > 0 and not (communicators["error"] != "").any()
+
+
 def _joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
     present = list(parts)
     return np.concatenate(present) if present else np.empty(0, records.CONTROL)
-
-
-def _cpu_s() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 def mono_offset_ns() -> int:

@@ -199,6 +199,18 @@ class Store:
         with self._guard:
             self._drop()
 
+    def engine_cpu_s(self) -> float:
+        """CPU time that the embedded engine has used so far, s; 0 for a server, or where none runs."""
+        holder = None if self.target.path is None else _holder(self.target.path)
+        if not holder:
+            return 0.0
+        try:
+            stat = Path("/proc", holder.split()[0], "stat").read_text()
+        except OSError:
+            return 0.0
+        user, system = stat[stat.rindex(")") + 2 :].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
     def __enter__(self) -> Store:
         return self
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from stored_job import analyse
-from synthetic_job import H2D, MODULE, SYNC, Job
 
 from argus.diagnose import sql
+
+from .stored_job import analyse
+from .synthetic_job import H2D, MODULE, SYNC, Job
 
 
 class MemoryQuery:

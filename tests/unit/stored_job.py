@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from synthetic_job import H2D, KERNEL, Job, RankRecords
 
 from argus.capture.calls import CALLS
 from argus.semantics.groups import RankCalls, find_groups
 from argus.semantics.steps import ITERATION, METHODS, StepTracker
 from argus.store.open import Store
 from argus.store.writer import Writer
+
+from .synthetic_job import H2D, KERNEL, Job, RankRecords
 
 WALL = 1_700_000_000_000_000_000
 

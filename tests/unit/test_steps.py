@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from stored_job import analyse
-from synthetic_job import ALL_REDUCE, MS, Fault, Job, Op, ddp, simulate
 
 from argus.records import COLLECTIVE, LAUNCH
 from argus.semantics.steps import BY_COLLECTIVES, BY_LAUNCHES, ITERATION, StepTracker, find_period
+
+from .stored_job import analyse
+from .synthetic_job import ALL_REDUCE, MS, Fault, Job, Op, ddp, simulate
 
 
 def repeat(unit: Sequence[int], times: int, cut: int = 0) -> NDArray[np.int64]:
@@ -296,7 +297,7 @@ def test_batches_of_two_threads_may_interleave() -> None:
     tracker.align(groups)
     out = []
     none = np.empty(0, LAUNCH)
-    for low in range(0, 40):
+    for low in range(40):
         # Launches of one thread arrive 20 ms after the collectives of the other.
         for rank in job.ranks:
             begin = int(rank.launches["ts_ns"].min())

@@ -39,7 +39,8 @@ void functions_retime(void) {
     }
 }
 
-/* Loading compiles where that fault is planted. It blocks, but burns no CPU: test machines are small. */
+/* Loading a module from memory compiles where that fault is planted; a library, loaded by the runtime behind a first
+ * launch, is taken as compiled. It blocks, but burns no CPU: test machines are small. */
 static void compile(void) {
     engine_lock();
     int64_t stall_ns = fault_active(settings.jit_rank) ? (int64_t)(settings.jit_ms * 1e6) : 0;
@@ -52,7 +53,6 @@ static CUresult load(void **handle, const void *image) {
     CUresult result = context_device(&device);
     if (result) return result;
     if (!handle || !image) return CUDA_ERROR_INVALID_VALUE;
-    compile();
     engine_lock();
     *handle = pool_take(&modules);
     engine_unlock();
@@ -116,12 +116,14 @@ CUresult cuModuleLoad(CUmodule *module, const char *path) {
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     DRIVER_CALL;
+    compile();
     RETURN(load((void **)module, image));
 }
 
 CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned optionCount, int *options, void **values) {
     DRIVER_CALL;
     if (optionCount && (!options || !values)) RETURN(CUDA_ERROR_INVALID_VALUE);
+    compile();
     RETURN(load((void **)module, image));
 }
 

@@ -92,7 +92,7 @@ static void report(const char *call, int64_t start_ns, int64_t end_ns, int resul
 /* ---- two kernels with host stubs ---- */
 
 #define KERNEL(name)                                                                                  \
-    void name(void);                                                                                  \
+    FAKEGPU_EXPORT void name(void);                                                                   \
     __attribute__((noinline)) void name(void) { __asm__ volatile("" : : "r"(&name)); }
 KERNEL(abi_kernel_runtime)
 KERNEL(abi_kernel_config)

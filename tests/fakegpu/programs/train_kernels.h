@@ -21,7 +21,9 @@
     X(multi_tensor_scale)                                                                     \
     X(multi_tensor_adamw)
 
-#define DECLARE_STUB(name) void name(dim3 grid, dim3 block, void **args, size_t sharedBytes, cudaStream_t stream);
+/* Visible, as nvcc's are: tools name kernels by the symbol of the stub. */
+#define DECLARE_STUB(name) \
+    FAKEGPU_EXPORT void name(dim3 grid, dim3 block, void **args, size_t sharedBytes, cudaStream_t stream);
 TRAIN_KERNELS(DECLARE_STUB)
 #undef DECLARE_STUB
 

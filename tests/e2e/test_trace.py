@@ -1,0 +1,340 @@
+"""``argus trace`` on running processes: attach by PID, end in every way a trace can end, and leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from run import BUILD, Job
+
+from argus.capture.elf import Elf
+from argus.capture.targets import executable_mappings, find_libraries
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+
+from ..kernel.conftest import wait_for_cuda, wait_until
+from .conftest import ARGUS, Argus
+
+pytestmark = pytest.mark.kernel
+
+
+def breakpoints(pid: int) -> list[str]:
+    """Functions of a process whose first byte in memory is not that of its file: where a probe sits."""
+    found = []
+    with open(f"/proc/{pid}/mem", "rb") as memory:
+        for library in find_libraries(pid):
+            mappings = [m for m in executable_mappings(pid) if (m.device, m.inode) == library.key]
+            with open(library.open_path, "rb") as file:
+                for symbol, offset in library.offsets.items():
+                    file.seek(offset)
+                    expected = file.read(1)
+                    for mapping in mappings:
+                        if mapping.offset <= offset < mapping.offset + mapping.end - mapping.start:
+                            memory.seek(mapping.start + offset - mapping.offset)
+                            if memory.read(1) != expected:
+                                found.append(symbol)
+    return found
+
+
+def pid_words(pids: list[int]) -> list[str]:
+    return [word for pid in pids for word in ("--pid", str(pid))]
+
+
+def start_trace(store_url: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*ARGUS, "trace", *words, "--store", store_url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def count(store_url: str, sql: str) -> int:
+    with open_store(store_url, create=False) as store:
+        return int(query_columns(store, sql)["n"][0])
+
+
+def attached(tracing: subprocess.Popen[str]) -> list[str]:
+    """Waits until the trace says what it attached to; returns what it said."""
+    assert tracing.stdout is not None
+    said = []
+    for line in tracing.stdout:
+        said.append(line)
+        if "probes on" in line and "libnccl" in line:
+            return said
+    pytest.fail("argus trace ended early: " + "".join(said))
+
+
+def test_a_running_job_is_traced_and_diagnosed(argus: Argus, store_url: str, tmp_path: Path) -> None:
+    log = tmp_path / "steps-{rank}"
+    with Job(ranks=4, args=["--log", str(log)]) as job:
+        wait_for_cuda(job.pids)
+        done = argus("trace", *pid_words(job.pids), "--duration", "5")
+        assert done.returncode == 0, done.stderr
+        assert [breakpoints(pid) for pid in job.pids] == [[], [], [], []]
+        assert job.poll() == [None] * 4
+    assert "coverage: complete, nothing was lost" in done.stdout
+    assert "rank 3: process" in done.stdout
+    assert "libnccl.so.2 (24 functions)" in done.stdout
+    verdict = json.loads(argus("diagnose", "--format", "json").stdout)
+    assert (verdict["status"], verdict["findings"], verdict["ranks"]) == ("healthy", [], 4)
+    assert verdict["coverage"] == {"complete": True, "dropped": {}} | verdict["coverage"]
+    steps = json.loads(
+        argus("sql", "SELECT rank, count() n, median(duration_ns) d FROM iterations GROUP BY rank ORDER BY rank",
+              "--format", "json").stdout
+    )  # fmt: skip
+    own = [
+        [json.loads(line) for line in Path(str(log).format(rank=rank)).read_text().splitlines()] for rank in range(4)
+    ]
+    for row in steps:
+        lengths = sorted(step["end_ns"] - step["start_ns"] for step in own[row["rank"]] if "end_ns" in step)
+        assert row["n"] > 60
+        # the program's steps are cut elsewhere than Argus's, so only the typical length can agree
+        assert row["d"] == pytest.approx(lengths[len(lengths) // 2], rel=0.05)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_trace_in_good_order(store_url: str, how: signal.Signals) -> None:
+    with Job(ranks=2) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids))
+        attached(tracing)
+        time.sleep(1)
+        tracing.send_signal(how)
+        said, _ = tracing.communicate(timeout=30)
+        assert tracing.returncode == 0
+        assert "coverage: complete" in said
+        assert "next: argus diagnose" in said
+        assert breakpoints(job.pids[0]) == []
+    assert count(store_url, "SELECT count() AS n FROM launches") > 1000
+    assert count(store_url, "SELECT count() AS n FROM jobs FINAL WHERE ended IS NOT NULL") == 1
+
+
+def test_killing_argus_leaves_no_probe_and_a_sound_store(argus: Argus, store_url: str) -> None:
+    with Job(ranks=2) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids))
+        attached(tracing)
+        assert "cudaLaunchKernel" in breakpoints(job.pids[0]), "the check itself must see probes that are there"
+        time.sleep(3)
+        tracing.kill()
+        tracing.communicate(timeout=30)
+        wait_until(lambda: breakpoints(job.pids[0]) == [], what="the kernel to take the probes away")
+        assert breakpoints(job.pids[1]) == []
+        assert job.poll() == [None, None]
+        before = count(store_url, "SELECT count() AS n FROM launches")
+        assert before > 1000
+        assert count(store_url, "SELECT count() AS n FROM jobs FINAL WHERE ended IS NULL") == 1
+        again = argus("trace", *pid_words(job.pids), "--duration", "2")
+        assert again.returncode == 0, again.stderr
+        assert "coverage: complete" in again.stdout
+    assert count(store_url, "SELECT count() AS n FROM launches") > before
+
+
+def test_targets_that_end_while_traced_are_told(argus: Argus, store_url: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Job(ranks=2, args=["--steps", "40", "--go", str(go)]) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids))
+        attached(tracing)
+        go.touch()
+        said, _ = tracing.communicate(timeout=60)
+        assert job.wait(10) == [0, 0]
+    assert tracing.returncode == 0
+    assert f"ended meanwhile: process {job.pids[0]}, {job.pids[1]}" in said
+    assert "coverage: complete" in said
+    assert count(store_url, "SELECT uniqExact(rank) AS n FROM ranks FINAL WHERE state = 'exited'") == 2
+    # all calls up to the last one are there: 4 buckets a step
+    assert count(store_url, "SELECT count() AS n FROM collectives WHERE op = 'AllReduce'") == 2 * 40 * 4
+
+
+def test_a_target_killed_inside_a_call_leaves_that_call_unfinished(store_url: str) -> None:
+    with Job(ranks=2) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids))
+        attached(tracing)
+        time.sleep(1)
+        job.processes[1].kill()
+        # its peer now waits for ever in the next synchronise
+        time.sleep(1.5)
+        tracing.send_signal(signal.SIGINT)
+        said, _ = tracing.communicate(timeout=30)
+        assert tracing.returncode == 0, said
+    waiting = "SELECT count() AS n FROM launches WHERE kind = 'sync' AND duration_ns = -1 AND rank = 0"
+    assert count(store_url, waiting) == 1
+
+
+def test_wrong_pids_get_a_line_each(argus: Argus, store_url: str) -> None:
+    idle = subprocess.Popen(["sleep", "30"])
+    try:
+        for pid, words in (
+            ("4194303", "there is no process 4194303"),
+            ("2", "process 2 is a kernel thread"),
+            (str(idle.pid), "maps none of libcuda, libcudart and libnccl"),
+        ):
+            done = argus("trace", "--pid", pid, "--duration", "1")
+            assert done.returncode == 3
+            assert words in done.stderr
+            assert "Traceback" not in done.stderr + done.stdout
+            assert len(done.stderr.splitlines()) <= 2
+    finally:
+        idle.kill()
+        idle.wait()
+    nothing = argus("trace")
+    assert nothing.returncode == 2
+    assert "nothing to trace" in nothing.stderr
+
+
+def test_without_privileges_it_says_sudo(store_url: str) -> None:
+    with Job(ranks=1) as job:
+        wait_for_cuda(job.pids)
+        script = (
+            "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+            "from argus.cli.main import main; sys.exit(main(sys.argv[1:]))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, "trace", "--pid", str(job.pids[0])],
+            capture_output=True, text=True, check=False, env={**os.environ, "HOME": "/nonexistent"},
+        )  # fmt: skip
+        assert done.returncode == 3
+        assert "belongs to root and may not be looked at" in done.stderr
+        assert "sudo" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_launcher_s_children_are_followed_from_their_first_call(store_url: str, tmp_path: Path) -> None:
+    """Traced before its ranks exist: forks and execs are followed, and nothing of theirs is missed."""
+    go = tmp_path / "go"
+    script = (
+        "import os, sys, time\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\n"
+        f"os.execv(sys.executable, [sys.executable, {str(BUILD.parent.parent / 'tests/fakegpu/run.py')!r}, '--ranks', "
+        "'3', '--', '--exact', '211', '47', '--hold', '1'])\n"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    try:
+        tracing = start_trace(store_url, "--pid", str(launcher.pid), "--children", "--duration", "30")
+        assert tracing.stdout is not None
+        said = ""
+        for line in tracing.stdout:
+            said += line
+            if "waiting for children" in line:
+                break
+        go.touch()
+        assert launcher.wait(60) == 0
+        rest, _ = tracing.communicate(timeout=60)
+        said += rest
+        assert tracing.returncode == 0, said
+    finally:
+        launcher.kill()
+        launcher.wait()
+    with open_store(store_url) as store:
+        ranks = query_columns(
+            store,
+            "SELECT rank, countIf(call = 'cudaLaunchKernel') AS n FROM launches WHERE NOT in_nccl "
+            "GROUP BY rank ORDER BY rank",
+        )
+    assert ranks["rank"].tolist() == [0, 1, 2]
+    if "coverage: complete" in said:
+        assert ranks["n"].tolist() == [211] * 3, said
+    else:
+        assert "calls_before_follow" in said or "records_without_rank" in said, said
+
+
+def test_a_library_deleted_after_it_was_loaded_is_traced(argus: Argus, store_url: str, tmp_path: Path) -> None:
+    copy = tmp_path / "gone"
+    shutil.copytree(BUILD, copy, ignore=shutil.ignore_patterns("obj"))
+    with Job(ranks=2, program=copy / "fake_train") as job:
+        wait_for_cuda(job.pids)
+        shutil.rmtree(copy)
+        done = argus("trace", *pid_words(job.pids), "--duration", "2")
+    assert done.returncode == 0, done.stderr
+    assert "deleted on disk" in done.stdout
+    assert "coverage: complete" in done.stdout
+    assert count(store_url, "SELECT uniqExact(rank) AS n FROM launches") == 2
+    assert count(store_url, "SELECT countIf(startsWith(kernel, 'kernel@')) AS n FROM launches") == 0
+
+
+def test_a_process_in_another_mount_namespace_is_traced(argus: Argus, store_url: str, tmp_path: Path) -> None:
+    """As in a container: its files lie at paths that do not exist for Argus."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    program = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", f"mount --bind {BUILD} {inside} && exec {inside}/fake_train"],
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
+    )
+    try:
+        wait_for_cuda([program.pid])
+        assert not (inside / "fake_train").exists()
+        done = argus("trace", "--pid", str(program.pid), "--duration", "2")
+    finally:
+        program.terminate()
+        program.wait()
+    assert done.returncode == 0, done.stderr
+    assert f"{inside}/libcuda.so.1" in done.stdout
+    assert count(store_url, "SELECT count() AS n FROM launches WHERE kind = 'kernel'") > 500
+    assert count(store_url, "SELECT countIf(startsWith(kernel, 'kernel@')) AS n FROM launches") == 0
+
+
+def test_two_argus_at_once_both_see_everything(argus: Argus, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Job(ranks=2, args=["--exact", "503", "101", "--go", str(go), "--hold", "1"]) as job:
+        wait_for_cuda(job.pids)
+        urls = [f"chdb://{tmp_path}/store{number}" for number in (1, 2)]
+        tracers = [start_trace(url, *pid_words(job.pids)) for url in urls]
+        for tracing in tracers:
+            attached(tracing)
+        go.touch()
+        for tracing in tracers:
+            said, _ = tracing.communicate(timeout=60)
+            assert "coverage: complete" in said
+    for url in urls:
+        assert count(url, "SELECT count() AS n FROM launches WHERE call = 'cudaLaunchKernel'") == 2 * 503
+        assert count(url, "SELECT count() AS n FROM collectives WHERE op = 'AllReduce'") == 2 * 101
+
+
+def test_bystanders_that_map_the_same_library_get_no_probes(store_url: str) -> None:
+    with Job(ranks=1) as bystander, Job(ranks=1) as job:
+        wait_for_cuda(bystander.pids + job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids))
+        said = attached(tracing)
+        assert f"process {job.pids[0]}" in said[-1]
+        assert breakpoints(job.pids[0])
+        assert breakpoints(bystander.pids[0]) == []
+        tracing.send_signal(signal.SIGINT)
+        tracing.communicate(timeout=30)
+    assert count(store_url, "SELECT uniqExact(pid) AS n FROM launches") == 1
+
+
+def test_all_gpu_finds_the_processes_that_map_libcuda(argus: Argus, store_url: str) -> None:
+    with Job(ranks=2, args=["--layers", "3"]) as job:
+        wait_for_cuda(job.pids)
+        done = argus("trace", "--all-gpu", "--duration", "1")
+        assert done.returncode == 0, done.stderr
+        assert all(f"process {pid}," in done.stdout for pid in job.pids)
+        named = argus("trace", "--name", "--layers 3", "--duration", "1")
+        assert all(f"process {pid}," in named.stdout for pid in job.pids)
+        missing = argus("trace", "--name", "no such program", "--duration", "1")
+    assert missing.returncode == 3
+    assert "no process that maps libcuda whose command line contains 'no such program'" in missing.stderr
+
+
+def test_check_passes_where_these_tests_run(argus: Argus) -> None:
+    done = argus("check", "--format", "json")
+    assert done.returncode == 0, done.stdout
+    answer = json.loads(done.stdout)
+    assert answer["tracing"] is True
+    features = {feature["name"]: feature for feature in answer["features"]}
+    assert features["eBPF"]["on"]
+    assert "7 of 7 calls" in features["eBPF"]["detail"]
+    assert all(feature["detail"] for feature in features.values())
+    assert all(feature["on"] or not feature["needed"] for feature in features.values())
+
+
+def test_the_program_s_symbols_are_those_that_are_probed() -> None:
+    """A guard for ``breakpoints``: it must look at the places where probes go."""
+    assert Elf(BUILD / "libcudart.so.13").functions(["cudaLaunchKernel"])

@@ -1,0 +1,377 @@
+"""Diagnoses of synthetic jobs: pure parts, hundreds of random jobs in memory, and the SQL in a real store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from argus.diagnose import sql
+from argus.diagnose.iteration import find_regression
+from argus.diagnose.phase import _by_chance, find_episode, find_onset
+from argus.diagnose.run import diagnose, diagnose_store, save
+from argus.diagnose.verdict import Verdict, json_schema
+from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+from cli.main import main
+
+from .memory_query import MemoryQuery
+from .stored_job import store_job
+from .synthetic_job import Fault, Job, Op, ddp, simulate
+
+
+def judge(job: Job, **options: Any) -> Verdict:
+    verdict = diagnose(MemoryQuery(job), "job", 1, **options)
+    jsonschema.validate(verdict, json_schema())
+    return verdict
+
+
+# ---- pure parts
+
+
+@given(seed=st.integers(0, 1 << 30), jump=st.floats(1.15, 4), onset=st.integers(30, 150), noise=st.floats(0.001, 0.04))
+@settings(max_examples=100, deadline=None)
+def test_a_regression_is_found_where_it_begins(seed: int, jump: float, onset: int, noise: float) -> None:
+    rng = np.random.default_rng(seed)
+    durations = 1e8 * rng.lognormal(0, noise, 200)
+    durations[onset:] *= jump
+    durations[rng.integers(0, 200, 3)] *= 5
+    found = find_regression(durations)
+    assert found is not None
+    assert abs(found.index - onset) <= 3
+    assert found.after_ns / found.before_ns == pytest.approx(jump, rel=0.06)
+
+
+@given(seed=st.integers(0, 1 << 30), noise=st.floats(0.001, 0.15), count=st.integers(0, 400))
+@settings(max_examples=150, deadline=None)
+def test_noise_is_no_regression(seed: int, noise: float, count: int) -> None:
+    rng = np.random.default_rng(seed)
+    durations = 1e8 * rng.lognormal(0, noise, count)
+    durations[rng.random(count) < 0.05] *= 4
+    assert find_regression(durations) is None
+
+
+def test_a_job_that_recovered_or_grew_by_little_has_no_regression() -> None:
+    rng = np.random.default_rng(0)
+    durations = 1e8 * rng.lognormal(0, 0.01, 200)
+    assert find_regression(durations * np.where(np.arange(200) < 100, 1, 1.07)) is None
+    between = (np.arange(200) > 60) & (np.arange(200) < 120)
+    assert find_regression(durations * np.where(between, 2, 1)) is None
+    again = between | (np.arange(200) >= 150)
+    found = find_regression(durations * np.where(again, 2, 1))
+    assert found is not None
+    assert abs(found.index - 150) <= 2
+
+
+def test_onset_and_episode() -> None:
+    lead = np.zeros(100)
+    lead[40:] = 10
+    lead[[45, 60, 61]] = 0
+    lead[5] = 10
+    assert find_onset(lead, 10) == 40
+    assert find_onset(np.full(5, 10.0), 10) == 0
+    hit = np.zeros(100, np.bool_)
+    hit[20:50] = True
+    hit[30] = False
+    assert find_episode(hit) == (20, 50)
+    assert find_episode(hit[:25]) is None
+
+
+def test_the_chance_of_being_last_by_turns() -> None:
+    # 20 of 20 with two ranks: 2 ranks x 6 windows x 2^-20.
+    assert _by_chance(20, 20, 1, 2) == pytest.approx(12 / 2**20, rel=1e-6)
+    assert _by_chance(12, 20, 1, 2) == 1.0
+    assert _by_chance(12, 20, 1, 64) < 1e-12
+
+
+# ---- many jobs
+
+
+def random_job(seed: int, slow: bool) -> tuple[Job, int, float]:
+    """(job, slow rank, factor): 2 to 64 ranks, 0.2 to 3 % jitter a kernel, a 20-200 ms stall of some rank in 5 % of the
+    steps, one rank always 1 % late; half of them attached late, at random moments."""
+    rng = np.random.default_rng(seed)
+    nranks = int(rng.choice([2, 3, 4, 8, 16, 32, 64], p=[0.2, 0.2, 0.2, 0.2, 0.1, 0.06, 0.04]))
+    steps = int(rng.integers(30, 60))
+    forward = float(rng.uniform(10, 60))
+    program = ddp(
+        int(rng.integers(2, 6)), int(rng.integers(2, 5)), forward, equal=bool(rng.random() < 0.3),
+        end_sync=bool(rng.random() < 0.3),
+    )  # fmt: skip
+    late = {int(rng.integers(nranks)): 0.031 * forward}
+    attach = rng.uniform(0, 25 * forward, nranks) if rng.random() < 0.5 else None
+    rank, factor = int(rng.integers(nranks)), float(rng.uniform(1.1, 3))
+    start = int(rng.choice([0, steps // 3]))
+    job = simulate(
+        nranks, steps, program, jitter=float(rng.uniform(0.002, 0.03)), spikes=0.05, lateness_ms=late, seed=seed,
+        faults=(Fault("compute", (rank,), factor, start=start),) if slow else (), attach_ms=attach, inits=attach is None,
+    )  # fmt: skip
+    return job, rank, factor
+
+
+def test_200_healthy_jobs_raise_no_alarm() -> None:
+    for seed in range(200):
+        verdict = judge(random_job(seed, slow=False)[0])
+        assert verdict["status"] == "healthy", (seed, verdict)
+
+
+def test_100_slow_ranks_are_named() -> None:
+    for seed in range(100):
+        job, rank, factor = random_job(100_000 + seed, slow=True)
+        verdict = judge(job)
+        assert verdict["status"] == "degraded", (seed, rank, factor, verdict)
+        found = verdict["findings"][0]
+        assert found["ranks"] == [rank], (seed, factor, verdict)
+        assert found["kind"] == "compute_straggler"
+        assert verdict["slowdown"] == pytest.approx(factor, rel=0.1)
+        assert found["share"] == 1.0
+
+
+def test_a_large_job_names_its_one_slow_rank() -> None:
+    verdict = judge(simulate(512, 25, ddp(2, 1), faults=(Fault("compute", (300,), 1.3),)))
+    assert verdict["findings"][0]["ranks"] == [300]
+    assert verdict["findings"][0]["hosts"] == ["node-37"]
+
+
+# ---- single faults
+
+CASES: dict[str, tuple[dict[str, Any], str, list[int]]] = {
+    "two slow ranks": ({"nranks": 8, "faults": (Fault("compute", (2, 5), 1.5),)}, "compute_straggler", [2, 5]),
+    "half of four": ({"faults": (Fault("compute", (0, 3), 1.5),)}, "compute_straggler", [0, 3]),
+    "data": ({"faults": (Fault("data", (3,), ms=120),)}, "data_loading", [3]),
+    "jit": ({"faults": (Fault("jit", (0,), ms=120),)}, "jit_stall", [0]),
+    "issue": ({"nranks": 2, "faults": (Fault("issue", (1,), 200),)}, "kernel_issue_stall", [1]),
+    "pairs": (
+        {"groups": {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]},
+         "program": [*ddp(), Op("collective", 0.3, group="tp", count=5), Op("wait")], "faults": (Fault("data", (1,), ms=120),)},
+        "data_loading", [1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kind_of_a_straggler(name: str) -> None:
+    options, kind, ranks = CASES[name]
+    verdict = judge(simulate(steps=60, **options))
+    assert [(f["kind"], f["ranks"]) for f in verdict["findings"]] == [(kind, ranks)]
+    assert verdict["findings"][0]["confidence"] > 0.9
+
+
+def test_two_faults_are_two_findings_in_order() -> None:
+    faults = (Fault("compute", (1,), 3.0), Fault("compute", (6,), 1.7))
+    verdict = judge(simulate(8, 60, faults=faults))
+    assert [f["ranks"] for f in verdict["findings"]] == [[1], [6]]
+    assert verdict["findings"][0]["share"] > verdict["findings"][1]["share"] > 0
+    assert sum(f["share"] for f in verdict["findings"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_delays_that_the_gpu_hides_cost_nothing() -> None:
+    assert judge(simulate(steps=60, faults=(Fault("data", (3,), ms=40),)))["status"] == "healthy"
+
+
+def test_onset_in_mid_run() -> None:
+    verdict = judge(simulate(steps=300, faults=(Fault("compute", (2,), 1.5, start=279),)))
+    first, last = verdict["findings"][0]["steps"]
+    assert (abs(first - 278), last) == (0, verdict["steps"][1])  # step 0 is the second true one
+    assert verdict["slowdown"] == pytest.approx(1.5, rel=0.05)
+
+
+def test_a_job_that_recovered_is_healthy_and_says_so() -> None:
+    verdict = judge(simulate(steps=150, faults=(Fault("compute", (2,), 1.5, start=30, stop=90),)))
+    assert verdict["status"] == "healthy"
+    assert "rank 2 held the job up in steps 29 to 88" in verdict["reason"]
+    earlier = judge(simulate(steps=150, faults=(Fault("compute", (2,), 1.5, start=30, stop=90),)), steps=(None, 80))
+    assert earlier["findings"][0]["ranks"] == [2]
+    assert earlier["steps"] == [0, 80]
+
+
+def test_all_ranks_slower_is_a_regression_and_blames_nobody() -> None:
+    verdict = judge(simulate(steps=150, faults=(Fault("compute", (0, 1, 2, 3), 1.3, start=70),)))
+    assert [(f["kind"], f["ranks"]) for f in verdict["findings"]] == [("regression", [])]
+    assert abs(verdict["findings"][0]["steps"][0] - 70) <= 1
+    assert verdict["slowdown"] == pytest.approx(1.3, rel=0.03)
+
+
+def test_a_slow_network_blames_no_rank() -> None:
+    assert judge(simulate(steps=60, program=ddp(comm_ms=60)))["status"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [
+        (simulate(steps=8), "whole steps were seen, 10 are needed"),
+        (simulate(1, 40), "fewer than 2 ranks"),
+        (simulate(2, 40, ddp(loss_sync=False), attach_ms=np.array([0, 7.0]), inits=False), "10 are needed"),
+    ],
+)
+def test_too_little_is_inconclusive(job: Job, reason: str) -> None:
+    verdict = judge(job)
+    assert verdict["status"] == "inconclusive"
+    assert reason in verdict["reason"]
+
+
+def test_unknown_alignment_is_inconclusive() -> None:
+    query = MemoryQuery(simulate(4, 40))
+    query.groups["error"] = "made before Argus attached"
+    verdict = diagnose(query, "job", 1)
+    assert verdict["status"] == "inconclusive"
+    assert "made before Argus attached" in verdict["reason"]
+
+
+def test_without_cuda_calls_the_rank_is_named_and_the_cause_is_not_sure() -> None:
+    job = simulate(4, 60, faults=(Fault("compute", (1,), 2.0),))
+    query = MemoryQuery(job)
+    for rank in job.ranks:
+        rank.cuda = rank.cuda[:0]
+    finding = diagnose(query, "job", 1)["findings"][0]
+    assert finding["ranks"] == [1]
+    assert finding["confidence"] <= 0.7
+    assert "no CUDA calls" in finding["evidence"][1]["text"]
+
+
+def test_the_threshold_decides() -> None:
+    job = simulate(steps=60, faults=(Fault("compute", (2,), 1.5),))
+    assert judge(job, threshold=0.5)["status"] == "healthy"
+    assert judge(job, threshold=0.2)["status"] == "degraded"
+
+
+# ---- the SQL, in a real store
+
+STORED = {
+    "healthy": simulate(steps=60, spikes=0.05),
+    "slow": simulate(4, 60, faults=(Fault("compute", (2,), 1.5),), attach_ms=np.array([0, 300, 500, 90.0]), inits=False),
+    "data": simulate(steps=60, faults=(Fault("data", (3,), ms=120, start=30),)),
+    "recovered": simulate(steps=100, faults=(Fault("compute", (1,), 2.0, start=20, stop=60),)),
+    "regression": simulate(steps=100, faults=(Fault("compute", (0, 1, 2, 3), 1.5, start=60),)),
+    "short": simulate(steps=6),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('diagnose')}/store") as opened:
+        for name, job in STORED.items():
+            store_job(opened, name, job)
+        store_job(opened, "blind", STORED["slow"], launches=False)
+        with Writer(opened, source="test") as writer:
+            for counter, value in (("launches_dropped", 3), ("pending_full", 0)):
+                writer.append("coverage", {
+                    "job": "slow", "run": 1, "host": ["node"], "counter": counter, "value": value, "loss": True,
+                    "ts": 1_700_000_000_000_000_000, "version": 1,
+                })  # fmt: skip
+        yield opened
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_sql_and_numpy_agree(store: Store, name: str) -> None:
+    memory, stored = MemoryQuery(STORED[name]), partial(query_columns, store)
+    span = stored(sql.SPAN, {"job": name, "run": 1})
+    params = {"job": name, "run": 1, "first": int(span["first"][0]), "last": int(span["last"][0])}
+    cases = [(sql.STEPS, params), (sql.LATENESS, params), (sql.LEAD, {**params, "ranks": [1, 2]}), (sql.LAST, params),
+             (sql.CPU_TIME, {**params, "ranks": [0, 2]}), (sql.SLOWER, {**params, "onset": params["last"] - 2})]  # fmt: skip
+    for text, values in cases:
+        ours, theirs = memory(text, values), stored(text, values)
+        assert len(next(iter(theirs.values())))
+        keys = [n for n in ("comm_group", "step", "rank") if n in ours and not (text == sql.LAST and n == "rank")]
+        orders = [np.lexsort([columns[n].astype(np.uint64) for n in keys]) for columns in (ours, theirs)]
+        for column in ours:
+            np.testing.assert_allclose(
+                ours[column][orders[0]].astype(np.float64), theirs[column][orders[1]].astype(np.float64), err_msg=column,
+                rtol=1e-9, atol=1,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "kind", "ranks"),
+    [
+        ("healthy", "healthy", "", []),
+        ("slow", "degraded", "compute_straggler", [2]),
+        ("data", "degraded", "data_loading", [3]),
+        ("recovered", "healthy", "", []),
+        ("regression", "degraded", "regression", []),
+        ("short", "inconclusive", "", []),
+        ("blind", "degraded", "compute_straggler", [2]),
+    ],
+)
+def test_verdicts_from_a_store(store: Store, name: str, status: str, kind: str, ranks: list[int]) -> None:
+    verdict = diagnose_store(store, name, 1)
+    jsonschema.validate(verdict, json_schema())
+    assert verdict["status"] == status
+    assert [(f["kind"], f["ranks"]) for f in verdict["findings"]] == ([(kind, ranks)] if kind else [])
+    for finding in verdict["findings"]:
+        for evidence in finding["evidence"]:
+            assert len(next(iter(query_columns(store, evidence["sql"]).values()))) or "no CUDA calls" in evidence["text"]
+    assert verdict["coverage"] == (
+        {"complete": False, "dropped": {"launches_dropped": 3}} if name == "slow" else {"complete": True, "dropped": {}}
+    )
+
+
+def test_the_verdict_is_stored(store: Store) -> None:
+    save(store, diagnose_store(store, "slow", 1), created_ns=1_800_000_000_000_000_000)
+    save(store, diagnose_store(store, "short", 1), created_ns=1_800_000_001_000_000_000)
+    rows = query_columns(
+        store, "SELECT job, status, kind, ranks, hosts, evidence FROM findings WHERE created >= '2027-01-01' ORDER BY created"
+    )
+    assert rows["job"].tolist() == ["slow", "short"]
+    assert rows["kind"].tolist() == ["compute_straggler", ""]
+    assert rows["ranks"].tolist() == [[2], []]
+    assert rows["hosts"].tolist() == [["node-0"], []]
+    assert json.loads(rows["evidence"][0])["ranks"] == [2]
+    assert "10 are needed" in rows["evidence"][1]
+
+
+def test_a_name_with_quotes_survives_in_the_shown_sql(store: Store) -> None:
+    shown = sql.shown(sql.SPAN, {"job": "a'; DROP TABLE jobs --\\", "run": 1})
+    assert int(query_columns(store, shown)["n"][0]) == 0
+
+
+def test_diagnose_prints_text(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--job", "slow", "--store", store.url, "--no-store"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("DEGRADED  slow  4 ranks, steps 0 to ")
+    assert "1. compute straggler  rank 2 on node-0" in text
+    assert "→ Check the GPU of rank 2 on node-0" in text
+    assert "coverage: incomplete (launches_dropped 3)" in text
+    assert "SELECT" not in text
+    assert main(["diagnose", "--job", "slow", "--store", store.url, "--no-store", "--sql"]) == 0
+    assert "SELECT" in capsys.readouterr().out
+    assert main(["diagnose", "--job", "healthy", "--store", store.url, "--no-store"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "coverage: complete"
+
+
+def test_diagnose_prints_json_and_stores(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    before = int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0])
+    assert main(["diagnose", "--job", "data", "--store", store.url, "--format", "json"]) == 0
+    verdict = json.loads(capsys.readouterr().out)
+    jsonschema.validate(verdict, json_schema())
+    assert verdict["findings"][0]["kind"] == "data_loading"
+    assert int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0]) == before + 1
+    assert main(["diagnose", "--job", "data", "--steps", ":25", "--store", store.url, "--format", "json", "--no-store"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == [0, 25]
+    assert int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0]) == before + 1
+
+
+@pytest.mark.parametrize(("job", "code"), [("healthy", 0), ("slow", 10), ("short", 12)])
+def test_exit_codes(store: Store, capsys: pytest.CaptureFixture[str], job: str, code: int) -> None:
+    assert main(["diagnose", "--job", job, "--store", store.url, "--no-store", "--exit-code"]) == code
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("steps", ["5", ":", "9:3", "a:b", "-1:5"])
+def test_wrong_steps_are_refused(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", f"--steps={steps}"]) == 2
+    assert "--steps" in capsys.readouterr().err
+
+
+def test_an_empty_store_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "--store", f"chdb://{tmp_path}/none"]) == 3
+    assert capsys.readouterr().err.startswith("argus: ")
