@@ -178,6 +178,9 @@ class Tracer:
         self._map_signature: dict[int, int] = {}
         # Children let through that are not members yet: they have loaded no library so far. By time of the last look.
         self._followed: dict[int, float] = {}
+        # Targets that use no GPU themselves, followed for their children.
+        self._launchers: list[Target] = []
+        self._written_jobs: set[str] = set()
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
 
@@ -204,12 +207,17 @@ class Tracer:
                 if self._watcher.state != "on":
                     self.notes.append(f"instant following of forks {self._watcher.state}; looking twice a second")
             for target in targets:
-                self._adopt(target)
+                if target.libraries:
+                    self._adopt(target)
+                else:
+                    self._launchers.append(target)
+                    self._followed[target.pid] = 0.0
             self._attach_all()
             if self.options.children:
                 for pid in descendants([target.pid for target in targets]):
                     self._forked(None, pid)
-                self._rescan()
+                if self._adopt_followed(set(self._followed), from_the_start=True):
+                    self._attach_all()
             self._writer.start()
             self._write_jobs()
             self._write_ranks()
@@ -349,8 +357,10 @@ class Tracer:
         self._writer.maybe_flush(now)
 
     def done(self) -> bool:
-        """Whether every target has ended."""
-        return not any(member.state == "traced" for job in self.jobs.values() for member in job.members.values())
+        """Whether every target has ended, and every launcher whose children are followed."""
+        if any(member.state == "traced" for job in self.jobs.values() for member in job.members.values()):
+            return False
+        return not any(launcher.alive() for launcher in self._launchers)
 
     def _take(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         parts, self._drained[name] = self._drained[name], []
@@ -575,7 +585,7 @@ class Tracer:
                     continue
                 changed |= self._look_for_libraries(member)
         if self.options.children:
-            roots = [pid for job in self.jobs.values() for pid, member in job.members.items()]
+            roots = [pid for job in self.jobs.values() for pid in job.members] + [t.pid for t in self._launchers]
             for pid in descendants(roots):
                 self._forked(None, pid)
         if changed:
@@ -605,8 +615,13 @@ class Tracer:
         member.target.libraries = found
         return True
 
-    def _adopt_followed(self, candidates: set[int]) -> bool:
-        """Followed children among ``candidates`` that have loaded a library become members of their job."""
+    def _adopt_followed(self, candidates: set[int], *, from_the_start: bool = False) -> bool:
+        """Followed children among ``candidates`` that have loaded a library become members of their job.
+
+        A library that nobody loaded before has no probes yet: calls that its process made meanwhile went unseen. That
+        cannot be counted call by call, so the processes concerned are (not those that ran when the trace began: there
+        the user knows).
+        """
         changed = False
         for pid in candidates:
             try:
@@ -623,7 +638,11 @@ class Tracer:
             target.libraries = found
             self._followed.pop(pid, None)
             member = self._adopt(target)
-            self.notes.append(f"following process {pid} as rank {member.rank}")
+            probed = {attachment.library.key for attachment in self.attached if attachment.pid is None}
+            if not from_the_start:
+                if any(library.key not in probed for library in found):
+                    self.losses["processes_probed_late"] += 1
+                self.notes.append(f"following process {pid} as rank {member.rank}")
             changed = True
         return changed
 
@@ -658,9 +677,7 @@ class Tracer:
             self.store_error = "the store was away for too long"
         self._probes.close()
         self._probes = None
-        for job in self.jobs.values():
-            for member in job.members.values():
-                member.target.close()
+        self._close_targets()
         self._store.close()
         return lost
 
@@ -673,6 +690,11 @@ class Tracer:
         if self._probes is not None:
             self._probes.close()
             self._probes = None
+        self._close_targets()
+
+    def _close_targets(self) -> None:
+        for launcher in self._launchers:
+            launcher.close()
         for job in self.jobs.values():
             for member in job.members.values():
                 member.target.close()
@@ -764,6 +786,9 @@ class Tracer:
         started = self.started_ns + self.mono_offset_ns
         for job in self.jobs.values():
             members = list(job.members.values())
+            if not members:
+                continue
+            self._written_jobs.add(job.name)
             self._writer.append(
                 "jobs",
                 {
@@ -773,7 +798,7 @@ class Tracer:
                     "started": np.array([started], np.int64),
                     "ended": np.array([time.time_ns()], np.int64) if ended else [None],
                     "world_size": max((m.target.identity.world_size for m in members), default=0),
-                    "launcher": members[0].target.identity.launcher if members else "unknown",
+                    "launcher": members[0].target.identity.launcher,
                     "mono_offset_ns": self.mono_offset_ns,
                     "argus_version": __version__,
                     "version": self._next_version(),
@@ -781,6 +806,8 @@ class Tracer:
             )
 
     def _write_ranks(self) -> None:
+        if self.jobs.keys() - self._written_jobs:
+            self._write_jobs()
         for job in self.jobs.values():
             members = list(job.members.values())
             if not members:

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.trace import Member, Options, Tracer
 
@@ -89,6 +89,12 @@ def command(
     return _sum_up(console, tracer, lost)
 
 
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM end the trace in good order. Yields a list that holds the signal once it came."""
@@ -109,17 +115,15 @@ def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        console.print(f"job [bold]{job.name}[/]: {len(ranks)} ranks{of} here ({launcher})", highlight=False)
+        _say(console, f"job {job.name}: {len(ranks)} ranks{of} here ({launcher})", style="bold")
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
-            console.print(
-                f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}", highlight=False
-            )
+            _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
     for attachment in tracer.attached:
         where = "all its processes" if attachment.pid is None else f"process {attachment.pid}"
-        console.print(f"  probes on {attachment.library.describe()}, {where}", highlight=False, markup=False)
+        _say(console, f"  probes on {attachment.library.describe()}, {where}")
     if not tracer.attached:
-        console.print("  no library to probe yet: waiting for children to load one", highlight=False)
+        _say(console, "  no library to probe yet: waiting for children to load one")
 
 
 def _watch(
@@ -140,8 +144,7 @@ def _watch(
                 live.update(picture(tracer.view(), console.width), refresh=True)
                 shown = now
             elif live is None and now - shown >= PLAIN_INTERVAL_S:
-                console.print(plain_line(tracer.view()), highlight=False, markup=False, soft_wrap=True)
-                sys.stdout.flush()
+                _say(console, plain_line(tracer.view()))
                 shown = now
             time.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
 
@@ -158,19 +161,18 @@ def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     steps = max((member.steps for member in members), default=0)
     exited = [str(member.target.pid) for member in members if member.state == "exited"]
     if exited:
-        console.print(f"ended meanwhile: process {', '.join(exited[:16])}", highlight=False)
-    console.print(
-        f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps:,} steps a rank",
-        highlight=False,
-    )
+        _say(console, f"ended meanwhile: process {', '.join(exited[:16])}")
+    _say(console, f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps:,} steps a rank")
     if lost:
         what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
-        console.print(f"coverage: incomplete ({what})", style="yellow", highlight=False)
+        _say(console, f"coverage: incomplete ({what})", style="yellow")
     else:
-        console.print("coverage: complete, nothing was lost", style="green", highlight=False)
+        _say(console, "coverage: complete, nothing was lost", style="green")
     if tracer.store_error:
         raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
+    if not members:
+        raise ArgusError("no process that uses the GPU was seen", "", EXIT_UNAVAILABLE)
     job = next(iter(tracer.jobs))
     named = "" if len(tracer.jobs) == 1 else f" --job '{job}'"
-    console.print(f"next: argus diagnose{named}   or: argus sql", highlight=False)
+    _say(console, f"next: argus diagnose{named}   or: argus sql")
     return 0

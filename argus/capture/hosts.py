@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
+import errno
+import os
+import socket
 import threading
 from collections.abc import Callable
-from typing import Any
+
+_RECEIVE_BYTES = 1 << 20
+"""Room for some 14,000 events: a burst of forks while this thread waits for the interpreter."""
 
 
 class ForkWatcher:
@@ -21,51 +24,70 @@ class ForkWatcher:
     def __init__(self, on_fork: Callable[[int, int], None]) -> None:
         self._on_fork = on_fork
         self._stop = threading.Event()
-        self._socket: Any = None
         self._thread: threading.Thread | None = None
         self.missed = 0
         """Times the kernel said that it dropped events (the socket's buffer was full)."""
         self.state = "on"
         try:
-            from pyroute2.netlink.connector.cn_proc import ProcEventSocket
-
-            self._socket = ProcEventSocket()
-            self._socket.bind()
-            self._socket.control(listen=True)
+            self._socket = self._listen()
         except ImportError:
             self.state = "off: pyroute2 is not installed"
-        except Exception as reason:
+        except OSError as reason:
             # Containers without the host's network namespace, kernels without CONFIG_PROC_EVENTS.
-            self.state = f"off: the proc connector refuses ({reason})"
-        if self.state != "on":
-            self._close_socket()
-            return
-        self._thread = threading.Thread(target=self._read, name="argus-forks", daemon=True)
-        self._thread.start()
+            self.state = f"off: the kernel's proc connector refuses ({reason.strerror})"
+        else:
+            self._thread = threading.Thread(target=self._read, name="argus-forks", daemon=True)
+            self._thread.start()
+
+    @staticmethod
+    def _listen() -> socket.socket:
+        # pyroute2's messages over a plain socket: its own socket reads ahead, so that one cannot wait for events with a
+        # time-out and be sure that none is left behind.
+        from pyroute2.netlink import NLMSG_DONE
+        from pyroute2.netlink.connector import cn_proc
+
+        message = cn_proc.proc_event_control()
+        message["idx"], message["val"], message["len"] = cn_proc.CN_IDX_PROC, cn_proc.CN_VAL_PROC, 4
+        message["action"] = cn_proc.PROC_CN_MCAST_LISTEN
+        message["header"] = {"type": NLMSG_DONE, "flags": 0, "sequence_number": 0, "pid": os.getpid()}
+        message.encode()
+        events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
+        try:
+            events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            events.bind((0, cn_proc.CN_IDX_PROC))
+            events.send(bytes(message.data))
+            events.settimeout(0.2)
+        except OSError:
+            events.close()
+            raise
+        return events
 
     def _read(self) -> None:
-        while not self._stop.is_set():
-            if not select.select([self._socket.fileno()], [], [], 0.2)[0]:
-                continue
-            try:
-                for message in self._socket.get():
-                    if message.get("event") == "PROC_EVENT_FORK" and message["child_pid"] == message["child_tgid"]:
-                        self._on_fork(int(message["parent_tgid"]), int(message["child_tgid"]))
-            except OSError:
-                self.missed += 1
-            except Exception as reason:
-                self.state = f"failed: {type(reason).__name__}: {reason}"
-                return
+        from pyroute2.netlink.connector.cn_proc import ProcEventMarshal
 
-    def _close_socket(self) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(Exception):
-                self._socket.close()
-            self._socket = None
+        marshal = ProcEventMarshal()
+        while not self._stop.is_set():
+            try:
+                data = self._socket.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except OSError as reason:
+                if reason.errno != errno.ENOBUFS:
+                    self.state = f"failed: {reason.strerror}"
+                    return
+                self.missed += 1
+                continue
+            for message in marshal.parse(data):
+                if message.get("event") == "PROC_EVENT_FORK" and message["child_pid"] == message["child_tgid"]:
+                    self._on_fork(int(message["parent_tgid"]), int(message["child_tgid"]))
 
     def close(self) -> None:
         """Stops the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
-        self._close_socket()
+            self._socket.close()
+
+
+_NETLINK_CONNECTOR = 11
+"""Protocol number from include/uapi/linux/netlink.h; Python's socket module lacks it."""

@@ -1,5 +1,5 @@
-"""The queries of a diagnosis answered in numpy from a synthetic job: fast enough for hundreds of jobs, and a second opinion
-on the SQL (tests compare the two)."""
+"""The queries of a diagnosis answered in numpy from a synthetic job: fast enough for hundreds of jobs, and a second
+opinion on the SQL (tests compare the two)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ class MemoryQuery:
             steps = steps[(steps["step"] >= params["first"]) & (steps["step"] <= params["last"])]
         empty = np.empty(0, np.int64)
         if text == sql.SPAN:
-            return {"first": np.array([steps["step"].min(initial=2**31)]), "last": np.array([steps["step"].max(initial=0)]),
-                    "n": np.array([len(steps)])}  # fmt: skip
+            return {
+                "first": np.array([steps["step"].min(initial=2**31)]),
+                "last": np.array([steps["step"].max(initial=0)]),
+                "n": np.array([len(steps)]),
+            }
         if text == sql.COVERAGE:
             return {"counter": empty, "value": empty}
         if text == sql.HOSTS:
@@ -39,17 +42,29 @@ class MemoryQuery:
         if text == sql.ALIGNMENT:
             ok = self.groups["error"] == ""
             error = self.groups["error"][~ok]
-            return {"aligned_ranks": np.array([len(np.unique(self.groups["rank"][ok]))]),
-                    "ranks": np.array([len(np.unique(self.groups["rank"]))]), "error": error[:1] if len(error) else np.array([""])}  # fmt: skip
+            return {
+                "aligned_ranks": np.array([len(np.unique(self.groups["rank"][ok]))]),
+                "ranks": np.array([len(np.unique(self.groups["rank"]))]),
+                "error": error[:1] if len(error) else np.array([""]),
+            }
         if text == sql.STEPS:
             numbers = np.unique(steps["step"])
             rows = [steps[steps["step"] == n] for n in numbers]
-            return {"step": numbers, "duration_ns": np.array([np.median(r["duration_ns"]) for r in rows]),
-                    "confidence": np.array([np.median(r["confidence"]) for r in rows]), "ranks": np.array([len(r) for r in rows])}  # fmt: skip
+            return {
+                "step": numbers,
+                "duration_ns": np.array([np.median(r["duration_ns"]) for r in rows]),
+                "confidence": np.array([np.median(r["confidence"]) for r in rows]),
+                "ranks": np.array([len(r) for r in rows]),
+            }
         if text == sql.SLOWER:
             ranks = np.unique(steps["rank"])
-            before = [np.median(steps["duration_ns"][(steps["rank"] == r) & (steps["step"] < params["onset"])]) for r in ranks]
-            after = [np.median(steps["duration_ns"][(steps["rank"] == r) & (steps["step"] >= params["onset"])]) for r in ranks]
+            before = [
+                np.median(steps["duration_ns"][(steps["rank"] == r) & (steps["step"] < params["onset"])]) for r in ranks
+            ]
+            after = [
+                np.median(steps["duration_ns"][(steps["rank"] == r) & (steps["step"] >= params["onset"])])
+                for r in ranks
+            ]
             return {"rank": ranks, "before_ns": np.array(before), "after_ns": np.array(after)}
         if text == sql.CPU_TIME:
             return self._cpu_time(steps, params["ranks"])
@@ -57,19 +72,26 @@ class MemoryQuery:
         if text == sql.LATENESS:
             return late
         by_step: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(lambda: -np.inf))
-        for rank, step, peak in zip(late["rank"].tolist(), late["step"].tolist(), late["peak_ns"].tolist(), strict=True):
+        for rank, step, peak in zip(
+            late["rank"].tolist(), late["step"].tolist(), late["peak_ns"].tolist(), strict=True
+        ):
             by_step[step][rank] = max(by_step[step][rank], peak)
         numbers = sorted(by_step)
         if text == sql.LEAD:
             wanted = set(params["ranks"])
             numbers = [n for n in numbers if wanted & set(by_step[n]) and set(by_step[n]) - wanted]
-            return {"step": np.array(numbers),
-                    "suspects_ns": np.array([max(v for r, v in by_step[n].items() if r in wanted) for n in numbers]),
-                    "others_ns": np.array([max(v for r, v in by_step[n].items() if r not in wanted) for n in numbers])}  # fmt: skip
+            return {
+                "step": np.array(numbers),
+                "suspects_ns": np.array([max(v for r, v in by_step[n].items() if r in wanted) for n in numbers]),
+                "others_ns": np.array([max(v for r, v in by_step[n].items() if r not in wanted) for n in numbers]),
+            }
         assert text == sql.LAST
         top = [sorted(by_step[n].items(), key=lambda item: -item[1])[:2] for n in numbers]
-        return {"step": np.array(numbers), "rank": np.array([t[0][0] for t in top]),
-                "lead_ns": np.array([t[0][1] - t[1][1] for t in top])}  # fmt: skip
+        return {
+            "step": np.array(numbers),
+            "rank": np.array([t[0][0] for t in top]),
+            "lead_ns": np.array([t[0][1] - t[1][1] for t in top]),
+        }
 
     def _late(self, steps: NDArray[np.void]) -> dict[str, NDArray[Any]]:
         out: dict[str, list[NDArray[Any]]] = defaultdict(list)
@@ -79,7 +101,13 @@ class MemoryQuery:
             for row in known[known["comm_group"] == group]:
                 calls = self.job.ranks[row["rank"]].collectives
                 calls = calls[calls["comm"] == row["comm"]]
-                parts.append((int(row["rank"]), calls["seq"].astype(np.int64) + row["seq_offset"], calls["ts_ns"].astype(np.int64)))
+                parts.append(
+                    (
+                        int(row["rank"]),
+                        calls["seq"].astype(np.int64) + row["seq_offset"],
+                        calls["ts_ns"].astype(np.int64),
+                    )
+                )
             if len(parts) < 2:
                 continue
             low, high = min(p[1][0] for p in parts), max(p[1][-1] for p in parts)
@@ -131,7 +159,15 @@ class MemoryQuery:
                 gaps = np.maximum(ts[mine] - before, 0)
                 call, spent = calls["call"][mine], inside[mine]
                 if len(call):
-                    rows.append((rank, row["step"], spent[call == SYNC].sum(), spent[call == MODULE].sum(),
-                                 gaps[call == H2D].sum(), gaps[call != H2D].sum()))  # fmt: skip
+                    rows.append(
+                        (
+                            rank,
+                            row["step"],
+                            spent[call == SYNC].sum(),
+                            spent[call == MODULE].sum(),
+                            gaps[call == H2D].sum(),
+                            gaps[call != H2D].sum(),
+                        )
+                    )
         table = np.array(rows, np.float64).reshape(-1, 6)
         return dict(zip(("rank", "step", "sync_ns", "module_ns", "data_ns", "other_ns"), table.T, strict=True))

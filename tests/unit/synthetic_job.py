@@ -1,8 +1,8 @@
 """A small training cluster in numpy, whose steps, groups and faults are known: what the unit tests judge against.
 
-Each rank is a CPU clock that issues work, a compute stream and a communication stream. A program (one list of operations a
-step, the same on every rank, kernels' counts and times may differ) is played for all ranks at once; CPU calls become
-records as the kernel side would have written them. Not simulated: GPU time inside NCCL beyond a constant.
+Each rank is a CPU clock that issues work, a compute stream and a communication stream. A program (one list of operations
+a step, the same on every rank; kernels and times may differ) is played for all ranks at once; CPU calls become records as
+the kernel side would have written them. Not simulated: GPU time inside NCCL beyond a constant.
 """
 
 from __future__ import annotations
@@ -40,9 +40,18 @@ class Op:
     overlap: bool = True
 
 
-def ddp(layers: int = 4, kernels: int = 5, forward_ms: float = 30.0, loss_sync: bool = True, *, equal: bool = False,
-        end_sync: bool = False, group: str = "dp", comm_ms: float = 2.0) -> list[Op]:
-    """Data, forward, loss.item(), backward with a gradient bucket a layer, optimizer; backward takes twice the forward."""
+def ddp(
+    layers: int = 4,
+    kernels: int = 5,
+    forward_ms: float = 30.0,
+    loss_sync: bool = True,
+    *,
+    equal: bool = False,
+    end_sync: bool = False,
+    group: str = "dp",
+    comm_ms: float = 2.0,
+) -> list[Op]:
+    """Data, forward, loss.item(), backward with a gradient bucket a layer, optimizer; backward is twice the forward."""
     out = [Op("data", 1.0), Op("h2d")]
     out += [Op("kernels", forward_ms / layers, tuple(range(kernels)), phase="forward") for _ in range(layers)]
     out.append(Op("kernels", 0.1, (900,), phase="forward"))

@@ -104,17 +104,28 @@ def random_job(seed: int, slow: bool) -> tuple[Job, int, float]:
     steps = int(rng.integers(30, 60))
     forward = float(rng.uniform(10, 60))
     program = ddp(
-        int(rng.integers(2, 6)), int(rng.integers(2, 5)), forward, equal=bool(rng.random() < 0.3),
+        int(rng.integers(2, 6)),
+        int(rng.integers(2, 5)),
+        forward,
+        equal=bool(rng.random() < 0.3),
         end_sync=bool(rng.random() < 0.3),
-    )  # fmt: skip
+    )
     late = {int(rng.integers(nranks)): 0.031 * forward}
     attach = rng.uniform(0, 25 * forward, nranks) if rng.random() < 0.5 else None
     rank, factor = int(rng.integers(nranks)), float(rng.uniform(1.1, 3))
     start = int(rng.choice([0, steps // 3]))
     job = simulate(
-        nranks, steps, program, jitter=float(rng.uniform(0.002, 0.03)), spikes=0.05, lateness_ms=late, seed=seed,
-        faults=(Fault("compute", (rank,), factor, start=start),) if slow else (), attach_ms=attach, inits=attach is None,
-    )  # fmt: skip
+        nranks,
+        steps,
+        program,
+        jitter=float(rng.uniform(0.002, 0.03)),
+        spikes=0.05,
+        lateness_ms=late,
+        seed=seed,
+        faults=(Fault("compute", (rank,), factor, start=start),) if slow else (),
+        attach_ms=attach,
+        inits=attach is None,
+    )
     return job, rank, factor
 
 
@@ -151,11 +162,15 @@ CASES: dict[str, tuple[dict[str, Any], str, list[int]]] = {
     "jit": ({"faults": (Fault("jit", (0,), ms=120),)}, "jit_stall", [0]),
     "issue": ({"nranks": 2, "faults": (Fault("issue", (1,), 200),)}, "kernel_issue_stall", [1]),
     "pairs": (
-        {"groups": {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]},
-         "program": [*ddp(), Op("collective", 0.3, group="tp", count=5), Op("wait")], "faults": (Fault("data", (1,), ms=120),)},
-        "data_loading", [1],
+        {
+            "groups": {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]},
+            "program": [*ddp(), Op("collective", 0.3, group="tp", count=5), Op("wait")],
+            "faults": (Fault("data", (1,), ms=120),),
+        },
+        "data_loading",
+        [1],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -210,7 +225,7 @@ def test_a_slow_network_blames_no_rank() -> None:
     [
         (simulate(steps=8), "whole steps were seen, 10 are needed"),
         (simulate(1, 40), "fewer than 2 ranks"),
-        (simulate(2, 40, ddp(loss_sync=False), attach_ms=np.array([0, 7.0]), inits=False), "10 are needed"),
+        (simulate(2, 40, ddp(loss_sync=False, equal=True), attach_ms=np.array([0, 3.0]), inits=False), "needed"),
     ],
 )
 def test_too_little_is_inconclusive(job: Job, reason: str) -> None:
@@ -248,12 +263,14 @@ def test_the_threshold_decides() -> None:
 
 STORED = {
     "healthy": simulate(steps=60, spikes=0.05),
-    "slow": simulate(4, 60, faults=(Fault("compute", (2,), 1.5),), attach_ms=np.array([0, 300, 500, 90.0]), inits=False),
+    "slow": simulate(
+        4, 60, faults=(Fault("compute", (2,), 1.5),), attach_ms=np.array([0, 300, 500, 90.0]), inits=False
+    ),
     "data": simulate(steps=60, faults=(Fault("data", (3,), ms=120, start=30),)),
     "recovered": simulate(steps=100, faults=(Fault("compute", (1,), 2.0, start=20, stop=60),)),
     "regression": simulate(steps=100, faults=(Fault("compute", (0, 1, 2, 3), 1.5, start=60),)),
     "short": simulate(steps=6),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -264,10 +281,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         store_job(opened, "blind", STORED["slow"], launches=False)
         with Writer(opened, source="test") as writer:
             for counter, value in (("launches_dropped", 3), ("pending_full", 0)):
-                writer.append("coverage", {
-                    "job": "slow", "run": 1, "host": ["node"], "counter": counter, "value": value, "loss": True,
-                    "ts": 1_700_000_000_000_000_000, "version": 1,
-                })  # fmt: skip
+                writer.append(
+                    "coverage",
+                    {
+                        "job": "slow",
+                        "run": 1,
+                        "host": ["node"],
+                        "counter": counter,
+                        "value": value,
+                        "loss": True,
+                        "ts": 1_700_000_000_000_000_000,
+                        "version": 1,
+                    },
+                )
         yield opened
 
 
@@ -276,8 +302,14 @@ def test_sql_and_numpy_agree(store: Store, name: str) -> None:
     memory, stored = MemoryQuery(STORED[name]), partial(query_columns, store)
     span = stored(sql.SPAN, {"job": name, "run": 1})
     params = {"job": name, "run": 1, "first": int(span["first"][0]), "last": int(span["last"][0])}
-    cases = [(sql.STEPS, params), (sql.LATENESS, params), (sql.LEAD, {**params, "ranks": [1, 2]}), (sql.LAST, params),
-             (sql.CPU_TIME, {**params, "ranks": [0, 2]}), (sql.SLOWER, {**params, "onset": params["last"] - 2})]  # fmt: skip
+    cases = [
+        (sql.STEPS, params),
+        (sql.LATENESS, params),
+        (sql.LEAD, {**params, "ranks": [1, 2]}),
+        (sql.LAST, params),
+        (sql.CPU_TIME, {**params, "ranks": [0, 2]}),
+        (sql.SLOWER, {**params, "onset": params["last"] - 2}),
+    ]
     for text, values in cases:
         ours, theirs = memory(text, values), stored(text, values)
         assert len(next(iter(theirs.values())))
@@ -285,9 +317,12 @@ def test_sql_and_numpy_agree(store: Store, name: str) -> None:
         orders = [np.lexsort([columns[n].astype(np.uint64) for n in keys]) for columns in (ours, theirs)]
         for column in ours:
             np.testing.assert_allclose(
-                ours[column][orders[0]].astype(np.float64), theirs[column][orders[1]].astype(np.float64), err_msg=column,
-                rtol=1e-9, atol=1,
-            )  # fmt: skip
+                ours[column][orders[0]].astype(np.float64),
+                theirs[column][orders[1]].astype(np.float64),
+                err_msg=column,
+                rtol=1e-9,
+                atol=1,
+            )
 
 
 @pytest.mark.parametrize(
@@ -309,7 +344,9 @@ def test_verdicts_from_a_store(store: Store, name: str, status: str, kind: str, 
     assert [(f["kind"], f["ranks"]) for f in verdict["findings"]] == ([(kind, ranks)] if kind else [])
     for finding in verdict["findings"]:
         for evidence in finding["evidence"]:
-            assert len(next(iter(query_columns(store, evidence["sql"]).values()))) or "no CUDA calls" in evidence["text"]
+            assert (
+                len(next(iter(query_columns(store, evidence["sql"]).values()))) or "no CUDA calls" in evidence["text"]
+            )
     assert verdict["coverage"] == (
         {"complete": False, "dropped": {"launches_dropped": 3}} if name == "slow" else {"complete": True, "dropped": {}}
     )
@@ -319,7 +356,8 @@ def test_the_verdict_is_stored(store: Store) -> None:
     save(store, diagnose_store(store, "slow", 1), created_ns=1_800_000_000_000_000_000)
     save(store, diagnose_store(store, "short", 1), created_ns=1_800_000_001_000_000_000)
     rows = query_columns(
-        store, "SELECT job, status, kind, ranks, hosts, evidence FROM findings WHERE created >= '2027-01-01' ORDER BY created"
+        store,
+        "SELECT job, status, kind, ranks, hosts, evidence FROM findings WHERE created >= '2027-01-01' ORDER BY created",
     )
     assert rows["job"].tolist() == ["slow", "short"]
     assert rows["kind"].tolist() == ["compute_straggler", ""]
@@ -355,7 +393,10 @@ def test_diagnose_prints_json_and_stores(store: Store, capsys: pytest.CaptureFix
     jsonschema.validate(verdict, json_schema())
     assert verdict["findings"][0]["kind"] == "data_loading"
     assert int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0]) == before + 1
-    assert main(["diagnose", "--job", "data", "--steps", ":25", "--store", store.url, "--format", "json", "--no-store"]) == 0
+    assert (
+        main(["diagnose", "--job", "data", "--steps", ":25", "--store", store.url, "--format", "json", "--no-store"])
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["steps"] == [0, 25]
     assert int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0]) == before + 1
 

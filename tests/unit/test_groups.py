@@ -64,9 +64,17 @@ def test_splits_of_a_known_parent_are_joined_by_colour_and_order() -> None:
         parts = [world]
         for i, color in enumerate((rank % 2, rank // 2)):
             parts.append(
-                control(ts_ns=2 + i, handle=1000 * (i + 1) + rank, parent=100 + rank, color=color, key=-rank,
-                        call=split, nranks=-1, rank=-1)
-            )  # fmt: skip
+                control(
+                    ts_ns=2 + i,
+                    handle=1000 * (i + 1) + rank,
+                    parent=100 + rank,
+                    color=color,
+                    key=-rank,
+                    call=split,
+                    nranks=-1,
+                    rank=-1,
+                )
+            )
         ranks.append(RankCalls(rank, np.empty(0, COLLECTIVE), control=np.concatenate(parts)))
     rows = find_groups(ranks)
     groups = {(int(r["rank"]), int(r["comm"])): int(r["comm_group"]) for r in rows}
@@ -83,9 +91,14 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
     """Rank 1's loader holds it up by 0.6 steps: its calls are nearest to the *next* step of rank 0."""
     step_ms = 60 * 3.1 + 112
     job = simulate(
-        2, 40, ddp(forward_ms=60), faults=(Fault("data", (1,), ms=step_ms * 1.6),),
-        attach_ms=np.array([700.0, 1500.0]), inits=False, jitter=0.02,
-    )  # fmt: skip
+        2,
+        40,
+        ddp(forward_ms=60),
+        faults=(Fault("data", (1,), ms=step_ms * 1.6),),
+        attach_ms=np.array([700.0, 1500.0]),
+        inits=False,
+        jitter=0.02,
+    )
     late = (job.boundaries[5:, 1] - job.boundaries[5:, 0]) / np.diff(job.boundaries[:, 0]).mean()
     assert 0.5 < np.median(late) < 0.95, "the test must lay the trap"
     calls = [rank.collectives for rank in job.ranks]
@@ -93,7 +106,11 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
 
     def apart(offset: int) -> float:
         a = dict(zip(calls[0]["seq"].tolist(), calls[0]["ts_ns"].astype(np.int64).tolist(), strict=True))
-        pairs = [(a[s + offset], t) for s, t in zip(calls[1]["seq"].tolist(), calls[1]["ts_ns"].tolist(), strict=True) if s + offset in a]  # fmt: skip
+        pairs = [
+            (a[s + offset], t)
+            for s, t in zip(calls[1]["seq"].tolist(), calls[1]["ts_ns"].tolist(), strict=True)
+            if s + offset in a
+        ]
         return float(np.median([abs(x - int(y)) for x, y in pairs]))
 
     assert apart(true + 4) < apart(true), "nearest call times would be wrong by one step"
@@ -103,10 +120,15 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
 
 
 @given(
-    seed=st.integers(0, 10_000), nranks=st.sampled_from([2, 3, 4, 8]), layers=st.integers(1, 5), equal=st.booleans(),
-    end_sync=st.booleans(), kind=st.sampled_from(["none", "compute", "data"]), factor=st.floats(1.1, 4),
+    seed=st.integers(0, 10_000),
+    nranks=st.sampled_from([2, 3, 4, 8]),
+    layers=st.integers(1, 5),
+    equal=st.booleans(),
+    end_sync=st.booleans(),
+    kind=st.sampled_from(["none", "compute", "data"]),
+    factor=st.floats(1.1, 4),
     late=st.floats(0.3, 3),
-)  # fmt: skip
+)
 @settings(max_examples=60, deadline=None)
 def test_late_attachment_is_lined_up_or_said_to_be_unknown(
     seed: int, nranks: int, layers: int, equal: bool, end_sync: bool, kind: str, factor: float, late: float
@@ -115,9 +137,16 @@ def test_late_attachment_is_lined_up_or_said_to_be_unknown(
     forward = float(rng.uniform(10, 60))
     faults = () if kind == "none" else (Fault(kind, (seed % nranks,), factor, ms=late * forward),)
     job = simulate(
-        nranks, 35, ddp(layers, 3, forward, equal=equal, end_sync=end_sync), faults=faults, jitter=0.01, spikes=0.05,
-        attach_ms=rng.uniform(0, 25 * forward, nranks), inits=False, seed=seed,
-    )  # fmt: skip
+        nranks,
+        35,
+        ddp(layers, 3, forward, equal=equal, end_sync=end_sync),
+        faults=faults,
+        jitter=0.01,
+        spikes=0.05,
+        attach_ms=rng.uniform(0, 25 * forward, nranks),
+        inits=False,
+        seed=seed,
+    )
     rows = find(job)
     assert len(true_offsets(job, rows)) <= 1, "wrong, and silent about it"
     if kind != "data":

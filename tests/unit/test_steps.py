@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,9 +29,12 @@ def layered(layers: int, per_layer: int, head: int) -> list[int]:
 
 
 @given(
-    layers=st.integers(1, 40), per_layer=st.integers(1, 12), head=st.integers(1, 12), times=st.integers(6, 12),
+    layers=st.integers(1, 40),
+    per_layer=st.integers(1, 12),
+    head=st.integers(1, 12),
+    times=st.integers(6, 12),
     cut=st.integers(0, 200),
-)  # fmt: skip
+)
 @settings(max_examples=200, deadline=None)
 def test_a_step_of_equal_layers_is_not_taken_for_a_layer(
     layers: int, per_layer: int, head: int, times: int, cut: int
@@ -122,7 +126,9 @@ CASES = {
     "no loss sync": {"program": ddp(loss_sync=False)},
     "late attach": {"attach_ms": np.array([100, 900, 333, 555.0]), "inits": False},
     "late attach, slow rank": {
-        "attach_ms": np.array([100, 900, 333, 555.0]), "inits": False, "faults": (Fault("compute", (2,), 3.0),)
+        "attach_ms": np.array([100, 900, 333, 555.0]),
+        "inits": False,
+        "faults": (Fault("compute", (2,), 3.0),),
     },
     "different kernels a rank": {"extra_kernels": {0: 3, 1: 1}},
     "tensor and data parallel": {
@@ -136,7 +142,7 @@ CASES = {
         "extra_kernels": {0: 4, 1: 4},
         "program": [*ddp(), Op("collective", 0.1, group="mp", count=1)],
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("batches", [1, 41])
@@ -169,7 +175,12 @@ def test_batches_do_not_change_the_steps() -> None:
 
 def test_a_program_of_four_micro_batches_is_one_step_wherever_argus_attaches() -> None:
     micro = [Op("data", 1.0), Op("h2d"), Op("kernels", 20.0, tuple(range(6)), phase="forward")]
-    program = [*micro * 4, *(Op("collective", 1.0, count=9 + i) for i in range(3)), Op("wait"), Op("kernels", 1.0, (99,))]
+    program = [
+        *micro * 4,
+        *(Op("collective", 1.0, count=9 + i) for i in range(3)),
+        Op("wait"),
+        Op("kernels", 1.0, (99,)),
+    ]
     for attach in (0.0, 1.1, 2.3, 3.9):
         job = simulate(2, 40, program, attach_ms=np.full(2, attach), inits=False)
         # Without synchronise calls the offset is known only because both were attached at once.
@@ -235,7 +246,9 @@ def test_a_changed_program_goes_on_counting() -> None:
 
 
 def test_one_gpu_without_collectives_counts_launches() -> None:
-    job = simulate(1, 40, [Op("data", 20.0), Op("h2d"), Op("kernels", 5.0, tuple(range(30))), Op("collective", count=1)])
+    job = simulate(
+        1, 40, [Op("data", 20.0), Op("h2d"), Op("kernels", 5.0, tuple(range(30))), Op("collective", count=1)]
+    )
     tracker = StepTracker()
     tracker.feed(0, job.ranks[0].launches, np.empty(0, COLLECTIVE))
     steps = tracker.advance(final=True)
@@ -280,7 +293,7 @@ def test_memory_is_bounded() -> None:
     tracker.align(groups)
     out = []
     edges = np.linspace(0, float(job.boundaries.max() + 1), 60)
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         for rank in job.ranks:
             tracker.feed(
                 rank.rank, *(a[(a["ts_ns"] >= low) & (a["ts_ns"] < high)] for a in (rank.launches, rank.collectives))
