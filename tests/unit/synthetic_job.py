@@ -1,8 +1,8 @@
 """A small training cluster in numpy, whose steps, groups and faults are known: what the unit tests judge against.
 
-Each rank is a CPU clock that issues work, a compute stream and a communication stream. A program (one list of operations
-a step, the same on every rank; kernels and times may differ) is played for all ranks at once; CPU calls become records as
-the kernel side would have written them. Not simulated: GPU time inside NCCL beyond a constant.
+Each rank is a CPU clock that issues work, a compute stream and a communication stream. A program (one list of
+operations a step, the same on every rank; kernels and times may differ) is played for all ranks at once; CPU calls
+become records as the kernel side would have written them. Not simulated: GPU time inside NCCL beyond a constant.
 """
 
 from __future__ import annotations
