@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 from collections import OrderedDict
 from functools import cache, lru_cache
 
@@ -16,7 +15,6 @@ from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
 from argus.capture.targets import Mapping, executable_mappings, reachable
 
-_STUB = re.compile(r"^(?:void )?__device_stub__(.*)$")
 _MAX_OPEN_TABLES = 4
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
 
@@ -34,7 +32,7 @@ def _demangler() -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=65536)
 def demangle(symbol: str) -> str:
-    """A C++ symbol as people read it; any other name unchanged. The host stub's prefix is taken off."""
+    """A C++ symbol as people read it; any other name unchanged. A host stub's prefix is taken off."""
     text = symbol
     library = _demangler()
     if library is not None and symbol.startswith("_Z"):
@@ -43,16 +41,7 @@ def demangle(symbol: str) -> str:
         if pointer:
             text = ctypes.string_at(pointer).decode(errors="replace")
             library.free(pointer)
-    stub = _STUB.match(text)
-    if not stub:
-        return text
-    inner = stub.group(1)
-    # nvcc names the stub after the mangled kernel: __device_stub__Z4gemmPfi(float*, int)
-    mangled = re.match(r"_?Z\w+", inner)
-    if mangled:
-        word = mangled.group(0)
-        return demangle(word if word.startswith("_") else "_" + word)
-    return inner
+    return text.replace("__device_stub__", "", 1)
 
 
 class KernelNames:

@@ -54,6 +54,8 @@ steps, give or take 5 %, would still deceive it."""
 LAST_WAITS = 0.05
 """A rank that comes last may wait for its GPU for this share of the time more than another one. Equal work keeps
 healthy ranks within 1 % of one another."""
+LAST_BY = 0.02
+"""Only a rank that is later by this share of the time between two ends counts as last; below it ranks take turns."""
 BLOCKED = 0.1
 """Synchronise calls shorter than this share of the rank's long ones (90th percentile) did not wait for the GPU."""
 
@@ -210,12 +212,13 @@ def _candidates(a: _Calls, b: _Calls) -> Int:
     return np.unique(np.concatenate(found))
 
 
-def _share(blocked: Int, ts: Int, end: Int) -> float:
-    """Share of the time that a rank waits for its GPU, typical of the stretches between two ends."""
+def _waited(blocked: Int, ts: Int, end: Int) -> tuple[float, float]:
+    """(share of the time that a rank waits for its GPU, time between two ends in ns), both typical."""
     cuts = np.flatnonzero(np.diff(end))
     if len(cuts) < 2:
-        return 0.0
-    return float(np.median(np.diff(blocked[cuts])) / max(float(np.median(np.diff(ts[cuts]))), 1.0))
+        return 0.0, 0.0
+    stretch = max(float(np.median(np.diff(ts[cuts]))), 1.0)
+    return float(np.median(np.diff(blocked[cuts]))) / stretch, stretch
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,7 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
     (lane_a, seen_a), (lane_b, seen_b) = lanes
     least = max(MIN_CALLS, min(len(a.seq), len(b.seq)) // 4)
     fits: list[tuple[float, float, int]] = []
+    least_uneven = np.inf
     for offset in _candidates(a, b).tolist():
         # Index of b's first call in a's lane.
         begin = int(b.seq[0] + offset - a.seq[0])
@@ -268,15 +272,19 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
             broken = np.mean((ts_b > end_a + SLACK_NS) | (ts_a > end_b + SLACK_NS))
             # Who comes last waits for nobody, and so never more than the others. This unmasks a rank whose own CPU
             # holds it up by most of a step: its ends are late as well, nearest to those of the others' next step.
-            excess = _share(blocked_a, ts_a, end_a) - _share(blocked_b, ts_b, end_b)
-            if broken <= VIOLATIONS and excess * np.sign(np.median(ts_a - ts_b)) <= LAST_WAITS:
+            waited_a, stretch = _waited(blocked_a, ts_a, end_a)
+            waited_b, _ = _waited(blocked_b, ts_b, end_b)
+            late = float(np.median(ts_a - ts_b))
+            upside_down = abs(late) > LAST_BY * stretch and (waited_a - waited_b) * np.sign(late) > LAST_WAITS
+            least_uneven = min(least_uneven, uneven)
+            if broken <= VIOLATIONS and not upside_down:
                 fits.append((uneven, float(np.mean(np.abs(end_a - end_b))), offset))
         else:
+            least_uneven = 0.0
             fits.append((0.0, float(np.mean(np.abs(ts_a - ts_b))), offset))
-    if not fits:
-        return _Fit(0, np.inf, "no offset fits both call sequences")
-    least_uneven = min(uneven for uneven, _, _ in fits)
     possible = sorted((cost, offset) for uneven, cost, offset in fits if uneven <= 2 * least_uneven + 1e-3)
+    if not possible:
+        return _Fit(0, np.inf, "no offset fits both call sequences")
     cost, offset = possible[0]
     runner_up = possible[1][0] if len(possible) > 1 else np.inf
     limit = AMBIGUOUS if synced else AMBIGUOUS_CALLS

@@ -166,7 +166,7 @@ def test_parameters(argus: Run) -> None:
     given = ["--param", "job=a' OR 1", "--param", "n=3"]
     code, out, _ = argus("sql", "--format", "csv", *given, "SELECT {job:String}, {n:UInt8} + 1")
     assert code == 0
-    assert out.splitlines()[1] == "\"a' OR 1\",4"
+    assert out.splitlines()[1] == '"a\' OR 1",4'
     assert argus("sql", "--param", "job", "SELECT 1")[0] == 2
 
 

@@ -432,7 +432,10 @@ def test_an_unreachable_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     refused = rf"cannot reach the store 127\.0\.0\.1:{port}: connection refused"
-    with pytest.raises(ArgusError, match=refused) as failure, open_store(f"clickhouse://127.0.0.1:{port}/argus").lease():
+    with (
+        pytest.raises(ArgusError, match=refused) as failure,
+        open_store(f"clickhouse://127.0.0.1:{port}/argus").lease(),
+    ):
         pass
     assert failure.value.exit_code == EXIT_UNAVAILABLE
     unknown = r"cannot reach the store nowhere\.invalid:8123"

@@ -1,0 +1,165 @@
+"""Records become rows: kinds, kernel names, lists, times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from argus import records
+from argus.capture import calls, collectives, launches
+from argus.capture.names import KernelNames, demangle
+
+
+def rows_of(events: np.ndarray, names: KernelNames | None = None) -> list[dict[str, object]]:
+    table = launches.to_table(
+        events,
+        job="j",
+        run=7,
+        host="h",
+        ranks=np.arange(len(events), dtype=np.uint32),
+        names=names or KernelNames(),
+        mono_offset_ns=1_000,
+    )
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def launch(symbol: str, **fields: object) -> np.ndarray:
+    event = np.zeros(1, records.LAUNCH)
+    event["call"] = calls.BY_SYMBOL[symbol].id
+    for name, value in fields.items():
+        event[name] = value
+    return event
+
+
+def test_a_kernel_has_its_grid_and_shared_memory_and_no_bytes() -> None:
+    event = launch("cuLaunchKernel", handle=5, bytes=4096, grid=(1, 2, 3), block=(4, 5, 6), ts_ns=10, duration_ns=-1)
+    (row,) = rows_of(event)
+    assert (row["kind"], row["kernel"], row["bytes"], row["shared_bytes"]) == ("kernel", "kernel@0x5", 0, 4096)
+    assert (row["grid"], row["block"], row["duration_ns"]) == ([1, 2, 3], [4, 5, 6], -1)
+
+
+def test_what_is_no_kernel_has_bytes_and_no_grid() -> None:
+    (row,) = rows_of(launch("cudaMalloc", bytes=77))
+    assert (row["kind"], row["kernel"], row["bytes"], row["shared_bytes"]) == ("alloc", "", 77, 0)
+    assert (row["grid"], row["block"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("symbol", "direction", "kind"),
+    [
+        ("cudaMemcpyAsync", 1, "memcpy_h2d"),
+        ("cudaMemcpyAsync", 2, "memcpy_d2h"),
+        ("cudaMemcpyAsync", 3, "memcpy_d2d"),
+        ("cudaMemcpyAsync", 4, "memcpy"),
+        ("cudaMemcpyAsync", 0, "memcpy"),
+        ("cuMemcpyDtoHAsync_v2", 0, "memcpy_d2h"),
+        ("cuMemcpyDtoHAsync_v2", 1, "memcpy_d2h"),
+        ("cudaStreamSynchronize", 1, "sync"),
+    ],
+)
+def test_a_copy_s_direction_comes_from_its_name_or_its_argument(symbol: str, direction: int, kind: str) -> None:
+    (row,) = rows_of(launch(symbol, direction=direction))
+    assert row["kind"] == kind
+
+
+def test_no_dictionary_holds_a_word_twice() -> None:
+    """ClickHouse refuses a whole batch for it."""
+    events = np.concatenate([launch(call.symbol) for call in calls.CALLS if call.program == "cuda"])
+    table = launches.to_table(
+        events, job="j", run=1, host="h", ranks=np.zeros(len(events), np.uint32), names=KernelNames(), mono_offset_ns=0
+    )
+    for column in table.columns:
+        chunk = column.chunk(0)
+        if hasattr(chunk, "dictionary"):
+            words = chunk.dictionary.to_pylist()
+            assert len(set(words)) == len(words)
+
+
+def test_mixed_rows_keep_their_order() -> None:
+    events = np.concatenate([
+        launch("cuLaunchKernel", handle=1, grid=(9, 8, 7), block=(1, 1, 1)),
+        launch("cudaStreamSynchronize"),
+        launch("cuLaunchKernel", handle=2, grid=(6, 5, 4), block=(2, 2, 2)),
+    ])  # fmt: skip
+    assert [row["grid"] for row in rows_of(events)] == [[9, 8, 7], [], [6, 5, 4]]
+    assert [row["kernel"] for row in rows_of(events)] == ["kernel@0x1", "", "kernel@0x2"]
+
+
+def control(symbol: str, pid: int, handle: int, name: bytes = b"", parent: int = 0, result: int = 0) -> np.ndarray:
+    record = np.zeros(1, records.CONTROL)
+    record["call"], record["pid"], record["handle"] = calls.BY_SYMBOL[symbol].id, pid, handle
+    record["parent"], record["result"], record["name_len"] = parent, result, len(name)
+    record["data"][0, : len(name)] = np.frombuffer(name, "u1")
+    return record
+
+
+def test_names_are_learned_from_look_ups_by_process() -> None:
+    names = KernelNames()
+    names.learn(control("cuModuleGetFunction", 10, 0x100, b"_Z4gemmPfi"))
+    names.learn(control("cuLibraryGetKernel", 10, 0x200, b"softmax"))
+    names.learn(control("cuKernelGetFunction", 10, 0x300, parent=0x200))
+    names.learn(control("cuModuleGetFunction", 10, 0x400, b"refused", result=500))
+    driver = calls.Layer.DRIVER
+    assert names.name(10, 0x100, driver) == "gemm(float*, int)"
+    assert names.name(10, 0x300, driver) == "softmax"
+    assert names.name(11, 0x100, driver) == "kernel@0x100", "another process's handle means nothing"
+    assert names.name(10, 0x400, driver) == "kernel@0x400"
+    assert names.unresolved == 2
+    names.forget(10)
+    assert names.name(10, 0x100, driver) == "kernel@0x100"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("plain_c_kernel", "plain_c_kernel"),
+        ("_Z6kernelIfEvPT_", "void kernel<float>(float*)"),
+        ("_Z19__device_stub__gemmPfi", "gemm(float*, int)"),
+        ("_Znonsense", "_Znonsense"),
+    ],
+)
+def test_symbols_read_as_people_write_them(symbol: str, name: str) -> None:
+    assert demangle(symbol) == name
+
+
+def test_a_stub_is_named_by_the_symbol_that_covers_its_address(tmp_path: Path) -> None:
+    source = tmp_path / "stub.c"
+    source.write_text(
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        'static __attribute__((noinline)) void my_kernel_stub(void) { __asm__ volatile(""); }\n'
+        'int main(void) { my_kernel_stub(); printf("%p\\n", (void *)my_kernel_stub); fflush(stdout); pause(); }\n'
+    )
+    subprocess.run(["gcc", "-o", tmp_path / "stub", source], check=True)
+    process = subprocess.Popen([tmp_path / "stub"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = int(process.stdout.readline(), 16)
+        names = KernelNames()
+        names.remember(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    # it has ended: what it mapped was remembered
+    assert names.name(process.pid, address, calls.Layer.RUNTIME) == "my_kernel_stub"
+    assert names.name(os.getpid(), 8, calls.Layer.RUNTIME) == "kernel@0x8"
+
+
+def test_payload_counts_bytes_and_marks_have_none() -> None:
+    events = np.zeros(3, records.COLLECTIVE)
+    events["call"] = [calls.BY_SYMBOL[s].id for s in ("ncclAllReduce", "ncclSend", "ncclGroupEnd")]
+    events["count"], events["dtype"] = [10, 10, 10], [9, 8, 7]
+    assert collectives.payload_bytes(events).tolist() == [20, 80, 0]
+    assert collectives.is_collective(events).tolist() == [True, False, False]
+
+
+def test_an_unknown_dtype_is_called_unknown_and_has_no_bytes() -> None:
+    events = np.zeros(1, records.COLLECTIVE)
+    events["call"], events["count"], events["dtype"], events["redop"] = calls.BY_SYMBOL["ncclAllReduce"].id, 5, 99, 200
+    table = collectives.to_table(
+        events, job="j", run=1, host="h", ranks=np.zeros(1, np.uint32), mono_offset_ns=0
+    ).to_pylist()
+    assert (table[0]["dtype"], table[0]["bytes"], table[0]["redop"]) == ("unknown", 0, "custom")
