@@ -39,6 +39,7 @@ from argus.records import LOSS_COUNTERS
 from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
 from argus.semantics.steps import METHODS, StepTracker
 from argus.store.open import Store
+from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 
 WORK_INTERVAL_S = 0.25
@@ -197,6 +198,8 @@ class Tracer:
         """
         targets = self._find_targets()
         try:
+            # A store that cannot be had is told now, not at the end. One that goes away later is waited for.
+            ensure_schema(self._store)
             self._probes = Probes(
                 launch_ring_bytes=self.options.launch_ring_bytes,
                 launch_durations=self.options.launch_durations,
@@ -223,6 +226,8 @@ class Tracer:
             self._write_ranks()
         except BaseException:
             self.abort()
+            for target in targets:
+                target.close()
             raise
         self.started_ns = time.monotonic_ns()
         self._view_before = (time.monotonic(), self._cpu_s(), {})
@@ -765,7 +770,7 @@ class Tracer:
             collective_calls=sum(count[1] for count in counts.values()),
             lost=self.lost(),
             waiting_bytes=self._writer.bytes_waiting,
-            store_error=str(self._writer.last_error or "") if self._writer.bytes_waiting > (32 << 20) else "",
+            store_error=self._writer.trouble,
             cpu_share=(cpu - cpu_before) / span,
             ring_fill=ring.most_used_bytes / ring.size_bytes,
             notes=list(self.notes),

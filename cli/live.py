@@ -112,4 +112,5 @@ def plain_line(view: View) -> str:
     return (
         f"{view.elapsed_s:7.1f} s  {len(view.ranks)} ranks  {view.launches} launches"
         f"  {view.collective_calls} collectives  {where}  lost {lost}  cpu {view.cpu_share:.1%}"
+        + (f"  store away, {size(view.waiting_bytes)} waiting: {view.store_error}" if view.store_error else "")
     )

@@ -78,6 +78,14 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_FAILURE
     except KeyboardInterrupt:
         return 130
+    except OSError as failure:
+        # Ours become ArgusError where they arise; what is left is the terminal, pipe or file that we print to.
+        if os.environ.get("ARGUS_DEBUG"):
+            raise
+        click.echo(
+            f"argus: {failure.strerror or failure}" + (f": {failure.filename}" if failure.filename else ""), err=True
+        )
+        return EXIT_FAILURE
     except Exception as defect:
         if os.environ.get("ARGUS_DEBUG"):
             raise

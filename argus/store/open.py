@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import importlib.util
+import logging
 import os
 import re
 import socket
@@ -227,6 +228,8 @@ class Store:
             anchor.close()
 
     def _connect(self, timeout_s: float) -> Any:
+        # The driver logs what it also raises, to standard error where nobody has set logging up.
+        logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
         try:
             import clickhouse_connect
             from clickhouse_connect.driver.exceptions import Error

@@ -117,6 +117,11 @@ class Writer:
         """Bytes of rows in memory that the store has not acknowledged."""
         return self._bytes
 
+    @property
+    def trouble(self) -> str:
+        """Why rows cannot be stored at present; empty: they can."""
+        return str(self.last_error) if self._backoff_s else ""
+
     def append(self, table: str, rows: pa.Table | Mapping[str, Values]) -> int:
         """Takes rows over. They are copied: the caller's arrays may be reused at once.
 
