@@ -48,6 +48,8 @@ GROUPS_INTERVAL_S = 1.0
 """How often the communicators are lined up while something about them is unknown."""
 SETTLED_GROUPS_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
+SETTLED_CALLS = 256
+"""Collectives of each rank before an alignment counts as settled: dozens of steps."""
 RESCAN_INTERVAL_S = 0.5
 """How often targets are looked at for libraries they loaded since, and for children."""
 FOLLOW_INTERVAL_S = 0.05
@@ -216,6 +218,10 @@ class Tracer:
                     self._launchers.append(target)
                     self._followed[target.pid] = 0.0
             self._attach_all()
+            # All at once, so that the ranks' calls are counted from nearly the same moment on. What they did while
+            # probes went in one by one belongs to the time before the trace.
+            for target in targets:
+                self._probes.add_target(target.pid)
             if self.options.children:
                 for pid in descendants([target.pid for target in targets]):
                     self._forked(None, pid)
@@ -257,8 +263,7 @@ class Tracer:
         return targets
 
     def _adopt(self, target: Target) -> Member:
-        """Takes a process into its job and lets its calls through."""
-        assert self._probes is not None
+        """Takes a process into its job."""
         job = self._job_of(target)
         used = {member.rank for member in job.members.values()}
         rank, source = target.identity.rank, target.identity.launcher
@@ -267,9 +272,6 @@ class Tracer:
         member = Member(target, rank, source)
         job.members[target.pid] = member
         self._names.remember(target.pid)
-        missed = self._probes.add_target(target.pid)
-        if missed:
-            self.losses["calls_before_follow"] += missed
         return member
 
     def _job_of(self, target: Target) -> Job:
@@ -501,10 +503,9 @@ class Tracer:
         job.groups_due = 0.0
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
-        if now >= job.groups_due or (final and not _settled(job.communicators)):
+        if now >= job.groups_due or final:
             self._groups(job)
-            settled = _settled(job.communicators)
-            job.groups_due = now + (SETTLED_GROUPS_INTERVAL_S if settled else GROUPS_INTERVAL_S)
+            job.groups_due = now + (SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S)
         found = job.tracker.advance(final=final)
         if not len(found):
             return
@@ -865,8 +866,11 @@ def _open_launcher(pid: int) -> Target:
     return target
 
 
-def _settled(communicators: NDArray[np.void]) -> bool:
-    return len(communicators) > 0 and not (communicators["error"] != "").any()
+def _settled(job: Job) -> bool:
+    """Whether every communicator seen is lined up, on enough calls to stay so."""
+    known = {(int(row["rank"]), int(row["comm"])) for row in job.communicators if not row["error"]}
+    calls_seen = min((len(recent) for recent in job.recent.values()), default=0)
+    return len(job.recent) == len(job.members) and calls_seen >= SETTLED_CALLS and job.handles <= known
 
 
 def _joined(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:

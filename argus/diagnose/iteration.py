@@ -19,6 +19,13 @@ NOISE_RATIO = 4.0
 the position was searched for, which costs two orders of magnitude of it."""
 
 
+RANK_SUM = 5.0
+"""Standard errors by which the share of (earlier, later) pairs in order must exceed one half (Mann-Whitney): means are
+moved by a few spikes, ranks are not."""
+SEPARATE = 0.99
+"""Share of ordered pairs that is enough with few steps: 10 against 10 in full order are one in 180,000 by chance."""
+
+
 @dataclass(frozen=True)
 class Regression:
     """Every rank slower from a step on.
@@ -69,7 +76,11 @@ def find_regression(durations: Float, *, least: float = REGRESSION) -> Regressio
     after = float(np.median(durations[onset:]))
     if after < (1 + least) * before:
         return None
-    sure = float(np.mean(durations[onset:, None] > durations[cuts[last - 1] : onset][None, :]))
+    here, there = durations[onset:], durations[cuts[last - 1] : onset]
+    sure = float(np.mean(here[:, None] > there[None, :]))
+    by_chance = float(np.sqrt((len(here) + len(there) + 1) / (12 * len(here) * len(there))))
+    if sure < SEPARATE and sure - 0.5 < RANK_SUM * by_chance:
+        return None
     return Regression(onset, before, after, sure)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from argus.diagnose import sql
 from argus.diagnose.iteration import find_regression
-from argus.diagnose.phase import _by_chance, find_episode, find_onset
+from argus.diagnose.phase import Straggler, _by_chance, find_episode, find_onset, find_stragglers, lateness_of
 from argus.diagnose.run import diagnose, diagnose_store, save
 from argus.diagnose.verdict import Verdict, json_schema
 from argus.store.open import Store, open_store
@@ -44,7 +44,8 @@ def test_a_regression_is_found_where_it_begins(seed: int, jump: float, onset: in
     rng = np.random.default_rng(seed)
     durations = 1e8 * rng.lognormal(0, noise, 200)
     durations[onset:] *= jump
-    durations[rng.integers(0, 200, 3)] *= 5
+    # A spike within a few steps of the onset would rightly be taken for its beginning.
+    durations[[onset - 15, onset - 20, onset + 12]] *= 5
     found = find_regression(durations)
     assert found is not None
     assert abs(found.index - onset) <= 3
@@ -84,6 +85,20 @@ def test_onset_and_episode() -> None:
     hit[30] = False
     assert find_episode(hit) == (20, 50)
     assert find_episode(hit[:25]) is None
+
+
+def test_a_rank_that_is_last_in_every_other_step_is_no_straggler() -> None:
+    def stragglers(late_steps: int) -> list[Straggler]:
+        late = np.where(np.arange(20) < late_steps, 10.0, 0.0)
+        columns = {
+            "comm_group": np.zeros(40, np.uint64), "rank": np.repeat([0, 1], 20), "step": np.tile(np.arange(20), 2),
+        }  # fmt: skip
+        for name in ("peak_ns", "first_ns", "last_ns"):
+            columns[name] = np.concatenate([10.0 - late, late])
+        return find_stragglers(lateness_of(columns, np.arange(20)), np.full(20, 100.0), 0.05)
+
+    assert stragglers(11) == []
+    assert [straggler.ranks for straggler in stragglers(20)] == [(1,)]
 
 
 def test_the_chance_of_being_last_by_turns() -> None:

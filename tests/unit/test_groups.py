@@ -127,7 +127,7 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
     end_sync=st.booleans(),
     kind=st.sampled_from(["none", "compute", "data"]),
     factor=st.floats(1.1, 4),
-    late=st.floats(0.3, 3),
+    late=st.floats(0.3, 12),
 )
 @settings(max_examples=60, deadline=None)
 def test_late_attachment_is_lined_up_or_said_to_be_unknown(
@@ -149,6 +149,9 @@ def test_late_attachment_is_lined_up_or_said_to_be_unknown(
     )
     rows = find(job)
     assert len(true_offsets(job, rows)) <= 1, "wrong, and silent about it"
+    if end_sync:
+        # All ranks leave the last synchronise together, however late one of them calls.
+        assert (rows["error"] == "").all()
     if kind != "data":
         assert (rows["error"] == "").mean() > 0.5
         assert rows["seq_offset"][rows["error"] == ""].min() >= 0
