@@ -196,7 +196,7 @@ def _lateness(query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int6
     if ranks < 2:
         return None, "collectives of fewer than 2 ranks were seen, so no rank can be compared with another"
     if aligned < 2:
-        return None, f"the ranks' collectives could not be lined up: {known['error'][0]}"
+        return None, f"the ranks' collectives could not be lined up: {known['why'][0]}"
     return None, f"only {len(lateness.steps)} steps have collectives that most of their ranks were seen in"
 
 

@@ -132,7 +132,7 @@ ORDER BY step, rank
 outside CUDA otherwise."""
 
 ALIGNMENT = """
-SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS error
+SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why
 FROM communicators FINAL
 WHERE job = {job:String} AND run = {run:UInt32}
 """

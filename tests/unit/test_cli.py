@@ -1,0 +1,89 @@
+"""The command line's frame: help, exit codes, and that no traceback reaches a user."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+
+import click
+import pytest
+
+from argus.cli import main as cli_main
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+
+
+def test_help_lists_every_verb_and_imports_none_of_them() -> None:
+    script = (
+        "import sys; from argus.cli.main import main; code = main(['--help']); "
+        "heavy = {'numpy', 'pyarrow', 'chdb', 'bcc', 'rich', 'clickhouse_connect'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for verb in cli_main.VERBS:
+        assert f"  {verb} " in done.stdout
+
+
+@pytest.mark.parametrize("verb", cli_main.VERBS)
+def test_every_verb_explains_itself_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [verb, "--help"] if verb != "store" else ["store", "init", "--help"]
+    assert cli_main.main(words) == 0
+    said = capsys.readouterr().out
+    assert f"argus {verb}" in said.split("Options:")[0].split("\n", 1)[1], "the help shows an example"
+    assert max(map(len, said.splitlines())) <= 110
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
+    @click.command()
+    def command() -> None:
+        raise failure
+
+    monkeypatch.setattr(cli_main._Verbs, "get_command", lambda *_: command)
+
+
+def test_an_expected_failure_is_a_line_a_hint_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, ArgusError("there is no process 7", "Look again", EXIT_UNAVAILABLE))
+    assert cli_main.main(["trace"]) == EXIT_UNAVAILABLE
+    assert capsys.readouterr().err == "argus: there is no process 7\n       Look again\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "words"),
+    [
+        (ZeroDivisionError("division by zero"), 1, "internal error: ZeroDivisionError"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "argus: No space left on device"),
+        (KeyboardInterrupt(), 130, ""),
+        (click.UsageError("no such option"), 2, "no such option"),
+    ],
+)
+def test_no_failure_shows_a_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failure: BaseException,
+    code: int,
+    words: str,
+) -> None:
+    monkeypatch.delenv("ARGUS_DEBUG", raising=False)
+    failing(monkeypatch, failure)
+    assert cli_main.main(["trace"]) == code
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "Traceback" not in said.err + said.out
+
+
+def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARGUS_DEBUG", "1")
+    failing(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli_main.main(["trace"])
+
+
+@pytest.mark.parametrize(
+    "words", [["no-such-verb"], ["trace", "--pid", "zero"], ["trace", "--pid", "-1"], ["check", "--no"]]
+)
+def test_wrong_usage_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
