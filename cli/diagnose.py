@@ -6,6 +6,7 @@ import re
 
 import click
 
+from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
 from argus.diagnose.verdict import Verdict, to_json
 from argus.store.open import open_store
@@ -42,6 +43,14 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     show_default=True,
     help="Lost share of the step time that counts as degraded.",
 )
+@click.option(
+    "--hang-after",
+    type=click.FloatRange(min=0, min_open=True),
+    default=HANG_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Silence after the last step that counts as a hang.",
+)
 @format_option(("text", "json"))
 @store_option
 @click.option("--no-store", is_flag=True, help="Do not add the verdict to the table findings.")
@@ -58,6 +67,7 @@ def command(
     run: int | None,
     steps: tuple[int | None, int | None],
     threshold: float,
+    hang_after: float,
     output_format: str,
     store_url: str | None,
     no_store: bool,
@@ -79,13 +89,13 @@ def command(
         if job is None or run is None:
             found = latest_run(store, job)
             job, run = found[0], found[1] if run is None else run
-        verdict = diagnose_store(store, job, run, steps=steps, threshold=threshold)
+        verdict = diagnose_store(store, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after)
+        if output_format == "json":
+            click.echo(to_json(verdict))
+        else:
+            _print(verdict, with_sql)
         if not no_store:
             save(store, verdict)
-    if output_format == "json":
-        click.echo(to_json(verdict))
-    else:
-        _print(verdict, with_sql)
     return EXIT_CODES[verdict["status"]] if exit_code else 0
 
 
@@ -110,7 +120,9 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
     head.append(f"  {verdict['job']}", style="bold not dim")
     steps = verdict["steps"]
     head.append(f"  {verdict['ranks']} ranks" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), style="dim")
-    if status == "degraded":
+    if status == "hung":
+        head.append(f", no step since step {steps[1]}", style="bold")
+    elif status == "degraded":
         head.append(f", {verdict['slowdown']:.2f}x slower than it could be", style="bold")
     line(head)
     if verdict["reason"]:
@@ -122,11 +134,9 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
         title.append(f"  {who}" if who else "", style="bold red")
         line(title)
         first = finding["steps"][0]
-        line(
-            f"{f'since step {first}' if first > steps[0] else 'in all steps seen'} · {finding['slowdown']:.2f}x · "
-            f"{finding['share']:.0%} of the lost time · confidence {finding['confidence']:.0%}",
-            3,
-        )
+        since = f"since step {first}" if first > steps[0] else "in all steps seen"
+        cost = f" · {finding['slowdown']:.2f}x · {finding['share']:.0%} of the lost time" if status != "hung" else ""
+        line(f"{since}{cost} · confidence {finding['confidence']:.0%}", 3)
         for evidence in finding["evidence"]:
             line(f"· {evidence['text']}", 3)
         line(Text.assemble(("→ ", "bold"), finding["action"]), 3)
@@ -140,7 +150,8 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
             line("argus diagnose --sql prints the queries that show this again.", style="dim")
     coverage = verdict["coverage"]
     if coverage["complete"]:
-        line("coverage: complete", style="dim")
+        so_far = "" if coverage["ended"] else " so far (the trace goes on, or was cut off)"
+        line(f"coverage: complete{so_far}", style="dim")
     else:
         lost = ", ".join(f"{name} {count:,}" for name, count in coverage["dropped"].items())
         line(f"coverage: incomplete ({lost})", style="yellow")

@@ -94,6 +94,7 @@ class Straggler:
         persistence: Share of steps in which one of them was last.
         p_value: Chance that ranks that are last by turns look like this (Bonferroni over sets of ranks and windows).
         window: Steps judged.
+        waiting: Ranks that come late only because they wait for these.
     """
 
     ranks: tuple[int, ...]
@@ -101,6 +102,7 @@ class Straggler:
     persistence: float
     p_value: float
     window: int
+    waiting: tuple[int, ...] = ()
 
 
 def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[Straggler]:
@@ -118,9 +120,10 @@ def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[St
         kept = []
         named: set[int] = set()
         for straggler in found:
-            inside = np.isin(recent.ranks, straggler.ranks)
+            late = straggler.ranks + straggler.waiting
+            inside = np.isin(recent.ranks, late)
             others = ~inside & ~np.isin(recent.ranks, list(named))
-            named |= set(straggler.ranks)
+            named |= set(late)
             lead = _lead(recent.peak, inside, others)
             # What a longer window shows must still hold now.
             if np.mean(lead > 0) >= PERSISTENCE - 0.1 and np.median(lead) >= straggler.gain_ns / 2:
@@ -164,7 +167,8 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
             break
         guilty = _not_victims(lateness, order[:size], typical)
         ranks = tuple(sorted(lateness.ranks[guilty].tolist()))
-        found.append(Straggler(ranks, gain, persistence, p_value, len(lateness.steps)))
+        waiting = tuple(sorted(set(lateness.ranks[order[:size]].tolist()) - set(ranks)))
+        found.append(Straggler(ranks, gain, persistence, p_value, len(lateness.steps), waiting))
         left &= ~inside
         budget -= size
     return found

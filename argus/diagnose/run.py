@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose import sql
 from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, has_syncs
+from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.phase import (
     RECENT_STEPS,
@@ -66,6 +67,7 @@ def diagnose(
     *,
     steps: tuple[int | None, int | None] = (None, None),
     threshold: float = THRESHOLD,
+    hang_after_s: float = HANG_S,
 ) -> Verdict:
     """Judges one run of one job.
 
@@ -75,6 +77,7 @@ def diagnose(
         run: Its tracing session.
         steps: First and last step to look at; None: as stored.
         threshold: Lost share of the step time that counts.
+        hang_after_s: Silence after the last step that counts as a hang, s.
 
     Returns:
         The verdict. What the job does now, in the newest of these steps, decides.
@@ -89,12 +92,14 @@ def diagnose(
         status="inconclusive",
         slowdown=1.0,
         findings=[],
-        coverage={"complete": True, "dropped": {}},
+        coverage={"complete": True, "dropped": {}, "ended": True},
         reason="",
     )
     lost = query(sql.COVERAGE, params)
     dropped = {str(c): int(v) for c, v in zip(lost["counter"], lost["value"], strict=True) if v > 0}
-    verdict["coverage"] = {"complete": not dropped, "dropped": dropped}
+    open_sessions = query(sql.OPEN, params)["n"]
+    ended = not len(open_sessions) or int(open_sessions[0]) == 0
+    verdict["coverage"] = {"complete": not dropped, "dropped": dropped, "ended": ended}
     span = query(sql.SPAN, params)
     if not len(span["n"]) or not int(span["n"][0]):
         verdict["reason"] = "no whole training step was seen"
@@ -114,6 +119,13 @@ def diagnose(
             f" ({unsure} more had no sure boundary)" if unsure else ""
         )
         return verdict
+
+    if steps[1] is None:
+        hang = find_hang(query, params, float(np.median(durations)), hang_after_s)
+        if hang is not None:
+            verdict["status"], verdict["slowdown"] = "hung", hang["slowdown"]
+            verdict["findings"].append(hang)
+            return verdict
 
     lateness, why_not = _lateness(query, params, numbers)
     losses: list[_Loss] = []
@@ -210,15 +222,16 @@ def _judge(
 ) -> _Loss:
     """Since when, why, and how much a straggler costs."""
     ranks = list(straggler.ranks)
-    lead = query(sql.LEAD, {**params, "ranks": ranks})
+    late = ranks + list(straggler.waiting)
+    lead = query(sql.LEAD, {**params, "ranks": late})
     kept = np.isin(lead["step"].astype(np.int64), numbers)
     lead_steps = lead["step"][kept].astype(np.int64)
     lead_ns = (lead["suspects_ns"] - lead["others_ns"])[kept]
     onset = int(lead_steps[find_onset(lead_ns, straggler.gain_ns)]) if len(lead_steps) else int(numbers[0])
     last = int(numbers[-1])
-    cited = {**params, "ranks": ranks, "first": onset}
+    cited = {**params, "ranks": late, "first": onset}
 
-    others = [int(rank) for rank in lateness.ranks if rank not in ranks]
+    others = [int(rank) for rank in lateness.ranks if rank not in late]
     chosen = others[:: max(1, len(others) // REFERENCES)][:REFERENCES]
     window = {**params, "first": max(onset, int(lateness.steps[-straggler.window :][0])), "ranks": ranks + chosen}
     cpu = query(sql.CPU_TIME, window)
@@ -345,9 +358,11 @@ def diagnose_store(
     *,
     steps: tuple[int | None, int | None] = (None, None),
     threshold: float = THRESHOLD,
+    hang_after_s: float = HANG_S,
 ) -> Verdict:
     """:func:`diagnose` on a store."""
-    return diagnose(partial(query_columns, store), job, run, steps=steps, threshold=threshold)
+    query = partial(query_columns, store)
+    return diagnose(query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s)
 
 
 def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> None:

@@ -142,6 +142,39 @@ SELECT rank, argMax(host, version) AS host FROM ranks
 WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
 """
 
+OPEN = """
+SELECT count() AS n FROM jobs FINAL WHERE job = {job:String} AND run = {run:UInt32} AND ended IS NULL
+"""
+"""Tracing sessions (hosts) that have not closed their books."""
+
+LAST_LOOK = """
+SELECT
+  (SELECT toUnixTimestamp64Milli(max(ts)) * 1000000 FROM coverage WHERE job = {job:String} AND run = {run:UInt32})
+    AS looked_ns,
+  (SELECT max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) FROM iterations
+    WHERE job = {job:String} AND run = {run:UInt32}) AS stepped_ns
+"""
+"""When Argus last looked at the job, and when a step last ended."""
+
+STATES = """
+SELECT rank, argMax(state, version) AS state, argMax(host, version) AS host FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+
+LAST_CALLS = """
+WITH
+  (
+    SELECT comm_group FROM communicators FINAL WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+    GROUP BY comm_group ORDER BY uniqExact(rank) DESC, comm_group LIMIT 1
+  ) AS widest
+SELECT rank, toInt64(max(aligned_seq)) AS seq, argMax(op, aligned_seq) AS call
+FROM collectives_aligned
+WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND comm_group = widest
+  AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd')
+GROUP BY rank ORDER BY rank
+"""
+"""The last collective that each rank called on the widest communicator."""
+
 COVERAGE = """
 SELECT counter, sum(value) AS value FROM coverage FINAL
 WHERE job = {job:String} AND run = {run:UInt32} AND loss GROUP BY counter ORDER BY counter

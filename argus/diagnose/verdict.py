@@ -58,10 +58,12 @@ class Finding(TypedDict):
 
 
 class Coverage(TypedDict):
-    """Whether everything was seen: ``dropped`` names each loss counter above 0."""
+    """Whether everything was seen: ``dropped`` names each loss counter above 0. ``ended``: the trace closed its books;
+    without that, what was lost since they were last written (every two seconds) is not known."""
 
     complete: bool
     dropped: dict[str, int]
+    ended: bool
 
 
 class _WhatIf(TypedDict, total=False):

@@ -34,6 +34,11 @@ class MemoryQuery:
                 "last": np.array([steps["step"].max(initial=0)]),
                 "n": np.array([len(steps)]),
             }
+        if text == sql.LAST_LOOK:
+            # A synthetic job is like an imported one: nobody looked at it, so it cannot be seen to hang.
+            return {"looked_ns": np.array([0]), "stepped_ns": np.array([0])}
+        if text == sql.OPEN:
+            return {"n": np.array([0])}
         if text == sql.COVERAGE:
             return {"counter": empty, "value": empty}
         if text == sql.HOSTS:
@@ -45,7 +50,7 @@ class MemoryQuery:
             return {
                 "aligned_ranks": np.array([len(np.unique(self.groups["rank"][ok]))]),
                 "ranks": np.array([len(np.unique(self.groups["rank"]))]),
-                "error": error[:1] if len(error) else np.array([""]),
+                "why": error[:1] if len(error) else np.array([""]),
             }
         if text == sql.STEPS:
             numbers = np.unique(steps["step"])

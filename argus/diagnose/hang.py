@@ -1,0 +1,92 @@
+"""A job that stopped making steps: since when, in which collective, and who did not come to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from argus.diagnose import sql
+from argus.diagnose.verdict import Evidence, Finding
+
+HANG_S = 30.0
+"""Silence that counts as a hang, s, or :data:`HANG_STEPS` if that is longer. A checkpoint or an evaluation that keeps
+other ranks waiting for so long is worth the same look."""
+HANG_STEPS = 20
+"""Silence of so many typical steps."""
+SURE, UNSURE = 0.9, 0.5
+"""Confidence where the missing ranks are known, and where they are not."""
+
+
+def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float) -> Finding | None:
+    """Whether the job had stopped when Argus last looked at it.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run, first, last.
+        step_ns: A typical step.
+        after_s: Silence that counts.
+
+    Returns:
+        The finding, or None: it was going on, every process of it had ended, or nothing tells when Argus last looked
+        (an imported job).
+    """
+    seen = query(sql.LAST_LOOK, params)
+    if not len(seen["looked_ns"]) or int(seen["looked_ns"][0]) == 0:
+        return None
+    states = query(sql.STATES, params)
+    gone = states["rank"][states["state"] == "exited"].astype(np.int64).tolist()
+    if len(gone) == len(states["rank"]):
+        return None  # it ended
+    silent_s = (int(seen["looked_ns"][0]) - int(seen["stepped_ns"][0])) / 1e9
+    if silent_s < max(after_s, HANG_STEPS * step_ns / 1e9):
+        return None
+    calls = query(sql.LAST_CALLS, params)
+    missing: list[int] = []
+    where = "a collective"
+    if len(calls["rank"]):
+        newest = int(calls["seq"].max())
+        missing = sorted(calls["rank"][calls["seq"] < newest].astype(np.int64).tolist())
+        where = f"{calls['call'][int(calls['seq'].argmax())]} {newest}"
+    evidence: list[Evidence] = [
+        {
+            "text": f"no step has finished for {silent_s:.0f} s, where one took {step_ns / 1e6:.1f} ms",
+            "sql": sql.shown(sql.LAST_LOOK, params),
+        }
+    ]
+    if missing:
+        others = sorted(set(calls["rank"].astype(np.int64).tolist()) - set(missing))
+        evidence.append(
+            {
+                "text": f"{len(others)} ranks called {where} of their communicator; {_ranks(missing)} did not come",
+                "sql": sql.shown(sql.LAST_CALLS, params),
+            }
+        )
+        action = f"Look at {_ranks(missing)}: what its processes are doing (py-spy dump), its kernel log, its GPU."
+    else:
+        action = "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
+    dead = sorted(set(missing) & set(gone))
+    if dead:
+        evidence.append({"text": f"{_ranks(dead)} has no process any more", "sql": sql.shown(sql.STATES, params)})
+        action = f"Restart the job, and find out what ended {_ranks(dead)}: its log, the kernel log (OOM, XID)."
+    hosts = {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}
+    last = int(params["last"])
+    return Finding(
+        kind="hang",
+        ranks=missing,
+        hosts=list(dict.fromkeys(hosts[rank] for rank in missing if rank in hosts)),
+        steps=[last, last],
+        phase="communication",
+        kernels=[],
+        slowdown=round(1 + silent_s * 1e9 / max(step_ns, 1.0), 4),
+        share=1.0,
+        confidence=SURE if missing else UNSURE,
+        level="phase",
+        evidence=evidence,
+        action=action,
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
