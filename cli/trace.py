@@ -13,6 +13,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from argus.capture.bpf import Attachment
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.trace import Member, Options, Tracer
@@ -22,6 +23,8 @@ from .options import store_option
 
 POLL_S = 0.02
 PLAIN_INTERVAL_S = 5.0
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
 
 
 @click.command()
@@ -83,9 +86,14 @@ def command(
         _say_what_is_attached(console, tracer, members)
         deadline = None if duration is None else time.monotonic() + duration
         try:
-            _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
-        finally:
-            lost = tracer.stop()
+            try:
+                _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
+            finally:
+                lost = tracer.stop()
+        except KeyboardInterrupt:
+            tracer.abort()
+            click.echo("argus: stopped at once; rows that were not stored yet are lost", err=True)
+            return EXIT_INTERRUPTED
     return _sum_up(console, tracer, lost)
 
 
@@ -97,11 +105,20 @@ def _say(console: Console, text: str, style: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _stop_on_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the trace in good order. Yields a list that holds the signal once it came."""
+    """Ctrl-C and SIGTERM end the trace in good order, a second one ends it at once.
+
+    Yields a list that holds the signal once it came.
+    """
     came: list[int] = []
     before: dict[signal.Signals, Any] = {}
+
+    def note(received: int, _frame: object) -> None:
+        came.append(received)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda received, _frame: came.append(received))
+        before[number] = signal.signal(number, note)
     try:
         yield came
     finally:
@@ -119,9 +136,14 @@ def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
             _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
+    by_library: dict[tuple[str, int], list[Attachment]] = {}
     for attachment in tracer.attached:
-        where = "all its processes" if attachment.pid is None else f"process {attachment.pid}"
-        _say(console, f"  probes on {attachment.library.describe()}, {where}")
+        by_library.setdefault(attachment.library.key, []).append(attachment)
+    for attachments in by_library.values():
+        pids = [str(attachment.pid) for attachment in attachments if attachment.pid is not None]
+        # Probes of a file that only targets map serve all of them.
+        where = f"in process {', '.join(pids)}" if pids else "in every process that maps it"
+        _say(console, f"  probes on {attachments[0].library.describe()}, {where}")
     if not tracer.attached:
         _say(console, "  no library to probe yet: waiting for children to load one")
 

@@ -197,8 +197,11 @@ def test_without_privileges_it_says_sudo(store_url: str) -> None:
     with Job(ranks=1) as job:
         wait_for_cuda(job.pids)
         script = (
-            "import os, sys; os.setgid(65534); os.setuid(65534)\n"
-            "from argus.cli.main import main; sys.exit(main(sys.argv[1:]))"
+            "import os, sys\n"
+            "import argus.cli.trace\n"
+            "from argus.cli.main import main\n"
+            "os.setgid(65534); os.setuid(65534)\n"  # after the imports: the source may lie in root's home
+            "sys.exit(main(sys.argv[1:]))"
         )
         done = subprocess.run(
             [sys.executable, "-c", script, "trace", "--pid", str(job.pids[0])],

@@ -142,9 +142,10 @@ def test_a_foreign_process_asks_for_sudo(sleeper: subprocess.Popen[bytes], monke
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")
     script = (
-        "import os, sys; os.setgid(65534); os.setuid(65534)\n"
+        "import os, sys\n"
         "from argus.capture import targets\n"
         "from argus.errors import ArgusError\n"
+        "os.setgid(65534); os.setuid(65534)\n"  # after the imports: the source may lie in root's home
         "try: targets.open_target(int(sys.argv[1]))\n"
         "except ArgusError as e: print(e)"
     )
