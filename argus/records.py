@@ -85,11 +85,7 @@ CONTROL = np.dtype(
         ("data", "u1", (NAME_LEN,)),
     ]
 )
-"""``struct argus_control``: communicators made and ended, kernels named, processes forked."""
-
-CONTROL_FORK = 250
-CONTROL_EXEC = 251
-CONTROL_EXIT = 252
+"""``struct argus_control``: communicators made, asked and ended, kernels named."""
 
 
 class Counter(enum.IntEnum):
@@ -104,10 +100,12 @@ class Counter(enum.IntEnum):
     NESTED = 6
     PENDING_FULL = 7
     EXIT_UNMATCHED = 8
-    EXIT_MISSED = 9
-    READ_FAULT = 10
-    SEQ_FULL = 11
-    HITS = 12
+    UNFINISHED = 9
+    EXIT_MISSED = 10
+    READ_FAULT = 11
+    SEQ_FULL = 12
+    INIT_ALL_CUT = 13
+    HITS = 14
 
 
 LOSS_COUNTERS = frozenset(
@@ -119,6 +117,7 @@ LOSS_COUNTERS = frozenset(
         Counter.EXIT_MISSED,
         Counter.READ_FAULT,
         Counter.SEQ_FULL,
+        Counter.INIT_ALL_CUT,
     }
 )
 """Counters that must all be 0 for coverage to be complete."""

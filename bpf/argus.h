@@ -33,6 +33,8 @@ typedef int64_t s64;
 #define ARGUS_ARG(c, i) (((c) >> (20 + 4 * (i))) & 15)
 #define ARGUS_OFFSET(c) (((c) >> 48) & 0xfff) /* of the extent inside a struct argument */
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
+#define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
+#define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
 
 #define ARGUS_LAYER_DRIVER 0
 #define ARGUS_LAYER_RUNTIME 1
@@ -102,7 +104,7 @@ struct argus_collective {
 
 #define ARGUS_NAME_LEN 256
 
-/* Rare events: communicators made and ended, kernels named, processes forked. Ring "control". */
+/* Rare events: communicators made, asked and ended, kernels named. Ring "control". */
 struct argus_control {
 	u64 ts_ns;
 	s64 duration_ns;
@@ -115,15 +117,11 @@ struct argus_control {
 	s32 color;        /* split */
 	s32 key;
 	s32 result;
-	u8 call;          /* hooked function, or one of ARGUS_CONTROL_* */
+	u8 call;
 	u8 flags;
 	u16 name_len;     /* bytes used in data */
-	u8 data[ARGUS_NAME_LEN]; /* a communicator's 128-byte unique id, a kernel's name, or a process name */
+	u8 data[ARGUS_NAME_LEN]; /* a communicator's 128-byte unique id, or a kernel's name */
 };
-
-#define ARGUS_CONTROL_FORK 250  /* pid is the child, handle the parent's pid */
-#define ARGUS_CONTROL_EXEC 251
-#define ARGUS_CONTROL_EXIT 252
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
 enum argus_counter {
@@ -136,9 +134,11 @@ enum argus_counter {
 	ARGUS_C_NESTED,              /* calls made by another traced call, and so not counted again */
 	ARGUS_C_PENDING_FULL,        /* loss: no room to remember a call until its exit */
 	ARGUS_C_EXIT_UNMATCHED,      /* exits whose entry came before Argus attached */
+	ARGUS_C_UNFINISHED,          /* calls that had not returned when their thread ended */
 	ARGUS_C_EXIT_MISSED,         /* loss: an entry whose exit never came (its duration is unknown) */
 	ARGUS_C_READ_FAULT,          /* loss: arguments in user memory that could not be read */
-	ARGUS_C_SEQ_FULL,            /* loss: too many communicators to number their calls */
+	ARGUS_C_SEQ_FULL,            /* loss: too many communicators to number their calls, or threads in groups */
+	ARGUS_C_INIT_ALL_CUT,        /* loss: communicators beyond the 16 first of one ncclCommInitAll */
 	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included */
 	ARGUS_C_COUNT
 };

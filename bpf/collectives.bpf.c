@@ -10,10 +10,12 @@ BPF_HASH(sequences, struct sequence_key, u64, 65536);
 /* Rare calls: too big for the stack, and their arguments are needed again at the exit. */
 struct control_pending {
 	u64 cookie;
+	u64 sp;
 	u64 out; /* where the call writes the handle it makes */
 	struct argus_control record;
 };
-BPF_HASH(control_inflight, u32, struct control_pending, 2048);
+/* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
+BPF_HASH(control_inflight, u64, struct control_pending, 2048);
 BPF_PERCPU_ARRAY(control_scratch, struct control_pending, 1);
 
 INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
@@ -46,8 +48,8 @@ INLINE u32 change_group_depth(u32 tid, int change)
 	if (change != 0) {
 		if (now == 0)
 			group_depth.delete(&tid);
-		else
-			group_depth.update(&tid, &now);
+		else if (group_depth.update(&tid, &now) != 0)
+			count(ARGUS_C_SEQ_FULL);
 	}
 	return now;
 }
@@ -65,7 +67,7 @@ int nccl_enter(struct pt_regs *ctx)
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(outer, cookie, sp)) {
+		if (active(ctx, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
@@ -80,6 +82,7 @@ int nccl_enter(struct pt_regs *ctx)
 	struct argus_collective *r = &p.collective;
 	p.cookie = cookie;
 	p.sp = sp;
+	p.ip = IP(ctx);
 	r->pid = tgid;
 	r->tid = tid;
 	r->call = ARGUS_CALL(cookie);
@@ -126,7 +129,7 @@ int nccl_exit(struct pt_regs *ctx)
 			count(ARGUS_C_EXIT_UNMATCHED);
 		return 0;
 	}
-	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie))
+	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))
 		return 0; /* the exit of a nested call: ncclBcast calls ncclBroadcast */
 	p->collective.duration_ns = now - p->collective.ts_ns;
 	p->collective.result = (s32)RESULT(ctx);
@@ -162,6 +165,11 @@ INLINE void read_name(struct argus_control *r, u64 address)
 		r->name_len = (u16)(n - 1);
 }
 
+INLINE u64 control_key(u32 tid, u64 cookie)
+{
+	return ((u64)tid << 1) | (ARGUS_SHAPE(cookie) >= ARGUS_S_NAME_OUT);
+}
+
 int control_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -170,12 +178,24 @@ int control_enter(struct pt_regs *ctx)
 		return 0;
 	count(ARGUS_C_HITS);
 
+	u64 cookie = argus_cookie(ctx);
+	u64 sp = SP(ctx);
+	u64 key = control_key(tid, cookie);
+	struct control_pending *outer = control_inflight.lookup(&key);
+	if (outer) {
+		if (sp < outer->sp) {
+			count(ARGUS_C_NESTED);
+			return 0;
+		}
+		count(ARGUS_C_EXIT_MISSED);
+		send_control(&outer->record);
+	}
 	int zero = 0;
 	struct control_pending *p = control_scratch.lookup(&zero);
 	if (!p)
 		return 0;
 	__builtin_memset(p, 0, sizeof(*p));
-	u64 cookie = argus_cookie(ctx);
+	p->sp = sp;
 	u32 shape = ARGUS_SHAPE(cookie);
 	struct argus_control *r = &p->record;
 	u8 *flags = &r->flags;
@@ -246,7 +266,7 @@ int control_enter(struct pt_regs *ctx)
 		send_control(r);
 		return 0;
 	}
-	if (control_inflight.update(&tid, p) != 0) {
+	if (control_inflight.update(&key, p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
 		send_control(r);
 	}
@@ -255,6 +275,8 @@ int control_enter(struct pt_regs *ctx)
 
 /* Most GPUs one process drives through ncclCommInitAll. */
 #define MAX_INIT_ALL 16
+/* ncclInProgress of ncclResult_t. */
+#define NCCL_IN_PROGRESS 7
 
 int control_exit(struct pt_regs *ctx)
 {
@@ -262,18 +284,22 @@ int control_exit(struct pt_regs *ctx)
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tid = (u32)id;
 	u64 cookie = argus_cookie(ctx);
-	struct control_pending *p = control_inflight.lookup(&tid);
-	if (!p || ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie)) {
+	u64 key = control_key(tid, cookie);
+	struct control_pending *p = control_inflight.lookup(&key);
+	if (!p) {
 		u32 tgid = id >> 32;
-		if (!p && targets.lookup(&tgid))
+		if (targets.lookup(&tgid))
 			count(ARGUS_C_EXIT_UNMATCHED);
 		return 0;
 	}
+	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))
+		return 0;
 	u32 shape = ARGUS_SHAPE(cookie);
 	struct argus_control *r = &p->record;
 	r->duration_ns = now - r->ts_ns;
 	r->result = (s32)RESULT(ctx);
-	if (p->out && r->result == 0) {
+	/* A non-blocking communicator exists already while its making is in progress. */
+	if (p->out && (r->result == 0 || r->result == NCCL_IN_PROGRESS)) {
 		if (shape == ARGUS_S_COMM_COUNT)
 			r->nranks = (s32)read_u32(p->out, &r->flags);
 		else if (shape == ARGUS_S_COMM_RANK)
@@ -282,6 +308,8 @@ int control_exit(struct pt_regs *ctx)
 			r->handle = read_u64(p->out, &r->flags);
 	}
 	if (shape == ARGUS_S_COMM_INIT_ALL && r->result == 0) {
+		if (r->nranks > MAX_INIT_ALL)
+			count(ARGUS_C_INIT_ALL_CUT);
 #pragma unroll
 		for (int i = 0; i < MAX_INIT_ALL; i++) {
 			if (i < r->nranks) {
@@ -293,31 +321,50 @@ int control_exit(struct pt_regs *ctx)
 	} else {
 		send_control(r);
 	}
-	control_inflight.delete(&tid);
+	control_inflight.delete(&key);
 	return 0;
+}
+
+INLINE void end_launch(u64 key)
+{
+	struct pending *p = inflight.lookup(&key);
+	if (!p)
+		return;
+	if (ARGUS_HAS_EXIT(p->cookie)) {
+		p->launch.flags |= ARGUS_F_UNFINISHED;
+		count(ARGUS_C_UNFINISHED);
+		send_launch(&p->launch);
+	}
+	inflight.delete(&key);
+}
+
+INLINE void end_control(u64 key)
+{
+	struct control_pending *p = control_inflight.lookup(&key);
+	if (!p)
+		return;
+	p->record.flags |= ARGUS_F_UNFINISHED;
+	count(ARGUS_C_UNFINISHED);
+	send_control(&p->record);
+	control_inflight.delete(&key);
 }
 
 /* A thread that ends takes its unreturned calls with it: they are reported as unfinished, and their room is freed. */
 int thread_exit(void *ctx)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	u64 key = cuda_key(tid);
+	end_launch(cuda_key(tid));
+	end_launch(module_key(tid));
+	u64 key = nccl_key(tid);
 	struct pending *p = inflight.lookup(&key);
 	if (p) {
-		if (ARGUS_HAS_EXIT(p->cookie)) {
-			p->launch.flags |= ARGUS_F_UNFINISHED;
-			send_launch(&p->launch);
-		}
-		inflight.delete(&key);
-	}
-	key = nccl_key(tid);
-	p = inflight.lookup(&key);
-	if (p) {
 		p->collective.flags |= ARGUS_F_UNFINISHED;
+		count(ARGUS_C_UNFINISHED);
 		send_collective(&p->collective);
 		inflight.delete(&key);
 	}
+	end_control((u64)tid << 1);
+	end_control((u64)tid << 1 | 1);
 	group_depth.delete(&tid);
-	control_inflight.delete(&tid);
 	return 0;
 }

@@ -14,6 +14,7 @@ static u64 (*argus_cookie)(void *ctx) = (void *)174;
 struct pending {
 	u64 sp;      /* stack pointer at entry */
 	u64 ret;     /* return address at entry */
+	u64 ip;      /* address of the function */
 	u64 cookie;
 	union {
 		struct argus_launch launch;
@@ -21,8 +22,10 @@ struct pending {
 	};
 };
 
-/* Thread and kind of call -> the call it is in. */
+/* Thread and family of calls -> the call it is in. */
 BPF_HASH(inflight, u64, struct pending, 65536);
+/* Size of the code of each probed file, by the slot in the cookie. */
+BPF_ARRAY(text_bytes, u64, 16);
 BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced: thread group -> 1. */
 BPF_HASH(targets, u32, u32, 16384);
@@ -39,18 +42,24 @@ BPF_RINGBUF_OUTPUT(control, ARGUS_CONTROL_PAGES);
 #define SP(ctx) ((ctx)->sp)
 #define RESULT(ctx) ((ctx)->regs[0])
 #define FIRST_STACK_ARG(ctx) ((ctx)->sp)
+#define IP(ctx) ((ctx)->pc)
+#define CALLER(ctx, flags) ((ctx)->regs[30])
+#define RETURNED_FROM(ctx, p) (SP(ctx) == (p)->sp)
 #else
 #define REGISTER_ARGS 6
 #define SP(ctx) ((ctx)->sp)
 #define RESULT(ctx) ((ctx)->ax)
 #define FIRST_STACK_ARG(ctx) ((ctx)->sp + 8)
+#define IP(ctx) ((ctx)->ip)
+#define CALLER(ctx, flags) read_u64((ctx)->sp, flags)
+#define RETURNED_FROM(ctx, p) (SP(ctx) == (p)->sp + 8)
 #endif
 
 INLINE void count(int which)
 {
 	u64 *value = counters.lookup(&which);
 	if (value)
-		*value += 1;
+		__sync_fetch_and_add(value, 1); /* uprobe programs may be preempted */
 }
 
 INLINE u64 read_u64(u64 address, u8 *flags)
@@ -105,7 +114,7 @@ INLINE int traced(u32 tgid)
 		return 1;
 	u64 *hits = strangers.lookup(&tgid);
 	if (hits) {
-		*hits += 1;
+		__sync_fetch_and_add(hits, 1);
 	} else {
 		u64 one = 1;
 		strangers.update(&tgid, &one);
@@ -113,24 +122,40 @@ INLINE int traced(u32 tgid)
 	return 0;
 }
 
-INLINE u64 cuda_key(u32 tid) { return (u64)tid << 1; }
-INLINE u64 nccl_key(u32 tid) { return ((u64)tid << 1) | 1; }
+/* Families: a call is nested only in one of its own. Loading code is one of its own, since it happens inside launches. */
+INLINE u64 cuda_key(u32 tid) { return (u64)tid << 2; }
+INLINE u64 nccl_key(u32 tid) { return ((u64)tid << 2) | 1; }
+INLINE u64 module_key(u32 tid) { return ((u64)tid << 2) | 2; }
+INLINE u64 family_key(u32 tid, u64 cookie)
+{
+	return ARGUS_IS_MODULE(cookie) ? module_key(tid) : cuda_key(tid);
+}
 
-/* Whether the call remembered in p is still on this thread's stack below a call entered with this cookie and stack
- * pointer. A call whose exit is traced is forgotten at its exit, so it is, unless the stack has been unwound past it. One
- * that is not: its return address is still where it was (a later call from the same frame returns elsewhere).
+/* Whether the call remembered in p is still on this thread's stack below the call that is entered now.
+ *
+ * A call whose exit is traced is forgotten at its exit, so it is, unless the stack has been unwound past it. For one whose
+ * exit is not (a runtime launch), two things must hold: its return address is still where it was, since a later call from
+ * the same frame returns elsewhere; and the new call was made by code of the file that holds the old one, since a deeper
+ * frame may have left the old slot untouched.
  * At the very same stack pointer the new call is either entered by a jump from the old one (a tail call), or it is the
  * next turn of a loop around the same call. */
-INLINE int active(struct pending *p, u64 cookie, u64 sp)
+INLINE int active(struct pt_regs *ctx, struct pending *p, u64 cookie)
 {
 	u8 flags = 0;
+	u64 sp = SP(ctx);
 	if (sp > p->sp)
 		return 0;
 	if (ARGUS_HAS_EXIT(p->cookie))
 		return sp != p->sp || ARGUS_CALL(cookie) != ARGUS_CALL(p->cookie);
-	if (sp == p->sp && ARGUS_LAYER(cookie) >= ARGUS_LAYER(p->cookie))
+	if (read_u64(p->sp, &flags) != p->ret || flags)
 		return 0;
-	return read_u64(p->sp, &flags) == p->ret && !flags;
+	if (sp == p->sp)
+		return ARGUS_LAYER(cookie) < ARGUS_LAYER(p->cookie);
+	int slot = ARGUS_FILE(p->cookie);
+	u64 *size = text_bytes.lookup(&slot);
+	u64 caller = CALLER(ctx, &flags);
+	u64 distance = caller > p->ip ? caller - p->ip : p->ip - caller;
+	return size && !flags && distance < *size;
 }
 
 INLINE void send_launch(struct argus_launch *record)

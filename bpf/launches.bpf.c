@@ -99,10 +99,10 @@ int cuda_enter(struct pt_regs *ctx)
 
 	u64 cookie = argus_cookie(ctx);
 	u64 sp = SP(ctx);
-	u64 key = cuda_key(tid);
+	u64 key = family_key(tid, cookie);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(outer, cookie, sp)) {
+		if (active(ctx, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
@@ -116,6 +116,7 @@ int cuda_enter(struct pt_regs *ctx)
 	struct pending p = {};
 	p.cookie = cookie;
 	p.sp = sp;
+	p.ip = IP(ctx);
 	p.launch.pid = id >> 32;
 	p.launch.tid = tid;
 	p.launch.call = ARGUS_CALL(cookie);
@@ -124,7 +125,7 @@ int cuda_enter(struct pt_regs *ctx)
 
 	u64 outer_key = nccl_key(tid);
 	struct pending *nccl = inflight.lookup(&outer_key);
-	if (nccl && active(nccl, cookie, sp))
+	if (nccl && active(ctx, nccl, cookie))
 		p.launch.flags |= ARGUS_F_IN_NCCL;
 
 	p.launch.ts_ns = bpf_ktime_get_ns();
@@ -134,7 +135,8 @@ int cuda_enter(struct pt_regs *ctx)
 			return 0; /* the driver calls no hooked function */
 		u8 flags = 0;
 		p.ret = read_u64(sp, &flags);
-		inflight.update(&key, &p);
+		if (inflight.update(&key, &p) != 0)
+			count(ARGUS_C_PENDING_FULL); /* the driver call inside will count as one of its own */
 		return 0;
 	}
 	if (inflight.update(&key, &p) != 0) {
@@ -148,8 +150,8 @@ int cuda_exit(struct pt_regs *ctx)
 {
 	u64 now = bpf_ktime_get_ns();
 	u64 id = bpf_get_current_pid_tgid();
-	u64 key = cuda_key((u32)id);
 	u64 cookie = argus_cookie(ctx);
+	u64 key = family_key((u32)id, cookie);
 	struct pending *p = inflight.lookup(&key);
 	if (!p) {
 		u32 tgid = id >> 32;
@@ -157,7 +159,7 @@ int cuda_exit(struct pt_regs *ctx)
 			count(ARGUS_C_EXIT_UNMATCHED);
 		return 0;
 	}
-	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie))
+	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))
 		return 0; /* the exit of a nested call */
 	p->launch.duration_ns = now - p->launch.ts_ns;
 	p->launch.result = (s32)RESULT(ctx);

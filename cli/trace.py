@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -14,9 +15,10 @@ from rich.console import Console
 from rich.live import Live
 
 from argus.capture.bpf import Attachment
+from argus.capture.targets import FileKey
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
-from argus.trace import Member, Options, Tracer
+from argus.trace import Options, Tracer
 
 from .live import picture, plain_line
 from .options import store_option
@@ -35,9 +37,7 @@ EXIT_INTERRUPTED = 130
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
 @click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
 @click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
-@click.option(
-    "--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs about 1 µs each."
-)
+@click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
@@ -49,6 +49,7 @@ def command(
     duration: float | None,
     steps: int | None,
     job: str | None,
+    run: int | None,
     launch_durations: bool,
     buffer_mb: int,
     plain: bool,
@@ -65,7 +66,7 @@ def command(
       sudo argus trace --pid 4821
       sudo argus trace --pid 4821 --pid 4822 --duration 60
       sudo argus trace --pid $(pgrep -o torchrun) --children
-      sudo argus trace --all-gpu --steps 200 && argus diagnose
+      sudo argus trace --all-gpu --steps 200 && sudo argus diagnose
     """
     if not (pids or all_gpu or name):
         raise ArgusError("nothing to trace", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
@@ -76,14 +77,15 @@ def command(
         name=name,
         children=children,
         job=job,
+        run=run,
         launch_durations=launch_durations,
         launch_ring_bytes=1 << (buffer_mb * (1 << 20) - 1).bit_length(),
     )
     tracer = Tracer(store, options)
     console = Console(stderr=False)
     with _stop_on_signals() as stopping:
-        members = tracer.start()
-        _say_what_is_attached(console, tracer, members)
+        tracer.start()
+        _say_what_is_attached(console, tracer)
         deadline = None if duration is None else time.monotonic() + duration
         try:
             try:
@@ -126,9 +128,9 @@ def _stop_on_signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member]) -> None:
-    for job in tracer.jobs.values():
-        ranks = sorted(job.members.values(), key=lambda member: member.rank)
+def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
+    for job in tracer.jobs:
+        ranks = sorted(job.ranks(), key=lambda member: member.rank)
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
@@ -136,7 +138,9 @@ def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
             _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
-    by_library: dict[tuple[str, int], list[Attachment]] = {}
+    if not tracer.jobs:
+        _say(console, "no rank yet: a child becomes one when it makes its first call")
+    by_library: dict[FileKey, list[Attachment]] = {}
     for attachment in tracer.attached:
         by_library.setdefault(attachment.library.key, []).append(attachment)
     for attachments in by_library.values():
@@ -145,13 +149,14 @@ def _say_what_is_attached(console: Console, tracer: Tracer, members: list[Member
         where = f"in process {', '.join(pids)}" if pids else "in every process that maps it"
         _say(console, f"  probes on {attachments[0].library.describe()}, {where}")
     if not tracer.attached:
-        _say(console, "  no library to probe yet: waiting for children to load one")
+        _say(console, "no library to probe yet: waiting for children to load one")
 
 
 def _watch(
     console: Console, tracer: Tracer, stopping: list[int], deadline: float | None, steps: int | None, plain: bool
 ) -> None:
     """Polls until there is a reason to stop."""
+    told = 0
     live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
     shown = time.monotonic()
     with live or contextlib.nullcontext():
@@ -165,26 +170,35 @@ def _watch(
             if live is not None and now - shown >= 0.5:
                 live.update(picture(tracer.view(), console.width), refresh=True)
                 shown = now
-            elif live is None and now - shown >= PLAIN_INTERVAL_S:
-                _say(console, plain_line(tracer.view()))
-                shown = now
+            elif live is None:
+                notes = tracer.notes()
+                for note in notes[told:]:
+                    _say(console, f"note: {note}")
+                told = len(notes)
+                if now - shown >= PLAIN_INTERVAL_S:
+                    _say(console, plain_line(tracer.view()))
+                    shown = now
             time.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
 
 
 def _all_have(tracer: Tracer, steps: int) -> bool:
-    members = [member for job in tracer.jobs.values() for member in job.members.values() if member.state == "traced"]
-    return bool(members) and all(member.steps >= steps for member in members)
+    live = tracer.live()
+    return bool(live) and all(member.steps >= steps for member in live)
 
 
 def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
-    members = [member for job in tracer.jobs.values() for member in job.members.values()]
-    launches = sum(member.launches for member in members)
-    collectives = sum(member.collectives for member in members)
-    steps = max((member.steps for member in members), default=0)
+    members = [member for job in tracer.jobs for member in job.ranks()]
+    if not members:
+        raise ArgusError("no process that uses the GPU was seen", "", EXIT_UNAVAILABLE)
+    launches = sum(member.launches for job in tracer.jobs for member in job.members.values())
+    collectives = sum(member.collectives for job in tracer.jobs for member in job.members.values())
     exited = [str(member.target.pid) for member in members if member.state == "exited"]
     if exited:
-        _say(console, f"ended meanwhile: process {', '.join(exited[:16])}")
-    _say(console, f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps:,} steps a rank")
+        shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
+        _say(console, f"ended meanwhile: process {shown}")
+    fewest, most = min(member.steps for member in members), max(member.steps for member in members)
+    steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
+    _say(console, f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
     if lost:
         what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
         _say(console, f"coverage: incomplete ({what})", style="yellow")
@@ -192,9 +206,9 @@ def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
         _say(console, "coverage: complete, nothing was lost", style="green")
     if tracer.store_error:
         raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
-    if not members:
-        raise ArgusError("no process that uses the GPU was seen", "", EXIT_UNAVAILABLE)
-    job = next(iter(tracer.jobs))
-    named = "" if len(tracer.jobs) == 1 else f" --job '{job}'"
-    _say(console, f"next: argus diagnose{named}   or: argus sql")
+    # Root's default store is not the user's.
+    argus = "sudo argus" if os.environ.get("SUDO_USER") else "argus"
+    names = {job.name for job in tracer.jobs}
+    which = f" --job '{tracer.jobs[-1].name}'" if len(names) > 1 else ""
+    _say(console, f"next: {argus} diagnose{which}   or: {argus} sql")
     return 0

@@ -13,9 +13,10 @@ import ctypes
 import errno
 import os
 import platform
+import resource
 import struct
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import bcc, calls
 from argus.capture.ring import Ring
-from argus.capture.targets import Library
+from argus.capture.targets import FileKey, Library
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import Counter
 from argus.resources import resource_dir
@@ -45,6 +46,10 @@ _BPF_PERF_EVENT = 41
 _BPF_TRACE_UPROBE_MULTI = 48
 _BPF_F_UPROBE_MULTI_RETURN = 1
 _PERF_FLAG_FD_CLOEXEC = 8
+# Where the record begins in "struct pending" and "struct control_pending" of bpf/.
+_PENDING_AT = 32
+_CONTROL_AT = 24
+_FILE_SLOTS = 16
 
 _BCC_PAGE = 4096
 """bcc counts a ring's size in these (bpf/include)."""
@@ -130,6 +135,8 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
+        self._file_slots: dict[FileKey, int] = {}
+        _raise_descriptor_limit()
         self._module = bcc.load()
         self._lib = self._module.lib
         self._syscall = ctypes.CDLL(None, use_errno=True).syscall
@@ -190,23 +197,25 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        strangers = self._bpf[b"strangers"]
         key = ctypes.c_uint32(pid)
+        self._bpf[b"targets"][key] = ctypes.c_uint32(1)
+        strangers = self._bpf[b"strangers"]
         missed = 0
         with contextlib.suppress(KeyError):
             missed = int(strangers[key].value)
             del strangers[key]
-        self._bpf[b"targets"][key] = ctypes.c_uint32(1)
         return missed
 
     def remove_target(self, pid: int) -> None:
-        """Records nothing more of a process."""
-        with contextlib.suppress(KeyError):
-            del self._bpf[b"targets"][ctypes.c_uint32(pid)]
-
-    def stranger_pids(self) -> list[int]:
-        """Processes that were hit and are not targets: candidates to follow."""
-        return [int(key.value) for key in self._bpf[b"strangers"].keys()]  # noqa: SIM118 - a bcc table
+        """Forgets a process that ended: its PID may be another's soon."""
+        key = ctypes.c_uint32(pid)
+        for name in (b"targets", b"strangers"):
+            with contextlib.suppress(KeyError):
+                del self._bpf[name][key]
+        sequences = self._bpf[b"sequences"]
+        for used in [used for used in sequences.keys() if used.tgid == pid]:  # noqa: SIM118 - a bcc table
+            with contextlib.suppress(KeyError):
+                del sequences[used]
 
     # --- probes
 
@@ -223,13 +232,14 @@ class Probes:
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
         taken: set[int] = set()
+        slot = self._file_slot(library)
         for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
             call = calls.BY_SYMBOL[symbol]
             if offset in taken:
                 continue  # another name of a function that has its probe
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
-            cookie = call.cookie(with_exit)
+            cookie = call.cookie(with_exit, slot)
             by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
             attachment.functions.append(symbol)
             if with_exit:
@@ -246,6 +256,14 @@ class Probes:
         self.attachments.append(attachment)
         return attachment
 
+    def _file_slot(self, library: Library) -> int:
+        """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
+        slot = self._file_slots.setdefault(library.key, min(len(self._file_slots), _FILE_SLOTS - 1))
+        table = self._bpf[b"text_bytes"]
+        key = ctypes.c_int(slot)
+        table[key] = ctypes.c_uint64(max(library.text_bytes, int(table[key].value)))
+        return slot
+
     def _attach_program(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> None:
         program = self._functions[name].fd
         at_exit = name.endswith("_exit")
@@ -255,7 +273,7 @@ class Probes:
             links.append(self._link_multi(program, path, points, at_exit, attachment.pid))
             return
         for offset, cookie in points:
-            links.extend(self._link_perf(program, path, offset, cookie, at_exit, attachment.pid))
+            links.append(self._link_perf(program, path, offset, cookie, at_exit, attachment.pid))
 
     def _link_multi(
         self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
@@ -275,9 +293,7 @@ class Probes:
         )
         return self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
 
-    def _link_perf(
-        self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None
-    ) -> list[int]:
+    def _link_perf(self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None) -> int:
         pmu = Path("/sys/bus/event_source/devices/uprobe")
         kind = int((pmu / "type").read_text())
         retprobe_bit = int((pmu / "format/retprobe").read_text().split(":")[1])
@@ -298,11 +314,9 @@ class Probes:
         # union bpf_attr for BPF_LINK_CREATE: prog_fd, target_fd, attach_type, flags, perf_event.bpf_cookie.
         request = ctypes.create_string_buffer(struct.pack("<IIIIQ", program, event, _BPF_PERF_EVENT, 0, cookie), 48)
         try:
-            link = self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
-        except OSError:
-            os.close(event)
-            raise
-        return [link, event]
+            return self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+        finally:
+            os.close(event)  # the link holds it
 
     def _call(self, numbers: dict[str, int], *arguments: Any) -> int:
         result = int(self._syscall(numbers[platform.machine()], *arguments))
@@ -325,11 +339,8 @@ class Probes:
     @staticmethod
     def _close_links(links: list[int]) -> None:
         # Each close waits for a grace period of the kernel; the waits of several threads overlap.
-        threads = [threading.Thread(target=os.close, args=(link,)) for link in links]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(max_workers=64) as pool:
+            list(pool.map(os.close, links))
 
     # --- results
 
@@ -338,18 +349,21 @@ class Probes:
         table = self._bpf[b"counters"]
         return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in Counter}
 
-    def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
-        """Calls entered and not returned: (CUDA calls, NCCL calls), flagged unfinished, durations -1."""
+    def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
+        """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
         launches: list[bytes] = []
         collectives: list[bytes] = []
+        control = [bytes(value)[_CONTROL_AT:] for value in self._bpf[b"control_inflight"].values()]
         for key, value in self._bpf[b"inflight"].items():
             raw = bytes(value)
-            cookie = struct.unpack_from("<Q", raw, 16)[0]
+            cookie = struct.unpack_from("<Q", raw, _PENDING_AT - 8)[0]
             if cookie >> 16 & 1:
-                (collectives if key.value & 1 else launches).append(raw[24 : 24 + records.LAUNCH.itemsize])
+                kind, into = (records.COLLECTIVE, collectives) if key.value & 3 == 1 else (records.LAUNCH, launches)
+                into.append(raw[_PENDING_AT : _PENDING_AT + kind.itemsize])
         result = (
             np.frombuffer(b"".join(launches), records.LAUNCH).copy(),
             np.frombuffer(b"".join(collectives), records.COLLECTIVE).copy(),
+            np.frombuffer(b"".join(control), records.CONTROL).copy(),
         )
         for array in result:
             array["flags"] |= records.FLAG_UNFINISHED
@@ -363,12 +377,22 @@ class Probes:
         self._bpf.cleanup()
 
 
+def _raise_descriptor_limit() -> None:
+    """Kernels without multi links need a descriptor a probe and process, more than the usual soft limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _attach_failure(library: Library, pid: int | None, reason: OSError) -> ArgusError:
     where = f"{library.path}" + (f" in process {pid}" if pid is not None else "")
     if reason.errno in (errno.EPERM, errno.EACCES):
         return ArgusError(f"no permission to probe {where}", "Run Argus with sudo", EXIT_UNAVAILABLE)
     if reason.errno == errno.ESRCH:
         return ArgusError(f"process {pid} ended while Argus attached to it", "", EXIT_UNAVAILABLE)
+    if reason.errno == errno.EMFILE:
+        return ArgusError(f"too many descriptors to probe {where}", "Raise the limit: ulimit -n", EXIT_UNAVAILABLE)
     if reason.errno == errno.ENOENT:
         return ArgusError(f"{where} cannot be reached any more", "Its process has ended", EXIT_UNAVAILABLE)
     if reason.errno == errno.EINVAL:

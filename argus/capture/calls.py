@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,12 +92,18 @@ class Call:
             return "cuda"
         return "nccl" if self.shape <= Shape.GROUP_END else "control"
 
-    def cookie(self, with_exit: bool) -> int:
-        """The attach cookie, as ``bpf/argus.h`` unpacks it, with or without a probe at the exit."""
+    def cookie(self, with_exit: bool, file_slot: int = 0) -> int:
+        """The attach cookie, as ``bpf/argus.h`` unpacks it.
+
+        Args:
+            with_exit: Whether the exit is probed too.
+            file_slot: Where the map ``text_bytes`` holds the size of the file's code, 0 to 15.
+        """
         word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << 16 | self.scale << 17
         numbers = self.args + (ABSENT,) * (6 - len(self.args))
         for place, number in enumerate(numbers):
             word |= number << (20 + 4 * place)
+        word |= file_slot << 44 | int(self.kind == "module") << 62
         return word | self.offset << 48 | self.dims << 60
 
 
@@ -298,8 +303,3 @@ def probes_exit(call: Call, launch_durations: bool) -> bool:
     if call.exit or launch_durations:
         return True
     return call.layer is Layer.RUNTIME and call.program == "cuda" and not ENTRY_ONLY_NEEDS_RETURN_ADDRESS
-
-
-def symbols() -> Iterable[str]:
-    """Every symbol worth looking for in a library."""
-    return BY_SYMBOL.keys()

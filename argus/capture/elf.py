@@ -21,6 +21,8 @@ SYMBOL = np.dtype(
 )
 """Elf64_Sym, from the System V ABI (24 bytes)."""
 
+_EXECUTABLE = 1
+"""PF_X in ``p_flags`` of a segment."""
 _FUNCTION = 2
 """STT_FUNC in the low four bits of ``info``."""
 
@@ -72,6 +74,10 @@ class Elf:
             _Segment(segment["p_offset"], segment["p_vaddr"], segment["p_filesz"])
             for segment in elf.iter_segments("PT_LOAD")
         ]
+        self.text_bytes = sum(
+            segment["p_filesz"] for segment in elf.iter_segments("PT_LOAD") if segment["p_flags"] & _EXECUTABLE
+        )
+        """Size of the file's code."""
         self._tables: list[_Table] = []
         for section in elf.iter_sections():
             if section["sh_type"] not in ("SHT_DYNSYM", "SHT_SYMTAB"):

@@ -77,9 +77,13 @@ class ForkWatcher:
                     return
                 self.missed += 1
                 continue
-            for message in marshal.parse(data):
-                if message.get("event") == "PROC_EVENT_FORK" and message["child_pid"] == message["child_tgid"]:
-                    self._on_fork(int(message["parent_tgid"]), int(message["child_tgid"]))
+            try:
+                for message in marshal.parse(data):
+                    if message.get("event") == "PROC_EVENT_FORK" and message["child_pid"] == message["child_tgid"]:
+                        self._on_fork(int(message["parent_tgid"]), int(message["child_tgid"]))
+            except Exception as reason:
+                self.state = f"failed: {type(reason).__name__}: {reason}"
+                return
 
     def close(self) -> None:
         """Stops the thread."""

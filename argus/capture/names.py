@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
 from argus.capture.targets import Mapping, executable_mappings, reachable
+from argus.records import NAME_LEN
 
 _MAX_OPEN_TABLES = 4
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
@@ -52,10 +53,12 @@ class KernelNames:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], str] = {}
-        self._tables: OrderedDict[tuple[str, int], Elf | None] = OrderedDict()
+        self._tables: OrderedDict[tuple[int, ...], Elf | None] = OrderedDict()
         self._maps: dict[int, list[Mapping]] = {}
         self.unresolved = 0
         """Handles for which no name was found."""
+        self.cut = 0
+        """Names longer than a record has room for: they lack their end, and two may look the same."""
 
     def learn(self, control: NDArray[np.void]) -> None:
         """Takes names from control records (calls that look kernels up). Other records are skipped."""
@@ -70,6 +73,7 @@ class KernelNames:
                     self._known[pid, handle] = known
                 continue
             raw = record["data"][: int(record["name_len"])].tobytes()
+            self.cut += len(raw) >= NAME_LEN - 1
             if raw:
                 self._known[pid, handle] = demangle(raw.decode(errors="replace"))
 
@@ -111,19 +115,20 @@ class KernelNames:
         return None
 
     def _table(self, pid: int, mapping: Mapping) -> Elf | None:
-        key = (mapping.device, mapping.inode)
+        path = reachable(pid, mapping) or mapping.path
+        try:
+            stat = os.stat(path)
+        except OSError:
+            return None
+        if stat.st_ino != mapping.inode:
+            return None
+        key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns)
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key]
         elf = None
-        path = reachable(pid, mapping)
-        if path is None:
-            with contextlib.suppress(OSError):
-                if os.stat(mapping.path).st_ino == mapping.inode:
-                    path = mapping.path
-        if path is not None:
-            with contextlib.suppress(NotElf, OSError):
-                elf = Elf(path)
+        with contextlib.suppress(NotElf, OSError):
+            elf = Elf(path)
         self._tables[key] = elf
         while len(self._tables) > _MAX_OPEN_TABLES:
             self._tables.popitem(last=False)

@@ -30,6 +30,10 @@ _MAPS_LINE = re.compile(
 _DELETED = " (deleted)"
 
 
+FileKey = tuple[str, int, int, int]
+"""Device, inode, size in bytes, time of change in ns."""
+
+
 @dataclass(frozen=True)
 class Mapping:
     """One executable file mapping of a process."""
@@ -50,10 +54,12 @@ class Library:
     Attributes:
         path: As the process sees it.
         open_path: By which this process, and the kernel on its behalf, can open it.
-        device, inode: What tells two files apart.
+        device, inode: As /proc/PID/maps shows them.
+        stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
         offsets: File offset of each function found, by symbol.
         roles: Which of libcuda, libcudart, libnccl it contains.
+        text_bytes: Size of its code.
     """
 
     path: str
@@ -63,10 +69,13 @@ class Library:
     deleted: bool
     offsets: dict[str, int]
     roles: tuple[str, ...]
+    stamp: tuple[int, int] = (0, 0)
+    text_bytes: int = 0
 
     @property
-    def key(self) -> tuple[str, int]:
-        return (self.device, self.inode)
+    def key(self) -> FileKey:
+        """What tells two files apart."""
+        return (self.device, self.inode, *self.stamp)
 
     @property
     def linked_statically(self) -> tuple[str, ...]:
@@ -121,7 +130,9 @@ class Target:
         """Whether the very process that was opened still runs, even if its PID was given to another."""
         if self.pidfd < 0:
             return same_process(self.pid, self.start_ticks)
-        return not select.select([self.pidfd], [], [], 0)[0]
+        ended = select.poll()
+        ended.register(self.pidfd, select.POLLIN)
+        return not ended.poll(0)
 
     def close(self) -> None:
         """Lets go of the process."""
@@ -246,6 +257,21 @@ def same_process(pid: int, start_ticks: int) -> bool:
     """Whether PID is still the process that started then."""
     stat = _stat(pid)
     return stat is not None and stat[1] == start_ticks and stat[0] not in "ZX"
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started (clock ticks since boot), or None if it has ended."""
+    stat = _stat(pid)
+    return None if stat is None or stat[0] in "ZX" else stat[1]
+
+
+def parent_of(pid: int) -> int:
+    """The parent of a process; 0: it has ended."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[1])
 
 
 def _thread_group(pid: int) -> int | None:
@@ -394,10 +420,25 @@ def find_libraries(pid: int) -> list[Library]:
         open_path = reachable(pid, mapping)
         if open_path is None:
             continue
-        roles, offsets = _hooks(open_path, mapping.device, mapping.inode)
+        try:
+            stat = os.stat(open_path)
+        except OSError:
+            continue
+        stamp = (stat.st_size, stat.st_ctime_ns)
+        roles, offsets, text_bytes = _hooks(open_path, (mapping.device, mapping.inode, *stamp))
         if roles:
             libraries.append(
-                Library(mapping.path, open_path, mapping.device, mapping.inode, mapping.deleted, offsets, roles)
+                Library(
+                    mapping.path,
+                    open_path,
+                    mapping.device,
+                    mapping.inode,
+                    mapping.deleted,
+                    offsets,
+                    roles,
+                    stamp,
+                    text_bytes,
+                )
             )
     return libraries
 
@@ -416,14 +457,17 @@ def reachable(pid: int, mapping: Mapping) -> str | None:
     return by_range if os.path.exists(by_range) else None
 
 
-_Hooks = tuple[tuple[str, ...], dict[str, int]]
-_hooks_by_file: dict[tuple[str, int], _Hooks] = {}
+_Hooks = tuple[tuple[str, ...], dict[str, int], int]
+_MAX_FILES = 10_000
+"""Files remembered: every library of every traced process, many times over."""
+_hooks_by_file: dict[FileKey, _Hooks] = {}
 
 
-def _hooks(open_path: str, device: str, inode: int) -> _Hooks:
-    """Roles and function offsets of a file. Ranks of a node map the same files, so each is read once."""
-    key = (device, inode)
+def _hooks(open_path: str, key: FileKey) -> _Hooks:
+    """Roles, function offsets and code size of a file. Ranks of a node map the same files, so each is read once."""
     if key not in _hooks_by_file:
+        if len(_hooks_by_file) >= _MAX_FILES:
+            _hooks_by_file.clear()
         _hooks_by_file[key] = _read_hooks(open_path)
     return _hooks_by_file[key]
 
@@ -432,13 +476,13 @@ def _read_hooks(open_path: str) -> _Hooks:
     try:
         elf = Elf(open_path)
     except (NotElf, OSError):
-        return (), {}
+        return (), {}, 0
     present = elf.functions(_SENTINELS.values())
     roles = tuple(role for role, sentinel in _SENTINELS.items() if sentinel in present)
     if not roles:
-        return (), {}
+        return (), {}, 0
     layers = {_LAYERS[role] for role in roles}
-    return roles, elf.functions([call.symbol for call in calls.CALLS if call.layer in layers])
+    return roles, elf.functions([call.symbol for call in calls.CALLS if call.layer in layers]), elf.text_bytes
 
 
 def processes() -> Iterator[int]:
@@ -469,12 +513,7 @@ def descendants(roots: Iterable[int]) -> list[int]:
     """Every process below ``roots``, by parent links; roots not included."""
     children: dict[int, list[int]] = {}
     for pid in processes():
-        try:
-            text = (PROC / str(pid) / "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parent = int(text[text.rindex(")") + 2 :].split()[1])
-        children.setdefault(parent, []).append(pid)
+        children.setdefault(parent_of(pid), []).append(pid)
     found: list[int] = []
     queue = list(roots)
     while queue:

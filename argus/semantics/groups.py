@@ -36,6 +36,8 @@ COMMUNICATOR = np.dtype(
 )
 """Rows of the table ``communicators``, less job, run and version."""
 
+NCCL_IN_PROGRESS = 7
+"""ncclInProgress of ncclResult_t: a non-blocking communicator that is being made."""
 RECENT = 4096
 """Newest calls of a communicator that are lined up: hundreds of steps, and a candidate costs microseconds."""
 MIN_CALLS = 8
@@ -121,7 +123,7 @@ def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict
         for event in calls.control[np.argsort(calls.control["ts_ns"], kind="stable")]:
             call = int(event["call"])
             kind = CALLS[call].kind if call < len(CALLS) else ""
-            if not kind.startswith("comm_") or kind == "comm_end" or event["result"] != 0:
+            if not kind.startswith("comm_") or kind == "comm_end" or event["result"] not in (0, NCCL_IN_PROGRESS):
                 continue
             handle = (calls.rank, int(event["handle"]))
             if kind == "comm_query":

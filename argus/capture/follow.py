@@ -1,0 +1,110 @@
+"""Which processes are let through to the rings: those the user named and, when followed, everything they fork."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from argus.capture.bpf import Probes
+from argus.capture.hosts import ForkWatcher
+from argus.capture.targets import descendants, start_ticks
+
+
+class Family:
+    """Processes whose calls are recorded.
+
+    A fork is followed by a thread of its own, within a millisecond, so that a child's first calls are seen. That thread
+    only adds to ``_pids`` and ``_new`` (both safe to share: it never iterates, the other side copies); everything else
+    belongs to the thread that calls ``refresh``.
+
+    Args:
+        probes: Where processes are let through.
+        follow: Whether children join.
+    """
+
+    def __init__(self, probes: Probes, *, follow: bool) -> None:
+        self._probes = probes
+        self._follow = follow
+        self._pids: set[int] = set()
+        self._new: deque[int] = deque()
+        self._started: dict[int, int] = {}
+        self.missed_calls = 0
+        """Calls of followed processes before they were let through."""
+        self.failures = 0
+        """Processes that could not be let through (the kernel's map is full)."""
+        self._watcher = ForkWatcher(self._forked) if follow else None
+
+    @property
+    def state(self) -> str:
+        """Whether forks are followed at once: on, or off and why."""
+        return "on" if self._watcher is None else self._watcher.state
+
+    @property
+    def missed_events(self) -> int:
+        """Times the kernel dropped fork events."""
+        return 0 if self._watcher is None else self._watcher.missed
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._pids
+
+    def admit(self, pids: list[int]) -> None:
+        """Lets processes through, nearly at the same moment. What they did before belongs to the time before."""
+        for pid in pids:
+            self._pids.add(pid)
+            self._probes.add_target(pid)
+            self._note(pid)
+
+    def _forked(self, parent: int, child: int) -> None:
+        if parent in self._pids and child not in self._pids:
+            self._pids.add(child)
+            self._join(child)
+            self._new.append(child)
+
+    def _join(self, pid: int) -> None:
+        try:
+            self.missed_calls += self._probes.add_target(pid)
+        except Exception:
+            self.failures += 1
+
+    def _note(self, pid: int) -> None:
+        ticks = start_ticks(pid)
+        if ticks is not None:
+            self._started[pid] = ticks
+
+    def new(self) -> list[int]:
+        """Processes that were forked since the last call."""
+        found = []
+        while self._new:
+            pid = self._new.popleft()
+            self._note(pid)
+            found.append(pid)
+        return found
+
+    def refresh(self) -> tuple[list[int], list[int]]:
+        """Looks at /proc, for what the kernel did not tell.
+
+        Returns:
+            Processes that joined, and processes that ended, since the last call. Those that ended are still let through
+            (their last records may be in the rings): ``dismiss`` them when they have been read.
+        """
+        joined = self.new()
+        if self._follow:
+            for pid in descendants(list(self._pids)):
+                if pid not in self._pids and pid != os.getpid():
+                    self._pids.add(pid)
+                    self._join(pid)
+                    self._note(pid)
+                    joined.append(pid)
+        ended = [pid for pid in list(self._pids) if start_ticks(pid) != self._started.get(pid)]
+        return joined, ended
+
+    def dismiss(self, pid: int) -> None:
+        """Lets a process that ended through no more: its PID may be another's soon."""
+        self._pids.discard(pid)
+        self._started.pop(pid, None)
+        self._probes.remove_target(pid)
+
+    def close(self) -> None:
+        """Stops following."""
+        if self._watcher is not None:
+            self._watcher.close()

@@ -1,0 +1,405 @@
+"""Who is traced: processes, the jobs and ranks they stand for, and the probes on the libraries they map.
+
+A process becomes a rank when its user names it, or when it makes a call: mapping libcuda says little, since data-loader
+workers inherit it and launchers import it. Until then it is a candidate: let through, its libraries probed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture.bpf import Attachment, Probes
+from argus.capture.follow import Family
+from argus.capture.names import KernelNames
+from argus.capture.targets import (
+    FileKey,
+    Library,
+    Target,
+    executable_mappings,
+    find_libraries,
+    inspect,
+    parent_of,
+    processes,
+)
+from argus.errors import ArgusError
+from argus.semantics.groups import COMMUNICATOR
+from argus.semantics.steps import StepTracker
+
+YOUNG_S = 60.0
+"""How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
+
+
+@dataclass
+class Member:
+    """One traced process of a job.
+
+    Attributes:
+        rank: Global rank.
+        rank_source: The launcher whose variable told it; "order": guessed; "parent": a helper of that rank.
+        state: "traced" or "exited".
+        launches, collectives, steps: Counted so far.
+        probes: Probes on the libraries it maps.
+    """
+
+    target: Target
+    rank: int
+    rank_source: str
+    state: str = "traced"
+    launches: int = 0
+    collectives: int = 0
+    steps: int = 0
+    last_step: int = -1
+    last_step_ns: int = 0
+    probes: int = 0
+
+    @property
+    def helper(self) -> bool:
+        """Whether it is a child of the rank's own process (a data-loader worker): its calls are no steps."""
+        return self.rank_source == "parent"
+
+
+@dataclass
+class Job:
+    """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run."""
+
+    name: str
+    run: int
+    members: dict[int, Member] = field(default_factory=dict)
+    tracker: StepTracker = field(default_factory=StepTracker)
+    communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
+    recent: dict[int, NDArray[np.void]] = field(default_factory=dict)
+    syncs: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    control: dict[int, NDArray[np.void]] = field(default_factory=dict)
+    handles: set[tuple[int, int]] = field(default_factory=set)
+    groups_due: float = 0.0
+
+    def holder(self, rank: int) -> Member | None:
+        """The process that is this rank, or was."""
+        found = [m for m in self.members.values() if m.rank == rank and not m.helper]
+        return found[-1] if found else None
+
+    def ranks(self) -> list[Member]:
+        """Its ranks' processes, without helpers."""
+        return [member for member in self.members.values() if not member.helper]
+
+    def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
+        """Remembers calls about communicators; those of communicators that were ended are dropped."""
+        before = self.control.get(rank, np.empty(0, records.CONTROL))
+        self.control[rank] = np.concatenate([before, events])[-1024:]
+
+
+@dataclass
+class _Candidate:
+    since: float
+    target: Target | None = None
+    from_the_start: bool = False
+
+
+class Roster:
+    """Keeps track of processes.
+
+    Args:
+        probes: Where processes are let through and files are probed.
+        names: Told which processes come and go.
+        follow: Whether children are followed.
+        job: Name of the job, over what the environment says.
+        run: Number of the first run.
+    """
+
+    def __init__(self, probes: Probes, names: KernelNames, *, follow: bool, job: str | None, run: int) -> None:
+        self.jobs: list[Job] = []
+        self.by_pid: dict[int, tuple[Job, Member]] = {}
+        self.attached: list[Attachment] = []
+        self.losses: Tally[str] = Tally()
+        self.notes: deque[str] = deque(maxlen=100)
+        self.family = Family(probes, follow=follow)
+        self._probes = probes
+        self._names = names
+        self._follow = follow
+        self._job_name = job
+        self._run = run
+        self._current: dict[str, Job] = {}
+        self._candidates: dict[int, _Candidate] = {}
+        self._signatures: dict[int, int] = {}
+        self._shared: dict[FileKey, bool] = {}
+        self._leaving: list[int] = []
+
+    # ---- begin and end
+
+    def start(self, targets: list[Target]) -> None:
+        """Takes the first processes in and attaches to what they map.
+
+        Raises:
+            ArgusError: The kernel refuses.
+        """
+        if self._follow and self.family.state != "on":
+            self.notes.append(f"forks are noticed twice a second only: {self.family.state}")
+        pids = {target.pid for target in targets}
+        now = time.monotonic()
+        for target in targets:
+            # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
+            # only once it makes calls.
+            helper = parent_of(target.pid) in pids and target.identity.rank >= 0
+            launcher = self._follow and (target.identity.rank < 0 or not target.libraries)
+            if helper or launcher:
+                self._candidates[target.pid] = _Candidate(now, target, from_the_start=True)
+            else:
+                self._adopt(target)
+        self._attach(running=False)
+        self.family.admit([target.pid for target in targets])
+        if self._follow:
+            joined, _ = self.family.refresh()
+            for pid in joined:
+                self._candidates[pid] = _Candidate(now, from_the_start=True)
+            self._look_at_candidates(now, all_of_them=True)
+            self._attach(running=False)
+
+    def close(self) -> None:
+        """Lets go of every process. Probes are the caller's to take away."""
+        self.family.close()
+        for candidate in self._candidates.values():
+            if candidate.target is not None:
+                candidate.target.close()
+        for job in self.jobs:
+            for member in job.members.values():
+                member.target.close()
+
+    def done(self) -> bool:
+        """Whether every rank has ended, and, when children are followed, every process that could still start one."""
+        if any(member.state == "traced" for _, member in self.by_pid.values()):
+            return False
+        return not self._follow or not any(pid not in self._leaving for pid in self._candidates)
+
+    def live(self) -> list[Member]:
+        """Ranks whose process runs."""
+        return [member for _, member in self.by_pid.values() if member.state == "traced" and not member.helper]
+
+    # ---- go on
+
+    def look_quickly(self, now: float) -> bool:
+        """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
+        for pid in self.family.new():
+            self._candidates[pid] = _Candidate(now)
+        return self._look_at_candidates(now) and self._attach(running=True)
+
+    def look(self, now: float) -> bool:
+        """Looks at every process: who came, who ended, who loaded what. Whether something changed."""
+        joined, ended = self.family.refresh()
+        for pid in joined:
+            self._candidates[pid] = _Candidate(now)
+        changed = False
+        for pid in ended:
+            if pid in self._leaving:
+                continue
+            self._leaving.append(pid)
+            if pid in self.by_pid:
+                self.by_pid[pid][1].state = "exited"
+                changed = True
+        for pid, (_, member) in self.by_pid.items():
+            if member.state == "traced":
+                changed |= self._look_for_libraries(pid, member.target)
+        changed |= self._look_at_candidates(now, all_of_them=True)
+        if changed:
+            self._attach(running=True)
+        return changed
+
+    def leaving(self) -> list[int]:
+        """Processes that ended and whose last records may not have been read yet."""
+        return list(self._leaving)
+
+    def retire(self, pids: list[int]) -> None:
+        """Forgets processes that ended and whose records have been read: their PIDs may be others' soon."""
+        for pid in pids:
+            self._leaving.remove(pid)
+            self.family.dismiss(pid)
+            self._names.forget(pid)
+            self._signatures.pop(pid, None)
+            candidate = self._candidates.pop(pid, None)
+            if candidate is not None and candidate.target is not None:
+                candidate.target.close()
+            if pid in self.by_pid:
+                self.by_pid.pop(pid)[1].target.close()
+
+    def adopt_callers(self, pids: set[int]) -> bool:
+        """Makes ranks of processes whose calls have arrived. Whether there was one."""
+        changed = False
+        for pid in pids:
+            if pid in self.by_pid or pid not in self.family:
+                continue
+            candidate = self._candidates.get(pid)
+            target = candidate.target if candidate is not None else None
+            if target is None:
+                try:
+                    target = inspect(pid)
+                    target.libraries = find_libraries(pid)
+                except (OSError, ArgusError):
+                    continue  # it ended before anybody knew it: its records are counted as records_without_rank
+            self._candidates.pop(pid, None)
+            job, member = self._adopt(target)
+            if candidate is None or not candidate.from_the_start:
+                what = "a helper of rank" if member.helper else "rank"
+                self.notes.append(f"following process {pid}, {what} {member.rank} of {job.name}")
+            changed = True
+        if changed:
+            self._attach(running=True)
+        return changed
+
+    # ---- jobs and ranks
+
+    def _adopt(self, target: Target) -> tuple[Job, Member]:
+        pid, rank = target.pid, target.identity.rank
+        job, source = None, target.identity.launcher
+        if rank >= 0 and (parent := self.by_pid.get(parent_of(pid))) is not None and parent[1].rank == rank:
+            job, source = parent[0], "parent"
+        if job is None:
+            if rank < 0:
+                source = "order"
+            job, rank = self._place(target)
+        member = Member(target, rank, source)
+        job.members[pid] = member
+        self.by_pid[pid] = (job, member)
+        self._names.remember(pid)
+        return job, member
+
+    def _place(self, target: Target) -> tuple[Job, int]:
+        """The attempt and the rank that a process belongs to."""
+        wanted = self._job_name or target.identity.job or "job"
+        known = target.identity.rank >= 0
+        for number in range(1, len(self.jobs) + 2):
+            # Two jobs of one name on a node (the same script twice): a rank that is held belongs to another one.
+            name = wanted if number == 1 else f"{wanted}#{number}"
+            job = self._current.get(name)
+            if job is None:
+                return self._open(name, self._run), max(target.identity.rank, 0)
+            if not known and any(member.rank_source != "order" for member in job.ranks()):
+                continue  # a stray process among ranks that a launcher numbered
+            held = {member.rank for member in job.ranks() if member.target.alive()}
+            rank = target.identity.rank if known else next(n for n in range(len(held) + 1) if n not in held)
+            if rank in held:
+                continue
+            if job.holder(rank) is None:
+                return job, rank
+            self.notes.append(f"rank {rank} of {name} has started again: a new run")
+            return self._open(name, max(int(time.time()), job.run + 1)), rank
+        raise AssertionError("there is one name more than there are jobs")
+
+    def _open(self, name: str, run: int) -> Job:
+        job = Job(name, run)
+        self._current[name] = job
+        self.jobs.append(job)
+        return job
+
+    # ---- libraries and probes
+
+    def _look_at_candidates(self, now: float, *, all_of_them: bool = False) -> bool:
+        """Whether a candidate has loaded a library."""
+        changed = False
+        for pid, candidate in list(self._candidates.items()):
+            if not all_of_them and now - candidate.since > YOUNG_S:
+                continue
+            if candidate.target is None:
+                try:
+                    if not find_libraries(pid):
+                        continue
+                    candidate.target = inspect(pid)
+                except (OSError, ArgusError):
+                    continue
+            if self._look_for_libraries(pid, candidate.target):
+                changed = True
+                unprobed = [key for key in (lib.key for lib in candidate.target.libraries) if not self._shared.get(key)]
+                if unprobed and not candidate.from_the_start:
+                    # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
+                    self.losses["processes_probed_late"] += 1
+        return changed
+
+    def _look_for_libraries(self, pid: int, target: Target) -> bool:
+        """Whether a process maps other traceable libraries than when it was last looked at."""
+        try:
+            mappings = executable_mappings(pid)
+            signature = hash(tuple((m.start, m.device, m.inode) for m in mappings))
+            if self._signatures.get(pid) == signature:
+                return False
+            found = find_libraries(pid)
+        except OSError:
+            return False
+        self._signatures[pid] = signature
+        before = {library.key for library in target.libraries}
+        now = {library.key for library in found}
+        if before and not before & now:
+            self._names.forget(pid)  # exec: handles mean something else now
+        self._names.remember(pid)
+        target.libraries = found
+        return now != before or not all(key in self._shared for key in now)
+
+    def _attach(self, *, running: bool) -> bool:
+        """Puts probes on every library in use that has none yet.
+
+        Whether a file is probed once for all processes, or for each target apart, is decided when it is first seen and
+        kept: both at once would record every call twice.
+
+        Args:
+            running: The trace has begun: what cannot be probed is counted and noted, and the rest goes on.
+
+        Raises:
+            ArgusError: The kernel refuses, and the trace has not begun.
+        """
+        wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
+        users = [member.target for _, member in self.by_pid.values() if member.state == "traced"]
+        users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
+        for target in users:
+            for library in target.libraries:
+                wanted.setdefault(library.key, []).append((library, target))
+        for key, uses in wanted.items():
+            if key not in self._shared:
+                self._shared[key] = self._follow or not self._mapped_elsewhere(key)
+            probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
+            if self._shared[key]:
+                if not probed:
+                    self._attach_one(uses, None, running)
+                continue
+            for library, target in uses:
+                if target.pid not in probed:
+                    self._attach_one([(library, target)], target.pid, running)
+        for _, member in self.by_pid.values():
+            member.probes = sum(attachment.probes for attachment in self._attachments_of(member))
+        return True
+
+    def _attach_one(self, uses: list[tuple[Library, Target]], pid: int | None, running: bool) -> None:
+        """Attaches to a file by the path of the first of its users that still runs."""
+        for library, target in uses:
+            try:
+                self.attached.append(self._probes.attach(library, pid))
+                return
+            except ArgusError as failure:
+                if not target.alive():
+                    continue
+                if not running:
+                    raise
+                self.losses["attach_failed"] += 1
+                self.notes.append(failure.message)
+                return
+
+    def _attachments_of(self, member: Member) -> list[Attachment]:
+        keys = {library.key for library in member.target.libraries}
+        return [a for a in self.attached if a.library.key in keys and a.pid in (None, member.target.pid)]
+
+    def _mapped_elsewhere(self, key: FileKey) -> bool:
+        """Whether a process that is not let through maps a file."""
+        mine = {*self.by_pid, *self._candidates}
+        for pid in processes():
+            if pid in mine or pid in self.family:
+                continue
+            try:
+                mappings = executable_mappings(pid)
+            except OSError:
+                continue
+            if any((mapping.device, mapping.inode) == key[:2] for mapping in mappings):
+                return True
+        return False
