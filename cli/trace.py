@@ -36,6 +36,7 @@ EXIT_INTERRUPTED = 130
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
 @click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
+@click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
 @click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")

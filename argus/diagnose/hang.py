@@ -18,7 +18,11 @@ SURE, UNSURE = 0.9, 0.5
 """Confidence where the missing ranks are known, and where they are not."""
 
 
-def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float) -> Finding | None:
+PAUSE_S = 5.0
+"""Silence that keeps a verdict from being "healthy": more than the delay with which steps reach the store (2 s)."""
+
+
+def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float) -> tuple[Finding | None, str]:
     """Whether the job had stopped when Argus last looked at it.
 
     Args:
@@ -28,19 +32,27 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         after_s: Silence that counts.
 
     Returns:
-        The finding, or None: it was going on, every process of it had ended, or nothing tells when Argus last looked
-        (an imported job).
+        The finding, if it had; and otherwise a sentence on why its last moments are in doubt (empty: it went on, every
+        process of it had ended, or nothing tells when Argus last looked, as in an imported job).
     """
     seen = query(sql.LAST_LOOK, params)
-    if not len(seen["looked_ns"]) or int(seen["looked_ns"][0]) == 0:
-        return None
+    looked, stepped, called = (int(seen[name][0]) for name in ("looked_ns", "stepped_ns", "called_ns"))
+    if looked == 0:
+        return None, ""
     states = query(sql.STATES, params)
     gone = states["rank"][states["state"] == "exited"].astype(np.int64).tolist()
-    if len(gone) == len(states["rank"]):
-        return None  # it ended
-    silent_s = (int(seen["looked_ns"][0]) - int(seen["stepped_ns"][0])) / 1e9
-    if silent_s < max(after_s, HANG_STEPS * step_ns / 1e9):
-        return None
+    if not len(states["rank"]) or len(gone) == len(states["rank"]):
+        return None, ""  # it ended
+    silent_s, stepless_s = (looked - max(stepped, called)) / 1e9, (looked - stepped) / 1e9
+    usual_s = HANG_STEPS * step_ns / 1e9
+    if silent_s < max(after_s, usual_s):
+        if stepless_s < max(PAUSE_S, usual_s):
+            return None, ""
+        doing = "and no call was made" if silent_s > stepless_s / 2 else "though calls go on (an evaluation? a change?)"
+        return (
+            None,
+            f"no step was seen for the last {stepless_s:.0f} s ({stepless_s * 1e9 / step_ns:.0f} usual steps), {doing}",
+        )
     calls = query(sql.LAST_CALLS, params)
     missing: list[int] = []
     where = "a collective"
@@ -71,7 +83,7 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         action = f"Restart the job, and find out what ended {_ranks(dead)}: its log, the kernel log (OOM, XID)."
     hosts = {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}
     last = int(params["last"])
-    return Finding(
+    finding = Finding(
         kind="hang",
         ranks=missing,
         hosts=list(dict.fromkeys(hosts[rank] for rank in missing if rank in hosts)),
@@ -85,6 +97,7 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         evidence=evidence,
         action=action,
     )
+    return finding, ""
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -20,6 +20,8 @@ from argus.diagnose import sql
 from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, has_syncs
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.iteration import find_regression
+from argus.diagnose.jitter import WINDOW as JITTER_STEPS
+from argus.diagnose.jitter import find_jitter
 from argus.diagnose.phase import (
     RECENT_STEPS,
     WINDOWS,
@@ -44,6 +46,8 @@ MIN_STEPS = 10
 SURE_STEP = 0.8
 """Steps whose boundary is less sure than this (an evaluation among them, lost records) are left out."""
 UNKNOWN_CAUSE = 0.7
+CUT_OFF_S = 15.0
+"""An open trace that has not written its counters for so long was killed, or could not store them (every 2 s else)."""
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
 
@@ -97,12 +101,21 @@ def diagnose(
     )
     lost = query(sql.COVERAGE, params)
     dropped = {str(c): int(v) for c, v in zip(lost["counter"], lost["value"], strict=True) if v > 0}
-    open_sessions = query(sql.OPEN, params)["n"]
-    ended = not len(open_sessions) or int(open_sessions[0]) == 0
+    sessions = query(sql.SESSIONS, params)
+    ended = not len(sessions["open"]) or int(sessions["open"][0]) == 0
+    world_size = int(sessions["world_size"][0]) if len(sessions["world_size"]) else 0
+    look = query(sql.LAST_LOOK, params)
+    if not ended and int(look["now_ns"][0]) - int(look["looked_ns"][0]) > CUT_OFF_S * 1e9:
+        dropped["trace_cut_off"] = 1
     verdict["coverage"] = {"complete": not dropped, "dropped": dropped, "ended": ended}
     span = query(sql.SPAN, params)
     if not len(span["n"]) or not int(span["n"][0]):
         verdict["reason"] = "no whole training step was seen"
+        traced = query(sql.STATES, params)["state"]
+        if int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
+            verdict["reason"] = (
+                f"{len(traced)} processes made no CUDA or NCCL call while they were traced: they hang, wait or idle"
+            )
         return verdict
     params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
     params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
@@ -120,8 +133,9 @@ def diagnose(
         )
         return verdict
 
+    doubt = ""
     if steps[1] is None:
-        hang = find_hang(query, params, float(np.median(durations)), hang_after_s)
+        hang, doubt = find_hang(query, params, float(np.median(durations)), hang_after_s)
         if hang is not None:
             verdict["status"], verdict["slowdown"] = "hung", hang["slowdown"]
             verdict["findings"].append(hang)
@@ -177,6 +191,11 @@ def diagnose(
             )
     for loss in losses:
         verdict["findings"].append(_finding(loss, hosts, now))
+    jitter, long_steps = find_jitter(query, params, numbers, durations, hosts, threshold)
+    if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
+        verdict["findings"].append(jitter)
+        mean = float(np.mean(durations[-JITTER_STEPS:]))
+        now, ideal = now + jitter["share"], min(ideal, mean - jitter["share"])
     lost_ns = max(sum(finding["share"] for finding in verdict["findings"]), 1.0)
     for finding in verdict["findings"]:
         finding["share"] = round(finding["share"] / lost_ns, 4)
@@ -185,13 +204,18 @@ def diagnose(
     if verdict["findings"]:
         verdict["status"] = "degraded"
         verdict["reason"] = "" if lateness is not None else f"stragglers could not be judged: {why_not}"
-    elif lateness is None:
+    elif lateness is None or doubt:
         verdict["slowdown"] = 1.0
-        verdict["reason"] = why_not
+        verdict["reason"] = doubt or why_not
+    elif world_size > verdict["ranks"]:
+        verdict["slowdown"] = 1.0
+        verdict["reason"] = (
+            f"{verdict['ranks']} of {world_size} ranks were traced, and none of them holds up the others"
+        )
     else:
         verdict["status"] = "healthy"
         verdict["slowdown"] = 1.0
-        verdict["reason"] = _history(query, params, numbers, durations, threshold)
+        verdict["reason"] = long_steps or _history(query, params, numbers, durations, threshold)
     return verdict
 
 

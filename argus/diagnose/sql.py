@@ -142,23 +142,40 @@ SELECT rank, argMax(host, version) AS host FROM ranks
 WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
 """
 
-OPEN = """
-SELECT count() AS n FROM jobs FINAL WHERE job = {job:String} AND run = {run:UInt32} AND ended IS NULL
+SESSIONS = """
+SELECT countIf(ended IS NULL) AS open, max(world_size) AS world_size FROM jobs FINAL
+WHERE job = {job:String} AND run = {run:UInt32}
 """
-"""Tracing sessions (hosts) that have not closed their books."""
+"""Tracing sessions (hosts) that have not closed their books, and how many ranks the launcher speaks of."""
 
 LAST_LOOK = """
 SELECT
   (SELECT toUnixTimestamp64Milli(max(ts)) * 1000000 FROM coverage WHERE job = {job:String} AND run = {run:UInt32})
     AS looked_ns,
   (SELECT max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) FROM iterations
-    WHERE job = {job:String} AND run = {run:UInt32}) AS stepped_ns
+    WHERE job = {job:String} AND run = {run:UInt32}) AS stepped_ns,
+  greatest(
+    (SELECT max(toUnixTimestamp64Nano(ts)) FROM launches WHERE job = {job:String} AND run = {run:UInt32}),
+    (SELECT max(toUnixTimestamp64Nano(ts)) FROM collectives WHERE job = {job:String} AND run = {run:UInt32})
+  ) AS called_ns,
+  toUnixTimestamp64Nano(now64(9)) AS now_ns
 """
-"""When Argus last looked at the job, and when a step last ended."""
+"""When Argus last looked at the job, when a step last ended, when a call was last made (0: never), and now."""
+
+LOADING = """
+WITH
+  (SELECT min(ts) FROM iterations WHERE job = {job:String} AND run = {run:UInt32} AND step >= {first:UInt32}) AS begin,
+  (SELECT max(addNanoseconds(ts, duration_ns)) FROM iterations
+    WHERE job = {job:String} AND run = {run:UInt32} AND step <= {last:UInt32}) AS end
+SELECT rank, toFloat64(sum(duration_ns)) AS loading_ns FROM launches
+WHERE job = {job:String} AND run = {run:UInt32} AND kind = 'module' AND duration_ns > 0 AND ts > begin AND ts <= end
+GROUP BY rank ORDER BY rank
+"""
+"""Time that each rank spent loading or compiling GPU code."""
 
 STATES = """
 SELECT rank, argMax(state, version) AS state, argMax(host, version) AS host FROM ranks
-WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent' GROUP BY rank ORDER BY rank
 """
 
 LAST_CALLS = """

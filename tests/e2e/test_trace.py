@@ -34,7 +34,7 @@ def breakpoints(pid: int) -> list[str]:
     found = []
     with open(f"/proc/{pid}/mem", "rb") as memory:
         for library in find_libraries(pid):
-            mappings = [m for m in executable_mappings(pid) if (m.device, m.inode) == library.key]
+            mappings = [m for m in executable_mappings(pid) if (m.device, m.inode) == library.key[:2]]
             with open(library.open_path, "rb") as file:
                 for symbol, offset in library.offsets.items():
                     file.seek(offset)
@@ -227,6 +227,7 @@ subprocess.run({[*job, "--exact", "211", "47", "--hold", "1"]!r}, check=True)
     try:
         tracing = start_trace(store_url, "--pid", str(launcher.pid), "--children", "--duration", "40")
         assert tracing.stdout is not None
+        assert "no rank yet" in tracing.stdout.readline()
         assert "waiting for children" in tracing.stdout.readline()
         go.touch()
         assert launcher.wait(60) == 0

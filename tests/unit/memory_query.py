@@ -36,9 +36,13 @@ class MemoryQuery:
             }
         if text == sql.LAST_LOOK:
             # A synthetic job is like an imported one: nobody looked at it, so it cannot be seen to hang.
-            return {"looked_ns": np.array([0]), "stepped_ns": np.array([0])}
-        if text == sql.OPEN:
-            return {"n": np.array([0])}
+            return {name: np.array([0]) for name in ("looked_ns", "stepped_ns", "called_ns", "now_ns")}
+        if text == sql.LOADING:
+            return {"rank": empty, "loading_ns": empty}
+        if text == sql.STATES:
+            return {"rank": empty, "state": empty, "host": empty}
+        if text == sql.SESSIONS:
+            return {"open": np.array([0]), "world_size": np.array([0])}
         if text == sql.COVERAGE:
             return {"counter": empty, "value": empty}
         if text == sql.HOSTS:
