@@ -47,6 +47,9 @@ KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
 
 
+_COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
+
+
 @dataclass(frozen=True)
 class Options:
     """What to trace, and how.
@@ -404,16 +407,16 @@ class Tracer:
                 events, job=job.name, run=job.run, host=self.host, ranks=rank, mono_offset_ns=self.mono_offset_ns
             ),
         )
-        ended = np.array([call.kind == "comm_end" for call in calls.CALLS])
         for pid in np.unique(events["pid"]):
-            rank_of_pid = members[int(pid)].rank
             of_pid = events[events["pid"] == pid]
+            rank_of_pid = members[int(pid)].rank
             job.keep_control(rank_of_pid, of_pid)
-            # The next communicator at that address is another one.
-            gone = of_pid["handle"][ended[of_pid["call"]]]
-            if len(gone) and rank_of_pid in job.recent:
-                recent = job.recent[rank_of_pid]
-                job.recent[rank_of_pid] = recent[~np.isin(recent["comm"], gone)]
+            recent = job.recent.get(rank_of_pid)
+            if recent is not None:
+                # A communicator made where another one was: what was called there before is not its own.
+                for event in of_pid[np.isin(of_pid["call"], _COMM_MADE)]:
+                    recent = recent[(recent["comm"] != event["handle"]) | (recent["ts_ns"] > event["ts_ns"])]
+                job.recent[rank_of_pid] = recent
         job.groups_due = 0.0
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:

@@ -335,6 +335,9 @@ class StepTracker:
             state = self._ranks.get(key[0])
             if before is not None and before != value and state and state.lock and state.lock.anchor_comm == key[1]:
                 state.lock.anchor_comm = None
+        for rank, state in self._ranks.items():
+            if state.lock is not None and (rank, state.lock.anchor_comm) not in known:
+                state.lock.anchor_comm = None
         self._groups = known
 
     def feed(self, rank: int, launches: NDArray[np.void], collectives: NDArray[np.void]) -> None:
