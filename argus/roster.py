@@ -28,7 +28,7 @@ from argus.capture.targets import (
     parent_of,
     processes,
 )
-from argus.errors import ArgusError
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.steps import StepTracker
 
@@ -71,6 +71,7 @@ class Job:
 
     name: str
     run: int
+    lineage: str = ""
     members: dict[int, Member] = field(default_factory=dict)
     tracker: StepTracker = field(default_factory=StepTracker)
     communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
@@ -277,9 +278,16 @@ class Roster:
             name = wanted if number == 1 else f"{wanted}#{number}"
             job = self._current.get(name)
             if job is None:
-                return self._open(name, self._run), max(target.identity.rank, 0)
+                return self._open(name, self._run, target), max(target.identity.rank, 0)
             if not known and any(member.rank_source != "order" for member in job.ranks()):
                 continue  # a stray process among ranks that a launcher numbered
+            if (
+                known
+                and job.lineage
+                and job.lineage != target.identity.lineage
+                and any(member.target.alive() for member in job.ranks())
+            ):
+                continue  # started apart from the ranks of that job
             held = {member.rank for member in job.ranks() if member.target.alive()}
             rank = target.identity.rank if known else next(n for n in range(len(held) + 1) if n not in held)
             if rank in held:
@@ -287,11 +295,11 @@ class Roster:
             if job.holder(rank) is None:
                 return job, rank
             self.notes.append(f"rank {rank} of {name} has started again: a new run")
-            return self._open(name, max(int(time.time()), job.run + 1)), rank
+            return self._open(name, max(int(time.time()), job.run + 1), target), rank
         raise AssertionError("there is one name more than there are jobs")
 
-    def _open(self, name: str, run: int) -> Job:
-        job = Job(name, run)
+    def _open(self, name: str, run: int, target: Target) -> Job:
+        job = Job(name, run, target.identity.lineage)
         self._current[name] = job
         self.jobs.append(job)
         return job
@@ -385,6 +393,9 @@ class Roster:
                 self.losses["attach_failed"] += 1
                 self.notes.append(failure.message)
                 return
+        if not running:
+            ended = ", ".join(str(target.pid) for _, target in uses)
+            raise ArgusError(f"process {ended} ended before it could be probed", "", EXIT_UNAVAILABLE)
 
     def _attachments_of(self, member: Member) -> list[Attachment]:
         keys = {library.key for library in member.target.libraries}

@@ -20,7 +20,15 @@ from argus import __version__, records
 from argus.capture import calls, collectives, launches
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.names import KernelNames
-from argus.capture.targets import Target, find_gpu_processes, find_libraries, inspect, open_target, same_process
+from argus.capture.targets import (
+    Target,
+    find_gpu_processes,
+    find_libraries,
+    hidden_processes,
+    inspect,
+    open_target,
+    same_process,
+)
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
@@ -135,6 +143,7 @@ class Tracer:
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
         self._calls_in_progress = 0
+        self._engine_cpu_s = 0.0
         self._kernel_launches: Tally[str] = Tally()
         self._collective_bytes: Tally[str] = Tally()
         self._collective_calls: Tally[str] = Tally()
@@ -201,7 +210,9 @@ class Tracer:
             found = [pid for pid in find_gpu_processes(options.name) if pid not in pids]
             if not found and not pids:
                 what = f" whose command line contains '{options.name}'" if options.name is not None else ""
-                raise ArgusError(f"no process that maps libcuda{what} is running", "", EXIT_UNAVAILABLE)
+                hidden = hidden_processes()
+                hint = f"{hidden} processes may not be looked at: run Argus with sudo" if hidden else ""
+                raise ArgusError(f"no process that maps libcuda{what} is running", hint, EXIT_UNAVAILABLE)
             for pid in found:
                 with contextlib.suppress(ArgusError):  # it ended meanwhile
                     targets.append(open_target(pid))
@@ -605,7 +616,9 @@ class Tracer:
     def _cpu_s(self) -> float:
         """CPU time of Argus so far, s: its own and that of the embedded engine."""
         times = os.times()
-        return times.user + times.system + self._store.engine_cpu_s()
+        # The engine may be replaced by another, whose time begins at 0.
+        self._engine_cpu_s = max(self._engine_cpu_s, self._store.engine_cpu_s())
+        return times.user + times.system + self._engine_cpu_s
 
     # ---- rows about the session itself
 
@@ -656,9 +669,9 @@ class Tracer:
                     "local_rank": np.array([m.target.identity.local_rank for m in members], np.int32),
                     "rank_source": [m.rank_source for m in members],
                     "started": np.array([int(m.target.started_unix * 1e9) for m in members], np.int64),
-                    "exe": [m.target.exe for m in members],
-                    "command": [m.target.command for m in members],
-                    "libraries": [[library.path for library in m.target.libraries] for m in members],
+                    "exe": [_storable(m.target.exe) for m in members],
+                    "command": [_storable(m.target.command) for m in members],
+                    "libraries": [[library.shown_path for library in m.target.libraries] for m in members],
                     "probes": np.array([m.probes for m in members], np.uint32),
                     "state": [m.state for m in members],
                     "version": self._next_version(),
@@ -681,6 +694,11 @@ class Tracer:
                     "version": self._next_version(),
                 },
             )
+
+
+def _storable(text: str) -> str:
+    """Text that is valid UTF-8, whatever bytes it came from."""
+    return os.fsencode(text).decode(errors="backslashreplace")
 
 
 def _open_launcher(pid: int) -> Target:

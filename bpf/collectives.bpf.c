@@ -11,7 +11,8 @@ BPF_HASH(sequences, struct sequence_key, u64, 65536);
 struct control_pending {
 	u64 cookie;
 	u64 sp;
-	u64 out; /* where the call writes the handle it makes */
+	u64 out;  /* where the call writes the handle it makes */
+	u64 name; /* where the name lies that could not be read at the entry */
 	struct argus_control record;
 };
 /* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
@@ -253,6 +254,11 @@ int control_enter(struct pt_regs *ctx)
 		p->out = a0;
 		r->parent = a1;
 		read_name(r, a2);
+		if (r->flags & ARGUS_F_READ_FAULT) {
+			/* Not in memory yet: the call itself will have read it when it returns. */
+			r->flags &= ~ARGUS_F_READ_FAULT;
+			p->name = a2;
+		}
 	} else if (shape == ARGUS_S_KERNEL_OUT) {
 		p->out = a0;
 		r->parent = a1;
@@ -298,6 +304,8 @@ int control_exit(struct pt_regs *ctx)
 	struct argus_control *r = &p->record;
 	r->duration_ns = now - r->ts_ns;
 	r->result = (s32)RESULT(ctx);
+	if (p->name)
+		read_name(r, p->name);
 	/* A non-blocking communicator exists already while its making is in progress. */
 	if (p->out && (r->result == 0 || r->result == NCCL_IN_PROGRESS)) {
 		if (shape == ARGUS_S_COMM_COUNT)

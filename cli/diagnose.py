@@ -9,8 +9,9 @@ import click
 from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
 from argus.diagnose.verdict import Verdict, to_json
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import open_store
-from argus.store.reader import latest_run
+from argus.store.reader import latest_run, list_runs
 
 from .options import format_option, store_option
 
@@ -89,6 +90,9 @@ def command(
         if job is None or run is None:
             found = latest_run(store, job)
             job, run = found[0], found[1] if run is None else run
+        if run not in [known.run for known in list_runs(store, job)]:
+            stored = ", ".join(str(known.run) for known in list_runs(store, job)[:8])
+            raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
         verdict = diagnose_store(store, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after)
         if output_format == "json":
             click.echo(to_json(verdict))
@@ -119,11 +123,14 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
     head = Text(status.upper(), style=_STYLES[status])
     head.append(f"  {verdict['job']}", style="bold not dim")
     steps = verdict["steps"]
-    head.append(f"  {verdict['ranks']} ranks" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), style="dim")
+    ranks = "1 rank" if verdict["ranks"] == 1 else f"{verdict['ranks']} ranks"
+    head.append(f"  {ranks}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), style="dim")
     if status == "hung":
         head.append(f", no step since step {steps[1]}", style="bold")
     elif status == "degraded":
-        head.append(f", {verdict['slowdown']:.2f}x slower than it could be", style="bold")
+        guessed = any(e["text"].startswith("estimated") for f in verdict["findings"] for e in f["evidence"])
+        about = "about " if guessed else ""
+        head.append(f", {about}{verdict['slowdown']:.2f}x slower than it could be", style="bold")
     line(head)
     if verdict["reason"]:
         line(verdict["reason"], 2)

@@ -78,17 +78,17 @@ def picture(view: View, width: int = 100) -> RenderableType:
     for op, count, nbytes in view.collectives:
         traffic.add_row(op, f"{count:,}", size(nbytes))
 
-    parts: list[RenderableType] = [ranks, Text()]
+    # Totals and losses first: on a small terminal the rest is cut off.
+    parts: list[RenderableType] = [totals(view), Text(), ranks, Text()]
     if view.kernels:
         parts += [kernels, Text()]
     if view.collectives:
         parts += [traffic, Text()]
-    parts.append(footer(view))
     parts += [Text(f"note: {note}", style="dim") for note in view.notes[-3:]]
     return Panel(Group(*parts), title="argus trace", subtitle="Ctrl-C ends and sums up", title_align="left")
 
 
-def footer(view: View) -> Text:
+def totals(view: View) -> Text:
     """Totals, losses and Argus's own cost in a line."""
     text = Text()
     text.append(f"{view.elapsed_s:.0f} s   {view.launches:,} launches   {view.collective_calls:,} collectives   ")

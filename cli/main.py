@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from typing import Any
@@ -56,6 +57,12 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs ``argus`` with ``argv`` (default: the process's own arguments) and returns its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        # A locale of the last century, or a byte from a database, must not end a command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:  # started with its output closed
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     try:
         result: Any = cli.main(args=argv, prog_name="argus", standalone_mode=False)
         return int(result) if isinstance(result, int) else 0

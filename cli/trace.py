@@ -30,8 +30,8 @@ EXIT_INTERRUPTED = 130
 
 
 @click.command()
-@click.option("--pid", "pids", type=click.IntRange(min=1), multiple=True, help="Process to trace; repeat for more.")
-@click.option("--all-gpu", is_flag=True, help="Trace every process that maps libcuda.")
+@click.option("--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="Process to trace; repeat for more.")
+@click.option("--all-gpu", is_flag=True, help="Trace every process that maps libcuda now.")
 @click.option("--name", metavar="TEXT", help="Trace every such process whose command line contains TEXT.")
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
@@ -86,12 +86,14 @@ def command(
     console = Console(stderr=False)
     with _stop_on_signals() as stopping:
         tracer.start()
-        _say_what_is_attached(console, tracer)
         deadline = None if duration is None else time.monotonic() + duration
         try:
             try:
+                _say_what_is_attached(console, tracer)
                 _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
             finally:
+                if stopping:
+                    click.echo("storing what is left (a second Ctrl-C gives it up)", err=True)
                 lost = tracer.stop()
         except KeyboardInterrupt:
             tracer.abort()
@@ -135,7 +137,8 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        _say(console, f"job {job.name}: {len(ranks)} ranks{of} here ({launcher})", style="bold")
+        count = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        _say(console, f"job {job.name}: {count}{of} here ({launcher})", style="bold")
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
             _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
@@ -199,7 +202,8 @@ def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
         _say(console, f"ended meanwhile: process {shown}")
     fewest, most = min(member.steps for member in members), max(member.steps for member in members)
     steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    _say(console, f"{len(members)} ranks, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
+    count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
+    _say(console, f"{count}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
     if lost:
         what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
         _say(console, f"coverage: incomplete ({what})", style="yellow")

@@ -48,7 +48,7 @@ _BPF_F_UPROBE_MULTI_RETURN = 1
 _PERF_FLAG_FD_CLOEXEC = 8
 # Where the record begins in "struct pending" and "struct control_pending" of bpf/.
 _PENDING_AT = 32
-_CONTROL_AT = 24
+_CONTROL_AT = 32
 _FILE_SLOTS = 16
 
 _BCC_PAGE = 4096

@@ -90,7 +90,13 @@ class Library:
             notes.append("contains " + ", ".join(self.linked_statically))
         if self.deleted:
             notes.append("deleted on disk")
-        return f"{self.path} ({', '.join(notes)})"
+        return f"{self.shown_path} ({', '.join(notes)})"
+
+    @property
+    def shown_path(self) -> str:
+        """The path for people and tables: bytes that are no UTF-8, and what would move a terminal's cursor, escaped."""
+        text = os.fsencode(self.path).decode(errors="backslashreplace")
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class Identity:
         local_rank: Rank inside the node; -1: unknown.
         job: Name of the job; empty: unknown.
         launcher: torchrun, slurm, openmpi, pmi, kubernetes or unknown.
-        rank_source: The variable that told the rank; empty: none did.
+        lineage: What processes started together share: the rendezvous address, the launcher's run and the world size.
     """
 
     rank: int = -1
@@ -111,7 +117,7 @@ class Identity:
     local_rank: int = -1
     job: str = ""
     launcher: str = "unknown"
-    rank_source: str = ""
+    lineage: str = ""
 
 
 @dataclass
@@ -238,6 +244,12 @@ def _forbidden(pid: int) -> ArgusError:
         owner = pwd.getpwuid(uid).pw_name
     except (OSError, KeyError):
         owner = "another user"
+    if os.geteuid() == 0:
+        return ArgusError(
+            f"not even root may look at process {pid} here",
+            "A security module or the container forbids it",
+            EXIT_UNAVAILABLE,
+        )
     return ArgusError(
         f"process {pid} belongs to {owner} and may not be looked at", "Run Argus with sudo", EXIT_UNAVAILABLE
     )
@@ -321,15 +333,20 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...], tuple[str, ...]],
     ("pmi", ("PMI_RANK", "PMIX_RANK"), ("PMI_SIZE", "PMIX_SIZE"), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK")),
     ("slurm", ("SLURM_PROCID",), ("SLURM_NTASKS", "SLURM_NPROCS"), ("SLURM_LOCALID",)),
 )
+_SHARED_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+MAX_RANK = 100_000_000
+"""A larger rank or world size is a mistake in the environment."""
+MAX_JOB_NAME = 200
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
 
-def _number(environment: dict[str, str], names: Iterable[str]) -> tuple[int, str]:
+def _number(environment: dict[str, str], names: Iterable[str]) -> int:
+    """The first of these variables that is a sensible number; -1: none."""
     for name in names:
         value = environment.get(name, "")
-        if value.isascii() and value.isdigit():
-            return int(value), name
-    return -1, ""
+        if value.isascii() and value.isdigit() and len(value) < 10 and int(value) <= MAX_RANK:
+            return int(value)
+    return -1
 
 
 def identify(environment: dict[str, str], command_line: bytes = b"", cgroup: str = "") -> Identity:
@@ -340,19 +357,26 @@ def identify(environment: dict[str, str], command_line: bytes = b"", cgroup: str
         command_line: /proc/PID/cmdline, for a name of last resort.
         cgroup: /proc/PID/cgroup, for the pod of a Kubernetes job.
     """
-    launcher, rank, world, local, source = "unknown", -1, 0, -1, ""
+    launcher, rank, world, local = "unknown", -1, 0, -1
     for name, rank_names, world_names, local_names in _LAUNCHERS:
-        value, variable = _number(environment, rank_names)
-        size = max(_number(environment, world_names)[0], 0)
+        value = _number(environment, rank_names)
+        size = max(_number(environment, world_names), 0)
         if value < 0 or (size and value >= size):
             continue
-        launcher, rank, world, source = name, value, size, variable
-        local = _number(environment, local_names)[0]
+        launcher, rank, world, local = name, value, size, _number(environment, local_names)
         break
     pod = _POD.search(cgroup)
     if launcher == "unknown" and (pod or environment.get("KUBERNETES_SERVICE_HOST")):
         launcher = "kubernetes"
-    return Identity(rank, world, local, _job_name(environment, command_line, pod), launcher, source)
+    shared = (environment.get(name, "") for name in _SHARED_VARIABLES)
+    lineage = "/".join((*shared, str(world)))
+    return Identity(rank, world, local, _clean(_job_name(environment, command_line, pod)), launcher, lineage)
+
+
+def _clean(name: str) -> str:
+    """A name fit to be printed: another program chose it, and may have put anything in it."""
+    printable = "".join(character if character.isprintable() else "?" for character in name)
+    return printable if len(printable) <= MAX_JOB_NAME else printable[: MAX_JOB_NAME - 1] + "…"
 
 
 def _job_name(environment: dict[str, str], command_line: bytes, pod: re.Match[str] | None) -> str:
@@ -490,6 +514,20 @@ def processes() -> Iterator[int]:
     for entry in os.listdir(PROC):
         if entry.isdigit():
             yield int(entry)
+
+
+def hidden_processes() -> int:
+    """How many processes' mappings may not be looked at."""
+    hidden = 0
+    for pid in processes():
+        try:
+            with open(PROC / str(pid) / "maps", "rb") as maps:
+                maps.read(1)
+        except PermissionError:
+            hidden += 1
+        except OSError:
+            continue
+    return hidden
 
 
 def find_gpu_processes(name: str | None = None) -> list[int]:

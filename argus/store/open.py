@@ -167,7 +167,7 @@ class Store:
 
     def exists(self) -> bool:
         """Whether there is a store to open: always true for a server."""
-        return self.target.path is None or (self.target.path / "db").is_dir()
+        return self.target.path is None or _has_engine(self.target.path)
 
     @contextlib.contextmanager
     def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> Iterator[Any]:
@@ -458,13 +458,21 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool) -> socket.sock
         wait_s = min(wait_s * 1.5, 0.2)
 
 
+def _has_engine(folder: Path) -> bool:
+    """Whether there is a store in a folder.
+
+    Raises:
+        ArgusError: It may not be looked at.
+    """
+    try:
+        return (folder / "db").is_dir()
+    except PermissionError:
+        raise _forbidden(folder) from None
+
+
 def _prepare(folder: Path, create: bool) -> None:
-    if not create and not (folder / "db").is_dir():
-        raise ArgusError(
-            f"nothing is stored yet at {folder}",
-            "Run `argus trace --pid PID` first, or name another store with --store",
-            EXIT_UNAVAILABLE,
-        )
+    if not create and not _has_engine(folder):
+        raise ArgusError(f"nothing is stored yet at {folder}", nothing_hint(), EXIT_UNAVAILABLE)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as failure:
@@ -481,17 +489,24 @@ def _prepare(folder: Path, create: bool) -> None:
         )
 
 
+def nothing_hint() -> str:
+    """What to do about an empty store. Traces run as root, whose default store is another than the user's."""
+    if os.geteuid() != 0 and os.path.isdir("/var/lib/argus"):
+        return "What was traced with sudo is root's: use sudo here too, or name a store of yours with --store in both"
+    return "Run `argus trace --pid PID` first, or name another store with --store"
+
+
 _FOLDER_HINT = "Name another folder: --store chdb:///path"
 
 
 def _forbidden(folder: Path) -> ArgusError:
     import pwd
 
-    owner: object = folder.stat().st_uid
-    with contextlib.suppress(KeyError):
+    owner: object = "somebody else"
+    with contextlib.suppress(KeyError, OSError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
     return ArgusError(
-        f"you may not write to the store's folder {folder}, which belongs to {owner}",
+        f"you may not use the store's folder {folder}, which belongs to {owner}",
         f"Use sudo, or another folder: --store chdb://{os.path.expanduser('~')}/.local/share/argus",
         EXIT_UNAVAILABLE,
     )

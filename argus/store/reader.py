@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.store.open import LEASE_TIMEOUT_S, Store
+from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
 
 _UNKNOWN_TABLE = 60
 
@@ -177,9 +177,7 @@ _NOTHING = "nothing is stored yet at "
 
 def nothing_stored(store: Store) -> ArgusError:
     """The error for a store without rows."""
-    return ArgusError(
-        _NOTHING + store.url, "Run `argus trace --pid PID` first, or name another store with --store", EXIT_UNAVAILABLE
-    )
+    return ArgusError(_NOTHING + store.url, nothing_hint(), EXIT_UNAVAILABLE)
 
 
 def _is_empty(client: Any) -> bool:

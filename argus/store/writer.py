@@ -120,7 +120,7 @@ class Writer:
     @property
     def trouble(self) -> str:
         """Why rows cannot be stored at present; empty: they can."""
-        return str(self.last_error) if self._backoff_s else ""
+        return getattr(self.last_error, "message", str(self.last_error)) if self._backoff_s else ""
 
     def append(self, table: str, rows: pa.Table | Mapping[str, Values]) -> int:
         """Takes rows over. They are copied: the caller's arrays may be reused at once.
