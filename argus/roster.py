@@ -131,15 +131,21 @@ class Roster:
         self._signatures: dict[int, int] = {}
         self._shared: dict[FileKey, bool] = {}
         self._leaving: list[int] = []
+        self._named: set[int] = set()
 
     # ---- begin and end
 
-    def start(self, targets: list[Target]) -> None:
+    def start(self, targets: list[Target], named: set[int]) -> None:
         """Takes the first processes in and attaches to what they map.
 
+        Args:
+            targets: The processes.
+            named: PIDs that the user asked for one by one: their end is an error, that of others is not.
+
         Raises:
-            ArgusError: The kernel refuses.
+            ArgusError: The kernel refuses, or a named process has ended.
         """
+        self._named = named
         if self._follow and self.family.state != "on":
             self.notes.append(f"forks are noticed twice a second only: {self.family.state}")
         pids = {target.pid for target in targets}
@@ -393,9 +399,10 @@ class Roster:
                 self.losses["attach_failed"] += 1
                 self.notes.append(failure.message)
                 return
-        if not running:
-            ended = ", ".join(str(target.pid) for _, target in uses)
-            raise ArgusError(f"process {ended} ended before it could be probed", "", EXIT_UNAVAILABLE)
+        ended = [target.pid for _, target in uses if target.pid in self._named]
+        if not running and ended:
+            which = ", ".join(map(str, ended))
+            raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
 
     def _attachments_of(self, member: Member) -> list[Attachment]:
         keys = {library.key for library in member.target.libraries}

@@ -191,7 +191,7 @@ class Tracer:
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
-            self._roster.start(targets)
+            self._roster.start(targets, set(self.options.pids))
             self._writer.start()
             self._write_ranks()
         except BaseException:

@@ -361,7 +361,7 @@ def test_unusable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not (tmp_path / "none").exists()
     # Root may write anywhere, so the refusal is made here.
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ArgusError, match="may not write"), open_store(f"chdb://{tmp_path}/locked").lease():
+    with pytest.raises(ArgusError, match="may not use"), open_store(f"chdb://{tmp_path}/locked").lease():
         pass
 
 

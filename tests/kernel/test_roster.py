@@ -1,0 +1,151 @@
+"""Who is a rank: processes that come, go, fork, start again and share libraries while a trace runs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.store.open import open_store
+from argus.store.reader import query
+from argus.trace import Options, Tracer
+
+from .conftest import wait_for_cuda, wait_until
+
+pytestmark = pytest.mark.kernel
+
+
+@contextlib.contextmanager
+def tracing(store_url: str, **options: object) -> Iterator[Tracer]:
+    tracer = Tracer(open_store(store_url), Options(**options))  # type: ignore[arg-type]
+    tracer.start()
+    try:
+        yield tracer
+    finally:
+        tracer.lost_at_end = tracer.stop()  # type: ignore[attr-defined]
+
+
+def poll_until(tracer: Tracer, condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "it") -> None:
+    def polled() -> bool:
+        tracer.poll()
+        return condition()
+
+    wait_until(polled, timeout_s, what)
+
+
+def poll_for(tracer: Tracer, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        tracer.poll()
+        time.sleep(0.01)
+
+
+def test_probes_are_not_doubled_when_a_bystander_ends(store_url: str, tmp_path: Path) -> None:
+    """A bystander maps the libraries, so each rank has its own probes. They stay the only ones when it is gone."""
+    from run import Job
+
+    go = tmp_path / "go"
+    with Job(ranks=1) as bystander, Job(ranks=2, args=["--exact", "503", "101", "--go", str(go), "--hold", "1"]) as job:
+        wait_for_cuda(bystander.pids + job.pids)
+        with tracing(store_url, pids=tuple(job.pids)) as tracer:
+            assert {attachment.pid for attachment in tracer.attached} == set(job.pids)
+            bystander.processes[0].kill()
+            bystander.processes[0].wait()
+            job.processes[1].kill()
+            job.processes[1].wait()
+            poll_until(tracer, lambda: len(tracer.live()) == 1, what="the end of a rank to be noticed")
+            go.touch()
+            # rank 0 waits for ever for its dead peer in its first all-reduce, but its launches come first
+            poll_until(tracer, lambda: tracer.live() == [] or tracer.live()[0].launches >= 1)
+            poll_for(tracer, 1.5)
+            assert None not in {attachment.pid for attachment in tracer.attached}
+    with open_store(store_url) as store:
+        (row,) = query(
+            store, "SELECT count() AS n, uniqExact(ts, tid) AS distinct FROM launches WHERE kind = 'kernel'"
+        ).to_pylist()
+    assert row["n"] == row["distinct"] > 0
+
+
+def test_data_loader_workers_are_no_ranks(store_url: str) -> None:
+    """They are forked from the ranks, map the same libraries and have the same environment."""
+    from run import Job
+
+    with Job(ranks=2, args=["--fork-workers", "2"]) as job:
+        wait_for_cuda(job.pids)
+        time.sleep(0.5)
+        with tracing(store_url, name="--fork-workers 2") as tracer:
+            poll_until(tracer, lambda: all(m.steps >= 30 for m in tracer.live()) and len(tracer.live()) == 2)
+            names = [member.rank for its in tracer.jobs for member in its.ranks()]
+            assert sorted(names) == [0, 1]
+            assert len(tracer.jobs) == 1
+    assert tracer.lost_at_end == {}  # type: ignore[attr-defined]
+
+
+def test_ranks_that_start_again_are_a_new_run(store_url: str) -> None:
+    import subprocess
+    import sys
+
+    from run import HERE
+
+    command = [sys.executable, str(HERE / "run.py"), "--ranks", "2", "--", "--steps", "60"]
+    script = f"import subprocess, time\ntime.sleep(1)\nfor _ in range(2): subprocess.run({command!r}, check=True)"
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    try:
+        with tracing(store_url, pids=(launcher.pid,), children=True) as tracer:
+            poll_until(tracer, tracer.done, 60, "both attempts to end")
+            notes = tracer.notes()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert [sorted(member.rank for member in job.ranks()) for job in tracer.jobs] == [[0, 1], [0, 1]]
+    first, second = tracer.jobs
+    assert first.name == second.name
+    assert second.run > first.run
+    assert any("started again" in note for note in notes)
+    with open_store(store_url) as store:
+        runs = query(
+            store,
+            "SELECT run, uniqExact(pid) AS pids, countIf(op = 'AllReduce') AS n FROM collectives "
+            "GROUP BY run ORDER BY run",
+        ).to_pylist()
+    assert [row["run"] for row in runs] == [first.run, second.run]
+    assert [row["pids"] for row in runs] == [2, 2]
+    # the second attempt finds probes in place: 4 all-reduces in each of 60 steps on both ranks
+    assert runs[1]["n"] == 2 * 60 * 4
+
+
+def test_two_jobs_of_one_name_are_kept_apart(store_url: str) -> None:
+    from run import Job
+
+    with Job(ranks=2) as small, Job(ranks=3) as large:
+        wait_for_cuda(small.pids + large.pids)
+        # interleaved, as a scan of /proc may find them
+        pids = (small.pids[0], large.pids[0], large.pids[1], small.pids[1], large.pids[2])
+        with tracing(store_url, pids=pids) as tracer:
+            poll_for(tracer, 1)
+    members = [sorted(member.target.pid for member in job.ranks()) for job in tracer.jobs]
+    assert sorted(members) == sorted([sorted(small.pids), sorted(large.pids)])
+
+
+def test_a_target_that_is_gone_before_it_is_probed_is_told(store_url: str) -> None:
+    from run import Job
+
+    from argus.errors import ArgusError
+
+    with Job(ranks=1) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        find = tracer._find_targets
+
+        def find_and_lose() -> list[object]:
+            found = find()
+            job.processes[0].kill()
+            job.processes[0].wait()
+            return found  # type: ignore[return-value]
+
+        tracer._find_targets = find_and_lose  # type: ignore[method-assign, assignment]
+        with pytest.raises(ArgusError, match=f"process {job.pids[0]} ended before it could be probed"):
+            tracer.start()
