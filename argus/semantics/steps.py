@@ -234,6 +234,8 @@ class _Lock:
 class _Rank:
     rank: int
     calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, _CALL))
+    """Recent calls, a part of ``room``."""
+    room: NDArray[np.void] = field(default_factory=lambda: np.empty(1024, _CALL))
     dropped: int = 0
     """Calls that left the ring, so that positions are ``dropped`` + index."""
     parsed: int = 0
@@ -250,6 +252,16 @@ class _Rank:
     bounds: list[tuple[int, int]] = field(default_factory=list)
     """(time, number) of recent boundaries, to compare families of ranks."""
     seen_collective: bool = False
+
+    def put(self, at: int, calls: NDArray[np.void]) -> None:
+        """Replaces the calls from index ``at`` on, in place where there is room: batches are small, the ring is not."""
+        count = at + len(calls)
+        if count > len(self.room):
+            room = np.empty(max(count, 2 * len(self.room)), _CALL)
+            room[:at] = self.calls[:at]
+            self.room = room
+        self.room[at:count] = calls
+        self.calls = self.room[:count]
 
 
 @dataclass
@@ -374,12 +386,11 @@ class StepTracker:
                 self.counters["late_calls"] += int(np.sum(new["ts"] < state.calls["ts"][settled - 1]))
                 merged_from = settled
         tail_calls = np.concatenate([state.calls[merged_from:], new])
-        tail_calls = tail_calls[np.argsort(tail_calls["ts"], kind="stable")]
-        state.calls = np.concatenate([state.calls[:merged_from], tail_calls])
+        state.put(merged_from, tail_calls[np.argsort(tail_calls["ts"], kind="stable")])
         state.newest = max(state.newest, int(new["ts"][-1]))
         if len(state.calls) > 2 * self._window:
             surplus = len(state.calls) - self._window
-            state.calls = state.calls[surplus:].copy()
+            state.put(0, state.calls[surplus:].copy())
             state.dropped += surplus
             if state.lock is None or state.lock.anchor_comm is None:
                 self.counters["calls_without_alignment"] += surplus

@@ -86,7 +86,7 @@ def test_a_running_job_is_traced_and_diagnosed(argus: Argus, store_url: str, tmp
     assert "libnccl.so.2 (24 functions)" in done.stdout
     verdict = json.loads(argus("diagnose", "--format", "json").stdout)
     assert (verdict["status"], verdict["findings"], verdict["ranks"]) == ("healthy", [], 4)
-    assert verdict["coverage"] == {"complete": True, "dropped": {}} | verdict["coverage"]
+    assert verdict["coverage"] == {"complete": True, "dropped": {}, "ended": True}
     steps = json.loads(
         argus("sql", "SELECT rank, count() n, median(duration_ns) d FROM iterations GROUP BY rank ORDER BY rank",
               "--format", "json").stdout
@@ -94,6 +94,7 @@ def test_a_running_job_is_traced_and_diagnosed(argus: Argus, store_url: str, tmp
     own = [
         [json.loads(line) for line in Path(str(log).format(rank=rank)).read_text().splitlines()] for rank in range(4)
     ]
+    assert [row["rank"] for row in steps] == [0, 1, 2, 3]
     for row in steps:
         lengths = sorted(step["end_ns"] - step["start_ns"] for step in own[row["rank"]] if "end_ns" in step)
         assert row["n"] > 60

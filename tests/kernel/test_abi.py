@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from argus.capture import calls
@@ -42,7 +41,8 @@ class Seen:
             assert tracer._probes is not None
             assert tracer._probes.backend == backend
             go.touch()
-            while not tracer.done():
+            deadline = time.monotonic() + 60
+            while not tracer.done() and time.monotonic() < deadline:
                 tracer.poll()
                 time.sleep(0.02)
             self.lost = tracer.stop()
@@ -213,4 +213,3 @@ def test_the_program_calls_every_function_that_is_hooked(seen: Seen) -> None:
     for library in ("libcuda.so.1", "libcudart.so.13", "libnccl.so.2"):
         exported |= Elf(BUILD / library).functions(uncalled).keys()
     assert exported - {"__cudaRegisterFunction"} == set()
-    assert np.all([symbol not in exported or symbol == "__cudaRegisterFunction" for symbol in uncalled])
