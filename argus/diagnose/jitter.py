@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.phase import ALPHA, by_chance
 from argus.diagnose.verdict import Evidence, Finding
 
 WINDOW = 200
@@ -63,15 +64,29 @@ def find_jitter(
             "sql": sql.shown(sql.STEPS, window),
         }
     ]
-    kind, ranks, persistence = "jitter", list[int](), 0.0
+    kind, ranks, persistence, p_value = "jitter", list[int](), 0.0, 1.0
     last = query(sql.LAST, window)
-    in_stall = np.isin(last["step"].astype(np.int64), numbers[stalled])
-    if in_stall.any():
-        candidates, times = np.unique(last["rank"][in_stall].astype(np.int64), return_counts=True)
-        persistence = float(times.max() / in_stall.sum())
+    by_step = dict(
+        zip(
+            last["step"].astype(np.int64).tolist(),
+            zip(last["rank"].astype(np.int64).tolist(), last["lead_ns"].tolist(), strict=True),
+            strict=True,
+        )
+    )
+    # A rank that is late in a step makes that step long for itself, and the next one for those that did not wait for it
+    # at once.
+    latest = [
+        max((by_step[near] for near in (step - 1, step) if near in by_step), key=lambda row: row[1], default=None)
+        for step in numbers[stalled].tolist()
+    ]
+    who = [row for row in latest if row is not None]
+    if who:
+        candidates, times = np.unique([row[0] for row in who], return_counts=True)
+        persistence = float(times.max() / len(who))
         rank = int(candidates[times.argmax()])
-        lead = float(np.median(last["lead_ns"][in_stall & (last["rank"] == rank)]))
-        if persistence >= SAME_RANK and lead >= 0.25 * lost / count:
+        lead = float(np.median([row[1] for row in who if row[0] == rank]))
+        p_value = by_chance(int(times.max()), len(who), 1, len(np.unique(last["rank"])))
+        if persistence >= SAME_RANK and p_value <= ALPHA and lead >= 0.25 * lost / count:
             ranks = [rank]
             evidence.append(
                 {
@@ -107,7 +122,7 @@ def find_jitter(
         kernels=[],
         slowdown=round(1 / (1 - share), 4),
         share=lost / len(numbers),
-        confidence=round(persistence, 4),
+        confidence=round(persistence * (1 - p_value), 4),
         level="iteration",
         evidence=evidence,
         action=actions[kind],

@@ -162,7 +162,7 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
             break
         gain = float(np.median(lead))
         persistence = float(np.mean(lead > 0))
-        p_value = _by_chance(int(np.sum(lead > 0)), len(lead), size, int(left.sum()))
+        p_value = by_chance(int(np.sum(lead > 0)), len(lead), size, int(left.sum()))
         if gain < least * step_ns or persistence < PERSISTENCE or p_value > ALPHA:
             break
         guilty = _not_victims(lateness, order[:size], typical)
@@ -174,7 +174,7 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
     return found
 
 
-def _by_chance(hits: int, steps: int, size: int, count: int) -> float:
+def by_chance(hits: int, steps: int, size: int, count: int) -> float:
     """Chance of at least ``hits`` of ``steps`` steps whose last rank is in the luckiest set of ``size`` of
     ``count``."""
     share = size / count

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from argus.diagnose import sql
 from argus.diagnose.iteration import find_regression
-from argus.diagnose.phase import Straggler, _by_chance, find_episode, find_onset, find_stragglers, lateness_of
+from argus.diagnose.phase import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
 from argus.diagnose.run import diagnose, diagnose_store, save
 from argus.diagnose.verdict import Verdict, json_schema
 from argus.store.open import Store, open_store
@@ -130,9 +130,9 @@ def test_a_rank_that_waits_for_another_one_is_not_blamed() -> None:
 
 def test_the_chance_of_being_last_by_turns() -> None:
     # 20 of 20 with two ranks: 2 ranks x 6 windows x 2^-20.
-    assert _by_chance(20, 20, 1, 2) == pytest.approx(12 / 2**20, rel=1e-6)
-    assert _by_chance(12, 20, 1, 2) == 1.0
-    assert _by_chance(12, 20, 1, 64) < 1e-12
+    assert by_chance(20, 20, 1, 2) == pytest.approx(12 / 2**20, rel=1e-6)
+    assert by_chance(12, 20, 1, 2) == 1.0
+    assert by_chance(12, 20, 1, 64) < 1e-12
 
 
 # ---- many jobs
