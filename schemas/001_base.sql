@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS jobs
   started DateTime64(9, 'UTC') COMMENT 'When tracing began',
   ended Nullable(DateTime64(9, 'UTC')) COMMENT 'When tracing ended; NULL: still running, or Argus was killed',
   world_size UInt32 COMMENT 'Ranks of the whole job as the launcher says; 0: unknown',
-  launcher LowCardinality(String) COMMENT 'torchrun, slurm, mpi, kubernetes or unknown',
+  launcher LowCardinality(String) COMMENT 'torchrun, openmpi, mvapich, pmi, slurm, kubernetes or unknown',
   mono_offset_ns Int64 COMMENT 'Wall time minus CLOCK_MONOTONIC on this host, fixed for the session',
   argus_version LowCardinality(String) COMMENT 'Version of Argus that wrote the run',
   version UInt64 COMMENT 'Row version: the highest wins'
@@ -22,17 +22,17 @@ CREATE TABLE IF NOT EXISTS ranks
 (
   job LowCardinality(String) COMMENT 'Job name',
   run UInt32 COMMENT 'Tracing session',
-  rank UInt32 COMMENT 'Global rank; numbered by PID order where no launcher variable tells it (see rank_source)',
+  rank UInt32 COMMENT 'Global rank; numbered in the order of first calls where no launcher variable tells it (see rank_source)',
   host LowCardinality(String) COMMENT 'Node',
   pid UInt32 COMMENT 'Process id on the host',
   local_rank Int32 COMMENT 'Rank inside the node; -1: unknown',
-  rank_source LowCardinality(String) COMMENT 'Where the rank was read: torchrun, slurm, openmpi, pmi, or order (guessed)',
+  rank_source LowCardinality(String) COMMENT 'Whose variable told the rank: torchrun, openmpi, mvapich, pmi, slurm; order: guessed; parent: a child of the rank''s process',
   started DateTime64(3, 'UTC') COMMENT 'Start of the process',
   exe String COMMENT 'Executable',
   command String COMMENT 'Command line',
   libraries Array(String) COMMENT 'Libraries with probes',
   probes UInt32 COMMENT 'Probes attached',
-  state LowCardinality(String) COMMENT 'traced, exited, failed: why',
+  state LowCardinality(String) COMMENT 'traced or exited',
   version UInt64 COMMENT 'Row version: the highest wins'
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, host, pid)
 COMMENT 'One row per traced process';
@@ -136,7 +136,7 @@ CREATE TABLE IF NOT EXISTS launches
   pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
   tid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Thread id',
   call LowCardinality(String) COMMENT 'Function that was called, as the library exports it',
-  kind LowCardinality(String) COMMENT 'kernel, graph, memcpy, memset, sync, event, alloc, free, module',
+  kind LowCardinality(String) COMMENT 'kernel, graph, memcpy (_h2d, _d2h, _d2d where the direction is known), memset, sync, alloc, free, module',
   kernel LowCardinality(String) COMMENT 'Kernel name where known; empty: not a kernel; kernel@0x...: no name found',
   handle UInt64 CODEC(ZSTD(1)) COMMENT 'Kernel, graph, event, pointer or module handle, as the call has it',
   stream UInt64 CODEC(ZSTD(1)) COMMENT 'CUDA stream handle; 0: default stream',
