@@ -306,6 +306,9 @@ class Tracer:
         mine = pids[place] == events["pid"]
         return mine, ranks[place[mine]]
 
+    def _origin(self, job: Job) -> launches.Origin:
+        return launches.Origin(job.name, job.run, self.host, self.mono_offset_ns)
+
     def _take_launches(
         self,
         job: Job,
@@ -318,15 +321,7 @@ class Tracer:
         if not mine.any():
             return mine
         events = cuda[mine]
-        table = launches.to_table(
-            events,
-            job=job.name,
-            run=job.run,
-            host=self.host,
-            ranks=rank,
-            names=self._names,
-            mono_offset_ns=self.mono_offset_ns,
-        )
+        table = launches.to_table(events, self._origin(job), rank, self._names)
         self._writer.append("launches", table)
         kernels = table["kernel"].combine_chunks()
         counts = np.bincount(kernels.indices.to_numpy(), minlength=len(kernels.dictionary))
@@ -367,9 +362,7 @@ class Tracer:
         events = nccl[mine]
         self._writer.append(
             "collectives",
-            collectives.to_table(
-                events, job=job.name, run=job.run, host=self.host, ranks=rank, mono_offset_ns=self.mono_offset_ns
-            ),
+            collectives.to_table(events, self._origin(job), rank),
         )
         nbytes = collectives.payload_bytes(events)
         for code in np.unique(events["call"]):
@@ -414,9 +407,7 @@ class Tracer:
         events = chosen[mine]
         self._writer.append(
             "communicator_calls",
-            collectives.communicator_calls(
-                events, job=job.name, run=job.run, host=self.host, ranks=rank, mono_offset_ns=self.mono_offset_ns
-            ),
+            collectives.communicator_calls(events, self._origin(job), rank),
         )
         for pid in np.unique(events["pid"]):
             of_pid = events[events["pid"] == pid]

@@ -11,8 +11,9 @@ INLINE void fill_plain(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
 	r->direction = (u32)arg(ctx, ARGUS_ARG(cookie, 4), &r->flags);
 }
 
-/* CUlaunchConfig: u32 grid[3], block[3], shared; CUstream at 32. */
-INLINE void fill_driver_config(u64 config, struct argus_launch *r)
+/* CUlaunchConfig and cudaLaunchConfig_t: u32 grid[3], block[3]; shared memory at 24, 4 bytes wide in the first (and 4 of
+ * padding), 8 in the second; stream at 32. */
+INLINE void fill_config(u64 config, int wide, struct argus_launch *r)
 {
 	u32 words[10] = {};
 	if (bpf_probe_read_user(words, sizeof(words), (void *)config) != 0)
@@ -23,23 +24,7 @@ INLINE void fill_driver_config(u64 config, struct argus_launch *r)
 	r->block[0] = words[3];
 	r->block[1] = words[4];
 	r->block[2] = words[5];
-	r->bytes = words[6];
-	r->stream = words[8] | (u64)words[9] << 32;
-}
-
-/* cudaLaunchConfig_t: dim3 grid, dim3 block, size_t shared at 24, stream at 32. */
-INLINE void fill_runtime_config(u64 config, struct argus_launch *r)
-{
-	u32 words[10] = {};
-	if (bpf_probe_read_user(words, sizeof(words), (void *)config) != 0)
-		r->flags |= ARGUS_F_READ_FAULT;
-	r->grid[0] = words[0];
-	r->grid[1] = words[1];
-	r->grid[2] = words[2];
-	r->block[0] = words[3];
-	r->block[1] = words[4];
-	r->block[2] = words[5];
-	r->bytes = words[6] | (u64)words[7] << 32;
+	r->bytes = words[6] | (wide ? (u64)words[7] << 32 : 0);
 	r->stream = words[8] | (u64)words[9] << 32;
 }
 
@@ -60,7 +45,7 @@ INLINE void fill_launch(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
 		r->stream = arg(ctx, 8, flags);
 	} else if (shape == ARGUS_S_LAUNCH_DRIVER_EX) {
 		r->handle = arg(ctx, 1, flags);
-		fill_driver_config(arg(ctx, 0, flags), r);
+		fill_config(arg(ctx, 0, flags), 0, r);
 	} else if (shape == ARGUS_S_LAUNCH_RUNTIME) {
 		/* A dim3 is 12 bytes: two integer arguments, x and y packed in the first. */
 		u64 grid_xy = arg(ctx, 1, flags), block_xy = arg(ctx, 3, flags);
@@ -75,7 +60,7 @@ INLINE void fill_launch(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
 		r->stream = arg(ctx, 7, flags);
 	} else if (shape == ARGUS_S_LAUNCH_RUNTIME_EX) {
 		r->handle = arg(ctx, 1, flags);
-		fill_runtime_config(arg(ctx, 0, flags), r);
+		fill_config(arg(ctx, 0, flags), 1, r);
 	} else {
 		fill_plain(ctx, cookie, r);
 		if (shape == ARGUS_S_AREA) {

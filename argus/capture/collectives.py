@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture import calls
-from argus.capture.launches import constant, dictionary
+from argus.capture.launches import Origin, dictionary
 
 _OPS = [call.kind for call in calls.CALLS]
 _OP_WORDS = list(dict.fromkeys(_OPS))
@@ -35,11 +35,8 @@ def payload_bytes(collectives: NDArray[np.void]) -> NDArray[np.uint64]:
     return nbytes.astype(np.uint64)
 
 
-def to_table(
-    collectives: NDArray[np.void], *, job: str, run: int, host: str, ranks: NDArray[np.uint32], mono_offset_ns: int
-) -> pa.Table:
+def to_table(collectives: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32]) -> pa.Table:
     """Rows of the table ``collectives``. Arguments as in ``argus.capture.launches.to_table``."""
-    count = len(collectives)
     group = _GROUP[collectives["call"]]
     dtype = np.minimum(collectives["dtype"], len(calls.NCCL_DTYPES)).astype(np.int32)
     dtype[group] = len(_DTYPE_WORDS) - 1
@@ -47,12 +44,7 @@ def to_table(
     redop[collectives["redop"] == _NO_REDOP] = len(_REDOP_WORDS) - 1
     return pa.table(
         {
-            "job": constant(job, count),
-            "run": np.full(count, run, np.uint32),
-            "rank": ranks,
-            "host": constant(host, count),
-            "pid": np.ascontiguousarray(collectives["pid"]),
-            "tid": np.ascontiguousarray(collectives["tid"]),
+            **origin.columns(collectives, ranks),
             "comm": np.ascontiguousarray(collectives["comm"]),
             "op": dictionary(_OP_CODE[collectives["call"]], _OP_WORDS),
             "seq": np.ascontiguousarray(collectives["seq"]),
@@ -62,11 +54,6 @@ def to_table(
             "redop": dictionary(redop, _REDOP_WORDS),
             "peer": np.ascontiguousarray(collectives["peer"]),
             "stream": np.ascontiguousarray(collectives["stream"]),
-            "ts": pa.array(collectives["ts_ns"].astype(np.int64) + mono_offset_ns, pa.int64()).cast(
-                pa.timestamp("ns", tz="UTC")
-            ),
-            "duration_ns": np.ascontiguousarray(collectives["duration_ns"]),
-            "result": np.ascontiguousarray(collectives["result"]),
             "in_group": (collectives["flags"] & records.FLAG_IN_GROUP) != 0,
         }
     )
@@ -79,23 +66,15 @@ def about_communicators(control: NDArray[np.void]) -> NDArray[np.bool_]:
     return mask
 
 
-def communicator_calls(
-    control: NDArray[np.void], *, job: str, run: int, host: str, ranks: NDArray[np.uint32], mono_offset_ns: int
-) -> pa.Table:
+def communicator_calls(control: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32]) -> pa.Table:
     """Rows of the table ``communicator_calls``, from control records about communicators: a few a process.
 
     Arguments as in ``argus.capture.launches.to_table``.
     """
-    count = len(control)
     ids = [row["data"][: int(row["name_len"])].tobytes().hex() for row in control]
     return pa.table(
         {
-            "job": constant(job, count),
-            "run": np.full(count, run, np.uint32),
-            "rank": ranks,
-            "host": constant(host, count),
-            "pid": np.ascontiguousarray(control["pid"]),
-            "tid": np.ascontiguousarray(control["tid"]),
+            **origin.columns(control, ranks),
             "call": dictionary(control["call"].astype(np.int32), [call.symbol for call in calls.CALLS]),
             "comm": np.ascontiguousarray(control["handle"]),
             "parent": np.ascontiguousarray(control["parent"]),
@@ -104,10 +83,5 @@ def communicator_calls(
             "color": np.ascontiguousarray(control["color"]),
             "key": np.ascontiguousarray(control["key"]),
             "unique_id": pa.array(ids, pa.string()),
-            "ts": pa.array(control["ts_ns"].astype(np.int64) + mono_offset_ns, pa.int64()).cast(
-                pa.timestamp("ns", tz="UTC")
-            ),
-            "duration_ns": np.ascontiguousarray(control["duration_ns"]),
-            "result": np.ascontiguousarray(control["result"]),
         }
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -51,6 +53,39 @@ def constant(word: str, count: int) -> pa.DictionaryArray:
     return dictionary(np.zeros(count, np.int32), [word])
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where records come from: what every row says besides the record itself.
+
+    Attributes:
+        job: Job name.
+        run: Session number.
+        host: Node name.
+        mono_offset_ns: Wall time minus CLOCK_MONOTONIC.
+    """
+
+    job: str
+    run: int
+    host: str
+    mono_offset_ns: int
+
+    def columns(self, events: NDArray[np.void], ranks: NDArray[np.uint32]) -> dict[str, object]:
+        """The columns that all tables of calls share. ``ranks``: rank of each record, shape (n,)."""
+        count = len(events)
+        ts = pa.array(events["ts_ns"].astype(np.int64) + self.mono_offset_ns, pa.int64())
+        return {
+            "job": constant(self.job, count),
+            "run": np.full(count, self.run, np.uint32),
+            "rank": ranks,
+            "host": constant(self.host, count),
+            "pid": np.ascontiguousarray(events["pid"]),
+            "tid": np.ascontiguousarray(events["tid"]),
+            "ts": ts.cast(pa.timestamp("ns", tz="UTC")),
+            "duration_ns": np.ascontiguousarray(events["duration_ns"]),
+            "result": np.ascontiguousarray(events["result"]),
+        }
+
+
 def kernel_codes(launches: NDArray[np.void], names: KernelNames) -> tuple[NDArray[np.int32], list[str]]:
     """Kernel names of calls, dictionary-encoded.
 
@@ -80,28 +115,15 @@ def _triples(values: NDArray[np.generic], present: NDArray[np.bool_], kind: pa.D
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(values[present].ravel(), kind))
 
 
-def to_table(
-    launches: NDArray[np.void],
-    *,
-    job: str,
-    run: int,
-    host: str,
-    ranks: NDArray[np.uint32],
-    names: KernelNames,
-    mono_offset_ns: int,
-) -> pa.Table:
+def to_table(launches: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32], names: KernelNames) -> pa.Table:
     """Rows of the table ``launches``.
 
     Args:
         launches: ``records.LAUNCH``, shape (n,).
-        job: Job name.
-        run: Session number.
-        host: Node name.
+        origin: Where they come from.
         ranks: Rank of each record, shape (n,).
         names: Where kernel names are known.
-        mono_offset_ns: Wall time minus CLOCK_MONOTONIC.
     """
-    count = len(launches)
     call = launches["call"]
     kernel = is_kernel(launches)
     kinds = _KIND_CODE[call]
@@ -114,12 +136,7 @@ def to_table(
     nbytes = launches["bytes"].copy()
     return pa.table(
         {
-            "job": constant(job, count),
-            "run": np.full(count, run, np.uint32),
-            "rank": ranks,
-            "host": constant(host, count),
-            "pid": np.ascontiguousarray(launches["pid"]),
-            "tid": np.ascontiguousarray(launches["tid"]),
+            **origin.columns(launches, ranks),
             "call": dictionary(call.astype(np.int32), list(_SYMBOLS)),
             "kind": dictionary(kinds, _ALL_KINDS),
             "kernel": dictionary(kernel_code, kernel_words),
@@ -129,11 +146,6 @@ def to_table(
             "shared_bytes": np.where(kernel, nbytes, 0).astype(np.uint64),
             "grid": _triples(launches["grid"], kernel, pa.uint32()),
             "block": _triples(launches["block"], kernel, pa.uint16()),
-            "ts": pa.array(launches["ts_ns"].astype(np.int64) + mono_offset_ns, pa.int64()).cast(
-                pa.timestamp("ns", tz="UTC")
-            ),
-            "duration_ns": np.ascontiguousarray(launches["duration_ns"]),
-            "result": np.ascontiguousarray(launches["result"]),
             "in_nccl": (launches["flags"] & records.FLAG_IN_NCCL) != 0,
         }
     )

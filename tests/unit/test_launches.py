@@ -13,17 +13,11 @@ from argus import records
 from argus.capture import calls, collectives, launches
 from argus.capture.names import KernelNames, demangle
 
+ORIGIN = launches.Origin("j", 7, "h", 1_000)
+
 
 def rows_of(events: np.ndarray, names: KernelNames | None = None) -> list[dict[str, object]]:
-    table = launches.to_table(
-        events,
-        job="j",
-        run=7,
-        host="h",
-        ranks=np.arange(len(events), dtype=np.uint32),
-        names=names or KernelNames(),
-        mono_offset_ns=1_000,
-    )
+    table = launches.to_table(events, ORIGIN, np.arange(len(events), dtype=np.uint32), names or KernelNames())
     return table.to_pylist()  # type: ignore[no-any-return]
 
 
@@ -69,9 +63,7 @@ def test_a_copy_s_direction_comes_from_its_name_or_its_argument(symbol: str, dir
 def test_no_dictionary_holds_a_word_twice() -> None:
     """ClickHouse refuses a whole batch for it."""
     events = np.concatenate([launch(call.symbol) for call in calls.CALLS if call.program == "cuda"])
-    table = launches.to_table(
-        events, job="j", run=1, host="h", ranks=np.zeros(len(events), np.uint32), names=KernelNames(), mono_offset_ns=0
-    )
+    table = launches.to_table(events, ORIGIN, np.zeros(len(events), np.uint32), KernelNames())
     for column in table.columns:
         chunk = column.chunk(0)
         if hasattr(chunk, "dictionary"):
@@ -159,7 +151,5 @@ def test_payload_counts_bytes_and_marks_have_none() -> None:
 def test_an_unknown_dtype_is_called_unknown_and_has_no_bytes() -> None:
     events = np.zeros(1, records.COLLECTIVE)
     events["call"], events["count"], events["dtype"], events["redop"] = calls.BY_SYMBOL["ncclAllReduce"].id, 5, 99, 200
-    table = collectives.to_table(
-        events, job="j", run=1, host="h", ranks=np.zeros(1, np.uint32), mono_offset_ns=0
-    ).to_pylist()
+    table = collectives.to_table(events, ORIGIN, np.zeros(1, np.uint32)).to_pylist()
     assert (table[0]["dtype"], table[0]["bytes"], table[0]["redop"]) == ("unknown", 0, "custom")
