@@ -35,6 +35,7 @@ from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups
 from argus.semantics.steps import METHODS
 from argus.store.open import Store
+from argus.store.reader import query_columns
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 
@@ -183,6 +184,11 @@ class Tracer:
         try:
             # A store that cannot be had is told now, not at the end. One that goes away later is waited for.
             ensure_schema(self._store)
+            if self.options.run is None:
+                # Runs are numbered by the second, and a second trace may begin in the same one.
+                newest = query_columns(self._store, "SELECT max(run) AS run FROM jobs")["run"]
+                if len(newest) and self._run <= int(newest[0]) < self._run + 60:
+                    self._run = int(newest[0]) + 1
             self._probes = Probes(
                 launch_ring_bytes=self.options.launch_ring_bytes,
                 launch_durations=self.options.launch_durations,

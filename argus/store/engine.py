@@ -274,6 +274,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             (folder / "socket").unlink()
         server = _Server(folder, chdb, target)
+        own_socket = os.stat(folder / "socket").st_ino
     except Exception as failure:
         say(f"error {type(failure).__name__}: {failure}")
         return
@@ -289,7 +290,9 @@ def serve(folder: Path, starter: str, ready: int) -> None:
                 break
     # Whoever connects from here on is refused, waits for the lock and starts the next engine.
     with contextlib.suppress(FileNotFoundError):
-        (folder / "socket").unlink()
+        # The folder may have been removed and made anew, with another engine in it.
+        if os.stat(folder / "socket").st_ino == own_socket:
+            (folder / "socket").unlink()
     server.socket.close()
     with contextlib.suppress(Exception):
         keeper.close()

@@ -46,7 +46,7 @@ _SETTINGS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class _Batch:
     table: str
     token: str
@@ -296,6 +296,8 @@ class Writer:
                     failure = raised
                 with self._changed:
                     self._sending = None
+                    if batch not in self._outbox:
+                        return  # given up meanwhile by close(), and counted as dropped
                     if failure is None:
                         self._outbox.popleft()
                         self._bytes -= batch.nbytes

@@ -1,0 +1,43 @@
+"""Documentation that a program can check: every counter is explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from argus import records
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def explained() -> set[str]:
+    table = (ROOT / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    return {name.strip() for cell in cells for name in cell.split(",")}
+
+
+def test_every_counter_of_the_kernel_side_is_explained() -> None:
+    assert {counter.name.lower() for counter in records.Counter} - explained() == set()
+
+
+def test_every_counter_named_in_the_pipeline_is_explained() -> None:
+    """Their names are literals in the code that counts."""
+    named: set[str] = set()
+    for file in ("argus/trace.py", "argus/roster.py", "argus/semantics/steps.py", "argus/diagnose/run.py"):
+        named |= set(re.findall(r'(?:losses|counters|dropped)\["(\w+)"\]', (ROOT / file).read_text()))
+    gathered = (ROOT / "argus" / "trace.py").read_text().split("def counters(")[1].split("def lost(")[0]
+    named |= set(re.findall(r'found\["(\w+)"\]', gathered))
+    named |= {f"{ring}_ring_discarded" for ring in ("launches", "collectives", "control")}
+    assert len(named) > 12
+    assert named - explained() == set()
+
+
+def test_losses_are_marked_as_such() -> None:
+    table = (ROOT / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    losses: set[str] = set()
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > 3 and cells[2] == "yes":
+            losses |= {name.strip() for name in cells[1].split(",")}
+    for counter in records.Counter:
+        assert (counter.name.lower() in losses) == (counter in records.LOSS_COUNTERS), counter
