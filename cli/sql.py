@@ -94,6 +94,8 @@ def command(
             _interactive(store, run)
         else:
             text = sys.stdin.read() if sql in (None, "-") else sql or ""
+            # Bytes that the locale could not decode: SQL is UTF-8 whatever the locale.
+            text = os.fsencode(text).decode("utf-8", errors="replace")
             statements = split_statements(text)
             if not statements:
                 raise ArgusError("there is no query", 'Try: argus sql "SHOW TABLES"', EXIT_USAGE)
