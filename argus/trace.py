@@ -285,10 +285,11 @@ class Tracer:
         cuda = self._take("launches", records.LAUNCH)
         nccl = self._take("collectives", records.COLLECTIVE)
         self._names.learn(control)
-        callers = {int(pid) for events in (cuda, nccl) for pid in np.unique(events["pid"])}
+        control = control[collectives.about_communicators(control)]
+        callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         if self._roster.adopt_callers(callers - self._roster.by_pid.keys()):
             self._write_ranks()
-        known = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool)
+        known = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
         for job in self._roster.jobs:
             members = {pid: member for pid, (its, member) in self._roster.by_pid.items() if its is job}
             if not members and not final:
@@ -297,9 +298,9 @@ class Tracer:
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
             known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
             known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
-            self._take_control(job, members, control, pids, ranks)
+            known[2][:] |= self._take_control(job, members, control, pids, ranks)
             self._steps(job, now, final=final)
-        self._losses["records_without_rank"] += int(np.sum(~known[0]) + np.sum(~known[1]))
+        self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
 
     @staticmethod
     def _select(
@@ -405,12 +406,11 @@ class Tracer:
         control: NDArray[np.void],
         pids: NDArray[np.uint32],
         ranks: NDArray[np.uint32],
-    ) -> None:
-        chosen = control[collectives.about_communicators(control)]
-        mine, rank = self._select(chosen, pids, ranks)
+    ) -> NDArray[np.bool_]:
+        mine, rank = self._select(control, pids, ranks)
         if not mine.any():
-            return
-        events = chosen[mine]
+            return mine
+        events = control[mine]
         self._writer.append(
             "communicator_calls",
             collectives.communicator_calls(events, self._origin(job), rank),
@@ -426,6 +426,7 @@ class Tracer:
                     recent = recent[(recent["comm"] != event["handle"]) | (recent["ts_ns"] > event["ts_ns"])]
                 job.recent[rank_of_pid] = recent
         job.groups_due = 0.0
+        return mine
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if now >= job.groups_due or final:

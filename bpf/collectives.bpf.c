@@ -125,9 +125,7 @@ int nccl_exit(struct pt_regs *ctx)
 	u64 cookie = argus_cookie(ctx);
 	struct pending *p = inflight.lookup(&key);
 	if (!p) {
-		u32 tgid = id >> 32;
-		if (targets.lookup(&tgid))
-			count(ARGUS_C_EXIT_UNMATCHED);
+		count_unmatched(id);
 		return 0;
 	}
 	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))
@@ -293,9 +291,7 @@ int control_exit(struct pt_regs *ctx)
 	u64 key = control_key(tid, cookie);
 	struct control_pending *p = control_inflight.lookup(&key);
 	if (!p) {
-		u32 tgid = id >> 32;
-		if (targets.lookup(&tgid))
-			count(ARGUS_C_EXIT_UNMATCHED);
+		count_unmatched(id);
 		return 0;
 	}
 	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))

@@ -122,6 +122,14 @@ INLINE int traced(u32 tgid)
 	return 0;
 }
 
+/* An exit without an entry: the call began before Argus attached. */
+INLINE void count_unmatched(u64 id)
+{
+	u32 tgid = id >> 32;
+	if (targets.lookup(&tgid))
+		count(ARGUS_C_EXIT_UNMATCHED);
+}
+
 /* Families: a call is nested only in one of its own. Loading code is one of its own, since it happens inside launches. */
 INLINE u64 cuda_key(u32 tid) { return (u64)tid << 2; }
 INLINE u64 nccl_key(u32 tid) { return ((u64)tid << 2) | 1; }

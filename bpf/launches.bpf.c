@@ -139,9 +139,7 @@ int cuda_exit(struct pt_regs *ctx)
 	u64 key = family_key((u32)id, cookie);
 	struct pending *p = inflight.lookup(&key);
 	if (!p) {
-		u32 tgid = id >> 32;
-		if (targets.lookup(&tgid))
-			count(ARGUS_C_EXIT_UNMATCHED);
+		count_unmatched(id);
 		return 0;
 	}
 	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))

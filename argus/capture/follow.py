@@ -9,6 +9,9 @@ from argus.capture.bpf import Probes
 from argus.capture.hosts import ForkWatcher
 from argus.capture.targets import descendants, start_ticks
 
+_ENDED = -1
+"""Start time of a process that had ended when it was looked at first: no process has it."""
+
 
 class Family:
     """Processes whose calls are recorded.
@@ -63,13 +66,11 @@ class Family:
     def _join(self, pid: int) -> None:
         try:
             self.missed_calls += self._probes.add_target(pid)
-        except Exception:
+        except Exception:  # bcc raises nothing narrower when the kernel's map is full
             self.failures += 1
 
     def _note(self, pid: int) -> None:
-        ticks = start_ticks(pid)
-        if ticks is not None:
-            self._started[pid] = ticks
+        self._started[pid] = start_ticks(pid) or _ENDED
 
     def new(self) -> list[int]:
         """Processes that were forked since the last call."""
@@ -95,7 +96,8 @@ class Family:
                     self._join(pid)
                     self._note(pid)
                     joined.append(pid)
-        ended = [pid for pid in list(self._pids) if start_ticks(pid) != self._started.get(pid)]
+        # Not over ``_pids``: the thread may have added one whose start nobody has noted yet.
+        ended = [pid for pid, started in self._started.items() if start_ticks(pid) != started]
         return joined, ended
 
     def dismiss(self, pid: int) -> None:

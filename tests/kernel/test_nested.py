@@ -112,6 +112,7 @@ int main(int argc, char **argv)
         ncclCommInitRank(&comm, 5, id, 3);
         ncclCommInitRank(&comm, 7, id, 4);
     }
+    usleep(700000); /* what follows comes in a later batch of records */
     ncclAllReduce();
     usleep(300000);
     return argc - argc;
@@ -191,3 +192,29 @@ def test_making_a_communicator_survives_looking_kernels_up(program: Path, store_
     assert [(row["nranks"], row["comm_rank"], row["comm"]) for row in rows] == [(5, 3, 0x1003), (7, 4, 0x1004)]
     assert all(row["unique_id"] == "a5" * 128 and row["duration_ns"] > 0 for row in rows)
     assert [row["result"] for row in rows] == [0, 7]
+
+
+def test_a_followed_child_s_first_call_may_be_about_a_communicator(
+    program: Path, store_url: str, tmp_path: Path
+) -> None:
+    """It makes no CUDA call before, so nothing else tells that it is a rank."""
+    go = tmp_path / "go"
+    launcher = subprocess.Popen(["sh", "-c", f"{program} loop {go}; {program} init {go}; sleep 1"])
+    try:
+        tracer = Tracer(open_store(store_url), Options(pids=(launcher.pid,), children=True))
+        tracer.start()
+        deadline = time.monotonic() + 30
+        while not tracer.attached and time.monotonic() < deadline:
+            tracer.poll()
+            time.sleep(0.01)
+        go.touch()
+        while not tracer.done() and time.monotonic() < deadline:
+            tracer.poll()
+            time.sleep(0.01)
+        tracer.stop()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    with open_store(store_url) as store:
+        rows = query(store, "SELECT comm_rank FROM communicator_calls ORDER BY ts").to_pylist()
+    assert [row["comm_rank"] for row in rows] == [3, 4]
