@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKEGPU_BUILD = ROOT / "build" / "fakegpu"
+
+
+def pytest_configure() -> None:
+    """Tests send Ctrl-C to programs they start. A shell that runs the tests in the background has it ignored, and
+    whatever is started inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
