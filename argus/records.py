@@ -22,6 +22,8 @@ FLAG_READ_FAULT = 4
 
 FLAG_UNFINISHED = 8
 """The call had not returned when its thread ended or Argus stopped."""
+FLAG_NAME_ADDRESS = 16
+"""A name that is not, or not wholly, in ``data``: ``name_address`` is where it lies in the process."""
 
 LAUNCH = np.dtype(
     [
@@ -64,7 +66,8 @@ COLLECTIVE = np.dtype(
 )
 """``struct argus_collective``: one NCCL operation of one process."""
 
-NAME_LEN = 256
+NAME_LEN = 176
+"""Room for a name in a control record, its closing 0 included (``bpf/argus.h`` says why so much)."""
 
 CONTROL = np.dtype(
     [
@@ -72,6 +75,7 @@ CONTROL = np.dtype(
         ("duration_ns", "<i8"),
         ("handle", "<u8"),
         ("parent", "<u8"),
+        ("name_address", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
         ("nranks", "<i4"),
@@ -106,6 +110,7 @@ class Counter(enum.IntEnum):
     SEQ_FULL = 12
     INIT_ALL_CUT = 13
     HITS = 14
+    NAMES_READ_LATER = 15
 
 
 LOSS_COUNTERS = frozenset(
@@ -121,3 +126,234 @@ LOSS_COUNTERS = frozenset(
     }
 )
 """Counters that must all be 0 for coverage to be complete."""
+
+
+class GpuKind(enum.IntEnum):
+    """What an operation on the GPU is (``GPU_OP.kind``)."""
+
+    KERNEL = 1
+    MEMCPY = 2
+    MEMSET = 3
+
+
+class HostKind(enum.IntEnum):
+    """What a record of the CPU side by CUPTI is (``HOST_OP.kind``)."""
+
+    RUNTIME = 1
+    DRIVER = 2
+    SYNCHRONIZATION = 3
+    OVERHEAD = 4
+    JIT = 5
+    MODULE = 6
+    MARKER = 7
+
+
+GPU_OP = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),
+        ("bytes", "<u8"),
+        ("graph_node", "<u8"),
+        ("launch_ns", "<u8"),
+        ("launch_end_ns", "<u8"),
+        ("correlation", "<u4"),
+        ("name", "<u4"),
+        ("pid", "<u4"),
+        ("launch_tid", "<u4"),
+        ("device", "<u4"),
+        ("context", "<u4"),
+        ("stream", "<u4"),
+        ("graph", "<u4"),
+        ("grid", "<u4", (3,)),
+        ("block", "<u4", (3,)),
+        ("shared_static", "<u4"),
+        ("shared_dynamic", "<u4"),
+        ("registers", "<u2"),
+        ("kind", "u1"),
+        ("copy", "u1"),
+        ("flags", "<u4"),
+    ]
+)
+"""One operation on a GPU, as CUPTI timed it: a kernel, a copy or a fill.
+
+``kind``: ``GpuKind``. ``name``: id in the process's name table, 0 for none. ``stream``: CUPTI's id of the stream, not
+its handle. ``copy``: CUpti_ActivityMemcpyKind. ``launch_ns``, ``launch_end_ns``, ``launch_tid``: the call that launched
+it; all 0 while unknown.
+"""
+
+GPU_LAUNCH_MATCHED = 1
+"""``GPU_OP.flags``: an API record of the same correlation id gave the launch's time and thread."""
+GPU_LAUNCH_PROBED = 2
+"""``GPU_OP.flags``: a probe saw the launch as well; ``launch_ns`` is then that row's ``ts`` in ``launches``."""
+GPU_START_CLAMPED = 4
+"""``GPU_OP.flags``: it was said to start before its launch began; ``start_ns`` was raised to ``launch_ns``."""
+
+HOST_OP = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("end_ns", "<u8"),
+        ("correlation", "<u4"),
+        ("name", "<u4"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("code", "<u4"),
+        ("stream", "<u4"),
+        ("result", "<i4"),
+        ("kind", "u1"),
+        ("reserved", "u1", (3,)),
+    ]
+)
+"""One record of the CPU side by CUPTI: an API call, a wait, CUPTI's overhead, a compilation, a loaded module, a marker.
+
+``kind``: ``HostKind``. ``code``: callback id of an API call, CUpti_ActivitySynchronizationType,
+CUpti_ActivityOverheadKind, CUpti_ActivityJitOperationType, module id, or CUpti_ActivityFlag of a marker. ``tid``: the
+thread as the process itself sees it; 0: the record does not tell. A marker has ``start_ns`` = ``end_ns``.
+"""
+
+
+THREAD_USAGE = np.dtype(
+    [
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("cpu_ns", "<i8"),
+        ("runqueue_ns", "<i8"),
+        ("io_ns", "<i8"),
+        ("switches_voluntary", "<i8"),
+        ("switches_involuntary", "<i8"),
+        ("begin_ns", "<u8"),
+        ("end_ns", "<u8"),
+    ]
+)
+"""What a thread spent from ``begin_ns`` to ``end_ns``, by the kernel's own accounts: on a CPU, runnable without one,
+waiting for a disk; and how often it went off a CPU by itself or was made to. -1: not measured."""
+
+
+# ---- bpf/stacks.h
+
+NO_OFFSET = 0xFFFF
+"""A field that this version of CPython does not have."""
+PYTHON_FRAMES = 256
+"""Deepest Python stack that the kernel side keeps."""
+NATIVE_FRAMES = 64
+
+PYTHON = np.dtype(
+    [
+        *((name, "<u8") for name in ("runtime", "runtime_end", "code_type", "gil_holder", "gil_locked")),
+        *((name, "<u8") for name in ("gc_collecting", "ns_dev", "ns_ino", "eval_begin", "eval_end")),
+        *((name, "<u2") for name in ("interp_head", "interp_next", "threads_head", "thread_next", "thread_id")),
+        *((name, "<u2") for name in ("native_thread_id", "pthread_tid", "thread_frame", "cframe_frame")),
+        *((name, "<u2") for name in ("frame_code", "frame_previous", "frame_instr", "frame_owner", "frame_bytes")),
+        *((name, "<u2") for name in ("code_firstlineno", "code_filename", "code_name", "code_qualname")),
+        *((name, "<u2") for name in ("code_linetable", "code_adaptive", "code_bytes")),
+        *((name, "u1") for name in ("owner_entry", "owner_entry_2", "entry_is_frame", "instr_shift")),
+        *((name, "u1") for name in ("code_tag_bits", "major", "minor")),
+        ("reserved", "u1", (5,)),
+    ],
+    align=True,
+)
+"""``struct argus_python``: how to walk one process's interpreter."""
+
+FRAME = np.dtype([("code", "<u8"), ("check", "<u8"), ("instruction", "<u4"), ("firstlineno", "<u4")])
+"""``struct argus_frame``: one Python frame, leaf first. ``firstlineno`` carries ``FRAME_ENTRY``."""
+FRAME_ENTRY = 0x80000000
+"""``FRAME.firstlineno``: C code called in here. Before 3.11 that is true of every frame."""
+
+STACK = np.dtype(
+    [
+        ("stack", "<u8"),
+        ("ts_ns", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("python_frames", "<u2"),
+        ("native_frames", "<u2"),
+        ("flags", "<u2"),
+        ("reserved", "<u2"),
+    ]
+)
+"""``struct argus_stack``: head of a stack not seen before; ``FRAME`` records and native addresses (u64) follow."""
+STACK_PYTHON = 1
+STACK_PYTHON_CUT = 2
+STACK_PYTHON_REJECTED = 4
+STACK_NATIVE_CUT = 8
+STACK_KERNEL = 16
+STACK_IDLE_PYTHON = 32
+
+STACK_COUNT = np.dtype(
+    [
+        ("stack", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("what", "<u4"),
+        ("window", "<u4"),
+        ("count", "<u8"),
+        ("ns", "<u8"),
+        ("runqueue_ns", "<u8"),
+        ("max_ns", "<u8"),
+        ("first_ns", "<u8"),
+        ("last_ns", "<u8"),
+    ]
+)
+"""``struct argus_count_key`` and ``struct argus_count``: one stack of one thread during one window."""
+WHAT_SYSCALL = 0xFFF
+NO_SYSCALL = 0xFFF
+WHAT_OFF = 0x1000
+WHAT_PREEMPTED = 0x2000
+WHAT_UNINTERRUPTIBLE = 0x4000
+WHAT_GIL_WAIT = 0x8000
+WHAT_GIL = 0x10000
+WHAT_GC = 0x20000
+WHAT_KERNEL = 0x40000
+
+PAUSE = np.dtype(
+    [
+        ("begin_ns", "<u8"),
+        ("end_ns", "<u8"),
+        ("before_ns", "<u8"),
+        ("after_ns", "<u8"),
+        ("stack", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+    ]
+)
+"""``struct argus_pause``: a pause for garbage collection, from the first to the last sample that saw it."""
+
+
+OFF_NOW = np.dtype(
+    [("stack", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("since_ns", "<u8"), ("what", "<u4"), ("reserved", "<u4")]
+)
+"""A thread that is off the CPU now, and since when. ``stack`` 0: none was taken when it went off."""
+
+
+class StackCounter(enum.IntEnum):
+    """``enum argus_stack_counter``: what the stack sampler counts in the kernel."""
+
+    SAMPLES = 0
+    OFF_CPU = 1
+    OFF_CPU_NO_STACK = 2
+    SAMPLES_DROPPED = 3
+    STACKS_DROPPED = 4
+    PAUSES_DROPPED = 5
+    THREADS_FULL = 6
+    PYTHON = 7
+    PYTHON_CUT = 8
+    PYTHON_REJECTED = 9
+    PYTHON_FAULT = 10
+    NO_THREAD_STATE = 11
+    THREAD_WALKS = 12
+    THREAD_LIST_CUT = 13
+    NATIVE_CUT = 14
+    NATIVE_NONE = 15
+    STACKS_SENT = 16
+    OFF_STACKS = 17
+    EXECS = 18
+    OFF_CPU_GUESSED = 19
+
+
+STACK_LOSS_COUNTERS = frozenset(
+    {
+        StackCounter.SAMPLES_DROPPED,
+        StackCounter.PAUSES_DROPPED,
+        StackCounter.THREADS_FULL,
+    }
+)
+"""Those that must be 0 for coverage to be complete."""

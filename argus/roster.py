@@ -18,12 +18,14 @@ from argus import records
 from argus.capture.bpf import Attachment, Probes
 from argus.capture.follow import Family
 from argus.capture.names import KernelNames
+from argus.capture.python import find_interpreter
 from argus.capture.targets import (
     FileKey,
     Library,
     Target,
     executable_mappings,
     find_libraries,
+    identity_of,
     inspect,
     parent_of,
     processes,
@@ -32,6 +34,9 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.steps import StepTracker
 
+CPU_RANK_S = 3.0
+"""After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
+on CPUs."""
 YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
@@ -101,6 +106,7 @@ class _Candidate:
     since: float
     target: Target | None = None
     from_the_start: bool = False
+    no_rank: bool = False
 
 
 class Roster:
@@ -119,6 +125,7 @@ class Roster:
         self.by_pid: dict[int, tuple[Job, Member]] = {}
         self.attached: list[Attachment] = []
         self.losses: Tally[str] = Tally()
+        self._late: set[int] = set()
         self.notes: deque[str] = deque(maxlen=100)
         self.family = Family(probes, follow=follow)
         self._probes = probes
@@ -187,6 +194,14 @@ class Roster:
     def live(self) -> list[Member]:
         """Ranks whose process runs."""
         return [member for _, member in self.by_pid.values() if member.state == "traced" and not member.helper]
+
+    def candidates(self) -> list[Target]:
+        """Processes that have loaded a traceable library and may yet be ranks of their own."""
+        return [
+            candidate.target
+            for pid, candidate in self._candidates.items()
+            if candidate.target is not None and pid not in self._leaving and parent_of(pid) not in self.by_pid
+        ]
 
     # ---- go on
 
@@ -258,6 +273,41 @@ class Roster:
             self._attach(running=True)
         return changed
 
+    def adopt_cpu_ranks(self, now: float) -> bool:
+        """Makes ranks of followed processes that use no GPU: their calls will never arrive. Whether there was one.
+
+        A launcher's own number (Slurm's task, which starts torchrun) makes it no rank: others below it have theirs. Nor
+        is a shell a rank that starts a program with the same environment.
+        """
+        changed = False
+        for pid, candidate in sorted(self._candidates.items()):
+            if candidate.no_rank or now - candidate.since < CPU_RANK_S or pid in self._leaving:
+                continue
+            if candidate.target is not None and candidate.target.libraries:
+                continue
+            if parent_of(pid) in self._candidates and not self._candidates[parent_of(pid)].no_rank:
+                continue  # its turn comes once it is known what its parent is
+            try:
+                target = candidate.target or inspect(pid)
+                python = find_interpreter(pid) is not None
+            except (OSError, ArgusError):
+                continue
+            below = [child for child in self._candidates if parent_of(child) == pid]
+            mine = target.identity
+            theirs = [identity_of(child) for child in below]
+            starts_ranks = any(
+                one.rank >= 0 and (one.rank, one.launcher) != (mine.rank, mine.launcher) for one in theirs
+            )
+            if mine.rank < 0 or not python or starts_ranks:
+                candidate.target, candidate.no_rank = target, True
+                continue
+            del self._candidates[pid]
+            job, member = self._adopt(target)
+            what = "a helper of rank" if member.helper else "rank"
+            self.notes.append(f"following process {pid}, {what} {member.rank} of {job.name}, on CPUs")
+            changed = True
+        return changed
+
     # ---- jobs and ranks
 
     def _adopt(self, target: Target) -> tuple[Job, Member]:
@@ -310,6 +360,12 @@ class Roster:
         self.jobs.append(job)
         return job
 
+    def waited(self, pid: int) -> None:
+        """Takes note that a process had made no CUDA call when its libraries got their probes."""
+        if pid in self._late:
+            self._late.discard(pid)
+            self.losses["processes_probed_late"] -= 1
+
     # ---- libraries and probes
 
     def _look_at_candidates(self, now: float, *, all_of_them: bool = False) -> bool:
@@ -331,6 +387,7 @@ class Roster:
                 if unprobed and not candidate.from_the_start:
                     # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
                     self.losses["processes_probed_late"] += 1
+                    self._late.add(pid)
         return changed
 
     def _look_for_libraries(self, pid: int, target: Target) -> bool:

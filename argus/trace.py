@@ -11,13 +11,13 @@ import os
 import socket
 import time
 from collections import Counter as Tally
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import __version__, records
-from argus.capture import calls, collectives, launches
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
@@ -28,14 +28,18 @@ from argus.capture.targets import (
     inspect,
     open_target,
     same_process,
+    sees_host_pids,
 )
+from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.gpu import GpuSide, GpuView
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups
 from argus.semantics.steps import METHODS
+from argus.stacks import NO_STACKS, StackSide, StackView
 from argus.store.open import Store
-from argus.store.reader import query_columns
+from argus.store.reader import newest_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 
@@ -52,6 +56,8 @@ LOOK_INTERVAL_S = 0.5
 QUICK_LOOK_INTERVAL_S = 0.05
 """How often a young child is looked at until it has loaded a library: calls before that go unseen."""
 COVERAGE_INTERVAL_S = 2.0
+GPU_STOP_S = 5.0
+"""How long the helpers may take to answer that CUPTI is off."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
 
@@ -73,6 +79,13 @@ class Options:
         launch_durations: Probe the exits of launches too.
         launch_ring_bytes: Size of the ring of CUDA calls.
         backend: Force a way to attach; None: the best the kernel has.
+        cupti: GPU times by CUPTI: "auto" wakes processes that are armed, "inject" arms them first, "off".
+        cupti_options: How CUPTI collects.
+        not_armed: Why processes may be without the helper, for people; empty: nobody gave them one.
+        all_armed: Every process was started with it.
+        stacks: Sample the threads' stacks.
+        rate_hz: Samples a second and CPU.
+        off_cpu_ns: Time off the CPU from which on it is told, with its stack and reason; None: not at all.
     """
 
     pids: tuple[int, ...] = ()
@@ -84,6 +97,13 @@ class Options:
     launch_durations: bool = False
     launch_ring_bytes: int = DEFAULT_LAUNCH_RING_BYTES
     backend: Backend | None = None
+    cupti: str = "auto"
+    cupti_options: CuptiOptions = field(default_factory=CuptiOptions)
+    not_armed: str = ""
+    all_armed: bool = False
+    stacks: bool = False
+    rate_hz: int = DEFAULT_RATE_HZ
+    off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS
 
 
 @dataclass(frozen=True)
@@ -105,9 +125,13 @@ class RankView:
 class View:
     """A moment of the session, for people."""
 
+    monotonic_ns: int
     elapsed_s: float
     ranks: list[RankView]
     kernels: list[tuple[str, int]]
+    gpu: list[GpuView]
+    gpu_kernels: list[tuple[str, int, int]]
+    gpu_kernel_ns: int
     collectives: list[tuple[str, int, int]]
     launches: int
     collective_calls: int
@@ -117,6 +141,7 @@ class View:
     cpu_share: float
     ring_fill: float
     notes: list[str]
+    stacks: StackView = NO_STACKS
 
 
 class Tracer:
@@ -141,6 +166,25 @@ class Tracer:
         self._writer = Writer(store, source=f"trace/{self.host}")
         self._probes: Probes | None = None
         self._roster: Roster | None = None
+        self._gpu = GpuSide(
+            self._writer,
+            options.cupti,
+            options.cupti_options,
+            self._origin,
+            self._next_version,
+            self._note,
+            self._waited,
+            options.not_armed,
+            options.all_armed,
+        )
+        self._stacks = StackSide(
+            self._writer,
+            self._origin,
+            self._next_version,
+            on=options.stacks,
+            rate_hz=options.rate_hz,
+            off_cpu_ns=options.off_cpu_ns,
+        )
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
         self._calls_in_progress = 0
@@ -168,9 +212,25 @@ class Tracer:
         """What happened that the user may want to know, oldest first."""
         return [] if self._roster is None else list(self._roster.notes)
 
+    def _note(self, text: str) -> None:
+        if self._roster is not None:
+            self._roster.notes.append(text)
+
+    def _waited(self, pid: int) -> None:
+        if self._roster is not None:
+            self._roster.waited(pid)
+
     def live(self) -> list[Member]:
         """Ranks whose process runs."""
         return [] if self._roster is None else self._roster.live()
+
+    def gpu_times(self, *, done: bool = False) -> list[str]:
+        """The state of GPU times in lines for people; empty: not known yet. ``done``: with what was recorded."""
+        return self._gpu.summary(done=done) if done or self._gpu.known(time.monotonic()) else []
+
+    def stacks(self) -> list[str]:
+        """How the sampling of stacks goes, or went, in lines for people."""
+        return self._stacks.summary()
 
     # ---- begin
 
@@ -180,15 +240,21 @@ class Tracer:
         Raises:
             ArgusError: Nothing can be traced, with the reason. Nothing is left attached.
         """
+        if not sees_host_pids():
+            raise ArgusError(
+                "Argus runs in a PID namespace of its own, while the kernel reports the host's PIDs",
+                "Start the container with --pid=host, or run Argus on the host",
+                EXIT_UNAVAILABLE,
+            )
         targets = self._find_targets()
         try:
             # A store that cannot be had is told now, not at the end. One that goes away later is waited for.
             ensure_schema(self._store)
             if self.options.run is None:
                 # Runs are numbered by the second, and a second trace may begin in the same one.
-                newest = query_columns(self._store, "SELECT max(run) AS run FROM jobs")["run"]
-                if len(newest) and self._run <= int(newest[0]) < self._run + 60:
-                    self._run = int(newest[0]) + 1
+                newest = newest_run(self._store)
+                if self._run <= newest < self._run + 60:
+                    self._run = newest + 1
             self._probes = Probes(
                 launch_ring_bytes=self.options.launch_ring_bytes,
                 launch_durations=self.options.launch_durations,
@@ -198,6 +264,8 @@ class Tracer:
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
             self._roster.start(targets, set(self.options.pids))
+            self._stacks.start()
+            self._stacks.look(self.jobs, time.monotonic())
             self._writer.start()
             self._write_ranks()
         except BaseException:
@@ -223,8 +291,10 @@ class Tracer:
                 with contextlib.suppress(ArgusError):  # it ended meanwhile
                     targets.append(open_target(pid))
         try:
-            look = _open_launcher if options.children else open_target
-            targets.extend(map(look, pids))
+            for pid in pids:
+                targets.append(
+                    _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks)
+                )
         except ArgusError:
             for target in targets:
                 target.close()
@@ -240,20 +310,28 @@ class Tracer:
         assert self._roster is not None
         # What ended before the rings are read has nothing left in them afterwards.
         ended = self._roster.leaving()
-        self._drain()
         now = time.monotonic()
+        self._gpu.poll(now)
+        self._drain()
         if now >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
             if self._roster.look_quickly(now):
                 self._write_ranks()
+            self._gpu.look(self.jobs, self._roster.candidates(), now)
+        self._stacks.poll(now)
         if now >= self._work_due:
             self._work_due = now + WORK_INTERVAL_S
             self._work(now)
+            self._stacks.work(now)
             self._roster.retire(ended)
         if now >= self._look_due:
             self._look_due = now + LOOK_INTERVAL_S
-            if self._roster.look(now):
+            changed = self._roster.look(now)
+            if self._stacks.on and self._roster.adopt_cpu_ranks(now):
+                changed = True
+            if changed:
                 self._write_ranks()
+            self._stacks.look(self.jobs, now)
         if now >= self._coverage_due:
             self._coverage_due = now + COVERAGE_INTERVAL_S
             self._write_coverage()
@@ -287,6 +365,7 @@ class Tracer:
         self._names.learn(control)
         control = control[collectives.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
+        callers |= self._gpu.callers()
         if self._roster.adopt_callers(callers - self._roster.by_pid.keys()):
             self._write_ranks()
         known = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
@@ -301,6 +380,8 @@ class Tracer:
             known[2][:] |= self._take_control(job, members, control, pids, ranks)
             self._steps(job, now, final=final)
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
+        self._gpu.look(self.jobs, self._roster.candidates(), now)
+        self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
 
     @staticmethod
     def _select(
@@ -495,8 +576,11 @@ class Tracer:
         """Takes the probes away, stores what is left, and returns the loss counters that are not 0."""
         assert self._probes is not None
         assert self._roster is not None
+        self._gpu.begin_stop()
         self._roster.family.close()
         self._probes.detach()
+        self._stacks.stop()
+        self._stop_gpu()
         self._roster.look(time.monotonic())
         unfinished = self._probes.in_progress()
         self._calls_in_progress = sum(map(len, unfinished))
@@ -515,14 +599,24 @@ class Tracer:
         if report.dropped:
             self.store_error = report.last_error or "the store was away for too long"
         lost = self.lost()
+        self._gpu.close()
         self._probes.close()
         self._probes = None
         self._roster.close()
         self._store.close()
         return lost
 
+    def _stop_gpu(self) -> None:
+        """Waits until CUPTI is off everywhere and its last records are here."""
+        deadline = time.monotonic() + GPU_STOP_S
+        while not self._gpu.stopped and (now := time.monotonic()) < deadline:
+            self._gpu.poll(now)
+            time.sleep(0.01)
+
     def abort(self) -> None:
         """Lets go of everything at once, storing nothing more."""
+        self._gpu.close()
+        self._stacks.close()
         if self._roster is not None:
             self._roster.close()
         if self._probes is not None:
@@ -544,6 +638,8 @@ class Tracer:
         }
         for name, ring in rings.items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
+        found |= self._gpu.counters()
+        found |= self._stacks.counters()
         found["calls_in_progress"] = (self._calls_in_progress, False)
         found["kernels_without_name"] = (self._names.unresolved, False)
         found["kernel_names_cut"] = (self._names.cut, False)
@@ -597,9 +693,14 @@ class Tracer:
         self._view_before = (now, cpu, counts)
         ring = self._probes.launches
         return View(
+            monotonic_ns=time.monotonic_ns(),
             elapsed_s=(time.monotonic_ns() - self.started_ns) / 1e9,
             ranks=sorted(ranks, key=lambda rank: (rank.job, rank.rank)),
             kernels=self._kernel_launches.most_common(8),
+            gpu=self._gpu.views(),
+            gpu_kernels=self._gpu.top_kernels(8),
+            gpu_kernel_ns=self._gpu.kernel_ns,
+            stacks=self._stacks.view(),
             collectives=[(op, self._collective_calls[op], size) for op, size in self._collective_bytes.most_common(6)],
             launches=sum(count[0] for count in counts.values()),
             collective_calls=sum(count[1] for count in counts.values()),

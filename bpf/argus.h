@@ -22,6 +22,7 @@ typedef int64_t s64;
 #define ARGUS_F_IN_GROUP 2     /* between ncclGroupStart and ncclGroupEnd of this thread */
 #define ARGUS_F_READ_FAULT 4   /* an argument in user memory could not be read: fields may be 0 */
 #define ARGUS_F_UNFINISHED 8   /* the call had not returned when its thread ended or Argus stopped */
+#define ARGUS_F_NAME_ADDRESS 16 /* a name that is not, or not wholly, in data: name_address is where it lies */
 
 /* How a hooked function is described to the programs: one 64-bit attach cookie (argus/capture/calls.py packs it).
  * Argument numbers count integer arguments from 0; 15: the function has none such. */
@@ -102,14 +103,20 @@ struct argus_collective {
 	u32 reserved;
 };
 
-#define ARGUS_NAME_LEN 256
+/* So long that a record and the ring's header make 256 bytes: then 16 MiB hold 65,536 records. A program registers all
+ * its kernels when it loads, `import torch` 40,000 within 0.1 s. Names are often longer than this: user space reads those
+ * whole, where they lie. All the same a registration brings what can be read at once, and not its name's address alone:
+ * records of a ring have one size, so leaving it out would save nothing, and a program that has ended cannot be asked. */
+#define ARGUS_NAME_LEN 176
 
-/* Rare events: communicators made, asked and ended, kernels named. Ring "control". */
+/* Rare events, but for the storm of registrations when a program loads: communicators made, asked and ended, kernels
+ * named. Ring "control". */
 struct argus_control {
 	u64 ts_ns;
 	s64 duration_ns;
 	u64 handle;       /* communicator, kernel or module */
 	u64 parent;       /* parent communicator (split), module or library of a kernel */
+	u64 name_address; /* of a kernel's name, in the process; 0: none */
 	u32 pid;
 	u32 tid;
 	s32 nranks;       /* communicator; -1: not given by the call */
@@ -140,6 +147,7 @@ enum argus_counter {
 	ARGUS_C_SEQ_FULL,            /* loss: too many communicators to number their calls, or threads in groups */
 	ARGUS_C_INIT_ALL_CUT,        /* loss: communicators beyond the 16 first of one ncclCommInitAll */
 	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included */
+	ARGUS_C_NAMES_READ_LATER,    /* names of kernels left to user space: not in memory yet, or too long for a record */
 	ARGUS_C_COUNT
 };
 

@@ -11,8 +11,7 @@ BPF_HASH(sequences, struct sequence_key, u64, 65536);
 struct control_pending {
 	u64 cookie;
 	u64 sp;
-	u64 out;  /* where the call writes the handle it makes */
-	u64 name; /* where the name lies that could not be read at the entry */
+	u64 out; /* where the call writes the handle it makes */
 	struct argus_control record;
 };
 /* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
@@ -141,6 +140,8 @@ INLINE void send_control(struct argus_control *record)
 {
 	if (record->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
+	if (record->flags & ARGUS_F_NAME_ADDRESS)
+		count(ARGUS_C_NAMES_READ_LATER);
 	if (control.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
 		count(ARGUS_C_CONTROL);
 	else
@@ -155,13 +156,16 @@ INLINE void read_unique_id(struct argus_control *r, u64 address)
 		r->name_len = 128;
 }
 
-INLINE void read_name(struct argus_control *r, u64 address)
+/* A program may not wait for a page, and those of a library that was just loaded are mostly not there yet. User space can
+ * wait: it reads what is missing here, when it needs it. */
+INLINE void read_name(struct argus_control *r)
 {
-	long n = bpf_probe_read_user_str(r->data, ARGUS_NAME_LEN, (void *)address);
-	if (n <= 0)
-		r->flags |= ARGUS_F_READ_FAULT;
+	long n = bpf_probe_read_user_str(r->data, ARGUS_NAME_LEN, (void *)r->name_address);
+	r->name_len = n > 0 ? (u16)(n - 1) : 0;
+	if (n <= 0 || n == ARGUS_NAME_LEN)
+		r->flags |= ARGUS_F_NAME_ADDRESS;
 	else
-		r->name_len = (u16)(n - 1);
+		r->flags &= ~ARGUS_F_NAME_ADDRESS;
 }
 
 INLINE u64 control_key(u32 tid, u64 cookie)
@@ -251,19 +255,16 @@ int control_enter(struct pt_regs *ctx)
 	} else if (shape == ARGUS_S_NAME_OUT) {
 		p->out = a0;
 		r->parent = a1;
-		read_name(r, a2);
-		if (r->flags & ARGUS_F_READ_FAULT) {
-			/* Not in memory yet: the call itself will have read it when it returns. */
-			r->flags &= ~ARGUS_F_READ_FAULT;
-			p->name = a2;
-		}
+		r->name_address = a2;
+		read_name(r);
 	} else if (shape == ARGUS_S_KERNEL_OUT) {
 		p->out = a0;
 		r->parent = a1;
 	} else if (shape == ARGUS_S_NAME_HOST) {
 		r->parent = a0;
 		r->handle = a1;
-		read_name(r, a3);
+		r->name_address = a3;
+		read_name(r);
 	}
 	r->ts_ns = bpf_ktime_get_ns();
 	if (!ARGUS_HAS_EXIT(cookie)) {
@@ -300,8 +301,8 @@ int control_exit(struct pt_regs *ctx)
 	struct argus_control *r = &p->record;
 	r->duration_ns = now - r->ts_ns;
 	r->result = (s32)RESULT(ctx);
-	if (p->name)
-		read_name(r, p->name);
+	if ((r->flags & ARGUS_F_NAME_ADDRESS) && r->name_len == 0)
+		read_name(r); /* the call itself has most likely read it by now, and its caller may free it afterwards */
 	/* A non-blocking communicator exists already while its making is in progress. */
 	if (p->out && (r->result == 0 || r->result == NCCL_IN_PROGRESS)) {
 		if (shape == ARGUS_S_COMM_COUNT)

@@ -16,9 +16,14 @@ from argus.errors import EXIT_FAILURE, ArgusError
 VERBS = {
     "check": "Say whether tracing works on this machine, and what to do if not.",
     "trace": "Trace running processes by PID.",
+    "run": "Run a command and trace it from its first call.",
+    "arm": "Prepare programs so that their GPU times can be traced whenever you want.",
+    "dump": "Show what every thread does at this instant.",
     "diagnose": "Name what slows a job down, with evidence.",
+    "stacks": "Show which ranks are in the same place, and who is not.",
+    "export": "Write flame graphs, and stacks for other tools.",
     "sql": "Query everything Argus stored.",
-    "store": "Create the tables, show what is stored.",
+    "store": "Create the tables, load what was spooled, show what is stored.",
 }
 """Every verb and its one-line help: kept here so that ``argus --help`` imports no verb."""
 

@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
+from argus.capture import DEFAULT_RATE_HZ
+from argus.cupti import MINIMUM_SHARE
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 store_option = click.option(
@@ -15,7 +18,8 @@ store_option = click.option(
     metavar="URL",
     envvar="ARGUS_STORE",
     help="Where the data is: chdb:///folder, or clickhouse://user@host:8443/database?secure=true with the password in "
-    "ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE. Default: $ARGUS_STORE, else a folder of yours.",
+    "ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE; spool:///folder writes files for `argus store load`. Default: "
+    "$ARGUS_STORE, else a folder of yours.",
 )
 """``--store URL``, passed as ``store_url`` (None: the default). Give it to ``argus.store.open.open_store``."""
 
@@ -32,3 +36,24 @@ def format_option(
         show_default=default is not None,
         help="How results are printed.",
     )
+
+
+gpu_share_option = click.option(
+    "--gpu-share",
+    type=click.FloatRange(MINIMUM_SHARE, 1),
+    default=1.0,
+    show_default=True,
+    metavar="SHARE",
+    help="Record GPU times for that share of the time, at that share of the cost: 0.25 is 5 s of every 20.",
+)
+
+rate_option = click.option(
+    "--rate",
+    "rate_hz",
+    type=click.IntRange(1, 10_000),
+    default=DEFAULT_RATE_HZ,
+    show_default=True,
+    metavar="HZ",
+    help="Samples of stacks a second and CPU.",
+)
+"""``--rate HZ``, passed as ``rate_hz``."""

@@ -1,15 +1,19 @@
-"""``argus store``: create the tables, show what is stored."""
+"""``argus store``: create the tables, load what was spooled, show what is stored."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from datetime import datetime, timezone
+from pathlib import Path
 
 import click
 
+from argus.errors import EXIT_FAILURE
+from argus.store import spool
 from argus.store.open import open_store
-from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
+from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, ensure_schema, init_schema
 from argus.store.status import StoreStatus, store_status
 
 from .options import format_option, store_option
@@ -17,10 +21,11 @@ from .options import format_option, store_option
 
 @click.group()
 def command() -> None:
-    """Create the tables, show what is stored.
+    """Create the tables, load what was spooled, show what is stored.
 
     \b
       argus store status
+      argus store load /tmp/spool
       argus store init --store clickhouse://argus@db:8443/argus --ttl 90d
     """
 
@@ -44,6 +49,42 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None) -> None:
         click.echo(f"{store.url}: schema {state.version} is in place")
         for name in state.changed:
             click.echo(f"warning: {name} has changed since it was applied here", err=True)
+
+
+@command.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@store_option
+@click.option("--remove", is_flag=True, help="Delete each file once it is stored.")
+def load(folder: Path, store_url: str | None, remove: bool) -> int:
+    """Load a spool: the files that a trace with --store spool:///DIR wrote.
+
+    Loading twice stores once, so a load that was cut short is simply run again.
+
+    \b
+      argus trace --pid 4821 --store spool:///tmp/spool     where there is no store
+      argus store load /tmp/spool && argus diagnose         at home
+    """
+    with open_store(store_url) as store:
+        if not store.spooled:
+            ensure_schema(store)
+        terminal = sys.stderr.isatty()
+
+        def progress(done: int, files: int) -> None:
+            if terminal:
+                click.echo(f"\r{done} of {files} files", nl=done == files, err=True)
+            elif done % 500 == 0 and 0 < done < files:
+                click.echo(f"{done} of {files} files", err=True)
+
+        found = spool.load(folder, store, remove=remove, progress=progress)
+    for table, rows in sorted(found.rows.items()):
+        click.echo(f"{table:<24}{rows:>14,}")
+    known = f", {found.known:,} were there already" if found.known else ""
+    click.echo(f"{found.files:,} files loaded into {store.url}{known}")
+    if found.unfinished:
+        click.echo(f"{found.unfinished} unfinished: a trace still writes them, or was killed", err=True)
+    for line in found.trouble:
+        click.echo(f"not loaded: {line}", err=True)
+    return EXIT_FAILURE if found.trouble else 0
 
 
 @command.command()

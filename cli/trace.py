@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import sys
-import time
-from collections.abc import Iterator
-from typing import Any
-
 import click
-from rich.console import Console
-from rich.live import Live
 
-from argus.capture.bpf import Attachment
-from argus.capture.targets import FileKey
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.capture import DEFAULT_OFF_CPU_NS
+from argus.cupti.collector import CuptiOptions
+from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
-from argus.trace import Options, Tracer
+from argus.trace import Options
 
-from .live import picture, plain_line
-from .options import store_option
-
-POLL_S = 0.02
-PLAIN_INTERVAL_S = 5.0
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
+from .options import gpu_share_option, rate_option, store_option
+from .session import trace_session
 
 
 @click.command()
@@ -40,6 +25,31 @@ EXIT_INTERRUPTED = 130
 @click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
+@click.option(
+    "--cupti",
+    type=click.Choice(["auto", "off", "inject"]),
+    default="auto",
+    show_default=True,
+    help="GPU times of armed processes; inject: arm running ones first, which stops them for milliseconds.",
+)
+@gpu_share_option
+@click.option("--inject", is_flag=True, help="The same as --cupti inject.")
+@click.option(
+    "--cupti-launches/--no-cupti-launches",
+    default=True,
+    show_default=True,
+    help="Match kernels with the calls that launched them.",
+)
+@click.option("--stacks/--no-stacks", default=True, show_default=True, help="Sample what threads do and wait for.")
+@rate_option
+@click.option(
+    "--off-cpu-ms",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_OFF_CPU_NS / 1e6,
+    show_default=True,
+    metavar="MS",
+    help="Tell time off the CPU from so much on, with its stack and reason; 0: not at all.",
+)
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
 def command(
@@ -53,13 +63,26 @@ def command(
     run: int | None,
     launch_durations: bool,
     buffer_mb: int,
+    cupti: str,
+    cupti_launches: bool,
+    gpu_share: float,
+    inject: bool,
+    stacks: bool,
+    rate_hz: int,
+    off_cpu_ms: float,
     plain: bool,
     store_url: str | None,
 ) -> int:
-    """Trace running processes: kernel launches, copies, waits and collectives.
+    """Trace running processes: kernel launches, copies, waits, collectives, and what their threads do.
 
     The processes are neither stopped nor changed: eBPF probes on libcuda, libcudart and libnccl report their calls, and
     vanish with Argus, even if it is killed. Rows go to the store while the trace runs.
+
+    Kernels, copies and fills are timed on the GPU in processes that are armed (`argus run`, `argus arm`); others are
+    traced without, and Argus says so.
+
+    The stacks of their threads, Python and native, are sampled in the kernel, and time off the CPU is told with its
+    reason: a program on CPUs alone is a target, too.
 
     Cost to the target: about 1 to 3 µs for each traced call (`scripts/bench probe`).
 
@@ -81,139 +104,10 @@ def command(
         run=run,
         launch_durations=launch_durations,
         launch_ring_bytes=1 << (buffer_mb * (1 << 20) - 1).bit_length(),
+        cupti="inject" if inject else cupti,
+        cupti_options=CuptiOptions(api=cupti_launches, share=gpu_share),
+        stacks=stacks,
+        rate_hz=rate_hz,
+        off_cpu_ns=round(off_cpu_ms * 1e6) or None,
     )
-    tracer = Tracer(store, options)
-    console = Console(stderr=False)
-    with _stop_on_signals() as stopping:
-        tracer.start()
-        deadline = None if duration is None else time.monotonic() + duration
-        try:
-            try:
-                _say_what_is_attached(console, tracer)
-                _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
-            finally:
-                if stopping:
-                    click.echo("storing what is left (a second Ctrl-C gives it up)", err=True)
-                lost = tracer.stop()
-        except KeyboardInterrupt:
-            tracer.abort()
-            click.echo("argus: stopped at once; rows that were not stored yet are lost", err=True)
-            return EXIT_INTERRUPTED
-    return _sum_up(console, tracer, lost)
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-    sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the trace in good order, a second one ends it at once.
-
-    Yields a list that holds the signal once it came.
-    """
-    came: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-
-    def note(received: int, _frame: object) -> None:
-        came.append(received)
-        if len(came) > 1:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, note)
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
-    for job in tracer.jobs:
-        ranks = sorted(job.ranks(), key=lambda member: member.rank)
-        world = max((member.target.identity.world_size for member in ranks), default=0)
-        of = f" of {world}" if world else ""
-        launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        count = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        _say(console, f"job {job.name}: {count}{of} here ({launcher})", style="bold")
-        for member in ranks:
-            source = "" if member.rank_source != "order" else ", rank guessed from order"
-            _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
-    if not tracer.jobs:
-        _say(console, "no rank yet: a child becomes one when it makes its first call")
-    by_library: dict[FileKey, list[Attachment]] = {}
-    for attachment in tracer.attached:
-        by_library.setdefault(attachment.library.key, []).append(attachment)
-    for attachments in by_library.values():
-        pids = [str(attachment.pid) for attachment in attachments if attachment.pid is not None]
-        # Probes of a file that only targets map serve all of them.
-        where = f"in process {', '.join(pids)}" if pids else "in every process that maps it"
-        _say(console, f"  probes on {attachments[0].library.describe()}, {where}")
-    if not tracer.attached:
-        _say(console, "no library to probe yet: waiting for children to load one")
-
-
-def _watch(
-    console: Console, tracer: Tracer, stopping: list[int], deadline: float | None, steps: int | None, plain: bool
-) -> None:
-    """Polls until there is a reason to stop."""
-    told = 0
-    live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
-    shown = time.monotonic()
-    with live or contextlib.nullcontext():
-        while not stopping and not tracer.done():
-            now = time.monotonic()
-            if deadline is not None and now >= deadline:
-                return
-            tracer.poll()
-            if steps is not None and _all_have(tracer, steps):
-                return
-            if live is not None and now - shown >= 0.5:
-                live.update(picture(tracer.view(), console.width), refresh=True)
-                shown = now
-            elif live is None:
-                notes = tracer.notes()
-                for note in notes[told:]:
-                    _say(console, f"note: {note}")
-                told = len(notes)
-                if now - shown >= PLAIN_INTERVAL_S:
-                    _say(console, plain_line(tracer.view()))
-                    shown = now
-            time.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
-
-
-def _all_have(tracer: Tracer, steps: int) -> bool:
-    live = tracer.live()
-    return bool(live) and all(member.steps >= steps for member in live)
-
-
-def _sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
-    members = [member for job in tracer.jobs for member in job.ranks()]
-    if not members:
-        raise ArgusError("no process that uses the GPU was seen", "", EXIT_UNAVAILABLE)
-    launches = sum(member.launches for job in tracer.jobs for member in job.members.values())
-    collectives = sum(member.collectives for job in tracer.jobs for member in job.members.values())
-    exited = [str(member.target.pid) for member in members if member.state == "exited"]
-    if exited:
-        shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
-        _say(console, f"ended meanwhile: process {shown}")
-    fewest, most = min(member.steps for member in members), max(member.steps for member in members)
-    steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
-    _say(console, f"{count}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
-    if lost:
-        what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
-        _say(console, f"coverage: incomplete ({what})", style="yellow")
-    else:
-        _say(console, "coverage: complete, nothing was lost", style="green")
-    if tracer.store_error:
-        raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
-    # Root's default store is not the user's.
-    argus = "sudo argus" if os.environ.get("SUDO_USER") else "argus"
-    names = {job.name for job in tracer.jobs}
-    which = f" --job '{tracer.jobs[-1].name}'" if len(names) > 1 else ""
-    _say(console, f"next: {argus} diagnose{which}   or: {argus} sql")
-    return 0
+    return trace_session(store, options, duration=duration, steps=steps, plain=plain)

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("name", nargs="?", choices=names)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
+    parser.add_argument("--quick", action="store_const", const=1, dest="rounds", help="a smoke test: one round")
     options = parser.parse_args()
     if options.name is None:
         for name in names:

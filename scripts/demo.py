@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests" / "fakegpu"))
 from run import Job  # noqa: E402 - the folder is not a package
 
 ARGUS = str(ROOT / ".venv" / "bin" / "argus")
-HEALTHY_S = 3.0
+HEALTHY_S = 5.0
 FAULTY_S = 5.0
 
 
@@ -56,7 +56,8 @@ def run_once(plan: Plan, store: Path, quiet: bool) -> bool:
     with tempfile.TemporaryDirectory(prefix="argus-demo-") as folder:
         control = Path(folder, "faults")
         control.write_text("")
-        with Job(ranks=plan.ranks, args=["--steps", "0"], env={"FAKEGPU_CONTROL": str(control)}) as job:
+        env = {"FAKEGPU_CONTROL": str(control)}
+        with Job(ranks=plan.ranks, args=["--steps", "0"], env=env, cupti=True) as job:
             say(f"a training job of {plan.ranks} ranks is running: processes {', '.join(map(str, job.pids))}", quiet)
             time.sleep(1.0)
             duration = HEALTHY_S + FAULTY_S

@@ -48,7 +48,7 @@ _BPF_F_UPROBE_MULTI_RETURN = 1
 _PERF_FLAG_FD_CLOEXEC = 8
 # Where the record begins in "struct pending" and "struct control_pending" of bpf/.
 _PENDING_AT = 32
-_CONTROL_AT = 32
+_CONTROL_AT = 24
 _FILE_SLOTS = 16
 
 _BCC_PAGE = 4096
@@ -57,7 +57,8 @@ _BCC_PAGE = 4096
 DEFAULT_LAUNCH_RING_BYTES = 16 << 20
 """Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
 COLLECTIVE_RING_BYTES = 4 << 20
-CONTROL_RING_BYTES = 1 << 20
+CONTROL_RING_BYTES = 16 << 20
+"""Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Where in a library's file a function begins: symbol tables read as columns.
+"""Where in a library's file a function begins, and which function an address is in: symbol tables read as columns.
 
 pyelftools parses the headers; the tables themselves, which hold hundreds of thousands of symbols in PyTorch's
 libraries, are viewed with numpy and searched by name.
@@ -6,8 +6,12 @@ libraries, are viewed with numpy and searched by name.
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import mmap
-from collections.abc import Collection
+import os
+import zlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +27,8 @@ SYMBOL = np.dtype(
 
 _EXECUTABLE = 1
 """PF_X in ``p_flags`` of a segment."""
+_WRITABLE = 2
+"""PF_W."""
 _FUNCTION = 2
 """STT_FUNC in the low four bits of ``info``."""
 
@@ -36,6 +42,16 @@ class _Segment:
     file_offset: int
     address: int
     file_bytes: int
+    executable: bool = False
+    writable_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbol that a file defines: virtual address in the file, and size in bytes."""
+
+    address: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -49,13 +65,15 @@ class Elf:
 
     Args:
         path: Any path the file can be opened by (also /proc/PID/map_files/…).
+        dynamic_only: Only the symbols that the file offers to others; those of a large library's .symtab cost.
 
     Raises:
         NotElf: It is no 64-bit little-endian ELF file.
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, dynamic_only: bool = False) -> None:
+        self._sections = ("SHT_DYNSYM",) if dynamic_only else ("SHT_DYNSYM", "SHT_SYMTAB")
         with open(path, "rb") as file:
             try:
                 view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -71,7 +89,13 @@ class Elf:
 
     def _read(self, view: mmap.mmap, elf: ELFFile) -> None:
         self._segments = [
-            _Segment(segment["p_offset"], segment["p_vaddr"], segment["p_filesz"])
+            _Segment(
+                segment["p_offset"],
+                segment["p_vaddr"],
+                segment["p_filesz"],
+                bool(segment["p_flags"] & _EXECUTABLE),
+                segment["p_memsz"] if segment["p_flags"] & _WRITABLE else 0,
+            )
             for segment in elf.iter_segments("PT_LOAD")
         ]
         self.text_bytes = sum(
@@ -80,7 +104,7 @@ class Elf:
         """Size of the file's code."""
         self._tables: list[_Table] = []
         for section in elf.iter_sections():
-            if section["sh_type"] not in ("SHT_DYNSYM", "SHT_SYMTAB"):
+            if section["sh_type"] not in self._sections:
                 continue
             strings = elf.get_section(section["sh_link"])
             raw = view[section["sh_offset"] : section["sh_offset"] + section["sh_size"]]
@@ -121,6 +145,42 @@ class Elf:
                         found[name] = offset
         return found
 
+    def symbols(self, names: Collection[str]) -> dict[str, Symbol]:
+        """The symbols of any kind among ``names`` that this file defines."""
+        found: dict[str, Symbol] = {}
+        for table in self._tables:
+            defined = table.symbols[table.symbols["section"] != 0]
+            for name in names:
+                if name in found:
+                    continue
+                places = _occurrences(table.strings, name.encode() + b"\0")
+                match = np.flatnonzero(np.isin(defined["name"], places))
+                if match.size:
+                    symbol = defined[int(match[0])]
+                    found[name] = Symbol(int(symbol["value"]), int(symbol["size"]))
+        return found
+
+    def variables(self) -> list[Symbol]:
+        """Where the file's variables lie, those without initial values included: its writable segments."""
+        return [Symbol(part.address, part.writable_bytes) for part in self._segments if part.writable_bytes]
+
+    def load_bias(self, start: int, file_offset: int) -> int | None:
+        """What to add to the file's virtual addresses, given where an executable mapping of it lies.
+
+        Args:
+            start: Address at which the mapping begins.
+            file_offset: Offset in the file that is mapped there, a multiple of the page size.
+        """
+        for segment in self._segments:
+            # The kernel maps whole pages, so a mapping begins up to a page before its segment.
+            slack = segment.file_offset % mmap.PAGESIZE
+            if (
+                segment.executable
+                and segment.file_offset - slack <= file_offset < segment.file_offset + segment.file_bytes
+            ):
+                return start - (file_offset - segment.file_offset + segment.address)
+        return None
+
     def symbol_at(self, address: int) -> str | None:
         """The name of the function that covers a virtual address, or None."""
         for table in self._tables:
@@ -145,3 +205,353 @@ def _occurrences(text: bytes, word: bytes) -> list[int]:
         places.append(at)
         at = text.find(word, at + 1)
     return places
+
+
+_SYMBOL_TABLES = {2: "SHT_SYMTAB", 11: "SHT_DYNSYM"}
+_INDIRECT_FUNCTION = 10
+"""STT_GNU_IFUNC: code that chooses the function."""
+_SPECIAL_SECTIONS = 0xFF00
+"""SHN_LORESERVE: from here on a symbol's section number is no section (absolute, common)."""
+_LOAD, _NOTE = 1, 4
+"""PT_LOAD, PT_NOTE."""
+_NT_GNU_BUILD_ID = 3
+_ALIAS_BYTES = 64
+"""How far names of one address are compared for length."""
+_STRINGS_IN_MEMORY = 1 << 20
+"""A larger table of names stays in its file: libtorch_cpu's takes 74 MB, and few of its names are ever asked for."""
+_LONGEST_SYMBOL = 1 << 14
+
+# Elf64_Phdr and Elf64_Shdr, from the System V ABI. pyelftools makes an object of each section, and of each bucket of a
+# hash table: half a second for libtorch_cpu.
+_SEGMENT = np.dtype(
+    [("type", "<u4"), ("flags", "<u4")]
+    + [(name, "<u8") for name in ("offset", "address", "physical", "file_bytes", "memory_bytes", "align")]
+)
+_SECTION = np.dtype(
+    [("name", "<u4"), ("type", "<u4")]
+    + [(name, "<u8") for name in ("flags", "address", "offset", "size")]
+    + [("link", "<u4"), ("info", "<u4"), ("align", "<u8"), ("entry_bytes", "<u8")]
+)
+
+
+class _File:
+    """Bytes of a file, read when they are asked for: a map would kill Argus if the file were cut short meanwhile."""
+
+    def __init__(self, path: str | Path) -> None:
+        # Not to wait, should somebody have put a pipe there.
+        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __len__(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(len(self))
+        found = b""
+        # One call reads at most 2 GiB, and a signal may end it.
+        while len(found) < end - begin and (more := os.pread(self.fd, end - begin - len(found), begin + len(found))):
+            found = found + more if found else more
+        return found
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+_Image = bytes | _File
+
+
+class _Headers:
+    """Segments and sections of an ELF image.
+
+    Raises:
+        NotElf: It is none, or damaged.
+    """
+
+    def __init__(self, image: _Image, shown: str) -> None:
+        if image[:6] != b"\x7fELF\x02\x01" or len(image) < 64:
+            raise NotElf(f"{shown} is not a 64-bit little-endian ELF file")
+        self.image = image
+        self.segments = self._table(int.from_bytes(image[32:40], "little"), image[56:58], _SEGMENT)
+        self.sections = self._table(int.from_bytes(image[40:48], "little"), image[60:62], _SECTION)
+        self._names = b""
+        names = int.from_bytes(image[62:64], "little")
+        if names < len(self.sections):
+            self._names = self.data(names)
+
+    def _table(self, offset: int, count: bytes, record: np.dtype[np.void]) -> NDArray[np.void]:
+        raw = self.image[offset : offset + int.from_bytes(count, "little") * record.itemsize]
+        return np.frombuffer(raw, record, count=len(raw) // record.itemsize)
+
+    def data(self, section: int) -> bytes:
+        """What a section holds in the file."""
+        header = self.sections[section]
+        return self.image[int(header["offset"]) : int(header["offset"]) + int(header["size"])]
+
+    def section(self, name: bytes) -> bytes | None:
+        """What the section of this name holds, or None where there is none."""
+        for index, at in enumerate(self.sections["name"].tolist()):
+            if self._names.startswith(name + b"\0", at):
+                return self.data(index)
+        return None
+
+    def build_id(self) -> str:
+        """The GNU build id in hexadecimal, from the notes; empty: none."""
+        for segment in self.segments[self.segments["type"] == _NOTE]:
+            notes = self.image[int(segment["offset"]) : int(segment["offset"]) + int(segment["file_bytes"])]
+            align = 8 if segment["align"] == 8 else 4
+            at = 0
+            while at + 12 <= len(notes):
+                name_bytes, data_bytes, kind = np.frombuffer(notes, "<u4", 3, at).tolist()
+                data_at = at + -(-(12 + name_bytes) // align) * align
+                if kind == _NT_GNU_BUILD_ID and notes[at + 12 : at + 12 + name_bytes] == b"GNU\0":
+                    return notes[data_at : data_at + data_bytes].hex()
+                at = data_at + -(-data_bytes // align) * align
+        return ""
+
+
+class _Names:
+    """A table of strings: in memory, or, if large, in its file, which is then held open."""
+
+    def __init__(self, image: _Image, offset: int, text: bytes) -> None:
+        self._text = b""
+        self._fd = -1
+        self._offset = offset
+        self._length = len(text)
+        if len(text) <= _STRINGS_IN_MEMORY or isinstance(image, bytes):
+            self._text = text
+        else:
+            self._fd = os.dup(image.fd)
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._text)
+
+    def __getitem__(self, at: int) -> str:
+        if self._fd < 0:
+            raw = self._text[at : at + _LONGEST_SYMBOL]
+        else:
+            raw = os.pread(self._fd, min(512, self._length - at), self._offset + at)
+            if b"\0" not in raw:
+                raw = os.pread(self._fd, min(_LONGEST_SYMBOL, self._length - at), self._offset + at)
+        return raw.partition(b"\0")[0].decode(errors="replace")
+
+
+@dataclass
+class _Columns:
+    start: NDArray[np.uint64]
+    size: NDArray[np.uint64]
+    name: NDArray[np.uint32]
+    rank: NDArray[np.uint32]
+    """Which of several names of one address is preferred: the smallest."""
+    names: _Names
+
+
+_RANK_INDIRECT, _RANK_LOCAL, _RANK_UNSIZED = 1 << 7, 1 << 8, 1 << 9
+
+
+class FunctionTable:
+    """Which function of an ELF file an address is in.
+
+    All function symbols count, local ones too: of ``.symtab``, ``.dynsym``, the compressed table ``.gnu_debugdata``
+    (Fedora, RHEL) and, where the file was stripped, of its separate debug file. Of several names of one address the
+    one is taken that is not local and is shortest. A symbol without a size (hand-written assembly) reaches to the next
+    symbol, or the end of its section, if local symbols are known; else it covers its first byte only, since the
+    functions behind it may have no symbols.
+
+    Args:
+        file: A path, or the image itself (the vdso).
+        shown_path: The file's path as its process sees it: separate debug files are looked for beside it.
+        roots: Where /usr/lib/debug may be: roots of file systems, without a closing "/".
+
+    Raises:
+        NotElf: It is no 64-bit little-endian ELF file.
+        OSError: It cannot be read.
+    """
+
+    build_id: str
+    """GNU build id in hexadecimal; empty: it has none."""
+    debug_file: str
+    """The separate debug file that was used; empty: none."""
+
+    def __init__(self, file: str | Path | bytes, shown_path: str = "", roots: Collection[str] = ("",)) -> None:
+        self.debug_file = ""
+        with _open_image(file) as image:
+            headers = _Headers(image, shown_path or "the image")
+            try:
+                self.build_id = headers.build_id()
+                loaded = headers.segments[(headers.segments["type"] == _LOAD) & (headers.segments["file_bytes"] > 0)]
+                # Executable segments come first, so that they win where two share a page of the file.
+                loaded = loaded[np.argsort(~loaded["flags"] & _EXECUTABLE, kind="stable")]
+                self._segments = [_Segment(*row) for row in loaded[["offset", "address", "file_bytes"]].tolist()]
+                sources = _columns(headers)
+                if not _has_local(headers):
+                    sources += self._more(headers, shown_path, roots)
+            except (ValueError, IndexError, OverflowError) as reason:
+                raise NotElf(f"{shown_path or 'the image'} is damaged: {reason}") from reason
+        self._join(sources)
+
+    def _more(self, headers: _Headers, shown_path: str, roots: Collection[str]) -> list[_Columns]:
+        """Symbols of a stripped file that were kept elsewhere."""
+        compressed = headers.section(b".gnu_debugdata")
+        if compressed is not None:
+            with contextlib.suppress(lzma.LZMAError, NotElf):
+                return _columns(_Headers(lzma.decompress(compressed), ".gnu_debugdata"))
+        for candidate, crc in self._debug_files(headers, shown_path, roots):
+            with contextlib.suppress(OSError, NotElf), _open_image(candidate) as image:
+                debug = _Headers(image, candidate)
+                same = debug.build_id() == self.build_id if self.build_id else _checksum(image) == crc
+                if same and _has_local(debug):
+                    self.debug_file = candidate
+                    return _columns(debug)
+        return []
+
+    def _debug_files(self, headers: _Headers, shown_path: str, roots: Collection[str]) -> Iterator[tuple[str, int]]:
+        """Where gdb looks too ("Separate Debug Files" in its manual), with the checksum .gnu_debuglink asks for."""
+        if self.build_id:
+            for root in roots:
+                yield f"{root}/usr/lib/debug/.build-id/{self.build_id[:2]}/{self.build_id[2:]}.debug", 0
+        link = headers.section(b".gnu_debuglink")
+        if link is not None and shown_path:
+            name = os.fsdecode(link.partition(b"\0")[0])
+            if name and "/" not in name:
+                folder = os.path.dirname(shown_path)
+                for root in roots:
+                    for place in (f"{folder}/{name}", f"{folder}/.debug/{name}", f"/usr/lib/debug{folder}/{name}"):
+                        yield root + place, int.from_bytes(link[-4:], "little")
+
+    def _join(self, sources: list[_Columns]) -> None:
+        """One table of all, sorted by address, one name an address."""
+        if not sources:
+            nothing = np.zeros(0, np.uint64)
+            sources = [
+                _Columns(nothing, nothing, nothing.astype(np.uint32), nothing.astype(np.uint32), _Names(b"", 0, b""))
+            ]
+        start = np.concatenate([columns.start for columns in sources])
+        rank = np.concatenate([columns.rank for columns in sources])
+        order = np.lexsort((rank, start))
+        start = start[order]
+        order = order[np.concatenate(([True], start[1:] != start[:-1]))[: len(start)]]
+        self._start = np.concatenate([columns.start for columns in sources])[order]
+        end = self._start + np.concatenate([columns.size for columns in sources])[order]
+        unsized = rank[order] >= _RANK_UNSIZED
+        end[:-1] = np.where(unsized[:-1], np.minimum(end[:-1], self._start[1:]), end[:-1])
+        self._end = end
+        self._name = np.concatenate([columns.name for columns in sources])[order]
+        self._read: dict[int, str] = {}
+        self._names = [columns.names for columns in sources]
+        self._source = np.repeat(np.arange(len(sources), dtype=np.uint8), [len(c.start) for c in sources])[order]
+        # Symbols inside others (an entry point in the middle of a function): how far back one may have to look.
+        self._reach = np.maximum.accumulate(end) if (end[:-1] > self._start[1:]).any() else None
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        columns = (self._start, self._end, self._name, self._source, self._reach)
+        return sum(c.nbytes for c in columns if c is not None) + sum(names.nbytes for names in self._names)
+
+    def virtual(self, file_offset: int) -> int | None:
+        """The virtual address of a file offset, or None where no segment of the file holds it."""
+        for segment in self._segments:
+            if segment.file_offset <= file_offset < segment.file_offset + segment.file_bytes:
+                return file_offset - segment.file_offset + segment.address
+        return None
+
+    def find(self, address: int) -> int | None:
+        """The function that a virtual address is in (a number for ``name``), or None. The innermost, where one lies in
+        another."""
+        wanted = np.uint64(address)
+        at = int(self._start.searchsorted(wanted, "right")) - 1
+        while at >= 0 and self._end[at] <= wanted:
+            at = at - 1 if self._reach is not None and self._reach[at] > wanted else -1
+        return at if at >= 0 else None
+
+    def name(self, function: int) -> str:
+        """The symbol, as the file has it, without a version (``@GLIBC_…``)."""
+        symbol = self._read.get(function)
+        if symbol is None:
+            whole = self._names[self._source[function]][int(self._name[function])]
+            symbol = self._read[function] = whole.partition("@")[0] or whole
+        return symbol
+
+
+@contextlib.contextmanager
+def _open_image(file: str | Path | bytes) -> Iterator[_Image]:
+    if isinstance(file, bytes):
+        yield file
+        return
+    image = _File(file)
+    try:
+        yield image
+    finally:
+        image.close()
+
+
+def _checksum(image: _Image) -> int:
+    """CRC-32 of the whole file."""
+    checksum = 0
+    for at in range(0, len(image), _STRINGS_IN_MEMORY):
+        checksum = zlib.crc32(image[at : at + _STRINGS_IN_MEMORY], checksum)
+    return checksum
+
+
+def _has_local(headers: _Headers) -> bool:
+    """Whether the table that has local symbols too was left in."""
+    return any(_SYMBOL_TABLES.get(kind) == "SHT_SYMTAB" for kind in headers.sections["type"].tolist())
+
+
+def _columns(headers: _Headers) -> list[_Columns]:
+    """The functions of each symbol table of an image."""
+    found = []
+    sections = headers.sections
+    section_end = sections["address"] + sections["size"]
+    for index, number in enumerate(sections["type"].tolist()):
+        kind = _SYMBOL_TABLES.get(number)
+        if kind is None or int(sections["link"][index]) >= len(sections):
+            continue
+        raw = headers.data(index)
+        strings = sections[sections["link"][index]]
+        text = headers.data(int(sections["link"][index]))
+        symbols = np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
+        symbols = symbols[
+            np.isin(symbols["info"] & 15, (_FUNCTION, _INDIRECT_FUNCTION))
+            & (symbols["section"] != 0)
+            & (symbols["section"] < min(_SPECIAL_SECTIONS, len(sections)))
+            & (symbols["name"] < len(text))
+        ]
+        size = symbols["size"].copy()
+        unsized = size == 0
+        rest = section_end[symbols["section"]] - symbols["value"]
+        # To the end of the section; ``_join`` cuts it at the next symbol.
+        size[unsized] = rest[unsized] if kind == "SHT_SYMTAB" else 1
+        damaged = (size > np.maximum(rest, 1)) | (rest > section_end[symbols["section"]])  # not in its section
+        size[damaged] = 1
+        rank = np.where(symbols["info"] >> 4 == 0, np.uint32(_RANK_LOCAL), np.uint32(0))
+        rank[(symbols["info"] & 15) == _INDIRECT_FUNCTION] += np.uint32(_RANK_INDIRECT)
+        rank[unsized] += np.uint32(_RANK_UNSIZED if kind == "SHT_SYMTAB" else 2 * _RANK_UNSIZED)
+        rank += _lengths(text, symbols["name"], symbols["value"])
+        names = _Names(headers.image, int(strings["offset"]), text)
+        found.append(_Columns(symbols["value"].copy(), size, symbols["name"].copy(), rank, names))
+    return found
+
+
+def _lengths(text: bytes, names: NDArray[np.uint32], values: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """Lengths of the names of addresses that have several, up to ``_ALIAS_BYTES``; 0 for all others."""
+    lengths = np.zeros(len(names), np.uint32)
+    order = np.argsort(values)
+    same = values[order][1:] == values[order][:-1]
+    several = order[np.concatenate((same, [False])) | np.concatenate(([False], same))] if len(same) else order[:0]
+    if len(several):
+        # A large table is not copied for the sake of its last names.
+        table = np.frombuffer(text if len(text) > 1 << 16 else text + bytes(_ALIAS_BYTES), np.uint8)
+        windows = np.lib.stride_tricks.sliding_window_view(table, _ALIAS_BYTES)
+        ends = windows[np.minimum(names[several], len(windows) - 1)] == 0
+        lengths[several] = np.where(ends.any(axis=1), ends.argmax(axis=1), _ALIAS_BYTES)
+        last = several[names[several] >= len(windows)]
+        lengths[last] = [len(text[at : at + _ALIAS_BYTES].partition(b"\0")[0]) for at in names[last].tolist()]
+    return lengths

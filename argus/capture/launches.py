@@ -108,7 +108,7 @@ def kernel_codes(launches: NDArray[np.void], names: KernelNames) -> tuple[NDArra
     return codes, list(words)
 
 
-def _triples(values: NDArray[np.generic], present: NDArray[np.bool_], kind: pa.DataType) -> pa.ListArray:
+def triples(values: NDArray[np.generic], present: NDArray[np.bool_], kind: pa.DataType) -> pa.ListArray:
     """Rows of ``values`` (shape (n, 3)) as lists; empty where not ``present``."""
     offsets = np.zeros(len(present) + 1, np.int32)
     np.cumsum(present * 3, out=offsets[1:])
@@ -144,8 +144,8 @@ def to_table(launches: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint3
             "stream": np.ascontiguousarray(launches["stream"]),
             "bytes": np.where(kernel, 0, nbytes).astype(np.uint64),
             "shared_bytes": np.where(kernel, nbytes, 0).astype(np.uint64),
-            "grid": _triples(launches["grid"], kernel, pa.uint32()),
-            "block": _triples(launches["block"], kernel, pa.uint16()),
+            "grid": triples(launches["grid"], kernel, pa.uint32()),
+            "block": triples(launches["block"], kernel, pa.uint16()),
             "in_nccl": (launches["flags"] & records.FLAG_IN_NCCL) != 0,
         }
     )

@@ -1,10 +1,15 @@
-"""Names of kernels: from the calls that look them up, or from the symbol of the host stub that launches them."""
+"""Names of kernels: from the calls that look them up, or from the symbol of the host stub that launches them.
+
+What the kernel side could not read of a name is read from the process when a kernel of that name is first asked for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
+import re
 from collections import OrderedDict
 from functools import cache, lru_cache
 
@@ -13,11 +18,21 @@ from numpy.typing import NDArray
 
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
-from argus.capture.targets import Mapping, executable_mappings, reachable
-from argus.records import NAME_LEN
+from argus.capture.targets import PROC, Mapping, executable_mappings, reachable
+from argus.records import FLAG_NAME_ADDRESS, NAME_LEN
 
 _MAX_OPEN_TABLES = 4
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
+_LONGEST_NAME = 1 << 14
+"""Bytes that are read from a process to find the end of a name: templates make names of some thousands."""
+_NAME = re.compile(rb"[!-~\x80-\xff]+")
+"""What a name may consist of. Anything else is not, or no longer, one."""
+
+# By call, and as long as a call's number can be large.
+_NAMES = np.zeros(256, bool)
+_NAMES[[call.id for call in calls.CALLS if call.kind == "name"]] = True
+_SAME_NAME = np.zeros(256, bool)
+_SAME_NAME[[call.id for call in calls.CALLS if call.shape is calls.Shape.KERNEL_OUT]] = True
 
 
 @cache
@@ -45,6 +60,49 @@ def demangle(symbol: str) -> str:
     return text.replace("__device_stub__", "", 1)
 
 
+class _Memory:
+    """The memory of the program that a process runs when this is made.
+
+    The descriptor stays with that program: once the process has ended or replaced it, nothing can be read any more,
+    and never what lies at the same address of the next one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):  # it could not be opened
+            os.close(self._fd)
+
+    def gone(self) -> bool:
+        """Whether the program has ended."""
+        try:
+            return os.pread(self._fd, 1, 0) == b""
+        except OSError:
+            return False  # nothing lies at 0, as in every living program
+
+    def string(self, address: int) -> bytes | None:
+        """The string at an address, without its closing 0; None where none can be read. Waits for its pages."""
+        found = b""
+        while len(found) < _LONGEST_NAME:
+            at = address + len(found)
+            try:
+                part = os.pread(self._fd, mmap.PAGESIZE - at % mmap.PAGESIZE, at)
+            except (OSError, OverflowError):
+                return None
+            text, end, _ = part.partition(b"\0")
+            found += text
+            if end:
+                return found
+            if not part:
+                return None
+        return None
+
+
+_Unread = tuple[bytes, int, "_Memory | None"]
+"""The beginning of a name, where it lies, and in which memory."""
+
+
 class KernelNames:
     """Kernel names by process and handle, as far as they are known.
 
@@ -52,49 +110,92 @@ class KernelNames:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], str] = {}
+        # By process and handle: a name as people read it, or as the program has it, or what was learned of it.
+        self._known: dict[int, dict[int, str | bytes | _Unread]] = {}
+        self._memories: dict[int, _Memory] = {}
         self._tables: OrderedDict[tuple[int, ...], Elf | None] = OrderedDict()
         self._maps: dict[int, list[Mapping]] = {}
         self.unresolved = 0
         """Handles for which no name was found."""
         self.cut = 0
-        """Names longer than a record has room for: they lack their end, and two may look the same."""
+        """Names longer than a record has room for, which could not be read whole: two may look the same."""
 
     def learn(self, control: NDArray[np.void]) -> None:
-        """Takes names from control records (calls that look kernels up). Other records are skipped."""
-        for record in control:
-            call = int(record["call"])
-            if call >= len(calls.CALLS) or calls.CALLS[call].kind != "name" or record["result"] != 0:
-                continue
-            pid, handle = int(record["pid"]), int(record["handle"])
-            if calls.CALLS[call].shape is calls.Shape.KERNEL_OUT:
-                known = self._known.get((pid, int(record["parent"])))
-                if known is not None:
-                    self._known[pid, handle] = known
-                continue
-            raw = record["data"][: int(record["name_len"])].tobytes()
-            self.cut += len(raw) >= NAME_LEN - 1
-            if raw:
-                self._known[pid, handle] = demangle(raw.decode(errors="replace"))
+        """Takes names from control records (calls that look kernels up). Other records are skipped.
+
+        Nothing is demangled or read yet: an import registers tens of thousands of kernels, and few are ever launched.
+        """
+        taken = control[_NAMES[control["call"]] & (control["result"] == 0)]
+        if not len(taken):
+            return
+        text = taken["data"].tobytes()
+        memories: dict[int, _Memory | None] = {}
+        rows = zip(
+            taken["pid"].tolist(),
+            taken["handle"].tolist(),
+            taken["parent"].tolist(),
+            _SAME_NAME[taken["call"]].tolist(),
+            ((taken["flags"] & FLAG_NAME_ADDRESS) != 0).tolist(),
+            taken["name_address"].tolist(),
+            taken["name_len"].tolist(),
+            range(0, len(text), NAME_LEN),
+            strict=True,
+        )
+        for pid, handle, parent, same_name, later, address, length, at in rows:
+            book = self._known.setdefault(pid, {})
+            if same_name:
+                if parent in book:
+                    book[handle] = book[parent]
+            elif later:
+                if pid not in memories:
+                    memories[pid] = self._memory(pid)
+                book[handle] = (text[at : at + length], address, memories[pid])
+            elif length:
+                book[handle] = text[at : at + length]
 
     def forget(self, pid: int) -> None:
         """Drops the names of a process that ended or replaced its program."""
-        for key in [key for key in self._known if key[0] == pid]:
-            del self._known[key]
+        self._known.pop(pid, None)
+        self._memories.pop(pid, None)
         self._maps.pop(pid, None)
 
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
         """The name of a kernel, or ``kernel@0x…`` where none is known."""
-        key = (pid, handle)
-        known = self._known.get(key)
-        if known is not None:
+        book = self._known.setdefault(pid, {})
+        known = book.get(handle)
+        if isinstance(known, str):
             return known
-        found = self._symbol(pid, handle) if layer is calls.Layer.RUNTIME else None
+        found = None if known is None else self._read(known)
+        if found is None and layer is calls.Layer.RUNTIME:
+            found = self._symbol(pid, handle)
         if found is None:
             self.unresolved += 1
             found = f"kernel@{handle:#x}"
-        self._known[key] = found
+        book[handle] = found
         return found
+
+    def _read(self, known: bytes | _Unread) -> str | None:
+        """A name as people read it, from what was learned of it; None: it cannot be read any more."""
+        if isinstance(known, bytes):
+            return demangle(known.decode(errors="replace"))
+        start, address, memory = known
+        whole = None if memory is None else memory.string(address)
+        # The caller of a look-up may have freed its string since, and something else may lie there.
+        if whole is not None and whole.startswith(start) and _NAME.fullmatch(whole):
+            return demangle(whole.decode(errors="replace"))
+        if not start:
+            return None
+        self.cut += 1
+        return demangle(start.decode(errors="replace"))
+
+    def _memory(self, pid: int) -> _Memory | None:
+        """The memory of the program that a process runs now."""
+        memory = self._memories.get(pid)
+        if memory is None or memory.gone():
+            memory = None
+            with contextlib.suppress(OSError):
+                memory = self._memories[pid] = _Memory(pid)
+        return memory
 
     def remember(self, pid: int) -> None:
         """Notes what a process maps, so that its kernels can be named after it ended too."""

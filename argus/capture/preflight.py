@@ -17,15 +17,16 @@ import numpy as np
 
 from argus.capture import bcc, calls
 from argus.capture.bpf import MINIMUM_KERNEL, Probes, kernel_version
+from argus.capture.code import CodeResolver
 from argus.capture.elf import Elf
-from argus.capture.targets import Library, executable_mappings
+from argus.capture.python import PythonProcess, find_interpreter
+from argus.capture.stacks import StackProbes
+from argus.capture.targets import Library, executable_mappings, sees_host_pids
+from argus.cupti import build
 from argus.errors import ArgusError
 
 # Bits of CapEff in /proc/self/status (include/uapi/linux/capability.h).
 _CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
-_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Inode of the host's PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
-
 PROBE_CALLS = 7
 """Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
 
@@ -69,6 +70,7 @@ def check_all() -> list[Feature]:
         ("tracefs", _tracefs, False),
         ("bcc", _bcc, True),
         ("eBPF", _program, True),
+        ("stacks", _stacks, False),
         ("ClickHouse engine", _store_engine, not os.environ.get("ARGUS_STORE", "").startswith("clickhouse:")),
         ("CUPTI", _cupti, False),
         ("NVML", _nvml, False),
@@ -118,8 +120,7 @@ def _capabilities() -> State:
 
 
 def _pid_namespace() -> State:
-    inode = os.stat("/proc/self/ns/pid").st_ino
-    if inode == _INITIAL_PID_NAMESPACE:
+    if sees_host_pids():
         return State(True, "the host's")
     return State(
         False,
@@ -190,6 +191,37 @@ def _program() -> State:
         probes.close()
 
 
+def _stacks() -> State:
+    """Samples this very process until a stack shows this function, by name."""
+    began = time.monotonic()
+    probes = StackProbes(rate_hz=997)
+    python = None
+    try:
+        probes.add_target(os.getpid())
+        interpreter = find_interpreter(os.getpid())
+        if interpreter is None or interpreter.layout is None:
+            state = "no CPython was found in this process" if interpreter is None else interpreter.state
+            return State(False, state, "Stacks of other processes may work all the same")
+        python = PythonProcess(os.getpid(), interpreter)
+        resolver = CodeResolver(python, interpreter.layout)
+        probes.set_python(os.getpid(), interpreter.layout)
+        probes.set_threads(os.getpid(), python.thread_states())
+        loaded = time.monotonic() - began
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            for raw in probes.drain().stacks:
+                if any(frame is not None and frame.function == "_stacks" for frame in resolver.resolve(raw.frames)):
+                    version = ".".join(map(str, interpreter.version[:2]))
+                    off_cpu = probes.state["off-cpu"]
+                    detail = f"programs loaded in {loaded:.1f} s; this process's own stack was read (CPython {version})"
+                    return State(True, f"{detail}; off-CPU times {off_cpu}")
+        return State(False, "no sample of this process showed its own function within 5 s")
+    finally:
+        if python is not None:
+            python.close()
+        probes.close()
+
+
 def _store_engine() -> State:
     if importlib.util.find_spec("chdb") is None:
         return State(
@@ -203,27 +235,15 @@ def _store_engine() -> State:
 
 
 def _cupti() -> State:
-    found = ctypes.util.find_library("cupti")
-    candidates = [found] if found else []
-    candidates += [str(path) for path in sorted(Path("/usr/local").glob("cuda*/extras/CUPTI/lib64/libcupti.so.*"))]
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations if spec and spec.submodule_search_locations else ():
-        candidates += [str(path) for path in sorted(Path(root).glob("**/libcupti.so.*"))]
-    for candidate in candidates:
-        try:
-            version = ctypes.c_uint32()
-            if ctypes.CDLL(candidate).cuptiGetVersion(ctypes.byref(version)) == 0:
-                return State(
-                    False,
-                    f"{candidate} is here (API version {version.value}), but this version of Argus collects no GPU "
-                    "execution times yet",
-                )
-        except (OSError, AttributeError):
-            continue
-    return State(
-        False,
-        "no libcupti on this machine's own paths, and this version of Argus collects no GPU execution times yet",
-    )
+    """What Argus itself needs. CUPTI is the process's own: `argus trace` tells per process whether it has one."""
+    try:
+        helper = build.library()
+    except ArgusError as missing:
+        return State(False, missing.message, missing.hint)
+    if importlib.util.find_spec("cupti") is None:
+        return State(False, "cupti-python, which knows CUPTI's records, is not installed", "pip install cupti-python")
+    known = importlib.metadata.version("cupti-python")
+    return State(True, f"GPU times of armed processes (argus run, argus arm); cupti-python {known}, helper {helper}")
 
 
 def _nvml() -> State:

@@ -160,3 +160,52 @@ class Ring:
         del self._consumer, self._producer, self._data
         self._consumer_map.close()
         self._data_map.close()
+
+
+class VariableRing:
+    """The consumer's end of one BPF ring buffer whose records differ in size. An object a record: for rare ones.
+
+    Args, errors and order of accesses: as ``Ring``.
+    """
+
+    def __init__(self, map_fd: int, size_bytes: int) -> None:
+        self._ring = Ring(map_fd, size_bytes, np.dtype([("word", "<u8")]))
+
+    @property
+    def most_used_bytes(self) -> int:
+        """The fullest the ring was when it was read."""
+        return self._ring.most_used_bytes
+
+    def drain(self) -> list[NDArray[np.uint8]]:
+        """Takes every finished record, oldest first: its bytes, a copy. One still being written ends the batch."""
+        ring = self._ring
+        produced = int(ring._producer[0])
+        waiting = produced - ring._position
+        ring.most_used_bytes = max(ring.most_used_bytes, waiting)
+        if waiting <= 0:
+            return []
+        ring._fence()
+        data, at, records = ring._data, ring._position & ring._mask, []
+        end = at + waiting
+        spans = []
+        while at < end:
+            header = int(data[at : at + 4].view("<u4")[0])
+            if header & int(BUSY):
+                break
+            length = header & int(_LENGTH)
+            if header & int(DISCARDED):
+                ring.discarded += 1
+            else:
+                spans.append((at + HEADER_BYTES, length))
+            at += HEADER_BYTES + (length + 7) // 8 * 8
+        ring._fence()
+        for begin, length in spans:
+            records.append(data[begin : begin + length].copy())
+        ring._fence()
+        ring._position += at - (ring._position & ring._mask)
+        ring._consumer[0] = ring._position
+        return records
+
+    def close(self) -> None:
+        """Unmaps the buffer. Records not drained are lost."""
+        self._ring.close()

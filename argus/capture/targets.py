@@ -152,8 +152,12 @@ class Target:
         return _boot_time() + self.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def open_target(pid: int) -> Target:
+def open_target(pid: int, *, any_program: bool = False) -> Target:
     """Looks at a running process and finds its libraries.
+
+    Args:
+        pid: The process.
+        any_program: Take also one that maps none of the libraries, unless it is the launcher of others that count.
 
     Raises:
         ArgusError: There is no such process, it is a kernel thread or a zombie, it may not be looked at, or it maps
@@ -167,8 +171,19 @@ def open_target(pid: int) -> Target:
     except (FileNotFoundError, ProcessLookupError) as reason:
         raise _vanished(pid) from reason
     if not target.libraries:
+        below = descendants([pid])
+        helpers = [child for child in below if maps_cuda(child)]
+        ranks = [child for child in below if target.identity.rank < 0 <= identity_of(child).rank]
+        if any_program and not helpers and not ranks:
+            return target
         target.close()
-        helpers = [child for child in descendants([pid]) if maps_cuda(child)]
+        if any_program and not helpers:
+            shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+            raise ArgusError(
+                f"process {pid} ({Path(target.exe).name}) is a launcher: the ranks are its children ({shown})",
+                "Add --children",
+                EXIT_UNAVAILABLE,
+            )
         hint = "Trace a process that uses the GPU: `argus trace --all-gpu` finds them"
         if helpers:
             shown = ", ".join(map(str, helpers[:8])) + (", …" if len(helpers) > 8 else "")
@@ -179,6 +194,14 @@ def open_target(pid: int) -> Target:
             EXIT_UNAVAILABLE,
         )
     return target
+
+
+def identity_of(pid: int) -> Identity:
+    """What a process's environment says it is; nothing where it may not be read, or the process has ended."""
+    try:
+        return identify(read_environment(pid))
+    except OSError:
+        return Identity()
 
 
 def inspect(pid: int) -> Target:
@@ -559,3 +582,12 @@ def descendants(roots: Iterable[int]) -> list[int]:
             found.append(child)
             queue.append(child)
     return sorted(found)
+
+
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode of the host's PID namespace (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+
+
+def sees_host_pids() -> bool:
+    """Whether Argus numbers processes as the kernel reports them: not in a container with PIDs of its own."""
+    return os.stat("/proc/self/ns/pid").st_ino == _INITIAL_PID_NAMESPACE

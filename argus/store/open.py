@@ -1,7 +1,8 @@
 """One URL, one store: ``chdb:///folder`` (embedded) or ``clickhouse://user@host:8443/argus?secure=true`` (a server).
 
 Both are reached through the same clickhouse-connect HTTP client. For the embedded engine it speaks over a Unix socket
-to a process that owns chdb (``engine.py``), started here when none runs yet.
+to a process that owns chdb (``engine.py``), started here when none runs yet. A third kind, ``spool:///folder``, only
+takes rows, as files that are loaded into a store later (``spool.py``); it needs neither package.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ _PASSING = {159, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394
 a read-only replica, a shutdown."""
 _UNKNOWN_DATABASE = 81
 _NO_SPACE = 243
+_INSERT = {
+    # An imported trace may span months; ClickHouse's own limit is 100 partitions (days) in one insert.
+    "max_partitions_per_insert_block": 5000,
+    # The token's promise holds for synchronous inserts.
+    "async_insert": 0,
+}
 _AUTHENTICATION = {192, 193, 194, 516}
 
 
@@ -53,7 +60,9 @@ class Target:
     url: str
     """The URL as shown to people; holds no password."""
     path: Path | None = None
-    """Folder of an embedded store; None for a server."""
+    """Folder of an embedded store; None for a server or a spool."""
+    spool: Path | None = None
+    """Folder of a spool; None for a store that can be queried."""
     host: str = ""
     port: int = 0
     user: str = "default"
@@ -81,13 +90,16 @@ def parse_url(url: str | None = None) -> Target:
             "Take it out, and put it in ARGUS_STORE_PASSWORD or in a file that ARGUS_STORE_PASSWORD_FILE names",
             EXIT_USAGE,
         )
-    if parts.scheme == "chdb":
+    if parts.scheme in ("chdb", "spool"):
         path = unquote(parts.path)
         if parts.netloc or not path.startswith("/") or path == "/":
-            raise ArgusError(f"'{url}' names no folder", "Write three slashes: chdb:///var/lib/argus", EXIT_USAGE)
+            example = f"{parts.scheme}:///var/lib/argus"
+            raise ArgusError(f"'{url}' names no folder", f"Write three slashes: {example}", EXIT_USAGE)
         if parts.query or parts.fragment:
-            raise ArgusError(f"'{url}' has options, but an embedded store takes none", _URL_HINT, EXIT_USAGE)
-        return Target(url=url, path=Path(os.path.realpath(path)), database="default")
+            what = "an embedded store" if parts.scheme == "chdb" else "a spool"
+            raise ArgusError(f"'{url}' has options, but {what} takes none", _URL_HINT, EXIT_USAGE)
+        folder = Path(os.path.realpath(path))
+        return Target(url=url, path=folder) if parts.scheme == "chdb" else Target(url=url, spool=folder)
     if parts.scheme == "clickhouse":
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         if unknown := set(options) - {"secure", "verify", "ca_cert"}:
@@ -112,7 +124,7 @@ def parse_url(url: str | None = None) -> Target:
     raise ArgusError(f"unknown kind of store in '{urlunsplit(parts._replace(query=''))}'", _URL_HINT, EXIT_USAGE)
 
 
-_URL_HINT = "Use chdb:///folder or clickhouse://user@host:8443/database?secure=true"
+_URL_HINT = "Use chdb:///folder, clickhouse://user@host:8443/database?secure=true or spool:///folder"
 
 
 def _truth(name: str, value: str) -> bool:
@@ -161,6 +173,11 @@ class Store:
         return self.target.path is not None
 
     @property
+    def spooled(self) -> bool:
+        """Whether rows become files to be loaded later: nothing can be asked of it."""
+        return self.target.spool is not None
+
+    @property
     def database(self) -> str:
         """The database that holds the tables."""
         return self.target.database
@@ -180,9 +197,11 @@ class Store:
             timeout_s: How long to wait for another process that is opening, closing or wrongly holding the folder.
 
         Raises:
-            ArgusError: The store cannot be reached, with the reason. Failures of a query itself are
+            ArgusError: The store cannot be reached, with the reason, or is a spool. Failures of a query itself are
                 clickhouse-connect's own exceptions; ``explain`` translates them.
         """
+        if self.target.spool is not None:
+            raise spool_not_queried(self.target)
         with self._guard:
             if os.getpid() != self._pid:
                 # After a fork the connections belong to the parent.
@@ -194,6 +213,28 @@ class Store:
                 self._client = self._connect(timeout_s)
             client = self._client
         yield client
+
+    def insert(self, table: str, rows: Any, token: str, timeout_s: float = LEASE_TIMEOUT_S) -> None:
+        """Stores rows (an Arrow table of ``writer.to_arrow``'s types); of a token that was stored before, nothing.
+
+        Raises:
+            ArgusError: They are not stored, or perhaps not; ``transient`` tells whether trying again may help.
+        """
+        if self.target.spool is not None:
+            from argus.store import spool
+
+            spool.write(self.target.spool, table, token, rows)
+            return
+        with self.lease(timeout_s) as client:
+            from clickhouse_connect.driver.exceptions import Error
+
+            try:
+                client.insert_arrow(table, rows, settings={**_INSERT, "insert_deduplication_token": token})
+            except Error as failure:
+                explained = self.explain(failure)
+                if transient(failure):
+                    explained.exit_code = EXIT_UNAVAILABLE
+                raise explained from failure
 
     def close(self) -> None:
         """Ends the connections. An embedded engine without other clients ends by itself soon after."""
@@ -294,14 +335,24 @@ class Store:
                 EXIT_UNAVAILABLE,
             )
         if code == _NO_SPACE or "No space left" in text:
-            return _disk_full(self.url)
+            return disk_full(self.url)
         if code is None and transient(failure):
             where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
             return ArgusError(f"cannot reach the store {where}: {_reason(failure)}", _REACH_HINT, EXIT_UNAVAILABLE)
         return ArgusError(text)
 
 
-def _disk_full(where: str) -> ArgusError:
+def spool_not_queried(target: Target) -> ArgusError:
+    """The error for a spool where something must be read."""
+    return ArgusError(
+        f"{target.url} is a spool, which cannot be queried: load it first",
+        f"argus store load {target.spool}",
+        EXIT_USAGE,
+    )
+
+
+def disk_full(where: str) -> ArgusError:
+    """The error for a store that has no room left."""
     return ArgusError(f"no space is left on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
 
 
@@ -316,9 +367,12 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
         create: Whether an embedded store's folder may be created. False for verbs that only read.
 
     Raises:
-        ArgusError: The URL is wrong.
+        ArgusError: The URL is wrong, or a spool's for a verb that only reads.
     """
-    return Store(parse_url(url), create=create)
+    target = parse_url(url)
+    if target.spool is not None and not create:
+        raise spool_not_queried(target)
+    return Store(target, create=create)
 
 
 def first_line(text: str) -> str:
@@ -338,10 +392,14 @@ def transient(failure: BaseException) -> bool:
     """Whether the same request may succeed later: the store was away, busy or out of room, not wrong."""
     if isinstance(failure, ArgusError):
         return failure.exit_code == EXIT_UNAVAILABLE
-    from clickhouse_connect.driver.exceptions import Error
-
+    if isinstance(failure, OSError):
+        return True
+    try:
+        from clickhouse_connect.driver.exceptions import Error
+    except ImportError:
+        return False
     if not isinstance(failure, Error):
-        return isinstance(failure, OSError)
+        return False
     code = getattr(failure, "code", None)
     if code in _PASSING:
         return True
@@ -581,7 +639,7 @@ def _engine_failure(folder: Path, outcome: str) -> ArgusError:
             EXIT_UNAVAILABLE,
         )
     if "No space left" in text or "Code: 243" in text:
-        return _disk_full(str(folder))
+        return disk_full(str(folder))
     return ArgusError(
         f"the embedded engine cannot open {folder / 'db'}: {first_line(text)}",
         f"Details are in {folder / 'engine.log'}. If the data is damaged, move the folder away and start afresh",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store import spool
 from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
 
 _UNKNOWN_TABLE = 60
@@ -39,9 +40,9 @@ def query(
     Raises:
         ArgusError: The store is empty or cannot be reached, or ClickHouse refuses the query (its reason in one line).
     """
-    from clickhouse_connect.driver.exceptions import Error
-
     with store.lease(timeout_s) as client:
+        from clickhouse_connect.driver.exceptions import Error
+
         try:
             table = client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
         except Error as failure:
@@ -151,6 +152,18 @@ ORDER BY run DESC, ended DESC, job
 def list_jobs(store: Store) -> list[str]:
     """The names of the jobs in a store, the one traced last first."""
     return list(dict.fromkeys(run.job for run in list_runs(store)))
+
+
+def newest_run(store: Store) -> int:
+    """The highest number of a run in a store, of any job; 0: none.
+
+    Raises:
+        ArgusError: The store cannot be reached.
+    """
+    if store.target.spool is not None:
+        return spool.newest_run(store.target.spool)
+    newest = query_columns(store, "SELECT max(run) AS run FROM jobs")["run"]
+    return int(newest[0]) if len(newest) else 0
 
 
 def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.resources import resource_dir
-from argus.store.open import LEASE_TIMEOUT_S, Store
+from argus.store.open import LEASE_TIMEOUT_S, Store, spool_not_queried
 from argus.store.statements import split_statements
 
 DEFAULT_TTL = "INTERVAL 30 DAY"
@@ -117,9 +117,16 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
 def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> SchemaState:
     """Makes sure that rows can be written: creates or upgrades the tables of an embedded store, checks a server's.
 
+    A spool has no tables: it gets its folder.
+
     Raises:
         ArgusError: The store cannot be reached, was written by a newer Argus, or is a server without the tables.
     """
+    if store.target.spool is not None:
+        from argus.store import spool
+
+        spool.prepare(store.target.spool)
+        return SchemaState(len(migrations()), len(migrations()))
     with store.lease(timeout_s) as client:
         state = _state(store, client)
         if state.version == state.known:
@@ -150,6 +157,8 @@ def init_schema(
     Raises:
         ArgusError: The store cannot be reached or refuses, or was written by a newer Argus.
     """
+    if store.target.spool is not None:
+        raise spool_not_queried(store.target)
     from clickhouse_connect.driver.exceptions import Error
 
     values = {"ttl": interval(ttl or DEFAULT_TTL), "raw_ttl": interval(raw_ttl or DEFAULT_RAW_TTL)}

@@ -2,7 +2,7 @@
 
 ``append`` copies rows into memory; batches go to the store one after the other, each under a token of its own, so that
 a batch sent twice because the answer got lost is stored once. While the store is away batches wait in memory, up to a
-limit; beyond it the oldest rows are dropped, CUDA calls first, and counted.
+limit; beyond it the oldest rows are dropped, kernels and CUDA calls first, and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from argus.errors import ArgusError
 from argus.store.open import Store, transient
 from argus.store.schema import Column, ensure_schema, table_columns
 
@@ -33,17 +32,11 @@ FLUSH_S = 1.0
 """The longest that a row waits before it is sent."""
 MAX_BYTES = 256 << 20
 """What may wait in memory while the store is away."""
-FIRST_TO_DROP = "launches"
-"""The table whose rows go first: by far the most, and the least of a loss each."""
+FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
+"""The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
 _BACKOFF_S = (0.05, 5.0)
 _LEASE_S = 5.0
-_SETTINGS = {
-    # An imported trace may span months; ClickHouse's own limit is 100 partitions (days) in one insert.
-    "max_partitions_per_insert_block": 5000,
-    # The token's promise holds for synchronous inserts.
-    "async_insert": 0,
-}
 
 
 @dataclass(eq=False)
@@ -247,11 +240,14 @@ class Writer:
         """Drops the oldest rows until the rest fits."""
         while self._bytes > self.max_bytes:
             waiting = [batch for batch in self._outbox if batch is not self._sending]
-            victim = next((batch for batch in waiting if batch.table == FIRST_TO_DROP), None)
+            for table in FIRST_TO_DROP:
+                victim = next((batch for batch in waiting if batch.table == table), None)
+                if victim is not None or table in self._pending:
+                    break
             if victim is not None:
                 self._drop(victim)
-            elif FIRST_TO_DROP in self._pending:
-                self._drop_pending(FIRST_TO_DROP)
+            elif table in self._pending:
+                self._drop_pending(table)
             elif waiting:
                 self._drop(waiting[0])
             elif self._pending:
@@ -320,25 +316,10 @@ class Writer:
                     time.sleep(max(0.0, not_before - time.monotonic()))
 
     def _send(self, batch: _Batch) -> None:
-        from clickhouse_connect.driver.exceptions import Error
-
         if not self._schema_ready:
             ensure_schema(self.store, timeout_s=_LEASE_S)
             self._schema_ready = True
-        with self.store.lease(_LEASE_S) as client:
-            try:
-                client.insert_arrow(
-                    batch.table, batch.rows, settings={**_SETTINGS, "insert_deduplication_token": batch.token}
-                )
-            except Error as failure:
-                if transient(failure):
-                    explained = self.store.explain(failure)
-                    raise _Away(explained.message, explained.hint, explained.exit_code) from failure
-                raise self.store.explain(failure) from failure
-
-
-class _Away(ArgusError):
-    """A failure that may pass."""
+        self.store.insert(batch.table, batch.rows, batch.token, _LEASE_S)
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +28,54 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def test_one_wheel_serves_every_python_of_an_architecture(wheel: Path) -> None:
+    assert wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/WHEEL")]
+        assert "Root-Is-Purelib: false" in archive.read(metadata).decode()
+        libraries = [name for name in archive.namelist() if name.endswith(".so")]
+    assert sorted(libraries) == ["argus/cupti/libargus_cupti.so", "argus/cupti/libargus_cupti_inject.so"]
+
+
+def test_the_helper_needs_no_new_c_library_and_exports_nothing_else(wheel: Path, tmp_path: Path) -> None:
+    """glibc 2.28 is RHEL 8's, the oldest that CUDA 12 and 13 support."""
+    exported = {
+        "libargus_cupti.so": {"InitializeInjection", "argus_cupti_claim", "argus_cupti_walk"},
+        "libargus_cupti_inject.so": set(),
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        for name, expected in exported.items():
+            with ELFFile(io.BytesIO(archive.read(f"argus/cupti/{name}"))) as elf:
+                dynamic = elf.get_section_by_name(".dynamic")
+                needed = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
+                assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+                versions = [
+                    auxiliary.name
+                    for _, auxiliaries in elf.get_section_by_name(".gnu.version_r").iter_versions()
+                    for auxiliary in auxiliaries
+                ]
+                newer = [v for v in versions if tuple(map(int, v.removeprefix("GLIBC_").split("."))) > (2, 28)]
+                assert newer == [], "add the function's older version to helper/glibc.h"
+                defined = {
+                    symbol.name
+                    for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
+                    if symbol["st_shndx"] != "SHN_UNDEF" and symbol.name
+                }
+                assert defined == expected
+
+
+def test_without_a_compiler_the_wheel_is_refused_with_a_reason(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, root],
+        capture_output=True, text=True, check=False, env={**os.environ, "CC": "no-such-compiler"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "there is no C compiler ('no-such-compiler')" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     inside = set(zipfile.ZipFile(wheel).namelist())
@@ -32,6 +84,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     expected |= {f"argus/cli/{path.name}" for path in (root / "cli").glob("*.py")}
     expected |= {f"argus/schemas/{path.name}" for path in (root / "schemas").glob("*.sql")}
     expected |= {f"argus/{path.relative_to(root)}" for path in (root / "bpf").rglob("*") if path.is_file()}
+    expected |= {str(path.relative_to(root)) for path in (root / "argus/cupti/helper").glob("*.[ch]")}
     expected.add("argus/py.typed")
     assert len([name for name in expected if name.startswith("argus/bpf/include")]) >= 9
     assert expected - inside == set()

@@ -25,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BUILD = Path(os.environ.get("FAKEGPU_BUILD", HERE.parent.parent / "build" / "fakegpu"))
@@ -41,6 +42,35 @@ def build(directory: Path = BUILD) -> Path:
     return directory
 
 
+def armed(injection: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """What a process needs in its environment to find the fake libcupti and load an injection library (Argus's)."""
+    if injection is None:
+        sys.path.insert(0, str(HERE.parent.parent))
+        try:
+            from argus.cupti import build as helper
+        finally:
+            sys.path.pop(0)
+        injection = helper.library()
+    paths = [str(BUILD), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {"CUDA_INJECTION64_PATH": os.fspath(injection), "LD_LIBRARY_PATH": os.pathsep.join(paths)}
+
+
+def ops_log(path: str | os.PathLike[str], pid: int) -> tuple[Any, list[str]]:
+    """What ran in a process that was started with ``FAKEGPU_OPS_LOG=path`` and has ended by itself.
+
+    Returns:
+        A structured numpy array, one row an operation, in order within a stream; times are CLOCK_MONOTONIC. And the
+        names: ``name`` counts from 1, 0 is none.
+    """
+    import numpy as np
+
+    fields = [(field, "<i8") for field in ("start_ns", "transfer_ns", "end_ns")]
+    fields += [(field, "<u8") for field in ("correlation", "bytes")]
+    fields += [(f, "<u4") for f in ("kind", "copy", "device", "stream", "name", "graph", "graph_node", "unused")]
+    log = f"{os.fspath(path)}.{pid}"
+    return np.fromfile(log, dtype=fields), Path(f"{log}.names").read_text().splitlines()
+
+
 class Job:
     """A running job; its ranks start at once and are ended when the ``with`` block is left.
 
@@ -51,6 +81,7 @@ class Job:
         program: What to run; ``fake_train`` by default.
         rank_env: More environment variables for single ranks.
         stdout, stderr: As for ``subprocess.Popen``.
+        cupti: The fake libcupti is the one that is found, and CUDA loads Argus's helper; or this injection library.
     """
 
     def __init__(
@@ -62,6 +93,7 @@ class Job:
         rank_env: Mapping[int, Mapping[str, str]] | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        cupti: bool | str | os.PathLike[str] = False,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="fakegpu-"))
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -80,6 +112,8 @@ class Job:
             MASTER_PORT=str(20000 + parent % 20000),
             FAKEGPU_RENDEZVOUS=str(self.directory / "rendezvous"),
         )
+        if cupti:
+            base.update(armed(None if cupti is True else cupti))
         for key, value in (env or {}).items():
             if value is None:
                 base.pop(key, None)
@@ -154,6 +188,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="set a variable in every rank")
     parser.add_argument("--program", help="what to run (fake_train)")
+    parser.add_argument("--cupti", action="store_true", help="with the fake libcupti, and Argus's helper injected")
     parser.add_argument("--keep", action="store_true", help="let the others go on when a rank fails")
     own, theirs = sys.argv[1:], []
     if "--" in own:
@@ -166,7 +201,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda caught, _frame: stopping.append(caught))
     env = dict(pair.split("=", 1) for pair in options.env)
-    with Job(options.ranks, theirs, env, program=options.program) as job:
+    with Job(options.ranks, theirs, env, program=options.program, cupti=options.cupti) as job:
         print(json.dumps({"pids": job.pids}), flush=True)
         while None in (statuses := job.poll()):
             if stopping:

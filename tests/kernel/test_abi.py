@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,42 +29,57 @@ pytestmark = pytest.mark.kernel
 class Seen:
     """What the program says it did, and what ClickHouse holds."""
 
-    def __init__(self, store_url: str, folder: Path, backend: str) -> None:
+    def __init__(self, folder: Path, backend: str) -> None:
         from run import BUILD
 
+        self._store_url = f"chdb://{folder}/store"
         go = folder / "go"
         program = subprocess.Popen([BUILD / "abi_calls", go], stdout=subprocess.PIPE, text=True)
         try:
             assert program.stdout is not None
             assert program.stdout.readline().strip() == "ready"
             wait_for_cuda([program.pid])
-            tracer = Tracer(open_store(store_url), Options(pids=(program.pid,), backend=backend))  # type: ignore[arg-type]
-            tracer.start()
-            assert tracer._probes is not None
-            assert tracer._probes.backend == backend
+            options = Options(pids=(program.pid,), backend=backend)  # type: ignore[arg-type]
+            self._tracer = Tracer(open_store(self._store_url), options)
+            self._tracer.start()
+            assert self._tracer._probes is not None
+            assert self._tracer._probes.backend == backend
             go.touch()
             deadline = time.monotonic() + 60
-            while not tracer.done() and time.monotonic() < deadline:
-                tracer.poll()
+            while not self._tracer.done() and time.monotonic() < deadline:
+                self._tracer.poll()
                 time.sleep(0.02)
-            self.lost = tracer.stop()
-            self.offset = tracer.mono_offset_ns
             lines = program.stdout.read().splitlines()
         finally:
             program.kill()
             program.wait()
         self.called: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        with open_store(store_url) as store:
+        self.offset = self._tracer.mono_offset_ns
+
+    def finish(self) -> None:
+        """Ends the trace. Most of it is waiting: the kernel takes perf-event probes away one by one."""
+        self.lost = self._tracer.stop()
+        with open_store(self._store_url) as store:
             times = "toUnixTimestamp64Nano(ts) AS at"
             self.launches = query(store, f"SELECT *, {times} FROM launches ORDER BY ts").to_pylist()
             self.collectives = query(store, f"SELECT *, {times} FROM collectives ORDER BY ts").to_pylist()
             self.communicators = query(store, f"SELECT *, {times} FROM communicator_calls ORDER BY ts").to_pylist()
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Callable[[], Seen]]]:
+    """The program, traced by either kind of probes; the slower kind is taken away while the other tests run."""
+    with ThreadPoolExecutor(1) as pool:
+        perf = Seen(tmp_path_factory.mktemp("perf"), "perf")
+        gone = pool.submit(perf.finish)
+        multi = Seen(tmp_path_factory.mktemp("multi"), "multi")
+        multi.finish()
+        yield {"multi": lambda: multi, "perf": lambda: (gone.result(), perf)[1]}
+
+
 @pytest.fixture(scope="module", params=["multi", "perf"])
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    folder = tmp_path_factory.mktemp("abi")
-    return Seen(f"chdb://{folder}/store", folder, request.param)
+def seen(request: pytest.FixtureRequest, both: dict[str, Callable[[], Seen]]) -> Seen:
+    return both[request.param]()
 
 
 def hooked(seen: Seen, program: str) -> list[dict[str, Any]]:

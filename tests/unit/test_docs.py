@@ -8,6 +8,7 @@ from pathlib import Path
 from argus import records
 
 ROOT = Path(__file__).resolve().parents[2]
+STACKS = ("argus/stacks.py", "argus/capture/code.py", "argus/capture/symbols.py", "argus/capture/threads.py")
 
 
 def explained() -> set[str]:
@@ -17,13 +18,15 @@ def explained() -> set[str]:
 
 
 def test_every_counter_of_the_kernel_side_is_explained() -> None:
-    assert {counter.name.lower() for counter in records.Counter} - explained() == set()
+    names = {counter.name.lower() for counter in records.Counter}
+    names |= {f"stack_{counter.name.lower()}" for counter in records.StackCounter}
+    assert names - explained() == set()
 
 
 def test_every_counter_named_in_the_pipeline_is_explained() -> None:
     """Their names are literals in the code that counts."""
     named: set[str] = set()
-    for file in ("argus/trace.py", "argus/roster.py", "argus/semantics/steps.py", "argus/diagnose/run.py"):
+    for file in ("argus/trace.py", "argus/roster.py", "argus/semantics/steps.py", "argus/diagnose/run.py", *STACKS):
         named |= set(re.findall(r'(?:losses|counters|dropped)\["(\w+)"\]', (ROOT / file).read_text()))
     gathered = (ROOT / "argus" / "trace.py").read_text().split("def counters(")[1].split("def lost(")[0]
     named |= set(re.findall(r'found\["(\w+)"\]', gathered))
@@ -41,3 +44,5 @@ def test_losses_are_marked_as_such() -> None:
             losses |= {name.strip() for name in cells[1].split(",")}
     for counter in records.Counter:
         assert (counter.name.lower() in losses) == (counter in records.LOSS_COUNTERS), counter
+    for one in records.StackCounter:
+        assert (f"stack_{one.name.lower()}" in losses) == (one in records.STACK_LOSS_COUNTERS), one

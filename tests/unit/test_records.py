@@ -1,4 +1,4 @@
-"""bpf/argus.h and argus/records.py describe the same bytes."""
+"""bpf/argus.h, bpf/stacks.h and argus/records.py describe the same bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ STRUCTS = {
     "argus_launch": records.LAUNCH,
     "argus_collective": records.COLLECTIVE,
     "argus_control": records.CONTROL,
+    "argus_python": records.PYTHON,
+    "argus_frame": records.FRAME,
+    "argus_stack": records.STACK,
+    "argus_pause": records.PAUSE,
 }
+COUNT_KEY = ("stack", "pid", "tid", "what", "window")
+STACK_FLAGS = ("PYTHON", "PYTHON_CUT", "PYTHON_REJECTED", "NATIVE_CUT", "KERNEL", "IDLE_PYTHON")
+WHAT = ("SYSCALL", "OFF", "PREEMPTED", "UNINTERRUPTIBLE", "GIL_WAIT", "GIL", "GC", "KERNEL")
+FLAGS = ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED", "NAME_ADDRESS")
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +32,28 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
     """Sizes, offsets and enum values as a C compiler sees them."""
     root = Path(__file__).resolve().parents[2]
     folder = tmp_path_factory.mktemp("abi")
-    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "argus.h"', "int main(void) {", 'printf("{");']
+    lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "stacks.h"', "int main(void) {", 'printf("{");']
     for struct, dtype in STRUCTS.items():
         lines.append(f'printf("\\"{struct}\\": {{\\"sizeof\\": %zu", sizeof(struct {struct}));')
         for name in dtype.names or ():
             lines.append(f'printf(", \\"{name}\\": %zu", offsetof(struct {struct}, {name}));')
         lines.append('printf("}, ");')
-    lines.append('printf("\\"enums\\": {\\"count\\": %d", ARGUS_C_COUNT);')
+    lines.append('printf("\\"enums\\": {\\"count\\": %d, \\"name_len\\": %d", ARGUS_C_COUNT, ARGUS_NAME_LEN);')
     for counter in records.Counter:
         lines.append(f'printf(", \\"C_{counter.name}\\": %d", ARGUS_C_{counter.name});')
     for shape in calls.Shape:
         lines.append(f'printf(", \\"S_{shape.name}\\": %d", ARGUS_S_{shape.name});')
-    for flag in ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED"):
+    for flag in FLAGS:
         lines.append(f'printf(", \\"F_{flag}\\": %d", ARGUS_F_{flag});')
+    for stack_counter in records.StackCounter:
+        lines.append(f'printf(", \\"SC_{stack_counter.name}\\": %d", ARGUS_SC_{stack_counter.name});')
+    names = [f"STACK_{flag}" for flag in STACK_FLAGS] + [f"WHAT_{flag}" for flag in WHAT]
+    for name in [*names, "NO_SYSCALL", "FRAME_ENTRY", "NO_OFFSET", "PYTHON_FRAMES", "NATIVE_FRAMES", "SC_COUNT"]:
+        lines.append(f'printf(", \\"{name}\\": %u", (unsigned)ARGUS_{name});')
+    lines.append('printf("}, \\"count\\": {\\"key\\": %zu", sizeof(struct argus_count_key));')
+    for name in records.STACK_COUNT.names or ():
+        of, base = ("argus_count_key", "0") if name in COUNT_KEY else ("argus_count", "sizeof(struct argus_count_key)")
+        lines.append(f'printf(", \\"{name}\\": %zu", {base} + offsetof(struct {of}, {name}));')
     lines.append('printf("}}"); return 0; }')
     source = folder / "abi.c"
     source.write_text("\n".join(lines))
@@ -55,10 +72,32 @@ def test_layout_is_that_of_the_header(compiled: dict[str, dict[str, int]], struc
 def test_counters_shapes_and_flags_have_the_header_s_values(compiled: dict[str, dict[str, int]]) -> None:
     enums = compiled["enums"]
     assert enums["count"] == len(records.Counter)
+    assert enums["name_len"] == records.NAME_LEN
     assert {f"C_{c.name}": int(c) for c in records.Counter}.items() <= enums.items()
     assert {f"S_{s.name}": int(s) for s in calls.Shape}.items() <= enums.items()
-    for flag in ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED"):
+    for flag in FLAGS:
         assert getattr(records, f"FLAG_{flag}") == enums[f"F_{flag}"]
+
+
+def test_what_the_stack_sampler_says_has_the_header_s_values(compiled: dict[str, dict[str, int]]) -> None:
+    enums = compiled["enums"]
+    assert enums["SC_COUNT"] == len(records.StackCounter)
+    assert {f"SC_{c.name}": int(c) for c in records.StackCounter}.items() <= enums.items()
+    assert set(records.StackCounter) > records.STACK_LOSS_COUNTERS
+    for flag in STACK_FLAGS:
+        assert getattr(records, f"STACK_{flag}") == enums[f"STACK_{flag}"]
+    for what in WHAT:
+        assert getattr(records, f"WHAT_{what}") == enums[f"WHAT_{what}"]
+    for name in ("NO_SYSCALL", "FRAME_ENTRY", "NO_OFFSET", "PYTHON_FRAMES", "NATIVE_FRAMES"):
+        assert getattr(records, name) == enums[name]
+
+
+def test_a_row_of_counts_is_the_map_s_key_and_value(compiled: dict[str, dict[str, int]]) -> None:
+    seen = dict(compiled["count"])
+    key = seen.pop("key")
+    assert {name: records.STACK_COUNT.fields[name][1] for name in seen} == seen  # type: ignore[index]
+    assert records.STACK_COUNT.itemsize == key + 48
+    assert set(seen) == set(records.STACK_COUNT.names or ())
 
 
 def test_a_cookie_unpacks_to_what_was_packed() -> None:

@@ -25,6 +25,9 @@ from argus.store.reader import query
 from argus.store.render import readable_duration, table_lines
 from argus.store.writer import Writer
 
+from .stack_data import T0 as STACKS_T0
+from .stack_data import Row, native, py, stack, store_stacks
+
 ROOT = Path(__file__).parents[2]
 T0 = 1_700_000_000_123_456_789
 MS = 1_000_000
@@ -35,7 +38,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A store with a job of four ranks and twenty steps, in which rank 2 is late by 3 ms and step 7 is slow."""
+    """A store with a job of four ranks and twenty steps, in which rank 2 is late by 3 ms and step 7 is slow. On the GPU
+    of rank 1 gemm takes twice as long, on that of rank 3 softmax does from step 12 on. The main thread of rank 2 spends
+    its time in a data loader, waits for the GIL, and collects garbage; since step 10 rank 3 tokenizes more."""
     address = f"chdb://{tmp_path_factory.mktemp('sql')}/store"
     every = [(rank, step) for rank in range(4) for step in range(20)]
     start = [T0 + step * 100 * MS for _, step in every]
@@ -69,6 +74,31 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "handle": 1, "stream": 0, "bytes": 0, "shared_bytes": 0, "grid": [[1]] * 80, "block": [[1]] * 80,
                 "ts": [a + MS for a in start], "duration_ns": 5000, "result": 0, "in_nccl": False,
             })  # fmt: skip
+        for name, took in (("gemm", {1: 40}), ("softmax", {}), ("ncclDevKernel_AllReduce_Sum_f32_RING_LL()", {})):
+            writer.append("kernel_events", {
+                **common, "pid": 1, "device": 0, "context": 1, "stream": 7, "kind": "kernel", "name": name,
+                "ts": [a + 2 * MS for a in start],
+                "duration_ns": [
+                    (took.get(rank, 20) if name != "softmax" or rank != 3 or step < 12 else 50) * MS
+                    for rank, step in every
+                ],
+                "launch_ts": [a + MS for a in start], "issue_latency_ns": MS, "launch_tid": 1, "launch_probed": True,
+                "correlation": 1, "graph": 0, "graph_node": 0, "grid": [[1]] * 80, "block": [[1]] * 80,
+                "registers": 32, "shared_static": 0, "shared_dynamic": 0, "bytes": 0,
+            })  # fmt: skip
+        writer.append("gpu_usage", {
+            "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "pid": 1, "device": 0, "ts": T0,
+            "duration_ns": 1000 * MS, "busy_ns": [900 * MS, 900 * MS, 600 * MS, 900 * MS], "compute_ns": 500 * MS,
+            "communication_ns": 200 * MS, "exposed_communication_ns": [50 * MS, 50 * MS, 50 * MS, 150 * MS],
+            "overlapped_communication_ns": [150 * MS, 150 * MS, 150 * MS, 50 * MS], "memcpy_ns": 0,
+            "idle_ns": [100 * MS, 100 * MS, 400 * MS, 100 * MS], "idle_gaps": 50, "largest_gap_ns": 9 * MS,
+            "kernels": 60, "queue_depth_mean": 3.5, "queue_depth_max": 9, "issue_latency_p50_ns": MS,
+            "issue_latency_p99_ns": MS,
+        })  # fmt: skip
+        writer.append("features", {
+            "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "feature": "gpu_times", "state": "on",
+            "reason": "", "version": 1,
+        })  # fmt: skip
         writer.append("findings", {
             "job": "llama", "run": 1, "created": [T0], "status": "degraded", "kind": "compute_straggler",
             "ranks": [[2]], "hosts": [["node-0"]], "step_from": 0, "step_to": 19, "phase": "", "slowdown": 1.1,
@@ -77,6 +107,30 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         writer.append("coverage", {
             "job": "llama", "run": 1, "host": "node-0", "counter": ["ring_full"], "value": 3, "loss": True, "ts": T0,
             "version": 1,
+        })  # fmt: skip
+        main = py("main", 12)
+        compute = stack(main, py("step", 40), py("forward", 9, "/app/model.py"), native("cudaLaunchKernel"))
+        load = stack(main, py("step", 38), py("__getitem__", 55, "/app/data.py"))
+        tokenize = stack(main, py("step", 38), py("tokenize", 80, "/app/data.py"))
+        rows = []
+        for n, (rank, step) in enumerate(every):
+            at = (start[n] - STACKS_T0) / MS
+            rows.append(Row(rank, load if rank == 2 else compute, at + 10, count=6, last_ms=at + 70, gil=rank == 2))
+            rows.append(Row(rank, tokenize, at + 80, count=3 if rank == 3 and step >= 10 else 1))
+            if rank == 2:
+                rows.append(Row(
+                    rank, load, at + 20, kind="off", ns=15 * MS, last_ms=at + 35, reason="gil", runqueue_ns=2 * MS,
+                ))  # fmt: skip
+        store_stacks(writer, rows)
+        writer.append("gc_pauses", {
+            **common, "pid": 1002, "tid": 1002, "thread": "python", "ts": [a + 40 * MS for a in start],
+            "duration_ns": [12 * MS if rank == 2 else 2 * MS for rank, _ in every], "uncertainty_ns": MS,
+            "generation": 2, "stack_id": load.id,
+        })  # fmt: skip
+        writer.append("thread_usage", {
+            **common, "pid": 1, "tid": 1, "thread": "python", "ts": start, "interval_ns": 100 * MS, "cpu_ns": 60 * MS,
+            "runqueue_ns": [30 * MS if rank == 1 else 0 for rank, _ in every], "io_ns": -1, "voluntary": 5,
+            "involuntary": 2,
         })  # fmt: skip
         assert writer.flush(), writer.last_error
         yield address
@@ -285,6 +339,7 @@ def test_the_prompt(url: str, tmp_path: Path) -> None:
     expect("argus> ")
     say("SELECT lateness_n\t")
     expect("lateness_ns")
+    time.sleep(0.5)  # readline drops a Ctrl-C that comes while it completes a word
     child.send_signal(2)
     expect("argus> ")
     say("SELECT sum(sleepEachRow(0.01)) FROM numbers(2000) SETTINGS max_block_size = 10;\n")
@@ -354,6 +409,30 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert (slow["step"], slow["slowest_ns"], slow["times_usual"]) == (7, 300 * MS, 3.33)
     assert first("per_step") == {"kernel": "gemm", "per_step": 1, "launch_ns": 5000}
     assert first("spread_ns")["last_rank"] == 2
+    top = first("FROM top_kernels")
+    assert (top["count"], top["total_ns"], top["share"], top["p50_ns"]) == (20, 400 * MS, 0.333, 20 * MS)
+    slow = first("slow_rank")
+    assert (slow["name"], slow["slow_rank"], slow["times_usual"]) == ("gemm", 1, 2)
+    since = first("since_step")
+    assert (since["name"], since["rank"], since["since_step"]) == ("softmax", 3, 12)
+    idle = first("idle_share")
+    assert (idle["rank"], idle["idle_share"], idle["gaps_per_s"], idle["longest_ns"]) == (2, 0.4, 50, 9 * MS)
+    exposed = first("exposed_share")
+    assert (exposed["rank"], exposed["exposed_share"], exposed["hidden_part"]) == (3, 0.15, 0.25)
+    assert first("starved_share")["median_ns"] == MS
+    assert first("in_nccl")["call"] == "cuLaunchKernel"
+    hot = first("FROM hot_lines")
+    assert (hot["line"], hot["self_ns"], hot["share"]) == ("data.py:55", 1200 * MS, 0.857)
+    more = first("extra_ns_per_step")
+    assert (more["function"], more["extra_ns_per_step"]) == ("tokenize", 20 * MS)
+    elsewhere = first("usual_share")
+    assert (elsewhere["slow_rank"], elsewhere["function"]) == (2, "__getitem__")
+    assert first("off_cpu_by_reason")["reason"] == "gil"
+    assert first("FROM gc_pauses") == {"rank": 2, "pauses": 20, "gc_ns_per_step": 12 * MS, "longest_ns": 12 * MS}
+    assert first("FROM thread_usage")["rank"] == 1
+    assert (first("gil_ns")["rank"], first("gil_ns")["gil_ns"]) == (2, 1200 * MS)
+    last = first("last_seen")
+    assert (last["ranks"], last["doing"]) == ([0, 1, 2, 3], "step (train.py:38) / tokenize (data.py:80)")
 
 
 def test_every_table_is_documented(url: str) -> None:

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine.h"
@@ -45,10 +46,22 @@ CUresult stream_find(CUstream handle, bool per_thread, struct stream **stream) {
     return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
+/* A tool's library, loaded as the driver does: once in a process, and not a word if that fails. The tool may call the
+ * driver. */
+static void inject(void) {
+    static bool injected;
+    if (__atomic_exchange_n(&injected, true, __ATOMIC_ACQ_REL)) return;
+    const char *path = getenv("CUDA_INJECTION64_PATH");
+    void *library = path && *path ? dlopen(path, RTLD_NOW) : NULL;
+    int (*initialise)(void) = library ? (int (*)(void))dlsym(library, "InitializeInjection") : NULL;
+    if (initialise) initialise();
+}
+
 CUresult cuInit(unsigned flags) {
     DRIVER_CALL;
     if (flags) RETURN(CUDA_ERROR_INVALID_VALUE);
     __atomic_store_n(&initialised, true, __ATOMIC_RELEASE);
+    inject();
     RETURN(CUDA_SUCCESS);
 }
 

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "ops_log.h"
 #include "settings.h"
 
 #define MAX_STREAMS 512
@@ -34,11 +35,12 @@ static uint64_t jitter_index;
 static uint32_t *doorbells[MAX_DOORBELLS];
 static int doorbell_count;
 static _Atomic uint32_t own_doorbell;
-static bool resolver_started;
+static pid_t resolver_process; /* 0: not started; a forked child has none */
 
 static const struct fakegpu_observer *_Atomic observer;
 static uint64_t deliveries_asked, deliveries_done;
 static bool delivering;
+static void (*queue_observer)(const struct fakegpu_record *);
 
 /* ---- small things ---- */
 
@@ -69,11 +71,19 @@ void engine_thread(const char *name, void *(*run)(void *)) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+struct interned {
+    struct interned *next;
+    uint32_t number; /* from 1 */
+    char text[];
+};
+
+static uint32_t name_number(const char *interned) {
+    return interned ? ((const struct interned *)(interned - offsetof(struct interned, text)))->number : 0;
+}
+
 const char *engine_intern(const char *text) {
-    static struct interned {
-        struct interned *next;
-        char text[];
-    } *buckets[1024];
+    static struct interned *buckets[1024];
+    static uint32_t count;
     uint32_t hash = 2166136261u;
     for (const char *c = text; *c; c++) hash = (hash ^ (unsigned char)*c) * 16777619u;
     struct interned **bucket = &buckets[hash % 1024];
@@ -84,7 +94,10 @@ const char *engine_intern(const char *text) {
     if (!entry) abort();
     memcpy(entry->text, text, size);
     entry->next = *bucket;
+    entry->number = ++count;
     *bucket = entry;
+    ops_log_open();
+    ops_log_name(text);
     return entry->text;
 }
 
@@ -180,10 +193,15 @@ static void fill_record(const struct stream *stream, const struct op *op, struct
     memcpy(record->block, op->block, sizeof record->block);
 }
 
-/* Takes up to a batch of ended operations out of one stream. `node` keeps the place inside a launched graph. */
-static int take_batch(struct stream *stream, uint32_t *node, struct fakegpu_record *batch) {
+/* Whether anybody wants to hear of operations. */
+static bool watched(void) { return observer || ops_log_on(); }
+
+/* Takes up to a batch of ended operations out of one stream. `node` keeps the place inside a launched graph, `before`
+ * tells how many of them had been resolved when the observer came. */
+static int take_batch(struct stream *stream, uint32_t *node, struct fakegpu_record *batch, int *before) {
     int64_t now = now_ns();
     int taken = 0;
+    *before = 0;
     while (taken < DELIVER_BATCH && stream->delivered < stream->resolved) {
         struct op *op = &stream->ring[stream->delivered % QUEUE_LENGTH];
         if (op->end_ns > now) break;
@@ -191,11 +209,13 @@ static int take_batch(struct stream *stream, uint32_t *node, struct fakegpu_reco
             fill_record(stream, op, &batch[taken]);
             if (graph_node_record(op, *node, &batch[taken])) {
                 ++*node;
+                *before += stream->delivered < stream->observed_from;
                 taken++;
                 continue;
             }
         } else if (op->kind != OP_WAIT && op->kind != OP_RECORD) {
             fill_record(stream, op, &batch[taken++]);
+            *before += stream->delivered < stream->observed_from;
         }
         *node = 0;
         stream->delivered++;
@@ -206,15 +226,16 @@ static int take_batch(struct stream *stream, uint32_t *node, struct fakegpu_reco
 static void deliver_all(void) {
     uint64_t asked = deliveries_asked;
     const struct fakegpu_observer *to = observer;
-    if (to) {
+    if (watched()) {
         struct fakegpu_record batch[DELIVER_BATCH];
         delivering = true;
         for (size_t i = 0; i < streams.used; i++) {
             uint32_t node = 0;
-            int taken;
-            while ((taken = take_batch(stream_at(i), &node, batch)) > 0) {
+            int taken, before;
+            while ((taken = take_batch(stream_at(i), &node, batch, &before)) > 0) {
                 engine_unlock();
-                for (int r = 0; to->op && r < taken; r++) to->op(to->context, &batch[r]);
+                for (int r = 0; ops_log_on() && r < taken; r++) ops_log_add(&batch[r], name_number(batch[r].name));
+                for (int r = before; to && to->op && r < taken; r++) to->op(to->context, &batch[r]);
                 engine_lock();
             }
         }
@@ -267,13 +288,13 @@ static void *resolve_forever(void *unused) {
             waiting[count++] = (struct waiter){__atomic_load_n(doorbells[i], __ATOMIC_SEQ_CST),
                                                (uintptr_t)doorbells[i], FUTEX_SIZE_U32, 0};
         resolve_all(false);
-        if (observer || deliveries_asked != deliveries_done) deliver_all();
+        if (watched() || deliveries_asked != deliveries_done) deliver_all();
         int64_t now = now_ns();
         if (now - checked_ns >= CHECK_PERIOD_NS) {
             check_blocked();
             checked_ns = now;
         }
-        int64_t until_ns = now + (observer ? DELIVER_PERIOD_NS : CHECK_PERIOD_NS);
+        int64_t until_ns = now + (watched() ? DELIVER_PERIOD_NS : CHECK_PERIOD_NS);
         engine_unlock();
         await_doorbells(waiting, count, until_ns);
     }
@@ -281,8 +302,9 @@ static void *resolve_forever(void *unused) {
 }
 
 static void start_resolver(void) {
-    if (!resolver_started) engine_thread("fakegpu-gpu", resolve_forever);
-    resolver_started = true;
+    if (resolver_process) return;
+    engine_thread("fakegpu-gpu", resolve_forever);
+    resolver_process = getpid();
 }
 
 void fakegpu_watch(uint32_t *doorbell) {
@@ -320,7 +342,10 @@ bool fakegpu_observe(const struct fakegpu_observer *fresh) {
         while (delivering) wait_for_progress();
         /* What ran before somebody watched is nobody's business. */
         if (fresh)
-            for (size_t i = 0; i < streams.used; i++) stream_at(i)->delivered = stream_at(i)->resolved;
+            for (size_t i = 0; i < streams.used; i++) {
+                stream_at(i)->observed_from = stream_at(i)->resolved;
+                if (!ops_log_on()) stream_at(i)->delivered = stream_at(i)->resolved;
+            }
         observer = fresh;
         if (waiters) pthread_cond_broadcast(&progress);
         start_resolver();
@@ -330,12 +355,30 @@ bool fakegpu_observe(const struct fakegpu_observer *fresh) {
     return good;
 }
 
+void fakegpu_observe_queue(void (*queued)(const struct fakegpu_record *)) {
+    engine_lock();
+    queue_observer = queued;
+    engine_unlock();
+}
+
+/* As the records will look that take_batch makes of it. */
+static void tell_queued(const struct stream *stream, const struct op *op) {
+    if (op->kind == OP_WAIT || op->kind == OP_RECORD) return;
+    struct fakegpu_record record;
+    fill_record(stream, op, &record);
+    if (op->kind == OP_GRAPH)
+        for (uint32_t node = 0; graph_node_record(op, node, &record); node++) queue_observer(&record);
+    else
+        queue_observer(&record);
+}
+
 void fakegpu_deliver(void) {
     engine_lock();
-    if (observer) {
+    if (watched()) {
         uint64_t asked = ++deliveries_asked;
+        start_resolver();
         fakegpu_kick();
-        while (deliveries_done < asked && observer) wait_for_progress();
+        while (deliveries_done < asked && watched() && resolver_process == getpid()) wait_for_progress();
     }
     engine_unlock();
 }
@@ -367,7 +410,7 @@ void fakegpu_leave(struct fakegpu_call *call) {
 
 static bool idle(const struct stream *stream) {
     return stream->resolved == stream->queued && stream->last_end_ns <= now_ns() &&
-           (!observer || stream->delivered == stream->resolved);
+           (!watched() || stream->delivered == stream->resolved);
 }
 
 struct stream *stream_create(int device, bool blocking) {
@@ -438,8 +481,9 @@ static void make_room(struct stream *stream) {
             engine_unlock();
             sleep_until(end_ns);
             engine_lock();
-        } else if (observer && stream->delivered < count) {
+        } else if (watched() && stream->delivered < count) {
             deliveries_asked++;
+            start_resolver();
             fakegpu_kick();
             wait_for_progress();
         } else {
@@ -457,6 +501,9 @@ static void append(struct stream *stream, const struct op *op) {
     *slot = *op;
     slot->queued_ns = now_ns();
     stream->queued++;
+    if (queue_observer) tell_queued(stream, slot);
+    ops_log_open();
+    if (ops_log_on()) start_resolver();
     if (resolve_stream(stream)) resolve_all(true);
 }
 

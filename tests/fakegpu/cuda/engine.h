@@ -49,6 +49,7 @@ struct stream {
     bool blocking; /* takes part in the implicit ordering with the legacy default stream */
     bool legacy, destroyed;
     uint64_t queued, resolved, delivered; /* how many operations, ever */
+    uint64_t observed_from;               /* the observer came after that many */
     int64_t last_end_ns;
     struct graph *capture;
     struct op ring[QUEUE_LENGTH];

@@ -39,6 +39,7 @@ static const struct setting table[] = {
     {"FAKEGPU_LINK_LATENCY_NS", INTEGER, AT(link_latency_ns), 0, false},
     {"FAKEGPU_KERNEL_NS", PATTERNS, 0, 0, false},
     {"FAKEGPU_CONTROL", TEXT, AT(control), 0, false},
+    {"FAKEGPU_OPS_LOG", TEXT, AT(ops_log), 0, false},
     {"FAKEGPU_SLOW_RANK", INTEGER, AT(slow_rank), -1, true},
     {"FAKEGPU_SLOW_FACTOR", REAL, AT(slow_factor), 1e-3, true},
     {"FAKEGPU_SLOW_LINK_RANK", INTEGER, AT(slow_link_rank), -1, true},
@@ -150,7 +151,8 @@ static void read_environment(void) {
     bool good = true;
     for (char **entry = environ; *entry; entry++) {
         size_t length = strcspn(*entry, "=");
-        bool ours = !strncmp(*entry, "FAKEGPU_", 8);
+        bool cupti = !strncmp(*entry, "FAKEGPU_CUPTI_", 14); /* libcupti's, which looks at them itself */
+        bool ours = !strncmp(*entry, "FAKEGPU_", 8) && !cupti;
         const struct setting *setting = find(*entry, length);
         if (!setting && !ours) continue;
         if (!setting) {

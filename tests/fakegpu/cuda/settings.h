@@ -20,7 +20,7 @@ struct settings {
     int64_t link_latency_ns;
     struct kernel_pattern patterns[MAX_KERNEL_PATTERNS];
     int pattern_count;
-    char control[256];
+    char control[256], ops_log[256];
     /* faults; a rank of -1 is none */
     int64_t slow_rank, slow_link_rank, jit_rank, data_rank, hang_rank;
     double slow_factor, slow_link_factor, jit_ms, data_ms;

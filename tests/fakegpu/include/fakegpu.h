@@ -1,5 +1,5 @@
-/* What libcuda.so.1 of the fake exports besides CUDA: the seam for its sister libraries (cudart, nccl, a later cupti)
- * and for programs that take part in planted faults. Programs should declare these weak, so that they also run on a
+/* What libcuda.so.1 of the fake exports besides CUDA: the seam for its sister libraries (cudart, nccl, cupti) and
+ * for programs that take part in planted faults. Programs should declare these weak, so that they also run on a
  * real driver. Times are CLOCK_MONOTONIC nanoseconds. */
 #ifndef FAKEGPU_H
 #define FAKEGPU_H
@@ -66,6 +66,9 @@ struct fakegpu_observer {
 
 /* One observer at a time: false when there is one already. NULL removes it. The structure must outlive its use. */
 FAKEGPU_EXPORT bool fakegpu_observe(const struct fakegpu_observer *observer);
+/* Besides: each operation when it is queued, still without times, on the thread that queues it, with the engine's lock
+ * held. NULL ends it. */
+FAKEGPU_EXPORT void fakegpu_observe_queue(void (*queued)(const struct fakegpu_record *record));
 /* Returns when every operation that had ended by the time of the call has been given to the observer. */
 FAKEGPU_EXPORT void fakegpu_deliver(void);
 

@@ -1,0 +1,154 @@
+"""A thread that does not run, read from outside: its stack cannot change before it runs again, and the kernel's count
+of its switches tells whether it did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import offcpu
+from argus.capture.code import HIDDEN, CodeResolver, PythonFrame
+from argus.capture.python import PythonProcess
+from argus.capture.symbols import NativeFrame, Symbols
+from argus.capture.targets import PROC
+from argus.semantics.stacks import Stack, merge
+
+TRIES = 5
+"""A thread that ran while it was read is read again."""
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """A thread that does not run.
+
+    Attributes:
+        stopped: By a signal or a debugger; else it waits.
+        what: As in ``records.STACK_COUNT``: why it is off the CPU.
+        stack: Where it is.
+    """
+
+    stopped: bool
+    what: int
+    stack: Stack
+
+    @property
+    def reason(self) -> str:
+        """Why, in a word (``argus.capture.offcpu``)."""
+        return "stopped" if self.stopped else offcpu.reason(self.what)
+
+
+def assemble(
+    symbols: Symbols,
+    resolver: CodeResolver | None,
+    frames: NDArray[np.void],
+    native: NDArray[np.uint64],
+    flags: int,
+) -> Stack:
+    """A stack with names.
+
+    Args:
+        symbols, resolver: Of its process; no resolver: it runs no CPython.
+        frames: ``records.FRAME``, leaf first.
+        native: User addresses, leaf first.
+        flags: ``STACK.flags``.
+    """
+    resolved = resolver.resolve(frames) if resolver is not None else [None] * len(frames)
+    entries, python = [], []
+    for frame, entry in zip(resolved, (frames["firstlineno"] & records.FRAME_ENTRY).tolist(), strict=True):
+        if frame is not HIDDEN:
+            python.append(frame)
+            entries.append(bool(entry))
+    believed, complete = symbols.verified(native) if len(native) else (0, False)
+    named = symbols.name(native[:believed]) if believed else []
+    # Where in a function is not said; without it most stacks are stacks that were met before.
+    named = [replace(frame, offset=0) if frame.function else frame for frame in named]
+    return _merged(tuple(python), tuple(entries), tuple(named), complete, flags)
+
+
+@lru_cache(maxsize=8192)
+def _merged(
+    python: tuple[PythonFrame | None, ...],
+    entries: tuple[bool, ...],
+    native: tuple[NativeFrame, ...],
+    complete: bool,
+    flags: int,
+) -> Stack:
+    return merge(python, entries, native, complete, flags, [frame.evaluates for frame in native])
+
+
+def read_blocked(
+    pid: int,
+    tid: int,
+    symbols: Symbols,
+    python: PythonProcess | None,
+    resolver: CodeResolver | None,
+    layout: NDArray[np.void] | None,
+    states: dict[int, int] | None = None,
+) -> Blocked | None:
+    """What a thread that does not run is doing; None: it runs.
+
+    Args:
+        pid, tid: The thread, as the host numbers it.
+        symbols, python, resolver, layout: Of its process; None: it runs no CPython that can be read.
+        states: ``PythonProcess.thread_states``, when it is known already.
+
+    Raises:
+        OSError: The thread has ended, or may not be looked at.
+    """
+    folder = PROC / str(pid) / "task" / str(tid)
+    for _ in range(TRIES):
+        before = _moment(folder)
+        if before[0] not in "SDTtI":
+            return None
+        words = _system_call(folder)
+        if words == ["running"]:
+            continue
+        flags, frames = 0, None
+        if python is not None:
+            frames = python.walk(tid, states)
+            if frames is not None:
+                flags = records.STACK_PYTHON
+            elif tid in (python.thread_states() if states is None else states):
+                flags = records.STACK_PYTHON_REJECTED
+        native = np.array([int(words[-1], 16)] if words else [], np.uint64)
+        stack = assemble(symbols, resolver, frames if frames is not None else np.empty(0, records.FRAME), native, flags)
+        if _moment(folder) == before:
+            return Blocked(before[0] in "Tt", _what(layout, before[0], words), stack)
+    return None
+
+
+def _moment(folder: Path) -> tuple[str, str]:
+    """State letter, and how often the thread was switched: equal twice means that it did not run between."""
+    lines = (folder / "status").read_text(errors="replace").splitlines()
+    values = dict(line.split(":", 1) for line in lines if ":" in line)
+    return values["State"].split()[0], values["voluntary_ctxt_switches"] + values["nonvoluntary_ctxt_switches"]
+
+
+def _system_call(folder: Path) -> list[str]:
+    """/proc/PID/task/TID/syscall in words: number, six arguments, stack pointer, program counter; or "running".
+
+    Nothing where the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK)."""
+    try:
+        return (folder / "syscall").read_text().split()
+    except PermissionError:
+        return []
+
+
+def _what(layout: NDArray[np.void] | None, state: str, words: list[str]) -> int:
+    what = records.WHAT_OFF | records.NO_SYSCALL
+    if len(words) >= 8:
+        number = int(words[0])
+        what = records.WHAT_OFF | (number & records.WHAT_SYSCALL if number >= 0 else records.NO_SYSCALL)
+        if layout is not None and offcpu.reason(what) == "futex":
+            address = int(words[1], 16)
+            if int(layout["runtime"].item()) <= address < int(layout["runtime_end"].item()):
+                what |= records.WHAT_GIL_WAIT
+    if state == "D":
+        what |= records.WHAT_UNINTERRUPTIBLE
+    return what

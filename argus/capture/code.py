@@ -1,0 +1,462 @@
+"""From a frame's code object to function, file and line, read from the process's memory.
+
+Code objects come and go, and a new one may lie where an old one was, so every frame is checked against what lies there
+now: the pointers of the object's names and tables, its first line and, from 3.12 on, its version number. A frame that
+no longer fits is None, and counted, never guessed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture import python_layouts as layouts
+from argus.capture.python import PythonProcess, check_of, is_hidden, read_memory
+from argus.records import FRAME_ENTRY, NO_OFFSET
+
+MAX_NAME = 4096
+"""Characters of a name that are kept; a longer one ends in "…"."""
+MAX_STRING = 1 << 24
+"""A string that says it has more characters is garbage."""
+MAX_LINE_TABLE = 1 << 24
+"""A line table that says it has more bytes is garbage (1.5 million lines of the densest code)."""
+MAX_CODES = 100_000
+"""Code objects remembered for a process; all are forgotten when there are more."""
+_SCANNED_TABLE = 512
+"""A line table of up to so many bytes is read anew for each instruction, up to it; a longer one is decoded once."""
+_FIRST_READ = 256
+"""Bytes of an object that are read at first: most names, file names and line tables fit."""
+
+
+MAX_CHAIN_BYTES = 32 << 20
+"""What may be remembered of whole stacks of a process; all is forgotten when there is more."""
+_MAX_SPANS = 1024
+"""UIO_MAXIOV of include/uapi/linux/uio.h."""
+
+_I64 = struct.Struct("<q")
+_U32 = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class PythonFrame:
+    """One Python function at work.
+
+    Attributes:
+        function: Qualified name (3.11 and later), else the plain name.
+        file: As the code object has it.
+        line: 0: the instruction has none.
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+HIDDEN = PythonFrame("__init__", "__init__", 0)
+"""What ``resolve`` gives for CPython's own frame below an inlined ``__init__`` (``python.is_hidden``): to be left out.
+The kernel's walk keeps such frames, ``PythonProcess.walk`` does not."""
+
+
+class _Code:
+    """A code object whose names are known; lines are decoded when first asked for."""
+
+    __slots__ = ("content", "ends", "file", "frames", "function", "header", "line_table", "lines", "spans")
+
+    def __init__(self, header: tuple[int, ...], function: str, file: str, line_table: bytes) -> None:
+        self.header = header
+        self.function = function
+        self.file = file
+        self.line_table = line_table
+        self.spans: tuple[tuple[int, int], ...] = ()
+        self.content: tuple[bytes | None, ...] = ()
+        self.frames: dict[int, PythonFrame] = {}
+        self.ends: array[int] | None = None
+        self.lines: array[int] | None = None
+
+
+class _Watch:
+    """Some code objects, and all of the process's memory that says that they are what they were, read in one go."""
+
+    __slots__ = ("count", "expected", "spans")
+
+    def __init__(self, spans: list[tuple[int, bytes]]) -> None:
+        self.count = len(spans)
+        self.spans = (ctypes.c_uint64 * (2 * len(spans)))(*(x for at, data in spans for x in (at, len(data))))
+        self.expected = b"".join(data for _, data in spans)
+
+    @property
+    def nbytes(self) -> int:
+        return 16 * self.count + len(self.expected)
+
+    def holds(self, pid: int) -> bool:
+        """Whether all of it is there now. A process that took over the number does not have it."""
+        size = len(self.expected)
+        buffer = ctypes.create_string_buffer(size)
+        here = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), size)
+        return _read_spans(pid, here, 1, self.spans, self.count, 0) == size and buffer.raw == self.expected
+
+
+_read_spans = ctypes.CDLL(None).process_vm_readv
+_read_spans.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+_read_spans.restype = ctypes.c_ssize_t
+
+
+class CodeResolver:
+    """Names the frames of one process.
+
+    Args:
+        source: The process, or a descriptor of its /proc/PID/mem, which stays the caller's.
+        layout: The interpreter's ``records.PYTHON`` record, shape () or (1,).
+
+    Attributes:
+        counters: "python_frames_unresolved": frames that could not be told; "python_code_reused": those of them where
+            another code object lay by then.
+    """
+
+    def __init__(self, source: int | PythonProcess, layout: NDArray[np.void]) -> None:
+        self._fd = source if isinstance(source, int) else source.memory.fd
+        record = layout.reshape(())
+        self._table = layouts.LAYOUTS[int(record["major"]), int(record["minor"])]
+        self._code_type = int(record["code_type"])
+        self._decode = _DECODERS[self._table.line_table]
+        self._pid = 0 if isinstance(source, int) else source.pid
+        self._codes: dict[int, _Code] = {}
+        # Of stacks met before: a program is mostly at a few places, and reading each code object of each anew, one
+        # system call a piece, is most of what a sample would cost.
+        self._chains: dict[bytes, tuple[list[PythonFrame | None], _Watch]] = {}
+        self._watches: dict[tuple[_Code, ...], _Watch | None] = {}
+        self._chain_bytes = 0
+        self.counters = {"python_frames_unresolved": 0, "python_code_reused": 0}
+        fields = [
+            (layouts.OBJECT_TYPE, "Q", "type"),
+            (int(record["code_firstlineno"]), "I", "first"),
+            (int(record["code_filename"]), "Q", "filename"),
+            (int(record["code_name"]), "Q", "name"),
+            (int(record["code_linetable"]), "Q", "linetable"),
+        ]
+        if int(record["code_qualname"]) != NO_OFFSET:
+            fields.append((int(record["code_qualname"]), "Q", "qualname"))
+        self._versioned = self._table.code_version != NO_OFFSET
+        if self._versioned:
+            fields.append((self._table.code_version, "I", "version"))
+        fields.sort()
+        text, at = "<", 0
+        for offset, kind, _ in fields:
+            text += f"{offset - at}x{kind}"
+            at = offset + struct.calcsize("<" + kind)
+        self._header = struct.Struct(text)
+        # The fields alone, neighbours together: between them lies what changes all the time.
+        self._groups: list[tuple[int, int, int, Callable[..., bytes]]] = []
+        begin = 0
+        for end in range(1, len(fields) + 1):
+            last, kind, _ = fields[end - 1]
+            if end == len(fields) or fields[end][0] != last + struct.calcsize("<" + kind):
+                pack = struct.Struct("<" + "".join(kind for _, kind, _ in fields[begin:end])).pack
+                self._groups.append((fields[begin][0], begin, end, pack))
+                begin = end
+        order = [name for *_, name in fields]
+        self._type, self._first, self._filename, self._name, self._linetable = (
+            order.index(name) for name in ("type", "first", "filename", "name", "linetable")
+        )
+        self._qualname = order.index("qualname") if "qualname" in order else -1
+        self._version = order.index("version") if self._versioned else -1
+
+    def resolve(self, frames: NDArray[np.void]) -> list[PythonFrame | None]:
+        """Names of the frames of one stack.
+
+        Args:
+            frames: ``records.FRAME``, leaf first.
+
+        Returns:
+            One entry for each, leaf first. ``HIDDEN``: to be left out. None: it could not be told, since the code
+            object is gone, another one lies there, or it cannot be read.
+        """
+        key = frames.tobytes()
+        if (chain := self._chains.get(key)) is not None:
+            if chain[1].holds(self._pid):
+                return list(chain[0])
+            del self._chains[key]
+        current: dict[int, _Code | None] = {}
+        found: list[PythonFrame | None] = []
+        for address, check, instruction, first in frames.tolist():
+            if address in current:
+                code = current[address]
+            else:
+                code = current[address] = self._code_at(address)
+            if code is None:
+                self.counters["python_frames_unresolved"] += 1
+                found.append(None)
+                continue
+            header = code.header
+            if header[-1] != check or header[self._first] != first & ~FRAME_ENTRY:
+                self.counters["python_frames_unresolved"] += 1
+                self.counters["python_code_reused"] += 1
+                found.append(None)
+                continue
+            frame = code.frames.get(instruction)
+            if frame is None:
+                frame = code.frames[instruction] = self._frame(code, instruction)
+            found.append(frame)
+        if self._pid:
+            self._remember(key, found, current)
+        return found
+
+    def _remember(self, key: bytes, found: list[PythonFrame | None], current: dict[int, _Code | None]) -> None:
+        """Keeps the names of a whole stack, if all of them are known."""
+        if None in found or not found:
+            return
+        codes = tuple(code for code in current.values() if code is not None)
+        if self._chain_bytes > MAX_CHAIN_BYTES:
+            self._chains.clear()
+            self._watches.clear()
+            self._chain_bytes = 0
+        if codes not in self._watches:
+            spans = []
+            for address, code in current.items():
+                assert code is not None
+                spans += [(address + at, pack(*code.header[begin:end])) for at, begin, end, pack in self._groups]
+                for (at, _), data in zip(code.spans, code.content, strict=True):
+                    assert data is not None
+                    spans.append((at, data))
+            watch = self._watches[codes] = _Watch(spans) if len(spans) <= _MAX_SPANS else None
+            self._chain_bytes += 0 if watch is None else watch.nbytes
+        watch = self._watches[codes]
+        if watch is not None:
+            self._chains[key] = (list(found), watch)
+            self._chain_bytes += len(key) + 8 * len(found)
+
+    def _code_at(self, address: int) -> _Code | None:
+        """The code object that lies there now."""
+        header = self._read_header(address)
+        if header is None:
+            return None
+        known = self._codes.get(address)
+        if known is not None and known.header[:-1] == header and self._is_unchanged(known):
+            return known
+        code = self._read_code(header)
+        # It may have been freed, and its strings with it, between the two.
+        if code is None or self._read_header(address) != header:
+            self._codes.pop(address, None)
+            return None
+        if len(self._codes) >= MAX_CODES:
+            self._codes.clear()
+        self._codes[address] = code
+        return code
+
+    def _read_header(self, address: int) -> tuple[int, ...] | None:
+        data = read_memory(self._fd, address, self._header.size)
+        if data is None:
+            return None
+        header: tuple[int, ...] = self._header.unpack(data)
+        return header if header[self._type] == self._code_type and _is_alive(data) else None
+
+    def _is_unchanged(self, known: _Code) -> bool:
+        """Whether equal pointers mean an equal object.
+
+        Before 3.12 nothing tells a new code object from an old one at the same place with strings at the same places,
+        which is what exec() in a loop makes; their contents do.
+        """
+        if self._versioned and known.header[self._version]:
+            return True
+        return tuple(read_memory(self._fd, address, size) for address, size in known.spans) == known.content
+
+    def _read_code(self, header: tuple[int, ...]) -> _Code | None:
+        qualname = header[self._qualname] if self._qualname >= 0 else 0
+        named = self._string(qualname or header[self._name])
+        filed = self._string(header[self._filename])
+        line_table = self._bytes(header[self._linetable])
+        if named is None or filed is None or line_table is None:
+            return None
+        check = check_of(header[self._name], qualname, header[self._filename], header[self._linetable])
+        code = _Code((*header, check), named[0], filed[0], line_table[0])
+        if not (self._versioned and header[self._version]):
+            length, size = self._table.unicode_length, self._table.bytes_size
+            code.spans = (
+                ((qualname or header[self._name]) + length, len(named[1])),
+                (header[self._filename] + length, len(filed[1])),
+                (header[self._linetable] + size, len(line_table[1])),
+            )
+            code.content = (named[1], filed[1], line_table[1])
+        return code
+
+    def _string(self, address: int) -> tuple[str, bytes] | None:
+        """A str of the process, and the object's bytes from its length on."""
+        table = self._table
+        data = self._read_some(address, _FIRST_READ)
+        if len(data) < table.unicode_compact:
+            return None
+        length = _I64.unpack_from(data, table.unicode_length)[0]
+        state = _U32.unpack_from(data, table.unicode_state)[0] >> table.unicode_kind_shift
+        width, compact, ascii_only = state & 7, state >> 3 & 1, state >> 4 & 1
+        if not 0 <= length <= MAX_STRING or not compact or width not in (1, 2, 4) or (ascii_only and width != 1):
+            return None
+        begin = table.unicode_ascii if ascii_only else table.unicode_compact
+        kept = min(length, MAX_NAME)
+        end = begin + kept * width
+        if end > len(data):
+            whole = read_memory(self._fd, address, end)
+            if whole is None:
+                return None
+            data = whole
+        try:
+            text = data[begin:end].decode(_CODECS[width], errors="surrogatepass" if width > 1 else "strict")
+        except UnicodeDecodeError:  # freed, and other things lie there by now
+            return None
+        if not ascii_only:
+            # File names that are no UTF-8 hold lone surrogates, which no table takes.
+            text = text.encode(errors="backslashreplace").decode()
+        return text if kept == length else text + "…", data[table.unicode_length : end]
+
+    def _bytes(self, address: int) -> tuple[bytes, bytes] | None:
+        """A bytes object of the process, and the object's bytes from its size on."""
+        table = self._table
+        data = self._read_some(address, _FIRST_READ)
+        if len(data) < table.bytes_data:
+            return None
+        size = _I64.unpack_from(data, table.bytes_size)[0]
+        if not 0 <= size <= MAX_LINE_TABLE:
+            return None
+        end = table.bytes_data + size
+        if end > len(data):
+            whole = read_memory(self._fd, address, end)
+            if whole is None:
+                return None
+            data = whole
+        return data[table.bytes_data : end], data[table.bytes_size : end]
+
+    def _read_some(self, address: int, size: int) -> bytes:
+        """Up to ``size`` bytes: less where the memory ends behind the object."""
+        data = read_memory(self._fd, address, size)
+        if data is None:
+            data = read_memory(self._fd, address, min(size, -address % 4096 or size))
+        return data or b""
+
+    def _frame(self, code: _Code, instruction: int) -> PythonFrame:
+        if self._qualname >= 0:
+            h = code.header
+            if is_hidden(h[self._name], h[self._qualname], h[self._filename], h[self._first]):
+                return HIDDEN
+        return PythonFrame(code.function, code.file, self._line(code, instruction))
+
+    def _line(self, code: _Code, instruction: int) -> int:
+        first = code.header[self._first]
+        if instruction >= 1 << 31:
+            return first
+        if len(code.line_table) <= _SCANNED_TABLE:
+            ends, lines = self._decode(code.line_table, first, instruction)
+            return lines[-1] if ends and ends[-1] > instruction else 0
+        if code.ends is None or code.lines is None:
+            ends, lines = self._decode(code.line_table, first)
+            code.ends, code.lines = array("q", ends), array("q", lines)
+        position = bisect_right(code.ends, instruction)
+        return code.lines[position] if position < len(code.lines) else 0
+
+
+def _is_alive(data: bytes) -> bool:
+    """Whether an object was not freed: its reference count, which comes first, is none then.
+
+    A code object's tables are freed before it, and nothing else of it changes: it would be given lines of whatever lies
+    there next. From 3.12 on the count has 32 bits, and immortal objects have the top ones set; 16 that are 0 follow
+    (Include/object.h). A freed block begins with the address of the next one, or what malloc makes of it, or 0.
+    """
+    count, above = struct.unpack_from("<IH", data)
+    return bool(count and not above)
+
+
+_CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
+
+# Each decoder gives the byte offsets at which ranges of instructions end, ascending, and the line of each (0: none), up
+# to the range that holds the instruction ``until``.
+_ALL = 1 << 62
+
+
+def _lnotab(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], list[int]]:
+    """3.8 and 3.9: pairs of unsigned steps of the offset and signed steps of the line (Objects/lnotab_notes.txt)."""
+    ends: list[int] = []
+    lines: list[int] = []
+    offset, line = 0, first
+    for position in range(0, len(table) - 1, 2):
+        step = table[position]
+        if step:
+            offset += step
+            ends.append(offset)
+            lines.append(line)
+            if offset > until:
+                break
+        delta = table[position + 1]
+        line += delta - 256 if delta > 127 else delta
+    else:
+        # The last line reaches to the end of the code, wherever that is.
+        ends.append(1 << 31)
+        lines.append(line)
+    return ends, lines
+
+
+def _pairs(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], list[int]]:
+    """3.10: lengths of ranges and signed steps of the line; -128: the range has none (Objects/lnotab_notes.txt)."""
+    ends: list[int] = []
+    lines: list[int] = []
+    offset, line = 0, first
+    for position in range(0, len(table) - 1, 2):
+        delta = table[position + 1]
+        offset += table[position]
+        if delta != 128:
+            line += delta - 256 if delta > 128 else delta
+        # Steps of the line alone have length 0.
+        if table[position]:
+            ends.append(offset)
+            lines.append(0 if delta == 128 else max(line, 0))
+            if offset > until:
+                break
+    return ends, lines
+
+
+def _locations(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], list[int]]:
+    """3.11 and later: a head byte with bit 7 set, then bytes without it (Objects/locations.md).
+
+    Head: four bits of kind, three of the length in code units of two bytes, less 1.
+    """
+    ends: list[int] = []
+    lines: list[int] = []
+    offset, line, position, size = 0, first, 0, len(table)
+    while position < size:
+        head = table[position]
+        position += 1
+        kind = head >> 3 & 15
+        offset += ((head & 7) + 1) * 2
+        if kind >= 13 and kind != 15:
+            value = shift = 0
+            while position < size:
+                byte = table[position]
+                position += 1
+                value |= (byte & 63) << shift
+                shift += 6
+                if not byte & 64:
+                    break
+            line += -(value >> 1) if value & 1 else value >> 1
+        elif 10 <= kind <= 12:
+            line += kind - 10
+        while position < size and table[position] < 128:
+            position += 1
+        ends.append(offset)
+        lines.append(0 if kind == 15 else max(line, 0))
+        if offset > until:
+            break
+    return ends, lines
+
+
+_DECODERS = {"lnotab": _lnotab, "pairs": _pairs, "locations": _locations}

@@ -1,0 +1,201 @@
+"""What CUPTI recorded, as columns of the tables ``kernel_events``, ``gpu_usage`` and ``gpu_host_events``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture.launches import Origin, constant, dictionary, triples
+from argus.capture.names import demangle
+from argus.records import GpuKind, HostKind
+
+_COPIES = {
+    1: "memcpy_h2d",
+    2: "memcpy_d2h",
+    3: "memcpy_h2d",
+    4: "memcpy_d2h",
+    5: "memcpy_d2d",
+    6: "memcpy_d2d",
+    7: "memcpy_d2d",
+    8: "memcpy_d2d",
+    9: "memcpy_h2h",
+    10: "memcpy_p2p",
+}
+"""CUpti_ActivityMemcpyKind; arrays of textures count as what they lie in."""
+_KINDS = ["kernel", "memset", "memcpy", *dict.fromkeys(_COPIES.values())]
+_COPY_CODE = np.full(256, _KINDS.index("memcpy"), np.int32)
+for _number, _word in _COPIES.items():
+    _COPY_CODE[_number] = _KINDS.index(_word)
+
+_WORDS: dict[HostKind, dict[int, str]] = {
+    HostKind.SYNCHRONIZATION: {  # CUpti_ActivitySynchronizationType
+        1: "event_synchronize",
+        2: "stream_wait_event",
+        3: "stream_synchronize",
+        4: "context_synchronize",
+    },
+    HostKind.OVERHEAD: {  # CUpti_ActivityOverheadKind
+        1: "driver_compiler",
+        1 << 16: "buffer_flush",
+        2 << 16: "instrumentation",
+        3 << 16: "resource",
+        4 << 16: "module_loading",
+        5 << 16: "function_loading",
+        6 << 16: "command_buffer_full",
+        7 << 16: "buffer_request",
+        8 << 16: "uvm_init",
+    },
+    HostKind.JIT: {1: "cache_load", 2: "cache_store", 3: "compile"},  # CUpti_ActivityJitOperationType
+}
+_EVENTS = [HostKind.SYNCHRONIZATION, HostKind.OVERHEAD, HostKind.JIT, HostKind.MODULE, HostKind.MARKER]
+
+
+class Names:
+    """The names of one process: by the ids in its records, demangled as ``launches.kernel`` is.
+
+    Attributes:
+        codes: By id: place in ``words``. Shape (ids,).
+        words: Each name once.
+    """
+
+    def __init__(self) -> None:
+        self.words: list[str] = [""]
+        self.codes = np.zeros(1, np.int32)
+        self._places = {"": 0}
+
+    def learn(self, symbols: Sequence[str]) -> None:
+        """Takes the names that are new. ``symbols``: all names by id, the first is of none."""
+        if len(symbols) <= len(self.codes):
+            return
+        fresh = []
+        for symbol in symbols[len(self.codes) :]:
+            word = demangle(symbol)
+            place = self._places.setdefault(word, len(self.words))
+            if place == len(self.words):
+                self.words.append(word)
+            fresh.append(place)
+        self.codes = np.concatenate([self.codes, np.array(fresh, np.int32)])
+
+    def of(self, ids: NDArray[np.uint32]) -> NDArray[np.int32]:
+        """Places in ``words`` of names by id; 0, which is empty, for an id that nobody named."""
+        places: NDArray[np.int32] = self.codes[np.where(ids < len(self.codes), ids, 0)]
+        return places
+
+
+def _used(codes: NDArray[np.int32], words: Sequence[str]) -> pa.DictionaryArray:
+    """A dictionary of the words that occur: a process may know thousands of kernels, and a batch have ten."""
+    present = np.flatnonzero(np.bincount(codes, minlength=1))
+    place = np.zeros(len(words), np.int32)
+    place[present] = np.arange(len(present), dtype=np.int32)
+    return dictionary(place[codes], [words[code] for code in present.tolist()])
+
+
+def _times(ns: NDArray[np.int64], offset_ns: int) -> pa.Array:
+    return pa.array(ns + offset_ns, pa.int64()).cast(pa.timestamp("ns", tz="UTC"))
+
+
+def _common(origin: Origin, rank: int, pid: int, count: int) -> dict[str, object]:
+    return {
+        "job": constant(origin.job, count),
+        "run": np.full(count, origin.run, np.uint32),
+        "rank": np.full(count, rank, np.uint32),
+        "host": constant(origin.host, count),
+        "pid": np.full(count, pid, np.uint32),
+    }
+
+
+def kernel_events(ops: NDArray[np.void], origin: Origin, rank: int, pid: int, names: Names) -> pa.Table:
+    """Rows of the table ``kernel_events``.
+
+    Args:
+        ops: ``records.GPU_OP`` of one process, shape (n,).
+        origin: Where they come from.
+        rank: The process's rank.
+        pid: The process, as the host numbers it.
+        names: Its names.
+    """
+    kernel = ops["kind"] == GpuKind.KERNEL
+    kinds = np.where(kernel, 0, 1).astype(np.int32)
+    copies = ops["kind"] == GpuKind.MEMCPY
+    kinds[copies] = _COPY_CODE[ops["copy"][copies]]
+    start, launch = ops["start_ns"].astype(np.int64), ops["launch_ns"].astype(np.int64)
+    matched = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+    return pa.table(
+        {
+            **_common(origin, rank, pid, len(ops)),
+            **{name: np.ascontiguousarray(ops[name]) for name in ("device", "context", "stream")},
+            "kind": dictionary(kinds, _KINDS),
+            "name": _used(names.of(ops["name"]), names.words),
+            "ts": _times(start, origin.mono_offset_ns),
+            "duration_ns": ops["end_ns"].astype(np.int64) - start,
+            "launch_ts": _times(np.where(matched, launch + origin.mono_offset_ns, 0), 0),
+            "issue_latency_ns": np.where(matched, start - launch, records.NOT_MEASURED),
+            "launch_tid": np.ascontiguousarray(ops["launch_tid"]),
+            "launch_probed": (ops["flags"] & records.GPU_LAUNCH_PROBED) != 0,
+            **{name: np.ascontiguousarray(ops[name]) for name in ("correlation", "graph", "graph_node")},
+            "grid": triples(ops["grid"], kernel, pa.uint32()),
+            "block": triples(ops["block"].astype(np.uint16), kernel, pa.uint16()),
+            **{name: np.ascontiguousarray(ops[name]) for name in ("registers", "shared_static", "shared_dynamic")},
+            "bytes": np.ascontiguousarray(ops["bytes"]),
+        }
+    )
+
+
+def is_event(host: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which records of the CPU side are rows of ``gpu_host_events``: all but calls. Shape (n,)."""
+    return np.isin(host["kind"], _EVENTS)
+
+
+def gpu_host_events(
+    events: NDArray[np.void], origin: Origin, rank: int, pid: int, names: Names, now_ns: int
+) -> pa.Table:
+    """Rows of the table ``gpu_host_events``.
+
+    Args:
+        events: ``records.HOST_OP`` of one process, those that ``is_event`` chooses.
+        origin: Where they come from.
+        rank: The process's rank.
+        pid: The process, as the host numbers it.
+        names: Its names.
+        now_ns: The time that records without one get.
+    """
+    words, codes = [*names.words], names.of(events["name"])
+    places = {word: place for place, word in enumerate(words)}
+    for kind, known in _WORDS.items():
+        mine = events["kind"] == kind
+        for code in np.unique(events["code"][mine]).tolist():
+            word = known.get(code, "")
+            place = places.setdefault(word, len(words))
+            if place == len(words):
+                words.append(word)
+            codes[mine & (events["code"] == code)] = place
+    start, end = events["start_ns"].astype(np.int64), events["end_ns"].astype(np.int64)
+    timed = start > 0
+    return pa.table(
+        {
+            **_common(origin, rank, pid, len(events)),
+            "tid": np.ascontiguousarray(events["tid"]),
+            "kind": dictionary(events["kind"].astype(np.int32), ["", *(kind.name.lower() for kind in HostKind)]),
+            "name": _used(codes, words),
+            "code": np.ascontiguousarray(events["code"]),
+            "ts": _times(np.where(timed, start, now_ns), origin.mono_offset_ns),
+            "duration_ns": np.where(timed, end - start, records.NOT_MEASURED),
+            **{name: np.ascontiguousarray(events[name]) for name in ("correlation", "stream", "result")},
+        }
+    )
+
+
+def gpu_usage(windows: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
+    """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.USAGE`` of one process."""
+    fields = [name for name in windows.dtype.names or () if name != "start_ns"]
+    return pa.table(
+        {
+            **_common(origin, rank, pid, len(windows)),
+            "ts": _times(windows["start_ns"], origin.mono_offset_ns),
+            **{name: np.ascontiguousarray(windows[name]) for name in fields},
+        }
+    )

@@ -1,0 +1,648 @@
+"""Samples the stacks of traced processes, on the CPU and off it: loads ``bpf/stacks.bpf.c``, tells it whom to look at
+and how their interpreters lie in memory, and takes what it counted.
+
+A perf event on each CPU (cpu-clock, which needs no hardware counters) fires the sampling program; raw tracepoints of
+the scheduler follow threads off the CPU. Both vanish with the process that made them, even if it is killed.
+
+The kernel counts into one of two maps while the other is read; they change places now and then, and the one that
+was left is read only one ``drain`` later, when no program that had begun before can still write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import bcc, btf
+from argus.capture.bpf import (
+    _BCC_PAGE,
+    _PERF_FLAG_FD_CLOEXEC,
+    _SYS_BPF,
+    _SYS_PERF_EVENT_OPEN,
+    MINIMUM_KERNEL,
+    _load_failure,
+    _quiet_stderr,
+    kernel_version,
+)
+from argus.capture.ring import Ring, VariableRing
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.records import StackCounter
+from argus.resources import resource_dir
+
+SWAP_NS = 95_000_000
+"""The counting maps change places after this long, unless told otherwise. It is how long counts wait, not what they are
+apart by: that is the window of ``bpf/stacks.h``. Reading a map costs some 0.1 ms, be it empty."""
+LONG_OFF_NS = 95_000_000
+"""From when on ``off_now`` tells of a thread."""
+GRACE_NS = 5_000_000
+"""What was left is read no sooner. Programs run for microseconds, with interrupts off."""
+WALK_NS = 10_000_000
+"""After a stack was taken at a switch, and the thread came back before ``off_cpu_ns``: how long none is taken at the
+same place. Stacks at any place that prove useless are limited to twice this rate."""
+STACK_RING_BYTES = 4 << 20
+"""Room for some 4,000 stacks of 40 Python frames."""
+PAUSE_RING_BYTES = 64 << 10
+FRAME_STEPS = (320, 128)
+"""How many frames a walk reads: the first of these that the kernel's verifier accepts. Some more than are kept, since
+entry frames are read and not kept; a stack that is deeper is cut, and says so."""
+SEEN_ENTRIES = 65_536
+THREAD_ENTRIES = 32_768
+
+# enum bpf_cmd and ioctls of include/uapi/linux/bpf.h and perf_event.h.
+_BPF_MAP_LOOKUP_BATCH = 24
+_BPF_MAP_LOOKUP_AND_DELETE_BATCH = 25
+_BPF_MAP_UPDATE_BATCH = 26
+_BPF_PROG_GET_NEXT_ID = 11
+_BPF_OBJ_GET_INFO_BY_FD = 15
+_BPF_ENABLE_STATS = 32
+_PERF_TYPE_SOFTWARE = 1
+_PERF_COUNT_SW_CPU_CLOCK = 0
+_PERF_EVENT_IOC_ENABLE = 0x2400
+_PERF_EVENT_IOC_DISABLE = 0x2401
+_PERF_EVENT_IOC_SET_BPF = 0x40042408
+_PROGRAM_INFO_BYTES = 224
+_RUN_TIME_AT = 192
+"""Of run_time_ns in struct bpf_prog_info."""
+
+_THREAD = np.dtype(
+    [
+        *(
+            (name, "<u8")
+            for name in ("off_ns", "off_stack", "wake_ns", "on_ns", "ran_ns", "walk_ns", "off_site", "short_site")
+        ),
+        *((name, "<u8") for name in ("short_ns", "state", "search_ns", "sample_ns")),
+        *((name, "<u8") for name in ("gc_begin_ns", "gc_end_ns", "gc_before_ns", "gc_stack")),
+        *((name, "<u4") for name in ("off_what", "pid", "ns_tid", "had_state", "unreadable", "long_next")),
+        ("distrusted", "<u8"),
+        ("long_sites", "<u8", (4,)),
+    ]
+)
+"""``struct thread`` of bpf/stacks.bpf.c."""
+_KEY_BYTES = 24
+_NO_COUNTS = np.empty(0, records.STACK_COUNT)
+
+
+@dataclass
+class RawStack:
+    """One stack as the kernel walked it.
+
+    Attributes:
+        head: ``records.STACK``.
+        frames: ``records.FRAME``, shape (n,), leaf first.
+        native: User addresses, leaf first. [0] is where the thread was, or entered the kernel; the rest is the raw
+            chain of frame pointers, which nobody has verified.
+    """
+
+    head: np.void
+    frames: NDArray[np.void]
+    native: NDArray[np.uint64]
+
+
+@dataclass
+class Drained:
+    """What one call of ``StackProbes.drain`` brought.
+
+    Attributes:
+        counts: ``records.STACK_COUNT``, one row per (stack, thread, what) of the window that ended; empty between
+            windows.
+        stacks: Those that are new. A stack arrives with, or before, the first row that counts it.
+        pauses: ``records.PAUSE``.
+    """
+
+    counts: NDArray[np.void]
+    stacks: list[RawStack]
+    pauses: NDArray[np.void]
+
+
+class _TooLarge(ArgusError):
+    """The verifier finds a program too large to look at."""
+
+
+def _refusal(what: str, said: str, reason: Exception) -> ArgusError:
+    """Why a program does not load. The verifier's refusal is EACCES too, but no matter of permission."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    verdict = next((i for i, line in enumerate(lines) if line.startswith("processed ") and "insns" in line), None)
+    text = f"{said}\n{reason}"
+    if "too large" in text or "too complex" in text or "Argument list too long" in text:
+        return _TooLarge(f"cannot {what}: it is too large for this kernel's verifier", "", EXIT_UNAVAILABLE)
+    if verdict:
+        return ArgusError(f"cannot {what}: the verifier refuses it: {lines[verdict - 1]}", "", EXIT_UNAVAILABLE)
+    return _load_failure(what, said, reason)
+
+
+class _Batch(ctypes.Structure):
+    """``union bpf_attr``, the part for batches of map entries."""
+
+    _fields_ = (
+        ("in_batch", ctypes.c_uint64),
+        ("out_batch", ctypes.c_uint64),
+        ("keys", ctypes.c_uint64),
+        ("values", ctypes.c_uint64),
+        ("count", ctypes.c_uint32),
+        ("map_fd", ctypes.c_uint32),
+        ("elem_flags", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    )
+
+
+def _syscall(numbers: dict[str, int], *arguments: Any) -> int:
+    call = _libc().syscall
+    result = int(call(numbers[platform.machine()], *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _libc(loaded: list[ctypes.CDLL] = []) -> ctypes.CDLL:  # noqa: B006 - a cache
+    if not loaded:
+        library = ctypes.CDLL(None, use_errno=True)
+        library.syscall.restype = ctypes.c_long
+        loaded.append(library)
+    return loaded[0]
+
+
+class _Table:
+    """A hash map read and written in batches, straight from and to numpy arrays."""
+
+    def __init__(self, fd: int, entries: int, key_bytes: int, value_bytes: int) -> None:
+        self._fd = fd
+        # A batch must hold the fullest bucket: room for all entries always does.
+        self._keys = np.empty((entries, key_bytes), np.uint8)
+        self._values = np.empty((entries, value_bytes), np.uint8)
+
+    def read(self, *, delete: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """All entries: keys (n, key bytes), values (n, value bytes). Views that the next call overwrites."""
+        cursor = ctypes.create_string_buffer(8)
+        taken, begun, size = 0, False, len(self._keys)
+        while taken < size:
+            request = _Batch(
+                in_batch=ctypes.addressof(cursor) if begun else 0,
+                out_batch=ctypes.addressof(cursor),
+                keys=self._keys[taken:].ctypes.data,
+                values=self._values[taken:].ctypes.data,
+                count=size - taken,
+                map_fd=self._fd,
+            )
+            command = _BPF_MAP_LOOKUP_AND_DELETE_BATCH if delete else _BPF_MAP_LOOKUP_BATCH
+            try:
+                _syscall(_SYS_BPF, command, ctypes.byref(request), ctypes.sizeof(request))
+            except OSError as reason:
+                if reason.errno == errno.ENOENT:  # this was the last of them
+                    taken += request.count
+                    break
+                if reason.errno == errno.EINTR:
+                    continue
+                raise
+            taken += request.count
+            begun = True
+            if request.count == 0:
+                break
+        return self._keys[:taken], self._values[:taken]
+
+
+def _update(fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
+    """Sets many entries of a map. Returns how many found room."""
+    request = _Batch(keys=keys.ctypes.data, values=values.ctypes.data, count=len(keys), map_fd=fd)
+    try:
+        _syscall(_SYS_BPF, _BPF_MAP_UPDATE_BATCH, ctypes.byref(request), ctypes.sizeof(request))
+    except OSError as reason:
+        if reason.errno not in (errno.E2BIG, errno.ENOMEM):
+            raise
+    return int(request.count)
+
+
+@contextlib.contextmanager
+def run_time_statistics() -> Iterator[None]:
+    """While it lasts the kernel measures the run time of all BPF programs, which costs each run some 20-50 ns.
+
+    Raises:
+        OSError: Not permitted.
+    """
+    fd = _syscall(_SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def program_ids() -> set[int]:
+    """Numbers of all BPF programs that are loaded in this kernel."""
+    ids: set[int] = set()
+    request = ctypes.create_string_buffer(16)
+    number = 0
+    while True:
+        struct.pack_into("<II", request, 0, number, 0)
+        try:
+            _syscall(_SYS_BPF, _BPF_PROG_GET_NEXT_ID, ctypes.byref(request), 16)
+        except OSError as reason:
+            if reason.errno == errno.ENOENT:
+                return ids
+            raise
+        number = struct.unpack_from("<II", request.raw)[1]
+        ids.add(number)
+
+
+def online_cpus(text: str | None = None) -> list[int]:
+    """CPUs in use, from ``/sys/devices/system/cpu/online`` ("0-3,8")."""
+    text = Path("/sys/devices/system/cpu/online").read_text() if text is None else text
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        cpus.extend(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+class StackProbes:
+    """The stack sampler's BPF programs and maps.
+
+    Args:
+        rate_hz: Samples a second on each CPU; 0: none.
+        off_cpu_ns: Shortest time off the CPU that is counted; None: none is.
+        python: Walk Python stacks too.
+        stack_ring_bytes: Room for new stacks: a power of two.
+        walk_ns: see ``WALK_NS``.
+        btf_path: The kernel's types.
+        frame_steps: see ``FRAME_STEPS``.
+        swap_ns: see ``SWAP_NS``.
+
+    Attributes:
+        state: "sampling" and "off-cpu": "on", "off: why" or "failed: why".
+        period_ns: Time that one sample stands for.
+
+    Raises:
+        ArgusError: Neither samples nor times off the CPU can be had.
+    """
+
+    def __init__(
+        self,
+        *,
+        rate_hz: int = 97,
+        off_cpu_ns: int | None = 1_000_000,
+        python: bool = True,
+        stack_ring_bytes: int = STACK_RING_BYTES,
+        walk_ns: int = WALK_NS,
+        btf_path: Path = btf.VMLINUX,
+        frame_steps: tuple[int, ...] = FRAME_STEPS,
+        swap_ns: int = SWAP_NS,
+    ) -> None:
+        if kernel_version() < MINIMUM_KERNEL:
+            raise ArgusError(f"Linux {os.uname().release} is too old: stacks need 5.15", "", EXIT_UNAVAILABLE)
+        if rate_hz == 0 and off_cpu_ns is None:
+            raise ValueError("nothing to sample")
+        self.state = {"sampling": "off: not asked for", "off-cpu": "off: not asked for"}
+        self.period_ns = 1_000_000_000 // rate_hz if rate_hz else 0
+        self._python = python
+        self._events: list[int] = []
+        self._module = bcc.load()
+        types, no_types = self._types(btf_path)
+        cpus = online_cpus()
+        # Per window and CPU: samples that are all different; and threads that come back from somewhere.
+        self._swap_ns = swap_ns
+        per_cpu = int(rate_hz * swap_ns / 1e9) + 512
+        counts = 1 << max(14, (len(cpus) * per_cpu * 4 - 1).bit_length())
+        counts = min(counts, 1 << 17)
+        definitions = {
+            "ARGUS_STACK_PAGES": stack_ring_bytes // _BCC_PAGE,
+            "ARGUS_PAUSE_PAGES": PAUSE_RING_BYTES // _BCC_PAGE,
+            "ARGUS_COUNTS": counts,
+            "ARGUS_THREADS": THREAD_ENTRIES,
+            "ARGUS_SEEN": SEEN_ENTRIES,
+            "ARGUS_OFF_CPU_NS": f"{off_cpu_ns or 0}ull",
+            "ARGUS_WALK_NS": f"{walk_ns}ull",
+            **types,
+        }
+        for steps in frame_steps:
+            self._bpf = self._compile({**definitions, "ARGUS_FRAME_STEPS": steps})
+            try:
+                self._load(rate_hz, off_cpu_ns, cpus, no_types)
+                self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
+                self._pauses = Ring(self._map_fd("pauses"), PAUSE_RING_BYTES, records.PAUSE)
+                break
+            except _TooLarge as reason:
+                self._detach()
+                self._bpf.cleanup()
+                if steps == frame_steps[-1]:
+                    raise ArgusError(reason.message, reason.hint, reason.exit_code) from reason
+            except BaseException:
+                self._detach()
+                self._bpf.cleanup()
+                raise
+        self.frame_steps = steps
+        value_bytes = records.STACK_COUNT.itemsize - _KEY_BYTES
+        self._counts = [_Table(self._map_fd(f"counts_{i}"), counts, _KEY_BYTES, value_bytes) for i in (0, 1)]
+        self._threads = _Table(self._map_fd("threads"), THREAD_ENTRIES, 4, _THREAD.itemsize)
+        self._active = 0
+        self._swapped_ns = time.monotonic_ns()
+        self._unread = False
+        """Whether the map that is not written may hold rows."""
+        self._generation = 0
+        self._told: dict[int, dict[int, int]] = {}
+        self._with_python: set[int] = set()
+
+    # --- setting up
+
+    @staticmethod
+    def _types(path: Path) -> tuple[dict[str, int], str]:
+        """Offsets for the programs, or why there are none."""
+        try:
+            kernel = btf.kernel(path)
+            return {
+                "ARGUS_TASK_PID": kernel.offset("task_struct", "pid"),
+                "ARGUS_TASK_STATE": kernel.offset("task_struct", "__state"),
+                "ARGUS_TASK_RAN": kernel.offset("task_struct", "se")
+                + kernel.offset("sched_entity", "sum_exec_runtime"),
+                "ARGUS_PREV_STATE": int(kernel.tracepoint_arguments("sched_switch") >= 4),
+            }, ""
+        except FileNotFoundError:
+            return {}, "off: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)"
+        except OSError as reason:
+            return {}, f"off: {path} cannot be read: {reason.strerror}"
+        except btf.BtfError as reason:
+            return {}, f"off: the kernel's BTF is not understood: {reason}"
+
+    def _compile(self, definitions: dict[str, Any]) -> Any:
+        directory = resource_dir("bpf")
+        flags = [f"-I{directory}", "-D__BPF__", *(f"-D{name}={value}" for name, value in definitions.items())]
+        with _quiet_stderr() as said:
+            try:
+                return self._module.BPF(text=(directory / "stacks.bpf.c").read_bytes(), cflags=flags)
+            except Exception as reason:
+                raise _load_failure("compile the BPF programs for stacks", said(), reason) from reason
+
+    def _load(self, rate_hz: int, off_cpu_ns: int | None, cpus: list[int], no_types: str) -> None:
+        failure: ArgusError | None = None
+        if off_cpu_ns is not None:
+            self.state["off-cpu"] = no_types or "on"
+            if not no_types:
+                try:
+                    self._attach_tracepoint("sched_switch", "on_switch")
+                    self._attach_tracepoint("sched_wakeup", "on_wakeup")
+                except _TooLarge:
+                    raise
+                except ArgusError as reason:
+                    failure = reason
+                    self._detach()
+                    self.state["off-cpu"] = f"failed: {reason.message}"
+        if rate_hz:
+            try:
+                self._sample(cpus)
+                self.state["sampling"] = "on"
+            except _TooLarge:
+                raise
+            except ArgusError as reason:
+                failure = reason
+                self.state["sampling"] = f"failed: {reason.message}"
+        if "on" not in self.state.values():
+            if failure is None:
+                why = self.state["off-cpu"].partition(": ")[2]
+                failure = ArgusError(f"no stacks can be sampled: {why}", "", EXIT_UNAVAILABLE)
+            raise failure
+        self._attach_tracepoint("sched_process_exit", "on_exit")
+        self._attach_tracepoint("sched_process_exec", "on_exec")
+
+    def _attach_tracepoint(self, tracepoint: str, program: str) -> None:
+        with _quiet_stderr() as said:
+            try:
+                self._bpf.attach_raw_tracepoint(tp=tracepoint.encode(), fn_name=program.encode())
+            except Exception as reason:
+                raise _refusal(f"follow {tracepoint}", said(), reason) from reason
+
+    def _sample(self, cpus: list[int]) -> None:
+        with _quiet_stderr() as said:
+            try:
+                program = self._bpf.load_func(b"on_sample", self._module.BPF.PERF_EVENT).fd
+            except Exception as reason:
+                raise _refusal("load the sampling program", said(), reason) from reason
+        for cpu in cpus:
+            try:
+                self._events.append(self._open_event(cpu, program))
+            except OSError as reason:
+                if reason.errno == errno.ENODEV:  # taken off line just now
+                    continue
+                for event in self._events:
+                    os.close(event)
+                self._events.clear()
+                if reason.errno in (errno.EPERM, errno.EACCES):
+                    hint = "Run Argus with sudo (or with CAP_PERFMON and CAP_BPF)"
+                    raise ArgusError("no permission to sample CPUs", hint, EXIT_UNAVAILABLE) from reason
+                text = f"the kernel refuses to sample CPU {cpu}: {reason.strerror}"
+                raise ArgusError(text, "", EXIT_UNAVAILABLE) from reason
+
+    def _open_event(self, cpu: int, program: int) -> int:
+        # struct perf_event_attr: type, size, config, sample_period, sample_type, read_format, flags (bit 0: disabled).
+        attribute = bytearray(112)
+        struct.pack_into("<IIQQ", attribute, 0, _PERF_TYPE_SOFTWARE, 112, _PERF_COUNT_SW_CPU_CLOCK, self.period_ns)
+        struct.pack_into("<Q", attribute, 40, 1)
+        buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
+        event = _syscall(
+            _SYS_PERF_EVENT_OPEN,
+            ctypes.byref(buffer),
+            ctypes.c_int(-1),
+            ctypes.c_int(cpu),
+            ctypes.c_int(-1),
+            ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+        )
+        try:
+            fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program)
+            fcntl.ioctl(event, _PERF_EVENT_IOC_ENABLE, 0)
+        except OSError:
+            os.close(event)
+            raise
+        return event
+
+    def _map_fd(self, name: str) -> int:
+        return int(self._bpf[name.encode()].map_fd)
+
+    # --- whom to look at
+
+    def add_target(self, pid: int) -> None:
+        """Takes stacks of a process: native ones, until ``set_python``."""
+        self._generation += 1
+        table = self._bpf[b"stack_targets"]
+        table[ctypes.c_uint32(pid)] = table.Leaf(0, self._generation)
+
+    def set_python(self, pid: int, layout: NDArray[np.void]) -> None:
+        """Takes Python stacks of a process too. Before ``add_target``, or its first samples have none.
+
+        Args:
+            pid: The process.
+            layout: One ``records.PYTHON``, shape () or (1,).
+        """
+        if not self._python:
+            return
+        # What was told of its threads may have been of the program that it ran before.
+        self._forget_states(self._told.pop(pid, {}).keys() | set())
+        value = np.ascontiguousarray(np.asarray(layout, records.PYTHON).reshape(1))
+        _update(self._map_fd("pythons"), np.array([pid], "<u4"), value)
+        self._with_python.add(pid)
+
+    def without_python(self) -> set[int]:
+        """Processes for which ``set_python`` was called, and that have executed another program since."""
+        table = self._bpf[b"pythons"]
+        return {pid for pid in self._with_python if ctypes.c_uint32(pid) not in table}
+
+    def set_threads(self, pid: int, states: dict[int, int]) -> None:
+        """Tells where thread states are, which saves the kernel a search and finds those at the end of long lists.
+
+        Args:
+            pid: The process.
+            states: Thread (root namespace) -> address of its thread state. Replaces what was told before.
+        """
+        before = self._told.get(pid, {})
+        new = {tid: state for tid, state in states.items() if before.get(tid) != state}
+        if new:
+            keys = np.fromiter(new.keys(), "<u4", len(new))
+            _update(self._map_fd("thread_states"), keys, np.fromiter(new.values(), "<u8", len(new)))
+        self._forget_states(before.keys() - states.keys())
+        self._told[pid] = dict(states)
+
+    def _forget_states(self, tids: set[int]) -> None:
+        table = self._bpf[b"thread_states"]
+        for tid in tids:
+            with contextlib.suppress(KeyError):
+                del table[ctypes.c_uint32(tid)]
+
+    def remove_target(self, pid: int) -> None:
+        """Forgets a process: its PID may be another's soon. What was counted stays for the next ``drain``."""
+        for name in (b"stack_targets", b"pythons"):
+            with contextlib.suppress(KeyError):
+                del self._bpf[name][ctypes.c_uint32(pid)]
+        self._with_python.discard(pid)
+        self._forget_states(self._told.pop(pid, {}).keys() | set())
+        table = self._bpf[b"threads"]
+        rows = self._thread_rows()
+        for tid in rows["tid"][rows["pid"] == pid].tolist():
+            with contextlib.suppress(KeyError):
+                del table[ctypes.c_uint32(tid)]
+
+    def _thread_rows(self) -> NDArray[np.void]:
+        keys, values = self._threads.read(delete=False)
+        rows = np.empty(len(keys), np.dtype([("tid", "<u4"), *_THREAD.descr]))
+        rows["tid"] = keys.view("<u4")[:, 0]
+        thread = values.view(_THREAD)[:, 0]
+        for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid"):
+            rows[name] = thread[name]
+        return rows
+
+    # --- results
+
+    def drain(self, *, final: bool = False) -> Drained:
+        """Takes what came since the last call. Call it every 20 to 100 ms.
+
+        Args:
+            final: Stop sampling, and take all there is. Nothing comes after it. Of threads that are off the CPU then
+                only ``off_now`` tells.
+        """
+        counts = []
+        now = time.monotonic_ns()
+        if final:
+            self._stop()
+            if self._unread:
+                counts.append(self._read_counts(1 - self._active))
+                self._unread = False
+            counts.append(self._read_counts(self._active))
+        else:
+            if self._unread and now - self._swapped_ns >= GRACE_NS:
+                counts.append(self._read_counts(1 - self._active))
+                self._unread = False
+            if not self._unread and now - self._swapped_ns >= self._swap_ns:
+                self._active = 1 - self._active
+                self._bpf[b"switches"][ctypes.c_int(0)] = ctypes.c_uint32(self._active)
+                self._swapped_ns = now
+                self._unread = True
+        # Counts first: a stack is sent before it is counted.
+        rows = np.concatenate(counts) if counts else _NO_COUNTS
+        return Drained(rows, [self._stack(record) for record in self._stacks.drain()], self._pauses.drain())
+
+    def _stop(self) -> None:
+        for event in self._events:
+            os.close(event)
+        self._events.clear()
+        self._bpf[b"switches"][ctypes.c_int(1)] = ctypes.c_uint32(1)
+        time.sleep(GRACE_NS / 1e9)
+
+    def _read_counts(self, which: int) -> NDArray[np.void]:
+        keys, values = self._counts[which].read(delete=True)
+        rows = np.empty(len(keys), records.STACK_COUNT)
+        raw = rows.view(np.uint8).reshape(len(keys), records.STACK_COUNT.itemsize)
+        raw[:, :_KEY_BYTES] = keys
+        raw[:, _KEY_BYTES:] = values
+        return rows
+
+    @staticmethod
+    def _stack(record: NDArray[np.uint8]) -> RawStack:
+        head = record[: records.STACK.itemsize].view(records.STACK)[0]
+        frames_at = records.STACK.itemsize
+        native_at = frames_at + int(head["python_frames"]) * records.FRAME.itemsize
+        return RawStack(head, record[frames_at:native_at].view(records.FRAME), record[native_at:].view("<u8"))
+
+    def off_now(self, longer_than_ns: int = LONG_OFF_NS) -> NDArray[np.void]:
+        """Threads that have been off the CPU for long: no row of ``counts`` tells of that until they are back.
+
+        Returns:
+            ``records.OFF_NOW``, shape (n,). Threads that went off before their process was added are not among them.
+        """
+        rows = self._thread_rows()
+        now = time.monotonic_ns()
+        is_off = (rows["off_ns"] != 0) & (rows["on_ns"] < rows["off_ns"])
+        rows = rows[is_off & (rows["off_ns"] + longer_than_ns < now)]
+        out = np.zeros(len(rows), records.OFF_NOW)
+        for ours, theirs in {
+            "stack": "off_stack",
+            "pid": "pid",
+            "tid": "tid",
+            "since_ns": "off_ns",
+            "what": "off_what",
+        }.items():
+            out[ours] = rows[theirs]
+        return out
+
+    def counters(self) -> dict[StackCounter, int]:
+        """What the kernel side counted so far, summed over CPUs."""
+        table = self._bpf[b"stack_counters"]
+        return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in StackCounter}
+
+    def cpu_ns(self) -> int:
+        """Time that its programs have run for, where the kernel measures it (``run_time_statistics``); else 0."""
+        return sum(nanoseconds for nanoseconds, _ in self.run_times().values())
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """The same, program by program: (ns, runs)."""
+        times = {}
+        for name, function in self._bpf.funcs.items():
+            info = ctypes.create_string_buffer(_PROGRAM_INFO_BYTES)
+            request = ctypes.create_string_buffer(
+                struct.pack("<IIQ", function.fd, len(info), ctypes.addressof(info)), 16
+            )
+            _syscall(_SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
+            times[name.decode()] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
+        return times
+
+    def _detach(self) -> None:
+        for event in self._events:
+            os.close(event)
+        self._events.clear()
+        for tracepoint in list(self._bpf.raw_tracepoint_fds):
+            self._bpf.detach_raw_tracepoint(tracepoint)
+
+    def close(self) -> None:
+        """Takes the programs away and frees the maps."""
+        self._detach()
+        self._stacks.close()
+        self._pauses.close()
+        self._bpf.cleanup()

@@ -1,0 +1,314 @@
+"""Arming: how CUDA comes to load the helper when a process starts to use the GPU, and which processes have it.
+
+CUDA loads the library that ``CUDA_INJECTION64_PATH`` names in ``cuInit``, so only processes that use the GPU pay
+anything: one mapping and one sleeping thread each, until ``argus trace`` wakes it. See docs/gpu-times.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from argus.cupti import build
+from argus.errors import EXIT_USAGE, ArgusError
+
+VARIABLE = "CUDA_INJECTION64_PATH"
+NVTX_VARIABLE = "NVTX_INJECTION64_PATH"
+SWITCH = "ARGUS_CUPTI"
+"""``ARGUS_CUPTI=0``: this process is not to be armed."""
+WAIT_VARIABLE = "ARGUS_CUPTI_WAIT_MS"
+"""How long ``cuInit`` waits for Argus, so that the first kernel is timed too. Only ``argus run`` sets it."""
+MAPPING = "/memfd:argus-cupti"
+"""What the helper's memory is called in /proc/PID/maps, before " (deleted)"."""
+PTH = "argus_arm.pth"
+_RUN_TIMEOUT_S = 60.0
+_PROC = Path("/proc")
+
+
+# ---- by the environment
+
+
+@dataclass(frozen=True)
+class Arming:
+    """What is to be set for a command, and the state that GPU times will have in it, for people.
+
+    Attributes:
+        changes: Variables to set.
+        state: "on", or "off: " and why.
+    """
+
+    changes: Mapping[str, str]
+    state: str
+
+    @property
+    def on(self) -> bool:
+        """Whether the command will be armed."""
+        return self.state == "on"
+
+
+def arm(environment: Mapping[str, str], *, wait_ms: int = 0) -> Arming:
+    """Arms what is started with this environment.
+
+    What the user has set already wins: another profiler's injection library is left in its place.
+
+    Args:
+        environment: Of the command that is to be started.
+        wait_ms: How long ``cuInit`` may wait for Argus; 0: not at all.
+    """
+    if environment.get(SWITCH) == "0":
+        return Arming({}, f"off: {SWITCH}=0 is set")
+    try:
+        path = str(build.library())
+    except ArgusError as failure:
+        return Arming({}, f"off: {failure.message}")
+    taken = environment.get(VARIABLE, "")
+    if taken and Path(taken).name != build.LIBRARY:
+        return Arming({}, f"off: {VARIABLE} is taken by {taken}")
+    changes = {} if taken else {VARIABLE: path}
+    if wait_ms and WAIT_VARIABLE not in environment:
+        changes[WAIT_VARIABLE] = str(wait_ms)
+    return Arming(changes, "on")
+
+
+def export_text(path: Path, output_format: str = "env") -> str:
+    """The setting that arms, for a shell (``env``), a program (``json``) or a pod (``k8s``)."""
+    if output_format == "json":
+        return json.dumps({VARIABLE: str(path)})
+    if output_format == "k8s":
+        return f"env:\n- name: {VARIABLE}\n  value: {json.dumps(str(path))}"
+    return f"export {VARIABLE}={shlex.quote(str(path))}"
+
+
+def copy_to(folder: Path) -> Path:
+    """Copies the helper to a folder, for a shared file system or an image; returns its path there.
+
+    A helper that is there is replaced, never written over: processes run in it.
+
+    Raises:
+        ArgusError: The folder cannot be written to, or the helper is not compiled.
+    """
+    source = build.library()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = folder.resolve() / build.LIBRARY
+        handle, unfinished = tempfile.mkstemp(prefix=f".{build.LIBRARY}.", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(source.read_bytes())
+            os.chmod(unfinished, 0o755)
+            os.replace(unfinished, place)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+    except OSError as failure:
+        raise ArgusError(f"the helper cannot be copied to {folder}: {failure.strerror}") from failure
+    return place
+
+
+# ---- by an interpreter's site-packages
+
+
+def pth_line(path: Path) -> str:
+    """One line of Python, run at each start of an interpreter.
+
+    It sets the variable unless somebody has, the helper is gone, or the process does not want it. It raises nothing and
+    imports nothing that is not loaded anyway.
+    """
+    place = repr(str(path))
+    return (
+        f'import os; os.environ.get("{SWITCH}") != "0" and os.access({place}, os.R_OK) '
+        f'and os.environ.setdefault("{VARIABLE}", {place})\n'
+    )
+
+
+def arm_interpreter(python: str) -> Path:
+    """Arms every process that an interpreter starts, by a .pth file in its site-packages; returns that file.
+
+    Raises:
+        ArgusError: It is no Python, its site-packages cannot be written, or it does not read them.
+    """
+    path = build.library()
+    folder = _site_packages(python)
+    place = folder / PTH
+    try:
+        handle, unfinished = tempfile.mkstemp(prefix=".argus_arm.", dir=folder)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(pth_line(path))
+            os.chmod(unfinished, 0o644)
+            os.replace(unfinished, place)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+    except OSError as failure:
+        raise ArgusError(
+            f"{place} cannot be written: {failure.strerror}", "Run this as the owner of that Python, or with sudo"
+        ) from failure
+    try:
+        seen = _run(python, f"import os; print(os.environ.get({VARIABLE!r}))")
+    except ArgusError:
+        place.unlink()
+        raise
+    if seen != str(path):
+        place.unlink()
+        raise ArgusError(
+            f"{python} does not run {place}, or runs it too late",
+            f'Set {VARIABLE} instead: eval "$(argus arm)"',
+        )
+    return place
+
+
+def disarm_interpreter(python: str) -> Path | None:
+    """Takes the .pth file away; None: there was none.
+
+    Raises:
+        ArgusError: It is no Python, or the file may not be removed.
+    """
+    place = _site_packages(python) / PTH
+    try:
+        place.unlink()
+    except FileNotFoundError:
+        return None
+    except OSError as failure:
+        raise ArgusError(f"{place} cannot be removed: {failure.strerror}") from failure
+    return place
+
+
+def _site_packages(python: str) -> Path:
+    """A folder whose .pth files an interpreter reads."""
+    told = _run(
+        python,
+        "import json, os, site, sys, sysconfig\n"
+        "folders = [sysconfig.get_paths()['purelib']] + list(getattr(site, 'getsitepackages', list)())\n"
+        "print(json.dumps([f for f in folders if f in sys.path and os.path.isdir(f)]))",
+    )
+    try:
+        folders = json.loads(told)
+    except ValueError as failure:
+        raise ArgusError(f"{python} is no Python that Argus understands", "", EXIT_USAGE) from failure
+    if not folders:
+        raise ArgusError(f"{python} has no site-packages to write to", f'Set {VARIABLE} instead: eval "$(argus arm)"')
+    return Path(folders[0])
+
+
+def _run(python: str, code: str) -> str:
+    """The last line that an interpreter prints, started as if nobody had set anything."""
+    exe = shutil.which(python)
+    if exe is None:
+        raise ArgusError(f"there is no interpreter '{python}'", "Name the one that the job runs with", EXIT_USAGE)
+    environment = {name: value for name, value in os.environ.items() if name not in (VARIABLE, SWITCH)}
+    try:
+        done = subprocess.run(
+            [exe, "-I", "-c", code],
+            capture_output=True, text=True, errors="surrogateescape", env=environment, timeout=_RUN_TIMEOUT_S,
+            check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        raise ArgusError(f"{python} cannot be run: {failure}", "", EXIT_USAGE) from failure
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise ArgusError(f"{python} is no Python that Argus understands: {last}", "", EXIT_USAGE)
+    return lines[-1]
+
+
+# ---- NVTX
+
+
+def find_cupti(environment: Mapping[str, str], command: Sequence[str]) -> Path | None:
+    """The CUPTI that a command is likely to load: its own wheels', then the search path's, then the system's."""
+    folders: list[Path] = []
+    exe = shutil.which(command[0], path=environment.get("PATH")) if command else None
+    if exe is not None:
+        prefix = Path(exe).parent.parent  # not resolved: a virtual environment's link leads out of it
+        folders += sorted(prefix.glob("lib/python3*/site-packages/nvidia/c*/lib"))
+    folders += [Path(word) for word in environment.get("LD_LIBRARY_PATH", "").split(":") if word]
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if environment.get(variable):
+            folders += [Path(environment[variable], *tail) for tail in (("extras", "CUPTI", "lib64"), ("lib64",))]
+    for toolkit in (Path("/usr/local/cuda"), *sorted(Path("/usr/local").glob("cuda-*"), reverse=True)):
+        folders += [toolkit / "extras" / "CUPTI" / "lib64", toolkit / "lib64"]
+    folders += [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64")]
+    for folder in folders:
+        found = [path for path in sorted(folder.glob("libcupti.so*"), reverse=True) if path.is_file()]
+        if found:
+            return found[0].resolve()
+    return None
+
+
+# ---- who is armed
+
+
+@dataclass(frozen=True)
+class Armed:
+    """A running process with the helper in it.
+
+    Attributes:
+        pid: As this machine counts.
+        command: Its command line.
+        state: DORMANT, PROBED, ON, OFF, IGNORED, FAILED, ENDED, or why it could not be read.
+        reason: What the helper says about it; may be empty.
+    """
+
+    pid: int
+    command: str
+    state: str
+    reason: str = ""
+
+
+def helper_address(pid: int) -> int | None:
+    """Where a process maps the helper's memory; None: it does not, so it is not armed.
+
+    Raises:
+        OSError: The process ended, or may not be looked at.
+    """
+    with open(_PROC / str(pid) / "maps", "rb") as lines:
+        for line in lines:
+            # Names of files can hold anything; this one has no file, so no folder stands before it.
+            words = line.split(None, 5)
+            if len(words) == 6 and words[5].startswith(MAPPING.encode()) and int(words[2], 16) == 0:
+                return int(words[0].split(b"-")[0], 16)
+    return None
+
+
+def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
+    """Every armed process, or those of ``pids`` that are. Processes that may not be looked at are left out."""
+    from argus.capture.targets import processes  # with numpy: see _read_state
+
+    for pid in pids or sorted(processes()):
+        with contextlib.suppress(OSError):
+            address = helper_address(pid)
+            if address is None:
+                continue
+            words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+            yield Armed(pid, words.decode(errors="backslashreplace"), *_read_state(pid, address))
+
+
+def _read_state(pid: int, address: int) -> tuple[str, str]:
+    # Not above: `argus run` needs this module before it forks, and numpy starts threads.
+    import numpy as np
+
+    from argus.cupti import shared
+
+    try:
+        with open(_PROC / str(pid) / "mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            control = np.frombuffer(memory.read(shared.CONTROL.itemsize), shared.CONTROL)[0]
+    except PermissionError:
+        return "unknown: not permitted (use sudo)", ""
+    except (OSError, ValueError, IndexError):
+        return "unknown: it could not be read", ""
+    if int(control["magic"]) != shared.MAGIC:
+        return "unknown: loaded by another version of Argus", ""
+    names = {state.value: state.name for state in shared.State}
+    state = int(control["state"])
+    reason = bytes(control["reason"]).split(b"\0")[0].decode(errors="backslashreplace")
+    return names.get(state, f"unknown: {state}"), "".join(c if c.isprintable() else "?" for c in reason)

@@ -1,0 +1,605 @@
+"""The GPU side of a live trace: CUPTI in every rank's process, its records matched with their launches, as rows.
+
+``Tracer`` tells who is traced (``look``), lets what was recorded be fetched (``poll``, before it reads the rings, so
+that the probe's record of a call is there when CUPTI's is) and turned into rows (``work``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import gpu_rows
+from argus.capture.launches import Origin, is_launch
+from argus.capture.targets import PROC, Target, maps_cuda
+from argus.cupti.collector import Collector, CollectorState, CuptiOptions
+from argus.cupti.decode import Batch
+from argus.cupti.inject import inject
+from argus.errors import ArgusError
+from argus.roster import YOUNG_S, Job, Member
+from argus.semantics.correlation import Correlator
+from argus.semantics.gpu import USAGE, GpuUsage, is_communication
+from argus.store.writer import Writer
+
+AGAIN_S = 1.0
+"""Before a process that runs another program now is looked at anew."""
+LINGER_S = 3.0
+"""How long after its end a process's last records are waited for."""
+SETTLE_S = 2.0
+"""How long "not armed" may be only the first look's answer."""
+RECENT_WINDOWS = 5
+"""Seconds that the live view averages over."""
+NO_GPU = "the process has loaded no CUDA library"
+NOT_ARMED = "the process is not armed: start it with `argus run -- …`, or see `argus arm`"
+
+COUNTERS = (
+    "gpu_ops",
+    "gpu_launch_matched",
+    "gpu_launch_unmatched",
+    "gpu_launch_probed",
+    "gpu_start_clamped",
+    "gpu_started_before_launch_returned",
+)
+"""What ``Correlator`` counts; none is a loss."""
+
+
+@dataclass(frozen=True)
+class GpuView:
+    """A rank's GPUs as the live view shows them.
+
+    Attributes:
+        state: ``CollectorState`` in a word.
+        text: The same with its reason.
+        busy, idle, exposed, overlapped: Shares of the last seconds: something ran, nothing ran, only NCCL ran, NCCL and
+            other kernels ran. None: not known.
+        idle_gaps: Idle stretches a second; None: not known.
+        queue_depth: Operations launched and not begun, on average; None: not known.
+        match_rate: Share of the operations whose launch is known; None: not known.
+        ended_ns: Monotonic time at which these seconds end; 0: there are none.
+    """
+
+    job: str
+    rank: int
+    pid: int
+    state: str
+    text: str
+    busy: float | None = None
+    idle: float | None = None
+    exposed: float | None = None
+    overlapped: float | None = None
+    idle_gaps: float | None = None
+    queue_depth: float | None = None
+    match_rate: float | None = None
+    ended_ns: int = 0
+
+
+class _Program:
+    """CUPTI in one program: a process has several when it execs."""
+
+    def __init__(self, pid: int, options: CuptiOptions) -> None:
+        self.collector = Collector(pid, options)
+        self.correlator = Correlator(api=options.api, host_tids=lambda: host_tids(pid))
+        self.names = gpu_rows.Names()
+        self.batches: list[Batch] = []
+        self._communication = np.zeros(0, bool)
+
+    def poll(self, now: float) -> None:
+        self.batches += self.collector.poll(now)
+
+    def take(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        """What has come since the last call: operations, and records of the CPU side."""
+        batches, self.batches = self.batches, []
+        self.names.learn(self.collector.names)
+        return (
+            np.concatenate([np.empty(0, records.GPU_OP), *(batch.gpu for batch in batches)]),
+            np.concatenate([np.empty(0, records.HOST_OP), *(batch.host for batch in batches)]),
+        )
+
+    def communication(self, words: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these words are names of NCCL's kernels."""
+        known = len(self._communication)
+        fresh = [is_communication(word) for word in self.names.words[known:]]
+        self._communication = np.concatenate([self._communication, np.array(fresh, bool)])
+        found: NDArray[np.bool_] = self._communication[words]
+        return found
+
+
+@dataclass
+class _Process:
+    """A process, from when it was first seen until its last record is stored."""
+
+    target: Target
+    since: float
+    job: Job | None = None
+    member: Member | None = None
+    program: _Program | None = None
+    usage: GpuUsage = field(default_factory=GpuUsage)
+    windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
+    injection: Future[str] | None = None
+    failure: str = ""
+    was_on: bool = False
+    kernels: int = 0
+    unanswered: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """Times of launches, since GPU times are on, after the newest one of which an operation is known."""
+    written: tuple[str, str] = ("", "")
+    again_at: float = 0.0
+    ended_at: float = 0.0
+    over: bool = False
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """State and reason, for people."""
+        if self.failure:
+            return "failed", self.failure
+        if self.program is None:
+            return "waiting", "the helper is being put into the process"
+        collector = self.program.collector
+        state, reason = str(collector.state), collector.reason
+        return state, reason
+
+
+class GpuSide:
+    """CUPTI in the processes of a session.
+
+    Args:
+        writer: Where rows go.
+        mode: "auto" wakes processes that are armed, "inject" arms them first, "off" leaves all alone.
+        options: How to collect.
+        origin: What a job's rows say besides the records themselves.
+        version: Gives the next row version.
+        note: Told what users may want to know.
+        not_armed: Why a process may be without the helper; empty: nobody gave it one.
+        expected: Every process was given the helper.
+        waited: Told of processes that had waited for CUPTI before their first CUDA call.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        mode: str,
+        options: CuptiOptions,
+        origin: Callable[[Job], Origin],
+        version: Callable[[], int],
+        note: Callable[[str], None],
+        waited: Callable[[int], None] = lambda pid: None,
+        not_armed: str = "",
+        expected: bool = False,
+    ) -> None:
+        self._writer = writer
+        self._mode = mode
+        self._options = options
+        self._origin = origin
+        self._version = version
+        self._note = note
+        self._waited = waited
+        self._not_armed = not_armed or NOT_ARMED
+        self._expected = expected
+        self._processes: list[_Process] = []
+        self._counted: dict[str, tuple[int, bool]] = {}
+        self._late = 0
+        self._without_rank = 0
+        self._unanswered = 0
+        self._missed = 0
+        self._asked: dict[tuple[int, int], tuple[float, float]] = {}
+        self._kernels: Tally[str] = Tally()
+        self._kernel_ns: Tally[str] = Tally()
+        self._stopping = False
+        self._injector: ThreadPoolExecutor | None = None
+
+    # ---- who
+
+    def look(self, jobs: Iterable[Job], candidates: Iterable[Target], now: float) -> None:
+        """Takes note of who is traced.
+
+        Args:
+            jobs: Their ranks get CUPTI.
+            candidates: Processes that may become ranks: those that are armed get CUPTI, since the first of their
+                operations may come before their first traced call.
+            now: ``time.monotonic()``.
+        """
+        known = {_key(process.target): process for process in self._processes if not process.over}
+        for job in jobs:
+            for member in job.ranks():
+                process = known.get(_key(member.target))
+                if process is None and not self._stopping and member.state == "traced" and not self._seen(member):
+                    process = self._add(_Process(member.target, now))
+                if process is not None and process.member is None:
+                    process.job, process.member = job, member
+        for target in candidates if self._mode == "auto" and not self._stopping else ():
+            key = _key(target)
+            first, due = self._asked.get(key, (now, now))
+            if key in known or now < due:
+                continue
+            self._asked[key] = (first, now + (0.0 if now < first + YOUNG_S else AGAIN_S))
+            if Collector.find(target.pid) is not None:
+                self._add(_Process(target, now))
+
+    def _seen(self, member: Member) -> bool:
+        return any(process.member is member for process in self._processes)
+
+    def _add(self, process: _Process) -> _Process:
+        self._processes.append(process)
+        if self._mode == "auto":
+            process.program = _Program(process.target.pid, self._options)
+        return process
+
+    def callers(self) -> set[int]:
+        """Processes that are no ranks yet and of which operations have come."""
+        return {
+            process.target.pid
+            for process in self._processes
+            if process.member is None and process.program is not None
+            if any(len(batch.gpu) for batch in process.program.batches)
+        }
+
+    # ---- what
+
+    def poll(self, now: float) -> None:
+        """Fetches what was recorded. Call it before the rings are read."""
+        for process in self._processes:
+            if process.over:
+                continue
+            if process.program is None:
+                if self._mode == "inject":
+                    self._inject(process, now)
+                continue
+            process.program.poll(now)
+            collector = process.program.collector
+            process.was_on |= collector.state is CollectorState.ON or collector.records > 0
+            if collector.from_the_start:
+                self._waited(process.target.pid)
+            if process.member is not None and process.member.state != "traced" and not process.ended_at:
+                process.ended_at = now
+            if process.ended_at and now > process.ended_at + LINGER_S and not collector.stopped:
+                collector.close()
+
+    def _inject(self, process: _Process, now: float) -> None:
+        if process.failure or self._stopping:
+            return
+        if process.injection is None:
+            if now < process.again_at:
+                return
+            process.again_at = now + AGAIN_S
+            if maps_cuda(process.target.pid):
+                if self._injector is None:
+                    self._injector = ThreadPoolExecutor(1, thread_name_prefix="argus-inject")
+                process.injection = self._injector.submit(inject, process.target.pid)
+            return
+        if not process.injection.done():
+            return
+        try:
+            how = process.injection.result()
+        except (ArgusError, OSError) as failure:
+            process.failure = str(failure)
+            self._note(f"GPU times: {process.failure}")
+            return
+        self._note(f"process {process.target.pid}: {how}")
+        process.program = _Program(process.target.pid, self._options)
+
+    def work(self, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool = False) -> None:
+        """Turns what was fetched into rows.
+
+        Args:
+            cuda: ``records.LAUNCH`` of all processes, as the rings had them since the last call.
+            now: ``time.monotonic()``.
+            now_ns: The same in nanoseconds.
+            final: Nothing more will come.
+        """
+        for process in self._processes:
+            if process.over:
+                continue
+            program = process.program
+            if program is not None and process.member is not None:
+                launches = cuda[cuda["pid"] == process.target.pid]
+                gone = program.collector.stopped
+                self._take(process, program, launches[np.argsort(launches["ts_ns"], kind="stable")], now_ns)
+                if gone or final:
+                    self._hand_over(process, program, program.correlator.flush())
+                if final or (gone and process.ended_at):
+                    self._end(process)
+                elif gone and not self._stopping:
+                    self._begin_again(process, now)
+            elif final:
+                self._end(process)
+            elif program is not None and program.collector.stopped:
+                # It was never a rank, and may still become one by what the rings hold.
+                process.ended_at = process.ended_at or now
+                if now > process.ended_at + LINGER_S:
+                    self._end(process)
+            self._write_state(process)
+
+    def _take(self, process: _Process, program: _Program, launches: NDArray[np.void], now_ns: int) -> None:
+        assert process.member is not None
+        assert process.job is not None
+        gpu, host = program.take()
+        if process.was_on and self._options.api and self._options.share == 1:
+            process.unanswered = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
+        self._hand_over(process, program, program.correlator.feed(gpu, host, launches, now_ns))
+        events = host[gpu_rows.is_event(host)]
+        if len(events):
+            events["tid"] = program.correlator.on_host(events["tid"])
+            self._writer.append(
+                "gpu_host_events",
+                gpu_rows.gpu_host_events(
+                    events, self._origin(process.job), process.member.rank, process.target.pid, program.names, now_ns
+                ),
+            )
+
+    def _hand_over(self, process: _Process, program: _Program, ops: NDArray[np.void], *, final: bool = False) -> None:
+        """Operations that are ready, to their table and into the windows."""
+        assert process.member is not None
+        assert process.job is not None
+        origin, rank, pid = self._origin(process.job), process.member.rank, process.target.pid
+        if len(ops):
+            self._writer.append("kernel_events", gpu_rows.kernel_events(ops, origin, rank, pid, program.names))
+            words = program.names.of(ops["name"])
+            kernel = ops["kind"] == records.GpuKind.KERNEL
+            process.usage.feed(ops, kernel & program.communication(words))
+            duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
+            count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
+            for word in np.flatnonzero(count).tolist():
+                name = program.names.words[word]
+                self._kernels[name] += int(count[word])
+                self._kernel_ns[name] += int(total[word])
+            process.kernels += int(np.sum(kernel))
+            probed = ops["launch_ns"][(ops["flags"] & records.GPU_LAUNCH_PROBED) != 0]
+            if len(probed):
+                process.unanswered = process.unanswered[process.unanswered > probed.max()]
+        windows = process.usage.advance(final=final)
+        windows = windows[self._options.records_whole(windows["start_ns"], windows["duration_ns"])]
+        if len(windows):
+            process.windows.append(windows)
+            self._writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
+
+    def _end(self, process: _Process) -> None:
+        """Stores the last windows and lets go."""
+        process.over = True
+        self._late += process.usage.late
+        if process.program is None:
+            return
+        if process.ended_at:
+            self._unanswered += len(process.unanswered)
+        collector = process.program.collector
+        armed = collector.armed or self._expected
+        if armed and not process.was_on and process.member is not None and process.member.launches:
+            self._missed += collector.state is CollectorState.OFF or collector.state is CollectorState.WAITING
+        if process.member is None:
+            self._without_rank += sum(len(batch.gpu) for batch in process.program.batches)
+        else:
+            self._hand_over(process, process.program, np.empty(0, records.GPU_OP), final=True)
+        self._count(process.program)
+        process.program.collector.close()
+
+    def _begin_again(self, process: _Process, now: float) -> None:
+        """The program that was observed is no more, and its process lives: it runs another one."""
+        if not process.again_at:
+            process.again_at = now + AGAIN_S
+        elif now >= process.again_at:
+            assert process.program is not None
+            process.again_at = 0.0
+            self._unanswered += len(process.unanswered)
+            process.unanswered = process.unanswered[:0]
+            self._count(process.program)
+            process.program = None if self._mode == "inject" else _Program(process.target.pid, self._options)
+            process.injection = None
+
+    # ---- the end
+
+    def begin_stop(self) -> None:
+        """Switches CUPTI off everywhere. ``poll`` until ``stopped``."""
+        self._stopping = True
+        for process in self._processes:
+            if process.injection is not None:
+                with contextlib.suppress(ArgusError, OSError):
+                    if not process.injection.cancel():
+                        process.injection.result()  # half a helper is worse than some seconds' wait
+            if process.program is not None and not process.over:
+                process.program.collector.begin_stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more will come."""
+        return all(
+            process.over or process.program is None or process.program.collector.stopped for process in self._processes
+        )
+
+    def close(self) -> None:
+        """Lets go of every process. The helpers notice, and switch CUPTI off."""
+        self._stopping = True
+        for process in self._processes:
+            if process.program is not None:
+                process.program.collector.close()
+        if self._injector is not None:
+            self._injector.shutdown(wait=False, cancel_futures=True)
+
+    # ---- what is known of it
+
+    def _write_state(self, process: _Process) -> None:
+        state, reason = self._state(process)
+        if state == "off" and process.was_on and (self._stopping or process.ended_at):
+            state = "on"  # it was; the trace is over
+        if process.member is None or process.job is None or (state, reason) == process.written:
+            return
+        process.written = state, reason
+        origin = self._origin(process.job)
+        self._writer.append(
+            "features",
+            {
+                "job": origin.job,
+                "run": origin.run,
+                "rank": process.member.rank,
+                "host": origin.host,
+                "feature": "gpu_times",
+                "state": [state],
+                "reason": [reason],
+                "version": self._version(),
+            },
+        )
+
+    def _state(self, process: _Process) -> tuple[str, str]:
+        if self._mode == "off":
+            return "off", "switched off with --cupti off"
+        state, reason = process.state
+        if state == "waiting" and reason == "the process is not armed":
+            if not process.target.libraries:
+                return "off", NO_GPU
+            return "off", self._not_armed
+        if state == "on" and not reason and self._options.share < 1:
+            return state, f"{self._options.share:.0%} of the time"
+        return state, reason
+
+    def _count(self, program: _Program) -> None:
+        """Keeps what a program that is no more has counted."""
+        self._counted = _sum(self._counted, program)
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        """Every counter of the GPU side: value, and whether a value above 0 is a loss."""
+        if self._mode == "off":
+            return {}
+        found = dict.fromkeys(COUNTERS, (0, False)) | self._counted
+        late = self._late
+        for process in self._processes:
+            if process.over:
+                continue
+            late += process.usage.late
+            if process.program is not None:
+                found = _sum(found, process.program)
+        found["gpu_ops_late"] = (late, False)
+        found["gpu_ops_without_rank"] = (self._without_rank, True)
+        found["gpu_launches_unanswered"] = (self._unanswered, True)
+        found["gpu_processes_missed"] = (self._missed, True)
+        found["gpu_share_percent"] = (round(100 * self._options.share), False)
+        return found
+
+    def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
+        """The kernels that took most time on the GPUs: name, calls, nanoseconds."""
+        return [(name, self._kernels[name], total) for name, total in self._kernel_ns.most_common(count)]
+
+    @property
+    def kernel_ns(self) -> int:
+        """Time of all kernels on the GPUs; two that ran at once count twice."""
+        return sum(self._kernel_ns.values())
+
+    def views(self) -> list[GpuView]:
+        """Every rank's GPUs."""
+        found = []
+        for process in self._processes:
+            if process.member is None or process.job is None:
+                continue
+            state, reason = self._state(process)
+            text = f"{state}: {reason}" if reason else state
+            row = (process.job.name, process.member.rank, process.target.pid, state, text)
+            windows = np.concatenate([np.empty(0, USAGE), *process.windows])
+            if len(windows):
+                ended_ns = int((windows["start_ns"] + windows["duration_ns"]).max())
+                windows = windows[windows["start_ns"] >= ended_ns - RECENT_WINDOWS * 10**9]
+            whole = float(windows["duration_ns"].sum())
+            if not whole:
+                found.append(GpuView(*row))
+                continue
+
+            def share(name: str, windows: NDArray[np.void] = windows, whole: float = whole) -> float:
+                return float(windows[name].sum()) / whole
+
+            deep = windows[windows["queue_depth_mean"] >= 0]
+            rate = process.program.correlator.match_rate if process.program is not None else -1.0
+            found.append(
+                GpuView(
+                    *row,
+                    busy=share("busy_ns"),
+                    idle=share("idle_ns"),
+                    exposed=share("exposed_communication_ns"),
+                    overlapped=share("overlapped_communication_ns"),
+                    idle_gaps=share("idle_gaps") * 1e9,
+                    queue_depth=float(np.average(deep["queue_depth_mean"], weights=deep["duration_ns"]))
+                    if len(deep)
+                    else None,
+                    match_rate=rate if rate >= 0 and self._options.api else None,
+                    ended_ns=ended_ns,
+                )
+            )
+        return sorted(found, key=lambda view: (view.job, view.rank))
+
+    def known(self, now: float) -> bool:
+        """Whether every rank's state is more than a first impression."""
+        ranks = [process for process in self._processes if process.member is not None]
+        return bool(ranks) and all(
+            self._mode == "off"
+            or self._state(process)[0] in ("on", "ignored", "failed")
+            or (self._state(process)[0] == "off" and now > process.since + SETTLE_S)
+            for process in ranks
+        )
+
+    def summary(self, *, done: bool = False) -> list[str]:
+        """The state of GPU times, in lines for people.
+
+        Args:
+            done: The session is over: with what was recorded.
+        """
+        ranks = [process for process in self._processes if process.member is not None]
+        if not ranks:
+            return []
+        lines = []
+        on = [process for process in ranks if (process.was_on if done else process.state[0] == "on")]
+        if on:
+            text = f"GPU times: on ({_ranks(on)})"
+            if done:
+                counted = self.counters()
+                text += f", {sum(process.kernels for process in ranks):,} kernels"
+                total, matched = counted["gpu_ops"][0], counted["gpu_launch_matched"][0]
+                if total and self._options.api:
+                    # Never rounded up to all.
+                    text += f", {int(1e4 * matched / total) / 100:.2f} % matched with their launch"
+            lines.append(text)
+        reasons: dict[str, list[_Process]] = {}
+        for process in ranks:
+            state, reason = self._state(process)
+            if process in on and (not done or state == "on" or reason in ("", "the process ended")):
+                continue
+            reasons.setdefault(f"{state}: {reason}" if reason else state, []).append(process)
+        for text, processes in reasons.items():
+            everywhere = len(processes) == len(ranks) and not on
+            lines.append(f"GPU times: {text}" if everywhere else f"GPU times of {_ranks(processes, True)}: {text}")
+        return lines
+
+
+def _key(target: Target) -> tuple[int, int]:
+    return target.pid, target.start_ticks
+
+
+def _ranks(processes: list[_Process], named: bool = False) -> str:
+    numbers = sorted({process.member.rank for process in processes if process.member is not None})
+    if not named:
+        return "1 rank" if len(numbers) == 1 else f"{len(numbers)} ranks"
+    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+
+
+def _sum(found: dict[str, tuple[int, bool]], program: _Program) -> dict[str, tuple[int, bool]]:
+    """Counters with those of a program added; of times that are no sums, the longest."""
+    out = dict(found)
+    more = {name: (value, False) for name, value in program.correlator.counters.items()}
+    for name, (value, loss) in {**program.collector.counters(), **more}.items():
+        before, lost = out.get(name, (0, False))
+        out[name] = (before + value, loss or lost)
+    return out
+
+
+def host_tids(pid: int) -> dict[int, int]:
+    """Threads of a process as its own PID namespace numbers them → as the host does. Empty: there is no difference."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                lines = (task / "status").read_text(errors="replace").splitlines()
+                inside = next(line for line in lines if line.startswith("NSpid:")).split()[-1]
+                found[int(inside)] = int(task.name)
+    return {} if all(inside == host for inside, host in found.items()) else found

@@ -1,0 +1,270 @@
+"""Which call launched an operation on the GPU: by CUPTI's correlation ids, then by the probes on the same call.
+
+CUPTI hands out records in buffers, seconds late and in no order between threads: an operation may come before the
+record of the call that launched it, or long after. Calls are kept for the operations that may still come; operations
+wait a moment for their call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture.calls import CALLS
+
+WAIT_NS = 3_000_000_000
+"""How long an operation waits for the record of its call: three rounds of delivered buffers."""
+KEEP_CALLS = 2_000_000
+"""Calls of a process kept for operations that have not come: 25 bytes each."""
+KEEP_CALLS_NS = 120_000_000_000
+"""The same by age, against the newest call: a process that is stuck makes no newer one."""
+KEEP_PROBED = 500_000
+"""Probes' launches kept for calls whose record has not come."""
+KEEP_PROBED_NS = 15_000_000_000
+KEEP_THREADS = 4096
+PROBE_REACH_NS = 100_000
+"""A probe fires at a function's first instruction, CUPTI's own clock reading follows in the same call."""
+ASK_TIDS_NS = 1_000_000_000
+"""How often the PID namespace is looked up, at most; a thirtieth of that where it explains nothing."""
+SKEW_NS = 1_000_000
+"""A call that began so much later than the operation did not launch it: the id was another call's before."""
+
+_CALL = np.dtype([("correlation", "<u4"), ("tid", "<u4"), ("begin_ns", "<i8"), ("end_ns", "<i8"), ("probed", "?")])
+_MAKES_WORK = np.array([call.kind in ("kernel", "graph", "memset") or call.kind.startswith("memcpy") for call in CALLS])
+
+
+class Correlator:
+    """Finds the launches of one process's GPU operations.
+
+    Args:
+        api: Whether there will be records of calls. Without them nothing waits, and nothing is matched.
+        host_tids: Tells which thread of the host is which in the process's own PID namespace (inside → host). Asked
+            when no probe's launch is on a thread that CUPTI names.
+    """
+
+    def __init__(self, *, api: bool = True, host_tids: Callable[[], Mapping[int, int]] | None = None) -> None:
+        self.counters: Tally[str] = Tally()
+        """gpu_ops, gpu_launch_matched, gpu_launch_unmatched, gpu_launch_probed, gpu_start_clamped,
+        gpu_started_before_launch_returned: operations handed out, and what is known of them."""
+        self._api = api
+        self._host_tids = host_tids
+        self._tids: Mapping[int, int] = {}
+        self._ask_tids_ns = 0
+        self._calls: deque[NDArray[np.void]] = deque()
+        self._calls_kept = 0
+        self._newest_call_ns = 0
+        self._last_end: dict[int, int] = {}
+        self._waiting = np.empty(0, records.GPU_OP)
+        self._since = np.empty(0, np.int64)
+        self._probe_ts = np.empty(0, np.int64)
+        self._probe_tid = np.empty(0, np.uint32)
+
+    @property
+    def waiting(self) -> int:
+        """Operations that have not been handed out."""
+        return len(self._waiting)
+
+    @property
+    def match_rate(self) -> float:
+        """Share of the operations whose launch is known; -1: there were none."""
+        total = self.counters["gpu_ops"]
+        return self.counters["gpu_launch_matched"] / total if total else -1.0
+
+    def feed(
+        self, gpu: NDArray[np.void], host: NDArray[np.void], probed: NDArray[np.void], now_ns: int
+    ) -> NDArray[np.void]:
+        """Takes what has come, and hands out the operations that are ready.
+
+        Args:
+            gpu: ``records.GPU_OP``, new ones.
+            host: ``records.HOST_OP``, new ones; what is not a call is skipped.
+            probed: ``records.LAUNCH`` of this process by the probes, by time. All that were made before the newest call
+                in ``host`` must have been given by now.
+            now_ns: The time.
+
+        Returns:
+            ``records.GPU_OP`` with ``launch_*`` filled where the launch is known.
+        """
+        self._keep_probed(probed, now_ns)
+        if not self._api:
+            return self._hand_out(gpu.copy())
+        calls = self._learn(host, now_ns)
+        gpu = gpu.copy()
+        if len(gpu):
+            first, last = gpu["correlation"].min(), gpu["correlation"].max()
+            for kept in self._calls:
+                if kept["correlation"][0] <= last and first <= kept["correlation"][-1]:
+                    _match(gpu, kept)
+        if calls is not None:
+            # Those that wait have been compared with the older calls already.
+            _match(self._waiting, calls)
+            _match(gpu, calls)
+            self._keep(calls)
+        known = np.concatenate([self._waiting, gpu])
+        since = np.concatenate([self._since, np.full(len(gpu), now_ns)])
+        ready = (
+            ((known["flags"] & records.GPU_LAUNCH_MATCHED) != 0)
+            | (since + WAIT_NS <= now_ns)
+            | (known["correlation"] == 0)
+        )
+        self._waiting, self._since = known[~ready], since[~ready]
+        return self._hand_out(known[ready])
+
+    def flush(self) -> NDArray[np.void]:
+        """Hands out what still waits: no more records will come."""
+        rest, self._waiting = self._waiting, self._waiting[:0]
+        self._since = self._since[:0]
+        return self._hand_out(rest)
+
+    def on_host(self, tids: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Threads as the host numbers them, where that is known to differ."""
+        out: NDArray[np.uint32] = tids.copy()
+        for tid in np.unique(tids) if self._tids else ():
+            out[tids == tid] = self._tids.get(int(tid), int(tid))
+        return out
+
+    # ---- calls
+
+    def _learn(self, host: NDArray[np.void], now_ns: int) -> NDArray[np.void] | None:
+        """The outermost calls among new records, by correlation id, with the probes' launches."""
+        api = host[(host["kind"] == records.HostKind.RUNTIME) | (host["kind"] == records.HostKind.DRIVER)]
+        if not len(api):
+            return None
+        calls = np.zeros(len(api), _CALL)
+        calls["correlation"], calls["tid"] = api["correlation"], api["tid"]
+        calls["begin_ns"], calls["end_ns"] = api["start_ns"], api["end_ns"]
+        calls = _outermost(calls)
+        self._find_probed(calls, now_ns)
+        own = ~calls["probed"]
+        calls["tid"][own] = self.on_host(calls["tid"][own])
+        return calls
+
+    def _keep(self, calls: NDArray[np.void]) -> None:
+        self._calls.append(calls)
+        self._calls_kept += len(calls)
+        self._newest_call_ns = max(self._newest_call_ns, int(calls["begin_ns"].max()))
+        oldest = self._newest_call_ns - KEEP_CALLS_NS
+        while self._calls_kept > KEEP_CALLS or int(self._calls[0]["end_ns"].max()) < oldest:
+            if len(self._calls) == 1:
+                break
+            self._calls_kept -= len(self._calls.popleft())
+
+    # ---- the probes' launches
+
+    def _keep_probed(self, probed: NDArray[np.void], now_ns: int) -> None:
+        probed = probed[_MAKES_WORK[probed["call"]]]
+        if not len(probed):
+            return
+        ts = np.concatenate([self._probe_ts, probed["ts_ns"].astype(np.int64)])
+        tid = np.concatenate([self._probe_tid, probed["tid"]])
+        # A call that is timed is reported when it returns: after later ones of other threads.
+        order = np.argsort(ts, kind="stable")
+        first = max(int(np.searchsorted(ts, now_ns - KEEP_PROBED_NS, sorter=order)), len(ts) - KEEP_PROBED)
+        self._probe_ts, self._probe_tid = ts[order[first:]], tid[order[first:]]
+
+    def _find_probed(self, calls: NDArray[np.void], now_ns: int) -> None:
+        """Gives calls the probes' time of the same call: what joins them with rows of ``launches``."""
+        if len(self._last_end) > KEEP_THREADS:
+            self._last_end.clear()
+        order = np.lexsort((calls["begin_ns"], calls["tid"]))
+        tids, starts = np.unique(calls["tid"][order], return_index=True)
+        after = np.empty(len(calls), np.int64)
+        for tid, chosen in zip(tids.tolist(), np.split(order, starts[1:]), strict=True):
+            ends = np.maximum.accumulate(np.concatenate([[self._last_end.get(tid, 0)], calls["end_ns"][chosen]]))
+            # The call before this one on its thread; one that has not ended is around it, and tells nothing.
+            after[chosen] = np.where(ends[:-1] <= calls["begin_ns"][chosen], ends[:-1], 0)
+            self._last_end[tid] = int(ends[-1])
+        if not len(self._probe_ts):
+            return
+        found = self._look_up(calls, after)
+        strange = not found and not self._tids
+        if strange or (self._tids and not set(tids.tolist()) <= self._tids.keys()):
+            if self._host_tids is None or now_ns < self._ask_tids_ns:
+                return
+            self._ask_tids_ns = now_ns + ASK_TIDS_NS
+            before, self._tids = self._tids, self._host_tids()
+            if not self._look_up(calls, after) and strange:
+                self._tids = before
+                self._ask_tids_ns += 29 * ASK_TIDS_NS
+
+    def _look_up(self, calls: NDArray[np.void], after: NDArray[np.int64]) -> bool:
+        """Whether the probe of any of the calls was found."""
+        threads = self.on_host(calls["tid"])
+        some = False
+        for tid in np.unique(threads[~calls["probed"]]):
+            ts = self._probe_ts[self._probe_tid == tid]
+            if not len(ts):
+                continue
+            mine = np.flatnonzero((threads == tid) & ~calls["probed"])
+            begin = calls["begin_ns"][mine]
+            last = ts[np.maximum(np.searchsorted(ts, begin, side="right") - 1, 0)]
+            good = (last <= begin) & (last > begin - PROBE_REACH_NS) & (last > after[mine])
+            calls["begin_ns"][mine[good]] = last[good]
+            calls["probed"][mine[good]] = True
+            calls["tid"][mine[good]] = tid
+            some |= bool(good.any())
+        return some
+
+    # ---- operations
+
+    def _hand_out(self, ops: NDArray[np.void]) -> NDArray[np.void]:
+        matched = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+        early = matched & (ops["start_ns"] < ops["launch_ns"])
+        if early.any():
+            ops["start_ns"][early] = ops["launch_ns"][early]
+            ops["end_ns"][early] = np.maximum(ops["end_ns"][early], ops["launch_ns"][early])
+            ops["flags"][early] |= records.GPU_START_CLAMPED
+        self.counters.update(
+            gpu_ops=len(ops),
+            gpu_launch_matched=int(matched.sum()),
+            gpu_launch_unmatched=int(np.sum(~matched)),
+            gpu_launch_probed=int(np.sum((ops["flags"] & records.GPU_LAUNCH_PROBED) != 0)),
+            gpu_start_clamped=int(early.sum()),
+            gpu_started_before_launch_returned=int(np.sum(matched & (ops["start_ns"] < ops["launch_end_ns"]))),
+        )
+        return ops
+
+
+def _outermost(calls: NDArray[np.void]) -> NDArray[np.void]:
+    """Calls by (correlation id, begin), without those made inside another one of the same id."""
+    calls = calls[np.lexsort((-calls["end_ns"], calls["begin_ns"], calls["correlation"]))]
+    while True:
+        inside = (calls["correlation"][1:] == calls["correlation"][:-1]) & (
+            calls["begin_ns"][1:] < calls["end_ns"][:-1]
+        )
+        if not inside.any():
+            return calls
+        calls = calls[np.concatenate([[True], ~inside])]
+
+
+def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
+    """Fills in the launches of operations, from calls as ``_outermost`` orders them. Of several calls of one id (ids
+    begin again when a process loads CUPTI again) it is the last one before the operation."""
+    ids = calls["correlation"]
+    candidates = np.flatnonzero((ops["correlation"] >= ids[0]) & (ops["correlation"] <= ids[-1]))
+    if not len(candidates):
+        return
+    wanted = ops["correlation"][candidates]
+    place = np.searchsorted(ids, wanted, side="right").astype(np.int64) - 1
+    latest = ops["start_ns"][candidates].astype(np.int64) + SKEW_NS
+    while True:
+        late = (ids[place] == wanted) & (calls["begin_ns"][place] > latest) & (place > 0)
+        if not late.any():
+            break
+        place[late] -= 1
+    good = (ids[place] == wanted) & (calls["begin_ns"][place] <= latest)
+    chosen, found = candidates[good], calls[place[good]]
+    begin, end = ops["launch_ns"][chosen].astype(np.int64), ops["launch_end_ns"][chosen].astype(np.int64)
+    fresh = (ops["flags"][chosen] & records.GPU_LAUNCH_MATCHED) == 0
+    nested = (found["begin_ns"] < end) & (begin < found["end_ns"])
+    better = fresh | np.where(nested, found["begin_ns"] < begin, found["begin_ns"] > begin)
+    chosen, found = chosen[better], found[better]
+    ops["launch_ns"][chosen], ops["launch_end_ns"][chosen] = found["begin_ns"], found["end_ns"]
+    ops["launch_tid"][chosen] = found["tid"]
+    flags = ops["flags"][chosen] & ~np.uint32(records.GPU_LAUNCH_PROBED) | records.GPU_LAUNCH_MATCHED
+    ops["flags"][chosen] = np.where(found["probed"], flags | records.GPU_LAUNCH_PROBED, flags)

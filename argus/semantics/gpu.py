@@ -1,0 +1,248 @@
+"""What a GPU did in each second: busy, idle, communicating, and how far ahead of it its CPU was.
+
+Times are unions of intervals, never sums: two kernels that run at once count once. A window is closed when records of
+the same process have come that are ``LAG_NS`` newer; CUPTI delivers them within a second or two of their end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+
+WINDOW_NS = 1_000_000_000
+LAG_NS = 4_000_000_000
+IDLE_GAP_NS = 1_000
+"""Idle time shorter than this is no gap: it is the order of what a GPU needs between two kernels of one stream."""
+
+USAGE = np.dtype(
+    [
+        ("start_ns", "<i8"),
+        ("duration_ns", "<i8"),
+        ("device", "<u4"),
+        ("busy_ns", "<i8"),
+        ("compute_ns", "<i8"),
+        ("communication_ns", "<i8"),
+        ("exposed_communication_ns", "<i8"),
+        ("overlapped_communication_ns", "<i8"),
+        ("memcpy_ns", "<i8"),
+        ("idle_ns", "<i8"),
+        ("idle_gaps", "<u4"),
+        ("largest_gap_ns", "<i8"),
+        ("kernels", "<u4"),
+        ("queue_depth_mean", "<f4"),
+        ("queue_depth_max", "<i4"),
+        ("issue_latency_p50_ns", "<i8"),
+        ("issue_latency_p99_ns", "<i8"),
+    ]
+)
+"""One window of one device; the table ``gpu_usage`` says what each field means."""
+
+_COMPUTE, _COMMUNICATION, _MEMORY = range(3)
+_OP = np.dtype([("start", "<i8"), ("end", "<i8"), ("launch", "<i8"), ("what", "u1")])
+_UNKNOWN = -1
+
+Intervals = NDArray[np.int64]
+"""Shape (n, 2): begin and end, ns."""
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel, by its demangled name, is one of NCCL's."""
+    return name.removeprefix("void ").startswith(("ncclDevKernel", "ncclKernel"))
+
+
+def union(begin: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
+    """Intervals without overlap that cover the same time, in order. Empty ones vanish."""
+    real = end > begin
+    begin, end = begin[real], end[real]
+    order = np.argsort(begin, kind="stable")
+    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    first = np.ones(len(begin), bool)
+    first[1:] = begin[1:] > reach[:-1]
+    last = np.ones(len(begin), bool)
+    last[:-1] = first[1:]
+    return np.column_stack([begin[first], reach[last]])
+
+
+def time_in(intervals: Intervals, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How much of each window lies in disjoint, ordered intervals. ``edges``: shape (n + 1,); returns shape (n,)."""
+    begin, end = intervals[:, 0], intervals[:, 1]
+    before = np.concatenate([[0], np.cumsum(end - begin)])
+    count = np.searchsorted(begin, edges, side="left")
+    total = before[count]
+    inside = count > 0
+    total[inside] -= np.maximum(end[count[inside] - 1] - edges[inside], 0)
+    return np.diff(total)
+
+
+def gaps_between(intervals: Intervals, edges: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The stretches of windows that no interval covers, cut at the windows' edges.
+
+    Returns:
+        Window number and length of each, both of shape (m,).
+    """
+    begin = np.concatenate([[edges[0]], intervals[:, 1]])
+    end = np.concatenate([intervals[:, 0], [edges[-1]]])
+    begin, end = np.maximum(begin, edges[0]), np.minimum(end, edges[-1])
+    begin, end = begin[end > begin], end[end > begin]
+    first = np.searchsorted(edges, begin, side="right") - 1
+    last = np.searchsorted(edges, end, side="left") - 1
+    pieces = last - first + 1
+    window = np.repeat(first - np.concatenate([[0], np.cumsum(pieces)[:-1]]), pieces) + np.arange(pieces.sum())
+    lower = np.maximum(np.repeat(begin, pieces), edges[window])
+    upper = np.minimum(np.repeat(end, pieces), edges[window + 1])
+    return window, upper - lower
+
+
+@dataclass
+class _Device:
+    """Operations that a window still needs."""
+
+    number: int
+    closed_ns: int
+    """Windows before this are done; until the first one is, the first operation's start."""
+    begun: bool = False
+    """Whether a window has been closed."""
+    fresh: list[NDArray[np.void]] = field(default_factory=list)
+    ops: NDArray[np.void] = field(default_factory=lambda: np.empty(0, _OP))
+
+
+class GpuUsage:
+    """The windows of one process's GPUs. ``feed`` what has come, then ``advance``."""
+
+    def __init__(self) -> None:
+        self.late = 0
+        """Operations that came after their window was closed."""
+        self._devices: dict[int, _Device] = {}
+        self._newest_ns = 0
+        self._launches_known = False
+
+    def feed(self, ops: NDArray[np.void], communication: NDArray[np.bool_]) -> None:
+        """Takes operations.
+
+        Args:
+            ops: ``records.GPU_OP``, shape (n,), in any order.
+            communication: Which are NCCL's kernels, shape (n,).
+        """
+        if not len(ops):
+            return
+        short = np.empty(len(ops), _OP)
+        short["start"], short["end"] = ops["start_ns"], ops["end_ns"]
+        known = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+        self._launches_known |= bool(known.any())
+        short["launch"] = np.where(known, ops["launch_ns"].astype(np.int64), _UNKNOWN)
+        short["what"] = np.where(communication, _COMMUNICATION, _COMPUTE)
+        short["what"][ops["kind"] != records.GpuKind.KERNEL] = _MEMORY
+        self._newest_ns = max(self._newest_ns, int(short["end"].max()))
+        for number in np.unique(ops["device"]).tolist():
+            mine = short[ops["device"] == number]
+            device = self._devices.get(number)
+            first = int(mine["start"].min())
+            if device is None:
+                device = self._devices[number] = _Device(number, first)
+            elif not device.begun:
+                device.closed_ns = min(device.closed_ns, first)
+            self.late += int(np.sum(mine["start"] < device.closed_ns))
+            device.fresh.append(mine)
+
+    def advance(self, *, final: bool = False) -> NDArray[np.void]:
+        """The windows that can be closed.
+
+        Args:
+            final: No more operations will come: close all, the last one at the end of the last operation.
+
+        Returns:
+            ``USAGE``, by device and time.
+        """
+        found = [np.empty(0, USAGE)]
+        until = (self._newest_ns - LAG_NS) // WINDOW_NS * WINDOW_NS
+        for device in self._devices.values():
+            end = self._newest_ns if final else until
+            if end <= device.closed_ns:
+                continue
+            device.ops = np.concatenate([device.ops, *device.fresh])
+            device.fresh = []
+            first = device.closed_ns // WINDOW_NS + 1
+            inner = np.arange(first, -(-end // WINDOW_NS), dtype=np.int64) * WINDOW_NS
+            edges = np.concatenate([[device.closed_ns], inner, [end]])
+            found.append(_windows(device, edges, self._launches_known))
+            device.closed_ns, device.begun = end, True
+            device.ops = device.ops[device.ops["end"] > end]
+        return np.concatenate(found)
+
+
+def _windows(device: _Device, edges: NDArray[np.int64], launches_known: bool) -> NDArray[np.void]:
+    """The windows between ``edges`` (n + 1), from all operations that reach into them."""
+    ops = device.ops
+    out = np.zeros(len(edges) - 1, USAGE)
+    out["start_ns"], out["duration_ns"], out["device"] = edges[:-1], np.diff(edges), device.number
+
+    def covered(chosen: NDArray[np.bool_]) -> Intervals:
+        part = ops[chosen]
+        return union(np.maximum(part["start"], edges[0]), np.minimum(part["end"], edges[-1]))
+
+    busy = covered(np.ones(len(ops), bool))
+    out["busy_ns"] = time_in(busy, edges)
+    out["compute_ns"] = time_in(covered(ops["what"] == _COMPUTE), edges)
+    out["communication_ns"] = time_in(covered(ops["what"] == _COMMUNICATION), edges)
+    either = time_in(covered(ops["what"] != _MEMORY), edges)
+    out["exposed_communication_ns"] = either - out["compute_ns"]
+    out["overlapped_communication_ns"] = out["communication_ns"] - out["exposed_communication_ns"]
+    out["memcpy_ns"] = time_in(covered(ops["what"] == _MEMORY), edges)
+    out["idle_ns"] = out["duration_ns"] - out["busy_ns"]
+    window, length = gaps_between(busy, edges)
+    real = length >= IDLE_GAP_NS
+    out["idle_gaps"] = np.bincount(window[real], minlength=len(out))
+    np.maximum.at(out["largest_gap_ns"], window[real], length[real])
+
+    begun = ops[(ops["start"] >= edges[0]) & (ops["start"] < edges[-1])]
+    place = np.searchsorted(edges, begun["start"], side="right") - 1
+    kernel = begun["what"] != _MEMORY
+    out["kernels"] = np.bincount(place[kernel], minlength=len(out))
+    matched = begun["launch"] != _UNKNOWN
+    _latencies(out, place[kernel & matched], (begun["start"] - begun["launch"])[kernel & matched])
+    known = np.bincount(place[matched], minlength=len(out)) > 0
+    known |= launches_known & (np.bincount(place, minlength=len(out)) == 0)
+    _queue(out, ops[(ops["launch"] != _UNKNOWN) & (ops["start"] > edges[0])], edges)
+    out["queue_depth_mean"][~known] = out["queue_depth_max"][~known] = _UNKNOWN
+    return out
+
+
+def _latencies(out: NDArray[np.void], window: NDArray[np.int64], latency: NDArray[np.int64]) -> None:
+    """Percentiles by nearest rank: a latency that occurred."""
+    order = np.lexsort((latency, window))
+    latency = latency[order]
+    count = np.bincount(window, minlength=len(out))
+    first = np.cumsum(count) - count
+    some = count > 0
+    for name, share in (("issue_latency_p50_ns", 0.5), ("issue_latency_p99_ns", 0.99)):
+        rank = np.ceil(count[some] * share).astype(np.int64) - 1
+        out[name] = _UNKNOWN
+        out[name][some] = latency[first[some] + rank]
+
+
+def _queue(out: NDArray[np.void], ops: NDArray[np.void], edges: NDArray[np.int64]) -> None:
+    """How many operations were launched and had not begun, over time."""
+    launch, start = np.sort(ops["launch"]) - edges[0], np.sort(ops["start"]) - edges[0]
+    edges = edges - edges[0]
+
+    def up_to(times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sum of min(time, edge), at every edge."""
+        count = np.searchsorted(times, edges)
+        sums = np.concatenate([[0], np.cumsum(times)])
+        below: NDArray[np.int64] = sums[count] + (len(times) - count) * edges
+        return below
+
+    waited = np.diff(up_to(start)) - np.diff(up_to(launch))
+    out["queue_depth_mean"] = waited / out["duration_ns"]
+
+    def depth(at: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(launch, at, side="right") - np.searchsorted(start, at, side="right")
+
+    deepest = depth(edges[:-1])
+    inside = launch[(launch >= 0) & (launch < edges[-1])]
+    np.maximum.at(deepest, np.searchsorted(edges, inside, side="right") - 1, depth(inside))
+    out["queue_depth_max"] = deepest

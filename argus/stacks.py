@@ -1,0 +1,774 @@
+"""The stack side of a live trace: what the threads of every rank were doing on the CPU, and what they waited for.
+
+``Tracer`` tells who is traced (``look``), lets new stacks be resolved while their code is still there (``poll``) and
+turned into rows (``work``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.blocked import assemble, read_blocked
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, offcpu, stack_rows
+from argus.capture.code import CodeResolver
+from argus.capture.launches import Origin
+from argus.capture.python import Interpreter, PythonProcess, find_interpreter
+from argus.capture.stacks import Drained, RawStack, StackProbes
+from argus.capture.symbols import Symbols
+from argus.capture.targets import PROC, start_ticks
+from argus.capture.threads import ThreadWatch
+from argus.errors import ArgusError
+from argus.records import STACK_LOSS_COUNTERS, StackCounter
+from argus.roster import Job
+from argus.semantics.stacks import Frame, Stack
+from argus.store.writer import Writer
+
+SWAP_NS = 950_000_000
+"""How long counts stay in the kernel. New stacks are fetched at every poll: their code objects may be freed soon."""
+REFRESH_S = 1.0
+"""How often the threads' times are read, and new threads met."""
+REFRESH_ALL_S = 5.0
+"""How often names, mappings, thread states and children of all threads are looked at again."""
+WAITING_S = 2.0
+"""A thread that has been off the CPU for so long is told while it waits: one that hangs never comes back."""
+ROWS_S = 1.0
+"""How often counts become rows: a table costs about a millisecond whatever it holds."""
+ENDED_S = 0.5
+"""How long after a process's end its last counts are waited for: they come when a window of the sampler is over."""
+RECENT_S = 5.0
+"""What the live view shows."""
+KEPT_STACKS = 100_000
+"""Stacks remembered in all; beyond it all are numbered and sent anew, which costs time and loses nothing."""
+
+
+@dataclass(frozen=True)
+class HotLine:
+    """A line of Python, or a function without one, as the live view shows it.
+
+    Attributes:
+        text: Function, file and line.
+        share: Part of the CPU time of all ranks in the last seconds, 0 to 1.
+        ranks: How many ranks were seen there.
+    """
+
+    text: str
+    share: float
+    ranks: int
+
+
+@dataclass(frozen=True)
+class StackView:
+    """The stack side for the live view. ``lines``: the hottest first; ``waits``: (reason, seconds a second)."""
+
+    state: str
+    samples: int
+    lines: list[HotLine]
+    waits: list[tuple[str, float]]
+
+
+NO_STACKS = StackView("off", 0, [], [])
+
+
+@dataclass
+class _Process:
+    """A sampled process."""
+
+    pid: int
+    started: int
+    job: Job
+    rank: int
+    symbols: Symbols
+    threads: ThreadWatch
+    program: bytes = b""
+    interpreter: Interpreter | None = None
+    python: PythonProcess | None = None
+    resolver: CodeResolver | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    asleep: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Threads that have not run since the process was first seen, so that no switch told of them: (stack, what)."""
+    awake: set[int] = field(default_factory=set)
+    retry: bool = True
+    python_since_ns: int = 0
+    ended: bool = False
+    ended_s: float = 0.0
+    drained: bool = False
+
+    def counters(self) -> Tally[str]:
+        found = Tally(self.symbols.counters)
+        found.update(self.threads.counters)
+        if self.resolver is not None:
+            found.update(self.resolver.counters)
+        return found
+
+    def close(self) -> None:
+        if self.python is not None:
+            self.python.close()
+        self.symbols.close()
+        self.threads.close()
+
+
+@dataclass
+class _Told:
+    """What was told of a thread's wait while it lasted."""
+
+    since_ns: int
+    told_ns: int
+    stack: int
+    what: int
+    kernel_stack: int
+    """As the kernel numbers it: 0: it took none."""
+
+
+class StackSide:
+    """Stacks of the processes of a session.
+
+    Args:
+        writer: Where rows go.
+        origin: What a job's rows say besides the records themselves.
+        version: Gives the next row version.
+        on: Whether stacks are sampled at all.
+        rate_hz: Samples a second and CPU.
+        off_cpu_ns: Time off the CPU from which on it is told; None: not at all.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        origin: Callable[[Job], Origin],
+        version: Callable[[], int],
+        *,
+        on: bool = True,
+        rate_hz: int = DEFAULT_RATE_HZ,
+        off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS,
+    ) -> None:
+        self._writer = writer
+        self._origin = origin
+        self._version = version
+        self._rate_hz, self._off_cpu_ns = rate_hz, off_cpu_ns
+        self._probes: StackProbes | None = None
+        self._reason = "" if on else "off: switched off with --no-stacks"
+        self._begun = False
+        self._processes: dict[int, _Process] = {}
+        self._ids: dict[int, int] = {}
+        self._stacks: dict[int, Stack] = {}
+        self._before: tuple[dict[int, int], dict[int, Stack]] = ({}, {})
+        self._written: dict[tuple[str, int], set[int]] = {}
+        self._counts: list[NDArray[np.void]] = []
+        self._pauses: list[NDArray[np.void]] = []
+        self._told: dict[tuple[int, int], _Told] = {}
+        self._off: set[tuple[int, int]] = set()
+        self._losses: Tally[str] = Tally()
+        self._counters: Tally[str] = Tally()
+        self._collected: dict[int, tuple[int, ...]] = {}
+        self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
+        self._features: dict[tuple[int, str], tuple[str, str]] = {}
+        self._recent: deque[tuple[float, Tally[tuple[str, int]], Tally[str]]] = deque()
+        self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = 0.0
+
+    # ---- who
+
+    def start(self) -> None:
+        """Loads the programs. What does not work is told by ``state``: the trace goes on without."""
+        if self._reason:
+            return
+        try:
+            self._probes = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns, swap_ns=SWAP_NS)
+            self._begun = True
+        except ArgusError as failure:
+            self._reason = f"off: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
+
+    @property
+    def on(self) -> bool:
+        """Whether threads are sampled."""
+        return self._probes is not None
+
+    @property
+    def state(self) -> str:
+        """In words for people."""
+        if self._probes is None:
+            return self._reason or "waiting: not begun"
+        return self._probes.state["sampling"]
+
+    def look(self, jobs: Iterable[Job], now: float) -> None:
+        """Takes note of who is traced: ranks, their helpers, and what those have forked.
+
+        Args:
+            jobs: All of them.
+            now: ``time.monotonic()``.
+        """
+        if self._probes is None:
+            return
+        wanted = {
+            pid: (job, member.rank) for job in jobs for pid, member in job.members.items() if member.state == "traced"
+        }
+        all_of_them = now >= self._refresh_all_due
+        if all_of_them:
+            self._refresh_all_due = now + REFRESH_ALL_S
+        for pid, whose in list(wanted.items()):
+            for child in _children(pid, all_threads=all_of_them):
+                wanted.setdefault(child, whose)
+        for pid, process in list(self._processes.items()):
+            if process.ended:
+                continue
+            if start_ticks(pid) != process.started:
+                process.ended, process.ended_s = True, now  # kept until its last samples are rows
+            else:
+                wanted.setdefault(pid, (process.job, process.rank))
+        for pid, (job, rank) in wanted.items():
+            known = self._processes.get(pid)
+            if known is None:
+                self._add(pid, job, rank)
+            elif not known.ended and (program := _program(pid)) != known.program:
+                known.program = program
+                self._begin_program(known)
+            elif not known.ended and known.retry:
+                self._find_python(known)
+        if now >= self._refresh_due:
+            self._refresh_due = now + REFRESH_S
+            for process in self._processes.values():
+                self._refresh(process, all_of_it=all_of_them)
+
+    def _add(self, pid: int, job: Job, rank: int) -> None:
+        assert self._probes is not None
+        started = start_ticks(pid)
+        if started is None:
+            return
+        try:
+            process = _Process(pid, started, job, rank, Symbols(pid), ThreadWatch(pid), _program(pid))
+        except OSError:
+            return  # it has ended
+        self._processes[pid] = process
+        self._find_python(process)  # first, or the first samples would lack their Python stacks
+        self._probes.add_target(pid)
+        self._refresh(process, all_of_it=True)
+
+    def _begin_program(self, process: _Process) -> None:
+        """The process has called exec: what was known of its memory is void."""
+        assert self._probes is not None
+        with contextlib.suppress(OSError):
+            fresh = Symbols(process.pid)
+            self._counters.update(process.symbols.counters)
+            process.symbols.close()
+            process.symbols = fresh
+            self._drop_python(process)
+            process.interpreter = None
+            process.asleep.clear()
+            process.retry = True
+            self._find_python(process)
+            self._probes.add_target(process.pid)
+
+    def _find_python(self, process: _Process) -> None:
+        """CPython may be loaded late: a launcher execs it, a program embeds it."""
+        assert self._probes is not None
+        try:
+            found = find_interpreter(process.pid)
+        except OSError:
+            return
+        process.interpreter = found
+        if found is None:
+            self._write_feature(process, "python_stacks", "off", "the process runs no CPython")
+            return
+        state, _, reason = found.state.partition(": ")
+        if found.layout is not None:
+            try:
+                python = PythonProcess(process.pid, found)
+            except OSError:
+                return
+            self._drop_python(process)
+            process.python = python
+            process.resolver = CodeResolver(process.python, found.layout)
+            self._probes.set_python(process.pid, found.layout)
+            process.python_since_ns = time.monotonic_ns()
+            self._probes.set_threads(process.pid, process.python.thread_states())
+            reason = reason or "CPython " + ".".join(map(str, found.version[:2]))
+        process.retry = not found.settled
+        self._write_feature(process, "python_stacks", state, reason)
+
+    def _tell_asleep(self, process: _Process, usage: NDArray[np.void]) -> None:
+        """Rows for threads that were off the CPU when Argus came, and have been since: those of a job that hangs."""
+        ran = (usage["switches_voluntary"] > 0) | (usage["switches_involuntary"] > 0) | (usage["cpu_ns"] > 0)
+        process.awake.update(usage["tid"][ran].tolist())
+        for tid in list(process.asleep.keys() & process.awake):
+            del process.asleep[tid]
+        rows = np.zeros(len(usage), records.STACK_COUNT)
+        used = 0
+        states: dict[int, int] | None = None
+        for one in usage[~ran]:
+            tid = int(one["tid"])
+            if tid in process.awake or (process.pid, tid) in self._off:
+                continue
+            known = process.asleep.get(tid)
+            if known is None:
+                if states is None and process.python is not None:
+                    states = process.python.thread_states()
+                known = self._read_blocked(process, tid, states)
+                if known is None:
+                    continue
+                process.asleep[tid] = known
+            row = rows[used]
+            used += 1
+            row["stack"], row["what"], row["pid"], row["tid"] = *known, process.pid, tid
+            row["ns"] = row["max_ns"] = one["end_ns"] - one["begin_ns"]
+            row["first_ns"], row["last_ns"] = one["begin_ns"], one["end_ns"]
+        if used:
+            self._counts.append(rows[:used].copy())
+
+    def _read_blocked(
+        self, process: _Process, tid: int, states: dict[int, int] | None = None
+    ) -> tuple[int, int] | None:
+        """Stack and ``what`` of a thread that waits, from outside; None: it runs, or has ended."""
+        layout = process.interpreter.layout if process.interpreter is not None else None
+        try:
+            found = read_blocked(process.pid, tid, process.symbols, process.python, process.resolver, layout, states)
+        except OSError:
+            return None
+        if found is None:
+            return None
+        self._ids[found.stack.id] = found.stack.id
+        self._stacks.setdefault(found.stack.id, found.stack)
+        return found.stack.id, found.what
+
+    def _drop_python(self, process: _Process) -> None:
+        if process.resolver is not None:
+            self._counters.update(process.resolver.counters)
+        if process.python is not None:
+            process.python.close()
+        process.python = process.resolver = None
+
+    def _refresh(self, process: _Process, *, all_of_it: bool) -> None:
+        assert self._probes is not None
+        if process.ended:
+            return
+        with contextlib.suppress(OSError):
+            usage = process.threads.usage(time.monotonic_ns())
+            if all_of_it or not process.names.keys() >= set(usage["tid"].tolist()):
+                process.symbols.refresh()
+                process.names.update(process.threads.names())
+                if process.python is not None:
+                    self._probes.set_threads(process.pid, process.python.thread_states())
+            if process.python is not None:
+                self._count_collections(process, process.python)
+            if len(usage):
+                self._tell_asleep(process, usage)
+                self._writer.append(
+                    "thread_usage",
+                    stack_rows.to_usage(
+                        usage,
+                        self._origin(process.job),
+                        np.full(len(usage), process.rank, np.uint32),
+                        [self._thread_name(process, int(tid)) for tid in usage["tid"]],
+                    ),
+                )
+            for what, text in process.threads.state.items():
+                state, _, reason = text.partition(": ")
+                self._write_feature(process, f"{what} delay", state, reason)
+            if self._probes is not None:
+                for what, text in self._probes.state.items():
+                    state, _, reason = text.partition(": ")
+                    self._write_feature(process, what, state, reason)
+
+    def _count_collections(self, process: _Process, python: PythonProcess) -> None:
+        collections = python.collections()
+        if collections is not None:
+            before = self._collected.get(process.pid, collections)
+            for number, (old, new) in enumerate(zip(before, collections, strict=False)):
+                self._counters[f"gc_collections_generation_{number}"] += max(new - old, 0)
+            self._collected[process.pid] = collections
+
+    @staticmethod
+    def _thread_name(process: _Process, tid: int) -> str:
+        return process.names.get(tid, "")
+
+    # ---- what
+
+    def poll(self, now: float, *, final: bool = False) -> None:
+        """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded."""
+        if self._probes is None:
+            return
+        if now >= self._waiting_due or final:
+            self._waiting_due = now + WAITING_S
+            self._tell_waiting(final=final)
+        self._take(self._probes.drain(final=final))
+        for process in self._processes.values():
+            process.drained = process.ended and now - process.ended_s >= ENDED_S
+
+    def _take(self, drained: Drained) -> None:
+        if len(self._ids) > KEPT_STACKS:
+            self._begin_dictionary()
+        for raw in drained.stacks:
+            self._resolve(raw)
+        if len(drained.counts):
+            self._counts.append(self._without_told(drained.counts))
+        if len(drained.pauses):
+            self._pauses.append(drained.pauses)
+
+    def _begin_dictionary(self) -> None:
+        """Forgets stacks of long ago: a program that makes code all the time never stops making new ones."""
+        assert self._probes is not None
+        self._before = self._ids, self._stacks  # counts that are under way speak of these
+        self._ids, self._stacks = {}, {}
+        self._written.clear()
+        for process in self._processes.values():
+            process.asleep.clear()
+            if not process.ended:
+                self._probes.add_target(process.pid)  # its stacks get other numbers, and are sent again
+
+    def _stack(self, number: int) -> Stack | None:
+        found = self._stacks.get(number)
+        if found is None and (found := self._before[1].get(number)) is not None:
+            self._stacks[number] = found
+        return found
+
+    def _resolve(self, raw: RawStack) -> None:
+        process = self._processes.get(int(raw.head["pid"]))
+        if process is None:
+            self._losses["stacks_without_rank"] += 1
+            return
+        stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, int(raw.head["flags"]))
+        self._ids[int(raw.head["stack"])] = stack.id
+        self._stacks.setdefault(stack.id, stack)
+
+    def _tell_waiting(self, *, final: bool) -> None:
+        """Rows for threads that are off the CPU and stay there, a piece at a time."""
+        assert self._probes is not None
+        off = self._probes.off_now()
+        now_ns = time.monotonic_ns()
+        rows = np.zeros(len(off), records.STACK_COUNT)
+        used = 0
+        self._off = set()
+        for one in off:
+            key = (int(one["pid"]), int(one["tid"]))
+            since = int(one["since_ns"])
+            self._off.add(key)
+            told = self._told.get(key)
+            if told is None or told.since_ns != since:
+                told = _Told(since, 0, int(one["stack"]), int(one["what"]), int(one["stack"]))
+            fresh = now_ns - since - told.told_ns
+            if fresh < (self._off_cpu_ns or 0 if final else WAITING_S * 1e9):
+                continue
+            process = self._processes.get(key[0])
+            if process is not None and not told.told_ns and (not told.stack or since < process.python_since_ns):
+                # The kernel took no stack when it went, or took it before it knew of the interpreter.
+                found = self._read_blocked(process, key[1])
+                told.stack = told.stack if found is None else found[0]
+            row = rows[used]
+            row["stack"], row["pid"], row["tid"], row["what"] = told.stack, *key, told.what
+            row["count"] = 0 if told.told_ns else 1
+            row["ns"] = row["max_ns"] = fresh
+            row["first_ns"], row["last_ns"] = since + told.told_ns, now_ns
+            told.told_ns += fresh
+            self._told[key] = told
+            used += 1
+        if used:
+            self._counts.append(rows[:used].copy())
+
+    def _without_told(self, counts: NDArray[np.void]) -> NDArray[np.void]:
+        """Takes off what was told already of waits that are over now."""
+        if not self._told:
+            return counts
+        counts = counts.copy()
+        for key, told in list(self._told.items()):
+            mine = (counts["pid"] == key[0]) & (counts["tid"] == key[1]) & (counts["stack"] == told.kernel_stack)
+            mine &= (counts["what"] & records.WHAT_OFF) != 0
+            mine &= counts["max_ns"] >= told.told_ns
+            for place in np.flatnonzero(mine & (counts["last_ns"] >= told.since_ns + told.told_ns))[:1]:
+                row = counts[place]
+                row["ns"] -= min(told.told_ns, int(row["ns"]))
+                row["count"] -= min(1, int(row["count"]))
+                row["max_ns"] = max(int(row["max_ns"]) - told.told_ns, 0) if row["count"] == 0 else row["max_ns"]
+                row["first_ns"] = max(int(row["first_ns"]), told.since_ns + told.told_ns)
+                del self._told[key]
+        return counts
+
+    def work(self, now: float, *, final: bool = False) -> None:
+        """Turns what was fetched into rows, when that is due."""
+        if self._probes is None or (now < self._rows_due and not final):
+            return
+        self._rows_due = now + ROWS_S
+        counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
+        pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
+        self._counts, self._pauses = [], []
+        for job in {id(process.job): process.job for process in self._processes.values()}.values():
+            mine = [process for process in self._processes.values() if process.job is job]
+            pids = np.array([process.pid for process in mine], np.uint32)
+            self._write_counts(job, counts[np.isin(counts["pid"], pids)], now)
+            self._write_pauses(job, pauses[np.isin(pauses["pid"], pids)])
+        known = np.isin(counts["pid"], np.array(list(self._processes), np.uint32))
+        self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
+        for pid, process in list(self._processes.items()):
+            if process.drained and not final:
+                self._forget(pid)
+        while self._recent and self._recent[0][0] < now - RECENT_S:
+            self._recent.popleft()
+
+    def _write_counts(self, job: Job, counts: NDArray[np.void], now: float) -> None:
+        if not len(counts):
+            return
+        origin = self._origin(job)
+        ids = self._content_ids(counts["stack"])
+        missing = (ids == 0) & (counts["stack"] != 0)
+        if missing.any():
+            self._losses["stack_samples_without_stack"] += int(counts["count"][missing].sum())
+        counts, ids = _together(counts, ids)
+        ranks, threads = self._whose(counts)
+        self._write_stacks(job, ids)
+        assert self._probes is not None
+        reasons = offcpu.reasons(counts["what"])
+        self._writer.append(
+            "stack_samples",
+            stack_rows.to_samples(counts, origin, ranks, threads, ids, self._probes.period_ns, reasons),
+        )
+        self._remember(counts, ranks, ids, reasons, now)
+
+    def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
+        """Those that the job's dictionary lacks."""
+        used = {int(one) for one in np.unique(ids) if one}
+        written = self._written.setdefault((job.name, job.run), set())
+        fresh = [stack for one in used - written if (stack := self._stack(one)) is not None]
+        if fresh:
+            self._writer.append("stacks", stack_rows.to_stacks(fresh, self._origin(job)))
+            written |= {stack.id for stack in fresh}
+
+    def _remember(
+        self,
+        counts: NDArray[np.void],
+        ranks: NDArray[np.uint32],
+        ids: NDArray[np.uint64],
+        reasons: list[str],
+        now: float,
+    ) -> None:
+        """For the live view."""
+        lines: Tally[tuple[str, int]] = Tally()
+        waits: Tally[str] = Tally()
+        off = (counts["what"] & records.WHAT_OFF) != 0
+        on = zip(ids[~off].tolist(), ranks[~off].tolist(), counts["count"][~off].tolist(), strict=True)
+        for one, rank, count in on:
+            stack = self._stack(one)
+            if stack is not None and stack.frames:
+                lines[(hot_line(stack), rank)] += count
+        for place in np.flatnonzero(off).tolist():
+            waits[reasons[place]] += int(counts["ns"][place])
+        self._recent.append((now, lines, waits))
+
+    def _write_pauses(self, job: Job, pauses: NDArray[np.void]) -> None:
+        if not len(pauses):
+            return
+        ranks, threads = self._whose(pauses)
+        ids = self._content_ids(pauses["stack"])
+        self._write_stacks(job, ids)
+        self._writer.append(
+            "gc_pauses",
+            stack_rows.to_pauses(
+                pauses,
+                self._origin(job),
+                ranks,
+                threads,
+                ids,
+                period_ns=self._probes.period_ns if self._probes is not None else 0,
+            ),
+        )
+
+    def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
+        """Rank and thread name of each record."""
+        pairs, inverse = np.unique(
+            events["pid"].astype(np.uint64) << np.uint64(32) | events["tid"], return_inverse=True
+        )
+        ranks = np.empty(len(pairs), np.uint32)
+        names = []
+        for place, pair in enumerate(pairs.tolist()):
+            process = self._processes[pair >> 32]
+            ranks[place] = process.rank
+            names.append(self._thread_name(process, pair & 0xFFFFFFFF))
+        return ranks[inverse], [names[place] for place in inverse.tolist()]
+
+    def _content_ids(self, stacks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        unique, inverse = np.unique(stacks, return_inverse=True)
+        before = self._before[0]
+        found = np.array([self._ids.get(one) or before.get(one, 0) for one in unique.tolist()], np.uint64)
+        ids: NDArray[np.uint64] = found[inverse]
+        return ids
+
+    def _forget(self, pid: int) -> None:
+        process = self._processes.pop(pid)
+        if self._probes is not None:
+            self._probes.remove_target(pid)
+        self._counters.update(process.counters())
+        self._collected.pop(pid, None)
+        process.close()
+
+    # ---- the end
+
+    def stop(self) -> None:
+        """Fetches the last samples and takes the programs away."""
+        if self._probes is None:
+            return
+        self.poll(time.monotonic(), final=True)
+        self.work(time.monotonic(), final=True)
+        self._kernel = self._probes.counters()
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        for pid in list(self._processes):
+            process = self._processes.pop(pid)
+            self._counters.update(process.counters())
+            process.close()
+        if self._probes is not None:
+            self._kernel = self._probes.counters()
+            self._probes.close()
+            self._probes = None
+
+    # ---- what is known of it
+
+    def _write_feature(self, process: _Process, feature: str, state: str, reason: str) -> None:
+        key = (process.pid, feature)
+        if self._features.get(key) == (state, reason):
+            return
+        self._features[key] = (state, reason)
+        origin = self._origin(process.job)
+        self._writer.append(
+            "features",
+            {
+                "job": origin.job,
+                "run": origin.run,
+                "rank": process.rank,
+                "host": origin.host,
+                "feature": feature,
+                "state": [state],
+                "reason": [reason],
+                "version": self._version(),
+            },
+        )
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        """Every counter of the stack side: value, and whether a value above 0 is a loss."""
+        if self._probes is not None:
+            self._kernel = self._probes.counters()
+        elif not self._begun:
+            return {}
+        found = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
+        counted = Tally(self._counters)
+        for process in self._processes.values():
+            counted.update(process.counters())
+        for name, value in counted.items():
+            found[name] = (value, False)
+        for name, value in self._losses.items():
+            found[name] = (value, True)
+        return found
+
+    def view(self) -> StackView:
+        """The last seconds."""
+        lines: Tally[str] = Tally()
+        ranks: dict[str, set[int]] = {}
+        waits: Tally[str] = Tally()
+        for _, seen, waited in self._recent:
+            waits.update(waited)
+            for (text, rank), count in seen.items():
+                lines[text] += count
+                ranks.setdefault(text, set()).add(rank)
+        total = max(lines.total(), 1)
+        span = max(self._recent[-1][0] - self._recent[0][0], 0.25) if self._recent else 1.0
+        return StackView(
+            self.state,
+            self.counters().get("stack_samples", (0, False))[0],
+            [HotLine(text, count / total, len(ranks[text])) for text, count in lines.most_common(8)],
+            [(reason, ns / 1e9 / span) for reason, ns in waits.most_common(5)],
+        )
+
+    def summary(self) -> list[str]:
+        """How stacks went, in lines for people: failures beside the count of samples."""
+        found = {name: value for name, (value, _) in self.counters().items()}
+        if not found:
+            return [f"stacks: {self._reason}"] if self._reason else []
+        parts = [f"{found['stack_samples']:,} samples", f"{found['stack_off_cpu']:,} times off the CPU"]
+        for name, words in (
+            ("stack_python", "Python stacks taken"),
+            ("stack_python_cut", "cut"),
+            ("stack_python_rejected", "rejected"),
+            ("stack_python_fault", "unreadable"),
+            ("python_frames_unresolved", "frames without a name"),
+            ("stack_samples_dropped", "lost"),
+        ):
+            if found.get(name) or name in ("stack_python", "stack_samples_dropped"):
+                parts.append(f"{found.get(name, 0):,} {words}")
+        return ["stacks: " + ", ".join(parts)]
+
+
+def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArray[np.void], NDArray[np.uint64]]:
+    """Rows that differ only in where in its functions a stack was, as one.
+
+    Args:
+        counts: ``records.STACK_COUNT``, shape (n,).
+        ids: ``Stack.id`` of each; 0: none.
+    """
+    whose = counts["pid"].astype(np.uint64) << np.uint64(32) | counts["tid"]
+    when = counts["what"].astype(np.uint64) << np.uint64(32) | counts["window"]
+    order = np.lexsort((when, whose, ids))
+    keys = [column[order] for column in (ids, whose, when)]
+    begins = np.flatnonzero(
+        np.concatenate([[True], np.logical_or.reduce([column[1:] != column[:-1] for column in keys])])
+    )
+    rows = counts[order]
+    out = rows[begins]
+    for name in ("count", "ns", "runqueue_ns"):
+        out[name] = np.add.reduceat(rows[name], begins)
+    for name in ("max_ns", "last_ns"):
+        out[name] = np.maximum.reduceat(rows[name], begins)
+    out["first_ns"] = np.minimum.reduceat(rows["first_ns"], begins)
+    return out, keys[0][begins]
+
+
+def hot_line(stack: Stack) -> str:
+    """The deepest Python line of a stack, or its native leaf."""
+    for frame in reversed(stack.frames):
+        if frame.kind == "python":
+            return describe(frame)
+    return describe(stack.frames[-1]) if stack.frames else ""
+
+
+def describe(frame: Frame) -> str:
+    """A frame for people."""
+    if frame.kind == "python":
+        return f"{frame.function} ({Path(frame.file).name}:{frame.line})" if frame.line else frame.function
+    return f"{frame.function or '?'} ({Path(frame.file).name})"
+
+
+def _children(pid: int, *, all_threads: bool) -> list[int]:
+    """Everything that a process has forked and that lives; empty where the kernel does not tell
+    (CONFIG_PROC_CHILDREN).
+
+    Args:
+        pid: The process.
+        all_threads: Also what other threads than the main one have forked.
+    """
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        with contextlib.suppress(OSError):
+            one = queue.pop()
+            folder = f"{PROC}/{one}/task"
+            for tid in os.listdir(folder) if all_threads else (one,):
+                with contextlib.suppress(OSError), open(f"{folder}/{tid}/children", "rb") as listed:
+                    children = [int(word) for word in listed.read().split()]
+                    found += children
+                    queue += children
+    return found
+
+
+def _program(pid: int) -> bytes:
+    """What changes with each exec: the auxiliary vector, whose random bytes and entry point lie elsewhere then."""
+    try:
+        return (PROC / str(pid) / "auxv").read_bytes()
+    except OSError:
+        return b""

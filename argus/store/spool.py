@@ -1,0 +1,235 @@
+"""A spool: rows as files in a folder, for a machine that has neither an engine nor a server at hand.
+
+Every batch that the writer would send becomes one file ``NNNNNN-<table>.arrow`` (Arrow IPC, compressed) that holds, in
+its schema's metadata, the table and the batch's deduplication token. ``load`` sends the files to a store under the same
+tokens, so that a folder loaded twice is stored once.
+
+A file appears whole or not at all; its number is the order of writing. Several tracers may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+
+if TYPE_CHECKING:
+    from argus.store.open import Store
+
+_NAME = re.compile(r"(\d{6,})-(\w+)\.arrow")
+_TABLE, _TOKEN = b"argus.table", b"argus.token"
+_UNFINISHED = ".part"
+_JOURNAL = ".loaded"
+"""Which files are in which store. A store itself remembers only the newest 1000 tokens of a table."""
+
+
+def prepare(folder: Path) -> None:
+    """Creates a spool's folder.
+
+    Raises:
+        ArgusError: It cannot be, or may not be written to.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as failure:
+        raise _refused(folder, failure) from None
+
+
+def write(folder: Path, table: str, token: str, rows: pa.Table) -> Path:
+    """Writes a batch and returns its file.
+
+    Raises:
+        ArgusError: There is no room, or the folder cannot be written to; all of that may pass.
+    """
+    codec = next((name for name in ("zstd", "lz4") if pa.Codec.is_available(name)), None)
+    schema = rows.schema.with_metadata({_TABLE: table, _TOKEN: token})
+    number = 1 + max((number for number, _ in _files(folder)), default=0)
+    while True:
+        whole = folder / f"{number:06}-{table}.arrow"
+        part = whole.with_name(whole.name + _UNFINISHED)
+        try:
+            # Whoever makes the unfinished file owns the number.
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError as failure:
+            raise _refused(folder, failure) from None
+        try:
+            if whole.exists():  # since the folder was listed
+                os.close(fd)
+                part.unlink()
+                number += 1
+                continue
+            with (
+                open(fd, "wb") as sink,
+                pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out,
+            ):
+                out.write_table(rows.replace_schema_metadata(schema.metadata))
+            part.rename(whole)
+        except BaseException as failure:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            if isinstance(failure, OSError):
+                raise _refused(folder, failure) from None
+            raise
+        return whole
+
+
+def _refused(folder: Path, failure: OSError) -> ArgusError:
+    from argus.store.open import disk_full
+
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_full(f"spool://{folder}")
+    reason = failure.strerror or str(failure)
+    return ArgusError(
+        f"cannot write to the spool {folder}: {reason}", "Name another: --store spool:///path", EXIT_UNAVAILABLE
+    )
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    """The finished files of a spool, in order."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as failure:
+        raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
+    found = [(int(match.group(1)), match.group(0)) for name in names if (match := _NAME.fullmatch(name))]
+    return [(number, folder / name) for number, name in sorted(found)]
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """One batch of a spool."""
+
+    table: str
+    token: str
+    rows: pa.Table
+
+
+def read(file: Path) -> Spooled:
+    """Reads a file of a spool.
+
+    Raises:
+        ArgusError: It is damaged, or no such file.
+    """
+    try:
+        with pa.OSFile(str(file)) as source:
+            rows = pa.ipc.open_file(source).read_all()
+        rows.validate(full=True)
+        metadata = rows.schema.metadata or {}
+        return Spooled(metadata[_TABLE].decode(), metadata[_TOKEN].decode(), rows.replace_schema_metadata(None))
+    except KeyError:
+        raise ArgusError(f"{file.name} is no file of a spool: it names no table") from None
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as failure:
+        reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
+        raise ArgusError(f"{file.name} is damaged: {reason}") from None
+
+
+def newest_run(folder: Path) -> int:
+    """The highest number of a run in a spool; 0: none."""
+    newest = 0
+    for _, file in _files(folder):
+        if file.name.endswith("-jobs.arrow"):
+            with contextlib.suppress(ArgusError):
+                newest = max(newest, int(np.max(read(file).rows.column("run").to_numpy(), initial=0)))
+    return newest
+
+
+@dataclass
+class Loaded:
+    """What became of a spool's files."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows that were sent, by table."""
+    files: int = 0
+    known: int = 0
+    """Files that had been loaded into this store before."""
+    unfinished: int = 0
+    """Files whose writer was killed, or still writes."""
+    trouble: list[str] = field(default_factory=list)
+    """A line for each file that could not be loaded."""
+
+
+def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable[[int, int], None]) -> Loaded:
+    """Sends the files of a spool to a store, in the order they were written.
+
+    Args:
+        folder: The spool.
+        store: Where to; its tables must be there.
+        remove: Delete each file once it is stored.
+        progress: Called with (files done, files in all) before each file and at the end.
+
+    Raises:
+        ArgusError: There is no such folder, it holds no file of a spool, or the store cannot be reached.
+    """
+    from argus.store.open import transient
+
+    if store.spooled:
+        raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
+    files = [file for _, file in _files(folder)]
+    if not files:
+        what = "holds no file of a spool" if folder.is_dir() else "is no folder"
+        raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
+    result = Loaded(unfinished=sum(name.endswith(_UNFINISHED) for name in os.listdir(folder)))
+    identity = _identity(store)
+    loaded_before = _journal(folder, identity)
+    for done, file in enumerate(files):
+        progress(done, len(files))
+        try:
+            batch = read(file)
+            if batch.token in loaded_before:
+                result.known += 1
+            else:
+                store.insert(batch.table, batch.rows, batch.token)
+                _note(folder, identity, batch.token)
+                result.rows[batch.table] += batch.rows.num_rows
+                result.files += 1
+        except ArgusError as failure:
+            if transient(failure):
+                raise
+            told = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
+            result.trouble.append(told)
+            continue
+        if remove:
+            file.unlink()
+    progress(len(files), len(files))
+    if remove and not result.trouble:
+        (folder / _JOURNAL).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return result
+
+
+def _identity(store: Store) -> str:
+    """What tells this store from one that was made at the same place later."""
+    with store.lease() as client:
+        return str(client.command("SELECT min(toUnixTimestamp64Milli(applied)) FROM schema_migrations"))
+
+
+def _journal(folder: Path, identity: str) -> set[str]:
+    try:
+        lines = (folder / _JOURNAL).read_text().splitlines()
+    except OSError:
+        return set()
+    return {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
+
+
+def _note(folder: Path, identity: str, token: str) -> None:
+    # A folder that may only be read can be loaded too; the store's own memory of tokens must do then.
+    with contextlib.suppress(OSError), open(folder / _JOURNAL, "a", encoding="utf-8") as journal:
+        journal.write(f"{identity} {token}\n")

@@ -1,0 +1,859 @@
+/* Where the threads of traced processes spend their time: samples on the CPU, intervals off it, each with the Python and
+ * the native stack. A stack is numbered by a hash and sent once; what recurs is only counted.
+ *
+ * Compiled with these definitions (argus/capture/stacks.py):
+ *   ARGUS_STACK_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
+ *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN  entries of the maps
+ *   ARGUS_FRAME_STEPS  frames walked: those kept, and entry frames that are no Python frames
+ *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
+ *   ARGUS_PREV_STATE  1: sched_switch tells the state that a thread goes off in (Linux 5.18)
+ *   ARGUS_OFF_CPU_NS  shortest time off the CPU that is counted
+ *   ARGUS_WALK_NS  for how long no stack is taken at a place where one proved useless: the thread was back at once
+ */
+#include <uapi/linux/ptrace.h>
+#include "stacks.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Helpers of the stable BPF interface, by number: bcc declares them only since some version. */
+static u64 *(*argus_current_task)(void) = (void *)158;         /* Linux 5.11 */
+static void *(*argus_task_regs)(void *task) = (void *)175;     /* Linux 5.15 */
+static long (*argus_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void *)67;
+#define USER_STACK 256
+
+/* Wakes nobody: user space polls. */
+#define NO_WAKEUP 1
+
+#define TASK_UNINTERRUPTIBLE 2
+#define TASK_DEAD 0x80
+
+#define INTERPRETER_STEPS 128 /* thread states and interpreters looked at in one search */
+#define FIRST_SEARCH_NS 1000000000ull /* between searches for the thread state of a thread that never had one */
+#define NEXT_SEARCH_NS 20000000ull    /* of one that had one: C threads get a new one whenever they call Python */
+
+/* What is known of one thread of a traced process. User space reads it (argus/capture/stacks.py, _THREAD). */
+#define LONG_SITES 4
+
+struct thread {
+	u64 off_ns;        /* off the CPU since; 0: on it */
+	u64 off_stack;
+	u64 wake_ns;       /* last woken */
+	u64 on_ns;         /* last sampled while it was believed to be off */
+	u64 ran_ns;        /* its CPU time when it went off */
+	u64 walk_ns;       /* when the stacks taken at switches are paid off */
+	u64 off_site;      /* where it went off */
+	u64 short_site;    /* where it went off last for less than ARGUS_OFF_CPU_NS, with a stack */
+	u64 short_ns;
+	u64 state;         /* address of its thread state; 0: none known */
+	u64 search_ns;     /* no search for it before this */
+	u64 sample_ns;     /* last looked at by a sample */
+	u64 gc_begin_ns;   /* 0: not collecting garbage */
+	u64 gc_end_ns;
+	u64 gc_before_ns;
+	u64 gc_stack;
+	u32 off_what;
+	u32 pid;
+	u32 ns_tid;        /* its number in the PID namespace of the process; 0: not asked yet */
+	u32 had_state;
+	u32 unreadable;    /* the last search met memory that could not be read: that it has no state is not known */
+	u32 long_next;     /* of long_sites: the next to be overwritten */
+	u64 distrusted;    /* thread state under which frames were found that are none: it may be gone */
+	u64 long_sites[LONG_SITES]; /* where it went off for long */
+};
+
+struct target {
+	u32 flags;
+	u32 generation;    /* part of every stack's number: another for each process that gets this PID, and each program it runs */
+};
+
+struct nsdata {
+	u32 pid;
+	u32 tgid;
+};
+
+#define BODY (ARGUS_PYTHON_FRAMES * sizeof(struct argus_frame) + ARGUS_NATIVE_FRAMES * 8)
+
+/* Work space, too large for BPF's stack. Variables that live through a loop are here too: a register whose value the
+ * verifier knows multiplies the states that it must look at. */
+struct scratch {
+	struct argus_stack head;
+	u8 body[BODY];
+	u8 thread[264];    /* a thread state's beginning */
+	u8 frame[136];
+	u8 code[264];
+	u64 address;       /* of the frame being read */
+	u64 earlier;       /* a frame met before: met again, the chain is a circle */
+	u64 hash;
+	u64 interpreter;
+	u64 state;
+	u32 steps;
+	u32 frames;
+	u32 bottom;        /* the last frame was an entry frame */
+	u32 result;        /* of the walk */
+	u32 what;          /* ARGUS_WHAT_* and ARGUS_STACK_* as far as they are known */
+	u32 flags;
+	u32 cut;           /* the last search for a thread state was given up */
+	u32 reserved;
+};
+
+BPF_HASH(stack_targets, u32, struct target, 16384);
+BPF_HASH(pythons, u32, struct argus_python, 4096);
+BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
+/* Thread -> address of its thread state, as user space found it. Verified at every use. */
+BPF_HASH(thread_states, u32, u64, ARGUS_THREADS);
+BPF_HASH(counts_0, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
+BPF_HASH(counts_1, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
+BPF_TABLE("lru_hash", u64, u8, seen, ARGUS_SEEN);
+BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+BPF_PERCPU_ARRAY(stack_counters, u64, ARGUS_SC_COUNT);
+/* [0]: which counting map is written. [1]: 1 once all is to end. */
+BPF_ARRAY(switches, u32, 2);
+
+BPF_RINGBUF_OUTPUT(stacks, ARGUS_STACK_PAGES);
+BPF_RINGBUF_OUTPUT(pauses, ARGUS_PAUSE_PAGES);
+
+INLINE void count(int which)
+{
+	u64 *value = stack_counters.lookup(&which);
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+INLINE u64 mix(u64 x)
+{
+	x *= 0x9E3779B97F4A7C15ull;
+	return x ^ (x >> 29);
+}
+
+INLINE int read(void *to, u64 bytes, u64 from) { return bpf_probe_read_user(to, bytes, (void *)from); }
+
+/* Hides a value's origin from the compiler, so that the verifier sees the bound that is checked next. Sizes are 64 bits
+ * wide for the same reason: of narrower ones the compiler checks a copy. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
+
+/* 1 where x is 0, else 0, without a branch: each branch inside the loop of the walk doubles what the verifier looks at. */
+INLINE u64 is_zero(u64 x)
+{
+	OPAQUE(x);
+	return (x - 1) >> 63 & ~x >> 63;
+}
+
+#define AT(type, buffer, offset, mask) (*(type *)((buffer) + ((offset) & (mask))))
+
+INLINE struct thread *thread_of(u32 tgid, u32 tid)
+{
+	struct thread *thread = threads.lookup(&tid);
+	if (thread && thread->pid == tgid)
+		return thread;
+	struct thread fresh = {};
+	fresh.pid = tgid;
+	if (threads.update(&tid, &fresh) != 0) {
+		count(ARGUS_SC_THREADS_FULL);
+		return 0;
+	}
+	return threads.lookup(&tid);
+}
+
+/* ---- finding the thread state */
+
+INLINE int read_state(struct scratch *s, struct argus_python *py, u64 state)
+{
+	u64 bytes = py->thread_frame;
+	if (py->thread_id > bytes)
+		bytes = py->thread_id;
+	if (py->thread_next > bytes)
+		bytes = py->thread_next;
+	if (py->native_thread_id != ARGUS_NO_OFFSET && py->native_thread_id > bytes)
+		bytes = py->native_thread_id;
+	bytes += 8;
+	OPAQUE(bytes);
+	if (bytes > 256)
+		return -1;
+	return read(s->thread, bytes, state);
+}
+
+/* Whether the thread state read last is that of the thread with this number. */
+INLINE int is_state_of(struct scratch *s, struct argus_python *py, u32 ns_tid)
+{
+	u32 native = py->native_thread_id, in_pthread = py->pthread_tid;
+	if (native != ARGUS_NO_OFFSET)
+		return (u32)AT(u64, s->thread, native, 255) == ns_tid;
+	if (in_pthread == ARGUS_NO_OFFSET)
+		return 0;
+	u64 self = AT(u64, s->thread, py->thread_id, 255);
+	u32 tid = 0;
+	return self && read(&tid, sizeof(tid), self + in_pthread) == 0 && tid == ns_tid;
+}
+
+INLINE u64 search_state(struct scratch *s, struct argus_python *py, struct thread *thread)
+{
+	count(ARGUS_SC_THREAD_WALKS);
+	thread->unreadable = 1;
+	s->cut = 0;
+	s->state = 0;
+	if (read(&s->interpreter, 8, py->runtime + py->interp_head) != 0)
+		return 0;
+	if (s->interpreter && read(&s->state, 8, s->interpreter + py->threads_head) != 0)
+		return 0;
+	for (int i = 0; i < INTERPRETER_STEPS; i++) {
+		if (!s->state) {
+			if (s->interpreter && read(&s->interpreter, 8, s->interpreter + py->interp_next) != 0)
+				return 0;
+			if (!s->interpreter) {
+				thread->unreadable = 0;
+				return 0;
+			}
+			if (read(&s->state, 8, s->interpreter + py->threads_head) != 0)
+				return 0;
+			continue;
+		}
+		if (read_state(s, py, s->state) != 0)
+			return 0;
+		if (is_state_of(s, py, thread->ns_tid)) {
+			thread->unreadable = 0;
+			return s->state;
+		}
+		s->state = AT(u64, s->thread, py->thread_next, 255);
+	}
+	thread->unreadable = 0;
+	s->cut = 1;
+	count(ARGUS_SC_THREAD_LIST_CUT);
+	return 0;
+}
+
+/* The thread state of the current thread, read into s->thread. 0: it has none, or (thread->unreadable) nobody knows. */
+INLINE u64 thread_state(struct scratch *s, struct argus_python *py, struct thread *thread, u32 tid, u64 now)
+{
+	if (!thread->ns_tid) {
+		struct nsdata numbers = {};
+		if (bpf_get_ns_current_pid_tgid(py->ns_dev, py->ns_ino, (void *)&numbers, sizeof(numbers)) != 0) {
+			thread->unreadable = 1; /* it runs in another namespace than was told */
+			return 0;
+		}
+		thread->ns_tid = numbers.pid;
+	}
+	u64 state = thread->state;
+	if (state) {
+		if (read_state(s, py, state) != 0)
+			thread->unreadable = 1;
+		else if (is_state_of(s, py, thread->ns_tid))
+			return state;
+		thread->state = 0;
+	}
+	u64 *told = thread_states.lookup(&tid);
+	state = told ? *told : 0;
+	u64 distrusted = state && state == thread->distrusted;
+	thread->distrusted = 0;
+	if (distrusted || !(state && read_state(s, py, state) == 0 && is_state_of(s, py, thread->ns_tid))) {
+		if (!distrusted && now < thread->search_ns)
+			return 0;
+		u64 searched = search_state(s, py, thread);
+		/* A list too long to be searched says nothing against what was told. */
+		if (!searched && distrusted && (thread->unreadable || s->cut) && read_state(s, py, state) == 0 &&
+		    is_state_of(s, py, thread->ns_tid))
+			searched = state;
+		if (!searched && distrusted)
+			thread_states.delete(&tid);
+		state = searched;
+		if (!state) {
+			thread->search_ns =
+				now + (thread->had_state || thread->unreadable ? NEXT_SEARCH_NS : FIRST_SEARCH_NS);
+			return 0;
+		}
+	}
+	thread->state = state;
+	thread->had_state = 1;
+	thread->unreadable = 0;
+	thread->search_ns = 0;
+	return state;
+}
+
+/* ---- the walk */
+
+#define WALK_NO_STATE 0
+#define WALK_IDLE 1
+#define WALK_DONE 2
+#define WALK_CUT 3
+#define WALK_REJECTED 4
+#define WALK_FAULT 5
+
+/* Through memory: all ways out of the loop are one to the verifier. */
+#define END(how) \
+	do { \
+		*(volatile u32 *)&s->result = (how); \
+		return; \
+	} while (0)
+
+#define FRAME_OWNED_BY_GENERATOR 1
+
+/* Reads the frames of the thread state in s->thread into s->body, leaf first, and mixes them into s->hash.
+ *
+ * A frame is believed only if its code object has the type of code objects, its instruction lies inside it, and the chain
+ * ends in an entry frame (from 3.11 on): a thread is sampled at any instruction, so a frame may be half built. */
+INLINE void walk_frames(struct scratch *s, struct argus_python *py)
+{
+	s->frames = 0;
+	s->bottom = 0;
+	s->earlier = 0;
+	s->steps = 0;
+	s->address = AT(u64, s->thread, py->thread_frame, 255);
+	if (py->cframe_frame != ARGUS_NO_OFFSET) {
+		if (read(&s->address, 8, s->address + py->cframe_frame) != 0)
+			END(WALK_FAULT);
+	}
+	if (!s->address)
+		END(WALK_IDLE);
+
+	for (int i = 0; i < ARGUS_FRAME_STEPS; i++) {
+		u64 bytes = py->frame_bytes;
+		OPAQUE(bytes);
+		if (bytes > 128)
+			END(WALK_REJECTED);
+		if (read(s->frame, bytes, s->address) != 0)
+			END(WALK_FAULT);
+		u64 previous = AT(u64, s->frame, py->frame_previous, 127);
+
+		u64 owner_at = py->frame_owner, owner = AT(u8, s->frame, owner_at, 127);
+		u64 no_owner = is_zero(owner_at ^ ARGUS_NO_OFFSET);
+		u64 entry = no_owner | is_zero(owner ^ py->owner_entry) | is_zero(owner ^ py->owner_entry_2);
+		u64 no_frame = entry & is_zero(py->entry_is_frame) & ~no_owner;
+		/* In 3.11 a generator that C code resumes is marked before it is linked to its caller. A chain that ends in one
+		 * was cut there: what begins a thread is no generator. Its owner lies behind the mark (pycore_frame.h). */
+		u64 generator = entry & py->entry_is_frame & is_zero(AT(u8, s->frame, owner_at + 1, 127) ^ FRAME_OWNED_BY_GENERATOR);
+		s->bottom = entry & ~(generator & is_zero(is_zero(bytes > owner_at + 1)));
+
+		u64 n = s->frames;
+		OPAQUE(n);
+		if (n > ARGUS_PYTHON_FRAMES)
+			END(WALK_CUT);
+		struct argus_frame *frames = (struct argus_frame *)s->body;
+		if (no_frame) {
+			if (n > 0) {
+				frames[n - 1].firstlineno |= ARGUS_FRAME_ENTRY;
+				s->hash = mix(s->hash ^ ARGUS_FRAME_ENTRY);
+			}
+		} else {
+			if (n == ARGUS_PYTHON_FRAMES)
+				END(WALK_CUT);
+			u64 code = AT(u64, s->frame, py->frame_code, 127) & ~((1ull << (py->code_tag_bits & 7)) - 1);
+			u64 size = py->code_bytes;
+			OPAQUE(size);
+			if (size > 256)
+				END(WALK_REJECTED);
+			if (read(s->code, size, code) != 0)
+				END(WALK_FAULT);
+			/* The last instruction: an index, or an address inside the code object, whose ob_size, at 16, counts units
+			 * of two bytes. One unit before its first: none has begun. */
+			u64 is_index = is_zero(py->code_adaptive ^ ARGUS_NO_OFFSET);
+			u64 instr = AT(u64, s->frame, py->frame_instr, 127);
+			s64 at = instr - (code + py->code_adaptive), index = (s64)(s32)instr << (py->instr_shift & 7);
+			u64 outside = is_zero(is_zero((u64)(at + 2) >> 63) & ((u64)(at - (s64)(*(u64 *)(s->code + 16) << 1)) >> 63));
+			u64 wrong = (*(u64 *)(s->code + 8) ^ py->code_type) | (outside & ~is_index);
+			if (wrong)
+				END(WALK_REJECTED);
+			at ^= (at ^ index) & -is_index;
+			u32 instruction = (u32)at | (u32)(at >> 63);
+			/* 3.11 and 3.12 put an empty cframe in place and then fill it. Until then it holds the leaf of an earlier
+			 * call, and that may lie on a frame that has not begun: but what has not begun has called nobody. */
+			u64 not_begun = (u64)(at >> 63) & (is_zero(py->cframe_frame ^ ARGUS_NO_OFFSET) - 1);
+			if (not_begun & -(u64)(n > 0))
+				END(WALK_REJECTED);
+			/* In 3.11 such a leaf does not tell yet whether C code called it: left out, its caller is the leaf. */
+			u64 kept = ~(not_begun & -(u64)is_zero(is_zero(py->entry_is_frame)));
+			OPAQUE(kept);
+			u64 check = mix(AT(u64, s->code, py->code_name, 255));
+			check ^= AT(u64, s->code, py->code_qualname, 255) & (is_zero(py->code_qualname ^ ARGUS_NO_OFFSET) - 1);
+			check = mix(check) ^ AT(u64, s->code, py->code_filename, 255);
+			check = mix(check) ^ AT(u64, s->code, py->code_linetable, 255);
+			u32 line = (AT(u32, s->code, py->code_firstlineno, 255) & ~ARGUS_FRAME_ENTRY) | entry << 31;
+
+			struct argus_frame *frame = &frames[n];
+			frame->code = code;
+			frame->check = check;
+			frame->instruction = instruction;
+			frame->firstlineno = line;
+			u64 hash = mix(mix(mix(s->hash ^ code) ^ check) ^ ((u64)instruction << 32 | line));
+			s->hash ^= (s->hash ^ hash) & kept;
+			s->frames = n + (kept & 1);
+		}
+		if (!previous) {
+			if (!s->bottom)
+				END(WALK_REJECTED);
+			END(WALK_DONE);
+		}
+		if (previous == s->address || previous == s->earlier)
+			END(WALK_REJECTED);
+		/* Brent's algorithm: remember the frame at each power of two. */
+		u32 steps = s->steps + 1;
+		u64 power = is_zero(steps & (steps - 1));
+		s->steps = steps;
+		s->earlier ^= (s->earlier ^ previous) & -power;
+		s->address = previous;
+	}
+	END(WALK_CUT);
+}
+
+/* Whether the thread holds the GIL, and collects garbage. */
+INLINE u32 interpreter_flags(struct argus_python *py, u64 state)
+{
+	u64 gil[2] = {};
+	u32 collecting = 0;
+	if (!py->gil_holder)
+		return 0;
+	if (py->gil_locked == py->gil_holder + 8) {
+		if (read(gil, sizeof(gil), py->gil_holder) != 0)
+			return 0;
+	} else {
+		if (read(gil, 8, py->gil_holder) != 0)
+			return 0;
+		gil[1] = 1; /* a holder without a lock word is 0 when nobody holds it */
+		if (py->gil_locked && read(&gil[1], 4, py->gil_locked) != 0)
+			return 0;
+	}
+	if (gil[0] != state || !(u32)gil[1])
+		return 0;
+	if (py->gc_collecting && read(&collecting, 4, py->gc_collecting) == 0 && collecting)
+		return ARGUS_WHAT_GIL | ARGUS_WHAT_GC;
+	return ARGUS_WHAT_GIL;
+}
+
+/* Takes the current thread's stack, and sends it if it is new. s->flags: ARGUS_STACK_* known before. s->what: gets
+ * ARGUS_WHAT_GIL and ARGUS_WHAT_GC. Returns the stack's number, never 0. */
+INLINE u64 take_stack(void *ctx, struct scratch *s, struct target *target, struct thread *thread, u64 id, u64 now)
+{
+	u32 tgid = id >> 32, tid = (u32)id;
+	s->frames = 0;
+	s->hash = mix(((u64)target->generation << 32 | tgid) + 1);
+	struct argus_python *py = pythons.lookup(&tgid);
+	if (py && thread) {
+		u64 state = thread_state(s, py, thread, tid, now);
+		*(volatile u32 *)&s->result = WALK_NO_STATE;
+		if (state) {
+			s->what |= interpreter_flags(py, state);
+			walk_frames(s, py);
+		} else if (thread->unreadable) {
+			*(volatile u32 *)&s->result = WALK_FAULT;
+		}
+		u32 result = *(volatile u32 *)&s->result;
+		if (result == WALK_NO_STATE) {
+			count(ARGUS_SC_NO_THREAD_STATE);
+		} else if (result == WALK_IDLE) {
+			s->flags |= ARGUS_STACK_IDLE_PYTHON;
+		} else if (result == WALK_DONE && !s->frames) { /* nothing but an entry frame */
+			s->flags |= ARGUS_STACK_IDLE_PYTHON;
+		} else if (result == WALK_DONE) {
+			s->flags |= ARGUS_STACK_PYTHON;
+			count(ARGUS_SC_PYTHON);
+		} else if (result == WALK_CUT) {
+			s->flags |= ARGUS_STACK_PYTHON_CUT;
+			count(ARGUS_SC_PYTHON);
+			count(ARGUS_SC_PYTHON_CUT);
+		} else {
+			s->flags |= ARGUS_STACK_PYTHON_REJECTED;
+			thread->distrusted = state;
+			thread->state = 0;
+			/* Otherwise the rejected frames would number the stack. */
+			s->frames = 0;
+			s->hash = mix(((u64)target->generation << 32 | tgid) + 1);
+		}
+	}
+
+	u64 n = s->frames;
+	OPAQUE(n);
+	if (n > ARGUS_PYTHON_FRAMES)
+		return 1;
+	u8 *native = s->body + n * sizeof(struct argus_frame);
+	long got = argus_get_stack(ctx, native, ARGUS_NATIVE_FRAMES * 8, USER_STACK);
+	u64 addresses = 0;
+	if (got > 0)
+		addresses = (u64)got / 8;
+	else
+		count(ARGUS_SC_NATIVE_NONE);
+	/* Else most samples would be stacks not seen before. */
+	if (py && addresses && *(u64 *)native >= py->eval_begin && *(u64 *)native < py->eval_end)
+		*(u64 *)native = py->eval_begin;
+	if (s->flags & ARGUS_STACK_PYTHON_REJECTED) {
+		if (*(volatile u32 *)&s->result != WALK_FAULT)
+			count(ARGUS_SC_PYTHON_REJECTED);
+		else if (addresses)
+			count(ARGUS_SC_PYTHON_FAULT);
+		else
+			s->flags &= ~ARGUS_STACK_PYTHON_REJECTED; /* it has no memory any more: it is ending */
+	}
+	if (addresses >= ARGUS_NATIVE_FRAMES) {
+		addresses = ARGUS_NATIVE_FRAMES;
+		s->flags |= ARGUS_STACK_NATIVE_CUT;
+		count(ARGUS_SC_NATIVE_CUT);
+	}
+	for (int i = 0; i < ARGUS_NATIVE_FRAMES; i++) {
+		OPAQUE(addresses); /* or clang makes one bound of two, which the verifier cannot follow */
+		if (i >= addresses)
+			break;
+		s->hash = mix(s->hash ^ *(u64 *)(native + 8 * i));
+	}
+	u64 number = mix(s->hash ^ ((u64)s->flags << 32 | n << 16 | addresses));
+	if (!number)
+		number = 1;
+
+	if (seen.lookup(&number))
+		return number;
+	s->head.stack = number;
+	s->head.ts_ns = now;
+	s->head.pid = tgid;
+	s->head.tid = tid;
+	s->head.python_frames = n;
+	s->head.native_frames = addresses;
+	s->head.flags = s->flags;
+	s->head.reserved = 0;
+	u64 bytes = sizeof(s->head) + n * sizeof(struct argus_frame) + addresses * 8;
+	OPAQUE(bytes);
+	if (bytes > sizeof(s->head) + BODY)
+		return number;
+	if (stacks.ringbuf_output(s, bytes, NO_WAKEUP) != 0) {
+		count(ARGUS_SC_STACKS_DROPPED);
+		return number;
+	}
+	count(ARGUS_SC_STACKS_SENT);
+	u8 one = 1;
+	seen.update(&number, &one);
+	return number;
+}
+
+/* ---- counting */
+
+INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 runqueue_ns)
+{
+	struct argus_count_key key = {};
+	key.stack = stack;
+	key.pid = id >> 32;
+	key.tid = (u32)id;
+	key.what = what;
+	key.window = (u32)(last >> ARGUS_WINDOW_BITS);
+	int zero = 0;
+	u32 *active = switches.lookup(&zero);
+	if (!active)
+		return;
+	u32 second = *active;
+	struct argus_count *c = second ? counts_1.lookup(&key) : counts_0.lookup(&key);
+	if (c) {
+		c->count++;
+		c->ns += ns;
+		c->runqueue_ns += runqueue_ns;
+		if (ns > c->max_ns)
+			c->max_ns = ns;
+		c->last_ns = last;
+		return;
+	}
+	struct argus_count fresh = {};
+	fresh.count = 1;
+	fresh.ns = ns;
+	fresh.runqueue_ns = runqueue_ns;
+	fresh.max_ns = ns;
+	fresh.first_ns = first;
+	fresh.last_ns = last;
+	if ((second ? counts_1.update(&key, &fresh) : counts_0.update(&key, &fresh)) != 0)
+		count(ARGUS_SC_SAMPLES_DROPPED);
+}
+
+INLINE void end_pause(struct thread *thread, u32 tid, u64 after)
+{
+	struct argus_pause pause = {};
+	pause.begin_ns = thread->gc_begin_ns;
+	pause.end_ns = thread->gc_end_ns;
+	pause.before_ns = thread->gc_before_ns;
+	pause.after_ns = after;
+	pause.stack = thread->gc_stack;
+	pause.pid = thread->pid;
+	pause.tid = tid;
+	thread->gc_begin_ns = 0;
+	if (pauses.ringbuf_output(&pause, sizeof(pause), NO_WAKEUP) != 0)
+		count(ARGUS_SC_PAUSES_DROPPED);
+}
+
+INLINE void follow_pause(struct thread *thread, u32 tid, u32 what, u64 stack, u64 now)
+{
+	if (what & ARGUS_WHAT_GC) {
+		if (!thread->gc_begin_ns) {
+			thread->gc_begin_ns = now;
+			thread->gc_before_ns = thread->sample_ns;
+			thread->gc_stack = stack;
+		} else if (!thread->gc_stack) {
+			thread->gc_stack = stack;
+		}
+		thread->gc_end_ns = now;
+	} else if (thread->gc_begin_ns) {
+		end_pause(thread, tid, now);
+	}
+	thread->sample_ns = now;
+}
+
+/* How the current thread entered the kernel. */
+struct entry {
+	u32 call;          /* system call, or ARGUS_NO_SYSCALL: an interrupt or a fault */
+	u64 argument;      /* its first */
+	u64 ip, sp;
+};
+
+INLINE void read_entry(struct entry *entry)
+{
+	entry->call = ARGUS_NO_SYSCALL;
+#ifdef ARGUS_TASK_PID
+	void *regs = argus_task_regs(argus_current_task());
+#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+	/* struct pt_regs: sp, pc, pstate, orig_x0, syscallno (arch/arm64/include/asm/ptrace.h). */
+	u64 words[5] = {};
+	if (bpf_probe_read_kernel(words, sizeof(words), regs + 248) != 0)
+		return;
+	s64 number = (s32)words[4];
+	entry->argument = words[3];
+	entry->ip = words[1];
+	entry->sp = words[0];
+#else
+	/* di, orig_ax, ip, cs, flags, sp */
+	u64 words[6] = {};
+	if (bpf_probe_read_kernel(words, sizeof(words), regs + 112) != 0)
+		return;
+	s64 number = (s64)words[1];
+	if (number > 0)
+		number &= ~0x40000000ll; /* x32 */
+	entry->argument = words[0];
+	entry->ip = words[2];
+	entry->sp = words[5];
+#endif
+	if (number >= 0 && number < ARGUS_NO_SYSCALL)
+		entry->call = number;
+#endif
+}
+
+#if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
+#define IN_KERNEL(ctx) ((ctx)->pstate & 0xf)
+#define SYS_FUTEX 98
+#else
+#define IN_KERNEL(ctx) (((ctx)->cs & 3) == 0)
+#define SYS_FUTEX 202
+#endif
+#define SYS_FUTEX_WAIT 455
+
+/* ---- programs */
+
+int on_sample(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32, tid = (u32)id;
+	if (!tid)
+		return 0;
+	struct target *target = stack_targets.lookup(&tgid);
+	if (!target)
+		return 0;
+	int zero = 0, one = 1;
+	u32 *ended = switches.lookup(&one);
+	struct scratch *s = scratches.lookup(&zero);
+	if (!s || !ended || *ended)
+		return 0;
+	count(ARGUS_SC_SAMPLES);
+	u64 now = bpf_ktime_get_ns();
+	struct thread *thread = thread_of(tgid, tid);
+	if (thread && thread->off_ns)
+		thread->on_ns = now;
+	s->what = ARGUS_NO_SYSCALL;
+	s->flags = 0;
+	if (IN_KERNEL(ctx)) {
+		struct entry entry = {};
+		read_entry(&entry);
+		s->flags = ARGUS_STACK_KERNEL;
+		s->what = ARGUS_WHAT_KERNEL | entry.call;
+	}
+	u64 stack = take_stack(ctx, s, target, thread, id, now);
+	if (thread)
+		follow_pause(thread, tid, s->what, stack, now);
+	tally(stack, id, s->what, now, now, 0, 0);
+	return 0;
+}
+
+int on_exit(void *ctx)
+{
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct thread *thread = threads.lookup(&tid);
+	if (!thread)
+		return 0;
+	if (thread->gc_begin_ns)
+		end_pause(thread, tid, bpf_ktime_get_ns());
+	threads.delete(&tid);
+	thread_states.delete(&tid);
+	return 0;
+}
+
+int on_exec(void *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32, tid = (u32)id;
+	struct target *target = stack_targets.lookup(&tgid);
+	if (!target)
+		return 0;
+	count(ARGUS_SC_EXECS);
+	u64 now = bpf_ktime_get_ns();
+	target->generation = (u32)mix(now ^ tgid);
+	pythons.delete(&tgid);
+	thread_states.delete(&tid);
+	struct thread *thread = threads.lookup(&tid);
+	if (thread) {
+		if (thread->gc_begin_ns)
+			end_pause(thread, tid, now);
+		threads.delete(&tid);
+	}
+	return 0;
+}
+
+#ifdef ARGUS_TASK_PID
+
+INLINE u64 was_long_at(struct thread *thread, u64 site)
+{
+	u64 found = 0;
+	for (int i = 0; i < LONG_SITES; i++)
+		found |= is_zero(thread->long_sites[i] ^ site);
+	return found;
+}
+
+INLINE void come_back(struct thread *thread, u32 tid, u64 now)
+{
+	u64 since = thread->off_ns;
+	u64 ns = now - since;
+	thread->off_ns = 0;
+	if (thread->gc_begin_ns && (thread->off_what & ARGUS_WHAT_GC))
+		thread->gc_end_ns = now;
+	if (thread->sample_ns == since)
+		thread->sample_ns = now; /* what was seen when it went is as it was */
+	if (ns < ARGUS_OFF_CPU_NS) {
+		if (thread->off_stack) {
+			thread->short_site = thread->off_site;
+			thread->short_ns = now;
+		}
+		return;
+	}
+	u64 runqueue_ns = 0;
+	if (thread->off_what & ARGUS_WHAT_PREEMPTED)
+		runqueue_ns = ns;
+	else if (thread->wake_ns > since && thread->wake_ns < now)
+		runqueue_ns = now - thread->wake_ns;
+	count(ARGUS_SC_OFF_CPU);
+	if (thread->off_stack)
+		thread->walk_ns -= ARGUS_WALK_NS / 2; /* not wasted */
+	else
+		count(ARGUS_SC_OFF_CPU_NO_STACK);
+	if (!was_long_at(thread, thread->off_site)) {
+		thread->long_sites[thread->long_next & (LONG_SITES - 1)] = thread->off_site;
+		thread->long_next++;
+	}
+	tally(thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, now, ns, runqueue_ns);
+}
+
+INLINE void go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u64 id, u64 now)
+{
+	u32 tgid = id >> 32, tid = (u32)id;
+	u32 state = 0;
+#if ARGUS_PREV_STATE
+	state = (u32)ctx->args[3];
+#else
+	bpf_probe_read_kernel(&state, sizeof(state), (void *)(ctx->args[1] + ARGUS_TASK_STATE));
+#endif
+	u32 preempted = (ctx->args[0] & 1) || !state;
+	if (!preempted && (state & TASK_DEAD)) {
+		threads.delete(&tid);
+		return;
+	}
+	struct thread *thread = thread_of(tgid, tid);
+	if (!thread)
+		return;
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	if (!s)
+		return;
+	u64 ran_ns = 0;
+	bpf_probe_read_kernel(&ran_ns, sizeof(ran_ns), (void *)(ctx->args[1] + ARGUS_TASK_RAN));
+	if (thread->off_ns) {
+		/* Nothing told that it was switched in. Linux 6.18 was seen to leave out some events in 1,000 of a busy machine;
+		 * its own trace lacks them, too. Since it went off it has run for the difference. */
+		u64 ran = ran_ns - thread->ran_ns, longest = now - thread->off_ns;
+		if (longest >= ARGUS_OFF_CPU_NS + ran)
+			count(ARGUS_SC_OFF_CPU_GUESSED);
+		come_back(thread, tid, now - (ran < longest ? ran : longest));
+	}
+	thread->ran_ns = ran_ns;
+	struct entry entry = {};
+	read_entry(&entry);
+	u64 site = preempted ? 1 : mix(entry.ip ^ mix(entry.sp ^ entry.call));
+	s->what = ARGUS_WHAT_OFF | entry.call;
+	s->flags = entry.call != ARGUS_NO_SYSCALL || !preempted ? ARGUS_STACK_KERNEL : 0;
+	if (preempted) {
+		s->what |= ARGUS_WHAT_PREEMPTED;
+	} else {
+		if (state & TASK_UNINTERRUPTIBLE)
+			s->what |= ARGUS_WHAT_UNINTERRUPTIBLE;
+		if (entry.call == SYS_FUTEX || entry.call == SYS_FUTEX_WAIT) {
+			struct argus_python *py = pythons.lookup(&tgid);
+			if (py && entry.argument >= py->runtime && entry.argument < py->runtime_end)
+				s->what |= ARGUS_WHAT_GIL_WAIT;
+		}
+	}
+	thread->off_stack = 0;
+	/* Whether it will be off for long is not known yet, and a thread may go off 20,000 times a second. A place where it
+	 * was short is passed over for a while; and all wasted stacks together are limited (GCRA, a burst of four). Places
+	 * where it has been off for long before are not passed over, and may waste one more in a row. */
+	u64 due = thread->walk_ns, was_long = was_long_at(thread, site);
+	u64 passed_over = site == thread->short_site && now < thread->short_ns + ARGUS_WALK_NS && !was_long;
+	/* Collecting garbage may begin and end between two samples, with others on the CPU meanwhile. */
+	u32 flags = 0;
+	if (preempted && thread->state) {
+		struct argus_python *py = pythons.lookup(&tgid);
+		if (py)
+			flags = interpreter_flags(py, thread->state);
+	}
+	u64 begins = (flags & ARGUS_WHAT_GC) && !thread->gc_begin_ns;
+	if (begins || (!passed_over && due < now + (was_long ? 4 : 3) * (ARGUS_WALK_NS / 2))) {
+		thread->off_stack = take_stack(ctx, s, target, thread, id, now);
+		thread->walk_ns = (due > now ? due : now) + ARGUS_WALK_NS / 2;
+		count(ARGUS_SC_OFF_STACKS);
+	} else {
+		s->what |= flags;
+	}
+	if (thread->off_stack || preempted)
+		follow_pause(thread, tid, s->what, thread->off_stack, now);
+	thread->off_site = site;
+	thread->off_what = s->what;
+	thread->off_ns = now;
+}
+
+int on_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+	int one = 1;
+	u64 id = bpf_get_current_pid_tgid(), now = 0;
+	if ((u32)id) {
+		u32 tgid = id >> 32;
+		struct target *target = stack_targets.lookup(&tgid);
+		if (target) {
+			now = bpf_ktime_get_ns();
+			go_off(ctx, target, id, now);
+		}
+	}
+	u32 tid = 0;
+	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[2] + ARGUS_TASK_PID));
+	if (!tid)
+		return 0;
+	struct thread *thread = threads.lookup(&tid);
+	u32 *ended = switches.lookup(&one);
+	if (thread && thread->off_ns && ended && !*ended)
+		come_back(thread, tid, now ? now : bpf_ktime_get_ns());
+	return 0;
+}
+
+int on_wakeup(struct bpf_raw_tracepoint_args *ctx)
+{
+	u32 tid = 0;
+	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[0] + ARGUS_TASK_PID));
+	struct thread *thread = threads.lookup(&tid);
+	if (thread)
+		thread->wake_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+#endif

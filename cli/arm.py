@@ -1,0 +1,93 @@
+"""``argus arm``: prepares programs that will be traced later, perhaps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from argus.cupti import build
+from argus.cupti.arm import (
+    arm_interpreter,
+    armed_processes,
+    copy_to,
+    disarm_interpreter,
+    export_text,
+)
+from argus.errors import EXIT_USAGE, ArgusError
+
+
+@click.command()
+@click.option("--python", metavar="EXE", help="Arm all that this interpreter runs, by a .pth in its site-packages.")
+@click.option("--remove", is_flag=True, help="With --python: take the .pth away.")
+@click.option(
+    "--copy-to",
+    "copy_folder",
+    metavar="DIR",
+    help="Copy the helper there (shared folder, image), and arm with the copy.",
+)
+@click.option("--status", is_flag=True, help="List the armed processes that run now.")
+@click.option("--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="With --status: only this process.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["env", "json", "k8s"]),
+    default="env",
+    show_default=True,
+    help="How the setting is printed: for a shell, a program, a pod. json also for --status.",
+)
+def command(
+    python: str | None, remove: bool, copy_folder: str | None, status: bool, pids: tuple[int, ...], output_format: str
+) -> int:
+    """Arm programs: when they start to use the GPU, CUDA loads Argus's helper into them, asleep.
+
+    An armed process pays for one mapping and one sleeping thread. `argus trace` wakes the helper when it wants GPU
+    times, and puts it to sleep again when it leaves.
+
+    \b
+      eval "$(argus arm)"                    this shell, and all it starts
+      argus arm --python .venv/bin/python    all that this Python runs, until --remove
+      argus arm --copy-to /shared/argus      print the setting for a copy that every node and container sees
+      argus arm --format k8s                 env: of a pod
+      sudo argus arm --status                who is armed
+    """
+    if remove and python is None:
+        raise ArgusError("--remove needs --python", "Name the interpreter that was armed", EXIT_USAGE)
+    if pids and not status:
+        raise ArgusError("--pid needs --status", "", EXIT_USAGE)
+    if sum((python is not None, copy_folder is not None, status)) > 1:
+        raise ArgusError("--python, --copy-to and --status do not go together", "", EXIT_USAGE)
+    if status:
+        return _status(pids, output_format)
+    if python is not None:
+        return _python(python, remove)
+    path = build.library() if copy_folder is None else copy_to(Path(copy_folder))
+    click.echo(export_text(path, output_format))
+    return 0
+
+
+def _python(python: str, remove: bool) -> int:
+    if remove:
+        removed = disarm_interpreter(python)
+        click.echo(f"removed {removed}" if removed else f"{python} was not armed")
+        return 0
+    place = arm_interpreter(python)
+    click.echo(f"wrote {place}: all that {python} starts from now on is armed")
+    click.echo(f"undo: argus arm --python {python} --remove   not this process: ARGUS_CUPTI=0", err=True)
+    return 0
+
+
+def _status(pids: tuple[int, ...], output_format: str) -> int:
+    found = list(armed_processes(pids))
+    if output_format == "json":
+        click.echo(json.dumps([vars(process) for process in found]))
+        return 0
+    for process in found:
+        reason = f" ({process.reason})" if process.reason else ""
+        click.echo(f"{process.pid:>8}  {process.state}{reason}  {process.command[:200]}")
+    if not found:
+        which = f"process {', '.join(map(str, pids))} is not armed" if pids else "no armed process is running"
+        click.echo(which + ("" if os.geteuid() == 0 else " (of those that you may look at)"))
+    return 0

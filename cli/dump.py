@@ -1,0 +1,179 @@
+"""``argus dump``: what every thread of some processes does at this instant."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter as Tally
+
+import click
+from rich.console import Console
+
+from argus.capture.targets import descendants, find_gpu_processes, identity_of, parent_of, sees_host_pids
+from argus.dump import ThreadStack, dump
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.semantics.stacks import Group, group_by_stack, label, thread_role
+
+from .options import format_option
+
+FRAMES_SHOWN = 40
+"""Of a thread; the frames nearest to the leaf."""
+
+
+@click.command()
+@click.option(
+    "--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="Process to look at; repeat for more."
+)
+@click.option("--all-gpu", is_flag=True, help="Every process that maps libcuda now.")
+@click.option("--name", metavar="TEXT", help="Every such process whose command line contains TEXT.")
+@click.option("--children", is_flag=True, help="Also everything that was forked by them: give the launcher's PID.")
+@click.option("--each", is_flag=True, help="Each thread, also where several ranks are in the same place.")
+@format_option()
+def command(
+    pids: tuple[int, ...], all_gpu: bool, name: str | None, children: bool, each: bool, output_format: str
+) -> int:
+    """Show what every thread does at this instant: its stack, and what it waits for.
+
+    No thread is stopped. One that waits is read from outside, and read again if it ran meanwhile; one that runs is
+    sampled in the kernel. With several processes, threads in the same place are shown once, with their ranks: the odd
+    one out of a job that hangs is seen at a glance.
+
+    \b
+      sudo argus dump --pid 4821
+      sudo argus dump --all-gpu
+      sudo argus dump --pid $(pgrep -o torchrun) --children --format json
+    """
+    chosen = list(dict.fromkeys(pids))
+    if all_gpu or name is not None:
+        chosen += [pid for pid in find_gpu_processes(name) if pid not in chosen]
+        if not chosen:
+            raise ArgusError("no process that maps libcuda is running", "Name one: --pid PID", EXIT_UNAVAILABLE)
+    if not chosen:
+        raise ArgusError("nothing to look at", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
+    if not sees_host_pids():
+        raise ArgusError(
+            "Argus runs in a PID namespace of its own, while the kernel reports the host's PIDs",
+            "Start the container with --pid=host, or run Argus on the host",
+            EXIT_UNAVAILABLE,
+        )
+    if children:
+        chosen += [pid for pid in descendants(chosen) if pid not in chosen]
+    threads = dump(chosen)
+    if output_format == "json":
+        click.echo(json.dumps({"schema": "argus.dump/1", "threads": [_json(thread) for thread in threads]}))
+        return 0
+    console = Console()
+    if len(chosen) > 1 and not each:
+        _grouped(console, threads)
+    else:
+        _each(console, threads)
+    without = sum(thread.stack is None for thread in threads)
+    rejected = sum(thread.stack is not None and thread.stack.python == "rejected" for thread in threads)
+    _say(
+        console,
+        f"{len(threads)} threads, {without} without a stack, {rejected} whose Python frames were rejected",
+        "dim",
+    )
+    return 0
+
+
+def _say(console: Console, text: str, style: str | None = None) -> None:
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _where(thread: ThreadStack) -> str:
+    what = f"waits: {thread.reason}" if thread.state == "waiting" and thread.reason else thread.state
+    return f"{what}, holds the GIL" if thread.gil else what
+
+
+def _each(console: Console, threads: list[ThreadStack]) -> None:
+    pid = -1
+    for thread in threads:
+        if thread.pid != pid:
+            pid = thread.pid
+            rank = identity_of(pid).rank
+            _say(console, f"process {pid}" + (f", rank {rank}" if rank >= 0 else ""), "bold")
+        _say(console, f"  thread {thread.tid} {thread.name!r}: {_where(thread)}", "cyan")
+        if thread.stack is None:
+            _say(console, f"      ({thread.note or 'no stack'})", "dim")
+            continue
+        frames = thread.stack.frames[::-1]
+        for frame in frames[:FRAMES_SHOWN]:
+            _say(console, f"      {label(frame, lines=True)}")
+        if len(frames) > FRAMES_SHOWN:
+            _say(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
+
+
+def _grouped(console: Console, threads: list[ThreadStack]) -> None:
+    """Threads of one role together: those in the same place once."""
+    ranks = _ranks(threads)
+    aside = {pid: _aside(pid, ranks) for pid in ranks}
+    roles: dict[str, list[ThreadStack]] = {}
+    for thread in threads:
+        role = thread_role(thread.name, main=thread.pid == thread.tid)
+        roles.setdefault(f"{role}{aside[thread.pid]}" if role == "main" else role, []).append(thread)
+    for role, mine in sorted(roles.items(), key=lambda item: (not item[0].startswith("main"), item[0])):
+        known = [thread for thread in mine if thread.stack is not None]
+        by_member = {(ranks[thread.pid], str(thread.tid)): thread for thread in known}
+        members = [(rank, tid, thread.stack) for (rank, tid), thread in by_member.items() if thread.stack is not None]
+        _say(console, f"{role}: {len(mine)} threads of {len({thread.pid for thread in mine})} processes", "bold")
+        for group in group_by_stack(members):
+            _group(console, group, [by_member[member] for member in group.members])
+        for thread in mine:
+            if thread.stack is None:
+                _say(console, f"  process {thread.pid} thread {thread.tid}: {_where(thread)} ({thread.note})", "dim")
+
+
+def _group(console: Console, group: Group, threads: list[ThreadStack]) -> None:
+    doing = ", ".join(f"{text}" + (f" ({n})" if n < len(threads) else "") for text, n in _tally(threads))
+    odd = "  ← the odd one out" if group.odd else ""
+    pids = ", ".join(str(thread.pid) for thread in threads[:4]) + (", …" if len(threads) > 4 else "")
+    _say(console, f"  rank {group.ranks} (process {pids}): {doing}{odd}", "yellow" if group.odd else "cyan")
+    frames = group.frames[::-1]
+    if group.alike == "prefix":
+        _say(console, "      (they part below this)", "dim")
+    for frame in frames[:FRAMES_SHOWN]:
+        _say(console, f"      {label(frame, lines=True)}")
+    if len(frames) > FRAMES_SHOWN:
+        _say(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
+
+
+def _tally(threads: list[ThreadStack]) -> list[tuple[str, int]]:
+    return Tally(_where(thread) for thread in threads).most_common(3)
+
+
+def _ranks(threads: list[ThreadStack]) -> dict[int, int]:
+    """Ranks by process: what the environment says, else their order."""
+    pids = sorted({thread.pid for thread in threads})
+    known = {pid: identity_of(pid).rank for pid in pids}
+    if any(rank < 0 for rank in known.values()):
+        return {pid: place for place, pid in enumerate(pids)} if all(r < 0 for r in known.values()) else known
+    return known
+
+
+def _aside(pid: int, ranks: dict[int, int]) -> str:
+    """What tells the main thread of a process from those of ranks: a data-loader worker's is never where theirs are."""
+    if ranks[pid] < 0:
+        return " of others" if any(rank >= 0 for rank in ranks.values()) else ""
+    parent = parent_of(pid)
+    helper = parent in ranks and ranks[parent] == ranks[pid] and identity_of(parent).rank >= 0
+    return " of helpers" if helper else ""
+
+
+def _json(thread: ThreadStack) -> dict[str, object]:
+    stack = thread.stack
+    return {
+        "pid": thread.pid,
+        "tid": thread.tid,
+        "rank": identity_of(thread.pid).rank,
+        "name": thread.name,
+        "state": thread.state,
+        "reason": thread.reason,
+        "gil": thread.gil,
+        "note": thread.note,
+        "python": stack.python if stack else "",
+        "native": stack.native if stack else "",
+        "frames": [
+            {"kind": frame.kind, "function": frame.function, "file": frame.file, "line": frame.line}
+            for frame in (stack.frames if stack else ())
+        ],
+    }

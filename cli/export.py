@@ -1,0 +1,158 @@
+"""``argus export``: where the CPU time went, for flame graphs and other tools."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.interop import folded, pprof, speedscope, svg
+from argus.semantics.profile import Change, Difference, Profile, changes, difference, frame_text
+from argus.store.open import open_store
+from argus.store.stacks import KINDS, read_profile
+
+from .options import store_option
+from .selection import compared_with, make_selection, selection_options
+
+FORMATS = ("svg", "folded", "speedscope", "pprof")
+_APART = {"svg": (), "folded": (), "speedscope": ("rank", "thread"), "pprof": ("rank", "thread")}
+"""What each format keeps apart."""
+_LISTED = 8
+
+
+@click.command()
+@click.argument("output_format", metavar="FORMAT", type=click.Choice(FORMATS))
+@selection_options
+@click.option(
+    "--kind",
+    type=click.Choice(KINDS),
+    default="cpu",
+    show_default=True,
+    help="Threads on the CPU (samples), off it (waits of 1 ms and more), or both.",
+)
+@click.option("--gil", is_flag=True, help="Only what held Python's GIL.")
+@click.option("--lines/--functions", default=None, help="Tell lines of a function apart. Default: only for pprof.")
+@click.option(
+    "--diff",
+    "parts",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Compare with the same but for this: rank=0, rank=others, step=0-100, run=N, … May be repeated.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(("step", "second", "total")),
+    help="Compare time per step, per second, or as a part of all time. Default: per step where steps are known.",
+)
+@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Where to. Default: printed.")
+@store_option
+def command(
+    output_format: str,
+    kind: str,
+    gil: bool,
+    lines: bool | None,
+    parts: tuple[str, ...],
+    per: str | None,
+    output: str | None,
+    store_url: str | None,
+    **choice: Any,
+) -> None:
+    """Export stacks with the time that went into them.
+
+    FORMAT is svg (a flame graph for any browser), folded (text for flamegraph.pl and inferno), speedscope
+    (https://speedscope.app) or pprof (`go tool pprof`).
+
+    \b
+      argus export svg -o flame.svg                       the job traced last, all ranks
+      argus export svg --rank 3 --step 100-200 -o flame.svg
+      argus export svg --rank 3 --diff rank=others -o diff.svg    what rank 3 does more of
+      argus export svg --step 500-600 --diff step=0-100 -o diff.svg    what became slower
+      argus export folded --kind off --thread main --last 30s     what main threads wait for
+      argus export pprof -o job.pb.gz; go tool pprof -tagroot=rank job.pb.gz
+    """
+    if parts and output_format not in ("svg", "folded"):
+        hint = "Use svg or folded; pprof compares two files itself: go tool pprof -diff_base"
+        raise ArgusError(f"{output_format} knows no --diff", hint, EXIT_USAGE)
+    if per and not parts:
+        raise ArgusError("--per says how to compare, but there is no --diff", "Add --diff", EXIT_USAGE)
+    if output is None and output_format == "pprof" and sys.stdout.isatty():
+        raise ArgusError("pprof's format is binary", "Name a file: -o job.pb.gz", EXIT_USAGE)
+    lines = output_format == "pprof" if lines is None else lines
+    with open_store(store_url, create=False) as store:
+        shown = replace(make_selection(store, **choice), kind=kind, gil=gil)
+        base = compared_with(store, shown, parts) if parts else None
+        profile = read_profile(store, shown, by=_APART[output_format], lines=lines)
+        before = None if base is None else read_profile(store, base, lines=lines)
+    if before is None:
+        _write(output, _WRITERS[output_format](profile))
+    else:
+        two = _compare(before, profile, per)
+        if output_format == "svg":
+            base_words = before.subtitle if before.title == profile.title else f"{before.title}: {before.subtitle}"
+            _write(output, svg.write_difference(two, profile, base_words))
+        else:
+            _write(output, "".join(folded.write_difference(two)))
+        for line in _table(changes(two), two.unit):
+            click.echo(line, err=output is None)
+    if output is not None:
+        times = sum(sample.count for sample in profile.samples)
+        click.echo(
+            f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {svg.duration(profile.total_ns)}"
+        )
+
+
+_WRITERS: dict[str, Callable[[Profile], str | bytes]] = {
+    "svg": svg.write_svg,
+    "folded": lambda profile: "".join(folded.write_folded(profile)),
+    "speedscope": speedscope.write_speedscope,
+    "pprof": pprof.write_pprof,
+}
+
+
+def _compare(before: Profile, after: Profile, per: str | None) -> Difference:
+    if per == "step" and not (before.rank_steps and after.rank_steps):
+        raise ArgusError("there are no steps in what is compared", "Use --per second", EXIT_USAGE)
+    return difference(before, after, per)
+
+
+def _write(output: str | None, content: str | bytes) -> None:
+    data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if output is None:
+        sys.stdout.flush()
+        if isinstance(content, str) or not hasattr(sys.stdout, "buffer"):
+            sys.stdout.write(data.decode("utf-8", "replace"))
+        else:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+        return
+    # Not half a file under the name, should the disk be full.
+    partial = Path(f"{output}.{os.getpid()}.part")
+    try:
+        partial.write_bytes(data)
+        partial.replace(output)
+    except OSError as failure:
+        partial.unlink(missing_ok=True)
+        raise ArgusError(f"{output} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
+
+
+def _table(found: list[Change], unit: str) -> list[str]:
+    worth = [change for change in found if round(change.gained)]
+    lines = [f"time {unit}: before, after, change"]
+    for title, listed in (
+        ("more", [change for change in worth if change.gained > 0][:_LISTED]),
+        ("less", [change for change in reversed(worth) if change.gained < 0][:_LISTED]),
+    ):
+        for change in listed:
+            numbers = [svg.duration(value) for value in (change.self_before, change.self_after)]
+            sign = "+" if change.gained > 0 else ""
+            lines.append(
+                f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + svg.duration(change.gained):>10}  "
+                f"{frame_text(change.frame)}"
+            )
+    return lines if len(lines) > 1 else [*lines, "  no difference"]

@@ -1,0 +1,169 @@
+"""``argus run``: starts a command and traces it from its first call."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from argus.command import Holder, Watched, Watcher, find_user, likely_libraries
+from argus.command import run as run_command
+from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
+from argus.cupti.collector import CuptiOptions
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+
+from .options import gpu_share_option, store_option
+
+POLL_S = 0.02
+READY_TIMEOUT_S = 60.0
+"""A command does not wait longer than this for Argus."""
+CUPTI_WAIT_MS = 1000
+"""``cuInit`` of a traced process does not wait longer than this for GPU times to begin."""
+
+DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or it could make no shared memory"
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGUMENT]...")
+@click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
+@click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
+@click.option("--log", metavar="FILE", help="Argus's own lines go to this file, not to standard error.")
+@click.option("--user", metavar="NAME", help="Run the command as this user. Default: as Argus itself runs.")
+@gpu_share_option
+@click.option("--nvtx", is_flag=True, help="Record NVTX ranges of the command as markers.")
+@click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
+@store_option
+def command(
+    words: tuple[str, ...],
+    job: str | None,
+    run: int | None,
+    log: str | None,
+    user: str | None,
+    gpu_share: float,
+    nvtx: bool,
+    strict: bool,
+    store_url: str | None,
+) -> int:
+    """Run a command and trace it: its GPU times, launches, copies, waits and collectives.
+
+    The command waits until the probes are there and then runs as it would without Argus: same input, output, signals
+    and exit code. Every process that comes of it is followed, so it may be a launcher (torchrun, mpirun, a script). If
+    Argus cannot trace, it says so in one line and the command runs all the same, unless --strict.
+
+    Under sudo the command runs as root, as with any sudo; --user gives it another user.
+
+    \b
+      sudo argus run -- python train.py
+      sudo argus run --user $USER --log argus.log -- torchrun --nproc-per-node 8 train.py
+      sudo argus run --job pretrain --run 7 -- mpirun -np 4 ./solver
+    """
+    try:
+        output = 2 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as failure:
+        raise ArgusError(f"{log} cannot be written: {failure.strerror}", "", EXIT_USAGE) from failure
+
+    def say(text: str) -> None:
+        os.write(output, f"argus: {text}\n".encode(errors="backslashreplace"))
+
+    environment = dict(os.environ)
+    run_as = find_user(user) if user else None
+    cupti = CuptiOptions(markers=nvtx, share=gpu_share)
+    arming = arm(environment, wait_ms=CUPTI_WAIT_MS)
+    holder = Holder(likely_libraries(words, environment))
+    try:
+        root = os.getpid()
+        watcher = Watcher(
+            lambda watched: _trace(watched, root, job, run, store_url, cupti, arming, log is not None), output
+        )
+        state = watcher.wait_until_ready(READY_TIMEOUT_S)
+    finally:
+        holder.let_go()
+    if state == "on":
+        environment.update(arming.changes)
+        also = f", NVTX ranges: {_record_nvtx(environment, words)}" if nvtx else ""
+        say(f"tracing; GPU times: {'armed' if arming.on else arming.state}{also}")
+    elif strict:
+        raise ArgusError(f"the command was not run: tracing is {state}", "", EXIT_UNAVAILABLE)
+    else:
+        say(f"tracing is {state}")
+    try:
+        code = run_command(words, environment, run_as)
+    except BaseException:
+        watcher.give_up()
+        raise
+    if state == "on":
+        try:
+            watcher.finish()
+        except KeyboardInterrupt:
+            watcher.give_up()
+            say("stopped at once; rows that were not stored yet are lost")
+        else:
+            if watcher.code is None:
+                say("tracing ended before the command did")
+    return code
+
+
+def _record_nvtx(environment: dict[str, str], words: tuple[str, ...]) -> str:
+    """Lets NVTX load CUPTI, which records its ranges; returns the state."""
+    if environment.get(NVTX_VARIABLE):
+        return f"off: {NVTX_VARIABLE} is taken by {environment[NVTX_VARIABLE]}"
+    found = find_cupti(environment, words)
+    if found is None:
+        return f"off: no libcupti was found; set {NVTX_VARIABLE} to yours"
+    environment[NVTX_VARIABLE] = str(found)
+    return f"on, by {found}"
+
+
+def _trace(
+    watched: Watched,
+    root: int,
+    job: str | None,
+    run: int | None,
+    store_url: str | None,
+    cupti: CuptiOptions,
+    arming: Arming,
+    notes_too: bool,
+) -> int:
+    """What the watcher does: traces a process and its descendants until the command has ended.
+
+    Args:
+        watched: Whoever starts the command.
+        root: The process.
+        job, run, store_url: As the user gave them.
+        cupti: How to collect GPU times.
+        arming: Whether the command has the helper.
+        notes_too: Say also what happens meanwhile: it would stand amid the command's own output.
+    """
+    # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
+    from rich.console import Console
+
+    from argus.store.open import open_store
+    from argus.trace import Options, Tracer
+
+    from .session import sum_up
+
+    options = Options(
+        pids=(root,),
+        children=True,
+        job=job,
+        run=run,
+        cupti_options=cupti,
+        not_armed=DID_NOT_START if arming.on else arming.state.removeprefix("off: "),
+        all_armed=arming.on,
+        stacks=True,
+    )
+    tracer = Tracer(open_store(store_url), options)
+    tracer.start()
+    watched.ready()
+    told = 0
+    while not watched.over():
+        begun = time.monotonic()
+        tracer.poll()
+        if notes_too:
+            notes = tracer.notes()
+            for note in notes[told:]:
+                click.echo(f"note: {note}")
+            told = len(notes)
+        time.sleep(max(0.0, POLL_S - (time.monotonic() - begun)))
+    return sum_up(Console(), tracer, tracer.stop())

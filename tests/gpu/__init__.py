@@ -1,0 +1,1 @@
+"""Checks on a real GPU: ``scripts/gpu-check`` (docs/gpu.md)."""

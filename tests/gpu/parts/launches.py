@@ -1,0 +1,179 @@
+"""What each layer adds to one launch on the CPU, and to one kernel on the GPU, against nothing, in turns."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.gpu.common import (
+    HERE,
+    Child,
+    Context,
+    PartFailed,
+    Session,
+    at_most,
+    bootstrap_median,
+    compile_launcher,
+    cupti_folder,
+    shown,
+    target_environment,
+)
+from tests.gpu.parts.overhead import AFTER, DORMANT, LAYERS, NOTHING
+
+SETTLE_MS, WINDOW_MS = 200, 300
+BATCH, PAUSE_US = 200, 500
+"""So few launches that the queue never fills; the pause keeps the rate at that of a busy program."""
+GPU_WINDOW_MS, GPU_BATCH = 120, 250
+"""Launches wait for their turn while the GPU is held: they and what CUPTI queues with them must fit into its queue."""
+KERNELS_NS = (2_000, 20_000)
+ROUNDS, MOST_ROUNDS = 8, 12
+FIRST = "before the first trace"
+OFF_LIMIT_NS, DORMANT_LIMIT_NS = 100, 50
+STOP_LIMIT_S = 5.0
+CPU, GPU = "ns a launch (CPU)", "ns a kernel of {:.0f} us (GPU)"
+
+
+class Windows:
+    """What was measured, by layer and round."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, dict[int, float]]] = {}
+        self.late = 0
+
+    def add(self, what: str, layer: str, turn: int, told: dict[str, Any]) -> None:
+        self.late += int(told.get("late", 0))
+        if told["batches"]:
+            self.found.setdefault(what, {}).setdefault(layer, {})[turn] = float(told["median_ns"])
+
+    def difference(self, what: str, layer: str, base: str) -> tuple[float, float, float]:
+        """Median over rounds of the difference within a round, with its interval."""
+        on, off = (self.found.get(what, {}).get(name, {}) for name in (layer, base))
+        return bootstrap_median([on[turn] - off[turn] for turn in sorted(on.keys() & off.keys())])
+
+    def rows(self, what: str) -> list[list[Any]]:
+        rows = []
+        for layer in (NOTHING, DORMANT, FIRST, *LAYERS, AFTER):
+            if found := list(self.found.get(what, {}).get(layer, {}).values()):
+                row: list[Any] = [layer, len(found), float(np.median(found)), float(min(found)), float(max(found))]
+                rows.append(row + [_told(self.difference(what, layer, base)) for base in (NOTHING, DORMANT)])
+        return rows
+
+
+def _told(found: tuple[float, float, float]) -> str:
+    value, low, high = found
+    return "-" if np.isnan(value) else f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _program(ctx: Context, name: str, folder: str, armed: bool) -> Child:
+    command: list[str | Path] = (
+        [sys.executable, HERE / "fake_launcher.py"] if ctx.fake else [compile_launcher(ctx, False)]
+    )
+    environment = target_environment(armed)
+    # The program itself loads no CUPTI; the helper in it asks for one by name.
+    environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [folder, environment.get("LD_LIBRARY_PATH", "")]))
+    environment["FAKEGPU_JITTER"] = "0"
+    return Child(command, env=environment, log=ctx.scratch / f"launches-{name}.log")
+
+
+def _window(windows: Windows, child: Child, layer: str, turn: int) -> None:
+    windows.add(CPU, layer, turn, child.ask(f"window {SETTLE_MS} {WINDOW_MS} {BATCH} {PAUSE_US}"))
+    for length in KERNELS_NS:
+        told = child.ask(f"gpu {GPU_WINDOW_MS} {GPU_BATCH} {length}")
+        windows.add(GPU.format(length / 1e3), layer, turn, told)
+
+
+def _round(ctx: Context, windows: Windows, programs: dict[str, Child], sessions: dict[str, Session], turn: int) -> None:
+    """Each layer once; what follows a session comes last."""
+    traced = programs[AFTER]
+    order = [NOTHING, DORMANT, *sessions]
+    for name in order if turn % 2 == 0 else order[::-1]:
+        if name in (NOTHING, DORMANT):
+            _window(windows, programs[name], name, turn)
+            continue
+        session = sessions[name]
+        try:
+            began = session.on()
+            _window(windows, traced, name, turn)
+            ended = session.off()
+        except PartFailed as failure:
+            ctx.check(f"{name}, round {turn + 1}", False, str(failure)[:400])
+            session.kill()
+            del sessions[name]
+            continue
+        ctx.values.setdefault("sessions", {}).setdefault(name, []).append(
+            {"on_s": began["took_s"], "off_s": ended["took_s"]}
+            | {key: ended.get(key) for key in ("cpu_share", "lost", "counters", "states", "seen")}
+        )
+    _window(windows, traced, AFTER, turn)
+
+
+def run(ctx: Context) -> None:
+    folder = cupti_folder(ctx)
+    ctx.save(cupti=folder)
+    programs: dict[str, Child] = {}
+    sessions: dict[str, Session] = {}
+    windows = Windows()
+    try:
+        for name, armed in ((NOTHING, False), (DORMANT, True), (AFTER, True)):
+            programs[name] = _program(ctx, name.split()[0], folder, armed)
+        for child in programs.values():
+            child.answer(30)
+        for name, layers in LAYERS.items():
+            words = name.replace(" ", "-")
+            sessions[name] = Session(ctx, [programs[AFTER].pid], layers, words, again="")
+        for name in list(sessions):
+            with ctx.trying(name):
+                sessions[name].prepared(60)
+                continue
+            sessions.pop(name).kill()
+        _window(windows, programs[AFTER], FIRST, 0)
+        longest = 0.0
+        for turn in range(2 if ctx.fake else MOST_ROUNDS):
+            if turn and ctx.left_s() < longest * 1.2 + 6:
+                break
+            # More rounds than asked for only where they are quick.
+            if turn >= ROUNDS and ctx.left_s() < 25 + longest:
+                break
+            began = time.monotonic()
+            _round(ctx, windows, programs, sessions, turn)
+            longest = max(longest, time.monotonic() - began)
+            _show(ctx, windows, turn + 1)
+    finally:
+        for child in (*sessions.values(), *programs.values()):
+            child.kill()
+    _judge(ctx, windows)
+
+
+def _show(ctx: Context, windows: Windows, rounds: int) -> None:
+    for what in windows.found:
+        ctx.table(
+            what, ["with", "windows", "median", "least", "most", "more than nothing", "more than dormant"],
+            windows.rows(what),
+        )  # fmt: skip
+    ctx.save(windows=windows.found, rounds=rounds, late=windows.late)
+
+
+def _judge(ctx: Context, windows: Windows) -> None:
+    for name, told in ctx.values.get("sessions", {}).items():
+        on = [t for t in told if any((t["counters"] or {}).get(c) for c in ("hits", "cupti_records"))]
+        lost: dict[str, int] = {}
+        for one in told:
+            for key, count in (one["lost"] or {}).items():
+                lost[key] = lost.get(key, 0) + count
+        took = ", ".join(f"{w} in {np.median([t[w + '_s'] for t in told]):.2f} s" for w in ("on", "off"))
+        detail = f"{len(on)} of {len(told)} windows; {took}; lost {lost}; {told[-1]['states']}"
+        ctx.check(f"{name}: was on", len(on) == len(told), detail[:400])
+        slowest = max(t["off_s"] for t in told)
+        ctx.check(f"{name}: every stop took at most {STOP_LIMIT_S:.0f} s", slowest <= STOP_LIMIT_S, f"{slowest:.2f} s")
+    dormant = windows.difference(CPU, DORMANT, NOTHING)
+    ctx.check(
+        f"dormant costs a launch at most {DORMANT_LIMIT_NS} ns", at_most(DORMANT_LIMIT_NS, dormant), _told(dormant)
+    )
+    after = windows.difference(CPU, AFTER, DORMANT)
+    ctx.check(f"off means off: at most {OFF_LIMIT_NS} ns after a stop", at_most(OFF_LIMIT_NS, after), _told(after))
+    if windows.late:
+        ctx.note(f"{windows.late} batches were not queued in time, and do not count ({shown(GPU_BATCH)} kernels each)")

@@ -1,0 +1,307 @@
+"""GPU operations find the calls that launched them, in whatever order records arrive."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture.calls import BY_SYMBOL
+from argus.records import GPU_OP, HOST_OP, LAUNCH, HostKind
+from argus.semantics import correlation
+from argus.semantics.correlation import Correlator
+
+US, S = 1_000, 1_000_000_000
+T = 1_000 * S
+NO_OPS, NO_CALLS, NO_PROBED = np.empty(0, GPU_OP), np.empty(0, HOST_OP), np.empty(0, LAUNCH)
+
+
+def ops(*rows: tuple[int, int, int], **fields: Any) -> NDArray[np.void]:
+    """(correlation, start, end), times after T."""
+    out = np.zeros(len(rows), GPU_OP)
+    out["correlation"], out["start_ns"], out["end_ns"] = [r[0] for r in rows], [T + r[1] for r in rows], 0
+    out["end_ns"] = [T + r[2] for r in rows]
+    out["kind"] = records.GpuKind.KERNEL
+    for name, value in fields.items():
+        out[name] = value
+    return out
+
+
+def calls(*rows: tuple[int, int, int], tid: int | list[int] = 7, kind: HostKind = HostKind.RUNTIME) -> NDArray[np.void]:
+    """(correlation, begin, end)."""
+    out = np.zeros(len(rows), HOST_OP)
+    out["correlation"], out["start_ns"] = [r[0] for r in rows], [T + r[1] for r in rows]
+    out["end_ns"], out["tid"], out["kind"] = [T + r[2] for r in rows], tid, kind
+    return out
+
+
+def probed(*times: int, tid: int = 7, symbol: str = "cudaLaunchKernel") -> NDArray[np.void]:
+    out = np.zeros(len(times), LAUNCH)
+    out["ts_ns"], out["tid"], out["call"] = [T + t for t in times], tid, BY_SYMBOL[symbol].id
+    return out
+
+
+def launches_of(found: NDArray[np.void]) -> list[tuple[int, int, int]]:
+    """(correlation, launch, its end) by correlation; 0: not known."""
+    rows = [
+        (int(op["correlation"]), *(int(op[name]) - T if op[name] else 0 for name in ("launch_ns", "launch_end_ns")))
+        for op in found
+    ]
+    return sorted(rows)  # type: ignore[arg-type]
+
+
+def test_an_operation_is_matched_with_its_call() -> None:
+    c = Correlator()
+    found = c.feed(ops((5, 100, 200), (6, 300, 400)), calls((6, 50, 60), (5, 10, 20)), NO_PROBED, T)
+    assert launches_of(found) == [(5, 10, 20), (6, 50, 60)]
+    assert found["launch_tid"].tolist() == [7, 7]
+    assert found["flags"].tolist() == [records.GPU_LAUNCH_MATCHED] * 2
+    assert c.match_rate == 1.0
+
+
+def test_the_call_may_come_later_than_the_operation_or_long_before() -> None:
+    c = Correlator()
+    assert len(c.feed(ops((5, 100, 200)), NO_CALLS, NO_PROBED, T)) == 0
+    assert c.waiting == 1
+    assert len(c.feed(NO_OPS, calls((9, 1, 2)), NO_PROBED, T + S)) == 0
+    assert launches_of(c.feed(NO_OPS, calls((5, 10, 20)), NO_PROBED, T + 2 * S)) == [(5, 10, 20)]
+    assert c.waiting == 0
+    # a deep queue: a minute after its call
+    for k in range(60):
+        c.feed(NO_OPS, calls((1000 + k, (k + 3) * S, (k + 3) * S + 5)), NO_PROBED, T + (k + 3) * S)
+    assert launches_of(c.feed(ops((9, 62 * S, 62 * S + 9)), NO_CALLS, NO_PROBED, T + 63 * S)) == [(9, 1, 2)]
+
+
+def test_what_finds_no_call_goes_out_after_three_seconds() -> None:
+    c = Correlator()
+    c.feed(ops((5, 100, 200)), NO_CALLS, NO_PROBED, T)
+    c.feed(ops((6, 100, 200)), NO_CALLS, NO_PROBED, T + S)
+    assert len(c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + 3 * S - 1)) == 0
+    assert launches_of(c.feed(NO_OPS, NO_CALLS, NO_PROBED, T + 3 * S)) == [(5, 0, 0)]
+    assert launches_of(c.flush()) == [(6, 0, 0)]
+    assert c.waiting == 0
+    assert (c.counters["gpu_ops"], c.counters["gpu_launch_unmatched"], c.match_rate) == (2, 2, 0.0)
+
+
+def test_without_calls_nothing_waits() -> None:
+    c = Correlator(api=False)
+    assert launches_of(c.feed(ops((5, 100, 200)), NO_CALLS, NO_PROBED, T)) == [(5, 0, 0)]
+
+
+def test_no_correlation_id_is_not_waited_for() -> None:
+    assert len(Correlator().feed(ops((0, 100, 200)), NO_CALLS, NO_PROBED, T)) == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_outermost_call_of_an_id_wins(together: bool) -> None:
+    """A driver call inside a runtime call has its id, and its record comes first."""
+    driver = calls((5, 14, 18), (6, 32, 33), (6, 34, 38), kind=HostKind.DRIVER)
+    runtime = calls((5, 10, 20), (6, 30, 40))
+    c = Correlator()
+    if together:
+        found = c.feed(ops((5, 100, 200), (6, 100, 200)), np.concatenate([driver, runtime]), NO_PROBED, T)
+    else:
+        c.feed(NO_OPS, driver, NO_PROBED, T)
+        c.feed(NO_OPS, runtime, NO_PROBED, T)
+        found = c.feed(ops((5, 100, 200), (6, 100, 200)), NO_CALLS, NO_PROBED, T)
+    assert launches_of(found) == [(5, 10, 20), (6, 30, 40)]
+
+
+def test_all_kernels_of_a_graph_have_its_launch() -> None:
+    c = Correlator()
+    first = c.feed(ops((5, 100, 110), (5, 120, 130), graph=3), calls((5, 10, 20)), NO_PROBED, T)
+    later = c.feed(ops((5, 40 * S, 41 * S), graph=3), NO_CALLS, NO_PROBED, T + 42 * S)
+    assert launches_of(np.concatenate([first, later])) == [(5, 10, 20)] * 3
+
+
+def test_what_is_no_call_matches_nothing() -> None:
+    wait = calls((5, 10, 20), kind=HostKind.SYNCHRONIZATION)
+    assert len(Correlator().feed(ops((5, 100, 200)), wait, NO_PROBED, T)) == 0
+
+
+def test_ids_that_begin_again_mean_the_call_before_the_operation() -> None:
+    c = Correlator()
+    c.feed(NO_OPS, calls((5, 10, 20), (6, 30, 40)), NO_PROBED, T)
+    again = calls((5, 9 * S + 10, 9 * S + 20), (4294967295, 9 * S, 9 * S + 1))
+    found = c.feed(ops((5, 100, 200), (5, 9 * S + 30, 9 * S + 40), (6, 100, 110)), again, NO_PROBED, T)
+    assert launches_of(found) == [(5, 10, 20), (5, 9 * S + 10, 9 * S + 20), (6, 30, 40)]
+    # In one batch, and only a call that began long after the operation: no match.
+    c = Correlator()
+    both = calls((5, 10, 20), (5, 9 * S + 10, 9 * S + 20), (6, 9 * S, 9 * S + 5))
+    found = c.feed(ops((5, 100, 200), (5, 9 * S + 30, 9 * S + 40), (6, 100, 110)), both, NO_PROBED, T)
+    assert launches_of(found) == [(5, 10, 20), (5, 9 * S + 10, 9 * S + 20)]
+
+
+def test_a_start_before_the_launch_is_raised_to_it_and_counted() -> None:
+    c = Correlator()
+    found = c.feed(ops((5, 5, 8), (6, 35, 50), (7, 90, 99)), calls((5, 10, 20), (6, 30, 40), (7, 60, 70)), NO_PROBED, T)
+    found.sort(order="correlation")
+    assert (found["start_ns"] - T).tolist() == [10, 35, 90]
+    assert (found["end_ns"] - T).tolist() == [10, 50, 99]
+    assert ((found["flags"] & records.GPU_START_CLAMPED) != 0).tolist() == [True, False, False]
+    assert c.counters["gpu_start_clamped"] == 1
+    # A kernel that runs before its launch has returned is as it should be: counted, not changed.
+    assert c.counters["gpu_started_before_launch_returned"] == 2
+
+
+def test_old_calls_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlation, "KEEP_CALLS", 10)
+    c = Correlator()
+    for k in range(1, 21):
+        c.feed(NO_OPS, calls((k, k * 100, k * 100 + 9)), NO_PROBED, T)
+    found = c.feed(ops(*((k, 5000, 6000) for k in range(1, 21))), NO_CALLS, NO_PROBED, T)
+    assert [row[0] for row in launches_of(found)] == list(range(11, 21))
+    monkeypatch.setattr(correlation, "KEEP_CALLS", 10**6)
+    c.feed(NO_OPS, calls((99, 200 * S, 200 * S + 5)), NO_PROBED, T + 200 * S)
+    late = c.feed(ops((15, 200 * S, 201 * S), (99, 201 * S, 202 * S)), NO_CALLS, NO_PROBED, T + 202 * S)
+    assert [row[0] for row in launches_of(late)] == [99]
+
+
+# ---- the probes' launches
+
+
+def test_the_probe_s_time_of_the_same_call_is_taken() -> None:
+    c = Correlator()
+    c.feed(NO_OPS, NO_CALLS, probed(9, 29), T)
+    found = c.feed(ops((5, 100, 200), (6, 300, 400)), calls((5, 10, 20), (6, 31, 40)), NO_PROBED, T + S)
+    assert launches_of(found) == [(5, 9, 20), (6, 29, 40)]
+    assert found["flags"].tolist() == [records.GPU_LAUNCH_MATCHED | records.GPU_LAUNCH_PROBED] * 2
+    assert c.counters["gpu_launch_probed"] == 2
+
+
+def test_a_probe_of_another_call_is_not_taken() -> None:
+    c = Correlator()
+    seen = np.concatenate([
+        probed(11),  # inside the call before
+        probed(28, tid=8),  # another thread's
+        probed(28, symbol="cudaStreamSynchronize"),  # launches nothing
+    ])  # fmt: skip
+    far = 1000 * US
+    found = c.feed(
+        ops((5, 100, 200), (6, 300, 400), (7, 2 * far, 3 * far)),
+        calls((5, 10, 20), (6, 30, 40), (7, far + 101 * US, far + 102 * US)),
+        np.concatenate([seen, probed(far)]),  # too long before
+        T,
+    )
+    assert launches_of(found) == [(5, 10, 20), (6, 30, 40), (7, far + 101 * US, far + 102 * US)]
+    assert c.counters["gpu_launch_probed"] == 0
+
+
+def test_the_call_before_may_be_of_an_earlier_batch() -> None:
+    c = Correlator()
+    c.feed(NO_OPS, calls((5, 10, 20)), probed(9, 15), T)
+    found = c.feed(ops((6, 300, 400)), calls((6, 30, 40)), NO_PROBED, T)
+    assert launches_of(found) == [(6, 30, 40)], "15 was made before call 5 had returned"
+
+
+def test_copies_that_return_late_are_found_though_out_of_order() -> None:
+    c = Correlator()
+    c.feed(NO_OPS, NO_CALLS, probed(500), T)
+    c.feed(NO_OPS, NO_CALLS, probed(9, symbol="cudaMemcpy"), T)
+    found = c.feed(ops((5, 100, 200), (6, 700, 800)), calls((5, 10, 400), (6, 501, 510)), NO_PROBED, T)
+    assert launches_of(found) == [(5, 9, 400), (6, 500, 510)]
+
+
+def test_probes_launches_are_kept_for_a_while_only() -> None:
+    c = Correlator()
+    c.feed(NO_OPS, NO_CALLS, probed(9), T)
+    c.feed(NO_OPS, NO_CALLS, probed(14 * S), T + 16 * S)
+    found = c.feed(ops((5, 100, 200)), calls((5, 10, 20)), NO_PROBED, T + 16 * S)
+    assert launches_of(found) == [(5, 10, 20)]
+
+
+def test_threads_of_another_pid_namespace() -> None:
+    asked = []
+
+    def host_tids() -> dict[int, int]:
+        asked.append(1)
+        return {7: 4007, 8: 4008} if len(asked) > 1 else {7: 4007}
+
+    c = Correlator(host_tids=host_tids)
+    seen = np.concatenate([probed(9, 29, tid=4007), probed(49, 2 * S + 69, tid=4008)])
+    found = c.feed(ops((5, 100, 200)), calls((5, 10, 20)), seen, T)
+    assert launches_of(found) == [(5, 9, 20)]
+    assert found["launch_tid"].tolist() == [4007]
+    # a thread that was not there then: looked up again, though not at once
+    assert launches_of(c.feed(ops((6, 100, 200)), calls((6, 50, 60), tid=8), NO_PROBED, T)) == [(6, 50, 60)]
+    later = c.feed(ops((7, 3 * S, 4 * S)), calls((7, 2 * S + 70, 2 * S + 80), tid=8), NO_PROBED, T + 2 * S)
+    assert launches_of(later) == [(7, 2 * S + 69, 2 * S + 80)]
+    assert later["launch_tid"].tolist() == [4008]
+    assert len(asked) == 2
+
+
+def test_a_namespace_that_explains_nothing_is_not_believed() -> None:
+    c = Correlator(host_tids=lambda: {7: 9})
+    found = c.feed(ops((5, 100, 200)), calls((5, 10, 20)), probed(9, tid=8), T)
+    assert found["launch_tid"].tolist() == [7]
+
+
+# ---- at large
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_lost_or_mixed_up_in_any_order_of_arrival(seed: int) -> None:
+    """20,000 calls of 4 threads, 30,000 operations, in batches that are seconds apart: against the truth."""
+    rng = np.random.default_rng(seed)
+    n, threads = 20_000, 4
+    tid = rng.integers(0, threads, n) + 7
+    begin = np.cumsum(rng.integers(20 * US, 2000 * US, n))
+    begin += T
+    ids = (np.arange(n, dtype=np.uint64) + 2**32 - n // 2).astype(np.uint32)  # wraps round
+    outer, inner = np.zeros(n, HOST_OP), np.zeros(n, HOST_OP)
+    for c, (early, late) in ((outer, (0, 9 * US)), (inner, (2 * US, 7 * US))):
+        c["correlation"], c["tid"], c["start_ns"], c["end_ns"] = ids, tid, begin + early, begin + late
+    outer["kind"], inner["kind"] = HostKind.RUNTIME, HostKind.DRIVER
+    has_inner = rng.random(n) < 0.7
+    host = np.concatenate([outer, inner[has_inner]])
+    delay = (tid % 3) * S // 2  # each thread fills buffers of its own
+    seen = np.zeros(n, LAUNCH)
+    seen["ts_ns"], seen["tid"], seen["call"] = begin - 300, tid, BY_SYMBOL["cudaLaunchKernel"].id
+    has_probe = rng.random(n) < 0.8
+    seen = seen[has_probe]
+    which = np.sort(np.concatenate([np.arange(n), rng.integers(0, n, n // 2)]))
+    gpu = np.zeros(len(which), GPU_OP)
+    gpu["correlation"], gpu["name"] = ids[which], which
+    gpu["start_ns"] = begin[which] + rng.integers(3 * US, 5 * S, len(which))
+    gpu["end_ns"] = gpu["start_ns"] + 1000
+    arrival = [
+        gpu["end_ns"].astype(np.int64) + rng.integers(0, 2 * S, len(gpu)),
+        np.concatenate([outer["end_ns"], outer["end_ns"][has_inner]]).astype(np.int64)
+        + np.concatenate([delay, delay[has_inner]]),
+        seen["ts_ns"].astype(np.int64),
+    ]
+    c, found = Correlator(), []
+    for now in range(T, int(arrival[0].max()) + S, S // 4):
+        part = [
+            rows[(t > now - S // 4) & (t <= now)] for rows, t in zip((gpu, host, seen), arrival, strict=True)
+        ]  # fmt: skip
+        found.append(c.feed(part[0], part[1], part[2], now))
+    found.append(c.flush())
+    out = np.concatenate(found)
+    out.sort(order=["name", "start_ns"])
+    assert out["name"].tolist() == which.tolist()
+    assert c.match_rate == 1.0
+    assert out["launch_tid"].tolist() == tid[which].tolist()
+    expected = np.where(has_probe, begin - 300, begin)[which]
+    assert (out["launch_ns"].astype(np.int64) == expected).all()
+    assert (((out["flags"] & records.GPU_LAUNCH_PROBED) != 0) == has_probe[which]).all()
+
+
+def test_two_hundred_thousand_operations_take_a_fraction_of_a_second() -> None:
+    n = 200_000
+    begin = np.arange(n) * 5 * US
+    host = calls(*((1, 0, 0),) * n)
+    host["correlation"], host["start_ns"], host["end_ns"] = np.arange(n) + 1, T + begin, T + begin + 3 * US
+    gpu = ops(*((1, 0, 0),) * n)
+    gpu["correlation"], gpu["start_ns"], gpu["end_ns"] = np.arange(n) + 1, T + begin + 9 * US, T + begin + 12 * US
+    seen = probed(*(0,) * n)
+    seen["ts_ns"] = T + begin - 200
+    c = Correlator()
+    started = time.perf_counter()
+    found = c.feed(gpu, host, seen, T + S)
+    assert time.perf_counter() - started < 1.0
+    assert ((found["flags"] & records.GPU_LAUNCH_PROBED) != 0).all()

@@ -1,0 +1,659 @@
+"""The GPU side from CUPTI's batches to rows, states and lines for people; CUPTI itself is a double."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from rich.console import Console
+
+from argus import gpu as gpu_module
+from argus import records
+from argus.capture import gpu_rows
+from argus.capture.calls import BY_SYMBOL
+from argus.capture.gpu_rows import Names, gpu_host_events, kernel_events
+from argus.capture.launches import Origin
+from argus.cli.live import picture, plain_line, span
+from argus.cupti.collector import Collector, CollectorState, CuptiOptions
+from argus.cupti.decode import Batch
+from argus.errors import ArgusError
+from argus.gpu import NOT_ARMED, GpuSide, host_tids
+from argus.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
+from argus.roster import Job, Member
+from argus.store.writer import to_arrow
+from argus.trace import RankView, View
+
+S, MS, US = 1_000_000_000, 1_000_000, 1_000
+OFFSET = 500
+ORIGIN = Origin("j", 7, "h", OFFSET)
+NO_LAUNCHES = np.empty(0, LAUNCH)
+
+
+def ops(count: int, **fields: Any) -> NDArray[np.void]:
+    out = np.zeros(count, GPU_OP)
+    out["kind"] = GpuKind.KERNEL
+    for name, value in fields.items():
+        out[name] = value
+    return out
+
+
+def host(count: int, **fields: Any) -> NDArray[np.void]:
+    out = np.zeros(count, HOST_OP)
+    for name, value in fields.items():
+        out[name] = value
+    return out
+
+
+def names(*symbols: str) -> Names:
+    known = Names()
+    known.learn(["", *symbols])
+    return known
+
+
+# ---- columns
+
+
+def test_a_kernel_s_row() -> None:
+    op = ops(
+        1, start_ns=1000, end_ns=1700, launch_ns=900, launch_end_ns=950, launch_tid=5, correlation=8, name=1, device=2,
+        context=3, stream=4, graph=6, graph_node=1 << 40, grid=(1, 2, 3), block=(4, 5, 1024), shared_static=9,
+        shared_dynamic=10, registers=255, flags=records.GPU_LAUNCH_MATCHED | records.GPU_LAUNCH_PROBED,
+    )  # fmt: skip
+    (row,) = to_arrow("kernel_events", kernel_events(op, ORIGIN, 3, 77, names("_Z4gemmPfi"))).to_pylist()
+    assert row.pop("ts").value == 1000 + OFFSET
+    assert row.pop("launch_ts").value == 900 + OFFSET
+    assert row == {
+        "job": "j", "run": 7, "rank": 3, "host": "h", "pid": 77, "device": 2, "context": 3, "stream": 4,
+        "kind": "kernel", "name": "gemm(float*, int)", "duration_ns": 700, "issue_latency_ns": 100, "launch_tid": 5,
+        "launch_probed": True, "correlation": 8, "graph": 6, "graph_node": 1 << 40, "grid": [1, 2, 3],
+        "block": [4, 5, 1024], "registers": 255, "shared_static": 9, "shared_dynamic": 10, "bytes": 0,
+    }  # fmt: skip
+
+
+def test_an_unknown_launch_is_not_measured_and_no_time() -> None:
+    (row,) = kernel_events(ops(1, start_ns=1000, end_ns=1700), ORIGIN, 3, 77, names()).to_pylist()
+    assert (row["launch_ts"].value, row["issue_latency_ns"], row["launch_tid"]) == (0, -1, 0)
+    assert row["launch_probed"] is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "copy", "word"),
+    [
+        (GpuKind.MEMCPY, 1, "memcpy_h2d"), (GpuKind.MEMCPY, 2, "memcpy_d2h"), (GpuKind.MEMCPY, 8, "memcpy_d2d"),
+        (GpuKind.MEMCPY, 9, "memcpy_h2h"), (GpuKind.MEMCPY, 10, "memcpy_p2p"), (GpuKind.MEMCPY, 0, "memcpy"),
+        (GpuKind.MEMCPY, 99, "memcpy"), (GpuKind.MEMSET, 0, "memset"), (GpuKind.KERNEL, 0, "kernel"),
+    ],
+)  # fmt: skip
+def test_kinds(kind: GpuKind, copy: int, word: str) -> None:
+    (row,) = kernel_events(ops(1, kind=kind, copy=copy, bytes=64, grid=1), ORIGIN, 0, 1, names()).to_pylist()
+    assert (row["kind"], row["bytes"]) == (word, 64)
+    assert row["grid"] == ([1, 1, 1] if word == "kernel" else [])
+
+
+def test_names_are_demangled_once_and_no_dictionary_holds_a_word_twice() -> None:
+    known = names("_Z4gemmPfi", "softmax", "gemm(float*, int)")
+    known.learn(["", "_Z4gemmPfi", "softmax", "gemm(float*, int)", "later"])
+    table = kernel_events(ops(6, name=[3, 1, 2, 0, 4, 99]), ORIGIN, 0, 1, known)
+    column = table["name"].combine_chunks()
+    assert column.to_pylist() == ["gemm(float*, int)", "gemm(float*, int)", "softmax", "", "later", ""]
+    assert sorted(column.dictionary.to_pylist()) == ["", "gemm(float*, int)", "later", "softmax"]
+    only = kernel_events(ops(2, name=2), ORIGIN, 0, 1, known)["name"].combine_chunks()
+    assert only.dictionary.to_pylist() == ["softmax"], "words of other batches stay out"
+
+
+def test_records_of_the_cpu_side() -> None:
+    given = host(
+        6, kind=[HostKind.SYNCHRONIZATION, HostKind.OVERHEAD, HostKind.JIT, HostKind.MARKER, HostKind.MODULE,
+                 HostKind.SYNCHRONIZATION],
+        code=[3, 1 << 16, 3, 2, 41, 77], name=[0, 0, 1, 2, 0, 0], tid=[0, 6, 7, 8, 0, 0],
+        start_ns=[10, 20, 30, 40, 0, 60], end_ns=[15, 28, 33, 40, 0, 61], correlation=5, stream=9, result=-1,
+    )  # fmt: skip
+    assert gpu_rows.is_event(given).all()
+    assert not gpu_rows.is_event(host(2, kind=[HostKind.RUNTIME, HostKind.DRIVER])).any()
+    table = gpu_host_events(given, ORIGIN, 3, 77, names("/root/.nv/cache", "forward"), 1000)
+    rows = to_arrow("gpu_host_events", table).to_pylist()
+    assert [(row["kind"], row["name"], row["code"]) for row in rows] == [
+        ("synchronization", "stream_synchronize", 3),
+        ("overhead", "buffer_flush", 1 << 16),
+        ("jit", "compile", 3),
+        ("marker", "forward", 2),
+        ("module", "", 41),
+        ("synchronization", "", 77),
+    ]
+    # A module's record has no time: that of its arrival, and no duration.
+    assert [row["ts"].value - OFFSET for row in rows] == [10, 20, 30, 40, 1000, 60]
+    assert [row["duration_ns"] for row in rows] == [5, 8, 3, 0, -1, 1]
+    assert [row["tid"] for row in rows] == [0, 6, 7, 8, 0, 0]
+
+
+def test_two_hundred_thousand_rows_take_a_fraction_of_a_second() -> None:
+    rng = np.random.default_rng(0)
+    given = ops(200_000, name=rng.integers(0, 500, 200_000), grid=7, block=128)
+    given["kind"] = rng.integers(1, 4, len(given))
+    known = names(*(f"kernel_{k}" for k in range(499)))
+    began = time.perf_counter()
+    kernel_events(given, ORIGIN, 0, 1, known)
+    assert time.perf_counter() - began < 0.5
+
+
+# ---- a session's GPU side
+
+
+class FakeCollector:
+    """What a test puts into ``batches`` comes with the next poll."""
+
+    made: list[FakeCollector]
+    armed: set[int]
+    kernels: tuple[str, ...]
+
+    def __init__(self, pid: int, options: CuptiOptions) -> None:
+        self.pid, self.options = pid, options
+        self.state, self.reason = CollectorState.ON, ""
+        self.from_the_start = False
+        self.armed = True
+        self.records = 0
+        self.names = ["", *FakeCollector.kernels]
+        self.batches: list[Batch] = []
+        self.stopped = self.closed = False
+        self.extra: dict[str, tuple[int, bool]] = {}
+        FakeCollector.made.append(self)
+
+    @classmethod
+    def find(cls, pid: int) -> FakeCollector | None:
+        return cls(pid, CuptiOptions()) if pid in cls.armed else None
+
+    def poll(self, now: float) -> list[Batch]:
+        batches, self.batches = self.batches, []
+        return batches
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        return {"cupti_records": (1, False), **self.extra}
+
+    def begin_stop(self) -> None:
+        self.end("")
+
+    def end(self, reason: str) -> None:
+        self.state, self.reason, self.stopped = CollectorState.OFF, reason, True
+
+    def close(self) -> None:
+        self.stopped = self.closed = True
+
+    def give(self, gpu: NDArray[np.void], host: NDArray[np.void] | None = None) -> None:
+        self.batches.append(Batch(gpu, np.empty(0, HOST_OP) if host is None else host, Counter()))
+
+
+class Rows:
+    """A writer that keeps what it is given, as the store would have it."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+
+    def append(self, table: str, rows: pa.Table | Mapping[str, Any]) -> None:
+        self.tables.setdefault(table, []).extend(to_arrow(table, rows).to_pylist())
+
+    def __getitem__(self, table: str) -> list[dict[str, Any]]:
+        return self.tables.get(table, [])
+
+
+class Session:
+    """A GPU side, its processes and its clock."""
+
+    def __init__(self, mode: str = "auto", options: CuptiOptions | None = None) -> None:
+        self.rows, self.notes, self.version = Rows(), [], 0
+        self.side = GpuSide(
+            self.rows,  # type: ignore[arg-type]
+            mode,
+            options or CuptiOptions(),
+            lambda job: Origin(job.name, job.run, "h", OFFSET),
+            self._next,
+            self.notes.append,
+        )
+        self.job = Job("j", 7)
+        self.candidates: list[Any] = []
+        self.now = 1000.0
+
+    def _next(self) -> int:
+        self.version += 1
+        return self.version
+
+    def rank(self, rank: int, pid: int) -> Member:
+        target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, libraries=["libcuda"])
+        member = Member(target, rank, "torchrun")
+        self.job.members[pid] = member
+        return member
+
+    def go(self, seconds: float = 0.25, cuda: NDArray[np.void] = NO_LAUNCHES, *, final: bool = False) -> None:
+        self.now += seconds
+        self.side.poll(self.now)
+        self.side.look([self.job], self.candidates, self.now)
+        self.side.work(cuda, self.now, int(self.now * S), final=final)
+
+    def finish(self) -> None:
+        self.side.begin_stop()
+        assert self.side.stopped
+        self.go(final=True)
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeCollector]]:
+    FakeCollector.made, FakeCollector.armed = [], set()
+    FakeCollector.kernels = (
+        "_Z4gemmPfi",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    )
+    monkeypatch.setattr(gpu_module, "Collector", FakeCollector)
+    return FakeCollector.made  # type: ignore[return-value]
+
+
+def second(at: int, correlation: int = 5) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """A second's work: 400 ms of gemm, 200 ms of NCCL of which half is exposed, launched 1 ms before."""
+    gpu = ops(2, start_ns=[at, at + 300 * MS], end_ns=[at + 400 * MS, at + 500 * MS], name=[1, 2])
+    gpu["correlation"] = [correlation, correlation + 1]
+    calls = host(2, kind=HostKind.RUNTIME, tid=7, correlation=gpu["correlation"])
+    calls["start_ns"] = gpu["start_ns"] - MS
+    calls["end_ns"] = calls["start_ns"] + 5 * US
+    return gpu, calls
+
+
+def test_what_a_rank_s_gpu_did_is_stored(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(3, 77)
+    session.go()
+    (collector,) = made
+    for k in range(8):
+        collector.give(*second((1000 + k) * S, 5 + 2 * k))
+        launched = np.zeros(1, LAUNCH)
+        launched["pid"], launched["tid"], launched["call"] = 77, 7, BY_SYMBOL["cudaLaunchKernel"].id
+        launched["ts_ns"] = (1000 + k) * S - MS - 700
+        session.go(1.0, launched)
+    kernels = session.rows["kernel_events"]
+    assert len(kernels) == 16
+    assert {(row["job"], row["run"], row["rank"], row["host"], row["pid"]) for row in kernels} == {("j", 7, 3, "h", 77)}
+    assert [row["name"] for row in kernels[:2]] == ["gemm(float*, int)", made[0].names[2]]
+    assert [(row["issue_latency_ns"], row["launch_probed"]) for row in kernels[:2]] == [(MS + 700, True), (MS, False)]
+    assert len(session.rows["gpu_usage"]) == 3, "windows of the last four seconds may still change"
+    collector.extra = {"cupti_records_dropped": (4, True)}
+    session.finish()
+    usage = session.rows["gpu_usage"]
+    assert [row["ts"].value - OFFSET for row in usage] == [(1000 + k) * S for k in range(8)]
+    first = usage[0]
+    assert (first["busy_ns"], first["compute_ns"], first["communication_ns"]) == (500 * MS, 400 * MS, 200 * MS)
+    assert (first["exposed_communication_ns"], first["overlapped_communication_ns"]) == (100 * MS, 100 * MS)
+    assert usage[-1]["duration_ns"] == 500 * MS
+    counters = session.side.counters()
+    assert counters["gpu_ops"] == (16, False)
+    assert counters["gpu_launch_matched"] == (16, False)
+    assert counters["gpu_launch_probed"] == (8, False)
+    assert counters["gpu_ops_late"] == (0, False)
+    assert counters["cupti_records_dropped"] == (4, True)
+    assert session.side.top_kernels(1) == [("gemm(float*, int)", 8, 8 * 400 * MS)]
+    assert session.side.kernel_ns == 8 * 600 * MS
+    assert session.side.summary(done=True) == ["GPU times: on (1 rank), 16 kernels, 100.00 % matched with their launch"]
+    assert [(row["rank"], row["feature"], row["state"], row["reason"]) for row in session.rows["features"]] == [
+        (3, "gpu_times", "on", "")
+    ]
+    assert collector.closed
+
+
+def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    given = ops(100_000, start_ns=1000 * S, end_ns=1000 * S + 9, correlation=np.arange(100_000) + 1)
+    calls = host(99_999, kind=HostKind.RUNTIME, correlation=np.arange(99_999) + 1, start_ns=1000 * S - 9)
+    made[0].give(given, calls)
+    session.go()
+    session.finish()
+    assert session.side.summary(done=True) == [
+        "GPU times: on (1 rank), 100,000 kernels, 99.99 % matched with their launch"
+    ]
+
+
+def test_other_records_are_stored_and_calls_are_not(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(3, 77)
+    session.go()
+    wait = host(1, kind=HostKind.SYNCHRONIZATION, code=3, start_ns=1000 * S, end_ns=1001 * S)
+    made[0].give(ops(0), np.concatenate([wait, second(1000 * S)[1]]))
+    session.go()
+    (row,) = session.rows["gpu_host_events"]
+    assert (row["rank"], row["kind"], row["name"], row["duration_ns"]) == (
+        3,
+        "synchronization",
+        "stream_synchronize",
+        S,
+    )
+
+
+def test_states_are_told_and_stored_when_they_change(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.rank(1, 78)
+    session.go()
+    for collector in made:
+        collector.state, collector.reason = CollectorState.WAITING, "the process is not armed"
+    session.go()
+    assert not session.side.known(session.now), "the first look may come before the process has begun CUDA"
+    session.go(3)
+    assert session.side.known(session.now)
+    assert session.side.summary() == [f"GPU times: off: {NOT_ARMED}"]
+    made[1].state, made[1].reason = CollectorState.ON, ""
+    session.go()
+    assert session.side.summary() == ["GPU times: on (1 rank)", f"GPU times of rank 0: off: {NOT_ARMED}"]
+    assert [(row["rank"], row["state"]) for row in session.rows["features"]] == [
+        (0, "on"), (1, "on"), (0, "off"), (1, "off"), (1, "on")
+    ]  # fmt: skip
+    made[1].state, made[1].reason = CollectorState.WAITING, "CUPTI is being switched on again"
+    assert not session.side.known(session.now)
+    made[0].state, made[0].reason = CollectorState.IGNORED, "torch.profiler holds CUPTI"
+    made[1].state, made[1].reason = CollectorState.FAILED, "the shared memory is damaged"
+    session.go()
+    assert session.side.summary() == [
+        "GPU times of rank 0: ignored: torch.profiler holds CUPTI",
+        "GPU times of rank 1: failed: the shared memory is damaged",
+    ]
+
+
+def test_what_stays_loaded_is_told_at_the_end(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(2, 77)
+    session.go()
+    session.go()
+    session.side.begin_stop()
+    made[0].reason = "CUPTI stays loaded: no call"
+    session.go(final=True)
+    assert session.side.summary(done=True) == [
+        "GPU times: on (1 rank), 0 kernels",
+        "GPU times of rank 2: off: CUPTI stays loaded: no call",
+    ]
+    assert [(row["state"], row["reason"]) for row in session.rows["features"]][-1] == ("on", made[0].reason)
+
+
+def test_off_touches_nothing(made: list[FakeCollector]) -> None:
+    session = Session("off")
+    session.rank(0, 77)
+    FakeCollector.armed = {5}
+    session.candidates = [SimpleNamespace(pid=5, start_ticks=1, libraries=["libcuda"])]
+    session.go()
+    session.go(3)
+    assert made == []
+    assert session.side.summary() == ["GPU times: off: switched off with --cupti off"]
+    assert session.side.counters() == {}
+    session.finish()
+    assert session.rows["features"][0]["reason"] == "switched off with --cupti off"
+
+
+def test_helpers_of_a_rank_are_left_alone(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.rank(0, 78).rank_source = "parent"
+    session.go()
+    assert [collector.pid for collector in made] == [77]
+
+
+def test_without_launches_nothing_is_matched(made: list[FakeCollector]) -> None:
+    session = Session(options=CuptiOptions(api=False))
+    session.rank(0, 77)
+    session.go()
+    made[0].give(second(1000 * S)[0])
+    session.go()
+    assert [row["issue_latency_ns"] for row in session.rows["kernel_events"]] == [-1, -1]
+    session.finish()
+    assert session.side.summary(done=True) == ["GPU times: on (1 rank), 2 kernels"]
+
+
+def test_a_process_that_ends_gives_its_last_records(made: list[FakeCollector]) -> None:
+    session = Session()
+    member = session.rank(0, 77)
+    session.go()
+    session.go()
+    gpu, _ = second(1000 * S)
+    made[0].give(gpu)  # their calls never come
+    made[0].end("the process ended")
+    session.go()
+    assert len(session.rows["kernel_events"]) == 2, "nobody is waited for that cannot come"
+    member.state = "exited"
+    session.go()
+    session.go()
+    assert len(session.rows["gpu_usage"]) == 1
+    assert made[0].closed
+    assert len(made) == 1
+    session.finish()
+    assert session.side.counters()["gpu_launch_unmatched"] == (2, False)
+    assert session.side.counters()["cupti_records"] == (1, False)
+    assert session.side.summary(done=True)[0].startswith("GPU times: on (1 rank), 2 kernels, 0.00 %")
+    # The same PID again is another process.
+    again = session.rank(0, 77)
+    again.target.start_ticks = 4711
+    session.side._stopping = False
+    session.go()
+    assert len(made) == 2
+
+
+def test_a_collector_that_never_notices_the_end_is_let_go(made: list[FakeCollector]) -> None:
+    session = Session()
+    member = session.rank(0, 77)
+    session.go()
+    made[0].give(*second(1000 * S))
+    member.state = "exited"
+    session.go()
+    assert not made[0].stopped
+    session.go(gpu_module.LINGER_S + 0.1)
+    assert made[0].closed
+    assert len(session.rows["gpu_usage"]) == 1
+
+
+def test_a_process_that_runs_another_program_gets_a_new_collector(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    made[0].give(*second(1000 * S))
+    session.go()
+    made[0].end("the process runs another program now (exec)")
+    session.go(0.2)
+    session.go(0.2)
+    assert len(made) == 1, "not at once: it may be on its way out"
+    FakeCollector.kernels = ("other",)
+    session.go(1.0)
+    session.go(0.2)
+    assert len(made) == 2
+    gpu, calls = second(1002 * S)
+    gpu["name"] = 1
+    made[1].give(gpu, calls)
+    session.go()
+    assert [row["name"] for row in session.rows["kernel_events"]][2:] == ["other", "other"]
+    session.finish()
+    assert session.side.counters()["gpu_ops"] == (4, False)
+    assert session.side.counters()["cupti_records"] == (2, False)
+    assert [row["ts"].value - OFFSET for row in session.rows["gpu_usage"]] == [k * S for k in (1000, 1001, 1002)]
+
+
+def test_an_armed_process_is_woken_before_it_is_a_rank(made: list[FakeCollector]) -> None:
+    session = Session()
+    target: Any = SimpleNamespace(pid=77, start_ticks=770, libraries=["libcuda"])
+    session.candidates = [target, SimpleNamespace(pid=78, start_ticks=1, libraries=["libcuda"])]
+    FakeCollector.armed = {77}
+    session.go()
+    session.go()
+    assert [(collector.pid) for collector in made] == [77, 77], "one to ask, one to keep"
+    assert session.side.callers() == set()
+    made[1].give(*second(1000 * S))
+    session.now += 0.1
+    session.side.poll(session.now)
+    assert session.side.callers() == {77}
+    session.go()
+    assert session.rows["kernel_events"] == []
+    session.candidates = []
+    session.rank(4, 77)
+    session.go()
+    assert [row["rank"] for row in session.rows["kernel_events"]] == [4, 4]
+    assert session.side.callers() == set()
+    assert len(made) == 2
+
+
+def test_operations_of_what_never_was_a_rank_are_counted_as_lost(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, libraries=["libcuda"])]
+    FakeCollector.armed = {77}
+    session.go()
+    made[1].give(*second(1000 * S))
+    made[1].end("the process ended")
+    session.candidates = []
+    session.go()
+    session.go(gpu_module.LINGER_S + 0.1)
+    session.finish()
+    assert session.side.counters()["gpu_ops_without_rank"] == (2, True)
+
+
+def inject_with(monkeypatch: pytest.MonkeyPatch, how: Callable[[int], str], *, cuda: bool = True) -> None:
+    monkeypatch.setattr(gpu_module, "inject", how)
+    monkeypatch.setattr(gpu_module, "maps_cuda", lambda _: cuda)
+
+
+def wait_for(session: Session, condition: Callable[[], bool]) -> None:
+    for _ in range(400):
+        session.go(0.01)
+        if condition():
+            return
+        time.sleep(0.005)
+    pytest.fail("it did not come")
+
+
+def test_injecting_arms_first(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def inject(pid: int) -> str:
+        asked.append(pid)
+        return "injected: it was held for 4 ms"
+
+    inject_with(monkeypatch, inject)
+    session = Session("inject")
+    session.rank(0, 77)
+    session.go()
+    assert made == []
+    wait_for(session, lambda: len(made) == 1)
+    assert asked == [77]
+    assert session.notes == ["process 77: injected: it was held for 4 ms"]
+
+
+def test_what_cannot_be_injected_says_why(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    def inject(pid: int) -> str:
+        raise ArgusError(f"process {pid} is stopped: not injected", "Let it go on")
+
+    inject_with(monkeypatch, inject)
+    session = Session("inject")
+    session.rank(0, 77)
+    session.go()
+    wait_for(session, lambda: session.side.known(session.now))
+    assert session.side.summary() == ["GPU times: failed: process 77 is stopped: not injected. Let it go on"]
+    session.go(5)
+    assert made == []
+    assert len(session.notes) == 1
+
+
+def test_nothing_is_injected_before_cuda_is_there(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    inject_with(monkeypatch, lambda pid: pytest.fail("too early"), cuda=False)
+    session = Session("inject")
+    session.rank(0, 77)
+    for _ in range(5):
+        session.go(1.0)
+    assert made == []
+    session.finish()
+
+
+def test_threads_of_a_namespace_are_read_from_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert host_tids(os.getpid()) == {}, "the same numbers inside and outside"
+    for tid, line in ((500, "NSpid:\t500\t1"), (501, "NSpid:\t501\t9"), (502, "Name:\tx")):
+        (tmp_path / "77" / "task" / str(tid)).mkdir(parents=True)
+        (tmp_path / "77" / "task" / str(tid) / "status").write_text(f"Name:\tx\n{line}\n" if tid != 502 else line)
+    monkeypatch.setattr(gpu_module, "PROC", tmp_path)
+    assert host_tids(77) == {1: 500, 9: 501}
+    assert host_tids(78) == {}
+
+
+def test_every_counter_is_explained_and_its_loss_is_told() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    explained = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > 3:
+            explained.update(dict.fromkeys(cells[1].split(", "), cells[2] == "yes"))
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    found = {**session.side.counters(), **Collector(os.getpid()).counters()}
+    assert len(found) > 20
+    assert {name for name in found if name not in explained} == set()
+    assert {name for name in found if explained[name] != found[name][1]} <= {"cupti_buffers_unfinished"}
+
+
+# ---- for people
+
+
+def a_view(session: Session, **changes: Any) -> View:
+    fields: dict[str, Any] = {
+        "monotonic_ns": int(session.now * S), "elapsed_s": 12.0,
+        "ranks": [RankView("j", 0, 77, "traced", 100.0, 5.0, 3, 3, 20.0)], "kernels": [("by launches", 5)],
+        "gpu": session.side.views(), "gpu_kernels": session.side.top_kernels(8),
+        "gpu_kernel_ns": session.side.kernel_ns, "collectives": [], "launches": 5, "collective_calls": 0, "lost": {},
+        "waiting_bytes": 0, "store_error": "", "cpu_share": 0.01, "ring_fill": 0.0, "notes": [],
+    }  # fmt: skip
+    return View(**{**fields, **changes})
+
+
+def shown(view: View) -> str:
+    console = Console(file=io.StringIO(), width=110, force_terminal=False)
+    console.print(picture(view, 110))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_the_live_view_tells_of_the_gpu(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    assert "gpu" not in plain_line(a_view(session))
+    assert "by launches" in shown(a_view(session))
+    for k in range(12):
+        made[0].give(*second((1000 + k) * S, 5 + 2 * k))
+        session.go(1.0)
+    (view,) = session.side.views()
+    assert (view.busy, view.idle, view.exposed, view.overlapped) == pytest.approx((0.5, 0.5, 0.1, 0.1))
+    assert view.idle_gaps == pytest.approx(1.0)
+    assert view.queue_depth == pytest.approx(0.002)
+    assert view.match_rate == 1.0
+    assert "  gpu 50%  lost" in plain_line(a_view(session))
+    text = shown(a_view(session))
+    assert [line.split() for line in text.splitlines() if " 50% " in line] == [
+        ["│", "0", "50%", "1/s", "10%", "10%", "0.0", "│"]
+    ]
+    (line,) = [line for line in text.splitlines() if "gemm(float*, int)" in line]
+    assert line.split()[3:-1] == ["66.7%", "12", "400.0", "ms"]
+    assert "nothing has ended" not in text
+    assert "nothing has ended on the GPU for 65 s" in shown(a_view(session, monotonic_ns=view.ended_ns + 65 * S))
+
+
+def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.rank(0, 77)
+    session.rank(1, 78)
+    session.go()
+    for collector in made:
+        collector.state, collector.reason = CollectorState.WAITING, "the process is not armed"
+    text = shown(a_view(session))
+    assert text.count("GPU times: off: the process is not armed") == 1
+    assert "top kernels by launches" in text
+
+
+@pytest.mark.parametrize(("ns", "text"), [(950, "950 ns"), (3400, "3.4 µs"), (12_500_000, "12.5 ms"), (5 * S, "5.0 s")])
+def test_spans(ns: float, text: str) -> None:
+    assert span(ns) == text

@@ -1,0 +1,301 @@
+"""The spool: files that hold batches, and loading them: once, in order, past damaged ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from argus.cli.main import main
+from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import spool
+from argus.store.open import Store, open_store, transient
+from argus.store.reader import newest_run, query_columns
+from argus.store.schema import ensure_schema, table_columns
+from argus.store.writer import Writer
+
+from .test_store_writer import EXAMPLE, iterations, launches
+
+HELD = 1_800_000_000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('spool')}/store") as store:
+        ensure_schema(store)
+        yield store
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    with shared.lease() as client:
+        for table in table_columns():
+            client.command(f"TRUNCATE TABLE {table}")
+    return shared
+
+
+def write(folder: Path, batches: list[tuple[str, Any]]) -> None:
+    with Writer(open_store(f"spool://{folder}"), source="test") as writer:
+        for table, rows in batches:
+            writer.append(table, rows)
+            assert writer.flush(), writer.last_error
+
+
+def load(folder: Path, store: Store, **options: Any) -> spool.Loaded:
+    return spool.load(folder, store, progress=lambda done, files: None, **options)
+
+
+def count(store: Store, table: str) -> int:
+    return int(query_columns(store, f"SELECT count() AS n FROM {table}")["n"][0])
+
+
+def test_batches_become_numbered_files_and_come_back(folder: Path) -> None:
+    write(folder, [("iterations", iterations(7)), ("launches", launches(11)), ("iterations", iterations(13))])
+    assert sorted(os.listdir(folder)) == ["000001-iterations.arrow", "000002-launches.arrow", "000003-iterations.arrow"]
+    batches = [spool.read(folder / name) for name in sorted(os.listdir(folder))]
+    assert [batch.rows.num_rows for batch in batches] == [7, 11, 13]
+    assert len({batch.token for batch in batches}) == 3
+    assert batches[1].table == "launches"
+    assert batches[1].rows["handle"].to_pylist() == list(range(11))
+
+
+@pytest.mark.parametrize("table", table_columns())
+def test_every_column_of_every_table_is_loaded(folder: Path, store: Store, table: str) -> None:
+    # Times far in the future: nothing expires while the test runs.
+    given = {
+        name: [HELD * 10**9 if "Date" in c.type else EXAMPLE[c.type][0]] * 3
+        for name, c in table_columns()[table].items()
+    }
+    write(folder, [(table, given)])
+    assert load(folder, store).rows == {table: 3}
+    with Writer(store, source="direct") as writer:
+        writer.append(table, given)
+        assert writer.flush(), writer.last_error
+    names = ", ".join(table_columns()[table])
+    with store.lease() as client:
+        rows = client.query(f"SELECT {names} FROM {table}").result_rows
+    # What went through the spool equals what was written at once.
+    assert len(rows) in (1, 2, 6)  # versioned tables keep one row a key
+    assert all(row == rows[0] for row in rows)
+
+
+def test_loading_twice_stores_once(folder: Path, store: Store) -> None:
+    write(folder, [("iterations", iterations(7)), ("launches", launches(11))])
+    first = load(folder, store)
+    assert (first.files, first.rows) == (2, {"iterations": 7, "launches": 11})
+    again = load(folder, store)
+    assert (again.files, again.known, dict(again.rows)) == (0, 2, {})
+    # Without the journal the store's own memory of tokens serves.
+    (folder / ".loaded").unlink()
+    load(folder, store)
+    assert (count(store, "iterations"), count(store, "launches")) == (7, 11)
+
+
+def test_another_store_gets_everything(folder: Path, store: Store, tmp_path: Path) -> None:
+    write(folder, [("iterations", iterations(7))])
+    load(folder, store)
+    with open_store(f"chdb://{tmp_path}/other") as other:
+        ensure_schema(other)
+        assert load(folder, other).rows == {"iterations": 7}
+    assert load(folder, store).known == 1
+
+
+def test_more_files_than_a_store_remembers_tokens(folder: Path, store: Store) -> None:
+    folder.mkdir()
+    for k in range(1010):
+        rows = pa.table({"job": ["j"], "run": pa.array([k], pa.uint32()), "host": ["h"],
+                         "counter": ["c"], "value": pa.array([k], pa.uint64()), "loss": [False],
+                         "ts": pa.array([HELD], pa.timestamp("s", tz="UTC")).cast(pa.timestamp("ns", tz="UTC")),
+                         "version": pa.array([1], pa.uint64())})  # fmt: skip
+        spool.write(folder, "coverage", f"t/{k}", rows)
+    assert load(folder, store).files == 1010
+    assert load(folder, store).known == 1010
+    assert count(store, "coverage") == 1010
+
+
+def test_remove_deletes_what_is_stored_and_only_that(folder: Path, store: Store) -> None:
+    write(folder, [("iterations", iterations(7)), ("iterations", iterations(3))])
+    (folder / "000002-iterations.arrow").write_bytes(b"nonsense")
+    found = load(folder, store, remove=True)
+    assert len(found.trouble) == 1
+    assert sorted(os.listdir(folder)) == [".loaded", "000002-iterations.arrow"]
+    (folder / "000002-iterations.arrow").unlink()
+    write(folder, [("iterations", iterations(3))])
+    assert load(folder, store, remove=True).rows == {"iterations": 3}
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten", "other", "unknown table", "unknown column"])
+def test_a_damaged_file_is_told_and_others_are_loaded(folder: Path, store: Store, damage: str) -> None:
+    write(folder, [("iterations", iterations(100)), ("iterations", iterations(200)), ("iterations", iterations(300))])
+    file = folder / "000002-iterations.arrow"
+    data = file.read_bytes()
+    if damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    elif damage == "overwritten":
+        file.write_bytes(data[:1000] + os.urandom(1500) + data[2500:])
+    elif damage == "other":
+        with pa.ipc.new_file(str(file), pa.schema([("a", pa.int64())])) as out:
+            out.write_table(pa.table({"a": [1]}))
+    else:
+        batch = spool.read(file)
+        file.unlink()
+        rows = batch.rows.append_column("surprise", pa.array([1] * 200)) if damage == "unknown column" else batch.rows
+        table = "iterations" if damage == "unknown column" else "tomorrow"
+        spool.write(folder, table, batch.token, rows).rename(file)
+    found = load(folder, store)
+    assert found.rows == {"iterations": 400}
+    (line,) = found.trouble
+    assert line.startswith("000002-iterations.arrow")
+    assert "\n" not in line
+
+
+def test_a_spool_is_not_queried(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, [("iterations", iterations(7))])
+    for words in (["sql", "SELECT 1"], ["diagnose"], ["store", "status"], ["store", "init"],
+                  ["store", "load", str(folder)]):  # fmt: skip
+        assert main([*words, "--store", f"spool://{folder}"]) == EXIT_USAGE
+        assert "spool" in capsys.readouterr().err
+    with pytest.raises(ArgusError, match="load it first"):
+        query_columns(open_store(f"spool://{folder}"), "SELECT 1")
+
+
+@pytest.mark.parametrize("url", ["spool://host/a", "spool:///", "spool:///a?b=c", "spool:a"])
+def test_bad_urls(url: str) -> None:
+    with pytest.raises(ArgusError) as wrong:
+        open_store(url)
+    assert wrong.value.exit_code == EXIT_USAGE
+
+
+def test_load_from_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder, [("iterations", iterations(7)), ("launches", launches(11))])
+    url = f"chdb://{tmp_path}/store"
+    assert main(["store", "load", str(folder), "--store", url]) == 0
+    out = capsys.readouterr().out
+    assert "iterations" in out
+    assert "11" in out
+    (folder / "000003-launches.arrow").write_bytes(b"")
+    (folder / "000004-launches.arrow.part").write_bytes(b"")
+    assert main(["store", "load", str(folder), "--store", url]) == EXIT_FAILURE
+    captured = capsys.readouterr()
+    assert "2 were there already" in captured.out
+    assert "not loaded: 000003-launches.arrow" in captured.err
+    assert "1 unfinished" in captured.err
+    assert main(["store", "load", str(tmp_path / "none"), "--store", url]) == EXIT_UNAVAILABLE
+    assert main(["store", "load", str(tmp_path), "--store", url]) == EXIT_UNAVAILABLE
+
+
+def test_two_writers_share_a_folder(folder: Path) -> None:
+    folder.mkdir()
+    rows = pa.table({"a": [1]})
+
+    def fill(who: str) -> None:
+        for k in range(101):
+            spool.write(folder, "coverage", f"{who}/{k}", rows)
+
+    threads = [threading.Thread(target=fill, args=(who,)) for who in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tokens = [spool.read(file).token for file in folder.iterdir()]
+    assert len(tokens) == len(set(tokens)) == 303
+
+
+def test_a_killed_writer_leaves_no_half_file(folder: Path, store: Store) -> None:
+    write(folder, [("iterations", iterations(7))])
+    (folder / "000002-iterations.arrow.part").write_bytes(b"ARROW1")
+    write(folder, [("iterations", iterations(11))])
+    found = load(folder, store)
+    assert (found.unfinished, found.trouble, found.rows) == (1, [], {"iterations": 18})
+
+
+def test_a_full_disk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(open_store(f"spool://{folder}"), source="test")
+    writer.append("iterations", iterations(7))
+    full = True
+
+    def rename(self: Path, target: Path) -> Path:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        os.rename(self, target)
+        return target
+
+    monkeypatch.setattr(Path, "rename", rename)
+    assert not writer.flush(timeout_s=0.2)
+    assert "no space" in writer.trouble
+    assert transient(writer.last_error or AssertionError())
+    assert os.listdir(folder) == []
+    full = False
+    assert writer.flush(timeout_s=5)
+    assert writer.report().written == {"iterations": 7}
+    full = True
+    writer.append("iterations", iterations(5))
+    assert writer.close(timeout_s=0.1).dropped == {"iterations": 5}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        writer = Writer(open_store(f"spool://{disk}"), source="test")
+        noise = np.random.default_rng(1).integers(0, 2**63, 100_000)
+        writer.append("launches", {**launches(100_000), "handle": noise})
+        assert not writer.flush(timeout_s=0.2)
+        assert "no space is left" in writer.trouble
+        assert not list(disk.iterdir())
+        writer.append("iterations", iterations(7))
+        report = writer.close(timeout_s=0.1)
+        assert report.dropped == {"launches": 100_000, "iterations": 7}
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_needs_neither_engine_nor_client(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "for name in ('chdb', 'clickhouse_connect'): sys.modules[name] = None\n"
+        "from argus.store.open import open_store\n"
+        "from argus.store.reader import newest_run\n"
+        "from argus.store.schema import ensure_schema\n"
+        "from argus.store.writer import Writer\n"
+        "import argus.cli.store, argus.cli.main\n"
+        "store = open_store(sys.argv[1])\n"
+        "ensure_schema(store)\n"
+        "assert newest_run(store) == 0\n"
+        "writer = Writer(store, source='t')\n"
+        "writer.start()\n"
+        "writer.append('coverage', {'job': 'j', 'run': 5, 'host': 'h', 'counter': ['c'], 'value': 1, 'loss': False,"
+        " 'ts': [1], 'version': 1})\n"
+        "assert writer.close().written == {'coverage': 1}\n"
+        "sys.exit(argus.cli.main.main(['sql', 'SELECT 1', '--store', sys.argv[1]]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, f"spool://{folder}"], capture_output=True, text=True)
+    assert done.returncode == EXIT_USAGE, done.stderr
+    assert "load it first" in done.stderr
+
+
+def test_the_newest_run_is_known(folder: Path) -> None:
+    job = {"job": "j", "host": "h", "started": [1], "ended": [None], "world_size": 1, "launcher": "",
+           "mono_offset_ns": 0, "argus_version": "", "version": 1}  # fmt: skip
+    write(folder, [("jobs", {**job, "run": 41}), ("jobs", {**job, "run": 23})])
+    assert newest_run(open_store(f"spool://{folder}")) == 41
