@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture import offcpu
-from argus.capture.code import HIDDEN, CodeResolver, PythonFrame
+from argus.capture.code import NO_CHAIN, Chain, CodeResolver
 from argus.capture.python import PythonProcess
 from argus.capture.symbols import NativeFrame, Symbols
 from argus.capture.targets import PROC
@@ -58,28 +58,22 @@ def assemble(
         native: User addresses, leaf first.
         flags: ``STACK.flags``.
     """
-    resolved = resolver.resolve(frames) if resolver is not None else [None] * len(frames)
-    entries, python = [], []
-    for frame, entry in zip(resolved, (frames["firstlineno"] & records.FRAME_ENTRY).tolist(), strict=True):
-        if frame is not HIDDEN:
-            python.append(frame)
-            entries.append(bool(entry))
+    python = resolver.chain(frames) if resolver is not None and len(frames) else NO_CHAIN
     believed, complete = symbols.verified(native) if len(native) else (0, False)
     named = symbols.name(native[:believed]) if believed else []
     # Where in a function is not said; without it most stacks are stacks that were met before.
     named = [replace(frame, offset=0) if frame.function else frame for frame in named]
-    return _merged(tuple(python), tuple(entries), tuple(named), complete, flags)
+    return _merged(python, tuple(named), complete, flags)
 
 
 @lru_cache(maxsize=8192)
 def _merged(
-    python: tuple[PythonFrame | None, ...],
-    entries: tuple[bool, ...],
+    python: Chain,
     native: tuple[NativeFrame, ...],
     complete: bool,
     flags: int,
 ) -> Stack:
-    return merge(python, entries, native, complete, flags, [frame.evaluates for frame in native])
+    return merge(python.frames, python.entries, native, complete, flags, [frame.evaluates for frame in native])
 
 
 def read_blocked(

@@ -170,6 +170,10 @@ def _running(
     while wanted - found.keys():
         final = time.monotonic() >= deadline
         drained = probes.drain(final=final)
+        for pid, code in drained.codes:
+            resolver = by_pid[pid].resolver
+            if resolver is not None:
+                resolver.learn(code)
         raw |= {int(one.head["stack"]): one for one in drained.stacks}
         for row in _newest(drained.counts):
             key = (int(row["pid"]), int(row["tid"]))

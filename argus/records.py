@@ -247,16 +247,29 @@ PYTHON = np.dtype(
         *((name, "<u2") for name in ("code_linetable", "code_adaptive", "code_bytes")),
         *((name, "u1") for name in ("owner_entry", "owner_entry_2", "entry_is_frame", "instr_shift")),
         *((name, "u1") for name in ("code_tag_bits", "major", "minor")),
-        ("reserved", "u1", (5,)),
+        *((name, "u1") for name in ("unicode_ascii", "unicode_compact", "unicode_kind_shift")),
+        ("reserved", "u1", (2,)),
     ],
     align=True,
 )
 """``struct argus_python``: how to walk one process's interpreter."""
 
-FRAME = np.dtype([("code", "<u8"), ("check", "<u8"), ("instruction", "<u4"), ("firstlineno", "<u4")])
+FRAME = np.dtype(
+    [*((name, "<u8") for name in ("code", "check", "content")), ("instruction", "<u4"), ("firstlineno", "<u4")]
+)
 """``struct argus_frame``: one Python frame, leaf first. ``firstlineno`` carries ``FRAME_ENTRY``."""
 FRAME_ENTRY = 0x80000000
 """``FRAME.firstlineno``: C code called in here. Before 3.11 that is true of every frame."""
+
+CODE = np.dtype(
+    [
+        *((name, "<u8") for name in ("code", "check", "content")),
+        *((name, "<u4") for name in ("pid", "table_bytes", "name_bytes", "file_bytes")),
+        ("name", "u1", (256,)),
+        ("file", "u1", (512,)),
+    ]
+)
+"""``struct argus_code``: names of a code object, as objects in memory; its line table follows."""
 
 STACK = np.dtype(
     [
@@ -346,7 +359,9 @@ class StackCounter(enum.IntEnum):
     STACKS_SENT = 16
     OFF_STACKS = 17
     EXECS = 18
-    OFF_CPU_GUESSED = 19
+    CODES_SENT = 19
+    CODES_DROPPED = 20
+    OFF_CPU_GUESSED = 21
 
 
 STACK_LOSS_COUNTERS = frozenset(

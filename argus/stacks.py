@@ -42,10 +42,12 @@ REFRESH_ALL_S = 5.0
 """How often names, mappings, thread states and children of all threads are looked at again."""
 WAITING_S = 2.0
 """A thread that has been off the CPU for so long is told while it waits: one that hangs never comes back."""
-ROWS_S = 1.0
+ROWS_S = 2.0
 """How often counts become rows: a table costs about a millisecond whatever it holds."""
-ENDED_S = 0.5
-"""How long after a process's end its last counts are waited for: they come when a window of the sampler is over."""
+READS_AFTER_END = 2
+"""How often counts are read after a process's end until its last ones have come: they lie in either of two maps."""
+POLL_S = 0.1
+"""How often new stacks are fetched. What their frames are called comes with them, so that there is no hurry."""
 RECENT_S = 5.0
 """What the live view shows."""
 KEPT_STACKS = 100_000
@@ -100,8 +102,10 @@ class _Process:
     awake: set[int] = field(default_factory=set)
     retry: bool = True
     python_since_ns: int = 0
+    folded: set[int] = field(default_factory=set)
+    """Functions that the kernel was told of."""
     ended: bool = False
-    ended_s: float = 0.0
+    ended_reads: int = 0
     drained: bool = False
 
     def counters(self) -> Tally[str]:
@@ -162,6 +166,7 @@ class StackSide:
         self._processes: dict[int, _Process] = {}
         self._ids: dict[int, int] = {}
         self._stacks: dict[int, Stack] = {}
+        self._hot_lines: dict[int, str] = {}
         self._before: tuple[dict[int, int], dict[int, Stack]] = ({}, {})
         self._written: dict[tuple[str, int], set[int]] = {}
         self._counts: list[NDArray[np.void]] = []
@@ -174,7 +179,7 @@ class StackSide:
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
         self._recent: deque[tuple[float, Tally[tuple[str, int]], Tally[str]]] = deque()
-        self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = 0.0
+        self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
 
     # ---- who
 
@@ -222,7 +227,8 @@ class StackSide:
             if process.ended:
                 continue
             if start_ticks(pid) != process.started:
-                process.ended, process.ended_s = True, now  # kept until its last samples are rows
+                # Kept until its last samples are rows.
+                process.ended, process.ended_reads = True, self._probes.reads
             else:
                 wanted.setdefault(pid, (process.job, process.rank))
         for pid, (job, rank) in wanted.items():
@@ -233,7 +239,10 @@ class StackSide:
                 known.program = program
                 self._begin_program(known)
             elif not known.ended and known.retry:
+                before = known.resolver
                 self._find_python(known)
+                if known.resolver is not before:
+                    self._add_target(known)  # the new one is to be told of all code objects
         if now >= self._refresh_due:
             self._refresh_due = now + REFRESH_S
             for process in self._processes.values():
@@ -250,7 +259,7 @@ class StackSide:
             return  # it has ended
         self._processes[pid] = process
         self._find_python(process)  # first, or the first samples would lack their Python stacks
-        self._probes.add_target(pid)
+        self._add_target(process)
         self._refresh(process, all_of_it=True)
 
     def _begin_program(self, process: _Process) -> None:
@@ -266,7 +275,7 @@ class StackSide:
             process.asleep.clear()
             process.retry = True
             self._find_python(process)
-            self._probes.add_target(process.pid)
+            self._add_target(process)
 
     def _find_python(self, process: _Process) -> None:
         """CPython may be loaded late: a launcher execs it, a program embeds it."""
@@ -353,7 +362,8 @@ class StackSide:
         with contextlib.suppress(OSError):
             usage = process.threads.usage(time.monotonic_ns())
             if all_of_it or not process.names.keys() >= set(usage["tid"].tolist()):
-                process.symbols.refresh()
+                if process.symbols.refresh():
+                    self._add_target(process)  # other code may lie where functions were that the kernel was told of
                 process.names.update(process.threads.names())
                 if process.python is not None:
                     self._probes.set_threads(process.pid, process.python.thread_states())
@@ -399,13 +409,20 @@ class StackSide:
         if now >= self._waiting_due or final:
             self._waiting_due = now + WAITING_S
             self._tell_waiting(final=final)
+        if now < self._poll_due and not final:
+            return
+        self._poll_due = now + POLL_S
         self._take(self._probes.drain(final=final))
         for process in self._processes.values():
-            process.drained = process.ended and now - process.ended_s >= ENDED_S
+            process.drained = process.ended and self._probes.reads >= process.ended_reads + READS_AFTER_END
 
     def _take(self, drained: Drained) -> None:
         if len(self._ids) > KEPT_STACKS:
             self._begin_dictionary()
+        for pid, record in drained.codes:
+            process = self._processes.get(pid)
+            if process is not None and process.resolver is not None:
+                process.resolver.learn(record)
         for raw in drained.stacks:
             self._resolve(raw)
         if len(drained.counts):
@@ -418,11 +435,12 @@ class StackSide:
         assert self._probes is not None
         self._before = self._ids, self._stacks  # counts that are under way speak of these
         self._ids, self._stacks = {}, {}
+        self._hot_lines.clear()
         self._written.clear()
         for process in self._processes.values():
             process.asleep.clear()
             if not process.ended:
-                self._probes.add_target(process.pid)  # its stacks get other numbers, and are sent again
+                self._add_target(process)
 
     def _stack(self, number: int) -> Stack | None:
         found = self._stacks.get(number)
@@ -436,8 +454,25 @@ class StackSide:
             self._losses["stacks_without_rank"] += 1
             return
         stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, int(raw.head["flags"]))
+        if len(raw.native):
+            self._fold(process, int(raw.native[0]))
         self._ids[int(raw.head["stack"])] = stack.id
         self._stacks.setdefault(stack.id, stack)
+
+    def _fold(self, process: _Process, leaf: int) -> None:
+        """Lets the kernel know the function that a thread was in, so that it takes all of it for one place."""
+        found = process.symbols.function(leaf)
+        if found is None or found[0] in process.folded or process.ended:
+            return
+        assert self._probes is not None
+        process.folded.add(found[0])
+        self._probes.set_function(process.pid, *found, near=leaf)
+
+    def _add_target(self, process: _Process) -> None:
+        """From now on the process's stacks have other numbers, and are sent again."""
+        assert self._probes is not None
+        process.folded.clear()
+        self._probes.add_target(process.pid)
 
     def _tell_waiting(self, *, final: bool) -> None:
         """Rows for threads that are off the CPU and stay there, a piece at a time."""
@@ -554,9 +589,12 @@ class StackSide:
         off = (counts["what"] & records.WHAT_OFF) != 0
         on = zip(ids[~off].tolist(), ranks[~off].tolist(), counts["count"][~off].tolist(), strict=True)
         for one, rank, count in on:
-            stack = self._stack(one)
-            if stack is not None and stack.frames:
-                lines[(hot_line(stack), rank)] += count
+            line = self._hot_lines.get(one)
+            if line is None:
+                stack = self._stack(one)
+                line = self._hot_lines[one] = hot_line(stack) if stack is not None else ""
+            if line:
+                lines[(line, rank)] += count
         for place in np.flatnonzero(off).tolist():
             waits[reasons[place]] += int(counts["ns"][place])
         self._recent.append((now, lines, waits))

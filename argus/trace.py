@@ -38,11 +38,14 @@ from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
+from argus.stacks import POLL_S as STACKS_POLL_S
 from argus.store.open import Store
 from argus.store.reader import newest_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 
+POLL_S = 0.02
+"""How often the rings are drained while calls are probed."""
 WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
 GROUPS_INTERVAL_S = 1.0
@@ -306,7 +309,7 @@ class Tracer:
     # ---- go on
 
     def poll(self) -> None:
-        """Drains the rings, and, when due, turns records into rows and steps. Call it every 20 to 50 ms."""
+        """Drains the rings, and, when due, turns records into rows and steps. Call it again after ``pace_s``."""
         assert self._roster is not None
         # What ended before the rings are read has nothing left in them afterwards.
         ended = self._roster.leaving()
@@ -336,6 +339,13 @@ class Tracer:
             self._coverage_due = now + COVERAGE_INTERVAL_S
             self._write_coverage()
         self._writer.maybe_flush(now)
+
+    @property
+    def pace_s(self) -> float:
+        """How soon ``poll`` is to be called again."""
+        if self._roster is not None and (self._roster.attached or self.options.children):
+            return POLL_S
+        return STACKS_POLL_S
 
     def done(self) -> bool:
         """Whether every target has ended."""

@@ -2,9 +2,8 @@
  * the native stack. A stack is numbered by a hash and sent once; what recurs is only counted.
  *
  * Compiled with these definitions (argus/capture/stacks.py):
- *   ARGUS_STACK_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
- *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN  entries of the maps
- *   ARGUS_FRAME_STEPS  frames walked: those kept, and entry frames that are no Python frames
+ *   ARGUS_STACK_PAGES, ARGUS_CODE_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
+ *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS  entries of the maps
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
  *   ARGUS_PREV_STATE  1: sched_switch tells the state that a thread goes off in (Linux 5.18)
  *   ARGUS_OFF_CPU_NS  shortest time off the CPU that is counted
@@ -32,7 +31,24 @@ static long (*argus_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void
 #define NEXT_SEARCH_NS 20000000ull    /* of one that had one: C threads get a new one whenever they call Python */
 
 /* What is known of one thread of a traced process. User space reads it (argus/capture/stacks.py, _THREAD). */
-#define LONG_SITES 4
+/* A stack is taken by a row of programs that each go over to the next (tail calls, 33 at most in a row): the verifier
+ * looks at a program as a whole, and at each pass of a loop. begin -> walk, some frames at a time -> finish -> send, some
+ * frames at a time, if it is new. Between them everything is in struct scratch. They run one after another on one CPU,
+ * with interrupts off (sampling) or preemption off (a switch). */
+#define WALK 0
+#define FINISH 1
+#define SEND 2
+#define FRAMES_A_PASS 32
+#define FRAME_STEPS (10 * FRAMES_A_PASS) /* some more than are kept: entry frames are read, and not kept */
+
+#define LONG_SITES 8
+#define FORGET_NS (1ull << 33) /* sites of long ago count less: all are halved when one has so much */
+
+/* A place where a thread has waited for long. */
+struct site {
+	u64 site;
+	u64 ns;
+};
 
 struct thread {
 	u64 off_ns;        /* off the CPU since; 0: on it */
@@ -56,9 +72,9 @@ struct thread {
 	u32 ns_tid;        /* its number in the PID namespace of the process; 0: not asked yet */
 	u32 had_state;
 	u32 unreadable;    /* the last search met memory that could not be read: that it has no state is not known */
-	u32 long_next;     /* of long_sites: the next to be overwritten */
+	u32 sure;          /* bit i: the last wait at long_sites[i] was long */
 	u64 distrusted;    /* thread state under which frames were found that are none: it may be gone */
-	u64 long_sites[LONG_SITES]; /* where it went off for long */
+	struct site long_sites[LONG_SITES]; /* where it was off for the most time (come_back) */
 };
 
 struct target {
@@ -93,7 +109,20 @@ struct scratch {
 	u32 what;          /* ARGUS_WHAT_* and ARGUS_STACK_* as far as they are known */
 	u32 flags;
 	u32 cut;           /* the last search for a thread state was given up */
-	u32 reserved;
+	u32 fresh;         /* head and body hold a stack that is to be sent */
+	u64 now;
+	u64 walked;        /* thread state whose frames are walked; 0: none */
+	u32 walking;
+	u32 sent_frames;   /* whose contents have been looked at */
+	u64 space;         /* of what is known by address: another for each process and program */
+	struct argus_code record;
+	u8 table[ARGUS_CODE_TABLE]; /* behind it: they are sent together */
+};
+
+/* Sixteen bytes of code that lie in one function. */
+struct block {
+	u64 number;        /* address / 16 */
+	u64 space;
 };
 
 BPF_HASH(stack_targets, u32, struct target, 16384);
@@ -104,13 +133,21 @@ BPF_HASH(thread_states, u32, u64, ARGUS_THREADS);
 BPF_HASH(counts_0, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
 BPF_HASH(counts_1, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
 BPF_TABLE("lru_hash", u64, u8, seen, ARGUS_SEEN);
+BPF_TABLE("lru_hash", u64, u8, codes_seen, ARGUS_CODES);
+/* Where the function begins that a block lies in. User space tells it of functions that samples met. */
+BPF_TABLE("lru_hash", struct block, u64, blocks, ARGUS_BLOCKS);
+BPF_ARRAY(blank_threads, struct thread, 1);
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 BPF_PERCPU_ARRAY(stack_counters, u64, ARGUS_SC_COUNT);
 /* [0]: which counting map is written. [1]: 1 once all is to end. */
 BPF_ARRAY(switches, u32, 2);
 
 BPF_RINGBUF_OUTPUT(stacks, ARGUS_STACK_PAGES);
+BPF_RINGBUF_OUTPUT(codes, ARGUS_CODE_PAGES);
 BPF_RINGBUF_OUTPUT(pauses, ARGUS_PAUSE_PAGES);
+
+BPF_PROG_ARRAY(sample_programs, 3);
+BPF_PROG_ARRAY(switch_programs, 3);
 
 INLINE void count(int which)
 {
@@ -145,13 +182,18 @@ INLINE struct thread *thread_of(u32 tgid, u32 tid)
 	struct thread *thread = threads.lookup(&tid);
 	if (thread && thread->pid == tgid)
 		return thread;
-	struct thread fresh = {};
-	fresh.pid = tgid;
-	if (threads.update(&tid, &fresh) != 0) {
+	int zero = 0;
+	struct thread *blank = blank_threads.lookup(&zero);
+	if (!blank)
+		return 0;
+	if (threads.update(&tid, blank) != 0) {
 		count(ARGUS_SC_THREADS_FULL);
 		return 0;
 	}
-	return threads.lookup(&tid);
+	thread = threads.lookup(&tid);
+	if (thread)
+		thread->pid = tgid;
+	return thread;
 }
 
 /* ---- finding the thread state */
@@ -276,23 +318,21 @@ INLINE u64 thread_state(struct scratch *s, struct argus_python *py, struct threa
 #define WALK_CUT 3
 #define WALK_REJECTED 4
 #define WALK_FAULT 5
+#define WALK_NO_PYTHON 6
 
 /* Through memory: all ways out of the loop are one to the verifier. */
 #define END(how) \
 	do { \
 		*(volatile u32 *)&s->result = (how); \
+		*(volatile u32 *)&s->walking = 0; \
 		return; \
 	} while (0)
 
 #define FRAME_OWNED_BY_GENERATOR 1
 
-/* Reads the frames of the thread state in s->thread into s->body, leaf first, and mixes them into s->hash.
- *
- * A frame is believed only if its code object has the type of code objects, its instruction lies inside it, and the chain
- * ends in an entry frame (from 3.11 on): a thread is sampled at any instruction, so a frame may be half built. */
-INLINE void walk_frames(struct scratch *s, struct argus_python *py)
+/* Goes to the leaf of the thread state in s->thread. */
+INLINE void begin_walk(struct scratch *s, struct argus_python *py)
 {
-	s->frames = 0;
 	s->bottom = 0;
 	s->earlier = 0;
 	s->steps = 0;
@@ -303,8 +343,16 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 	}
 	if (!s->address)
 		END(WALK_IDLE);
+	s->walking = 1;
+}
 
-	for (int i = 0; i < ARGUS_FRAME_STEPS; i++) {
+/* Reads some frames into s->body, leaf first, and mixes them into s->hash.
+ *
+ * A frame is believed only if its code object has the type of code objects, its instruction lies inside it, and the chain
+ * ends in an entry frame (from 3.11 on): a thread is sampled at any instruction, so a frame may be half built. */
+INLINE void walk_frames(struct scratch *s, struct argus_python *py)
+{
+	for (int i = 0; i < FRAMES_A_PASS; i++) {
 		u64 bytes = py->frame_bytes;
 		OPAQUE(bytes);
 		if (bytes > 128)
@@ -370,6 +418,7 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 			struct argus_frame *frame = &frames[n];
 			frame->code = code;
 			frame->check = check;
+			frame->content = 0;
 			frame->instruction = instruction;
 			frame->firstlineno = line;
 			u64 hash = mix(mix(mix(s->hash ^ code) ^ check) ^ ((u64)instruction << 32 | line));
@@ -390,7 +439,8 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 		s->earlier ^= (s->earlier ^ previous) & -power;
 		s->address = previous;
 	}
-	END(WALK_CUT);
+	if (s->steps >= FRAME_STEPS)
+		END(WALK_CUT);
 }
 
 /* Whether the thread holds the GIL, and collects garbage. */
@@ -417,45 +467,77 @@ INLINE u32 interpreter_flags(struct argus_python *py, u64 state)
 	return ARGUS_WHAT_GIL;
 }
 
-/* Takes the current thread's stack, and sends it if it is new. s->flags: ARGUS_STACK_* known before. s->what: gets
- * ARGUS_WHAT_GIL and ARGUS_WHAT_GC. Returns the stack's number, never 0. */
-INLINE u64 take_stack(void *ctx, struct scratch *s, struct target *target, struct thread *thread, u64 id, u64 now)
+/* Begins to take the current thread's stack. s->flags: ARGUS_STACK_* known before. s->what: gets ARGUS_WHAT_GIL and
+ * ARGUS_WHAT_GC. s->walking: whether there are frames to be walked. */
+INLINE void begin_stack(struct scratch *s, struct target *target, struct thread *thread, u64 id, u64 now)
 {
 	u32 tgid = id >> 32, tid = (u32)id;
+	s->now = now;
 	s->frames = 0;
-	s->hash = mix(((u64)target->generation << 32 | tgid) + 1);
+	s->fresh = 0;
+	s->walked = 0;
+	s->walking = 0;
+	s->space = (u64)target->generation << 32 | tgid;
+	s->hash = mix(s->space + 1);
+	*(volatile u32 *)&s->result = WALK_NO_PYTHON;
 	struct argus_python *py = pythons.lookup(&tgid);
-	if (py && thread) {
-		u64 state = thread_state(s, py, thread, tid, now);
-		*(volatile u32 *)&s->result = WALK_NO_STATE;
-		if (state) {
-			s->what |= interpreter_flags(py, state);
-			walk_frames(s, py);
-		} else if (thread->unreadable) {
-			*(volatile u32 *)&s->result = WALK_FAULT;
-		}
-		u32 result = *(volatile u32 *)&s->result;
-		if (result == WALK_NO_STATE) {
-			count(ARGUS_SC_NO_THREAD_STATE);
-		} else if (result == WALK_IDLE) {
-			s->flags |= ARGUS_STACK_IDLE_PYTHON;
-		} else if (result == WALK_DONE && !s->frames) { /* nothing but an entry frame */
-			s->flags |= ARGUS_STACK_IDLE_PYTHON;
-		} else if (result == WALK_DONE) {
-			s->flags |= ARGUS_STACK_PYTHON;
-			count(ARGUS_SC_PYTHON);
-		} else if (result == WALK_CUT) {
-			s->flags |= ARGUS_STACK_PYTHON_CUT;
-			count(ARGUS_SC_PYTHON);
-			count(ARGUS_SC_PYTHON_CUT);
-		} else {
-			s->flags |= ARGUS_STACK_PYTHON_REJECTED;
-			thread->distrusted = state;
+	if (!py || !thread)
+		return;
+	*(volatile u32 *)&s->result = WALK_NO_STATE;
+	u64 state = thread_state(s, py, thread, tid, now);
+	if (state) {
+		s->walked = state;
+		s->what |= interpreter_flags(py, state);
+		begin_walk(s, py);
+	} else if (thread->unreadable) {
+		*(volatile u32 *)&s->result = WALK_FAULT;
+	}
+}
+
+/* Walks on. Returns which program comes next. */
+INLINE int walk_on(void)
+{
+	int zero = 0;
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	struct scratch *s = scratches.lookup(&zero);
+	if (!s)
+		return FINISH;
+	struct argus_python *py = pythons.lookup(&tgid);
+	if (py) {
+		walk_frames(s, py);
+	} else {
+		*(volatile u32 *)&s->result = WALK_REJECTED; /* it was removed just now */
+		s->walking = 0;
+	}
+	return *(volatile u32 *)&s->walking ? WALK : FINISH;
+}
+
+/* Ends taking the stack. If it is new, s->fresh is set: it is to be sent (send_stack). Returns its number, never 0. */
+INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64 id)
+{
+	u32 tgid = id >> 32, tid = (u32)id;
+	struct argus_python *py = pythons.lookup(&tgid);
+	u32 result = *(volatile u32 *)&s->result;
+	if (result == WALK_NO_STATE) {
+		count(ARGUS_SC_NO_THREAD_STATE);
+	} else if (result == WALK_IDLE || (result == WALK_DONE && !s->frames)) { /* nothing but an entry frame */
+		s->flags |= ARGUS_STACK_IDLE_PYTHON;
+	} else if (result == WALK_DONE) {
+		s->flags |= ARGUS_STACK_PYTHON;
+		count(ARGUS_SC_PYTHON);
+	} else if (result == WALK_CUT) {
+		s->flags |= ARGUS_STACK_PYTHON_CUT;
+		count(ARGUS_SC_PYTHON);
+		count(ARGUS_SC_PYTHON_CUT);
+	} else if (result != WALK_NO_PYTHON) {
+		s->flags |= ARGUS_STACK_PYTHON_REJECTED;
+		if (thread) {
+			thread->distrusted = s->walked;
 			thread->state = 0;
-			/* Otherwise the rejected frames would number the stack. */
-			s->frames = 0;
-			s->hash = mix(((u64)target->generation << 32 | tgid) + 1);
 		}
+		/* Otherwise the rejected frames would number the stack. */
+		s->frames = 0;
+		s->hash = mix(s->space + 1);
 	}
 
 	u64 n = s->frames;
@@ -470,8 +552,15 @@ INLINE u64 take_stack(void *ctx, struct scratch *s, struct target *target, struc
 	else
 		count(ARGUS_SC_NATIVE_NONE);
 	/* Else most samples would be stacks not seen before. */
-	if (py && addresses && *(u64 *)native >= py->eval_begin && *(u64 *)native < py->eval_end)
-		*(u64 *)native = py->eval_begin;
+	if (addresses) {
+		u64 leaf = *(u64 *)native;
+		struct block block = {.number = leaf >> 4, .space = s->space};
+		u64 *begin = blocks.lookup(&block);
+		if (py && leaf >= py->eval_begin && leaf < py->eval_end)
+			*(u64 *)native = py->eval_begin;
+		else if (begin)
+			*(u64 *)native = *begin;
+	}
 	if (s->flags & ARGUS_STACK_PYTHON_REJECTED) {
 		if (*(volatile u32 *)&s->result != WALK_FAULT)
 			count(ARGUS_SC_PYTHON_REJECTED);
@@ -498,25 +587,148 @@ INLINE u64 take_stack(void *ctx, struct scratch *s, struct target *target, struc
 	if (seen.lookup(&number))
 		return number;
 	s->head.stack = number;
-	s->head.ts_ns = now;
+	s->head.ts_ns = s->now;
 	s->head.pid = tgid;
 	s->head.tid = tid;
 	s->head.python_frames = n;
 	s->head.native_frames = addresses;
 	s->head.flags = s->flags;
 	s->head.reserved = 0;
+	s->fresh = 1;
+	s->sent_frames = 0;
+	return number;
+}
+
+/* ---- sending */
+
+/* Reads an object of up to so many bytes: less where the memory ends behind it. Returns how many. */
+INLINE u64 read_object(u8 *to, u64 size, u64 from)
+{
+	if (!from)
+		return 0;
+	if (read(to, size, from) == 0)
+		return size;
+	u64 rest = -from & 4095; /* of its page */
+	OPAQUE(rest);
+	if (rest > size)
+		return 0;
+	return read(to, rest, from) == 0 ? rest : 0;
+}
+
+#define HASHED_BYTES 96
+
+/* Of an object's size and the end of its bytes, which is what file names and qualified names differ in. mask: 8 less than
+ * the buffer's size, a power of two. */
+INLINE u64 hash_bytes(u8 *object, u64 mask, u64 begin, u64 bytes)
+{
+	u64 end = begin + bytes, hash = mix(bytes + 1);
+	u64 beyond = is_zero((end - (mask + 8)) >> 63); /* it is longer than the buffer */
+	end ^= (end ^ (mask + 8)) & -beyond;
+	u64 tail = (end - HASHED_BYTES) & ~7ull, is_long = is_zero((end - (begin + HASHED_BYTES)) >> 63);
+	u64 at = begin ^ ((begin ^ tail) & -is_long);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i <= HASHED_BYTES / 8; i++) {
+		u64 offset = at + 8 * i, inside = (offset - end) >> 63;
+		hash = mix(hash ^ (AT(u64, object, offset, mask) & -inside));
+	}
+	return hash;
+}
+
+INLINE u64 hash_text(u8 *text, u64 mask, struct argus_python *py)
+{
+	u32 state = *(u32 *)(text + 32) >> (py->unicode_kind_shift & 31);
+	u64 ascii = state >> 4 & 1, begin = py->unicode_compact ^ ((py->unicode_compact ^ py->unicode_ascii) & -ascii);
+	return hash_bytes(text, mask, begin & 0xf8, *(u64 *)(text + 16) * (state & 7)) ^ (state & 31);
+}
+
+/* Finds out which content a frame's code object has, and sends it if that was never met. */
+INLINE void read_content(struct scratch *s, struct argus_python *py, struct argus_frame *frame)
+{
+	u64 size = py->code_bytes;
+	OPAQUE(size);
+	if (size > 256 || read(s->code, size, frame->code) != 0)
+		return;
+	u64 name_at = py->code_qualname, no_qualname = is_zero(name_at ^ ARGUS_NO_OFFSET);
+	name_at ^= (name_at ^ py->code_name) & -no_qualname;
+	u64 table = AT(u64, s->code, py->code_linetable, 255);
+	struct argus_code *record = &s->record;
+	u64 name_bytes = read_object(record->name, ARGUS_CODE_NAME, AT(u64, s->code, name_at, 255));
+	u64 file_bytes = read_object(record->file, ARGUS_CODE_FILE, AT(u64, s->code, py->code_filename, 255));
+	u64 table_bytes = read_object(s->table, 256, table);
+	if (name_bytes < 64 || file_bytes < 64 || table_bytes < 40)
+		return;
+	u64 content = hash_text(record->name, ARGUS_CODE_NAME - 8, py);
+	content = mix(content) ^ hash_text(record->file, ARGUS_CODE_FILE - 8, py);
+	content = mix(content) ^ hash_bytes(s->table, 256 - 8, 32, *(u64 *)(s->table + 16));
+	content += is_zero(content);
+	frame->content = content;
+	u64 number = mix(mix(mix(content ^ s->space) ^ frame->code) ^ frame->check);
+	if (codes_seen.lookup(&number))
+		return;
+	u64 whole = *(u64 *)(s->table + 16) + 33;
+	OPAQUE(whole);
+	if (whole > ARGUS_CODE_TABLE)
+		whole = ARGUS_CODE_TABLE;
+	table_bytes = read(s->table, whole, table) == 0 ? whole : 0;
+	record->code = frame->code;
+	record->check = frame->check;
+	record->content = content;
+	record->pid = s->head.pid;
+	record->name_bytes = name_bytes;
+	record->file_bytes = file_bytes;
+	record->table_bytes = table_bytes;
+	u64 bytes = sizeof(*record) + table_bytes;
+	OPAQUE(bytes);
+	if (bytes > sizeof(*record) + ARGUS_CODE_TABLE)
+		return;
+	if (codes.ringbuf_output(record, bytes, NO_WAKEUP) != 0) {
+		count(ARGUS_SC_CODES_DROPPED);
+		return;
+	}
+	count(ARGUS_SC_CODES_SENT);
+	u8 one = 1;
+	codes_seen.update(&number, &one);
+}
+
+/* Sends the stack that finish_stack found to be new, after what its frames are called. Returns whether there are more
+ * frames to be looked at: then it was not sent yet. */
+INLINE int send_stack(void)
+{
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	if (!s || !s->fresh)
+		return 0;
+	u32 tgid = s->head.pid;
+	struct argus_python *py = pythons.lookup(&tgid);
+	u64 n = s->head.python_frames, addresses = s->head.native_frames;
+	for (int i = 0; py && i < FRAMES_A_PASS; i++) {
+		u64 at = s->sent_frames;
+		OPAQUE(at);
+		if (at >= n || at >= ARGUS_PYTHON_FRAMES)
+			break;
+		s->sent_frames = at + 1;
+		read_content(s, py, (struct argus_frame *)s->body + at);
+	}
+	if (py && s->sent_frames < n)
+		return 1;
+	s->fresh = 0;
+	OPAQUE(n);
+	OPAQUE(addresses);
+	if (n > ARGUS_PYTHON_FRAMES || addresses > ARGUS_NATIVE_FRAMES)
+		return 0;
 	u64 bytes = sizeof(s->head) + n * sizeof(struct argus_frame) + addresses * 8;
 	OPAQUE(bytes);
 	if (bytes > sizeof(s->head) + BODY)
-		return number;
+		return 0;
 	if (stacks.ringbuf_output(s, bytes, NO_WAKEUP) != 0) {
 		count(ARGUS_SC_STACKS_DROPPED);
-		return number;
+		return 0;
 	}
 	count(ARGUS_SC_STACKS_SENT);
+	u64 number = s->head.stack;
 	u8 one = 1;
 	seen.update(&number, &one);
-	return number;
+	return 0;
 }
 
 /* ---- counting */
@@ -663,10 +875,49 @@ int on_sample(struct pt_regs *ctx)
 		s->flags = ARGUS_STACK_KERNEL;
 		s->what = ARGUS_WHAT_KERNEL | entry.call;
 	}
-	u64 stack = take_stack(ctx, s, target, thread, id, now);
+	begin_stack(s, target, thread, id, now);
+	if (s->walking)
+		sample_programs.call(ctx, WALK);
+	sample_programs.call(ctx, FINISH);
+	count(ARGUS_SC_SAMPLES_DROPPED); /* one comes back only if it failed */
+	return 0;
+}
+
+int walk_sampled(struct pt_regs *ctx)
+{
+	if (walk_on() == WALK)
+		sample_programs.call(ctx, WALK);
+	sample_programs.call(ctx, FINISH);
+	count(ARGUS_SC_SAMPLES_DROPPED);
+	return 0;
+}
+
+int finish_sampled(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	if (!s)
+		return 0;
+	struct thread *thread = threads.lookup(&tid);
+	u64 stack = finish_stack(ctx, s, thread, id);
 	if (thread)
-		follow_pause(thread, tid, s->what, stack, now);
-	tally(stack, id, s->what, now, now, 0, 0);
+		follow_pause(thread, tid, s->what, stack, s->now);
+	tally(stack, id, s->what, s->now, s->now, 0, 0);
+	if (s->fresh) {
+		sample_programs.call(ctx, SEND);
+		count(ARGUS_SC_STACKS_DROPPED);
+	}
+	return 0;
+}
+
+int send_sampled(struct pt_regs *ctx)
+{
+	if (send_stack()) {
+		sample_programs.call(ctx, SEND);
+		count(ARGUS_SC_STACKS_DROPPED);
+	}
 	return 0;
 }
 
@@ -706,12 +957,37 @@ int on_exec(void *ctx)
 
 #ifdef ARGUS_TASK_PID
 
-INLINE u64 was_long_at(struct thread *thread, u64 site)
+/* Which of the thread's long_sites this is, as a bit; 0: none. */
+INLINE u32 long_site(struct thread *thread, u64 site)
 {
-	u64 found = 0;
+	u32 found = 0;
 	for (int i = 0; i < LONG_SITES; i++)
-		found |= is_zero(thread->long_sites[i] ^ site);
+		found |= (u32)is_zero(thread->long_sites[i].site ^ site) << i;
 	return found;
+}
+
+/* Remembers the places where a thread was off for the most time: whatever has an eighth of it is among them (Metwally,
+ * Agrawal, El Abbadi 2005, "Space-Saving"). A new one takes the place, and the time, of the least. */
+INLINE void was_long(struct thread *thread, u64 site, u64 ns)
+{
+	u64 place = 0, least = ~0ull >> 1, found = 0;
+	for (u64 i = 0; i < LONG_SITES; i++) {
+		u64 same = is_zero(thread->long_sites[i].site ^ site);
+		u64 value = thread->long_sites[i].ns & (same - 1); /* the same site is less than all others */
+		u64 better = (value - least) >> 63 | same;
+		better &= ~found & 1;
+		place ^= (place ^ i) & -better;
+		least ^= (least ^ value) & -better;
+		found |= same;
+	}
+	struct site *one = &thread->long_sites[place & (LONG_SITES - 1)];
+	one->site = site;
+	one->ns += ns < FORGET_NS ? ns : FORGET_NS;
+	thread->sure |= 1u << (place & (LONG_SITES - 1));
+	if (one->ns < FORGET_NS)
+		return;
+	for (int i = 0; i < LONG_SITES; i++)
+		thread->long_sites[i].ns >>= 1;
 }
 
 INLINE void come_back(struct thread *thread, u32 tid, u64 now)
@@ -728,6 +1004,7 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 now)
 			thread->short_site = thread->off_site;
 			thread->short_ns = now;
 		}
+		thread->sure &= ~long_site(thread, thread->off_site);
 		return;
 	}
 	u64 runqueue_ns = 0;
@@ -740,14 +1017,12 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 now)
 		thread->walk_ns -= ARGUS_WALK_NS / 2; /* not wasted */
 	else
 		count(ARGUS_SC_OFF_CPU_NO_STACK);
-	if (!was_long_at(thread, thread->off_site)) {
-		thread->long_sites[thread->long_next & (LONG_SITES - 1)] = thread->off_site;
-		thread->long_next++;
-	}
+	was_long(thread, thread->off_site, ns);
 	tally(thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, now, ns, runqueue_ns);
 }
 
-INLINE void go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u64 id, u64 now)
+/* Returns whether a stack is to be taken: the first program that does has been run. */
+INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u64 id, u64 now)
 {
 	u32 tgid = id >> 32, tid = (u32)id;
 	u32 state = 0;
@@ -759,15 +1034,15 @@ INLINE void go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u
 	u32 preempted = (ctx->args[0] & 1) || !state;
 	if (!preempted && (state & TASK_DEAD)) {
 		threads.delete(&tid);
-		return;
+		return 0;
 	}
 	struct thread *thread = thread_of(tgid, tid);
 	if (!thread)
-		return;
+		return 0;
 	int zero = 0;
 	struct scratch *s = scratches.lookup(&zero);
 	if (!s)
-		return;
+		return 0;
 	u64 ran_ns = 0;
 	bpf_probe_read_kernel(&ran_ns, sizeof(ran_ns), (void *)(ctx->args[1] + ARGUS_TASK_RAN));
 	if (thread->off_ns) {
@@ -798,9 +1073,10 @@ INLINE void go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u
 	thread->off_stack = 0;
 	/* Whether it will be off for long is not known yet, and a thread may go off 20,000 times a second. A place where it
 	 * was short is passed over for a while; and all wasted stacks together are limited (GCRA, a burst of four). Places
-	 * where it has been off for long before are not passed over, and may waste one more in a row. */
-	u64 due = thread->walk_ns, was_long = was_long_at(thread, site);
-	u64 passed_over = site == thread->short_site && now < thread->short_ns + ARGUS_WALK_NS && !was_long;
+	 * where it has been off for long before are not passed over, and may waste one more in a row. Where it was off for
+	 * long the last time a stack is always taken: that wastes no more than one for each long wait. */
+	u64 due = thread->walk_ns, long_before = long_site(thread, site);
+	u64 passed_over = site == thread->short_site && now < thread->short_ns + ARGUS_WALK_NS && !long_before;
 	/* Collecting garbage may begin and end between two samples, with others on the CPU meanwhile. */
 	u32 flags = 0;
 	if (preempted && thread->state) {
@@ -809,40 +1085,81 @@ INLINE void go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u
 			flags = interpreter_flags(py, thread->state);
 	}
 	u64 begins = (flags & ARGUS_WHAT_GC) && !thread->gc_begin_ns;
-	if (begins || (!passed_over && due < now + (was_long ? 4 : 3) * (ARGUS_WALK_NS / 2))) {
-		thread->off_stack = take_stack(ctx, s, target, thread, id, now);
+	u64 taken = begins || (long_before & thread->sure) ||
+		    (!passed_over && due < now + (long_before ? 4 : 3) * (ARGUS_WALK_NS / 2));
+	thread->off_site = site;
+	thread->off_ns = now;
+	if (taken) {
+		thread->off_what = s->what;
 		thread->walk_ns = (due > now ? due : now) + ARGUS_WALK_NS / 2;
 		count(ARGUS_SC_OFF_STACKS);
-	} else {
-		s->what |= flags;
+		begin_stack(s, target, thread, id, now);
+		return 1;
 	}
-	if (thread->off_stack || preempted)
-		follow_pause(thread, tid, s->what, thread->off_stack, now);
-	thread->off_site = site;
+	s->what |= flags;
+	if (preempted)
+		follow_pause(thread, tid, s->what, 0, now);
 	thread->off_what = s->what;
-	thread->off_ns = now;
+	return 0;
 }
 
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
 	int one = 1;
-	u64 id = bpf_get_current_pid_tgid(), now = 0;
-	if ((u32)id) {
-		u32 tgid = id >> 32;
-		struct target *target = stack_targets.lookup(&tgid);
-		if (target) {
-			now = bpf_ktime_get_ns();
-			go_off(ctx, target, id, now);
-		}
-	}
-	u32 tid = 0;
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32, tid = 0;
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[2] + ARGUS_TASK_PID));
-	if (!tid)
+	struct thread *thread = tid ? threads.lookup(&tid) : 0;
+	struct target *target = (u32)id ? stack_targets.lookup(&tgid) : 0;
+	if (!thread && !target)
 		return 0;
-	struct thread *thread = threads.lookup(&tid);
+	u64 now = bpf_ktime_get_ns();
 	u32 *ended = switches.lookup(&one);
 	if (thread && thread->off_ns && ended && !*ended)
-		come_back(thread, tid, now ? now : bpf_ktime_get_ns());
+		come_back(thread, tid, now);
+	if (target && go_off(ctx, target, id, now)) {
+		int zero = 0;
+		struct scratch *s = scratches.lookup(&zero);
+		if (s && s->walking)
+			switch_programs.call(ctx, WALK);
+		switch_programs.call(ctx, FINISH);
+	}
+	return 0;
+}
+
+int walk_switched(struct bpf_raw_tracepoint_args *ctx)
+{
+	if (walk_on() == WALK)
+		switch_programs.call(ctx, WALK);
+	switch_programs.call(ctx, FINISH);
+	return 0;
+}
+
+int finish_switched(struct bpf_raw_tracepoint_args *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	int zero = 0;
+	struct scratch *s = scratches.lookup(&zero);
+	struct thread *thread = threads.lookup(&tid);
+	if (!s || !thread)
+		return 0;
+	thread->off_stack = finish_stack(ctx, s, thread, id);
+	thread->off_what = s->what;
+	follow_pause(thread, tid, s->what, thread->off_stack, s->now);
+	if (s->fresh) {
+		switch_programs.call(ctx, SEND);
+		count(ARGUS_SC_STACKS_DROPPED); /* one comes back only if it failed */
+	}
+	return 0;
+}
+
+int send_switched(struct bpf_raw_tracepoint_args *ctx)
+{
+	if (send_stack()) {
+		switch_programs.call(ctx, SEND);
+		count(ARGUS_SC_STACKS_DROPPED);
+	}
 	return 0;
 }
 

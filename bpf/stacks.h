@@ -49,17 +49,40 @@ struct argus_python {
 	u8 instr_shift;           /* log2 of the bytes of one unit of an index (3.10: 1) */
 	u8 code_tag_bits;         /* low bits of the code pointer that are no part of it (3.14: 1 or 2 as built) */
 	u8 major, minor;
-	u8 reserved[5];
+	u8 unicode_ascii;         /* in a str: its characters, if all are ASCII */
+	u8 unicode_compact;       /* in a str: its characters, else */
+	u8 unicode_kind_shift;    /* in the state of a str: first bit of its kind; compact and ASCII follow its three bits */
+	u8 reserved[2];
 };
 
 /* One Python frame, leaf first. */
 struct argus_frame {
 	u64 code;                 /* address of the code object */
 	u64 check;                /* of the code object's pointers to its names and tables: tells a reused address */
+	u64 content;              /* of what they point to, at that moment: number of the struct argus_code that has it; 0: it could
+	                           * not be read */
 	u32 instruction;          /* byte offset of the last instruction; -1: none yet */
 	u32 firstlineno;          /* bit 31 (ARGUS_FRAME_ENTRY): C code called in here */
 };
 #define ARGUS_FRAME_ENTRY 0x80000000u /* before 3.11 every frame is one: each call of Python by Python goes through C */
+
+/* What a code object is called and how its lines lie, as read while the thread ran in it: the object may be gone when user
+ * space looks. Ring "codes", before the first stack that names it: this header, then table_bytes of the line table's
+ * object. Objects are as they lie in memory, from their first byte on, and end early where they are longer. */
+#define ARGUS_CODE_NAME 256
+#define ARGUS_CODE_FILE 512
+#define ARGUS_CODE_TABLE 4096
+struct argus_code {
+	u64 code;
+	u64 check;
+	u64 content;
+	u32 pid;
+	u32 table_bytes;
+	u32 name_bytes;           /* how much of each was there */
+	u32 file_bytes;
+	u8 name[ARGUS_CODE_NAME]; /* a str: the qualified name, or before 3.11 the name */
+	u8 file[ARGUS_CODE_FILE]; /* a str */
+};
 
 /* A stack that has not been seen before, or that user space may have missed. Ring "stacks": this header, then
  * python_frames of struct argus_frame, then native_frames of u64, all leaf first. */
@@ -141,6 +164,8 @@ enum argus_stack_counter {
 	ARGUS_SC_STACKS_SENT,          /* stacks written to the ring */
 	ARGUS_SC_OFF_STACKS,           /* stacks taken when a thread went off the CPU, however long it then was */
 	ARGUS_SC_EXECS,                /* traced processes that executed another program: native only until told otherwise */
+	ARGUS_SC_CODES_SENT,           /* code objects written to their ring */
+	ARGUS_SC_CODES_DROPPED,        /* ring of code objects full: user space looks into the process's memory instead */
 	ARGUS_SC_OFF_CPU_GUESSED,      /* of OFF_CPU: the kernel did not tell when it was back; its CPU time says how long ago */
 	ARGUS_SC_COUNT
 };

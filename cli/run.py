@@ -15,7 +15,6 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
 from .options import gpu_share_option, store_option
 
-POLL_S = 0.02
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
 CUPTI_WAIT_MS = 1000
@@ -165,5 +164,5 @@ def _trace(
             for note in notes[told:]:
                 click.echo(f"note: {note}")
             told = len(notes)
-        time.sleep(max(0.0, POLL_S - (time.monotonic() - begun)))
+        time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))
     return sum_up(Console(), tracer, tracer.stop())

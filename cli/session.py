@@ -22,7 +22,6 @@ from argus.trace import Options, Tracer
 
 from .live import picture, plain_line
 
-POLL_S = 0.02
 PLAIN_INTERVAL_S = 5.0
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
@@ -152,7 +151,7 @@ def _watch(
                 if now - shown >= PLAIN_INTERVAL_S:
                     _say(console, plain_line(tracer.view()))
                     shown = now
-            time.sleep(max(0.0, POLL_S - (time.monotonic() - now)))
+            time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - now)))
 
 
 def _all_have(tracer: Tracer, steps: int) -> bool:

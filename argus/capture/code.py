@@ -1,8 +1,10 @@
-"""From a frame's code object to function, file and line, read from the process's memory.
+"""From a frame's code object to function, file and line.
 
-Code objects come and go, and a new one may lie where an old one was, so every frame is checked against what lies there
-now: the pointers of the object's names and tables, its first line and, from 3.12 on, its version number. A frame that
-no longer fits is None, and counted, never guessed.
+Code objects come and go, and a new one may lie where an old one was. So the kernel reads what a frame's code object is
+called while the thread runs in it, and sends it once (``records.CODE``). Where it did not (an object longer than its
+record, a full ring, a stack that was read from outside), the process's memory is read, and every frame is checked
+against what lies there now: the pointers of the object's names and tables, its first line and, from 3.12 on, its
+version number. A frame that no longer fits is None, and counted, never guessed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from argus.capture import python_layouts as layouts
 from argus.capture.python import PythonProcess, check_of, is_hidden, read_memory
-from argus.records import FRAME_ENTRY, NO_OFFSET
+from argus.records import CODE, FRAME_ENTRY, NO_OFFSET
 
 MAX_NAME = 4096
 """Characters of a name that are kept; a longer one ends in "…"."""
@@ -62,6 +64,22 @@ class PythonFrame:
 HIDDEN = PythonFrame("__init__", "__init__", 0)
 """What ``resolve`` gives for CPython's own frame below an inlined ``__init__`` (``python.is_hidden``): to be left out.
 The kernel's walk keeps such frames, ``PythonProcess.walk`` does not."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """The Python frames of a stack, leaf first, without those that are ``HIDDEN``. Equal only to itself.
+
+    Attributes:
+        frames: None: it could not be told.
+        entries: Whether C code called it.
+    """
+
+    frames: tuple[PythonFrame | None, ...]
+    entries: tuple[bool, ...]
+
+
+NO_CHAIN = Chain((), ())
 
 
 class _Code:
@@ -140,6 +158,11 @@ class CodeResolver:
         self._chains: dict[bytes, tuple[list[PythonFrame | None], _Watch]] = {}
         self._watches: dict[tuple[_Code, ...], _Watch | None] = {}
         self._chain_bytes = 0
+        # What the kernel sent, by address and content: as it came, and as it was first asked for.
+        self._sent: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        self._sent_codes: dict[tuple[int, int, int, int], _Code | None] = {}
+        self._sent_chains: dict[bytes, Chain] = {}
+        self._sent_bytes = 0
         self.counters = {"python_frames_unresolved": 0, "python_code_reused": 0}
         fields = [
             (layouts.OBJECT_TYPE, "Q", "type"),
@@ -168,12 +191,54 @@ class CodeResolver:
                 pack = struct.Struct("<" + "".join(kind for _, kind, _ in fields[begin:end])).pack
                 self._groups.append((fields[begin][0], begin, end, pack))
                 begin = end
-        order = [name for *_, name in fields]
+        order = self._order = [name for *_, name in fields]
         self._type, self._first, self._filename, self._name, self._linetable = (
             order.index(name) for name in ("type", "first", "filename", "name", "linetable")
         )
         self._qualname = order.index("qualname") if "qualname" in order else -1
         self._version = order.index("version") if self._versioned else -1
+
+    def learn(self, record: NDArray[np.uint8]) -> None:
+        """Takes what the kernel sent of a code object: one of ``Drained.codes``."""
+        if len(self._sent) >= MAX_CODES:
+            # Frames that speak of them are looked up in memory, until the dictionary of stacks begins anew.
+            self._sent.clear()
+            self._sent_codes.clear()
+        head = record[:24].view("<u8")
+        self._sent[int(head[0]), int(head[2])] = record
+
+    def _sent_code(self, key: tuple[int, int, int, int]) -> _Code | None:
+        """Of address, content, check and first line; None: it was not sent, or not whole."""
+        if key in self._sent_codes:
+            return self._sent_codes[key]
+        record = self._sent.get(key[:2])
+        code = self._sent_codes[key] = None if record is None else self._decode_sent(record, *key[2:])
+        return code
+
+    def _decode_sent(self, record: NDArray[np.uint8], check: int, first: int) -> _Code | None:
+        head = record[: CODE.itemsize].view(CODE)[0]
+        if int(head["check"]) != check:
+            return None
+        named = self._text_of(head["name"][: int(head["name_bytes"])].tobytes())
+        filed = self._text_of(head["file"][: int(head["file_bytes"])].tobytes())
+        line_table = self._bytes_of(record[CODE.itemsize :].tobytes())
+        if named is None or filed is None or line_table is None:
+            return None
+        header = [0] * (len(self._order) + 1)
+        header[self._first], header[-1] = first, check
+        return _Code(tuple(header), named, filed, line_table)
+
+    def _text_of(self, data: bytes) -> str | None:
+        """A str, if its bytes are all there."""
+        string = self._text(data)
+        return None if isinstance(string, int) or string is None else string[0]
+
+    def _bytes_of(self, data: bytes) -> bytes | None:
+        table = self._table
+        if len(data) < table.bytes_data:
+            return None
+        size: int = _I64.unpack_from(data, table.bytes_size)[0]
+        return data[table.bytes_data : table.bytes_data + size] if 0 <= size <= len(data) - table.bytes_data else None
 
     def resolve(self, frames: NDArray[np.void]) -> list[PythonFrame | None]:
         """Names of the frames of one stack.
@@ -185,14 +250,66 @@ class CodeResolver:
             One entry for each, leaf first. ``HIDDEN``: to be left out. None: it could not be told, since the code
             object is gone, another one lies there, or it cannot be read.
         """
+        rows = frames.tolist()
+        found = self._sent_frames(rows)
+        return self._resolve_in_memory(frames.tobytes(), rows) if found is None else found
+
+    def chain(self, frames: NDArray[np.void]) -> Chain:
+        """The frames of one stack. What the kernel told all of is remembered: it can be nothing else.
+
+        Args:
+            frames: As for ``resolve``.
+        """
         key = frames.tobytes()
+        known = self._sent_chains.get(key)
+        if known is not None:
+            return known
+        rows = frames.tolist()
+        found = self._sent_frames(rows)
+        sent = found is not None
+        if found is None:
+            found = self._resolve_in_memory(key, rows)
+        kept = [
+            (frame, bool(row[4] & FRAME_ENTRY)) for frame, row in zip(found, rows, strict=True) if frame is not HIDDEN
+        ]
+        chain = Chain(tuple(frame for frame, _ in kept), tuple(entry for _, entry in kept))
+        if sent:
+            if self._sent_bytes > MAX_CHAIN_BYTES:
+                self._sent_chains.clear()
+                self._sent_bytes = 0
+            self._sent_chains[key] = chain
+            self._sent_bytes += len(key) + 16 * len(kept)
+        return chain
+
+    def _sent_frames(self, rows: list[tuple[int, int, int, int, int]]) -> list[PythonFrame | None] | None:
+        """None: the kernel did not tell what all of them are called."""
+        found: list[PythonFrame | None] = []
+        for address, check, content, instruction, first in rows:
+            code = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
+            if code is None:
+                return None
+            frame = code.frames.get(instruction)
+            if frame is None:
+                frame = code.frames[instruction] = self._sent_frame(code, instruction)
+            found.append(frame)
+        return found
+
+    def _sent_frame(self, code: _Code, instruction: int) -> PythonFrame:
+        if code.function == code.file == HIDDEN.function and not code.header[self._first]:
+            return HIDDEN
+        return PythonFrame(code.function, code.file, self._line(code, instruction))
+
+    def _resolve_in_memory(self, key: bytes, rows: list[tuple[int, int, int, int, int]]) -> list[PythonFrame | None]:
         if (chain := self._chains.get(key)) is not None:
             if chain[1].holds(self._pid):
                 return list(chain[0])
             del self._chains[key]
         current: dict[int, _Code | None] = {}
         found: list[PythonFrame | None] = []
-        for address, check, instruction, first in frames.tolist():
+        for address, check, content, instruction, first in rows:
+            if content and (sent := self._sent_code((address, content, check, first & ~FRAME_ENTRY))) is not None:
+                found.append(self._sent_frame(sent, instruction))
+                continue
             if address in current:
                 code = current[address]
             else:
@@ -295,12 +412,21 @@ class CodeResolver:
 
     def _string(self, address: int) -> tuple[str, bytes] | None:
         """A str of the process, and the object's bytes from its length on."""
-        table = self._table
         data = self._read_some(address, _FIRST_READ)
+        found = self._text(data)
+        if isinstance(found, int):
+            whole = read_memory(self._fd, address, found)
+            found = None if whole is None else self._text(whole)
+        return None if isinstance(found, int) else found
+
+    def _text(self, data: bytes) -> tuple[str, bytes] | int | None:
+        """A str object's text, and its bytes from its length on; how many bytes that takes, if these are too few; None:
+        this is no str."""
+        table = self._table
         if len(data) < table.unicode_compact:
             return None
-        length = _I64.unpack_from(data, table.unicode_length)[0]
-        state = _U32.unpack_from(data, table.unicode_state)[0] >> table.unicode_kind_shift
+        length: int = _I64.unpack_from(data, table.unicode_length)[0]
+        state: int = _U32.unpack_from(data, table.unicode_state)[0] >> table.unicode_kind_shift
         width, compact, ascii_only = state & 7, state >> 3 & 1, state >> 4 & 1
         if not 0 <= length <= MAX_STRING or not compact or width not in (1, 2, 4) or (ascii_only and width != 1):
             return None
@@ -308,10 +434,7 @@ class CodeResolver:
         kept = min(length, MAX_NAME)
         end = begin + kept * width
         if end > len(data):
-            whole = read_memory(self._fd, address, end)
-            if whole is None:
-                return None
-            data = whole
+            return end
         try:
             text = data[begin:end].decode(_CODECS[width], errors="surrogatepass" if width > 1 else "strict")
         except UnicodeDecodeError:  # freed, and other things lie there by now

@@ -286,12 +286,17 @@ class _Headers:
         header = self.sections[section]
         return self.image[int(header["offset"]) : int(header["offset"]) + int(header["size"])]
 
-    def section(self, name: bytes) -> bytes | None:
-        """What the section of this name holds, or None where there is none."""
+    def index(self, name: bytes) -> int | None:
+        """The number of the section of this name, or None where there is none."""
         for index, at in enumerate(self.sections["name"].tolist()):
             if self._names.startswith(name + b"\0", at):
-                return self.data(index)
+                return index
         return None
+
+    def section(self, name: bytes) -> bytes | None:
+        """What the section of this name holds, or None where there is none."""
+        index = self.index(name)
+        return None if index is None else self.data(index)
 
     def build_id(self) -> str:
         """The GNU build id in hexadecimal, from the notes; empty: none."""
@@ -378,6 +383,8 @@ class FunctionTable:
 
     def __init__(self, file: str | Path | bytes, shown_path: str = "", roots: Collection[str] = ("",)) -> None:
         self.debug_file = ""
+        self._unwound = np.empty((2, 0), np.uint64)
+        """Begins and ends of functions that unwind tables tell, without names, where symbols are few."""
         with _open_image(file) as image:
             headers = _Headers(image, shown_path or "the image")
             try:
@@ -389,6 +396,7 @@ class FunctionTable:
                 sources = _columns(headers)
                 if not _has_local(headers):
                     sources += self._more(headers, shown_path, roots)
+                    self._unwound = _unwound(headers)
             except (ValueError, IndexError, OverflowError) as reason:
                 raise NotElf(f"{shown_path or 'the image'} is damaged: {reason}") from reason
         self._join(sources)
@@ -452,7 +460,7 @@ class FunctionTable:
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        columns = (self._start, self._end, self._name, self._source, self._reach)
+        columns = (self._start, self._end, self._name, self._source, self._reach, self._unwound)
         return sum(c.nbytes for c in columns if c is not None) + sum(names.nbytes for names in self._names)
 
     def virtual(self, file_offset: int) -> int | None:
@@ -470,6 +478,22 @@ class FunctionTable:
         while at >= 0 and self._end[at] <= wanted:
             at = at - 1 if self._reach is not None and self._reach[at] > wanted else -1
         return at if at >= 0 else None
+
+    def bounds(self, address: int) -> tuple[int, int] | None:
+        """Begin and end of the function that a virtual address is in, named or not; None: not known, or another begins
+        inside it."""
+        at = self.find(address)
+        if at is not None:
+            begin, end = int(self._start[at]), int(self._end[at])
+            return None if at + 1 < len(self._start) and self._start[at + 1] < end else (begin, end)
+        begins, ends = self._unwound
+        at = int(begins.searchsorted(np.uint64(address), "right")) - 1
+        if at < 0 or ends[at] <= address:
+            return None
+        # Where a symbol covers a part of it, that part is another function.
+        begin, end = int(begins[at]), int(ends[at])
+        near = slice(int(self._start.searchsorted(np.uint64(begin))), int(self._start.searchsorted(np.uint64(end))))
+        return None if near.stop > near.start or self.find(begin) is not None else (begin, end)
 
     def name(self, function: int) -> str:
         """The symbol, as the file has it, without a version (``@GLIBC_…``)."""
@@ -498,6 +522,32 @@ def _checksum(image: _Image) -> int:
     for at in range(0, len(image), _STRINGS_IN_MEMORY):
         checksum = zlib.crc32(image[at : at + _STRINGS_IN_MEMORY], checksum)
     return checksum
+
+
+_FRAME_HEADER = bytes((1, 0x1B, 0x03, 0x3B))
+"""Version 1, and the encodings that linkers write: DW_EH_PE_pcrel|sdata4, udata4, datarel|sdata4."""
+
+
+def _unwound(headers: _Headers) -> NDArray[np.uint64]:
+    """Begins and ends of all functions, shape (2, n), by ``.eh_frame_hdr`` and ``.eh_frame`` (Linux Standard Base,
+    Core, chapter "Exception Frames"). Those whose two tables disagree are left out."""
+    nothing = np.empty((2, 0), np.uint64)
+    places = [headers.index(name) for name in (b".eh_frame_hdr", b".eh_frame")]
+    if places[0] is None or places[1] is None:
+        return nothing
+    table, frames = headers.data(places[0]), headers.data(places[1])
+    table_at, frames_at = (int(headers.sections["address"][place]) for place in places)
+    if not table.startswith(_FRAME_HEADER) or len(table) < 12:
+        return nothing
+    count = min(int(np.frombuffer(table, "<u4", 1, 8)[0]), (len(table) - 12) // 8)
+    rows = np.frombuffer(table, "<i4", 2 * count, 12).reshape(-1, 2).astype(np.int64)
+    begin, at = rows[:, 0] + table_at, rows[:, 1] + table_at - frames_at
+    inside = (at >= 0) & (at + 16 <= len(frames))
+    begin, at = begin[inside], at[inside]
+    # A frame description: its length, its CIE, where the function begins (relative to that place), and how long it is.
+    words = np.frombuffer(frames, np.uint8)[(at + 8)[:, None] + np.arange(8)].copy().view("<i4").astype(np.int64)
+    same = (words[:, 0] + frames_at + at + 8 == begin) & (words[:, 1] > 0)
+    return np.stack([begin[same], (begin + words[:, 1])[same]]).astype(np.uint64)
 
 
 def _has_local(headers: _Headers) -> bool:

@@ -209,7 +209,10 @@ def _stacks() -> State:
         loaded = time.monotonic() - began
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
-            for raw in probes.drain().stacks:
+            drained = probes.drain()
+            for _, code in drained.codes:
+                resolver.learn(code)
+            for raw in drained.stacks:
                 if any(frame is not None and frame.function == "_stacks" for frame in resolver.resolve(raw.frames)):
                     version = ".".join(map(str, interpreter.version[:2]))
                     off_cpu = probes.state["off-cpu"]

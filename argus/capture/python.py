@@ -583,7 +583,7 @@ class PythonProcess:
 
     def _walk(self, frame: int) -> NDArray[np.void] | None:
         f = self._fields
-        rows: list[tuple[int, int, int, int]] = []
+        rows: list[tuple[int, int, int, int, int]] = []
         has_owner = f["frame_owner"] != NO_OFFSET
         owners = (f["owner_entry"], f["owner_entry_2"])
         entry = True
@@ -597,19 +597,19 @@ class PythonProcess:
             frame = _U64.unpack_from(data, f["frame_previous"])[0]
             if entry and not f["entry_is_frame"]:
                 if rows:
-                    rows[-1] = (*rows[-1][:3], rows[-1][3] | FRAME_ENTRY)
+                    rows[-1] = (*rows[-1][:4], rows[-1][4] | FRAME_ENTRY)
                 continue
             row = self._code(data)
             if row is None:
                 return None
             if row[1] != -1:
-                rows.append((*row[:3], row[3] | (FRAME_ENTRY if entry else 0)))
+                rows.append((*row[:4], row[4] | (FRAME_ENTRY if entry else 0)))
         # A stack that does not end in a frame that C code called in was cut: a generator that is being linked (3.12).
         if frame or (rows and has_owner and not entry):
             return None
         return np.array(rows, FRAME)
 
-    def _code(self, frame: bytes) -> tuple[int, int, int, int] | None:
+    def _code(self, frame: bytes) -> tuple[int, int, int, int, int] | None:
         """``FRAME`` of a frame's bytes; None: it holds no code object. A check of -1: to be left out."""
         f = self._fields
         tag = (1 << f["code_tag_bits"]) - 1
@@ -622,7 +622,7 @@ class PythonProcess:
         qualname = 0 if f["code_qualname"] == NO_OFFSET else _U64.unpack_from(data, f["code_qualname"])[0]
         first = _U32.unpack_from(data, f["code_firstlineno"])[0] & ~FRAME_ENTRY
         if is_hidden(name, qualname, filename, first):
-            return code, -1, 0, 0
+            return code, -1, 0, 0, 0
         limit = 1 << 31
         if f["code_adaptive"] == NO_OFFSET:
             instruction = _I32.unpack_from(frame, f["frame_instr"])[0] << f["instr_shift"]
@@ -632,7 +632,7 @@ class PythonProcess:
             limit = min(2 * _U64.unpack_from(data, layouts.OBJECT_SIZE)[0], limit)
         if not -2 <= instruction < limit:
             return None
-        return code, check_of(name, qualname, filename, linetable), max(instruction, -1) & 0xFFFFFFFF, first
+        return code, check_of(name, qualname, filename, linetable), 0, max(instruction, -1) & 0xFFFFFFFF, first
 
     def collections(self) -> tuple[int, ...] | None:
         """How many times garbage was collected since the start: generation 0, 1, 2. None: unknown."""

@@ -55,11 +55,16 @@ WALK_NS = 10_000_000
 same place. Stacks at any place that prove useless are limited to twice this rate."""
 STACK_RING_BYTES = 4 << 20
 """Room for some 4,000 stacks of 40 Python frames."""
+CODE_RING_BYTES = 4 << 20
+"""Room for some 4,000 code objects: those that a large job met in its first second."""
 PAUSE_RING_BYTES = 64 << 10
-FRAME_STEPS = (320, 128)
-"""How many frames a walk reads: the first of these that the kernel's verifier accepts. Some more than are kept, since
-entry frames are read and not kept; a stack that is deeper is cut, and says so."""
 SEEN_ENTRIES = 65_536
+CODE_ENTRIES = 32_768
+BLOCK_ENTRIES = 131_072
+"""Sixteen bytes of code each: the hottest 2 MiB of all traced processes."""
+_BLOCK_BYTES = 16
+_MAX_BLOCKS = 4096
+"""Of one function: one that is longer is folded around the place where it was met."""
 THREAD_ENTRIES = 32_768
 
 # enum bpf_cmd and ioctls of include/uapi/linux/bpf.h and perf_event.h.
@@ -86,9 +91,9 @@ _THREAD = np.dtype(
         ),
         *((name, "<u8") for name in ("short_ns", "state", "search_ns", "sample_ns")),
         *((name, "<u8") for name in ("gc_begin_ns", "gc_end_ns", "gc_before_ns", "gc_stack")),
-        *((name, "<u4") for name in ("off_what", "pid", "ns_tid", "had_state", "unreadable", "long_next")),
+        *((name, "<u4") for name in ("off_what", "pid", "ns_tid", "had_state", "unreadable", "sure")),
         ("distrusted", "<u8"),
-        ("long_sites", "<u8", (4,)),
+        ("long_sites", "<u8", (8, 2)),
     ]
 )
 """``struct thread`` of bpf/stacks.bpf.c."""
@@ -120,25 +125,21 @@ class Drained:
         counts: ``records.STACK_COUNT``, one row per (stack, thread, what) of the window that ended; empty between
             windows.
         stacks: Those that are new. A stack arrives with, or before, the first row that counts it.
+        codes: What their code objects are called, those that are new: process, and what ``CodeResolver.learn`` takes. A
+            code object arrives with, or before, the first stack that names it.
         pauses: ``records.PAUSE``.
     """
 
     counts: NDArray[np.void]
     stacks: list[RawStack]
+    codes: list[tuple[int, NDArray[np.uint8]]]
     pauses: NDArray[np.void]
-
-
-class _TooLarge(ArgusError):
-    """The verifier finds a program too large to look at."""
 
 
 def _refusal(what: str, said: str, reason: Exception) -> ArgusError:
     """Why a program does not load. The verifier's refusal is EACCES too, but no matter of permission."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     verdict = next((i for i, line in enumerate(lines) if line.startswith("processed ") and "insns" in line), None)
-    text = f"{said}\n{reason}"
-    if "too large" in text or "too complex" in text or "Argument list too long" in text:
-        return _TooLarge(f"cannot {what}: it is too large for this kernel's verifier", "", EXIT_UNAVAILABLE)
     if verdict:
         return ArgusError(f"cannot {what}: the verifier refuses it: {lines[verdict - 1]}", "", EXIT_UNAVAILABLE)
     return _load_failure(what, said, reason)
@@ -277,12 +278,12 @@ class StackProbes:
         stack_ring_bytes: Room for new stacks: a power of two.
         walk_ns: see ``WALK_NS``.
         btf_path: The kernel's types.
-        frame_steps: see ``FRAME_STEPS``.
         swap_ns: see ``SWAP_NS``.
 
     Attributes:
         state: "sampling" and "off-cpu": "on", "off: why" or "failed: why".
         period_ns: Time that one sample stands for.
+        reads: How often counts were read. Two reads after a thread has ended, nothing of it is left in the kernel.
 
     Raises:
         ArgusError: Neither samples nor times off the CPU can be had.
@@ -297,7 +298,6 @@ class StackProbes:
         stack_ring_bytes: int = STACK_RING_BYTES,
         walk_ns: int = WALK_NS,
         btf_path: Path = btf.VMLINUX,
-        frame_steps: tuple[int, ...] = FRAME_STEPS,
         swap_ns: int = SWAP_NS,
     ) -> None:
         if kernel_version() < MINIMUM_KERNEL:
@@ -318,31 +318,27 @@ class StackProbes:
         counts = min(counts, 1 << 17)
         definitions = {
             "ARGUS_STACK_PAGES": stack_ring_bytes // _BCC_PAGE,
+            "ARGUS_CODE_PAGES": CODE_RING_BYTES // _BCC_PAGE,
             "ARGUS_PAUSE_PAGES": PAUSE_RING_BYTES // _BCC_PAGE,
             "ARGUS_COUNTS": counts,
             "ARGUS_THREADS": THREAD_ENTRIES,
             "ARGUS_SEEN": SEEN_ENTRIES,
+            "ARGUS_CODES": CODE_ENTRIES,
+            "ARGUS_BLOCKS": BLOCK_ENTRIES,
             "ARGUS_OFF_CPU_NS": f"{off_cpu_ns or 0}ull",
             "ARGUS_WALK_NS": f"{walk_ns}ull",
             **types,
         }
-        for steps in frame_steps:
-            self._bpf = self._compile({**definitions, "ARGUS_FRAME_STEPS": steps})
-            try:
-                self._load(rate_hz, off_cpu_ns, cpus, no_types)
-                self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
-                self._pauses = Ring(self._map_fd("pauses"), PAUSE_RING_BYTES, records.PAUSE)
-                break
-            except _TooLarge as reason:
-                self._detach()
-                self._bpf.cleanup()
-                if steps == frame_steps[-1]:
-                    raise ArgusError(reason.message, reason.hint, reason.exit_code) from reason
-            except BaseException:
-                self._detach()
-                self._bpf.cleanup()
-                raise
-        self.frame_steps = steps
+        self._bpf = self._compile(definitions)
+        try:
+            self._load(rate_hz, off_cpu_ns, cpus, no_types)
+            self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
+            self._codes = VariableRing(self._map_fd("codes"), CODE_RING_BYTES)
+            self._pauses = Ring(self._map_fd("pauses"), PAUSE_RING_BYTES, records.PAUSE)
+        except BaseException:
+            self._detach()
+            self._bpf.cleanup()
+            raise
         value_bytes = records.STACK_COUNT.itemsize - _KEY_BYTES
         self._counts = [_Table(self._map_fd(f"counts_{i}"), counts, _KEY_BYTES, value_bytes) for i in (0, 1)]
         self._threads = _Table(self._map_fd("threads"), THREAD_ENTRIES, 4, _THREAD.itemsize)
@@ -350,6 +346,8 @@ class StackProbes:
         self._swapped_ns = time.monotonic_ns()
         self._unread = False
         """Whether the map that is not written may hold rows."""
+        self.reads = 0
+        self._generations: dict[int, int] = {}
         self._generation = 0
         self._told: dict[int, dict[int, int]] = {}
         self._with_python: set[int] = set()
@@ -390,10 +388,9 @@ class StackProbes:
             self.state["off-cpu"] = no_types or "on"
             if not no_types:
                 try:
+                    self._load_row("switch_programs", "switched", self._module.BPF.RAW_TRACEPOINT)
                     self._attach_tracepoint("sched_switch", "on_switch")
                     self._attach_tracepoint("sched_wakeup", "on_wakeup")
-                except _TooLarge:
-                    raise
                 except ArgusError as reason:
                     failure = reason
                     self._detach()
@@ -402,8 +399,6 @@ class StackProbes:
             try:
                 self._sample(cpus)
                 self.state["sampling"] = "on"
-            except _TooLarge:
-                raise
             except ArgusError as reason:
                 failure = reason
                 self.state["sampling"] = f"failed: {reason.message}"
@@ -422,12 +417,22 @@ class StackProbes:
             except Exception as reason:
                 raise _refusal(f"follow {tracepoint}", said(), reason) from reason
 
-    def _sample(self, cpus: list[int]) -> None:
+    def _load_program(self, name: str, kind: int) -> int:
         with _quiet_stderr() as said:
             try:
-                program = self._bpf.load_func(b"on_sample", self._module.BPF.PERF_EVENT).fd
+                return int(self._bpf.load_func(name.encode(), kind).fd)
             except Exception as reason:
-                raise _refusal("load the sampling program", said(), reason) from reason
+                raise _refusal(f"load the program {name}", said(), reason) from reason
+
+    def _load_row(self, table: str, ending: str, kind: int) -> None:
+        """The programs that take a stack, each of which goes over to the next."""
+        for place, step in enumerate(("walk", "finish", "send")):
+            fd = self._load_program(f"{step}_{ending}", kind)
+            self._bpf[table.encode()][ctypes.c_int(place)] = ctypes.c_int(fd)
+
+    def _sample(self, cpus: list[int]) -> None:
+        self._load_row("sample_programs", "sampled", self._module.BPF.PERF_EVENT)
+        program = self._load_program("on_sample", self._module.BPF.PERF_EVENT)
         for cpu in cpus:
             try:
                 self._events.append(self._open_event(cpu, program))
@@ -475,6 +480,26 @@ class StackProbes:
         self._generation += 1
         table = self._bpf[b"stack_targets"]
         table[ctypes.c_uint32(pid)] = table.Leaf(0, self._generation)
+        self._generations[pid] = self._generation
+
+    def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
+        """Tells where a function of a process lies: where in it a thread is no longer makes stacks different. Holds
+        until the next ``add_target``.
+
+        Args:
+            pid: The process.
+            begin, end: Addresses. Nothing of another function may lie between.
+            near: Where it was met.
+        """
+        first, last = -(-begin // _BLOCK_BYTES), end // _BLOCK_BYTES
+        first = max(first, min(near // _BLOCK_BYTES - _MAX_BLOCKS // 2, last - _MAX_BLOCKS))
+        last = min(last, first + _MAX_BLOCKS)
+        if first >= last or pid not in self._generations:
+            return
+        keys = np.empty((last - first, 2), "<u8")
+        keys[:, 0] = np.arange(first, last, dtype=np.uint64)
+        keys[:, 1] = self._generations[pid] << 32 | pid
+        _update(self._map_fd("blocks"), keys, np.full(last - first, begin, "<u8"))
 
     def set_python(self, pid: int, layout: NDArray[np.void]) -> None:
         """Takes Python stacks of a process too. Before ``add_target``, or its first samples have none.
@@ -523,6 +548,7 @@ class StackProbes:
             with contextlib.suppress(KeyError):
                 del self._bpf[name][ctypes.c_uint32(pid)]
         self._with_python.discard(pid)
+        self._generations.pop(pid, None)
         self._forget_states(self._told.pop(pid, {}).keys() | set())
         table = self._bpf[b"threads"]
         rows = self._thread_rows()
@@ -567,7 +593,9 @@ class StackProbes:
                 self._unread = True
         # Counts first: a stack is sent before it is counted.
         rows = np.concatenate(counts) if counts else _NO_COUNTS
-        return Drained(rows, [self._stack(record) for record in self._stacks.drain()], self._pauses.drain())
+        # Stacks first: what its frames are called is sent before it.
+        stacks = [self._stack(record) for record in self._stacks.drain()]
+        return Drained(rows, stacks, [self._code(record) for record in self._codes.drain()], self._pauses.drain())
 
     def _stop(self) -> None:
         for event in self._events:
@@ -577,12 +605,17 @@ class StackProbes:
         time.sleep(GRACE_NS / 1e9)
 
     def _read_counts(self, which: int) -> NDArray[np.void]:
+        self.reads += 1
         keys, values = self._counts[which].read(delete=True)
         rows = np.empty(len(keys), records.STACK_COUNT)
         raw = rows.view(np.uint8).reshape(len(keys), records.STACK_COUNT.itemsize)
         raw[:, :_KEY_BYTES] = keys
         raw[:, _KEY_BYTES:] = values
         return rows
+
+    @staticmethod
+    def _code(record: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
+        return int(record[: records.CODE.itemsize].view(records.CODE)["pid"][0]), record
 
     @staticmethod
     def _stack(record: NDArray[np.uint8]) -> RawStack:
@@ -644,5 +677,6 @@ class StackProbes:
         """Takes the programs away and frees the maps."""
         self._detach()
         self._stacks.close()
+        self._codes.close()
         self._pauses.close()
         self._bpf.cleanup()

@@ -69,8 +69,9 @@ class NativeFrame:
         function: Its name as people read it; empty: no symbol covers the address.
         module: The file, as the process sees it; or ``[vdso]``, ``[jit]`` (named by a perf map), ``[anon]`` (executable
             memory that no file holds), ``[unmapped]``.
-        offset: Of the address in the file or the vdso; in the function (jit), in its memory (``[anon]``). Of a return
-            address it is that of the byte before, which belongs to the call. 0 for what is not mapped.
+        offset: Of the address in the file or the vdso, or of its function where unwind tables tell it without a name;
+            in the function (jit), in its memory (``[anon]``). Of a return address it is that of the byte before, which
+            belongs to the call. 0 for what is not mapped.
         build_id: Of the file, hexadecimal; empty: it has none.
         kind: ``native``, ``jit`` or ``vdso``.
     """
@@ -185,6 +186,7 @@ class Symbols:
         self._known: dict[int, NativeFrame] = {}
         self._calls: dict[int, bool] = {}
         self._read_ns = 0
+        self._unmapped = 0
         self.counters = {
             "native_files_unreadable": 0,
             "native_addresses_unmapped": 0,
@@ -204,10 +206,16 @@ class Symbols:
             self.close()
             raise
 
-    def refresh(self) -> None:
-        """Reads again what is mapped, and what was added to the perf map."""
+    def refresh(self) -> bool:
+        """Reads again what is mapped, and what was added to the perf map.
+
+        Returns:
+            Whether code is no longer where it was.
+        """
+        before = self._unmapped
         with contextlib.suppress(OSError):  # it ended: what was read stays
             self._read_maps()
+        return self._unmapped != before
 
     def _read_maps(self) -> bool:
         fd = os.open("maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
@@ -231,7 +239,9 @@ class Symbols:
     def _take(self, rows: list[tuple[bytes, ...]]) -> None:
         old = self._regions
         self._regions = {row: old.get(row) or self._region(row) for row in rows}
-        self._forget(region for row, region in old.items() if row not in self._regions)
+        gone = [region for row, region in old.items() if row not in self._regions]
+        self._unmapped += bool(gone)
+        self._forget(gone)
         self._by_start = sorted(self._regions.values(), key=lambda region: region.start)
         self._starts = [region.start for region in self._by_start]
 
@@ -267,6 +277,19 @@ class Symbols:
         looked = np.array(addresses, np.uint64)
         looked[1:] -= np.uint64(1)
         return self._frames(looked.tolist())
+
+    def function(self, address: int) -> tuple[int, int] | None:
+        """Begin and end of the function that an address is in, where nothing else lies between; None: not known."""
+        region = self._at(address)
+        if region is None or region.key is None:
+            return None
+        table = self._table(region)
+        shift = address - region.start + region.offset
+        virtual = None if table is None else table.virtual(shift)
+        if table is None or virtual is None or (bounds := table.bounds(virtual)) is None:
+            return None
+        begin, end = (address - virtual + bound for bound in bounds)
+        return (begin, end) if region.start <= begin and end <= region.end else None
 
     def _frames(self, addresses: list[int]) -> list[NativeFrame]:
         known = self._known
@@ -306,6 +329,8 @@ class Symbols:
             virtual = table.virtual(offset)
             function = None if virtual is None else table.find(virtual)
             name = "" if function is None else readable(table.name(function))
+            if function is None and virtual is not None and (bounds := table.bounds(virtual)) is not None:
+                offset -= virtual - bounds[0]
             return NativeFrame(name, region.module, offset, table.build_id, "vdso" if vdso else "native")
         if self._perf_map is not None and _may_be_jit(region):
             if self._perf_map.refresh():

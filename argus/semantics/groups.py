@@ -272,14 +272,16 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
             # Which calls a synchronise follows: tells equal buckets of one step apart, whose ends are the same.
             uneven = float(np.mean((np.diff(end_a) != 0) != (np.diff(end_b) != 0)))
             broken = np.mean((ts_b > end_a + SLACK_NS) | (ts_a > end_b + SLACK_NS))
+            least_uneven = min(least_uneven, uneven)
+            # Most offsets end here; what follows costs the most.
+            if broken > VIOLATIONS:
+                continue
             # Who comes last waits for nobody, and so never more than the others. This unmasks a rank whose own CPU
             # holds it up by most of a step: its ends are late as well, nearest to those of the others' next step.
             waited_a, stretch = _waited(blocked_a, ts_a, end_a)
             waited_b, _ = _waited(blocked_b, ts_b, end_b)
             late = float(np.median(ts_a - ts_b))
-            upside_down = abs(late) > LAST_BY * stretch and (waited_a - waited_b) * np.sign(late) > LAST_WAITS
-            least_uneven = min(least_uneven, uneven)
-            if broken <= VIOLATIONS and not upside_down:
+            if not (abs(late) > LAST_BY * stretch and (waited_a - waited_b) * np.sign(late) > LAST_WAITS):
                 fits.append((uneven, float(np.mean(np.abs(end_a - end_b))), offset))
         else:
             least_uneven = 0.0

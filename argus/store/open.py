@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -271,16 +271,15 @@ class Store:
     def _connect(self, timeout_s: float) -> Any:
         # The driver logs what it also raises, to standard error where nobody has set logging up.
         logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
-        try:
-            import clickhouse_connect
-            from clickhouse_connect.driver.exceptions import Error
-        except ImportError as missing:
-            raise ArgusError(
-                f"the Python package '{missing.name}' is missing",
-                "pip install 'clickhouse-connect[arrow]'",
-                EXIT_UNAVAILABLE,
-            ) from None
         target = self.target
+        if target.path is not None:
+            # The driver takes a while to import, as the engine takes to start: it does so meanwhile.
+            self._anchor = _connect_engine(target.path, timeout_s, self._create, meanwhile=_import_driver)
+        try:
+            clickhouse_connect, Error = _import_driver()
+        except BaseException:
+            self._drop()
+            raise
         common: dict[str, Any] = {
             "autogenerate_session_id": False,
             "connect_timeout": 10,
@@ -290,7 +289,6 @@ class Store:
         }
         try:
             if target.path is not None:
-                self._anchor = _connect_engine(target.path, timeout_s, self._create)
                 return clickhouse_connect.get_client(
                     interface="http",
                     host="argus",
@@ -464,6 +462,24 @@ def _dial(folder: Path) -> socket.socket:
     return connection
 
 
+def _import_driver() -> tuple[Any, type[Exception]]:
+    """The package clickhouse-connect and its error.
+
+    Raises:
+        ArgusError: It is not installed.
+    """
+    try:
+        import clickhouse_connect
+        from clickhouse_connect.driver.exceptions import Error
+    except ImportError as missing:
+        raise ArgusError(
+            f"the Python package '{missing.name}' is missing",
+            "pip install 'clickhouse-connect[arrow]'",
+            EXIT_UNAVAILABLE,
+        ) from None
+    return clickhouse_connect, Error
+
+
 def _alive(anchor: socket.socket) -> bool:
     try:
         return bool(anchor.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK))
@@ -473,8 +489,14 @@ def _alive(anchor: socket.socket) -> bool:
         return False
 
 
-def _connect_engine(folder: Path, timeout_s: float, create: bool) -> socket.socket:
+def _connect_engine(folder: Path, timeout_s: float, create: bool, meanwhile: Callable[[], object]) -> socket.socket:
     """Connects to the engine of the store in ``folder``, starting it where none runs.
+
+    Args:
+        folder: The store's folder.
+        timeout_s: How long to wait for it.
+        create: Whether the folder may be created.
+        meanwhile: Called while the engine starts.
 
     Returns:
         A connection that has been answered. The engine lives at least as long as it stays open.
@@ -500,7 +522,7 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool) -> socket.sock
             pass
         holder = _holder(folder)
         if holder is None:
-            outcome = _start_engine(folder, max(1.0, deadline - time.monotonic()))
+            outcome = _start_engine(folder, max(1.0, deadline - time.monotonic()), meanwhile)
             if outcome == "ready":
                 continue
             if outcome != "busy":
@@ -587,8 +609,11 @@ def _holder(folder: Path) -> str | None:
     return None
 
 
-def _start_engine(folder: Path, timeout_s: float) -> str:
-    """Starts the engine and returns what it says: ``ready``, ``busy`` or ``error <text>``."""
+def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object]) -> str:
+    """Starts the engine and returns what it says: ``ready``, ``busy`` or ``error <text>``.
+
+    ``meanwhile`` is called while it starts.
+    """
     reader, writer = os.pipe()
     environment = dict(os.environ)
     # Found where this Argus was found. The working directory is "/" lest a file of the user's own, named like a module,
@@ -618,8 +643,11 @@ def _start_engine(folder: Path, timeout_s: float) -> str:
             raise _forbidden(folder) from None
         return f"error {failure.strerror}"
     os.close(writer)
-    starting.wait()
     try:
+        try:
+            meanwhile()
+        finally:
+            starting.wait()
         import select
 
         ready, _, _ = select.select([reader], [], [], timeout_s)

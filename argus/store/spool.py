@@ -56,7 +56,7 @@ def write(folder: Path, table: str, token: str, rows: pa.Table) -> Path:
     """
     codec = next((name for name in ("zstd", "lz4") if pa.Codec.is_available(name)), None)
     schema = rows.schema.with_metadata({_TABLE: table, _TOKEN: token})
-    number = 1 + max((number for number, _ in _files(folder)), default=0)
+    number = 1 + max((number for number, _ in _names(folder)), default=0)
     while True:
         whole = folder / f"{number:06}-{table}.arrow"
         part = whole.with_name(whole.name + _UNFINISHED)
@@ -102,14 +102,18 @@ def _refused(folder: Path, failure: OSError) -> ArgusError:
 
 def _files(folder: Path) -> list[tuple[int, Path]]:
     """The finished files of a spool, in order."""
+    return [(number, folder / name) for number, name in sorted(_names(folder))]
+
+
+def _names(folder: Path) -> list[tuple[int, str]]:
+    """The numbers and names of a spool's finished files, in no order: every batch asks for the highest number."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as failure:
         raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
-    found = [(int(match.group(1)), match.group(0)) for name in names if (match := _NAME.fullmatch(name))]
-    return [(number, folder / name) for number, name in sorted(found)]
+    return [(int(match.group(1)), name) for name in names if (match := _NAME.fullmatch(name))]
 
 
 @dataclass(frozen=True)

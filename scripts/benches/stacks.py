@@ -58,8 +58,8 @@ GOALS = {10: 30.0, 40: 40.0}
 SLOWDOWN_GOAL_PERCENT = 0.1
 TIMES = 50
 """The rate is raised by so much where the slowdown is too small to be seen."""
-POLL_S, WORK_S, LOOK_S = 0.02, 0.25, 0.5
-"""As in cli/session.py and argus/trace.py."""
+POLL_S, WORK_S, LOOK_S = 0.1, 0.25, 0.5
+"""As in argus/trace.py, where no calls are probed."""
 BLOCKS_A_SECOND = 20_000
 PAIRS_A_ROUND = 8
 WINDOW_S = 0.25

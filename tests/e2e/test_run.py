@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -247,17 +247,23 @@ SHOW = f'echo "${arm.VARIABLE}|${arm.WAIT_VARIABLE}|$NVTX_INJECTION64_PATH|$(id 
 
 
 @pytest.mark.kernel
-def test_what_is_set_for_the_command(run: Run, tmp_path: Path) -> None:
+def test_what_is_set_for_the_command(tmp_path: Path) -> None:
     (tmp_path / "libcupti.so.13").touch()
     home = os.environ.get("HOME", "")
-    assert run("--", "sh", "-c", SHOW).stdout == f"{build.library()}|1000||root|{home}\n"
-    done = run("--", "sh", "-c", SHOW, **{arm.VARIABLE: "/theirs.so"})
-    assert done.stdout == f"/theirs.so|||root|{home}\n"
-    assert "GPU times: off: CUDA_INJECTION64_PATH is taken by /theirs.so" in done.stderr
-    done = run("--nvtx", "--", "sh", "-c", SHOW, LD_LIBRARY_PATH=str(tmp_path))
-    assert done.stdout.split("|")[2] == f"{tmp_path}/libcupti.so.13"
-    done = run("--user", "nobody", "--", "sh", "-c", SHOW)
-    assert done.stdout.endswith("|nobody|/nonexistent\n")
+
+    def call(name: str, *words: str, **environment: str) -> Future[subprocess.CompletedProcess[str]]:
+        return pool.submit(run_in(f"chdb://{tmp_path}/{name}"), *words, "--", "sh", "-c", SHOW, **environment)
+
+    with ThreadPoolExecutor(4) as pool:
+        plain = call("plain")
+        taken = call("taken", **{arm.VARIABLE: "/theirs.so"})
+        nvtx = call("nvtx", "--nvtx", LD_LIBRARY_PATH=str(tmp_path))
+        other = call("other", "--user", "nobody")
+    assert plain.result().stdout == f"{build.library()}|1000||root|{home}\n"
+    assert taken.result().stdout == f"/theirs.so|||root|{home}\n"
+    assert "GPU times: off: CUDA_INJECTION64_PATH is taken by /theirs.so" in taken.result().stderr
+    assert nvtx.result().stdout.split("|")[2] == f"{tmp_path}/libcupti.so.13"
+    assert other.result().stdout.endswith("|nobody|/nonexistent\n")
 
 
 # ---- armed programs

@@ -33,8 +33,8 @@ PROGRAM = Path(__file__).with_name("torch_train.py")
 CALLED_BY_OTHERS = ("read_batches", "Net.forward", "Log.collection", "Numbers.__getitem__", "Net.__init__")
 """A generator, and what C code and PyTorch call."""
 SLOW_MS = 40
-KNOWN = 0.6
-"""Part of the waits that must have a stack: how many stacks of short waits a thread may have taken is limited."""
+KNOWN = 0.9
+"""Part of the waits that must have a stack: a place where no wait was long before may be passed over."""
 STEPS = 40
 """How many steps of each rank are traced."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

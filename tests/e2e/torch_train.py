@@ -99,9 +99,11 @@ class Log:
     def __init__(self, file: IO[str]) -> None:
         self._file = file
         self._began = 0
+        self._collections: list[dict[str, int]] = []
 
     def write(self, **values: Any) -> None:
-        self._file.write(json.dumps(values) + "\n")
+        collections, self._collections = self._collections, []
+        self._file.write("".join(json.dumps(line) + "\n" for line in (*collections, values)))
         self._file.flush()
 
     def collection(self, phase: str, info: dict[str, int]) -> None:
@@ -109,7 +111,14 @@ class Log:
         if phase == "start":
             self._began = time.monotonic_ns()
         else:
-            self.write(gc=info["generation"], start_ns=self._began, end_ns=time.monotonic_ns(), pid=os.getpid())
+            # Written later: CPython is not done before this has returned, and a write may take its time.
+            line = {
+                "gc": info["generation"],
+                "start_ns": self._began,
+                "end_ns": time.monotonic_ns(),
+                "pid": os.getpid(),
+            }
+            self._collections.append(line)
 
 
 def read_batches(loader: DataLoader, stager: Stager, pause_s: float) -> Iterator[torch.Tensor]:

@@ -4,6 +4,8 @@
  *   stacks_work block              waits for a line, blocks prime numbers of times in four ways, prints after each how often
  *                                  the kernel counted it (voluntary context switches), then stays
  *   stacks_work fast N             waits for a line, blocks N times for no time, prints the same, then stays
+ *   stacks_work places N           waits for a line, then N times: sleeps 10 ms in one place, 2 ms in twelve others, and a
+ *                                  moment in 200 more; then stays
  *   stacks_work threads N          starts and ends N threads, four at a time, that burn for some ms each, then stays
  *   stacks_work hang               stays in inner <- middle <- outer, blocked in poll
  *   stacks_work exec               waits for a line, then executes itself as "burn 1"
@@ -77,6 +79,19 @@ static void *echo(void *unused)
 	return unused;
 }
 
+/* Sleeps in another place for each depth: a place is told by the stack pointer. */
+__attribute__((noinline)) static void sleep_below(int depth, long ns)
+{
+	volatile char room[64];
+	struct timespec time = {0, ns};
+	room[0] = 0;
+	if (depth > 0)
+		sleep_below(depth - 1, ns);
+	else
+		nanosleep(&time, 0);
+	__asm__ volatile("" : : "r"(room) : "memory");
+}
+
 static void end(void)
 {
 	printf("\n");
@@ -136,6 +151,18 @@ int main(int argc, char **argv)
 		for (int i = 0; i < number; i++)
 			if (write(there[1], &byte, 1) != 1 || read(back[0], &byte, 1) != 1)
 				return 1;
+		report();
+		end();
+	} else if (strcmp(mode, "places") == 0) {
+		if (!fgets(line, sizeof(line), stdin))
+			return 1;
+		for (int i = 0; i < number; i++) {
+			poll(0, 0, 10);
+			for (int j = 0; j < 12; j++)
+				sleep_below(300 + j, 2000000);
+			for (int j = 0; j < 200; j++)
+				sleep_below(j, 1);
+		}
 		report();
 		end();
 	} else if (strcmp(mode, "threads") == 0) {

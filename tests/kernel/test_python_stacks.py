@@ -218,6 +218,9 @@ class Samples:
         begin = time.monotonic()
         drained = self.probes.drain(final=final)
         between = time.monotonic()
+        for pid, code in drained.codes:
+            if pid in self.targets:
+                self.targets[pid].resolver.learn(code)
         for raw in drained.stacks:
             self._take(raw)
         self.spent += [between - begin, time.monotonic() - between]
@@ -666,6 +669,22 @@ def test_processes_that_die_under_the_sampler(samples: Samples, run: Callable[..
     samples.follow(1.0, kill_one)
     verdict = sampled(samples, programs, 0.1)
     assert verdict.on.samples["right"] > 100, str(verdict)
+
+
+@every_python
+def test_a_process_that_has_ended_is_named_all_the_same(
+    python: str, samples: Samples, run: Callable[..., Program]
+) -> None:
+    """Nothing is fetched while it lives: what its code was called came from the kernel."""
+    program = run(python, "grammar", "callbacks", "generators", "methods")
+    samples.add(program.process.pid)
+    time.sleep(0.5)
+    program.read()
+    program.process.kill()
+    program.process.wait()
+    verdict = sampled(samples, [program], 0.1)
+    assert verdict.on.samples["right"] > 100, str(verdict)
+    assert verdict.on.samples["unresolved"] == 0, str(verdict)
 
 
 def test_a_shell_that_becomes_python_and_python_that_becomes_another(

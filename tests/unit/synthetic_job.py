@@ -133,6 +133,7 @@ def simulate(
         for i, part in enumerate(parts):
             member[g][list(part)] = i
     base = rng.integers(1 << 40, 1 << 47, nranks)
+    extra = np.array([(extra_kernels or {}).get(r, 0) for r in range(nranks)])
     cpu = np.full(nranks, 5e9) + rng.uniform(0, 1e5, nranks)
     gpu, net = cpu.copy(), {g: cpu.copy() for g in groups}
     rows: dict[int, list[tuple[float, float, int, int]]] = defaultdict(list)
@@ -176,11 +177,13 @@ def simulate(
                             cpu[r] += f.ms * MS + 1e3
             elif op.what == "kernels":
                 work = op.ms * MS * noise(nranks) * slow
-                for r in range(nranks):
-                    names = op.names + tuple(range(5000, 5000 + (extra_kernels or {}).get(r, 0)))
-                    n = len(names)
-                    kernel_rows[r].append((cpu[r] + issue[r] * np.arange(1, n + 1), base[r] + np.array(names) * 64))
-                    cpu[r] += issue[r] * (n + 1)
+                # Of all ranks at once; a rank with fewer extra kernels than another has the first of them.
+                names = np.array([*op.names, *range(5000, 5000 + extra.max())])
+                entered = cpu[:, None] + issue[:, None] * np.arange(1, len(names) + 1)
+                launched = base[:, None] + names * 64
+                for r, n in enumerate((len(op.names) + extra).tolist()):
+                    kernel_rows[r].append((entered[r, :n], launched[r, :n]))
+                cpu = cpu + issue * (len(op.names) + extra + 1)
                 gpu = np.maximum(gpu, cpu) + work
             elif op.what == "sync":
                 done = np.maximum(cpu + 2e3, gpu) + rng.uniform(2e3, 10e3, nranks)

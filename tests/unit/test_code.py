@@ -13,7 +13,7 @@ import pytest
 from argus.capture import python_layouts as layouts
 from argus.capture.code import _DECODERS, HIDDEN, CodeResolver, PythonFrame
 from argus.capture.python import PythonProcess, check_of, find_interpreter
-from argus.records import FRAME, PYTHON
+from argus.records import CODE, FRAME, FRAME_ENTRY, PYTHON
 from tests.unit.python_programs import Running, pythons
 
 PYTHONS = pythons()
@@ -196,7 +196,7 @@ class _Here:
         for field, value in (("filename", filename), ("name", name), ("qualname", name), ("linetable", linetable)):
             struct.pack_into("<Q", code, getattr(self.table, f"code_{field}"), value)
         check = check_of(name, name, filename, linetable)
-        return np.array([(self.place(bytes(code)), check, instruction & 0xFFFFFFFF, 5)], FRAME)
+        return np.array([(self.place(bytes(code)), check, 0, instruction & 0xFFFFFFFF, 5)], FRAME)
 
 
 @pytest.fixture
@@ -298,3 +298,52 @@ def test_equal_pointers_with_other_contents_are_another_code_object(here: tuple[
     assert resolver.resolve(frame) == [PythonFrame("f", "g.py", 6)]
     made.arena[table - made.base + made.table.bytes_data] = 0x80 | 12 << 3
     assert resolver.resolve(frame) == [PythonFrame("f", "g.py", 7)]
+
+
+def sent(made: _Here, frame: np.ndarray, name: int, file: int, table: int, *, table_bytes: int = 64) -> np.ndarray:
+    """What the kernel sends of a code object: its objects as they lie in memory."""
+    head = np.zeros(1, CODE)
+    for field in ("code", "check"):
+        head[field] = frame[field]
+    head["content"] = frame["content"] = 77
+    for field, address in (("name", name), ("file", file)):
+        at, size = address - made.base, head[field].shape[1]
+        head[field][0] = made.arena[at : at + size]
+        head[f"{field}_bytes"] = size
+    head["table_bytes"] = table_bytes
+    at = table - made.base
+    return np.concatenate([head.view(np.uint8), made.arena[at : at + table_bytes]])
+
+
+def test_what_the_kernel_sent_needs_no_memory(here: tuple[_Here, CodeResolver]) -> None:
+    made, resolver = here
+    name, file, table = made.text(b"f"), made.text(b"f.py"), made.data(bytes([0x80 | 11 << 3, 0, 0]))
+    frame = made.frame(name, file, table)
+    record = sent(made, frame, name, file, table)
+    made.arena[:] = 0  # all is gone
+    assert resolver.resolve(frame) == [None]
+    fresh = CodeResolver(-1, made.record)
+    fresh.learn(record)
+    assert fresh.resolve(frame) == [PythonFrame("f", "f.py", 6)]
+    assert fresh.chain(frame).frames == (PythonFrame("f", "f.py", 6),)
+    assert fresh.chain(frame) is fresh.chain(frame)
+    frame["firstlineno"] |= FRAME_ENTRY
+    assert fresh.chain(frame).entries == (True,)
+    # Another code object of the same address: nobody told of that one.
+    for field in ("content", "check"):
+        other = frame.copy()
+        other[field] += 1
+        assert fresh.resolve(other) == [None], field
+        assert fresh.chain(other).frames == (None,), field
+    assert fresh.counters["python_frames_unresolved"] == 4
+
+
+def test_what_was_not_sent_whole_is_read_from_memory(here: tuple[_Here, CodeResolver]) -> None:
+    made, resolver = here
+    file, table = made.text(b"f.py"), made.data(bytes([0x80 | 11 << 3, 0, 0]) * 200)
+    for name, table_bytes in ((made.text(b"n" * 300), 900), (made.text(b"m"), 500)):
+        frame = made.frame(name, file, table)
+        resolver.learn(sent(made, frame, name, file, table, table_bytes=table_bytes))
+        (found,) = resolver.resolve(frame)
+        assert found is not None
+        assert (len(found.function), found.line) == (300 if table_bytes == 900 else 1, 6)

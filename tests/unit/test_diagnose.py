@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,18 @@ from .stored_job import store_job
 from .synthetic_job import Fault, Job, Op, ddp, simulate
 
 
+@cache
+def validator() -> Any:
+    """Checks a verdict against the schema. That the schema is one is checked once: it takes longer than a diagnosis."""
+    schema = json_schema()
+    kind = jsonschema.validators.validator_for(schema)
+    kind.check_schema(schema)
+    return kind(schema)
+
+
 def judge(job: Job, **options: Any) -> Verdict:
     verdict = diagnose(MemoryQuery(job), "job", 1, **options)
-    jsonschema.validate(verdict, json_schema())
+    validator().validate(verdict)
     return verdict
 
 

@@ -203,7 +203,7 @@ def test_another_thread_than_the_main_one_is_not_taken_for_a_process(program: st
 # ---- containers
 
 
-IN_NAMESPACES = "unshare --mount --pid --fork --mount-proc sh -c"
+IN_NAMESPACES = "unshare --mount --pid --fork --kill-child --mount-proc sh -c"
 
 
 def inner(process: subprocess.Popen[str]) -> int:

@@ -18,6 +18,7 @@ STRUCTS = {
     "argus_control": records.CONTROL,
     "argus_python": records.PYTHON,
     "argus_frame": records.FRAME,
+    "argus_code": records.CODE,
     "argus_stack": records.STACK,
     "argus_pause": records.PAUSE,
 }

@@ -38,6 +38,8 @@ class Sampler:
         self.new: list[RawStack] = []
         self.off = np.zeros(0, records.OFF_NOW)
         self.targets: list[int] = []
+        self.functions: list[tuple[int, int, int]] = []
+        self.reads = 0
 
     def add_target(self, pid: int) -> None:
         self.targets.append(pid)
@@ -48,6 +50,9 @@ class Sampler:
 
     def set_threads(self, pid: int, states: dict[int, int]) -> None: ...
 
+    def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
+        self.functions.append((begin, end, near))
+
     def counters(self) -> dict[StackCounter, int]:
         return dict.fromkeys(StackCounter, 0)
 
@@ -57,7 +62,8 @@ class Sampler:
     def drain(self, *, final: bool = False) -> Drained:
         counts = np.concatenate([np.zeros(0, records.STACK_COUNT), *self.counts])
         new, self.counts, self.new = self.new, [], []
-        return Drained(counts, new, np.zeros(0, records.PAUSE))
+        self.reads += 1
+        return Drained(counts, new, [], np.zeros(0, records.PAUSE))
 
     def close(self) -> None: ...
 
@@ -218,3 +224,30 @@ def test_without_stacks_nothing_is_loaded() -> None:
     assert not side.on
     assert side.summary() == ["stacks: off: switched off with --no-stacks"]
     assert side.counters() == {}
+
+
+def test_the_last_samples_of_a_process_that_ended_become_rows(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in either of two maps: the second read after the end brings them."""
+    session.go()
+    monkeypatch.setattr(stacks, "start_ticks", lambda pid: None)
+    session.side.look([session.job], session.now)
+    session.sampler.stack(11, "getppid")
+    session.go()
+    session.sampler.row(11, count=2)
+    session.go()
+    assert [row["count"] for row in session.told if row["kind"] == "cpu"] == [2]
+    session.sampler.row(11, count=1)
+    session.go()
+    assert session.side.counters()["stack_samples_without_rank"][0] == 1, "then it is forgotten"
+
+
+def test_the_kernel_is_told_of_a_function_once(session: Session) -> None:
+    session.sampler.stack(11, "getppid")
+    session.go()
+    session.sampler.stack(12, "getppid")
+    session.sampler.stack(13, "getuid")
+    session.go()
+    assert [begin for begin, _, _ in session.sampler.functions] == [address("getppid"), address("getuid")]
+    assert all(begin <= near < end for begin, end, near in session.sampler.functions)

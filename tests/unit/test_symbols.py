@@ -222,7 +222,11 @@ def assert_same_as_nm(pid: int, *, count: int) -> None:
                 assert not truth, f"{address:#x} in {mapping.path}: {frame} is not {truth}"
                 assert frame.function in {readable(n) for n in unsized(file)}, f"{frame} is none that nm knows"
             assert frame.module == mapping.path
-            assert frame.offset == address - mapping.start + mapping.offset
+            # Without a name it is where the function begins, if unwind tables tell that.
+            known = names.function(address)
+            place = address if frame.function or known is None else known[0]
+            assert known is None or known[0] <= address < known[1]
+            assert frame.offset == place - mapping.start + mapping.offset
     names.close()
     assert named > count
     assert unnamed > 0
@@ -341,9 +345,12 @@ def test_a_stripped_file_is_told_by_offset_and_named_by_its_debug_file(
     frame = leaf(names, static + 2)
     assert frame.function == ""
     assert frame.text == f"stripped+{frame.offset:#x}"
-    virtual = next(start for start, _, name in functions_of(str(program)) if name == "hidden_sum")
-    assert FunctionTable(program).virtual(frame.offset) == virtual + 2
-    assert names.counters["native_addresses_unnamed"] == 1
+    virtual, end = next((start, end) for start, end, name in functions_of(str(program)) if name == "hidden_sum")
+    assert FunctionTable(program).virtual(frame.offset) == virtual
+    assert leaf(names, static + end - virtual - 1) == frame, "one function, one place"
+    assert leaf(names, static + end - virtual).offset != frame.offset
+    assert names.function(static + 2) == (static, static + end - virtual)
+    assert names.counters["native_addresses_unnamed"] == 3
     names.close()
 
     # By build id, below a root.
