@@ -5,7 +5,7 @@
  *                                  the kernel counted it (voluntary context switches), then stays
  *   stacks_work fast N             waits for a line, blocks N times for no time, prints the same, then stays
  *   stacks_work places N           waits for a line, then N times: sleeps 10 ms in one place, 2 ms in twelve others, and a
- *                                  moment in 200 more; then stays
+ *                                  moment in those, 200 times in all; then stays
  *   stacks_work threads N          starts and ends N threads, four at a time, that burn for some ms each, then stays
  *   stacks_work hang               stays in inner <- middle <- outer, blocked in poll
  *   stacks_work exec               waits for a line, then executes itself as "burn 1"
@@ -161,7 +161,7 @@ int main(int argc, char **argv)
 			for (int j = 0; j < 12; j++)
 				sleep_below(300 + j, 2000000);
 			for (int j = 0; j < 200; j++)
-				sleep_below(j, 1);
+				sleep_below(300 + j % 12, 1);
 		}
 		report();
 		end();
