@@ -71,7 +71,7 @@ struct argus_frame {
  * object. Objects are as they lie in memory, from their first byte on, and end early where they are longer. */
 #define ARGUS_CODE_NAME 256
 #define ARGUS_CODE_FILE 512
-#define ARGUS_CODE_TABLE 4096
+#define ARGUS_CODE_TABLE 16384 /* 14 of PyTorch 2.13's 68,755 code objects have more */
 struct argus_code {
 	u64 code;
 	u64 check;

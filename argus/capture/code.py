@@ -85,7 +85,7 @@ NO_CHAIN = Chain((), ())
 class _Code:
     """A code object whose names are known; lines are decoded when first asked for."""
 
-    __slots__ = ("content", "ends", "file", "frames", "function", "header", "line_table", "lines", "spans")
+    __slots__ = ("content", "ends", "file", "frames", "function", "header", "known_to", "line_table", "lines", "spans")
 
     def __init__(self, header: tuple[int, ...], function: str, file: str, line_table: bytes) -> None:
         self.header = header
@@ -97,6 +97,8 @@ class _Code:
         self.frames: dict[int, PythonFrame] = {}
         self.ends: array[int] | None = None
         self.lines: array[int] | None = None
+        self.known_to = _ALL
+        """The first instruction whose line is not known, since the table was not sent whole."""
 
 
 class _Watch:
@@ -142,7 +144,7 @@ class CodeResolver:
 
     Attributes:
         counters: "python_frames_unresolved": frames that could not be told; "python_code_reused": those of them where
-            another code object lay by then.
+            another code object lay by then; "python_lines_unknown": frames without their line.
     """
 
     def __init__(self, source: int | PythonProcess, layout: NDArray[np.void]) -> None:
@@ -163,7 +165,7 @@ class CodeResolver:
         self._sent_codes: dict[tuple[int, int, int, int], _Code | None] = {}
         self._sent_chains: dict[bytes, Chain] = {}
         self._sent_bytes = 0
-        self.counters = {"python_frames_unresolved": 0, "python_code_reused": 0}
+        self.counters = {"python_frames_unresolved": 0, "python_code_reused": 0, "python_lines_unknown": 0}
         fields = [
             (layouts.OBJECT_TYPE, "Q", "type"),
             (int(record["code_firstlineno"]), "I", "first"),
@@ -221,24 +223,31 @@ class CodeResolver:
             return None
         named = self._text_of(head["name"][: int(head["name_bytes"])].tobytes())
         filed = self._text_of(head["file"][: int(head["file_bytes"])].tobytes())
-        line_table = self._bytes_of(record[CODE.itemsize :].tobytes())
-        if named is None or filed is None or line_table is None:
+        if named is None or filed is None:
             return None
         header = [0] * (len(self._order) + 1)
         header[self._first], header[-1] = first, check
-        return _Code(tuple(header), named, filed, line_table)
+        size, line_table = self._bytes_of(record[CODE.itemsize :].tobytes())
+        code = _Code(tuple(header), named, filed, line_table)
+        if len(line_table) < size:
+            ends, lines = self._decode(line_table, first)
+            # The last range may be cut, and those of _lnotab reach to the end.
+            code.ends, code.lines = array("q", ends[:-1]), array("q", lines[:-1])
+            code.known_to = code.ends[-1] if code.ends else 0
+        return code
 
     def _text_of(self, data: bytes) -> str | None:
         """A str, if its bytes are all there."""
         string = self._text(data)
         return None if isinstance(string, int) or string is None else string[0]
 
-    def _bytes_of(self, data: bytes) -> bytes | None:
+    def _bytes_of(self, data: bytes) -> tuple[int, bytes]:
+        """How many bytes a bytes object has, and those of them that are there."""
         table = self._table
         if len(data) < table.bytes_data:
-            return None
+            return 1, b""
         size: int = _I64.unpack_from(data, table.bytes_size)[0]
-        return data[table.bytes_data : table.bytes_data + size] if 0 <= size <= len(data) - table.bytes_data else None
+        return size, data[table.bytes_data : table.bytes_data + max(size, 0)]
 
     def resolve(self, frames: NDArray[np.void]) -> list[PythonFrame | None]:
         """Names of the frames of one stack.
@@ -286,7 +295,7 @@ class CodeResolver:
         found: list[PythonFrame | None] = []
         for address, check, content, instruction, first in rows:
             code = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
-            if code is None:
+            if code is None or code.known_to <= instruction < _NOT_BEGUN:
                 return None
             frame = code.frames.get(instruction)
             if frame is None:
@@ -306,36 +315,37 @@ class CodeResolver:
             del self._chains[key]
         current: dict[int, _Code | None] = {}
         found: list[PythonFrame | None] = []
+        whole = True
         for address, check, content, instruction, first in rows:
-            if content and (sent := self._sent_code((address, content, check, first & ~FRAME_ENTRY))) is not None:
+            sent = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
+            if sent is not None and not sent.known_to <= instruction < _NOT_BEGUN:
                 found.append(self._sent_frame(sent, instruction))
                 continue
             if address in current:
                 code = current[address]
             else:
                 code = current[address] = self._code_at(address)
-            if code is None:
+            fits = code is not None and code.header[-1] == check and code.header[self._first] == first & ~FRAME_ENTRY
+            if code is None or not fits:
+                whole = False
+                if sent is not None:
+                    self.counters["python_lines_unknown"] += 1
+                    found.append(PythonFrame(sent.function, sent.file, 0))
+                    continue
                 self.counters["python_frames_unresolved"] += 1
-                found.append(None)
-                continue
-            header = code.header
-            if header[-1] != check or header[self._first] != first & ~FRAME_ENTRY:
-                self.counters["python_frames_unresolved"] += 1
-                self.counters["python_code_reused"] += 1
+                self.counters["python_code_reused"] += code is not None
                 found.append(None)
                 continue
             frame = code.frames.get(instruction)
             if frame is None:
                 frame = code.frames[instruction] = self._frame(code, instruction)
             found.append(frame)
-        if self._pid:
+        if self._pid and whole and found:
             self._remember(key, found, current)
         return found
 
     def _remember(self, key: bytes, found: list[PythonFrame | None], current: dict[int, _Code | None]) -> None:
-        """Keeps the names of a whole stack, if all of them are known."""
-        if None in found or not found:
-            return
+        """Keeps the names of a whole stack, all of which are known."""
         codes = tuple(code for code in current.values() if code is not None)
         if self._chain_bytes > MAX_CHAIN_BYTES:
             self._chains.clear()
@@ -477,9 +487,9 @@ class CodeResolver:
 
     def _line(self, code: _Code, instruction: int) -> int:
         first = code.header[self._first]
-        if instruction >= 1 << 31:
+        if instruction >= _NOT_BEGUN:
             return first
-        if len(code.line_table) <= _SCANNED_TABLE:
+        if code.ends is None and len(code.line_table) <= _SCANNED_TABLE:
             ends, lines = self._decode(code.line_table, first, instruction)
             return lines[-1] if ends and ends[-1] > instruction else 0
         if code.ends is None or code.lines is None:
@@ -505,6 +515,8 @@ _CODECS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 # Each decoder gives the byte offsets at which ranges of instructions end, ascending, and the line of each (0: none), up
 # to the range that holds the instruction ``until``.
 _ALL = 1 << 62
+_NOT_BEGUN = 1 << 31
+"""An instruction from here on: the function has not begun."""
 
 
 def _lnotab(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], list[int]]:

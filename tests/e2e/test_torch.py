@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -321,17 +321,21 @@ def test_threads_of_compiled_code_have_no_python(traced: Traced) -> None:
     assert none >= 0.8 * sum(row.count for row in gloo)
 
 
-def functions_of(file: Path) -> dict[str, tuple[int, int]]:
-    """Qualified name → first and last line."""
-    found: dict[str, tuple[int, int]] = {}
+def functions_of(file: Path) -> dict[str, set[int]]:
+    """Qualified name → the lines that are its own. Comprehensions are functions before CPython 3.12."""
+    names: dict[type[ast.AST], str] = {ast.ListComp: "<listcomp>", ast.GeneratorExp: "<genexpr>"}
+    found: defaultdict[str, set[int]] = defaultdict(set)
 
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
-                if isinstance(child, ast.FunctionDef):
-                    assert child.end_lineno
-                    found[prefix + child.name] = (child.lineno, child.end_lineno)
-                walk(child, f"{prefix}{child.name}.")
+            inner = prefix
+            name = child.name if isinstance(child, ast.FunctionDef) else names.get(type(child))
+            if name is not None:
+                found[prefix + name].update(range(child.lineno, child.end_lineno + 1))  # type: ignore[attr-defined]
+                inner = f"{prefix}{name}.<locals>."
+            elif isinstance(child, ast.ClassDef):
+                inner = f"{prefix}{child.name}."
+            walk(child, inner)
 
     walk(ast.parse(file.read_text()), "")
     return found
@@ -339,7 +343,7 @@ def functions_of(file: Path) -> dict[str, tuple[int, int]]:
 
 def test_every_frame_of_the_program_can_be_true(traced: Traced) -> None:
     """Each line lies in its function, and calls the frame that follows."""
-    ranges = functions_of(PROGRAM)
+    lines = functions_of(PROGRAM)
     source = PROGRAM.read_text().splitlines()
     checked = 0
     for frames in {row.frames for row in traced.rows()}:
@@ -350,11 +354,16 @@ def test_every_frame_of_the_program_can_be_true(traced: Traced) -> None:
             if function == "<module>":
                 assert place == 0
             else:
-                first, last = ranges[function]
-                assert first <= line <= last, (function, line)
+                assert line in lines[function], (function, line)
             callee = frames[place + 1] if place + 1 < len(frames) else None
-            if callee is not None and callee[2] == str(PROGRAM) and callee[1] not in CALLED_BY_OTHERS:
-                assert f"{callee[1].rpartition('.')[2]}(" in source[line - 1], (function, line, callee)
+            if callee is None or callee[2] != str(PROGRAM) or callee[1] in CALLED_BY_OTHERS:
+                continue
+            name = callee[1].rpartition(".")[2]
+            if name == "<listcomp>":
+                assert f"{function}.<locals>.{name}" == callee[1]
+                assert line in lines[callee[1]], (function, line, callee)
+            else:
+                assert f"{name}(" in source[line - 1], (function, line, callee)
                 checked += 1
     assert checked > 20
 

@@ -102,8 +102,8 @@ class Log:
         self._collections: list[dict[str, int]] = []
 
     def write(self, **values: Any) -> None:
-        collections, self._collections = self._collections, []
-        self._file.write("".join(json.dumps(line) + "\n" for line in (*collections, values)))
+        lines, self._collections = [*self._collections, values], []
+        self._file.writelines([json.dumps(line) + "\n" for line in lines])
         self._file.flush()
 
     def collection(self, phase: str, info: dict[str, int]) -> None:

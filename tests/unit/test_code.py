@@ -52,7 +52,7 @@ def test_every_stack_is_what_cpython_says_itself(python: str) -> None:
                 assert [int(np.int32(value)) for value in frames["instruction"].view(np.int32)] == [
                     frame[3] for frame in expected
                 ]
-        assert resolver.counters == {"python_frames_unresolved": 0, "python_code_reused": 0}
+        assert resolver.counters == {"python_frames_unresolved": 0, "python_code_reused": 0, "python_lines_unknown": 0}
         program.end()
         # The process is gone: nothing is told of it, nor made up.
         assert resolver.resolve(frames) == [None] * len(frames)
@@ -272,7 +272,7 @@ def test_other_code_at_the_address_is_counted(here: tuple[_Here, CodeResolver]) 
     other = frame.copy()
     other["firstlineno"] += 1
     assert resolver.resolve(other) == [None]
-    assert resolver.counters == {"python_frames_unresolved": 2, "python_code_reused": 2}
+    assert resolver.counters == {"python_frames_unresolved": 2, "python_code_reused": 2, "python_lines_unknown": 0}
 
 
 @pytest.mark.parametrize("count", [0, 0x7F12_3456_7890, 0x7_F123_4567])
@@ -347,3 +347,29 @@ def test_what_was_not_sent_whole_is_read_from_memory(here: tuple[_Here, CodeReso
         (found,) = resolver.resolve(frame)
         assert found is not None
         assert (len(found.function), found.line) == (300 if table_bytes == 900 else 1, 6)
+
+
+def test_a_long_line_table_is_known_as_far_as_it_was_sent(here: tuple[_Here, CodeResolver]) -> None:
+    """Each of its ranges is one code unit (2 bytes of instructions) and one line further, in 3 bytes."""
+    made, resolver = here
+    name, file = made.text(b"f"), made.text(b"f.py")
+    table = made.data(bytes([0x80 | 11 << 3, 0, 0]) * 200)
+    begun = (500 - made.table.bytes_data + 2) // 3
+    frame = made.frame(name, file, table)
+    resolver.learn(sent(made, frame, name, file, table, table_bytes=500))
+
+    def frame_at(unit: int) -> np.ndarray:
+        other = frame.copy()
+        other["instruction"] = 2 * unit
+        return other
+
+    assert resolver.resolve(frame_at(190)) == [PythonFrame("f", "f.py", 5 + 191)]  # from memory
+    made.arena[:] = 0
+    for unit in (0, 7, begun - 2):
+        assert resolver.resolve(frame_at(unit)) == [PythonFrame("f", "f.py", 5 + unit + 1)], unit
+    assert resolver.counters["python_lines_unknown"] == 0
+    # The last one may be cut: the byte that follows could have belonged to it.
+    for unit in (begun - 1, begun, 190):
+        assert resolver.resolve(frame_at(unit)) == [PythonFrame("f", "f.py", 0)], unit
+        assert resolver.chain(frame_at(unit)).frames == (PythonFrame("f", "f.py", 0),)
+    assert resolver.counters == {"python_frames_unresolved": 0, "python_code_reused": 0, "python_lines_unknown": 6}
