@@ -1,9 +1,10 @@
 """Loads the BPF programs through bcc, attaches them to functions of libraries, and reads what they count.
 
-Attaching is done here rather than by bcc: bcc makes one perf event a function and process, and on current kernels
-taking one away costs about 0.1 s. A multi-uprobe link (Linux 6.6) carries all functions of a file at once and goes away
-in about 20 ms (``scripts/bench probe``). Older kernels get perf-event links (Linux 5.15). Both carry a cookie that
-tells the program which function was hit, and both vanish with the process that made them, even if it is killed.
+Attaching is done here rather than by bcc: bcc reads all of /proc/kallsyms for each tracepoint (50 ms), and makes one
+perf event a function and process, and on current kernels taking one away costs about 0.1 s. A multi-uprobe link (Linux
+6.6) carries all functions of a file at once and goes away in about 20 ms (``scripts/bench probe``). Older kernels get
+perf-event links (Linux 5.15). Both carry a cookie that tells the program which function was hit, and both vanish with
+the process that made them, even if it is killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +43,7 @@ MINIMUM_KERNEL = (5, 15)
 _SYS_BPF = {"x86_64": 321, "aarch64": 280}
 _SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 # enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
+_BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_LINK_CREATE = 28
 _BPF_PERF_EVENT = 41
 _BPF_TRACE_UPROBE_MULTI = 48
@@ -139,12 +142,9 @@ class Probes:
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = bcc.load()
-        self._lib = self._module.lib
-        self._syscall = ctypes.CDLL(None, use_errno=True).syscall
-        self._syscall.restype = ctypes.c_long
         self._bpf = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
-        self._bpf.attach_raw_tracepoint(tp=b"sched_process_exit", fn_name=b"thread_exit")
+        self._at_exit = self._attach_at_exit()
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
         self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
@@ -186,6 +186,14 @@ class Probes:
                     self._bpf.funcs.clear()
         assert failure is not None
         raise failure
+
+    def _attach_at_exit(self) -> int:
+        with _quiet_stderr() as said:
+            try:
+                program = self._bpf.load_func(b"thread_exit", self._module.BPF.RAW_TRACEPOINT)
+                return attach_raw_tracepoint("sched_process_exit", int(program.fd))
+            except Exception as reason:
+                raise _load_failure("follow the end of threads", said(), reason) from reason
 
     def _map_fd(self, name: str) -> int:
         return int(self._bpf[name.encode()].map_fd)
@@ -292,7 +300,7 @@ class Probes:
             flags=_BPF_F_UPROBE_MULTI_RETURN if at_exit else 0,
             pid=pid or 0,
         )
-        return self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+        return system_call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
 
     def _link_perf(self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None) -> int:
         pmu = Path("/sys/bus/event_source/devices/uprobe")
@@ -304,7 +312,7 @@ class Probes:
         struct.pack_into("<IIQ", attribute, 0, kind, len(attribute), int(at_exit) << retprobe_bit)
         struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
         buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
-        event = self._call(
+        event = system_call(
             _SYS_PERF_EVENT_OPEN,
             ctypes.byref(buffer),
             ctypes.c_int(pid if pid is not None else -1),
@@ -315,16 +323,9 @@ class Probes:
         # union bpf_attr for BPF_LINK_CREATE: prog_fd, target_fd, attach_type, flags, perf_event.bpf_cookie.
         request = ctypes.create_string_buffer(struct.pack("<IIIIQ", program, event, _BPF_PERF_EVENT, 0, cookie), 48)
         try:
-            return self._call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+            return system_call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
         finally:
             os.close(event)  # the link holds it
-
-    def _call(self, numbers: dict[str, int], *arguments: Any) -> int:
-        result = int(self._syscall(numbers[platform.machine()], *arguments))
-        if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return result
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone."""
@@ -375,7 +376,39 @@ class Probes:
         self.detach()
         for ring in (self.launches, self.collectives, self.control):
             ring.close()
+        os.close(self._at_exit)
         self._bpf.cleanup()
+
+
+def system_call(numbers: dict[str, int], *arguments: Any) -> int:
+    """A system call that no library wraps.
+
+    Args:
+        numbers: Its number by ``platform.machine()``.
+
+    Raises:
+        OSError: It failed.
+    """
+    result = int(_libc().syscall(numbers[platform.machine()], *arguments))
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+@lru_cache(maxsize=1)
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    return library
+
+
+def attach_raw_tracepoint(name: str, program: int) -> int:
+    """Lets a loaded program run at a raw tracepoint, until the descriptor that is returned is closed."""
+    text = ctypes.create_string_buffer(name.encode())
+    # union bpf_attr for BPF_RAW_TRACEPOINT_OPEN: name, prog_fd.
+    request = ctypes.create_string_buffer(struct.pack("<QI", ctypes.addressof(text), program), 16)
+    return system_call(_SYS_BPF, _BPF_RAW_TRACEPOINT_OPEN, ctypes.byref(request), ctypes.sizeof(request))
 
 
 def _raise_descriptor_limit() -> None:

@@ -15,7 +15,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import struct
 import time
 from collections.abc import Iterator
@@ -36,7 +35,9 @@ from argus.capture.bpf import (
     MINIMUM_KERNEL,
     _load_failure,
     _quiet_stderr,
+    attach_raw_tracepoint,
     kernel_version,
+    system_call,
 )
 from argus.capture.ring import Ring, VariableRing
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
@@ -160,23 +161,6 @@ class _Batch(ctypes.Structure):
     )
 
 
-def _syscall(numbers: dict[str, int], *arguments: Any) -> int:
-    call = _libc().syscall
-    result = int(call(numbers[platform.machine()], *arguments))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-def _libc(loaded: list[ctypes.CDLL] = []) -> ctypes.CDLL:  # noqa: B006 - a cache
-    if not loaded:
-        library = ctypes.CDLL(None, use_errno=True)
-        library.syscall.restype = ctypes.c_long
-        loaded.append(library)
-    return loaded[0]
-
-
 class _Table:
     """A hash map read and written in batches, straight from and to numpy arrays."""
 
@@ -201,7 +185,7 @@ class _Table:
             )
             command = _BPF_MAP_LOOKUP_AND_DELETE_BATCH if delete else _BPF_MAP_LOOKUP_BATCH
             try:
-                _syscall(_SYS_BPF, command, ctypes.byref(request), ctypes.sizeof(request))
+                system_call(_SYS_BPF, command, ctypes.byref(request), ctypes.sizeof(request))
             except OSError as reason:
                 if reason.errno == errno.ENOENT:  # this was the last of them
                     taken += request.count
@@ -220,7 +204,7 @@ def _update(fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
     """Sets many entries of a map. Returns how many found room."""
     request = _Batch(keys=keys.ctypes.data, values=values.ctypes.data, count=len(keys), map_fd=fd)
     try:
-        _syscall(_SYS_BPF, _BPF_MAP_UPDATE_BATCH, ctypes.byref(request), ctypes.sizeof(request))
+        system_call(_SYS_BPF, _BPF_MAP_UPDATE_BATCH, ctypes.byref(request), ctypes.sizeof(request))
     except OSError as reason:
         if reason.errno not in (errno.E2BIG, errno.ENOMEM):
             raise
@@ -234,7 +218,7 @@ def run_time_statistics() -> Iterator[None]:
     Raises:
         OSError: Not permitted.
     """
-    fd = _syscall(_SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
+    fd = system_call(_SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
     try:
         yield
     finally:
@@ -249,7 +233,7 @@ def program_ids() -> set[int]:
     while True:
         struct.pack_into("<II", request, 0, number, 0)
         try:
-            _syscall(_SYS_BPF, _BPF_PROG_GET_NEXT_ID, ctypes.byref(request), 16)
+            system_call(_SYS_BPF, _BPF_PROG_GET_NEXT_ID, ctypes.byref(request), 16)
         except OSError as reason:
             if reason.errno == errno.ENOENT:
                 return ids
@@ -308,6 +292,7 @@ class StackProbes:
         self.period_ns = 1_000_000_000 // rate_hz if rate_hz else 0
         self._python = python
         self._events: list[int] = []
+        self._tracepoints: dict[str, int] = {}
         self._module = bcc.load()
         types, no_types = self._types(btf_path)
         cpus = online_cpus()
@@ -413,7 +398,8 @@ class StackProbes:
     def _attach_tracepoint(self, tracepoint: str, program: str) -> None:
         with _quiet_stderr() as said:
             try:
-                self._bpf.attach_raw_tracepoint(tp=tracepoint.encode(), fn_name=program.encode())
+                fd = int(self._bpf.load_func(program.encode(), self._module.BPF.RAW_TRACEPOINT).fd)
+                self._tracepoints[tracepoint] = attach_raw_tracepoint(tracepoint, fd)
             except Exception as reason:
                 raise _refusal(f"follow {tracepoint}", said(), reason) from reason
 
@@ -454,7 +440,7 @@ class StackProbes:
         struct.pack_into("<IIQQ", attribute, 0, _PERF_TYPE_SOFTWARE, 112, _PERF_COUNT_SW_CPU_CLOCK, self.period_ns)
         struct.pack_into("<Q", attribute, 40, 1)
         buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
-        event = _syscall(
+        event = system_call(
             _SYS_PERF_EVENT_OPEN,
             ctypes.byref(buffer),
             ctypes.c_int(-1),
@@ -662,7 +648,7 @@ class StackProbes:
             request = ctypes.create_string_buffer(
                 struct.pack("<IIQ", function.fd, len(info), ctypes.addressof(info)), 16
             )
-            _syscall(_SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
+            system_call(_SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
             times[name.decode()] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
         return times
 
@@ -670,8 +656,9 @@ class StackProbes:
         for event in self._events:
             os.close(event)
         self._events.clear()
-        for tracepoint in list(self._bpf.raw_tracepoint_fds):
-            self._bpf.detach_raw_tracepoint(tracepoint)
+        for fd in self._tracepoints.values():
+            os.close(fd)
+        self._tracepoints.clear()
 
     def close(self) -> None:
         """Takes the programs away and frees the maps."""

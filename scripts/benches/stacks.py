@@ -297,7 +297,7 @@ class Switch:
         self._probes = probes
         programs = {"sched_switch": "on_switch", "sched_wakeup": "on_wakeup", "sched_process_exit": "on_exit"}
         programs["sched_process_exec"] = "on_exec"
-        self._programs = {k: v for k, v in programs.items() if k.encode() in probes._bpf.raw_tracepoint_fds}
+        self._programs = {k: v for k, v in programs.items() if k in probes._tracepoints}
         self._is_on = True
 
     def on(self) -> None:
@@ -316,7 +316,7 @@ class Switch:
         for event in self._probes._events:
             fcntl.ioctl(event, _PERF_EVENT_IOC_DISABLE, 0)
         for tracepoint in self._programs:
-            self._probes._bpf.detach_raw_tracepoint(tracepoint.encode())
+            os.close(self._probes._tracepoints.pop(tracepoint))
 
 
 class PySpy:

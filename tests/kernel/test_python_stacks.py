@@ -557,11 +557,14 @@ def test_the_checker_finds_every_kind_of_fault(tmp_path: Path) -> None:
 @every_python
 def test_every_stack_is_one_that_was(python: str, samples: Samples, run: Callable[..., Program]) -> None:
     """Right, said to be incomplete, or not given at all; and the last two are few."""
+    every = {"recursion", "generators", "callbacks", "runs", "elder", "churn_same", "main:forked", "spawn:worker"}
     programs = [run(python, name) for name in NAMES]
     watch(samples, programs, SECONDS)
 
     def each_process() -> bool:
         watch(samples, programs, 0.1)
+        if not every <= {role for program in programs for role in program.roles.values()}:
+            return False  # one has not begun yet
         on_cpu = samples.counts[samples.counts["what"] & records.WHAT_OFF == 0]
         return all(on_cpu["count"][on_cpu["pid"] == pid].sum() > 30 for program in busy for pid in program.pids)
 
@@ -578,7 +581,7 @@ def test_every_stack_is_one_that_was(python: str, samples: Samples, run: Callabl
     assert verdict.total > 1000, str(verdict)
     assert verdict.right >= 0.995, str(verdict)
     # each kind of program contributes
-    for role in ("recursion", "generators", "callbacks", "runs", "elder", "churn_same", "main:forked", "spawn:worker"):
+    for role in sorted(every):
         assert verdict.on.by_role[role]["right"] > 0, f"{role}: {verdict}"
     assert verdict.on.by_role["abyss"]["cut"] > 0, str(verdict)
     for role in ("in_lock", "in_queue", "in_simple", "in_sleep", "in_select", "in_socket", "in_event"):
@@ -712,8 +715,8 @@ def test_a_shell_that_becomes_python_and_python_that_becomes_another(
         for program in (shell, second):
             program.read()
             if program.ready and program.process.pid not in looked:
-                looked[program.process.pid] = time.monotonic_ns()
                 samples.add(program.process.pid)
+                looked[program.process.pid] = time.monotonic_ns()
 
     wait_until(lambda: (samples.follow(0.05, look), len(looked) == 2)[-1], 30, "both to become Python")  # type: ignore[func-returns-value]
     samples.follow(0.7, look)

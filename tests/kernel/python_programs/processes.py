@@ -47,8 +47,8 @@ def beside():  # depth 2
     burn_forked(200)  # -> burn_forked
 
 
-def worker(kind):
-    end_with_parent()  # -> end_with_parent
+def worker(kind, mother):
+    end_with_parent(mother)  # -> end_with_parent
     announce(kind)  # -> announce
     while True:
         worker_step(200)  # -> worker_step
@@ -63,8 +63,9 @@ def worker_step(n):
 
 def threader():  # depth 2
     """A thread that is not the first forks: its child's only thread was this one."""
+    mother = os.getpid()
     if os.fork() == 0:
-        end_with_parent()  # -> end_with_parent
+        end_with_parent(mother)  # -> end_with_parent
         announce("threader")  # -> announce
         while True:
             burn_forked(150)  # -> burn_forked
@@ -72,20 +73,24 @@ def threader():  # depth 2
         time.sleep(10)
 
 
-def end_with_parent():
+def end_with_parent(mother):
     ctypes.CDLL(None).prctl(1, 9)  # -> [ctypes]
+    if os.getppid() != mother:
+        os._exit(0)  # it was too late
 
 
 def main():
     announce("main:parent")  # -> announce
     start("beside", beside)  # -> start
     start("threader", threader)  # -> start
+    mother = os.getpid()
     if os.fork() == 0:  # -> [threading random]
-        end_with_parent()  # -> end_with_parent
+        end_with_parent(mother)  # -> end_with_parent
         announce("main:forked")  # -> announce
         start("beside", beside)  # -> start
+        mother = os.getpid()
         if os.fork() == 0:  # -> [threading random]
-            end_with_parent()  # -> end_with_parent
+            end_with_parent(mother)  # -> end_with_parent
             announce("main:grandchild")  # -> announce
             return loop(grandchild)  # -> loop
         return loop(forked)  # -> loop
@@ -95,9 +100,10 @@ def main():
 def workers():
     import multiprocessing  # -> [importlib multiprocessing]
 
-    fork = multiprocessing.get_context("fork").Process(target=worker, args=("main:worker",), daemon=True)
+    mother = os.getpid()
+    fork = multiprocessing.get_context("fork").Process(target=worker, args=("main:worker", mother), daemon=True)
     fork.start()  # -> [multiprocessing threading random logging weakref] worker
-    spawn = multiprocessing.get_context("spawn").Process(target=worker, args=("spawn:worker",), daemon=True)
+    spawn = multiprocessing.get_context("spawn").Process(target=worker, args=("spawn:worker", mother), daemon=True)
     spawn.start()  # -> [multiprocessing]
     say("ready", len(STARTED) + 1)  # -> say
     return loop(parent)  # -> loop
