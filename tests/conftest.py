@@ -12,11 +12,27 @@ ROOT = Path(__file__).resolve().parent.parent
 FAKEGPU_BUILD = ROOT / "build" / "fakegpu"
 
 
-def pytest_configure() -> None:
+class Failures:
+    """Tells of each failure at once: a run that is cut short sums nothing up."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+            reporter.ensure_newline()
+            reporter.write_line(f"FAILED {report.nodeid} ({report.when}): {said[:1000]}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Tests send Ctrl-C to programs they start. A shell that runs the tests in the background has it ignored, and
     whatever is started inherits that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(Failures(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -42,6 +58,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if os.environ.get("ARGUS_KERNEL_TESTS") != "required":
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return  # one of several processes that test: their parent has all reports
     if any("kernel" in report.keywords for report in reporter.stats.get("skipped", [])):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -26,6 +26,7 @@ from .conftest import ARGUS, Argus, argus_with, pid_words, start_trace
 
 pytestmark = [
     pytest.mark.kernel,
+    pytest.mark.alone,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)"),
 ]
 

@@ -35,7 +35,7 @@ from argus.records import StackCounter
 from .conftest import wait_until
 from .python_truth import Grammar, Judgement, Tally
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 PROGRAMS = Path(__file__).resolve().parent / "python_programs"
 RATE_HZ = 1_999

@@ -91,10 +91,13 @@ def test_ranks_that_start_again_are_a_new_run(store_url: str) -> None:
     from run import HERE
 
     command = [sys.executable, str(HERE / "run.py"), "--ranks", "2", "--", "--steps", "60"]
-    script = f"import subprocess, time\ntime.sleep(1)\nfor _ in range(2): subprocess.run({command!r}, check=True)"
-    launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    script = f"import subprocess\ninput()\nfor _ in range(2): subprocess.run({command!r}, check=True)"
+    launcher = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     try:
         with tracing(store_url, pids=(launcher.pid,), children=True) as tracer:
+            assert launcher.stdin is not None
+            launcher.stdin.write(b"begin\n")
+            launcher.stdin.close()
             poll_until(tracer, tracer.done, 60, "both attempts to end")
             notes = tracer.notes()
     finally:

@@ -90,7 +90,7 @@ def test_the_gil_s_holder_is_the_thread_that_spins(python: str) -> None:
         _until(lambda: process.gil_holder() == 0)
         for _ in range(2):
             spinning = _ask(program, "spin")
-            assert _until(process.gil_holder) == spinning
+            _until(lambda tid=spinning: process.gil_holder() == tid)  # type: ignore[misc]
             # It lets go of it only when another thread asks.
             held = [process.gil_holder() for _ in range(50)]
             assert held.count(spinning) > 40
