@@ -561,7 +561,7 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 		else if (begin)
 			*(u64 *)native = *begin;
 	}
-	if (s->flags & ARGUS_STACK_PYTHON_REJECTED) {
+	if (py && s->flags & ARGUS_STACK_PYTHON_REJECTED) { /* else nobody wants to know any more: it was removed just now */
 		if (*(volatile u32 *)&s->result != WALK_FAULT)
 			count(ARGUS_SC_PYTHON_REJECTED);
 		else if (addresses)

@@ -19,7 +19,7 @@ from argus.diagnose.verdict import json_schema
 from ..kernel.conftest import wait_for_cuda, wait_until
 from .conftest import Argus, Log, argus_with, attached, pid_words, start_trace, wait_for_silence
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
 STEPS = 60
 """Steps that are traced: enough for a verdict that is sure of itself, however long they take."""

@@ -833,6 +833,7 @@ def test_on_takes_its_memory_at_once_and_off_gives_it_back() -> None:
         assert status_kib(target.pid, "RssShmem") < 512
 
 
+@pytest.mark.alone
 def test_off_means_off() -> None:
     """After it was on, launches cost what they cost before, and the helper's thread sleeps."""
 

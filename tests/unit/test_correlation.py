@@ -301,7 +301,7 @@ def test_two_hundred_thousand_operations_take_a_fraction_of_a_second() -> None:
     seen = probed(*(0,) * n)
     seen["ts_ns"] = T + begin - 200
     c = Correlator()
-    started = time.perf_counter()
+    started = time.process_time()
     found = c.feed(gpu, host, seen, T + S)
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     assert ((found["flags"] & records.GPU_LAUNCH_PROBED) != 0).all()

@@ -63,7 +63,12 @@ def launch(n=1, s=None, f=None):
 def sync(): ok(rt.cudaDeviceSynchronize())
 def function_of(name):
     f = P(); ok(cuda.cuModuleGetFunction(C.byref(f), module, name)); return f
-def threads(): return sorted(open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task"))
+def threads():
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        try: names.append(open(f"/proc/self/task/{thread}/comm").read().strip())
+        except FileNotFoundError: pass  # it ended just now
+    return sorted(names)
 import layouts
 version = U(); ok(cupti.cuptiGetVersion(C.byref(version)))
 _, _, types = next(g for g in layouts.GENERATIONS.values() if g[0] <= version.value <= g[1])

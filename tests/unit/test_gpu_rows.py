@@ -141,9 +141,9 @@ def test_two_hundred_thousand_rows_take_a_fraction_of_a_second() -> None:
     given = ops(200_000, name=rng.integers(0, 500, 200_000), grid=7, block=128)
     given["kind"] = rng.integers(1, 4, len(given))
     known = names(*(f"kernel_{k}" for k in range(499)))
-    began = time.perf_counter()
+    began = time.process_time()
     kernel_events(given, ORIGIN, 0, 1, known)
-    assert time.perf_counter() - began < 0.5
+    assert time.process_time() - began < 0.5
 
 
 # ---- a session's GPU side

@@ -200,8 +200,8 @@ def test_two_hundred_thousand_operations_take_a_fraction_of_a_second() -> None:
     given = np.zeros(n, GPU_OP)
     given["start_ns"], given["end_ns"], given["kind"] = start, start + 60_000, GpuKind.KERNEL
     given["flags"], given["launch_ns"] = records.GPU_LAUNCH_MATCHED, np.maximum(start - 10_000, 0)
-    began = time.perf_counter()
+    began = time.process_time()
     found = windows(given, [False] * n)
-    assert time.perf_counter() - began < 1.0
+    assert time.process_time() - began < 1.0
     assert len(found) == 11
     assert found["kernels"].sum() == n
