@@ -42,6 +42,7 @@ static long (*argus_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void
 #define FRAME_STEPS (10 * FRAMES_A_PASS) /* some more than are kept: entry frames are read, and not kept */
 
 #define LONG_SITES 8
+#define TRUST_SHIFT 23 /* ns: 8 ms */
 #define FORGET_NS (1ull << 33) /* sites of long ago count less: all are halved when one has so much */
 
 /* A place where a thread has waited for long. */
@@ -72,7 +73,7 @@ struct thread {
 	u32 ns_tid;        /* its number in the PID namespace of the process; 0: not asked yet */
 	u32 had_state;
 	u32 unreadable;    /* the last search met memory that could not be read: that it has no state is not known */
-	u32 sure;          /* bit i: the last wait at long_sites[i] was long */
+	u32 trust;         /* four bits for each of long_sites: stacks that may be wasted there */
 	u64 distrusted;    /* thread state under which frames were found that are none: it may be gone */
 	struct site long_sites[LONG_SITES]; /* where it was off for the most time (come_back) */
 };
@@ -957,12 +958,12 @@ int on_exec(void *ctx)
 
 #ifdef ARGUS_TASK_PID
 
-/* Which of the thread's long_sites this is, as a bit; 0: none. */
+/* Which of the thread's long_sites this is, as one in its four bits of trust; 0: none. */
 INLINE u32 long_site(struct thread *thread, u64 site)
 {
 	u32 found = 0;
 	for (int i = 0; i < LONG_SITES; i++)
-		found |= (u32)is_zero(thread->long_sites[i].site ^ site) << i;
+		found |= (u32)is_zero(thread->long_sites[i].site ^ site) << 4 * i;
 	return found;
 }
 
@@ -983,7 +984,9 @@ INLINE void was_long(struct thread *thread, u64 site, u64 ns)
 	struct site *one = &thread->long_sites[place & (LONG_SITES - 1)];
 	one->site = site;
 	one->ns += ns < FORGET_NS ? ns : FORGET_NS;
-	thread->sure |= 1u << (place & (LONG_SITES - 1));
+	u32 at = 4 * (place & (LONG_SITES - 1));
+	u64 trust = (thread->trust >> at & 15) + 1 + (ns >> TRUST_SHIFT);
+	thread->trust = (thread->trust & ~(15u << at)) | (u32)(trust < 15 ? trust : 15) << at;
 	if (one->ns < FORGET_NS)
 		return;
 	for (int i = 0; i < LONG_SITES; i++)
@@ -1004,7 +1007,9 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 now)
 			thread->short_site = thread->off_site;
 			thread->short_ns = now;
 		}
-		thread->sure &= ~long_site(thread, thread->off_site);
+		u32 wasted = thread->off_stack ? long_site(thread, thread->off_site) : 0;
+		if (thread->trust & wasted * 15)
+			thread->trust -= wasted;
 		return;
 	}
 	u64 runqueue_ns = 0;
@@ -1073,8 +1078,8 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 	thread->off_stack = 0;
 	/* Whether it will be off for long is not known yet, and a thread may go off 20,000 times a second. A place where it
 	 * was short is passed over for a while; and all wasted stacks together are limited (GCRA, a burst of four). Places
-	 * where it has been off for long before are not passed over, and may waste one more in a row. Where it was off for
-	 * long the last time a stack is always taken: that wastes no more than one for each long wait. */
+	 * where it has been off for long before are not passed over, and may waste one more in a row. Each time that it was
+	 * off for long buys the place a stack or more that are always taken: one, and one for each 8 ms that it took. */
 	u64 due = thread->walk_ns, long_before = long_site(thread, site);
 	u64 passed_over = site == thread->short_site && now < thread->short_ns + ARGUS_WALK_NS && !long_before;
 	/* Collecting garbage may begin and end between two samples, with others on the CPU meanwhile. */
@@ -1085,7 +1090,7 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 			flags = interpreter_flags(py, thread->state);
 	}
 	u64 begins = (flags & ARGUS_WHAT_GC) && !thread->gc_begin_ns;
-	u64 taken = begins || (long_before & thread->sure) ||
+	u64 taken = begins || (long_before * 15 & thread->trust) ||
 		    (!passed_over && due < now + (long_before ? 4 : 3) * (ARGUS_WALK_NS / 2));
 	thread->off_site = site;
 	thread->off_ns = now;

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FAKEGPU_BUILD = ROOT / "build" / "fakegpu"
+FAKEGPU_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu"))
 
 
 class Failures:

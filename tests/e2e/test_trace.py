@@ -304,6 +304,7 @@ def test_bystanders_that_map_the_same_library_get_no_probes(store_url: str) -> N
     assert count(store_url, "SELECT uniqExact(pid) AS n FROM launches") == 1
 
 
+@pytest.mark.alone
 def test_all_gpu_finds_the_processes_that_map_libcuda(argus: Argus, store_url: str) -> None:
     with Job(ranks=2, args=["--layers", "3"]) as job:
         wait_for_cuda(job.pids)

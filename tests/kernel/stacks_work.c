@@ -4,8 +4,8 @@
  *   stacks_work block              waits for a line, blocks prime numbers of times in four ways, prints after each how often
  *                                  the kernel counted it (voluntary context switches), then stays
  *   stacks_work fast N             waits for a line, blocks N times for no time, prints the same, then stays
- *   stacks_work places N           waits for a line, then N times: sleeps 10 ms in one place, 2 ms in twelve others, and a
- *                                  moment in those, 200 times in all; then stays
+ *   stacks_work places N MS K      waits for a line, then N times: sleeps MS ms in one place and K moments in the same,
+ *                                  2 ms in twelve others, and a moment in those, 200 times in all; then stays
  *   stacks_work threads N          starts and ends N threads, four at a time, that burn for some ms each, then stays
  *   stacks_work hang               stays in inner <- middle <- outer, blocked in poll
  *   stacks_work exec               waits for a line, then executes itself as "burn 1"
@@ -157,7 +157,10 @@ int main(int argc, char **argv)
 		if (!fgets(line, sizeof(line), stdin))
 			return 1;
 		for (int i = 0; i < number; i++) {
-			poll(0, 0, 10);
+			for (int j = 0; j <= atoi(argv[4]); j++) {
+				struct timespec time = {0, j ? 50000 : atoi(argv[3]) * 1000000};
+				ppoll(0, 0, &time, 0);
+			}
 			for (int j = 0; j < 12; j++)
 				sleep_below(300 + j, 2000000);
 			for (int j = 0; j < 200; j++)

@@ -117,7 +117,7 @@ class Watch:
             self._gpu.append(batch.gpu)
             self._host.append(batch.host)
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> Watch:
+    def until(self, condition: Callable[[], bool], timeout_s: float = 30.0) -> Watch:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
@@ -126,10 +126,10 @@ class Watch:
             time.sleep(0.01)
         return self
 
-    def until_text(self, text: str, timeout_s: float = 10.0) -> Watch:
+    def until_text(self, text: str, timeout_s: float = 30.0) -> Watch:
         return self.until(lambda: self.collector.text.startswith(text), timeout_s)
 
-    def until_on(self, timeout_s: float = 10.0) -> Watch:
+    def until_on(self, timeout_s: float = 30.0) -> Watch:
         return self.until(lambda: self.collector.state == CollectorState.ON, timeout_s)
 
     def stop(self) -> Watch:
@@ -242,12 +242,13 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def threads_named(pid: int, name: str) -> list[Path]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [task for task in tasks if (task / "comm").read_text().strip().startswith(name)]
+
+
 def helper_thread(pid: int) -> Path:
-    (found,) = (
-        task
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if (task / "comm").read_text().strip().startswith("argus-cupti")
-    )
+    (found,) = threads_named(pid, "argus-cupti")
     return found
 
 
@@ -647,17 +648,17 @@ def test_the_target_is_stopped_for_a_while(tmp_path: Path) -> None:
     with burst(tmp_path, "--launches", 200_000, "--rate", 20_000, "--hold", 30) as job:
         (pid,) = job.pids
         (tmp_path / "go").touch()
-        wait_until(lambda: bool(outside._mapping(pid)), what="the helper")
+        wait_until(lambda: bool(outside._mapping(pid) and threads_named(pid, "argus-cupti")), what="the helper")
         os.kill(pid, signal.SIGSTOP)
-        watch = Watch(pid).until_text("failed: the helper does not answer", 8)
+        watch = Watch(pid).until_text("failed: the helper does not answer")
         os.kill(pid, signal.SIGCONT)
-        watch.until_on(3)
+        watch.until_on()
         os.kill(pid, signal.SIGSTOP)
         stopped_at = time.monotonic()
         watch.until(lambda: time.monotonic() > stopped_at + 1)
         os.kill(pid, signal.SIGCONT)
         before = len(watch.gpu)
-        watch.until(lambda: len(watch.gpu) > before + 20_000, 5).stop()
+        watch.until(lambda: len(watch.gpu) > before + 20_000).stop()
         assert watch.collector.text == "off"
         kernels = watch.kernels[np.argsort(watch.kernels["correlation"])]
         assert (np.diff(kernels["grid"][:, 0].astype(np.int64)) % 1000 == 1).all(), "a gap"

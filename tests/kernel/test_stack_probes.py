@@ -175,10 +175,9 @@ def test_every_sample_is_counted_once(probes: StackProbes, start: Callable[..., 
     assert {c.name: counters[c] for c in records.STACK_LOSS_COUNTERS if counters[c]} == {}
     assert counters[StackCounter.STACKS_SENT] == len(seen.sent)
     assert len(set(seen.counts["tid"][seen.counts["pid"] == busy[0].pid].tolist())) == 16
-    # Nothing is left of threads that have ended.
-    assert set(probes._thread_rows()["tid"].tolist()) <= {
-        int(tid) for process in busy for tid in os.listdir(f"/proc/{process.pid}/task")
-    }
+    # Nothing is left of threads that have ended. Whoever waits for one may know it before the kernel is done with it.
+    alive = {int(tid) for process in busy for tid in os.listdir(f"/proc/{process.pid}/task")}
+    wait_until(lambda: set(probes._thread_rows()["tid"].tolist()) <= alive, what="threads that ended to be forgotten")
 
 
 def test_samples_stand_for_cpu_time(usual: StackProbes, start: Callable[..., subprocess.Popen[str]]) -> None:
@@ -285,11 +284,12 @@ def test_long_blocks_have_their_stacks(usual: StackProbes, start: Callable[..., 
     usual.remove_target(process.pid)
 
 
+@pytest.mark.parametrize(("milliseconds", "short_ones"), [(10, 0), (30, 3)])
 def test_the_place_of_the_longest_waits_always_has_its_stack(
-    usual: StackProbes, start: Callable[..., subprocess.Popen[str]]
+    usual: StackProbes, start: Callable[..., subprocess.Popen[str]], milliseconds: int, short_ones: int
 ) -> None:
-    """Whatever else a thread does that uses up what it may waste."""
-    process = start("work", "places", 40)
+    """Whatever else a thread does that uses up what it may waste, and if most waits at that place are short."""
+    process = start("work", "places", 40, milliseconds, short_ones)
     wait_until(lambda: sleeping(process))
     usual.add_target(process.pid)
     seen = Seen(usual)
@@ -301,9 +301,9 @@ def test_the_place_of_the_longest_waits_always_has_its_stack(
     taken, long = (usual.counters()[c] - before[c] for c in (StackCounter.OFF_STACKS, StackCounter.OFF_CPU))
     rows = seen.of(process.pid, off=True)
     polled = rows[np.isin(rows["what"] & records.WHAT_SYSCALL, list(SYSCALLS["poll"]))]
-    assert polled["count"].sum() == 40
-    assert polled["count"][polled["stack"] != 0].sum() >= 38  # not the first, before which nothing was known
-    assert taken <= 200 * seconds + 5 + 2 * long
+    assert 40 <= polled["count"].sum() <= 40 + 40 * short_ones  # a moment is long where the CPU is busy
+    assert polled["count"][polled["stack"] == 0].sum() <= 2  # the first, before which nothing was known
+    assert taken <= 200 * seconds + 5 + 2 * long + 40 * short_ones
     usual.remove_target(process.pid)
 
 

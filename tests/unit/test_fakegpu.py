@@ -21,7 +21,7 @@ sys.path.insert(0, str(FAKEGPU))
 
 from run import Job, build  # noqa: E402
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and memfd")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(sys.platform != "linux", reason="futexes and memfd")]
 
 # Every script runs in a process of its own: the libraries read their environment when they are loaded.
 PRELUDE = """
