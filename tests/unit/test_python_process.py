@@ -144,6 +144,8 @@ def test_a_forked_child_has_its_own_state(python: str) -> None:
         _ask(program, "more 2")
         child = _ask(program, "fork")
         try:
+            # Until the fork has returned the child is in its parent's state.
+            _until(lambda: (found := find_interpreter(child)) and found.settled)
             process = _attach(child)
             _until(lambda: process.thread_states().keys() == {child})
             _until(lambda: _functions(process, child) == ["<module>"])
