@@ -83,6 +83,7 @@ def leftovers() -> list[str]:
 # ---- what an injected process notices: nothing
 
 
+@pytest.mark.alone  # starved of CPU time Argus gives up: one that is always in malloc must be stopped often
 @pytest.mark.parametrize(
     ("mode", "alarm_us"),
     [
