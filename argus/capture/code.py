@@ -242,12 +242,14 @@ class CodeResolver:
         return None if isinstance(string, int) or string is None else string[0]
 
     def _bytes_of(self, data: bytes) -> tuple[int, bytes]:
-        """How many bytes a bytes object has, and those of them that are there."""
+        """How many bytes a bytes object has, at least, and those of them that are there."""
         table = self._table
         if len(data) < table.bytes_data:
             return 1, b""
         size: int = _I64.unpack_from(data, table.bytes_size)[0]
-        return size, data[table.bytes_data : table.bytes_data + max(size, 0)]
+        if not 0 <= size <= MAX_LINE_TABLE:
+            return 1, b""
+        return size, data[table.bytes_data : table.bytes_data + size]
 
     def resolve(self, frames: NDArray[np.void]) -> list[PythonFrame | None]:
         """Names of the frames of one stack.

@@ -373,3 +373,16 @@ def test_a_long_line_table_is_known_as_far_as_it_was_sent(here: tuple[_Here, Cod
         assert resolver.resolve(frame_at(unit)) == [PythonFrame("f", "f.py", 0)], unit
         assert resolver.chain(frame_at(unit)).frames == (PythonFrame("f", "f.py", 0),)
     assert resolver.counters == {"python_frames_unresolved": 0, "python_code_reused": 0, "python_lines_unknown": 6}
+
+
+def test_a_line_table_of_impossible_size_has_no_lines(here: tuple[_Here, CodeResolver]) -> None:
+    made, resolver = here
+    name, file, table = made.text(b"f"), made.text(b"f.py"), made.data(bytes([0x80 | 11 << 3, 0, 0]))
+    frame = made.frame(name, file, table)
+    record = sent(made, frame, name, file, table)
+    at = CODE.itemsize + made.table.bytes_size
+    record[at : at + 8] = 255  # -1
+    made.arena[:] = 0
+    resolver.learn(record)
+    assert resolver.resolve(frame) == [PythonFrame("f", "f.py", 0)]
+    assert resolver.counters["python_lines_unknown"] == 1
