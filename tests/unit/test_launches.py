@@ -196,6 +196,7 @@ def test_a_name_is_never_read_from_another_program(end: str) -> None:
         names.forget(process.pid)
 
 
+@pytest.mark.alone
 def test_learning_an_import_of_kernels_is_quick() -> None:
     """40,000 at once, while the rings fill: nothing is demangled, and nothing read."""
     count = 40_000

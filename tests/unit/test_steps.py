@@ -85,6 +85,7 @@ def test_warm_up_and_a_rare_extra_call_do_not_hide_the_period() -> None:
     assert 0.97 < period.score < 1
 
 
+@pytest.mark.alone
 def test_a_full_window_takes_milliseconds() -> None:
     codes = repeat(layered(60, 25, 500), 40)[:65_536]
     find_period(codes)

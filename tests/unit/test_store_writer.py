@@ -227,6 +227,7 @@ def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.Mo
     assert rows(store, "SELECT count() FROM iterations") == [(300,)]
 
 
+@pytest.mark.alone
 def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     away = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
     _Flaky(store, [away] * 3).install(monkeypatch)
@@ -275,6 +276,7 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
     assert writer.bytes_waiting == 0
 
 
+@pytest.mark.alone
 def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Writer._send
 
