@@ -797,7 +797,7 @@ def test_a_flush_that_fails_hides_no_loss() -> None:
 
 
 def test_fifty_times_on_and_off_leave_nothing_behind() -> None:
-    # Threads that allocate at the same moment make glibc reserve another arena, of 64 MiB of addresses, whoever they are.
+    # Threads that allocate at the same moment make glibc reserve another arena: 64 MiB of addresses, whoever they are.
     with program(MALLOC_ARENA_MAX="1") as target:
         own, theirs = os.getpid(), target.pid
 
