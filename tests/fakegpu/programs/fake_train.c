@@ -324,7 +324,8 @@ int main(int argc, char **argv) {
     if (fakegpu_set_step) fakegpu_set_step(0);
     set_durations();
     set_up();
-    ncclUniqueId id = job_start(&options);
+    ncclUniqueId id;
+    job_start(&options, &id);
     NCCL(ncclCommInitRank, (&comm, options.world, id, options.rank));
     workers_start(options.fork_workers);
     if (options.go) wait_for_file(options.go);

@@ -1,5 +1,7 @@
+#define _GNU_SOURCE
 #include "train_count.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +40,6 @@ void counts_write(FILE *file) {
 }
 
 void call_failed(const char *call, int result, const char *text) {
-    fprintf(stderr, "fake_train: %s failed: %d (%s)\n", call, result, text);
+    fprintf(stderr, "%s: %s failed: %d (%s)\n", program_invocation_short_name, call, result, text);
     exit(1);
 }

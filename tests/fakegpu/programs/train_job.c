@@ -22,7 +22,7 @@
 
 struct shared {
     ncclUniqueId id;
-    _Atomic long stop_before; /* 0: go on */
+    _Atomic long furthest; /* the last step that any rank has begun; its complement once that is the job's last */
 };
 
 static struct shared *shared;
@@ -38,17 +38,17 @@ static _Noreturn void fail(const char *what) {
     exit(1);
 }
 
-ncclUniqueId job_start(const struct options *options) {
+void job_start(const struct options *options, ncclUniqueId *id) {
     static struct shared alone;
     shared = &alone;
     if (options->world == 1) {
-        NCCL(ncclGetUniqueId, (&alone.id));
-        return alone.id;
+        if (id) NCCL(ncclGetUniqueId, (id));
+        return;
     }
     int file = -1;
     if (options->rank == 0) {
         struct shared fresh = {0};
-        NCCL(ncclGetUniqueId, (&fresh.id));
+        if (id) NCCL(ncclGetUniqueId, (&fresh.id));
         char temporary[4096];
         snprintf(temporary, sizeof temporary, "%s.new", options->rendezvous);
         file = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
@@ -65,7 +65,7 @@ ncclUniqueId job_start(const struct options *options) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (shared == MAP_FAILED) fail(options->rendezvous);
     close(file);
-    return shared->id;
+    if (id) *id = shared->id;
 }
 
 /* The rank may be stuck in a call that never returns; then the alarm ends it. */
@@ -86,13 +86,15 @@ void job_catch_signals(double grace_s) {
 
 bool job_told_to_stop(void) { return told_to_stop; }
 
-/* When this rank is about to run `step`, no other has gone further than that: each step's all-reduces need all ranks.
- * So all still reach the decision to stop before the next one. */
+/* A rank may be steps ahead of another, where they need not meet in each step. So the last step is the furthest that
+ * any had begun when one was told to stop. */
 bool job_over(long step) {
-    long none = 0;
-    if (told_to_stop) atomic_compare_exchange_strong(&shared->stop_before, &none, step + 1);
-    long stop_before = shared->stop_before;
-    return stop_before && step >= stop_before;
+    long furthest = shared->furthest, next;
+    do {
+        if (furthest < 0) return step > ~furthest;
+        next = told_to_stop ? ~furthest : step > furthest ? step : furthest;
+    } while (!atomic_compare_exchange_weak(&shared->furthest, &furthest, next));
+    return next < 0 && step > furthest;
 }
 
 void wait_for_file(const char *path) {

@@ -1,17 +1,18 @@
-/* What the ranks of fake_train share besides NCCL: one small file, mapped by all. It carries the unique id, and the
- * step after which all stop when one of them is told to; a rank that stopped alone would leave the others waiting. */
+/* What the ranks of fake_train and fake_plan share besides NCCL: one small file, mapped by all. It carries the unique
+ * id, and the step after which all stop when one of them is told to; a rank that stopped alone would leave the others
+ * waiting. */
 #ifndef TRAIN_JOB_H
 #define TRAIN_JOB_H
 
 #include "nccl_abi.h"
 #include "train_options.h"
 
-/* Rank 0 makes the id and the file; the others wait for it. */
-ncclUniqueId job_start(const struct options *options);
+/* Rank 0 makes the file, and the id where one is wanted (not NULL); the others wait for it. */
+void job_start(const struct options *options, ncclUniqueId *id);
 /* Takes SIGTERM as the wish to stop. */
 void job_catch_signals(double grace_s);
 bool job_told_to_stop(void);
-/* Whether the job ends before this step. */
+/* Whether the job ends before this step. Each rank asks once before each step. */
 bool job_over(long step);
 
 /* Waits, in small sleeps, until the file exists or the job is told to stop. */
