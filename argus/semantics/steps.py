@@ -9,6 +9,7 @@ sequence numbers (:mod:`argus.semantics.groups`), whenever the ranks were attach
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,10 +36,11 @@ ITERATION = np.dtype(
 )
 """One step of one rank: what the table ``iterations`` holds, on the host's monotonic clock."""
 
-METHODS = ("collectives", "launches", "imported")
+METHODS = ("collectives", "launches", "imported", "marks")
 """Names of ``ITERATION["method"]``, as the table ``iterations`` spells them."""
 BY_COLLECTIVES = 0
 BY_LAUNCHES = 1
+BY_MARKS = 3
 
 WINDOW = 65_536
 """Calls looked at for a period. 3 steps of 20,000 launches, the largest step of the public traces at hand, fit in."""
@@ -57,9 +59,19 @@ LOCK_PERIODS = 5
 seen."""
 PROOF_UNITS = 20
 """Units over which a new period must hold before steps are reported: up to 19 micro-batches a step are told from steps.
-Evaluation more often than every 20 steps is in turn taken for a part of a longer step."""
+Evaluation more often than every 20 steps is in turn taken for a part of a longer step, where it launches kernels of its
+own."""
 PROOF = 0.95
-"""Share of those units that must be followed by another at once: 19 of 20."""
+"""Share of those units that must be followed by another at once: 19 of 20. Fewer suffice where nothing new is launched
+in between."""
+SHORT_STRETCH = 4096
+"""Stretches of calls up to this long are looked at in four places: steps that evaluation comes between so often are
+short."""
+KEPT_BOUNDARIES = 16_384
+"""Numbered boundaries of a communicator: a rank may be so many steps behind the first."""
+KNOWN_KERNELS = 0.9
+"""Share of the launches between repetitions that must be known from them: an evaluation may have a kernel or two of its
+own (an argmax), an optimiser has hardly any other."""
 HOLD_NS = 50_000_000
 """Calls younger than this (before the newest) wait, so that another thread's batch can still sort in before them. Ring
 buffers are drained every 10-20 ms."""
@@ -267,7 +279,6 @@ class _Rank:
 @dataclass
 class _Epoch:
     start: int
-    number: int
     per_step: int
 
 
@@ -283,18 +294,43 @@ class _Family:
     """Added to the family's numbers, so that families agree; None: not known yet."""
     trusted: bool = True
     members: set[int] = field(default_factory=set)
+    calls: list[int] = field(default_factory=list)
+    """Boundaries' calls that have a number, ascending."""
+    numbers: dict[int, int] = field(default_factory=dict)
 
     def number(self, call: int) -> int:
-        epoch = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0])
-        return epoch.number + (call - epoch.start) // epoch.per_step
+        """The step that ends with a call: known from the first rank that had it, else counted on from its neighbour.
+
+        Calls now and then that belong to no step (an evaluation's) move it by less than one.
+        """
+        if call in self.numbers:
+            return self.numbers[call]
+        per_step = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0]).per_step
+        place = bisect_left(self.calls, call)
+        if not self.calls:
+            found = call // per_step
+        elif place:
+            before = self.calls[place - 1]
+            found = self.numbers[before] + max(1, round((call - before) / per_step))
+            if place < len(self.calls):
+                found = min(found, self.numbers[self.calls[place]])
+        else:
+            found = self.numbers[self.calls[0]] - max(1, round((self.calls[0] - call) / per_step))
+        self.calls.insert(place, call)
+        self.numbers[call] = found
+        if len(self.calls) > KEPT_BOUNDARIES:
+            for old in self.calls[: KEPT_BOUNDARIES // 2]:
+                del self.numbers[old]
+            del self.calls[: KEPT_BOUNDARIES // 2]
+        return found
 
 
 class StepTracker:
     """Finds the steps of one job as its calls come in.
 
-    A step ends at the entry of its last collective: the one before the largest median gap between collectives. Its
-    number is that call's aligned sequence number divided by the calls a step, so that ranks attached at different
-    moments, and trackers on different hosts, agree; without collectives, steps are counted from 0 on each rank.
+    A step ends at the entry of its last collective: the one before the largest median gap between collectives. That
+    call's aligned sequence number is the same on all ranks, so that ranks attached at different moments agree on the
+    step's number; without collectives, steps are counted from 0 on each rank.
 
     Counters say what was not turned into steps: ``late_calls`` (sorted in too late to count), ``steps_before_first``,
     ``steps_repeated`` (a number at or before the previous one's, merged into the next), ``calls_without_alignment``
@@ -395,10 +431,11 @@ class StepTracker:
             if state.lock is None or state.lock.anchor_comm is None:
                 self.counters["calls_without_alignment"] += surplus
 
-    def advance(self, *, final: bool = False) -> NDArray[np.void]:
+    def advance(self, *, until_ns: int | None = None, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.
 
         Args:
+            until_ns: All calls before this have been fed; None: those :data:`HOLD_NS` older than the newest.
             final: No more calls will come: do not wait for those of other threads.
 
         Returns:
@@ -407,6 +444,8 @@ class StepTracker:
         ready: dict[int, int] = {}
         for rank, state in sorted(self._ranks.items()):
             horizon = state.newest if final else state.newest - HOLD_NS
+            if until_ns is not None and not final:
+                horizon = min(horizon, until_ns)
             ready[rank] = int(np.searchsorted(state.calls["ts"], horizon, side="right"))
             self._detect(state, ready[rank], final)
         for rank, state in sorted(self._ranks.items()):
@@ -424,7 +463,8 @@ class StepTracker:
         position = state.dropped + ready
         since = 0
         if state.lock is not None:
-            lost = position - state.last_exact > LOCK_PERIODS * len(state.lock.unit)
+            # Of what was looked at: the newest batch may well hold more than five units.
+            lost = max(state.parsed, position if final else 0) - state.last_exact > LOCK_PERIODS * len(state.lock.unit)
             if not lost and (
                 len(state.recent) < PROOF_UNITS or sum(state.recent[-PROOF_UNITS:]) >= PROOF * PROOF_UNITS
             ):
@@ -456,25 +496,53 @@ class StepTracker:
         size = 32
         while size < 2 * len(codes):
             size = min(2 * size, 2 * len(codes))
-            seen = codes[:size]
-            period = find_period(seen.view(np.int64))
-            if period is None or len(seen) < LOCK_PERIODS * period.length or not self._whole(part, period.length):
-                continue
-            unit = seen[-period.length :]
-            if len(part) < len(window) and level == _COLLECTIVES and (unit == unit[0]).all():
-                continue  # equal buckets: only the launches between them could tell the steps apart
-            gaps = np.diff(np.flatnonzero(prefix.matches(unit)))
-            proof = gaps[:PROOF_UNITS]
-            share = float(np.mean(proof == period.length)) if len(proof) else 0.0
-            if share >= PROOF and (final or len(proof) == PROOF_UNITS):
-                return (unit, period.score), False
-            if share >= PROOF:
-                return None, True
-            # Steps that often differ (evaluation, lost records) are better than none.
-            share = float(np.mean(gaps == period.length)) if len(gaps) else 0.0
-            if (final or len(gaps) >= 3 * PROOF_UNITS) and share >= 0.5 and size >= len(codes):
-                return (unit, period.score * share), False
+            # An evaluation in the first stretch hides the period from it, but not from one beside it.
+            moves = range(0, 2 * size, size // 2) if size <= SHORT_STRETCH else (0,)
+            for begin in moves:
+                seen = codes[begin : begin + size]
+                if begin and len(seen) < size:
+                    break
+                period = find_period(seen.view(np.int64))
+                if period is None or len(seen) < LOCK_PERIODS * period.length:
+                    continue
+                if not self._whole(part, begin + len(seen), period.length):
+                    continue
+                unit = seen[-period.length :]
+                if len(part) < len(window) and level == _COLLECTIVES and (unit == unit[0]).all():
+                    continue  # equal buckets: only the launches between them could tell the steps apart
+                decided = self._judge(part, prefix, unit, period, level, final, whole=size >= len(codes))
+                if decided is not None:
+                    return decided
         return None, False
+
+    @staticmethod
+    def _judge(
+        part: NDArray[np.void],
+        prefix: Prefix,
+        unit: NDArray[np.uint64],
+        period: Period,
+        level: str,
+        final: bool,
+        *,
+        whole: bool,
+    ) -> tuple[tuple[NDArray[np.uint64], float] | None, bool] | None:
+        """What :meth:`_find` answers for one proposed unit; None: it is none. ``whole``: it is from all calls."""
+        starts = np.flatnonzero(prefix.matches(unit))
+        gaps = np.diff(starts)
+        proof = gaps[:PROOF_UNITS]
+        share = float(np.mean(proof == period.length)) if len(proof) else 0.0
+        if share >= PROOF and (final or len(proof) == PROOF_UNITS):
+            return (unit, period.score), False
+        if share >= PROOF:
+            return None, True
+        proven = len(proof) == PROOF_UNITS or (final and len(proof) >= LOCK_PERIODS)
+        if proven and share >= 0.5 and level != _COLLECTIVES and _nothing_new(part, starts, period.length):
+            return (unit, period.score), False
+        # Steps that often differ (evaluation, lost records) are better than none.
+        share = float(np.mean(gaps == period.length)) if len(gaps) else 0.0
+        if (final or len(gaps) >= 3 * PROOF_UNITS) and share >= 0.5 and whole:
+            return (unit, period.score * share), False
+        return None
 
     @staticmethod
     def _same(lock: _Lock | None, level: str, unit: NDArray[np.uint64]) -> bool:
@@ -484,11 +552,12 @@ class StepTracker:
         return bool(Prefix.of(np.concatenate([unit, unit])).matches(lock.unit).any())
 
     @staticmethod
-    def _whole(part: NDArray[np.void], length: int) -> bool:
-        """Whether the unit holds a call of every communicator that is in regular use: a micro-batch alone does not."""
+    def _whole(part: NDArray[np.void], end: int, length: int) -> bool:
+        """Whether the unit that ends before ``end`` holds a call of every communicator that is in regular use: a
+        micro-batch alone does not."""
         collective = part[part["collective"]]
         newer = collective[len(collective) // 2 :]
-        inside = part[-length:]
+        inside = part[end - length : end]
         regular, uses = np.unique(newer["comm"], return_counts=True)
         have = np.unique(inside["comm"][inside["collective"]])
         return bool(np.isin(regular[uses >= 2], have).all())
@@ -519,14 +588,16 @@ class StepTracker:
         known = {comm: self._groups[state.rank, comm] for comm in uses if (state.rank, comm) in self._groups}
         if len(known) < len(uses):
             return
-        if not final and not state.dropped and any(group in self._untrusted for group, _ in known.values()):
+        trusted = {comm for comm, (group, _) in known.items() if group not in self._untrusted}
+        shared = {comm for comm in trusted if self._sizes[known[comm][0]] > 1}
+        if not final and not state.dropped and not shared and len(trusted) < len(known):
             return  # more calls may still tell how the ranks line up
-        shared = {comm for comm, (group, _) in known.items() if self._sizes[group] > 1} or set(known)
+        shared = shared or set(known)
         places = places[np.isin(unit["comm"][places], list(shared))]
         joined = [
             (len(family.members), -group, comm)
             for comm, (group, _) in known.items()
-            if (family := self._families.get(group)) and family.epochs[-1].per_step == uses[comm]
+            if (family := self._families.get(group)) and family.epochs[-1].per_step == uses[comm] and comm in shared
         ]
         if joined:
             comm = max(joined)[2]
@@ -541,7 +612,7 @@ class StepTracker:
             boundary = int(unit["seq"][places[chosen]]) + offset
             found = self._families.get(group)
             if found is None:
-                family = _Family(group, [_Epoch(0, 0, uses[comm])], boundary, trusted=group not in self._untrusted)
+                family = _Family(group, [_Epoch(0, uses[comm])], boundary, trusted=group not in self._untrusted)
                 self._families[group] = family
             else:
                 family = found
@@ -549,7 +620,7 @@ class StepTracker:
                 start = max(family.last, first)
                 if boundary <= start:
                     return
-                family.epochs.append(_Epoch(start, family.number(start), uses[comm]))
+                family.epochs.append(_Epoch(start, uses[comm]))
                 family.last = boundary
         family.members.add(state.rank)
         self._rotate(lock, int(places[chosen]))
@@ -730,6 +801,27 @@ class StepTracker:
             if len(left):
                 return np.asarray(sides[0][1][left] - sides[1][1][right])
         return np.empty(0, np.int64)
+
+
+def _nothing_new(calls: NDArray[np.void], starts: NDArray[np.int64], length: int) -> bool:
+    """Whether what lies between units launches only what the units launch, too: evaluation between steps.
+
+    What lies between a step's micro-batches is the optimiser, with kernels of its own.
+
+    Args:
+        calls: Those that the units were looked for in, shape (n,).
+        starts: Where units begin.
+        length: Calls in one.
+    """
+    inside = np.zeros(len(calls) + 1, np.int64)
+    inside[starts] += 1
+    inside[np.minimum(starts + length, len(calls))] -= 1
+    covered = np.cumsum(inside[:-1]) > 0
+    between = np.arange(len(calls)) > starts[0]
+    between &= (np.arange(len(calls)) < starts[-1]) & ~covered & ~calls["collective"]
+    unit = calls["loose"][starts[0] : starts[0] + length][~calls["collective"][starts[0] : starts[0] + length]]
+    extra = calls["loose"][between]
+    return len(extra) == 0 or float(np.mean(np.isin(extra, unit))) >= KNOWN_KERNELS
 
 
 def _before_largest_gap(times: NDArray[np.int64]) -> int:

@@ -217,6 +217,21 @@ def test_evaluation_every_few_steps_makes_no_nonsense(every: int, batches: int) 
         assert (steps["confidence"] < 0.95).sum() == 3 * 4  # the step that an evaluation lies in, but for the last
 
 
+@pytest.mark.parametrize("batches", [1, 40])
+@pytest.mark.parametrize("attach_ms", [0.0, 5200.0, 5950.0])
+def test_evaluation_between_every_ten_steps_is_no_part_of_a_longer_step(attach_ms: float, batches: int) -> None:
+    """It launches what the steps launch, too; wherever Argus attaches."""
+    job = simulate(steps=150, eval_every=10, attach_ms=np.full(4, attach_ms), inits=attach_ms == 0)
+    _, steps, _ = analyse(job, batches)
+    sane(steps)
+    true = true_steps(job, steps)
+    for rank in range(4):
+        mine = steps["rank"] == rank
+        assert np.array_equal(np.diff(true[mine]), np.ones(mine.sum() - 1))
+    # An evaluation calls a collective of its own: numbers are the program's all the same.
+    assert len(set((true - steps["step"]).tolist())) == 1
+
+
 def test_a_changed_program_goes_on_counting() -> None:
     before, after = simulate(steps=40, seed=3), simulate(steps=60, program=ddp(layers=6, kernels=3), seed=3)
     shift = int(before.boundaries.max()) + 30 * MS - int(after.ranks[0].cuda["ts_ns"].min())
