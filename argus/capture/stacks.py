@@ -51,6 +51,8 @@ LONG_OFF_NS = 95_000_000
 """From when on ``off_now`` tells of a thread."""
 GRACE_NS = 5_000_000
 """What was left is read no sooner. Programs run for microseconds, with interrupts off."""
+LAST_GRACE_S = 0.05
+"""The same at the end, when nothing is read later: a host may take a virtual CPU away meanwhile."""
 WALK_NS = 10_000_000
 """After a stack was taken at a switch, and the thread came back before ``off_cpu_ns``: how long none is taken at the
 same place. Stacks at any place that prove useless are limited to twice this rate."""
@@ -588,7 +590,7 @@ class StackProbes:
             os.close(event)
         self._events.clear()
         self._bpf[b"switches"][ctypes.c_int(1)] = ctypes.c_uint32(1)
-        time.sleep(GRACE_NS / 1e9)
+        time.sleep(LAST_GRACE_S)
 
     def _read_counts(self, which: int) -> NDArray[np.void]:
         self.reads += 1
