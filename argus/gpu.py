@@ -26,7 +26,7 @@ from argus.cupti.inject import inject
 from argus.errors import ArgusError
 from argus.roster import YOUNG_S, Job, Member
 from argus.semantics.correlation import Correlator
-from argus.semantics.gpu import USAGE, GpuUsage, is_communication
+from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage, is_communication
 from argus.store.writer import Writer
 
 AGAIN_S = 1.0
@@ -122,6 +122,7 @@ class _Process:
     member: Member | None = None
     program: _Program | None = None
     usage: GpuUsage = field(default_factory=GpuUsage)
+    steps: GpuSteps = field(default_factory=GpuSteps)
     windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
     injection: Future[str] | None = None
     failure: str = ""
@@ -185,6 +186,7 @@ class GpuSide:
         self._processes: list[_Process] = []
         self._counted: dict[str, tuple[int, bool]] = {}
         self._late = 0
+        self._dropped = 0
         self._without_rank = 0
         self._unanswered = 0
         self._missed = 0
@@ -241,6 +243,12 @@ class GpuSide:
         }
 
     # ---- what
+
+    def take_steps(self, job: Job, steps: NDArray[np.void]) -> None:
+        """Takes a job's steps: rows of ``semantics.steps.ITERATION``."""
+        for process in self._processes:
+            if process.job is job and process.member is not None and not process.over:
+                process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
 
     def poll(self, now: float) -> None:
         """Fetches what was recorded. Call it before the rings are read."""
@@ -343,6 +351,7 @@ class GpuSide:
             words = program.names.of(ops["name"])
             kernel = ops["kind"] == records.GpuKind.KERNEL
             process.usage.feed(ops, kernel & program.communication(words))
+            process.steps.feed(ops, kernel & program.communication(words))
             duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
             count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
             for word in np.flatnonzero(count).tolist():
@@ -358,11 +367,16 @@ class GpuSide:
         if len(windows):
             process.windows.append(windows)
             self._writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
+        steps = process.steps.advance(final=final)
+        steps = steps[self._options.records_whole(steps["start_ns"], steps["duration_ns"])]
+        if len(steps):
+            self._writer.append("gpu_steps", gpu_rows.gpu_steps(steps, origin, rank, pid))
 
     def _end(self, process: _Process) -> None:
         """Stores the last windows and lets go."""
         process.over = True
         self._late += process.usage.late
+        self._dropped += process.steps.dropped
         if process.program is None:
             return
         if process.ended_at:
@@ -449,7 +463,7 @@ class GpuSide:
             return "off", "switched off with --cupti off"
         state, reason = process.state
         if state == "waiting" and reason == "the process is not armed":
-            if not process.target.libraries:
+            if not process.target.on_gpu:
                 return "off", NO_GPU
             return "off", self._not_armed
         if state == "on" and not reason and self._options.share < 1:
@@ -465,14 +479,16 @@ class GpuSide:
         if self._mode == "off":
             return {}
         found = dict.fromkeys(COUNTERS, (0, False)) | self._counted
-        late = self._late
+        late, dropped = self._late, self._dropped
         for process in self._processes:
             if process.over:
                 continue
             late += process.usage.late
+            dropped += process.steps.dropped
             if process.program is not None:
                 found = _sum(found, process.program)
         found["gpu_ops_late"] = (late, False)
+        found["gpu_ops_without_step"] = (dropped, False)
         found["gpu_ops_without_rank"] = (self._without_rank, True)
         found["gpu_launches_unanswered"] = (self._unanswered, True)
         found["gpu_processes_missed"] = (self._missed, True)

@@ -64,10 +64,27 @@ COLLECTIVE = np.dtype(
         ("reserved", "<u4"),
     ]
 )
-"""``struct argus_collective``: one NCCL operation of one process."""
+"""``struct argus_collective``: one collective operation of one process."""
 
 NAME_LEN = 176
 """Room for a name in a control record, its closing 0 included (``bpf/argus.h`` says why so much)."""
+
+MARK_NAME_LEN = 96
+"""Bytes of a mark's name that are kept."""
+MARK = np.dtype(
+    [
+        ("ts_ns", "<u8"),
+        ("handle", "<u8"),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("call", "u1"),
+        ("flags", "u1"),
+        ("name_len", "<u2"),
+        ("at_exit", "<u4"),
+        ("name", "u1", (MARK_NAME_LEN,)),
+    ]
+)
+"""``struct argus_mark``: a range, a backward pass, a wait or a work of PyTorch begins or ends."""
 
 CONTROL = np.dtype(
     [
@@ -111,6 +128,8 @@ class Counter(enum.IntEnum):
     INIT_ALL_CUT = 13
     HITS = 14
     NAMES_READ_LATER = 15
+    MARKS = 16
+    MARKS_DROPPED = 17
 
 
 LOSS_COUNTERS = frozenset(
@@ -118,6 +137,7 @@ LOSS_COUNTERS = frozenset(
         Counter.LAUNCHES_DROPPED,
         Counter.COLLECTIVES_DROPPED,
         Counter.CONTROL_DROPPED,
+        Counter.MARKS_DROPPED,
         Counter.PENDING_FULL,
         Counter.EXIT_MISSED,
         Counter.READ_FAULT,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture.bpf import Attachment, Probes
+from argus.capture.calls import CALLS
 from argus.capture.follow import Family
 from argus.capture.names import KernelNames
 from argus.capture.python import find_interpreter
+from argus.capture.pytorch import Membership, read_group
 from argus.capture.targets import (
+    TORCH,
     FileKey,
     Library,
     Target,
@@ -32,6 +36,9 @@ from argus.capture.targets import (
 )
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.groups import COMMUNICATOR
+from argus.semantics.marked_steps import MarkedSteps
+from argus.semantics.mesh import Group, Traffic, find_mesh
+from argus.semantics.phases import PhaseTracker
 from argus.semantics.steps import StepTracker
 
 CPU_RANK_S = 3.0
@@ -72,18 +79,31 @@ class Member:
 
 @dataclass
 class Job:
-    """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run."""
+    """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
+
+    ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
+    by phase; ``hidden_ns``: of communication behind other phases.
+    """
 
     name: str
     run: int
     lineage: str = ""
     members: dict[int, Member] = field(default_factory=dict)
     tracker: StepTracker = field(default_factory=StepTracker)
+    marked: MarkedSteps = field(default_factory=MarkedSteps)
+    by_marks: bool | None = None
+    step_base: int = 0
+    phases: dict[int, PhaseTracker] = field(default_factory=dict)
+    phase_ns: Tally[str] = field(default_factory=Tally)
+    hidden_ns: int = 0
     communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     recent: dict[int, NDArray[np.void]] = field(default_factory=dict)
     syncs: dict[int, NDArray[np.int64]] = field(default_factory=dict)
     control: dict[int, NDArray[np.void]] = field(default_factory=dict)
     handles: set[tuple[int, int]] = field(default_factory=set)
+    named: dict[int, dict[int, Membership]] = field(default_factory=dict)
+    traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
+    mesh: list[Group] = field(default_factory=list)
     groups_due: float = 0.0
 
     def holder(self, rank: int) -> Member | None:
@@ -94,6 +114,84 @@ class Job:
     def ranks(self) -> list[Member]:
         """Its ranks' processes, without helpers."""
         return [member for member in self.members.values() if not member.helper]
+
+    def feed(self, member: Member, launched: NDArray[np.void] | None, called: NDArray[np.void] | None) -> None:
+        """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
+        nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
+        if not self.by_marks:
+            self.tracker.feed(
+                member.rank,
+                nothing[0] if launched is None else launched,
+                nothing[1] if called is None else called,
+            )
+        if self.by_marks is not False and member.target.has(TORCH[0]):
+            self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
+
+    def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
+        """ITERATION rows of the steps completed since the last call, by PyTorch's marks where all ranks have them.
+
+        Args:
+            until_ns: What happened before this has been fed.
+            final: Nothing more will come.
+        """
+        if self.by_marks is None:
+            ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in self.phases}
+            if self.marked.ready(ranks):
+                self.by_marks = True
+        if not self.by_marks:
+            found = self.tracker.advance(until_ns=until_ns, final=final)
+            found["step"] += self.step_base
+            if len(found):
+                self.by_marks = False
+            if len(found) or not final or self.by_marks is False or not self.marked.ready(self.phases, final=True):
+                return found
+            self.by_marks = True
+        return self.marked.advance(until_ns, final=final)
+
+    def count_traffic(self, rank: int, called: NDArray[np.void], nbytes: NDArray[np.uint64]) -> None:
+        """Counts a rank's calls by communicator, operation, size and peer: what its communicators are told by.
+
+        Args:
+            rank: Global rank.
+            called: COLLECTIVE rows, those point to point included, shape (n,).
+            nbytes: Their payloads, shape (n,).
+        """
+        columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
+        rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+        for (comm, call, size, peer), count in zip(rows.tolist(), counts.tolist(), strict=True):
+            op = CALLS[call].kind
+            if not op.startswith("Group"):
+                self.traffic.setdefault((rank, comm), Traffic()).add(op, size, peer, count)
+
+    def find_mesh(self) -> bool:
+        """Says anew what the communicators are for. Whether that has changed."""
+        targets = [member.target for member in self.ranks()]
+        world = max((target.identity.world_size for target in targets), default=0)
+        command = targets[0].command if targets else ""
+        before, self.mesh = self.mesh, find_mesh(self.communicators, self.traffic, world=world, command=command)
+        return before != self.mesh
+
+    def drop_marks(self) -> None:
+        """Goes on without PyTorch's marks: steps are found by calls, and go on counting."""
+        if self.by_marks:
+            self.step_base = 1 + max((member.last_step for member in self.ranks()), default=-1)
+            self.tracker = StepTracker()
+            self.tracker.align(self.communicators)
+        self.by_marks = False
+        self.phases.clear()
+
+    def ask_groups(self, member: Member, handles: Iterable[int]) -> None:
+        """Asks a process of PyTorch's for the names of process groups that were not called before."""
+        layout = next((library.layout for library in member.target.libraries if library.layout is not None), None)
+        if layout is None:
+            return
+        known = self.named.setdefault(member.rank, {})
+        for handle in handles:
+            if (
+                handle not in known
+                and (found := read_group(member.target.pid, handle & (1 << 48) - 1, layout)) is not None
+            ):
+                known[handle] = found
 
     def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
         """Remembers calls about communicators; those of communicators that were ended are dropped."""
@@ -161,17 +259,19 @@ class Roster:
             # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
             # only once it makes calls.
             helper = parent_of(target.pid) in pids and target.identity.rank >= 0
-            launcher = self._follow and (target.identity.rank < 0 or not target.libraries)
+            launcher = self._follow and (target.identity.rank < 0 or not target.on_gpu)
             if helper or launcher:
                 self._candidates[target.pid] = _Candidate(now, target, from_the_start=True)
             else:
                 self._adopt(target)
-        self._attach(running=False)
+        # Let through first: a launcher maps PyTorch, and probes on it hit its running ranks at once.
         self.family.admit([target.pid for target in targets])
         if self._follow:
             joined, _ = self.family.refresh()
             for pid in joined:
                 self._candidates[pid] = _Candidate(now, from_the_start=True)
+        self._attach(running=False)
+        if self._follow:
             self._look_at_candidates(now, all_of_them=True)
             self._attach(running=False)
 
@@ -196,11 +296,14 @@ class Roster:
         return [member for _, member in self.by_pid.values() if member.state == "traced" and not member.helper]
 
     def candidates(self) -> list[Target]:
-        """Processes that have loaded a traceable library and may yet be ranks of their own."""
+        """Processes that have loaded a library of the GPU and may yet be ranks of their own."""
         return [
             candidate.target
             for pid, candidate in self._candidates.items()
-            if candidate.target is not None and pid not in self._leaving and parent_of(pid) not in self.by_pid
+            if candidate.target is not None
+            and candidate.target.on_gpu
+            and pid not in self._leaving
+            and parent_of(pid) not in self.by_pid
         ]
 
     # ---- go on
@@ -265,9 +368,10 @@ class Roster:
                     continue  # it ended before anybody knew it: its records are counted as records_without_rank
             self._candidates.pop(pid, None)
             job, member = self._adopt(target)
-            if candidate is None or not candidate.from_the_start:
+            if candidate is None or not candidate.from_the_start or not target.on_gpu:
                 what = "a helper of rank" if member.helper else "rank"
-                self.notes.append(f"following process {pid}, {what} {member.rank} of {job.name}")
+                where = "" if target.on_gpu else ", on CPUs"
+                self.notes.append(f"following process {pid}, {what} {member.rank} of {job.name}{where}")
             changed = True
         if changed:
             self._attach(running=True)
@@ -283,7 +387,7 @@ class Roster:
         for pid, candidate in sorted(self._candidates.items()):
             if candidate.no_rank or now - candidate.since < CPU_RANK_S or pid in self._leaving:
                 continue
-            if candidate.target is not None and candidate.target.libraries:
+            if candidate.target is not None and candidate.target.on_gpu:
                 continue
             if parent_of(pid) in self._candidates and not self._candidates[parent_of(pid)].no_rank:
                 continue  # its turn comes once it is known what its parent is
@@ -383,7 +487,9 @@ class Roster:
                     continue
             if self._look_for_libraries(pid, candidate.target):
                 changed = True
-                unprobed = [key for key in (lib.key for lib in candidate.target.libraries) if not self._shared.get(key)]
+                # Between PyTorch's load and its first collective lie seconds.
+                new = [lib.key for lib in candidate.target.libraries if lib.on_gpu]
+                unprobed = [key for key in new if not self._shared.get(key)]
                 if unprobed and not candidate.from_the_start:
                     # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
                     self.losses["processes_probed_late"] += 1

@@ -21,6 +21,7 @@ from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collective
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
+    TORCH_PYTHON,
     Target,
     find_gpu_processes,
     find_libraries,
@@ -36,6 +37,10 @@ from argus.gpu import GpuSide, GpuView
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups
+from argus.semantics.marks import marks_of
+from argus.semantics.mesh import describe
+from argus.semantics.phases import METHODS as PHASE_METHODS
+from argus.semantics.phases import PHASE, PHASES, PhaseTracker
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
 from argus.stacks import POLL_S as STACKS_POLL_S
@@ -63,8 +68,21 @@ GPU_STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
+SETTLE_NS = 10_000_000
+"""Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
+preempted."""
 
 
+_TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
+_OF_RANGE = np.array([call.kind in ("range_begin", "range_end") for call in calls.CALLS])
+_PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
+_OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
+MAX_RANGES = 1500
+"""Begins and ends of ranges a second and process, each some 10 to 20 us, that are put up with: 100 steps a second make
+800. Programs that put ranges around every layer make thousands."""
+RANGES_CHECKED_S = 1.0
+GENERATION_BITS = 48
+"""Addresses of user space have no more; the bits above count the process groups that were at one address."""
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
 
@@ -145,6 +163,7 @@ class View:
     ring_fill: float
     notes: list[str]
     stacks: StackView = NO_STACKS
+    steps_go: list[str] = field(default_factory=list)
 
 
 class Tracer:
@@ -195,11 +214,20 @@ class Tracer:
         self._kernel_launches: Tally[str] = Tally()
         self._collective_bytes: Tally[str] = Tally()
         self._collective_calls: Tally[str] = Tally()
-        self._drained: dict[str, list[NDArray[np.void]]] = {"launches": [], "collectives": [], "control": []}
+        self._drained: dict[str, list[NDArray[np.void]]] = {
+            "launches": [],
+            "collectives": [],
+            "control": [],
+            "marks": [],
+        }
         self._work_due = self._look_due = self._coverage_due = self._quick_look_due = 0.0
         self._written_jobs: set[tuple[str, int]] = set()
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
+        self._drained_ns = 0
+        self._ranges_since = time.monotonic()
+        self._ranges_seen = self._marks_seen = self._marks_before = 0
+        self._ended_groups: dict[tuple[int, int], list[int]] = {}
 
     @property
     def jobs(self) -> list[Job]:
@@ -267,9 +295,13 @@ class Tracer:
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
             self._roster.start(targets, set(self.options.pids))
+            # What follows takes seconds on a busy node, and calls come already.
+            self._drain()
             self._stacks.start()
+            self._drain()
             self._stacks.look(self.jobs, time.monotonic())
             self._writer.start()
+            self._drain()
             self._write_ranks()
         except BaseException:
             self.abort()
@@ -353,11 +385,13 @@ class Tracer:
 
     def _drain(self) -> None:
         assert self._probes is not None
+        self._drained_ns = time.monotonic_ns()
         # Control last: the name of a kernel that was launched is then there as well.
         for name, ring in (
             ("launches", self._probes.launches),
             ("collectives", self._probes.collectives),
             ("control", self._probes.control),
+            ("marks", self._probes.marks),
         ):
             taken = ring.drain()
             if len(taken):
@@ -372,10 +406,13 @@ class Tracer:
         control = self._take("control", records.CONTROL)
         cuda = self._take("launches", records.LAUNCH)
         nccl = self._take("collectives", records.COLLECTIVE)
+        marks = self._take("marks", records.MARK)
         self._names.learn(control)
         control = control[collectives.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()
+        callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
+        self._number_groups(control, nccl)
         if self._roster.adopt_callers(callers - self._roster.by_pid.keys()):
             self._write_ranks()
         known = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
@@ -388,10 +425,26 @@ class Tracer:
             known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
             known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
             known[2][:] |= self._take_control(job, members, control, pids, ranks)
+            if self._probes is not None and self._probes.ranges:
+                self._take_marks(job, members, marks)
             self._steps(job, now, final=final)
+        self._watch_ranges(marks, now)
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
         self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
+
+    def _number_groups(self, control: NDArray[np.void], called: NDArray[np.void]) -> None:
+        """Tells process groups apart that were at the same address one after the other: in ``called``, in place."""
+        for event in control[np.isin(control["call"], _PROCESS_GROUP_ENDED)]:
+            self._ended_groups.setdefault((int(event["pid"]), int(event["handle"])), []).append(int(event["ts_ns"]))
+        if not self._ended_groups:
+            return
+        of_torch = _OF_TORCH[called["call"]]
+        for (pid, handle), ends in self._ended_groups.items():
+            mine = of_torch & (called["pid"] == pid) & (called["comm"] == handle)
+            if mine.any():
+                generation = np.searchsorted(np.sort(ends), called["ts_ns"][mine]).astype(np.uint64)
+                called["comm"][mine] += generation << np.uint64(GENERATION_BITS)
 
     @staticmethod
     def _select(
@@ -436,7 +489,7 @@ class Tracer:
                 continue
             chosen = events[of_rank & outside]
             if len(chosen):
-                job.tracker.feed(member.rank, np.ascontiguousarray(chosen), np.empty(0, records.COLLECTIVE))
+                job.feed(member, np.ascontiguousarray(chosen), None)
             waits = events[of_rank & waiting]
             if len(waits):
                 pair = np.column_stack([waits["ts_ns"].astype(np.int64), waits["duration_ns"]])
@@ -476,16 +529,21 @@ class Tracer:
             member.collectives += int(np.sum(of_rank & together))
             if member.helper:
                 continue
+            if of_rank.any():
+                job.count_traffic(member.rank, events[of_rank], nbytes[of_rank])
             chosen = events[of_rank & together]
             if not len(chosen):
                 continue
             chosen = np.ascontiguousarray(chosen[np.argsort(chosen["ts_ns"], kind="stable")])
-            job.tracker.feed(member.rank, np.empty(0, records.LAUNCH), chosen)
+            job.feed(member, None, chosen)
             before = job.recent.get(member.rank)
             joined = chosen if before is None else np.concatenate([before, chosen])
             job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
             handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
             if not handles <= job.handles:
+                new = np.isin(chosen["comm"], [comm for _, comm in handles - job.handles])
+                told = chosen[new & collectives.tells_count(chosen)]
+                job.ask_groups(member, np.unique(told["comm"]).tolist())
                 job.handles |= handles
                 job.groups_due = min(job.groups_due, time.monotonic() + GROUPS_INTERVAL_S)
         return mine
@@ -519,13 +577,51 @@ class Tracer:
         job.groups_due = 0.0
         return mine
 
+    def _watch_ranges(self, marks: NDArray[np.void], now: float) -> None:
+        """Takes the probes on PyTorch's ranges away where a program has too many of them."""
+        assert self._probes is not None
+        assert self._roster is not None
+        self._ranges_seen += int(np.sum(_OF_RANGE[marks["call"]]))
+        self._marks_seen += len(marks)
+        elapsed = now - self._ranges_since
+        if elapsed < RANGES_CHECKED_S:
+            return
+        counted = self._probes.counters()
+        total = counted[records.Counter.MARKS] + counted[records.Counter.MARKS_DROPPED]
+        share = self._ranges_seen / max(self._marks_seen, 1)
+        rate = share * (total - self._marks_before) / elapsed / max(len(self._roster.live()), 1)
+        self._marks_before, self._ranges_since = total, now
+        self._ranges_seen = self._marks_seen = 0
+        if rate > MAX_RANGES and self._probes.ranges:
+            self._probes.detach_ranges()
+            for job in self.jobs:
+                job.drop_marks()
+            self._note(
+                f"PyTorch begins and ends ranges {rate:,.0f} times a second and process: their probes were taken away, "
+                "steps are found by calls from here on"
+            )
+
+    @staticmethod
+    def _take_marks(job: Job, members: dict[int, Member], marks: NDArray[np.void]) -> None:
+        for pid in np.unique(marks["pid"]).tolist():
+            member = members.get(pid)
+            if member is None or member.helper:
+                continue
+            mine = marks_of(marks[marks["pid"] == pid], ends_of_backward=member.target.has(TORCH_PYTHON))
+            job.phases.setdefault(member.rank, PhaseTracker()).feed(mine)
+            if job.by_marks is not False:
+                job.marked.feed_marks(member.rank, mine)
+
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if now >= job.groups_due or final:
             self._groups(job)
             job.groups_due = now + (SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S)
-        found = job.tracker.advance(final=final)
+        found = job.steps(self._drained_ns - SETTLE_NS, final=final)
         if not len(found):
             return
+        if job.phases:
+            found = self._phases(job, found)
+        self._gpu.take_steps(job, found)
         by_rank = {member.rank: member for member in job.ranks()}
         for rank in np.unique(found["rank"]):
             member = by_rank[int(rank)]
@@ -550,6 +646,41 @@ class Tracer:
             },
         )
 
+    def _phases(self, job: Job, found: NDArray[np.void]) -> NDArray[np.void]:
+        """Stores where the time of these steps went. Returns them with the boundaries that PyTorch told."""
+        steps, rows = [], []
+        for rank in np.unique(found["rank"]).tolist():
+            mine = found[found["rank"] == rank]
+            phases = job.phases.get(rank)
+            if phases is not None:
+                mine = mine if job.by_marks else phases.snap(mine)
+                rows.append(phases.split(mine))
+            steps.append(mine)
+        found = np.concatenate(steps)
+        parts = np.concatenate([np.empty(0, PHASE), *rows])
+        if len(parts):
+            for code, phase in enumerate(PHASES):
+                job.phase_ns[phase] += int(parts["duration_ns"][parts["phase"] == code].sum())
+            job.hidden_ns += int(parts["overlapped_ns"].sum())
+            order = np.lexsort((found["step"], found["rank"]))
+            key = found["rank"].astype(np.int64) << 32 | found["step"]
+            wanted = parts["rank"].astype(np.int64) << 32 | parts["step"]
+            starts = found["ts_ns"][order[np.searchsorted(key[order], wanted)]].astype(np.int64)
+            self._writer.append(
+                "phases",
+                {
+                    "job": job.name,
+                    "run": np.full(len(parts), job.run, np.uint32),
+                    **{name: parts[name].copy() for name in ("rank", "step", "duration_ns", "overlapped_ns", "spans")},
+                    "host": self.host,
+                    "ts": starts + self.mono_offset_ns,
+                    "phase": launches.dictionary(parts["phase"].astype(np.int32), list(PHASES)),
+                    "method": launches.dictionary(parts["method"].astype(np.int32), list(PHASE_METHODS)),
+                    "confidence": parts["confidence"].copy(),
+                },
+            )
+        return found
+
     def _groups(self, job: Job) -> None:
         nothing = np.empty((0, 2), np.int64)
         known = [
@@ -559,14 +690,18 @@ class Tracer:
                 sync_ts=job.syncs.get(rank, nothing)[:, 0],
                 sync_duration=job.syncs.get(rank, nothing)[:, 1],
                 control=job.control.get(rank, np.empty(0, records.CONTROL)),
+                named=job.named.get(rank, {}),
             )
             for rank, recent in sorted(job.recent.items())
         ]
         found = find_groups(known)
         job.tracker.align(found)
-        if np.array_equal(found, job.communicators):
-            return
+        job.marked.align(found)
+        same = np.array_equal(found, job.communicators)
         job.communicators = found
+        self._mesh(job)
+        if same:
+            return
         self._writer.append(
             "communicators",
             {
@@ -579,6 +714,41 @@ class Tracer:
                 "version": np.full(len(found), self._next_version(), np.uint64),
             },
         )
+
+    def _mesh(self, job: Job) -> None:
+        if not job.find_mesh() or not job.mesh:
+            return
+        self._writer.append(
+            "parallel_groups",
+            {
+                "job": job.name,
+                "run": np.full(len(job.mesh), job.run, np.uint32),
+                "host": self.host,
+                "comm_group": np.array([group.id for group in job.mesh], np.uint64),
+                "dimension": [group.dimension for group in job.mesh],
+                "ranks": [list(group.ranks) for group in job.mesh],
+                "nranks": np.array([group.size for group in job.mesh], np.int32),
+                "confidence": np.array([group.confidence for group in job.mesh], np.float32),
+                "why": [group.why for group in job.mesh],
+                "version": self._next_version(),
+            },
+        )
+
+    def steps_go(self) -> list[str]:
+        """Where the jobs' steps go, by phase, a line a job."""
+        lines = []
+        for job in self.jobs:
+            total = sum(job.phase_ns.values())
+            if not total:
+                continue
+            parts = [f"{phase.replace('_', ' ')} {ns / total:.1%}" for phase, ns in job.phase_ns.most_common() if ns]
+            behind = f"; communication behind them {job.hidden_ns / total:.1%}" if job.hidden_ns else ""
+            lines.append(f"where steps go: {', '.join(parts)}{behind}")
+        return lines
+
+    def mesh(self) -> list[str]:
+        """What the jobs' communicators are for, in lines for people."""
+        return [line for job in self.jobs for line in describe(job.mesh)]
 
     # ---- end
 
@@ -645,6 +815,7 @@ class Tracer:
             "launches": self._probes.launches,
             "collectives": self._probes.collectives,
             "control": self._probes.control,
+            "marks": self._probes.marks,
         }
         for name, ring in rings.items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
@@ -661,7 +832,8 @@ class Tracer:
         found["fork_events_missed"] = (family.missed_events, True)
         found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)
         for job in self.jobs:
-            for name, value in job.tracker.counters.items():
+            told = [job.tracker.counters, job.marked.counters, *(phases.counters for phases in job.phases.values())]
+            for name, value in sum(told, Tally()).items():
                 found[name] = (found.get(name, (0, False))[0] + value, False)
         for name, value in (self._losses + self._roster.losses).items():
             found[name] = (value, True)
@@ -720,6 +892,7 @@ class Tracer:
             cpu_share=(cpu - cpu_before) / span,
             ring_fill=ring.most_used_bytes / ring.size_bytes,
             notes=list(self._roster.notes),
+            steps_go=self.steps_go(),
         )
 
     def _cpu_s(self) -> float:

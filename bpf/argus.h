@@ -40,6 +40,7 @@ typedef int64_t s64;
 #define ARGUS_LAYER_DRIVER 0
 #define ARGUS_LAYER_RUNTIME 1
 #define ARGUS_LAYER_NCCL 2
+#define ARGUS_LAYER_TORCH 3
 
 enum argus_shape {
 	ARGUS_S_ARGS,          /* plain arguments: handle, stream, bytes, out (pointer to the handle made), direction */
@@ -64,6 +65,9 @@ enum argus_shape {
 	ARGUS_S_NAME_OUT,      /* (kernel *, module, name) */
 	ARGUS_S_KERNEL_OUT,    /* (function *, kernel) */
 	ARGUS_S_NAME_HOST,     /* (module, host stub, device function, name) */
+	ARGUS_S_C10D,          /* a process group's method: tensors, how many vectors they lie in, none, peer, process group */
+	ARGUS_S_C10D_P2P,      /* the same, numbered apart */
+	ARGUS_S_MARK,          /* handle, name (std::string *), whether the handle is behind a pointer */
 };
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
@@ -84,12 +88,12 @@ struct argus_launch {
 	u32 reserved;
 };
 
-/* One NCCL operation. Ring "collectives". */
+/* One collective operation. Ring "collectives". */
 struct argus_collective {
 	u64 ts_ns;
 	s64 duration_ns;  /* of the CPU call */
-	u64 comm;         /* ncclComm_t of this process; 0 for group calls */
-	u64 stream;
+	u64 comm;         /* ncclComm_t, or c10d::ProcessGroup, of this process; 0 for group calls */
+	u64 stream;       /* a process group: its own count of collectives at entry, plus 1; 0: not known */
 	u64 count;        /* elements, as passed */
 	u64 seq;          /* calls on this communicator since Argus attached or it was made, from 0; own count for p2p */
 	u32 pid;
@@ -97,7 +101,7 @@ struct argus_collective {
 	s32 peer;         /* root or peer rank; -1: none */
 	s32 result;
 	u8 call;
-	u8 dtype;         /* ncclDataType_t */
+	u8 dtype;         /* ncclDataType_t, or ARGUS_TORCH_DTYPE + c10::ScalarType; 255: not known */
 	u8 redop;         /* ncclRedOp_t; 255: none */
 	u8 flags;
 	u32 reserved;
@@ -130,6 +134,30 @@ struct argus_control {
 	u8 data[ARGUS_NAME_LEN]; /* a communicator's 128-byte unique id, or a kernel's name */
 };
 
+/* Added to a c10::ScalarType in argus_collective.dtype. */
+#define ARGUS_TORCH_DTYPE 64
+
+#define ARGUS_MARK_NAME_LEN 96 /* "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__" has 62 */
+
+/* A moment of PyTorch: a range, a backward pass, a wait or a work begins or ends. Ring "marks". */
+struct argus_mark {
+	u64 ts_ns;
+	u64 handle;       /* c10d::Work; 0: none */
+	u32 pid;
+	u32 tid;
+	u8 call;
+	u8 flags;
+	u16 name_len;     /* bytes used in name; 0: none */
+	u32 at_exit;      /* 1: the function returned */
+	u8 name[ARGUS_MARK_NAME_LEN]; /* its beginning, if longer */
+};
+
+/* Where objects of one file's PyTorch keep things; 0: not known. By the slot in the cookie. */
+struct argus_torch {
+	u32 numel;        /* of elements, in c10::TensorImpl; its type follows */
+	u32 counter;      /* of collectives, in c10d::ProcessGroupGloo */
+};
+
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
 enum argus_counter {
 	ARGUS_C_LAUNCHES,            /* records written to "launches" */
@@ -148,6 +176,8 @@ enum argus_counter {
 	ARGUS_C_INIT_ALL_CUT,        /* loss: communicators beyond the 16 first of one ncclCommInitAll */
 	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included */
 	ARGUS_C_NAMES_READ_LATER,    /* names of kernels left to user space: not in memory yet, or too long for a record */
+	ARGUS_C_MARKS,
+	ARGUS_C_MARKS_DROPPED,       /* loss */
 	ARGUS_C_COUNT
 };
 

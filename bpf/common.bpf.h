@@ -26,6 +26,10 @@ struct pending {
 BPF_HASH(inflight, u64, struct pending, 65536);
 /* Size of the code of each probed file, by the slot in the cookie. */
 BPF_ARRAY(text_bytes, u64, 16);
+/* How far the code that may call a function from inside its own family reaches before (low half) and behind it, bytes, by
+ * the cookie's slot and call. */
+BPF_ARRAY(family_reach, u64, 16 * 256);
+BPF_ARRAY(torch_layouts, struct argus_torch, 16);
 BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced: thread group -> 1. */
 BPF_HASH(targets, u32, u32, 16384);
@@ -36,6 +40,7 @@ BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_RINGBUF_OUTPUT(launches, ARGUS_LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(collectives, ARGUS_COLLECTIVE_PAGES);
 BPF_RINGBUF_OUTPUT(control, ARGUS_CONTROL_PAGES);
+BPF_RINGBUF_OUTPUT(marks, ARGUS_MARK_PAGES);
 
 #if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
 #define REGISTER_ARGS 8

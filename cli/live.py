@@ -102,6 +102,8 @@ def picture(view: View, width: int = 100) -> RenderableType:
 
     # Totals and losses first: on a small terminal the rest is cut off.
     parts: list[RenderableType] = [totals(view), Text(), ranks, Text()]
+    if view.steps_go:
+        parts += [*map(Text, view.steps_go), Text()]
     if view.gpu:
         parts += [_gpu_times(view), Text()]
     if view.kernels or view.gpu_kernels:

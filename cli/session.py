@@ -162,7 +162,9 @@ def _all_have(tracer: Tracer, steps: int) -> bool:
 def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     members = [member for job in tracer.jobs for member in job.ranks()]
     if not members:
-        raise ArgusError("no process that uses the GPU was seen", "", EXIT_UNAVAILABLE)
+        raise ArgusError(
+            "no rank was seen: no process made a call of CUDA, NCCL or gloo, or trained", "", EXIT_UNAVAILABLE
+        )
     launches = sum(member.launches for job in tracer.jobs for member in job.members.values())
     collectives = sum(member.collectives for job in tracer.jobs for member in job.members.values())
     exited = [str(member.target.pid) for member in members if member.state == "exited"]
@@ -173,6 +175,8 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
     _say(console, f"{count}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
+    for line in tracer.steps_go() + tracer.mesh():
+        _say(console, line)
     for line in tracer.gpu_times(done=True):
         _say(console, line)
     for line in tracer.stacks():

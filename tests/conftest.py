@@ -64,13 +64,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""
     return ROOT
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fakegpu() -> Path:
     """Where the fake GPU was built."""
     if not (FAKEGPU_BUILD / "fake_train").exists():

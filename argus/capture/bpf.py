@@ -36,7 +36,7 @@ from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
 
-SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c")
+SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
@@ -54,12 +54,19 @@ _PENDING_AT = 32
 _CONTROL_AT = 24
 _FILE_SLOTS = 16
 
+LAST_METHOD_BYTES = 16 << 10
+"""No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
+
 _BCC_PAGE = 4096
 """bcc counts a ring's size in these (bpf/include)."""
 
+MARK_RING_BYTES = 4 << 20
+"""Room for 30,800 marks: 6 s of the densest job tried, 4 ranks that make 100 steps of 13 marks a second. The start of a
+trace may keep its reader busy for 2 s."""
 DEFAULT_LAUNCH_RING_BYTES = 16 << 20
 """Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
-COLLECTIVE_RING_BYTES = 4 << 20
+COLLECTIVE_RING_BYTES = 16 << 20
+"""Room for 209,715 collectives: 10 s of 20 ranks that make 20 each in steps of 20 ms, while a trace begins."""
 CONTROL_RING_BYTES = 16 << 20
 """Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
 
@@ -98,6 +105,7 @@ class Attachment:
         library: The file.
         pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
         entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
+        range_links: The same of PyTorch's ranges, which a program may have in any number.
         functions: Symbols with a probe at their entry.
         exits: Symbols with one at their exit too.
     """
@@ -108,6 +116,7 @@ class Attachment:
     exit_links: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
+    range_links: list[int] = field(default_factory=list)
 
     @property
     def probes(self) -> int:
@@ -139,6 +148,8 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
+        self.ranges = True
+        """Whether PyTorch's ranges are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = bcc.load()
@@ -148,6 +159,7 @@ class Probes:
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
         self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
+        self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
 
     def _compile(self, launch_ring_bytes: int) -> Any:
         directory = resource_dir("bpf")
@@ -158,6 +170,7 @@ class Probes:
             f"-DARGUS_LAUNCH_PAGES={launch_ring_bytes // _BCC_PAGE}",
             f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
+            f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
             "-Wno-address-of-packed-member",
         ]
         with _quiet_stderr() as said:
@@ -167,7 +180,8 @@ class Probes:
                 raise _load_failure("compile the BPF programs", said(), reason) from reason
 
     def _load(self, backend: Backend | None) -> Backend:
-        names = [f"{program}_{edge}" for program in ("cuda", "nccl", "control") for edge in ("enter", "exit")]
+        names = [f"{program}_{edge}" for program in ("cuda", "nccl", "control", "mark") for edge in ("enter", "exit")]
+        names.append("torch_enter")
         choices: list[Backend] = [backend] if backend else ["multi", "perf"]
         if backend is None and kernel_version() < (6, 6):
             choices = ["perf"]
@@ -240,8 +254,10 @@ class Probes:
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
+        ranges: list[tuple[int, int]] = []
         taken: set[int] = set()
         slot = self._file_slot(library)
+        self._set_family(library, slot)
         for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
             call = calls.BY_SYMBOL[symbol]
             if offset in taken:
@@ -249,7 +265,10 @@ class Probes:
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
             cookie = call.cookie(with_exit, slot)
-            by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
+            if call.kind in ("range_begin", "range_end"):
+                ranges.append((offset, cookie))
+            else:
+                by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
             attachment.functions.append(symbol)
             if with_exit:
                 by_program.setdefault(f"{call.program}_exit", []).append((offset, cookie))
@@ -257,8 +276,12 @@ class Probes:
         try:
             # Exits first: an entry whose exit is not hooked yet would be reported as never finished.
             for name in sorted(by_program, key=lambda program: not program.endswith("_exit")):
-                self._attach_program(attachment, name, by_program[name])
+                links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
+                self._attach_program(attachment, name, by_program[name], links)
+            if ranges and self.ranges:
+                self._attach_program(attachment, "mark_enter", ranges, attachment.range_links)
         except OSError as reason:
+            self._close_links(attachment.range_links)
             self._close_links(attachment.entry_links)
             self._close_links(attachment.exit_links)
             raise _attach_failure(library, pid, reason) from reason
@@ -271,12 +294,29 @@ class Probes:
         table = self._bpf[b"text_bytes"]
         key = ctypes.c_int(slot)
         table[key] = ctypes.c_uint64(max(library.text_bytes, int(table[key].value)))
+        if library.layout is not None:
+            table = self._bpf[b"torch_layouts"]
+            table[key] = table.Leaf(library.layout.numel, library.layout.group_counter)
         return slot
 
-    def _attach_program(self, attachment: Attachment, name: str, points: list[tuple[int, int]]) -> None:
+    def _set_family(self, library: Library, slot: int) -> None:
+        """Tells where the methods of PyTorch's process group lie, so that calls among them are known."""
+        table = self._bpf[b"family_reach"]
+        methods = {
+            symbol: offset for symbol, offset in library.offsets.items() if calls.BY_SYMBOL[symbol].program == "torch"
+        }
+        if not methods:
+            return
+        first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
+        for symbol, offset in methods.items():
+            key = ctypes.c_int(slot << 8 | calls.BY_SYMBOL[symbol].id)
+            table[key] = ctypes.c_uint64((last - offset) << 32 | (offset - first))
+
+    def _attach_program(
+        self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]
+    ) -> None:
         program = self._functions[name].fd
         at_exit = name.endswith("_exit")
-        links = attachment.exit_links if at_exit else attachment.entry_links
         path = attachment.library.open_path
         if self.backend == "multi":
             links.append(self._link_multi(program, path, points, at_exit, attachment.pid))
@@ -331,12 +371,20 @@ class Probes:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
         # Entries first: a call entered without its exit probed would look as if it never returned.
-        self._close_links([link for attachment in chosen for link in attachment.entry_links])
+        self._close_links([link for attachment in chosen for link in attachment.entry_links + attachment.range_links])
         self._close_links([link for attachment in chosen for link in attachment.exit_links])
         for attachment in chosen:
             attachment.entry_links.clear()
+            attachment.range_links.clear()
             attachment.exit_links.clear()
             self.attachments.remove(attachment)
+
+    def detach_ranges(self) -> None:
+        """Takes the probes on PyTorch's ranges away, and puts none on later files."""
+        self.ranges = False
+        self._close_links([link for attachment in self.attachments for link in attachment.range_links])
+        for attachment in self.attachments:
+            attachment.range_links.clear()
 
     @staticmethod
     def _close_links(links: list[int]) -> None:
@@ -374,7 +422,7 @@ class Probes:
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
         self.detach()
-        for ring in (self.launches, self.collectives, self.control):
+        for ring in (self.launches, self.collectives, self.control, self.marks):
             ring.close()
         os.close(self._at_exit)
         self._bpf.cleanup()

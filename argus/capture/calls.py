@@ -1,8 +1,8 @@
 """The functions Argus hooks, as data: which library exports them and where their arguments lie.
 
 Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API
-and NCCL 2.29; a 12-byte ``dim3`` by value counts as two. ``Call.cookie`` packs a row into the 64-bit attach cookie that
-the BPF programs read (``bpf/argus.h``).
+and NCCL 2.29, and of C++ functions of PyTorch 2.13; a 12-byte ``dim3`` by value counts as two. ``Call.cookie`` packs a
+row into the 64-bit attach cookie that the BPF programs read (``bpf/argus.h``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Layer(enum.IntEnum):
     DRIVER = 0
     RUNTIME = 1
     NCCL = 2
+    TORCH = 3
 
 
 class Shape(enum.IntEnum):
@@ -52,10 +53,13 @@ class Shape(enum.IntEnum):
     NAME_OUT = 19
     KERNEL_OUT = 20
     NAME_HOST = 21
+    C10D = 22
+    C10D_P2P = 23
+    MARK = 24
 
 
-Program = Literal["cuda", "nccl", "control"]
-"""The pair of BPF functions, ``<program>_enter`` and ``<program>_exit``, that a call goes through."""
+Program = Literal["cuda", "nccl", "control", "torch", "mark"]
+"""The BPF functions, ``<program>_enter`` and, where exits are probed, ``<program>_exit``, that a call goes through."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ class Call:
         kind: What it does, as the ``launches`` table says it; for NCCL the operation.
         shape: How its arguments are laid out.
         args: Argument numbers whose meaning depends on ``shape``.
-        exit: Whether its exit is probed too: it can block, or it returns a handle.
+        exit: Whether its exit is probed too: it can block, or it returns a handle. Never where a C++ exception may
+            leave it: a return probe takes the place of the return address, no unwinder finds its way past that, and
+            the program is terminated (``tests/e2e/test_gloo.py``).
         scale: log2 of the bytes of one element, for calls that count elements.
         offset: Offset of the extent inside the struct that argument 0 points at.
         dims: Dimensions of that extent.
@@ -88,6 +94,8 @@ class Call:
 
     @property
     def program(self) -> Program:
+        if self.shape >= Shape.C10D:
+            return "mark" if self.shape is Shape.MARK else "torch"
         if self.layer is not Layer.NCCL and self.shape <= Shape.EXTENT:
             return "cuda"
         return "nccl" if self.shape <= Shape.GROUP_END else "control"
@@ -97,7 +105,7 @@ class Call:
 
         Args:
             with_exit: Whether the exit is probed too.
-            file_slot: Where the map ``text_bytes`` holds the size of the file's code, 0 to 15.
+            file_slot: Where maps hold what is known of the file, 0 to 15.
         """
         word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << 16 | self.scale << 17
         numbers = self.args + (ABSENT,) * (6 - len(self.args))
@@ -262,6 +270,69 @@ def _build() -> tuple[Call, ...]:
     add("ncclCommCount", Layer.NCCL, "comm_query", Shape.COMM_COUNT)
     add("ncclCommUserRank", Layer.NCCL, "comm_query", Shape.COMM_RANK)
 
+    # PyTorch's process group for gloo (torch/csrc/distributed/c10d/ProcessGroupGloo.hpp): tensors, how many vectors
+    # they lie in, none, peer, process group. The result is returned through a pointer, which takes the first register
+    # on x86_64 and one of its own on aarch64.
+    first = 1 if platform.machine() in ("aarch64", "arm64") else 2
+
+    def gloo(method: str, op: str, parameters: str, at: int | None, depth: int, *, peer: int = ABSENT) -> None:
+        """``at``: which parameter, from 0, has the tensors that count as the call's; None: none has."""
+        shape = Shape.C10D_P2P if peer != ABSENT else Shape.C10D
+        tensors = ABSENT if at is None else first + at
+        name = f"_ZN4c10d16ProcessGroupGloo{len(method)}{method}E{parameters}"
+        args = (tensors, depth, ABSENT, peer if peer == ABSENT else first + peer, first - 1)
+        add(name, Layer.TORCH, op, shape, args, exit=False)
+
+    tensor, vector = "RN2at6TensorE", "RSt6vectorIN2at6TensorESaIS3_EE"
+    nested = "RSt6vectorIS1_IN2at6TensorESaIS3_EESaIS5_EE"
+    gloo("allreduce", "AllReduce", f"{vector}RKNS_16AllreduceOptionsE", 0, 1)
+    gloo("allreduce_coalesced", "AllReduce", f"{vector}RKNS_25AllreduceCoalescedOptionsE", 0, 1)
+    gloo("broadcast", "Broadcast", f"{vector}RKNS_16BroadcastOptionsE", 0, 1)
+    gloo("reduce", "Reduce", f"{vector}RKNS_13ReduceOptionsE", 0, 1)
+    gloo("allgather", "AllGather", f"{nested}RS5_RKNS_16AllgatherOptionsE", 1, 1)
+    gloo("_allgather_base", "AllGather", f"{tensor}S3_RKNS_16AllgatherOptionsE", 1, 0)
+    gloo("allgather_into_tensor_coalesced", "AllGather", f"{vector}S6_RKNS_16AllgatherOptionsE", 1, 1)
+    gloo("reduce_scatter", "ReduceScatter", f"{vector}RS1_IS5_SaIS5_EERKNS_20ReduceScatterOptionsE", 0, 1)
+    gloo("_reduce_scatter_base", "ReduceScatter", f"{tensor}S3_RKNS_20ReduceScatterOptionsE", 0, 0)
+    gloo("reduce_scatter_tensor_coalesced", "ReduceScatter", f"{vector}S6_RKNS_20ReduceScatterOptionsE", 0, 1)
+    gloo("gather", "Gather", f"{nested}RS5_RKNS_13GatherOptionsE", 1, 1)
+    gloo("scatter", "Scatter", f"{vector}RS1_IS5_SaIS5_EERKNS_14ScatterOptionsE", 0, 1)
+    gloo("alltoall", "AlltoAll", f"{vector}S6_RKNS_15AllToAllOptionsE", 1, 1)
+    gloo("alltoall_base", "AlltoAll", f"{tensor}S3_RSt6vectorIlSaIlEES7_RKNS_15AllToAllOptionsE", 1, 0)
+    gloo("barrier", "Barrier", "RKNS_14BarrierOptionsE", None, 0)
+    gloo("send", "Send", f"{vector}ii", 0, 1, peer=1)
+    gloo("recv", "Recv", f"{vector}ii", 0, 1, peer=1)
+    add("_ZN4c10d16ProcessGroupGlooD1Ev _ZN4c10d16ProcessGroupGlooD2Ev", Layer.TORCH, "comm_end", Shape.COMM_END, (),
+        exit=False)  # fmt: skip
+
+    # What PyTorch does, step by step: handle, name (a std::string), whether the handle is behind a pointer.
+    string = "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+    pointer = "RKN3c1013intrusive_ptrI{}NS{}_6detail34intrusive_target_default_null_typeI{}EEEE"
+
+    def mark(symbol: str, kind: str, handle: int = ABSENT, name: int = ABSENT, behind: int = 0) -> None:
+        add(symbol, Layer.TORCH, kind, Shape.MARK, (handle, name, behind), exit=False)
+
+    profiler, work = "_ZN5torch8autograd8profiler", "_ZN4c10d4Work"
+    mark(f"{profiler}25record_function_enter_newE{string}RKSt8optionalIS7_E", "range_begin", name=first - 1)
+    mark(
+        f"{profiler}L24record_function_exit_newE{pointer.format('NS1_20PythonRecordFunctionE', 2, 'S4_')}", "range_end"
+    )
+    mark(
+        "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
+        "backward_begin",
+    )
+    # A function in C, from which no exception comes.
+    add("_ZL22THPEngine_run_backwardP7_objectS0_S0_", Layer.TORCH, "backward", Shape.MARK, (ABSENT, ABSENT, 0))
+    mark("_ZN4c10d7Reducer17finalize_backwardEv", "wait")
+    mark(f"{work}4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE", "wait", handle=0)
+    mark(
+        f"_ZN4c10d16ProcessGroupGloo9AsyncWork7executeE{pointer.format('S1_', 2, 'S1_')}",
+        "work_begin",
+        handle=0,
+        behind=1,
+    )
+    mark(f"{work}6finishENSt15__exception_ptr13exception_ptrE", "work_end", handle=0)
+
     # Names of kernels, as they become known.
     add("cuModuleGetFunction", Layer.DRIVER, "name", Shape.NAME_OUT)
     add("cuLibraryGetKernel", Layer.DRIVER, "name", Shape.NAME_OUT)
@@ -293,8 +364,33 @@ NCCL_DTYPES = (
 NCCL_DTYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 NCCL_REDOPS = ("sum", "prod", "max", "min", "avg")
 """``ncclRedOp_t`` by value; larger ones are made by the program (ncclRedOpCreatePreMulSum)."""
+TORCH_DTYPE = 64
+"""Added to a ``c10::ScalarType`` in ``COLLECTIVE["dtype"]``, beside NCCL's types."""
+TORCH_DTYPES = {
+    0: ("uint8", 1),
+    1: ("int8", 1),
+    2: ("int16", 2),
+    3: ("int32", 4),
+    4: ("int64", 8),
+    5: ("float16", 2),
+    6: ("float32", 4),
+    7: ("float64", 8),
+    8: ("complex32", 4),
+    9: ("complex64", 8),
+    10: ("complex128", 16),
+    11: ("bool", 1),
+    15: ("bfloat16", 2),
+    23: ("float8e5m2", 1),
+    24: ("float8e4m3", 1),
+}
+"""``c10::ScalarType`` by value (torch/headeronly/core/ScalarType.h): name and bytes."""
 DIRECTIONS = {0: "memcpy_h2h", 1: "memcpy_h2d", 2: "memcpy_d2h", 3: "memcpy_d2d"}
 """``cudaMemcpyKind`` by value; 4 leaves it to the addresses."""
+
+
+def symbol_of(kind: str) -> str:
+    """The first symbol of a kind of call."""
+    return next(call.symbol for call in CALLS if call.kind == kind)
 
 
 def probes_exit(call: Call, launch_durations: bool) -> bool:

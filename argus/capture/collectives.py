@@ -1,4 +1,4 @@
-"""NCCL calls as columns of the table ``collectives``."""
+"""Collective calls (NCCL, and gloo in PyTorch) as columns of the table ``collectives``."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ from argus.capture.launches import Origin, dictionary
 _OPS = [call.kind for call in calls.CALLS]
 _OP_WORDS = list(dict.fromkeys(_OPS))
 _OP_CODE = np.array([_OP_WORDS.index(op) for op in _OPS], dtype=np.int32)
-_COLLECTIVE = np.array([call.shape is calls.Shape.COLLECTIVE for call in calls.CALLS])
+_COLLECTIVE = np.array([call.shape in (calls.Shape.COLLECTIVE, calls.Shape.C10D) for call in calls.CALLS])
 _GROUP = np.array([call.shape in (calls.Shape.GROUP_START, calls.Shape.GROUP_END) for call in calls.CALLS])
+_NO_TENSORS = np.array([call.kind == "Barrier" for call in calls.CALLS])
+_OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
 _ABOUT_COMMUNICATORS = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
-_DTYPE_WORDS = [*calls.NCCL_DTYPES, "unknown", ""]
+_NO_TYPE, _UNKNOWN = 0, 1
+_TYPES = {
+    code: (name, size) for code, (name, size) in enumerate(zip(calls.NCCL_DTYPES, calls.NCCL_DTYPE_BYTES, strict=True))
+}
+_TYPES |= {calls.TORCH_DTYPE + code: named for code, named in calls.TORCH_DTYPES.items()}
+_DTYPE_WORDS = list(dict.fromkeys(["", "unknown", *(name for name, _ in _TYPES.values())]))
+_DTYPE_CODE = np.full(256, _UNKNOWN, np.int32)
+_DTYPE_BYTES = np.zeros(256, np.uint64)
+for _code, (_name, _size) in _TYPES.items():
+    _DTYPE_CODE[_code], _DTYPE_BYTES[_code] = _DTYPE_WORDS.index(_name), _size
 _REDOP_WORDS = [*calls.NCCL_REDOPS, "custom", ""]
 _NO_REDOP = 255
 
@@ -27,19 +38,24 @@ def is_collective(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
     return mask
 
 
+def tells_count(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which records have a process group's own count of collectives, plus 1, in ``stream``. Shape (n,)."""
+    mask: NDArray[np.bool_] = _OF_TORCH[collectives["call"]] & (collectives["stream"] > 0)
+    return mask
+
+
 def payload_bytes(collectives: NDArray[np.void]) -> NDArray[np.uint64]:
     """Elements times element size, as passed to the call. Shape (n,)."""
-    sizes = np.array([*calls.NCCL_DTYPE_BYTES, 0], np.uint64)
-    code = np.minimum(collectives["dtype"], len(calls.NCCL_DTYPE_BYTES))
-    nbytes: NDArray[np.uint64] = np.where(_GROUP[collectives["call"]], 0, collectives["count"] * sizes[code])
+    size = _DTYPE_BYTES[collectives["dtype"]]
+    nbytes: NDArray[np.uint64] = np.where(_GROUP[collectives["call"]], 0, collectives["count"] * size)
     return nbytes.astype(np.uint64)
 
 
 def to_table(collectives: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32]) -> pa.Table:
     """Rows of the table ``collectives``. Arguments as in ``argus.capture.launches.to_table``."""
     group = _GROUP[collectives["call"]]
-    dtype = np.minimum(collectives["dtype"], len(calls.NCCL_DTYPES)).astype(np.int32)
-    dtype[group] = len(_DTYPE_WORDS) - 1
+    dtype = _DTYPE_CODE[collectives["dtype"]]
+    dtype[group | _NO_TENSORS[collectives["call"]]] = _NO_TYPE
     redop = np.minimum(collectives["redop"], len(calls.NCCL_REDOPS)).astype(np.int32)
     redop[collectives["redop"] == _NO_REDOP] = len(_REDOP_WORDS) - 1
     return pa.table(
@@ -53,7 +69,7 @@ def to_table(collectives: NDArray[np.void], origin: Origin, ranks: NDArray[np.ui
             "dtype": dictionary(dtype, _DTYPE_WORDS),
             "redop": dictionary(redop, _REDOP_WORDS),
             "peer": np.ascontiguousarray(collectives["peer"]),
-            "stream": np.ascontiguousarray(collectives["stream"]),
+            "stream": np.where(_OF_TORCH[collectives["call"]], 0, collectives["stream"]).astype(np.uint64),
             "in_group": (collectives["flags"] & records.FLAG_IN_GROUP) != 0,
         }
     )

@@ -189,6 +189,12 @@ def gpu_host_events(
     )
 
 
+def gpu_steps(steps: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
+    """Rows of the table ``gpu_steps``. ``steps``: ``semantics.gpu.STEP_USAGE`` of one process."""
+    void = steps["idle_ns"] / np.maximum(steps["duration_ns"], 1)
+    return gpu_usage(steps, origin, rank, pid).append_column("void_share", pa.array(void.astype(np.float32)))
+
+
 def gpu_usage(windows: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
     """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.USAGE`` of one process."""
     fields = [name for name in windows.dtype.names or () if name != "start_ns"]

@@ -16,13 +16,27 @@ from pathlib import Path
 
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
+from argus.capture.pytorch import Layout, layout_of
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 
 PROC = Path("/proc")
 
 # One function that each library exports in every version: cheap to look for before the whole table is.
-_SENTINELS = {"libcuda": "cuLaunchKernel", "libcudart": "cudaLaunchKernel", "libnccl": "ncclAllReduce"}
-_LAYERS = {"libcuda": calls.Layer.DRIVER, "libcudart": calls.Layer.RUNTIME, "libnccl": calls.Layer.NCCL}
+TORCH_PYTHON = "libtorch_python"
+TORCH = ("libtorch_cpu", TORCH_PYTHON)
+_SENTINELS = {
+    "libcuda": "cuLaunchKernel",
+    "libcudart": "cudaLaunchKernel",
+    "libnccl": "ncclAllReduce",
+    TORCH[0]: calls.symbol_of("backward_begin"),
+    TORCH[1]: calls.symbol_of("backward"),
+}
+_LAYERS = {
+    "libcuda": calls.Layer.DRIVER,
+    "libcudart": calls.Layer.RUNTIME,
+    "libnccl": calls.Layer.NCCL,
+    **dict.fromkeys(TORCH, calls.Layer.TORCH),
+}
 _MAPS_LINE = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<perms>\S+) (?P<offset>[0-9a-f]+) (?P<device>\S+) (?P<inode>\d+) +"
     r"(?P<path>/.*)$"
@@ -58,8 +72,9 @@ class Library:
         stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
         offsets: File offset of each function found, by symbol.
-        roles: Which of libcuda, libcudart, libnccl it contains.
+        roles: Which of libcuda, libcudart, libnccl, libtorch_cpu and libtorch_python it contains.
         text_bytes: Size of its code.
+        layout: Where this PyTorch's objects keep things; None: not known, or not PyTorch.
     """
 
     path: str
@@ -71,6 +86,12 @@ class Library:
     roles: tuple[str, ...]
     stamp: tuple[int, int] = (0, 0)
     text_bytes: int = 0
+    layout: Layout | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether who maps it may use a GPU: PyTorch alone is mapped by launchers and on CPUs, too."""
+        return not set(self.roles) <= set(TORCH)
 
     @property
     def key(self) -> FileKey:
@@ -132,6 +153,15 @@ class Target:
     libraries: list[Library] = field(default_factory=list)
     pidfd: int = -1
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it maps a library of the GPU."""
+        return any(library.on_gpu for library in self.libraries)
+
+    def has(self, role: str) -> bool:
+        """Whether it maps a library of this role."""
+        return any(role in library.roles for library in self.libraries)
+
     def alive(self) -> bool:
         """Whether the very process that was opened still runs, even if its PID was given to another."""
         if self.pidfd < 0:
@@ -170,11 +200,11 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
         raise _forbidden(pid) from reason
     except (FileNotFoundError, ProcessLookupError) as reason:
         raise _vanished(pid) from reason
-    if not target.libraries:
+    if not target.on_gpu:
         below = descendants([pid])
         helpers = [child for child in below if maps_cuda(child)]
         ranks = [child for child in below if target.identity.rank < 0 <= identity_of(child).rank]
-        if any_program and not helpers and not ranks:
+        if not helpers and not ranks and (any_program or (target.libraries and target.identity.rank >= 0)):
             return target
         target.close()
         if any_program and not helpers:
@@ -485,6 +515,7 @@ def find_libraries(pid: int) -> list[Library]:
                     roles,
                     stamp,
                     text_bytes,
+                    layout_of(open_path) if TORCH[0] in roles else None,
                 )
             )
     return libraries

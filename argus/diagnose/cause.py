@@ -23,12 +23,14 @@ class Cause:
     """Attributes:
     kind: A kind of :data:`argus.diagnose.verdict.KINDS`.
     text: What was compared, with numbers.
-    known: Whether CUDA calls were there to tell.
+    known: Whether CUDA calls, or phases, were there to tell.
+    phase: The phase of a step that takes longer; empty: not known by phases.
     """
 
     kind: str
     text: str
     known: bool
+    phase: str = ""
 
 
 def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> Cause:
@@ -66,6 +68,44 @@ def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_
         f"{other:+.1f} ms between launches, {module:+.1f} ms loading code"
     )
     return Cause("compute_straggler", text, True)
+
+
+def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> Cause | None:
+    """The kind of a straggler whose steps' phases are known, as those of PyTorch on CPUs are.
+
+    The slow rank's steps are as long as everybody's: what it does longer, the others wait for in communication.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.PHASE_TIME` returns them for the slow ranks and some others.
+        ranks: The slow ranks.
+        late_ns: How late they are.
+
+    Returns:
+        None: no phases of both are known, or none that explains it.
+    """
+    here, steps = columns["rank"], columns["step"]
+    slow = np.isin(here, ranks)
+    if not slow.any() or slow.all():
+        return None
+
+    def typical(chosen: NDArray[np.bool_], phase: str) -> float:
+        # A phase that a step does not have has no row.
+        of_phase = chosen & (columns["phase"] == phase)
+        calls = len(np.unique(np.stack([here[chosen], steps[chosen]]), axis=1).T)
+        times = np.asarray(columns["duration_ns"][of_phase], np.float64)
+        return float(np.median(np.concatenate([times, np.zeros(max(0, calls - len(times)))])))
+
+    parts = {
+        phase: (typical(slow, phase), typical(~slow, phase))
+        for phase in np.unique(columns["phase"]).tolist()
+        if phase != "communication"
+    }
+    phase, (mine, others) = max(parts.items(), key=lambda item: item[1][0] - item[1][1], default=("", (0.0, 0.0)))
+    if mine - others < HALF * late_ns:
+        return None
+    what = "outside the phases that PyTorch tells" if phase == "other" else f"in {phase.replace('_', ' ')}"
+    text = f"it spends {mine / 1e6:.1f} ms a step {what}, the others {others / 1e6:.1f} ms"
+    return Cause("data_loading" if phase == "data_loading" else "compute_straggler", text, True, phase)
 
 
 def has_syncs(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...]) -> bool:

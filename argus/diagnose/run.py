@@ -1,8 +1,8 @@
 """From stored rows to a verdict on one run of one job.
 
-Confidence of a straggler is (share of steps in which it was last) x (1 - chance that turns look so) x 0.7 where no CUDA
-calls were stored to tell its cause. Confidence of a regression is the share of (earlier, later) step pairs that it
-orders.
+Confidence of a straggler is (share of steps in which it was last) x (1 - chance that turns look so) x 0.7 where neither
+CUDA calls nor phases were stored to tell its cause. Confidence of a regression is the share of (earlier, later) step
+pairs that it orders.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, has_syncs
+from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
@@ -260,6 +260,11 @@ def _judge(
     window = {**params, "first": max(onset, int(lateness.steps[-straggler.window :][0])), "ranks": ranks + chosen}
     cpu = query(sql.CPU_TIME, window)
     cause = attribute(cpu, straggler.ranks, straggler.gain_ns)
+    compared = sql.CPU_TIME
+    if not cause.known:
+        by_phase = attribute_by_phases(query(sql.PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
+        if by_phase is not None:
+            cause, compared = by_phase, sql.PHASE_TIME
 
     step_ns = float(np.median(durations[-straggler.window :]))
     inside = np.isin(lateness.ranks, ranks)
@@ -274,7 +279,7 @@ def _judge(
             f"{straggler.window} steps, {_ms(straggler.gain_ns)} after everybody else, of {_ms(step_ns)} a step",
             "sql": sql.shown(sql.LEAD, cited),
         },
-        {"text": cause.text, "sql": sql.shown(sql.CPU_TIME, window)},
+        {"text": cause.text, "sql": sql.shown(compared, window)},
     ]
     loss = straggler.gain_ns
     before = durations[numbers < onset]
@@ -284,14 +289,20 @@ def _judge(
             loss = step_ns - was
             text = f"a step took {_ms(was)} before step {onset} and takes {_ms(step_ns)} now"
             evidence.append({"text": text, "sql": sql.shown(sql.STEPS, params)})
-    elif cause.kind == "compute_straggler" and cause.known and flat and has_syncs(cpu, straggler.ranks):
+    elif (
+        cause.kind == "compute_straggler"
+        and cause.known
+        and not cause.phase
+        and flat
+        and has_syncs(cpu, straggler.ranks)
+    ):
         loss *= 1 + HIDDEN_BACKWARD
         text = (
             f"estimated: only the forward is waited for on the CPU; a backward takes twice as long, so the slow GPU "
             f"costs about {_ms(loss)} a step"
         )
         evidence.append({"text": text, "sql": sql.shown(sql.LATENESS, cited)})
-    phase = "before the first collective" if flat else "between the collectives"
+    phase = cause.phase or ("before the first collective" if flat else "between the collectives")
     return _Loss(straggler, onset, last, cause, loss, evidence, phase)
 
 
@@ -310,6 +321,11 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
     }
+    if loss.cause.kind == "compute_straggler" and loss.cause.phase:
+        actions["compute_straggler"] = (
+            f"See what {where} does there that the others do not: "
+            f"argus export svg --rank {straggler.ranks[0]} --diff rank=others -o diff.svg."
+        )
     certainty = straggler.persistence * (1 - straggler.p_value) * (1.0 if loss.cause.known else UNKNOWN_CAUSE)
     return Finding(
         kind=loss.cause.kind,

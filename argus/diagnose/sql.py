@@ -131,6 +131,14 @@ ORDER BY step, rank
 """Where some ranks' CPU time went, by step: waiting for the GPU, loading code, outside CUDA before a copy of data, and
 outside CUDA otherwise."""
 
+PHASE_TIME = """
+SELECT rank, step, phase, toFloat64(duration_ns) AS duration_ns FROM phases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND has({ranks:Array(UInt32)}, rank)
+ORDER BY step, rank, phase
+"""
+"""Where some ranks' steps went, by phase."""
+
 ALIGNMENT = """
 SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why
 FROM communicators FINAL

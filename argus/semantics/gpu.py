@@ -1,4 +1,4 @@
-"""What a GPU did in each second: busy, idle, communicating, and how far ahead of it its CPU was.
+"""What a GPU did in each second, and in each step: busy, idle, communicating, and how far ahead of it its CPU was.
 
 Times are unions of intervals, never sums: two kernels that run at once count once. A window is closed when records of
 the same process have come that are ``LAG_NS`` newer; CUPTI delivers them within a second or two of their end.
@@ -6,6 +6,7 @@ the same process have come that are ``LAG_NS`` newer; CUPTI delivers them within
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,11 @@ from argus import records
 
 WINDOW_NS = 1_000_000_000
 LAG_NS = 4_000_000_000
+KEPT_STEPS = 4096
+"""Steps that wait for their operations: none come while GPU times are off."""
+KEPT_OPS = 1 << 20
+"""Operations of a device that are kept until their step is known: 29 MB, some 50 steps of the largest public traces.
+Steps come after about 20."""
 IDLE_GAP_NS = 1_000
 """Idle time shorter than this is no gap: it is the order of what a GPU needs between two kernels of one stream."""
 
@@ -129,13 +135,8 @@ class GpuUsage:
         """
         if not len(ops):
             return
-        short = np.empty(len(ops), _OP)
-        short["start"], short["end"] = ops["start_ns"], ops["end_ns"]
-        known = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
-        self._launches_known |= bool(known.any())
-        short["launch"] = np.where(known, ops["launch_ns"].astype(np.int64), _UNKNOWN)
-        short["what"] = np.where(communication, _COMMUNICATION, _COMPUTE)
-        short["what"][ops["kind"] != records.GpuKind.KERNEL] = _MEMORY
+        short = _short(ops, communication)
+        self._launches_known |= bool((short["launch"] != _UNKNOWN).any())
         self._newest_ns = max(self._newest_ns, int(short["end"].max()))
         for number in np.unique(ops["device"]).tolist():
             mine = short[ops["device"] == number]
@@ -172,6 +173,126 @@ class GpuUsage:
             device.closed_ns, device.begun = end, True
             device.ops = device.ops[device.ops["end"] > end]
         return np.concatenate(found)
+
+
+STEP_USAGE = np.dtype([("step", "<u4"), *((name, USAGE[name]) for name in USAGE.names or ())])
+"""``USAGE`` of one step of one device."""
+
+
+class GpuSteps:
+    """The steps of one process's GPUs. ``feed`` what ran and which steps there were, then ``advance``.
+
+    A step of the CPU ends while the GPU still carries it out. On the GPU it ends when everything has ended that was
+    launched before it ended on the CPU; where no launches are known, when it ended on the CPU.
+    """
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """Operations that were dropped since their step did not come."""
+        self._ops: dict[int, list[NDArray[np.void]]] = {}
+        self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
+        self._first_ns = 0
+        self._newest_ns = 0
+        self._due_ns = 0
+        self._launches_known = False
+
+    def feed(self, ops: NDArray[np.void], communication: NDArray[np.bool_]) -> None:
+        """Takes operations, as ``GpuUsage.feed``."""
+        if not len(ops):
+            return
+        short = _short(ops, communication)
+        self._launches_known |= bool((short["launch"] != _UNKNOWN).any())
+        self._first_ns = self._first_ns or int(short["start"].min())
+        self._newest_ns = max(self._newest_ns, int(short["end"].max()))
+        for number in np.unique(ops["device"]).tolist():
+            kept = self._ops.setdefault(number, [])
+            kept.append(short[ops["device"] == number])
+            if sum(map(len, kept)) > KEPT_OPS:
+                joined = np.concatenate(kept)
+                joined = joined[np.argsort(joined["end"], kind="stable")]
+                self.dropped += len(joined) - KEPT_OPS // 2
+                self._ops[number] = [joined[-KEPT_OPS // 2 :]]
+                self._first_ns = int(joined["end"][-KEPT_OPS // 2])
+
+    def feed_steps(self, steps: NDArray[np.void]) -> None:
+        """Takes the rank's steps: rows of ``semantics.steps.ITERATION``, in order of time."""
+        columns = (steps[name].tolist() for name in ("ts_ns", "duration_ns", "step"))
+        self._steps += [(ts, ts + duration, step) for ts, duration, step in zip(*columns, strict=True)]
+
+    def advance(self, *, final: bool = False) -> NDArray[np.void]:
+        """The steps that are over on the GPUs, too.
+
+        Args:
+            final: No more operations will come.
+
+        Returns:
+            ``STEP_USAGE``, by device and step.
+        """
+        found = [np.empty(0, STEP_USAGE)]
+        while self._first_ns and self._steps and self._steps[0][0] < self._first_ns:
+            self._steps.popleft()  # it was not recorded from its beginning on
+        # Records come about once a second, and looking at them costs a sort.
+        if not self._steps or not self._ops or (not final and self._newest_ns < self._due_ns):
+            return found[0]
+        self._due_ns = self._newest_ns + WINDOW_NS
+        ready = len(self._steps)
+        for number, kept in self._ops.items():
+            ops = np.concatenate(kept)
+            ops = ops[np.argsort(ops["launch"], kind="stable")]
+            self._ops[number] = [ops]
+            if not final:
+                # Records of what ended LAG_NS before the newest are here. If something among them was launched after a
+                # step was over, so are all that were launched until then: the step's own, and what was in the queue.
+                settled = ops["launch"][ops["end"] <= self._newest_ns - LAG_NS]
+                reach = int(settled.max()) if len(settled) and self._launches_known else self._newest_ns - LAG_NS
+                ends = np.array([end for _, end, _ in self._steps], np.int64)
+                ready = min(ready, int(np.sum(np.maximum(self._over(ops, ends), ends) < reach)))
+        if not ready:
+            return found[0]
+        done = [self._steps.popleft() for _ in range(ready)]
+        for number, (ops,) in self._ops.items():
+            bounds = np.array([[begin, end] for begin, end, _ in done], np.int64)
+            over = self._over(ops, bounds.ravel()).reshape(-1, 2)
+            # Steps that follow one another share an edge, and are looked at together.
+            cuts = np.flatnonzero(bounds[1:, 0] != bounds[:-1, 1]) + 1
+            for part in np.split(np.arange(len(done)), cuts):
+                edges = np.maximum.accumulate(np.append(over[part, 0], over[part[-1], 1]))
+                real = np.diff(edges) > 0
+                if not real.all():
+                    part, edges = part[real], np.append(edges[:-1][real], edges[-1])
+                if not len(part):
+                    continue
+                # What began later was in the queue, if it was launched by then.
+                known = (ops["launch"] != _UNKNOWN) & (ops["launch"] < edges[-1])
+                inside = ops[(ops["end"] > edges[0]) & ((ops["start"] < edges[-1]) | known)]
+                rows = _windows(_Device(number, 0, ops=inside), edges, self._launches_known)
+                out = np.zeros(len(rows), STEP_USAGE)
+                for name in USAGE.names or ():
+                    out[name] = rows[name]
+                out["step"] = [done[i][2] for i in part.tolist()]
+                found.append(out)
+            self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
+        return np.concatenate(found)
+
+    def _over(self, ops: NDArray[np.void], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When what was launched up to each of these times had ended, shape (n,). ``ops``: in order of launch."""
+        if not self._launches_known:
+            return bounds
+        known = ops[ops["launch"] != _UNKNOWN]
+        ended = np.maximum.accumulate(known["end"]) if len(known) else known["end"]
+        place = np.searchsorted(known["launch"], bounds, side="right")
+        return np.where(place > 0, ended[np.maximum(place, 1) - 1], bounds) if len(known) else bounds
+
+
+def _short(ops: NDArray[np.void], communication: NDArray[np.bool_]) -> NDArray[np.void]:
+    """What windows need of operations."""
+    short = np.empty(len(ops), _OP)
+    short["start"], short["end"] = ops["start_ns"], ops["end_ns"]
+    known = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+    short["launch"] = np.where(known, ops["launch_ns"].astype(np.int64), _UNKNOWN)
+    short["what"] = np.where(communication, _COMMUNICATION, _COMPUTE)
+    short["what"][ops["kind"] != records.GpuKind.KERNEL] = _MEMORY
+    return short
 
 
 def _windows(device: _Device, edges: NDArray[np.int64], launches_known: bool) -> NDArray[np.void]:

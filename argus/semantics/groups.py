@@ -1,22 +1,23 @@
 """Which communicator handles on which ranks are one communicator, and how their calls line up.
 
 A handle is a pointer: it means nothing outside its process. Where Argus saw a communicator made, the unique id (or the
-parent and colour of a split) names the group, and every rank's calls are numbered from 0. Where Argus attached later,
-two facts join handles: ranks of one communicator make equal calls in equal order, and they leave a collective
-together.
+parent and colour of a split) names the group, and every rank's calls are numbered from 0. A process group of PyTorch
+itself can be asked for its name, and for how many collectives it has had. Otherwise, where Argus attached later, two
+facts join handles: ranks of one communicator make equal calls in equal order, and they leave a collective together.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.calls import CALLS
+from argus.capture.pytorch import Membership
 from argus.records import COLLECTIVE, CONTROL
 from argus.semantics.steps import MIN_PERIODS, Prefix, collective_codes, find_period
 
@@ -73,6 +74,8 @@ class RankCalls:
         sync_duration: Time inside them, shape (n,), ns; -1: not measured.
         control: :data:`argus.records.CONTROL` rows; those that do not concern communicators are ignored.
         clock_ns: Added to this rank's times to compare them with the others'.
+        named: What the process said of its process groups, by handle, in the order in which they were met. Their calls
+            have the group's own count of collectives, plus 1, in ``stream``.
     """
 
     rank: int
@@ -81,6 +84,7 @@ class RankCalls:
     sync_duration: Int = field(default_factory=lambda: np.empty(0, np.int64))
     control: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CONTROL))
     clock_ns: int = 0
+    named: Mapping[int, Membership] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,51 @@ def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict
             if row.nranks < 0:
                 row.nranks = len(members)
     return rows, asked
+
+
+def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
+    """Groups whose names the processes told, lined up by the groups' own counts of collectives."""
+    rows: dict[tuple[int, int], _Row] = {}
+    parts: dict[int, list[tuple[tuple[int, int], Int, Int]]] = defaultdict(list)
+    for calls in ranks:
+        before: Counter[tuple[str, int]] = Counter()
+        for comm, place in calls.named.items():
+            # The first group of its name, the second: a program may destroy all groups and begin again.
+            turn = before[place.name, place.size]
+            before[place.name, place.size] += 1
+            own = calls.collectives[(calls.collectives["comm"] == comm) & (calls.collectives["stream"] > 0)]
+            if not len(own):
+                continue
+            group = _group_id("name", place.name, place.size, turn)
+            rows[calls.rank, comm] = _Row(group, "name", place.rank, place.size)
+            count, first = np.unique(own["stream"].astype(np.int64) - 1, return_index=True)
+            parts[group].append(((calls.rank, comm), count, own["seq"].astype(np.int64)[first]))
+    for members in parts.values():
+        places = Counter(rows[key].comm_rank for key, _, _ in members)
+        if max(places.values()) > 1:
+            for key, _, _ in members:
+                rows[key].error = "several process groups of this name have the same ranks"
+            continue
+        if all(len(np.unique(count - seq)) == 1 for _, count, seq in members):
+            # The same number on every host, too.
+            for key, count, seq in members:
+                rows[key].offset = int(count[0] - seq[0])
+            continue
+        # A call that is several collectives to the group: its count runs ahead of the calls.
+        _, count, seq = members[0]
+        for key, other_count, other_seq in members[1:]:
+            _, mine, its = np.intersect1d(count, other_count, return_indices=True)
+            offsets = np.unique(seq[mine] - other_seq[its])
+            if len(offsets) == 1:
+                rows[key].offset = int(offsets[0])
+            else:
+                rows[key].error = (
+                    "calls do not agree with the group's count" if len(offsets) else "no call in common yet"
+                )
+        lowest = min(rows[key].offset for key, _, _ in members if not rows[key].error)
+        for key, _, _ in members:
+            rows[key].offset -= lowest
+    return rows
 
 
 def _ends(calls: RankCalls, ts: Int) -> Int:
@@ -353,7 +402,8 @@ def _together(costs: list[float], wanted: int) -> NDArray[np.bool_]:
         return inside
     ranked = np.maximum(values[order], 1.0)
     if len(ranked) > 1:
-        ratio = ranked[1:] / ranked[:-1]
+        with np.errstate(invalid="ignore"):  # ranks without any fit are infinitely far away
+            ratio = np.nan_to_num(ranked[1:] / ranked[:-1], nan=1.0, posinf=np.inf)
         cut = int(np.argmax(ratio))
         # Ranks of one communicator leave it within microseconds of one another; 4x apart and 20 us is another one.
         if ratio[cut] > 4 and ranked[cut + 1] > 20_000:
@@ -372,6 +422,7 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
         ``seq_offset`` is a guess that nothing may rely on.
     """
     made, asked = _made(ranks)
+    made |= _named(ranks)
     rows = dict(made)
     traffic = [calls for rank in ranks for calls in _traffic(rank)]
     of = {(calls.rank, calls.comm): calls for calls in traffic}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -97,3 +100,23 @@ def wait_for_silence(log: Log, seconds: float) -> None:
         time.sleep(0.05)
         if log.steps() != last:
             last, since = log.steps(), time.monotonic()
+
+
+@contextlib.contextmanager
+def ranks_of(program: Path, count: int, *arguments: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are the ranks of a job, as PyTorch's init_process_group wants them; 0: one that is in no group."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    ranks = []
+    for rank in range(max(count, 1)):
+        place = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} if count else {}
+        environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+        words = [sys.executable, str(program), *(word.replace("{rank}", str(rank)) for word in arguments)]
+        ranks.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE))
+    try:
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()

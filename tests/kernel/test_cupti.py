@@ -25,6 +25,7 @@ from argus.cupti import collector as outside
 from argus.cupti import shared
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.records import GPU_OP, HOST_OP, GpuKind, HostKind
+from argus.semantics.gpu import time_in, union
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.trace import Options, Tracer
@@ -486,6 +487,53 @@ def test_the_store_has_every_operation_with_its_launch(store_url: str, tmp_path:
         assert 0.99 * len(ops) < stored["probed"][number] <= len(ops)
         assert stored["least"][number] >= 0
         assert sorted(stored["names"][number]) == sorted({names[name - 1] if name else "" for name in ops["name"]})
+
+
+def test_steps_of_the_gpus_are_the_timeline_s(store_url: str, tmp_path: Path) -> None:
+    """Busy, exposed and idle time of every step against what the fake GPU says that ran, to the nanosecond."""
+    log = tmp_path / "ops"
+    with fakegpu.Job(2, ["--steps", "100000"], {"FAKEGPU_OPS_LOG": str(log)}, cupti=True) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        tracer.start()
+        try:
+            deadline = time.monotonic() + 60
+            while not tracer.done() and time.monotonic() < deadline:
+                tracer.poll()
+                time.sleep(0.02)
+                # Of the first seconds GPU times are not known.
+                if all(member.steps >= 150 for member in tracer.live()):
+                    job.send_signal(signal.SIGTERM)
+        finally:
+            tracer.stop()
+        assert job.wait(10) == [0, 0]
+    with open_store(store_url) as store:
+        rows = query_columns(
+            store,
+            "SELECT pid, step, toUnixTimestamp64Nano(ts) - j.offset AS begin, duration_ns, busy_ns, idle_ns,"
+            " void_share, exposed_communication_ns AS exposed FROM gpu_steps"
+            " CROSS JOIN (SELECT any(mono_offset_ns) AS offset FROM jobs FINAL) AS j ORDER BY pid, step",
+        )
+    for pid in job.pids:
+        ops, names = fakegpu.ops_log(log, pid)
+        nccl = np.isin(ops["name"], [n + 1 for n, name in enumerate(names) if name.startswith("ncclDevKernel")])
+        other = (ops["kind"] == 1) & ~nccl
+        mine = rows["pid"] == pid
+        assert mine.sum() >= 30
+        steps = rows["step"][mine].astype(int)
+        assert steps.tolist() == list(range(steps[0], steps[-1] + 1))
+        begin = rows["begin"][mine].astype(np.int64)
+        edges = np.append(begin, begin[-1] + int(rows["duration_ns"][mine][-1]))
+        assert np.array_equal(edges[1:-1], (begin + rows["duration_ns"][mine])[:-1])
+
+        def covered(chosen: NDArray[np.bool_], ops: Any = ops, edges: Any = edges) -> Any:
+            return time_in(union(ops["start_ns"][chosen], ops["end_ns"][chosen]), edges)
+
+        busy = covered(np.ones(len(ops), bool))
+        assert rows["busy_ns"][mine].tolist() == busy.tolist()
+        assert rows["idle_ns"][mine].tolist() == (np.diff(edges) - busy).tolist()
+        assert rows["exposed"][mine].tolist() == (covered(other | nccl) - covered(other)).tolist()
+        assert rows["void_share"][mine] == pytest.approx(1 - busy / np.diff(edges), abs=1e-6)
 
 
 def gpu_states(tracer: Tracer) -> list[str]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,3 +156,33 @@ def test_a_target_that_is_gone_before_it_is_probed_is_told(store_url: str) -> No
         tracer._find_targets = find_and_lose  # type: ignore[method-assign, assignment]
         with pytest.raises(ArgusError, match=f"process {job.pids[0]} ended before it could be probed"):
             tracer.start()
+
+
+CALLING_CHILD = """
+import ctypes, os, sys, time
+library = ctypes.CDLL(sys.argv[1])
+if os.fork():
+    print("ready", flush=True)
+    time.sleep(60)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    library.cuCtxSynchronize()
+"""
+
+
+def test_children_that_call_already_lose_nothing_when_the_trace_begins(store_url: str) -> None:
+    """A launcher that maps the library has it probed at once, and with it its running children."""
+    from run import BUILD
+
+    command = [sys.executable, "-c", CALLING_CHILD, str(BUILD / "libcuda.so.1")]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == b"ready\n"
+        with tracing(store_url, pids=(launcher.pid,), children=True) as tracer:
+            poll_until(tracer, lambda: bool(tracer.live()), what="the child's calls")
+            assert [member.target.pid for member in tracer.live()] != [launcher.pid]
+        assert tracer.lost_at_end == {}  # type: ignore[attr-defined]
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()

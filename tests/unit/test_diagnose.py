@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argus.diagnose import sql
+from argus.diagnose.cause import attribute_by_phases
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.phase import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
 from argus.diagnose.run import diagnose, diagnose_store, save
@@ -135,6 +136,103 @@ def test_a_rank_that_waits_for_another_one_is_not_blamed() -> None:
     columns = {"comm_group": group, "rank": rank, "step": step, "peak_ns": late, "first_ns": late, "last_ns": late}
     found = find_stragglers(lateness_of(columns, np.arange(20)), np.full(20, 100.0), 0.05)
     assert [straggler.ranks for straggler in found] == [(1,)]
+
+
+TIMES = {"data_loading": 2.0, "forward": 10.0, "backward": 20.0, "communication": 8.0, "optimizer": 3.0, "other": 1.0}
+
+
+def phase_time(
+    slow: dict[str, float], *, steps: int = 9, ranks: int = 4, rare: dict[str, int] | None = None
+) -> dict[str, Any]:
+    """Phases of some ranks' steps, of which rank 1's take so many ms longer.
+
+    Args:
+        slow: Excess by phase.
+        steps: Steps.
+        ranks: Ranks.
+        rare: Phases that are there in every so many steps only.
+    """
+    rows = []
+    for step in range(steps):
+        for rank in range(ranks):
+            for i, (phase, usual) in enumerate(TIMES.items()):
+                if step % (rare or {}).get(phase, 1):
+                    continue
+                late = slow.get(phase, 0.0) if rank == 1 else 0.0
+                rows.append((rank, step, phase, (usual + late + 0.01 * ((step + rank + i) % 3)) * 1e6))
+    columns = zip(*rows, strict=True)
+    return dict(zip(("rank", "step", "phase", "duration_ns"), map(np.array, columns), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "text"),
+    [
+        ("data_loading", "data_loading", "12.0 ms a step in data loading, the others 2.0 ms"),
+        ("forward", "compute_straggler", "20.0 ms a step in forward, the others 10.0 ms"),
+        ("backward", "compute_straggler", "30.0 ms a step in backward, the others 20.0 ms"),
+        ("optimizer", "compute_straggler", "13.0 ms a step in optimizer, the others 3.0 ms"),
+        ("other", "compute_straggler", "11.0 ms a step outside the phases that PyTorch tells, the others 1.0 ms"),
+    ],
+)
+def test_the_phase_that_is_longer_is_the_cause(phase: str, kind: str, text: str) -> None:
+    cause = attribute_by_phases(phase_time({phase: 10.0}), (1,), 10e6)
+    assert cause is not None
+    assert (cause.kind, cause.phase, cause.known) == (kind, phase, True)
+    assert text in cause.text
+
+
+def test_of_two_longer_phases_the_one_with_more_is_the_cause() -> None:
+    cause = attribute_by_phases(phase_time({"data_loading": 6.0, "forward": 4.0}), (1,), 10e6)
+    assert cause is not None
+    assert cause.phase == "data_loading"
+
+
+def test_communication_is_never_the_cause() -> None:
+    """Who is waited for does not wait; a rank that waits longer is no cause but has one."""
+    assert attribute_by_phases(phase_time({"communication": 30.0}), (1,), 10e6) is None
+    cause = attribute_by_phases(phase_time({"communication": 30.0, "forward": 9.0}), (1,), 10e6)
+    assert cause is not None
+    assert cause.phase == "forward"
+
+
+def test_a_phase_that_is_not_longer_by_half_the_lateness_explains_nothing() -> None:
+    assert attribute_by_phases(phase_time({"forward": 4.9}), (1,), 10e6) is None
+    assert attribute_by_phases(phase_time({"forward": 5.1}), (1,), 10e6) is not None
+    assert attribute_by_phases(phase_time({}), (1,), 10e6) is None
+    assert attribute_by_phases(phase_time({"forward": -8.0}), (1,), 10e6) is None
+
+
+def test_a_phase_that_few_steps_have_counts_as_none_in_the_others() -> None:
+    assert attribute_by_phases(phase_time({"data_loading": 50.0}, rare={"data_loading": 4}), (1,), 10e6) is None
+    most = phase_time({"data_loading": 50.0})
+    kept = (most["phase"] != "data_loading") | (most["step"] % 4 > 0)
+    cause = attribute_by_phases({name: column[kept] for name, column in most.items()}, (1,), 10e6)
+    assert cause is not None
+    assert cause.phase == "data_loading"
+
+
+def test_a_phase_that_only_the_slow_rank_has_is_compared_with_nothing() -> None:
+    columns = phase_time({"data_loading": 10.0})
+    kept = (columns["phase"] != "data_loading") | (columns["rank"] == 1)
+    cause = attribute_by_phases({name: column[kept] for name, column in columns.items()}, (1,), 10e6)
+    assert cause is not None
+    assert "12.0 ms a step in data loading, the others 0.0 ms" in cause.text
+
+
+def test_without_phases_of_both_there_is_no_cause_by_phases() -> None:
+    columns = phase_time({"forward": 10.0})
+    slow = columns["rank"] == 1
+    nobody = np.zeros(len(slow), np.bool_)
+    for kept in (slow, ~slow, nobody):
+        assert attribute_by_phases({name: column[kept] for name, column in columns.items()}, (1,), 10e6) is None
+
+
+def test_several_slow_ranks_are_taken_together() -> None:
+    columns = phase_time({"forward": 10.0})
+    columns["duration_ns"][(columns["rank"] == 3) & (columns["phase"] == "forward")] += 10e6
+    cause = attribute_by_phases(columns, (1, 3), 10e6)
+    assert cause is not None
+    assert cause.phase == "forward"
 
 
 def test_the_chance_of_being_last_by_turns() -> None:

@@ -227,7 +227,7 @@ class Session:
         return self.version
 
     def rank(self, rank: int, pid: int) -> Member:
-        target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, libraries=["libcuda"])
+        target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, on_gpu=True)
         member = Member(target, rank, "torchrun")
         self.job.members[pid] = member
         return member
@@ -383,7 +383,7 @@ def test_off_touches_nothing(made: list[FakeCollector]) -> None:
     session = Session("off")
     session.rank(0, 77)
     FakeCollector.armed = {5}
-    session.candidates = [SimpleNamespace(pid=5, start_ticks=1, libraries=["libcuda"])]
+    session.candidates = [SimpleNamespace(pid=5, start_ticks=1, on_gpu=True)]
     session.go()
     session.go(3)
     assert made == []
@@ -480,8 +480,8 @@ def test_a_process_that_runs_another_program_gets_a_new_collector(made: list[Fak
 
 def test_an_armed_process_is_woken_before_it_is_a_rank(made: list[FakeCollector]) -> None:
     session = Session()
-    target: Any = SimpleNamespace(pid=77, start_ticks=770, libraries=["libcuda"])
-    session.candidates = [target, SimpleNamespace(pid=78, start_ticks=1, libraries=["libcuda"])]
+    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)
+    session.candidates = [target, SimpleNamespace(pid=78, start_ticks=1, on_gpu=True)]
     FakeCollector.armed = {77}
     session.go()
     session.go()
@@ -503,7 +503,7 @@ def test_an_armed_process_is_woken_before_it_is_a_rank(made: list[FakeCollector]
 
 def test_operations_of_what_never_was_a_rank_are_counted_as_lost(made: list[FakeCollector]) -> None:
     session = Session()
-    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, libraries=["libcuda"])]
+    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)]
     FakeCollector.armed = {77}
     session.go()
     made[1].give(*second(1000 * S))

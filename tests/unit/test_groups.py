@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from argus.capture.calls import BY_SYMBOL
+from argus.capture.calls import BY_SYMBOL, CALLS, Layer
+from argus.capture.pytorch import Membership
 from argus.records import COLLECTIVE, CONTROL
 from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
 
@@ -212,3 +214,128 @@ def test_nothing_in_nothing_out() -> None:
     assert len(find_groups([RankCalls(0, np.empty(0, COLLECTIVE))])) == 0
     with pytest.raises(TypeError):
         find_groups([RankCalls(0, np.empty(3, CONTROL))])
+
+
+# ---- groups that tell their names
+
+GLOO = next(call.id for call in CALLS if call.layer is Layer.TORCH and call.kind == "AllReduce")
+WORLD = Membership("0", 0, 4)
+
+
+def gloo(
+    rank: int,
+    counts: Sequence[int],
+    *,
+    comm: int = 0,
+    place: Membership | None = None,
+    tells: bool = True,
+    lost: Sequence[int] = (),
+) -> RankCalls:
+    """A rank whose calls of one group have these counts.
+
+    Args:
+        rank: Global rank.
+        counts: What the group's count was at each call.
+        comm: Its handle; 0: one of the rank's own.
+        place: What the process says of it; None: rank of 4 in the world.
+        tells: Whether its calls carry the count.
+        lost: Calls, by number since Argus came, whose records were lost.
+    """
+    comm = comm or 0x1000 + rank
+    rows = np.zeros(len(counts), COLLECTIVE)
+    rows["ts_ns"] = 1_000_000 * (1 + np.array(counts)) + 100 * rank
+    rows["call"], rows["comm"], rows["seq"], rows["count"] = GLOO, comm, np.arange(len(counts)), 5
+    rows["stream"] = np.array(counts) + 1 if tells else 0
+    rows = rows[~np.isin(rows["seq"], lost)]
+    return RankCalls(rank, rows, named={comm: place or Membership("0", rank, 4)})
+
+
+def of_rank(rows: NDArray[np.void], field: str) -> dict[int, Any]:
+    return dict(zip(rows["rank"].tolist(), rows[field].tolist(), strict=True))
+
+
+def test_named_groups_are_lined_up_by_their_own_counts() -> None:
+    ranks = [gloo(0, range(100, 140)), gloo(1, range(107, 141), lost=[0, 3]), gloo(2, range(138, 139)), gloo(3, [3, 4])]
+    rows = find_groups(ranks)
+    assert of_rank(rows, "seq_offset") == {0: 100, 1: 107, 2: 138, 3: 3}
+    assert set(rows["joined_by"]) == {"name"}
+    assert set(rows["error"]) == {""}
+    assert len(set(rows["comm_group"].tolist())) == 1
+    assert of_rank(rows, "comm_rank") == {0: 0, 1: 1, 2: 2, 3: 3}
+    assert set(rows["nranks"]) == {4}
+
+
+def test_two_hosts_that_see_their_own_ranks_line_them_up_alike() -> None:
+    ranks = [gloo(0, range(10, 30)), gloo(1, range(12, 30)), gloo(2, range(20, 30)), gloo(3, range(5, 30))]
+    whole = find_groups(ranks)
+    parts = np.concatenate([find_groups(ranks[:2]), find_groups(ranks[2:])])
+    assert parts.tolist() == whole.tolist()
+
+
+def test_groups_of_one_name_and_other_sizes_are_not_one() -> None:
+    ranks = [gloo(0, range(9)), gloo(1, range(9), place=Membership("0", 1, 2))]
+    assert len(set(find_groups(ranks)["comm_group"].tolist())) == 2
+
+
+def test_a_call_that_counts_several_times_leaves_offsets_that_agree() -> None:
+    """Calls 5 and 9 of the group are two collectives each."""
+    counts = [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14]
+    ranks = [gloo(0, counts), gloo(1, counts[3:]), gloo(2, counts[9:], lost=[1])]
+    rows = find_groups(ranks)
+    assert of_rank(rows, "seq_offset") == {0: 0, 1: 3, 2: 9}
+    assert set(rows["error"]) == {""}
+    rows = find_groups([ranks[1], ranks[0]])
+    assert of_rank(rows, "seq_offset") == {0: 0, 1: 3}, "none is below 0"
+
+
+def test_counts_without_a_call_in_common_say_so() -> None:
+    counts = [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 12, 13, 14]
+    rows = find_groups([gloo(0, counts[:8]), gloo(1, counts[9:])])
+    assert of_rank(rows, "error") == {0: "", 1: "no call in common yet"}
+
+
+def test_counts_that_contradict_the_calls_say_so() -> None:
+    rows = find_groups([gloo(0, [0, 1, 2, 4, 5]), gloo(1, [0, 1, 2, 5, 6, 7])])
+    assert of_rank(rows, "error") == {0: "", 1: "calls do not agree with the group's count"}
+
+
+def test_groups_of_one_name_one_after_the_other_are_told_apart() -> None:
+    """The program destroyed its groups and began again; one rank has not called the new one yet."""
+    first = gloo(0, range(20), place=WORLD)
+    then = gloo(0, range(20), comm=0x9000, place=WORLD)
+    both = RankCalls(
+        0, np.concatenate([first.collectives, then.collectives]), named={**first.named, **then.named}
+    )  # fmt: skip
+    rows = find_groups([both, gloo(1, range(20))])
+    assert not (rows["error"] != "").any()
+    assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2]
+
+
+def test_two_ranks_in_one_place_are_not_guessed() -> None:
+    rows = find_groups([gloo(0, range(20), place=WORLD), gloo(1, range(20), place=WORLD)])
+    assert set(rows["error"]) == {"several process groups of this name have the same ranks"}
+
+
+def test_a_named_group_is_not_looked_for_by_its_traffic() -> None:
+    """Equal calls at equal times: the names tell them apart."""
+    ranks = [gloo(rank, range(40), place=Membership(str(rank // 2), rank % 2, 2)) for rank in range(4)]
+    rows = find_groups(ranks)
+    groups = of_rank(rows, "comm_group")
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+    assert set(rows["joined_by"]) == {"name"}
+
+
+def test_groups_whose_calls_carry_no_count_are_still_joined_by_traffic() -> None:
+    for nameless in ({}, {0x1000: WORLD, 0x1001: Membership("0", 1, 4)}):
+        ranks = [gloo(rank, [*range(7), *range(20, 60)], tells=False) for rank in range(2)]
+        ranks = [RankCalls(calls.rank, calls.collectives, named=nameless) for calls in ranks]
+        for calls in ranks:
+            calls.collectives["count"] = 1000 + np.arange(len(calls.collectives)) % 5
+            calls.collectives["ts_ns"] += np.uint64(1_000_000) * (np.arange(len(calls.collectives)) % 5 == 0)
+        rows = find_groups(ranks)
+        assert set(rows["joined_by"]) == {"traffic"}
+        assert len(set(rows["comm_group"].tolist())) == 1
+
+
+def test_a_name_without_calls_makes_no_row() -> None:
+    assert len(find_groups([gloo(0, [])])) == 0

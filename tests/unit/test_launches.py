@@ -260,3 +260,59 @@ def test_an_unknown_dtype_is_called_unknown_and_has_no_bytes() -> None:
     events["call"], events["count"], events["dtype"], events["redop"] = calls.BY_SYMBOL["ncclAllReduce"].id, 5, 99, 200
     table = collectives.to_table(events, ORIGIN, np.zeros(1, np.uint32)).to_pylist()
     assert (table[0]["dtype"], table[0]["bytes"], table[0]["redop"]) == ("unknown", 0, "custom")
+
+
+def torch_call(kind: str, **fields: object) -> np.ndarray:
+    event = np.zeros(1, records.COLLECTIVE)
+    event["call"] = next(c.id for c in calls.CALLS if c.layer is calls.Layer.TORCH and c.kind == kind)
+    for name, value in fields.items():
+        event[name] = value
+    return event
+
+
+def collective_rows(events: np.ndarray) -> list[dict[str, object]]:
+    table = collectives.to_table(events, ORIGIN, np.zeros(len(events), np.uint32))
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def test_torch_s_own_dtypes_have_names_and_sizes_beside_nccl_s() -> None:
+    codes = {6: ("float32", 4), 15: ("bfloat16", 2), 4: ("int64", 8), 11: ("bool", 1), 10: ("complex128", 16)}
+    events = np.concatenate([torch_call("AllReduce", count=10, dtype=calls.TORCH_DTYPE + code) for code in codes])
+    rows = collective_rows(events)
+    assert [(row["dtype"], row["bytes"]) for row in rows] == [(name, 10 * size) for name, size in codes.values()]
+    assert {row["op"] for row in rows} == {"AllReduce"}
+    of_nccl = np.zeros(1, records.COLLECTIVE)
+    of_nccl["call"], of_nccl["count"], of_nccl["dtype"] = calls.BY_SYMBOL["ncclAllReduce"].id, 10, 6
+    assert collective_rows(of_nccl)[0]["dtype"] == "float16", "6 is another type to NCCL"
+
+
+def test_a_dtype_that_torch_may_get_yet_has_no_bytes() -> None:
+    (row,) = collective_rows(torch_call("Broadcast", count=10, dtype=calls.TORCH_DTYPE + 22))
+    assert (row["dtype"], row["bytes"], row["count"]) == ("unknown", 0, 10)
+
+
+def test_a_barrier_has_no_dtype() -> None:
+    (row,) = collective_rows(torch_call("Barrier", stream=5))
+    assert (row["op"], row["dtype"], row["bytes"], row["stream"]) == ("Barrier", "", 0, 0)
+
+
+def test_a_group_s_own_count_is_no_stream() -> None:
+    of_nccl = np.zeros(1, records.COLLECTIVE)
+    of_nccl["call"], of_nccl["stream"] = calls.BY_SYMBOL["ncclAllReduce"].id, 77
+    events = np.concatenate([torch_call("AllReduce", stream=78), torch_call("AllReduce"), of_nccl])
+    assert [row["stream"] for row in collective_rows(events)] == [0, 0, 77]
+    assert collectives.tells_count(events).tolist() == [True, False, False]
+
+
+def test_torch_s_sends_are_no_collectives() -> None:
+    events = np.concatenate([torch_call(kind) for kind in ("AllReduce", "Barrier", "Send", "Recv")])
+    assert collectives.is_collective(events).tolist() == [True, True, False, False]
+
+
+def test_no_dictionary_of_collectives_holds_a_word_twice() -> None:
+    events = np.concatenate([torch_call("AllReduce", dtype=code) for code in range(256)])
+    for column in collectives.to_table(events, ORIGIN, np.zeros(256, np.uint32)).columns:
+        chunk = column.chunk(0)
+        if hasattr(chunk, "dictionary"):
+            words = chunk.dictionary.to_pylist()
+            assert len(set(words)) == len(words)

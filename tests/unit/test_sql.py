@@ -57,6 +57,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "method": "test",
             "duration_ns": [300 * MS if step == 7 else 90 * MS for _, step in every], "confidence": 1.0,
         })  # fmt: skip
+        writer.append("parallel_groups", {
+            "job": "llama", "run": 1, "host": "node-0", "comm_group": 77, "dimension": "dp", "ranks": [[0, 1, 2, 3]],
+            "nranks": 4, "confidence": 0.7, "why": "all-reduces, in one size", "version": 1,
+        })  # fmt: skip
+        for phase, took in (("data_loading", 3), ("forward", 20), ("backward", 60), ("communication", 7)):
+            writer.append("phases", {
+                **common, "step": [step for _, step in every], "ts": start, "phase": phase,
+                "duration_ns": [(took + 3 * (rank == 2 and phase == "data_loading")) * MS for rank, _ in every],
+                "overlapped_ns": 0, "spans": 1, "method": "marks", "confidence": 1.0,
+            })  # fmt: skip
         writer.append("collectives", {
             **common, "pid": 1, "tid": 1, "comm": 5, "op": "AllReduce", "bytes": 4096,
             "seq": [step for _, step in every], "count": 1024, "dtype": "float32", "redop": "sum", "peer": -1,
@@ -94,6 +104,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "idle_ns": [100 * MS, 100 * MS, 400 * MS, 100 * MS], "idle_gaps": 50, "largest_gap_ns": 9 * MS,
             "kernels": 60, "queue_depth_mean": 3.5, "queue_depth_max": 9, "issue_latency_p50_ns": MS,
             "issue_latency_p99_ns": MS,
+        })  # fmt: skip
+        writer.append("gpu_steps", {
+            **common, "pid": 1, "device": 0, "step": [step for _, step in every], "ts": start, "duration_ns": 90 * MS,
+            "busy_ns": 60 * MS, "compute_ns": 50 * MS, "communication_ns": 20 * MS, "exposed_communication_ns": 5 * MS,
+            "overlapped_communication_ns": 15 * MS, "memcpy_ns": 0, "idle_ns": 30 * MS, "idle_gaps": 50,
+            "largest_gap_ns": 9 * MS, "kernels": 60, "queue_depth_mean": 3.5, "queue_depth_max": 9,
+            "issue_latency_p50_ns": MS, "issue_latency_p99_ns": MS,
+            "void_share": [0.5 if rank == 1 else 0.25 for rank, _ in every],
         })  # fmt: skip
         writer.append("features", {
             "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "feature": "gpu_times", "state": "on",
@@ -411,12 +429,17 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert first("spread_ns")["last_rank"] == 2
     top = first("FROM top_kernels")
     assert (top["count"], top["total_ns"], top["share"], top["p50_ns"]) == (20, 400 * MS, 0.333, 20 * MS)
+    phase = first("FROM slow_phases")
+    assert (phase["phase"], phase["rank"]) == ("data_loading", 2)
+    assert (phase["typical_ns"], phase["excess_ns"]) == (6 * MS, 3 * MS)
     slow = first("slow_rank")
     assert (slow["name"], slow["slow_rank"], slow["times_usual"]) == ("gemm", 1, 2)
     since = first("since_step")
     assert (since["name"], since["rank"], since["since_step"]) == ("softmax", 3, 12)
     idle = first("idle_share")
     assert (idle["rank"], idle["idle_share"], idle["gaps_per_s"], idle["longest_ns"]) == (2, 0.4, 50, 9 * MS)
+    void = first("worst_step")
+    assert (void["rank"], void["void"], void["exposed_ns"]) == (1, 0.5, 5 * MS)
     exposed = first("exposed_share")
     assert (exposed["rank"], exposed["exposed_share"], exposed["hidden_part"]) == (3, 0.15, 0.25)
     assert first("starved_share")["median_ns"] == MS

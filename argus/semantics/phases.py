@@ -1,0 +1,725 @@
+"""What a rank's main thread did in each step, from the marks that PyTorch itself makes.
+
+torch names its own parts: the data loader's, the wrapped model's and the optimiser's calls are ``record_function``
+ranges, the autograd engine has an entry and an exit, and a process group's works have a begin, an end and somebody who
+waits. Time that one of these covers is told from marks; the loss between forward and backward or a batch's way to the
+device have no marks of their own and are told from their neighbours. What is left is "other".
+
+Only time on the CPU is told: on a GPU job the kernels of a forward may run while the main thread is in its backward.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class What(IntEnum):
+    """What a mark is."""
+
+    RANGE_BEGIN = 0
+    """``record_function`` entered. Ranges pair like a stack, per thread."""
+    RANGE_END = 1
+    BACKWARD_BEGIN = 2
+    """The autograd engine's ``execute`` entered."""
+    BACKWARD_END = 3
+    """``run_backward`` returned."""
+    WAIT = 4
+    """A thread begins to wait for the work ``handle``; 0: for all that are not finished."""
+    WORK_BEGIN = 5
+    """A communication thread starts to carry out the work ``handle``."""
+    WORK_END = 6
+    """It has finished it; same thread as the begin's."""
+
+
+class Role(IntEnum):
+    """What a range is for, by its name."""
+
+    NONE = 0
+    DATA = 1
+    FORWARD = 2
+    OPTIMIZER = 3
+    ZERO_GRAD = 4
+
+
+def role_of(name: str) -> Role:
+    """The role of a ``record_function`` range."""
+    if name.startswith("enumerate(DataLoader)"):
+        return Role.DATA
+    if name.endswith("Parallel.forward"):  # DistributedDataParallel's, FullyShardedDataParallel's
+        return Role.FORWARD
+    if name.startswith("Optimizer.step#"):
+        return Role.OPTIMIZER
+    if name.startswith("Optimizer.zero_grad#"):
+        return Role.ZERO_GRAD
+    return Role.NONE
+
+
+MARK = np.dtype(
+    [
+        ("ts_ns", "<u8"),
+        ("handle", "<u8"),
+        ("tid", "<u4"),
+        ("what", "u1"),
+        ("role", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""One event of a process. ``handle``: of waits and works; ``role``: of a range's begin. An end may leave it NONE: it
+takes its begin's."""
+
+PHASE = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("step", "<u4"),
+        ("phase", "u1"),
+        ("method", "u1"),
+        ("spans", "<u4"),
+        ("duration_ns", "<u8"),
+        ("overlapped_ns", "<u8"),
+        ("confidence", "<f4"),
+    ]
+)
+"""One phase of one step of one rank. Durations of a step's phases sum to the step's. ``spans``: uninterrupted stretches
+that ``duration_ns`` is made of. ``overlapped_ns``: communication behind the other phases, of communication only."""
+
+
+class Phase(IntEnum):
+    """``PHASE["phase"]``."""
+
+    DATA_LOADING = 0
+    FORWARD = 1
+    BACKWARD = 2
+    COMMUNICATION = 3
+    OPTIMIZER = 4
+    OTHER = 5
+
+
+PHASES = ("data_loading", "forward", "backward", "communication", "optimizer", "other")
+"""Names of ``PHASE["phase"]``, as the table ``phases`` spells them."""
+METHODS = ("marks", "between_marks", "remainder")
+"""Names of ``PHASE["method"]``: from marks of the phase itself, from its neighbours, what nothing explained."""
+BY_MARKS, BETWEEN_MARKS, REMAINDER = range(3)
+
+MARKS = 65_536
+"""Marks kept while no step comes: 650 steps of 100 marks, 1.5 MiB a rank. Steps come at the latest when their period
+has held for a few dozen units (:mod:`argus.semantics.steps`)."""
+WORKS = 4_096
+"""Works remembered after their last mark, to know a wait for a finished one. Waits come within the step, and a step has
+10 to 100 marks, so that this is 40 steps and more."""
+THREADS = 64
+"""Threads whose marks are counted, to tell the main one. A process that starts a thread a step must not pile them up;
+the main one is among those with most marks."""
+DEPTH = 256
+"""Ranges open in one another. Deeper is a sign of lost ends: Python itself stops at 1,000 frames."""
+OFFSETS = 32
+"""Newest distances from the optimiser's end to the boundary's collective, whose median stands in for a missing end:
+enough for one slow step not to matter, and gone 32 steps after a change of batch size."""
+BOUNDARIES = 64
+"""Chosen boundaries remembered. The newest is enough for a rank's steps in order."""
+PIECES = 1_024
+"""Fed arrays joined at the latest when there are so many: an array's own cost is 5 marks'."""
+
+_BY_MARKS = 3  # of argus.semantics.steps.METHODS: the step ends where the optimiser does
+_ESTIMATED = 0.5
+"""At most this confidence in a step whose end has no mark: what :class:`argus.semantics.steps.StepTracker` gives to
+steps that it could not tell apart either."""
+
+
+class _Label(IntEnum):
+    """Explanations of the main thread's time, the strongest first; the last one is no explanation but goes along."""
+
+    WAIT = 0
+    WAIT_GUESSED = 1
+    DATA = 2
+    OPTIMIZER = 3
+    BACKWARD = 4
+    BACKWARD_GUESSED = 5
+    FORWARD = 6
+    DATA_GUESSED = 7
+    FORWARD_GUESSED = 8
+    NOTHING = 9
+    WORK = 10
+
+
+# Phase, method and confidence of each. A wait's end is seen on another thread, hence a little less than 1.
+_MEANING = {
+    _Label.WAIT: (Phase.COMMUNICATION, BY_MARKS, 0.95),
+    _Label.WAIT_GUESSED: (Phase.COMMUNICATION, BETWEEN_MARKS, 0.8),
+    _Label.DATA: (Phase.DATA_LOADING, BY_MARKS, 1.0),
+    _Label.OPTIMIZER: (Phase.OPTIMIZER, BY_MARKS, 1.0),
+    _Label.BACKWARD: (Phase.BACKWARD, BY_MARKS, 1.0),
+    _Label.BACKWARD_GUESSED: (Phase.BACKWARD, BETWEEN_MARKS, 0.8),
+    _Label.FORWARD: (Phase.FORWARD, BY_MARKS, 1.0),
+    _Label.DATA_GUESSED: (Phase.DATA_LOADING, BETWEEN_MARKS, 0.8),
+    _Label.FORWARD_GUESSED: (Phase.FORWARD, BETWEEN_MARKS, 0.8),
+    _Label.NOTHING: (Phase.OTHER, REMAINDER, 0.8),
+}
+_OF_ROLE = {
+    int(Role.DATA): _Label.DATA,
+    int(Role.FORWARD): _Label.FORWARD,
+    int(Role.OPTIMIZER): _Label.OPTIMIZER,
+    int(Role.ZERO_GRAD): _Label.OPTIMIZER,
+}
+_BACKWARD = -1  # beside the roles, where a backward is one of the things that follow one another
+
+_Span = tuple[_Label, int, int]
+"""Label, begin and end, ns. An empty or reversed one (a late mark's) counts for nothing."""
+
+
+def _innermost(roles: list[int], role: int) -> int:
+    """The open range that an end closes; those above it lost theirs. -1: none."""
+    if role == Role.NONE:
+        return len(roles) - 1
+    return next((i for i in range(len(roles) - 1, -1, -1) if roles[i] == role), -1)
+
+
+class _Works:
+    """The communication threads' works of one process."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.seen = False
+        self._counters = counters
+        self._open: dict[int, tuple[int, int]] = {}
+        """Thread and begin, by handle."""
+        self._last: dict[int, tuple[int, bool]] = {}
+        """Time and whether an end, of each handle's last mark; the handle marked last comes last."""
+        self._events: dict[int, list[tuple[int, bool]]] = {}
+        """The same of all marks of the newest stretch, after what was last before it."""
+        self._ends: list[int] = []
+
+    def advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
+        """Takes the works' marks of a stretch, in order, and says when works ran in it.
+
+        A work open throughout the stretch though its thread began others lost its end: threads carry out one at a
+        time.
+        """
+        spans: list[_Span] = []
+        self._events, self._ends = {}, []
+        busy: set[int] = set()
+        self.seen |= bool(len(marks))
+        columns = (marks[name].tolist() for name in ("ts_ns", "handle", "tid", "what"))
+        for ts, handle, tid, what in zip(*columns, strict=True):
+            end = what == What.WORK_END
+            last = self._last.pop(handle, None)
+            self._events.setdefault(handle, [last] if last else []).append((ts, end))
+            self._last[handle] = (ts, end)
+            opened = self._open.pop(handle, None)
+            if opened:
+                spans.append((_Label.WORK, opened[1], ts))
+            if end:
+                self._ends.append(ts)
+            else:
+                self._open[handle] = (tid, ts)
+                busy.add(tid)
+        for handle, (tid, since) in list(self._open.items()):
+            spans.append((_Label.WORK, since, until))
+            if since <= begin and tid in busy:
+                del self._open[handle]
+                self._counters["works_unfinished"] += 1
+        while len(self._last) > WORKS:
+            handle = next(iter(self._last))
+            del self._last[handle]
+            self._open.pop(handle, None)
+        return spans
+
+    def wait_end(self, since: int, handle: int, limit: int, *, over: bool) -> tuple[int, bool]:
+        """When a wait of the newest stretch ended, at the latest at ``limit``, and whether marks say so.
+
+        Args:
+            since: Begin of the wait.
+            handle: Work waited for; 0: all.
+            limit: The main thread's next mark, or the stretch's end.
+            over: Whether it is the former, so that the wait did end.
+        """
+        if not self.seen:
+            return limit, False
+        if not handle:
+            if not over and self._open:
+                return limit, True
+            at = bisect_right(self._ends, limit)
+            return max(since, self._ends[at - 1]) if at else since, True
+        events = self._events.get(handle) or ([self._last[handle]] if handle in self._last else [])
+        at = bisect_right(events, since, key=lambda event: event[0])
+        # An address is used again: a work seen to end may be an older one's, and the one waited for still in a queue.
+        done = at > 0 and events[at - 1][1]
+        for ts, end in events[at:]:
+            if ts > limit:
+                break
+            if end and not done:
+                return ts, True
+            done &= end
+        return (since, True) if done else (limit, bool(events))
+
+
+@dataclass(slots=True)
+class _Range:
+    role: int
+    begin: int
+    part: bool = False
+    """Whether it stands for itself in the sequence of parts, not inside of another."""
+    shown: int | None = None
+    """Of an OPTIMIZER range: since when its time is the optimiser's; None: not now, its closure runs."""
+    sure: bool = False
+    """Whether the time since then is the optimiser's even if a forward or backward follows inside the range."""
+
+
+class _Main:
+    """The main thread's ranges, backwards and waits: turns marks in order into spans."""
+
+    def __init__(self, tid: int, works: _Works, counters: Counter[str]) -> None:
+        self.tid = tid
+        self.open: list[_Range] = []
+        self._works = works
+        self._counters = counters
+        self._spans: list[_Span] = []
+        self._told = 0
+        self._begun = False
+        self._ends_known = False
+        """Whether backwards have ends. Where they do, an optimiser inside a backward is a hook's."""
+        self._depth = 0
+        self._backward_since = 0
+        self._backward_inside = 0
+        """Ranges open when the backward began: it ends before any of them does."""
+        self._newest_backward = -1
+        self._newest_optimizer = -1
+        self._wait: tuple[int, int] | None = None
+        self._after: int | None = None
+        """The part before the open gap where that tells something: DATA or FORWARD."""
+        self._since = 0
+        self._zeroed = False
+        """Whether a ZERO_GRAD came since that part."""
+        self._pending: list[_Span] = []
+        """Gaps that count if a forward or backward follows."""
+        self._awaiting: list[_Span] = []
+        """Gaps that count if a backward follows in the step."""
+
+    def advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
+        """Takes the thread's marks of a stretch, in order, and says what its time until ``until`` went to."""
+        self._spans = []
+        self._ends_known |= bool((marks["what"] == What.BACKWARD_END).any())
+        if self._depth and not self._ends_known:  # told up to the step's end, and over with it
+            self._depth = 0
+            self._resume_optimizers(self._told, sure=True)
+        self._told = until
+        columns = (marks[name].tolist() for name in ("ts_ns", "what", "role", "handle"))
+        for ts, what, role, handle in zip(*columns, strict=True):
+            if self._wait:
+                self._end_wait(ts, over=True)
+                self._wait = None
+            if what == What.RANGE_BEGIN:
+                self._enter(ts, role)
+            elif what == What.RANGE_END:
+                self._leave(ts, role)
+            elif what == What.BACKWARD_BEGIN:
+                self._begin_backward(ts)
+            elif what == What.BACKWARD_END:
+                self._end_backward(ts)
+            elif what == What.WAIT:
+                self._wait = (ts, handle)
+        self._cut(until)
+        self._forget(begin)
+        return self._spans
+
+    def _cut(self, until: int) -> None:
+        """Counts what is open up to the step's end."""
+        if self._wait:
+            since, handle = self._wait
+            end = self._end_wait(until, over=False)
+            if handle and since < end < until:
+                self._wait = None
+        for entry in self.open:
+            self._show(entry, until)
+        if self._depth:
+            label = _Label.BACKWARD if self._ends_known else _Label.BACKWARD_GUESSED
+            self._spans.append((label, self._backward_since, until))
+        self._pending, self._awaiting = [], []
+
+    def _forget(self, begin: int) -> None:
+        """Gives up what was open throughout the step though the loop went round inside of it: its end was lost.
+
+        A range keeps its place, in case its end does come.
+        """
+        optimizer, backward = self._newest_optimizer > begin, self._newest_backward > begin
+        for entry in self.open:
+            # An optimiser may hold steps in a closure (LBFGS), but no further optimiser.
+            around = optimizer or (backward and entry.role != Role.OPTIMIZER)
+            if entry.role in _OF_ROLE and entry.begin < begin and around:
+                entry.role, entry.part = int(Role.NONE), False
+                self._counters["ranges_unfinished"] += 1
+        if self._depth and self._backward_since < begin and optimizer:
+            self._depth = 0
+            self._counters["backwards_unfinished"] += 1
+
+    def _end_wait(self, limit: int, *, over: bool) -> int:
+        assert self._wait is not None
+        since, handle = self._wait
+        end, seen = self._works.wait_end(since, handle, limit, over=over)
+        self._spans.append((_Label.WAIT if seen else _Label.WAIT_GUESSED, since, end))
+        return end
+
+    def _inside(self) -> bool:
+        """Whether a range of a role is open, optimisers aside: their closures hold whole steps."""
+        return any(entry.role in _OF_ROLE and entry.role != Role.OPTIMIZER for entry in self.open)
+
+    def _enter(self, ts: int, role: int) -> None:
+        self._begun = True
+        if role in (Role.OPTIMIZER, Role.ZERO_GRAD) and self._depth and not self._ends_known:
+            self._close_backward(ts, _Label.BACKWARD_GUESSED)
+        if role == Role.DATA and self._depth:  # no hook loads data: the end was lost
+            self._close_backward(ts, _Label.BACKWARD_GUESSED)
+        entry = _Range(role, ts)
+        if role in _OF_ROLE:
+            entry.part = not self._depth and not self._inside()
+        if role == Role.OPTIMIZER:
+            self._newest_optimizer = ts
+            entry.shown = ts
+        elif entry.part:
+            if role == Role.FORWARD:
+                self._suspend_optimizers(ts)
+            self._arrive(role, ts)
+        self.open.append(entry)
+        if len(self.open) > DEPTH:
+            del self.open[0]
+            self._backward_inside = max(0, self._backward_inside - 1)
+            self._counters["ranges_unfinished"] += 1
+
+    def _leave(self, ts: int, role: int) -> None:
+        at = _innermost([entry.role for entry in self.open], role)
+        if at < 0:
+            self._counters["ranges_unmatched"] += self._begun
+            return
+        if self._depth and at < self._backward_inside:
+            self._close_backward(ts, _Label.BACKWARD_GUESSED)
+        while len(self.open) > at:
+            entry = self.open.pop()
+            self._show(entry, ts)
+            if entry.part and entry.role == Role.OPTIMIZER:
+                self._after, self._pending = None, []
+            elif entry.part:
+                self._depart(entry.role, ts)
+
+    def _show(self, entry: _Range, until: int) -> None:
+        since = entry.shown if entry.role == Role.OPTIMIZER else entry.begin
+        if entry.role in _OF_ROLE and since is not None:
+            self._spans.append((_OF_ROLE[entry.role], since, until))
+
+    def _begin_backward(self, ts: int) -> None:
+        self._newest_backward = ts
+        if not self._depth:
+            self._suspend_optimizers(ts)
+            self._arrive(_BACKWARD, ts)  # inside of a forward there is no gap before it, but those before count
+            self._backward_since, self._backward_inside = ts, len(self.open)
+        self._depth += 1
+
+    def _end_backward(self, ts: int) -> None:
+        if not self._depth:
+            self._counters["backwards_unmatched"] += 1
+        elif self._depth == 1:
+            self._close_backward(ts, _Label.BACKWARD)
+        else:
+            self._depth -= 1
+
+    def _close_backward(self, ts: int, label: _Label) -> None:
+        self._spans.append((label, self._backward_since, ts))
+        self._depth = 0
+        if not self._inside():
+            self._resume_optimizers(ts, sure=True)
+
+    # Lightning and LBFGS hand the whole step to the optimiser as a closure. Such an optimiser's own time begins after
+    # its first backward.
+
+    def _suspend_optimizers(self, ts: int) -> None:
+        for entry in self.open:
+            if entry.role == Role.OPTIMIZER:
+                if entry.shown is not None and entry.sure:
+                    self._spans.append((_Label.OPTIMIZER, entry.shown, ts))
+                entry.shown = None
+
+    def _resume_optimizers(self, ts: int, *, sure: bool) -> None:
+        for entry in self.open:
+            if entry.role == Role.OPTIMIZER and entry.shown is None:
+                entry.shown, entry.sure = ts, sure
+
+    # Parts follow one another: DATA, FORWARD, ZERO_GRAD, backward. An optimiser that held no closure is noticed when
+    # it ends. The gap between two is told from both; a ZERO_GRAD parts a gap and changes what is after it.
+
+    def _arrive(self, role: int, ts: int) -> None:
+        if role == Role.DATA:
+            self._pending, self._after = [], None
+            return
+        if self._after == Role.ZERO_GRAD and role != _BACKWARD:
+            self._after = None  # what comes before a wrapped model's forward may as well be a batch
+        if self._after is not None:
+            loading = self._after == Role.DATA and not self._zeroed and role != _BACKWARD
+            self._pending.append((_Label.DATA_GUESSED if loading else _Label.FORWARD_GUESSED, self._since, ts))
+        if role == Role.ZERO_GRAD:
+            return
+        self._awaiting += self._pending
+        self._pending, self._after = [], None
+        if role == _BACKWARD:
+            self._spans += self._awaiting
+            self._awaiting = []
+
+    def _depart(self, role: int, ts: int) -> None:
+        self._since = ts
+        if role == Role.ZERO_GRAD:
+            self._zeroed = True
+            # With no batch and no wrapped model to go by, the forward is what lies before the backward.
+            if self._after is None:
+                self._after = Role.ZERO_GRAD
+            return
+        self._after, self._zeroed = role, False
+        if role == Role.FORWARD:
+            self._resume_optimizers(ts, sure=False)
+
+
+class PhaseTracker:
+    """The phases of one rank's steps. ``feed`` marks, ``snap`` the steps' boundaries, then ``split`` the steps.
+
+    A step is split by the marks up to its end, so these should have come: drained buffers may be 50 ms apart. Marks
+    that come later still close what they close, but change no phase already told.
+
+    Attributes:
+        counters: What was lost or odd: ``marks_dropped_old``, ``marks_late``, ``main_thread_changed``,
+            ``ranges_unmatched`` (ends without a begin), ``ranges_unfinished``, ``backwards_unmatched``,
+            ``backwards_unfinished``, ``works_unfinished`` (begins without an end).
+    """
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self._pieces: list[NDArray[np.void]] = []
+        self._kept = 0
+        self._tallies: tuple[Counter[int], ...] = (Counter(), Counter(), Counter(), Counter())
+        """Of each thread: optimisers, backwards, loaded batches, waits."""
+        self._done = 0
+        """Marks up to this time are taken."""
+        self._works = _Works(self.counters)
+        self._main: _Main | None = None
+        self._chosen: dict[int, int] = {}
+        """The boundary chosen for a collective's, newest last."""
+        self._offsets: list[int] = []
+
+    @property
+    def marks_kept(self) -> int:
+        """Marks that wait for their step."""
+        return self._kept
+
+    def feed(self, marks: NDArray[np.void]) -> None:
+        """Takes marks of the rank's process: :data:`MARK`, shape (n,), in any order within 50 ms of time."""
+        if not len(marks):
+            return
+        self._pieces.append(np.array(marks, MARK))
+        self._kept += len(marks)
+        begins = marks["what"] == What.RANGE_BEGIN
+        for count, mine in zip(
+            self._tallies,
+            (
+                begins & (marks["role"] == Role.OPTIMIZER),
+                marks["what"] == What.BACKWARD_BEGIN,
+                begins & (marks["role"] == Role.DATA),
+                marks["what"] == What.WAIT,
+            ),
+            strict=True,
+        ):
+            count.update(marks["tid"][mine].tolist())
+        self.prune()
+
+    def prune(self) -> None:
+        """Keeps to the bounds above; ``feed`` calls it. Marks of steps that were split are gone already."""
+        if len(self._pieces) > PIECES:
+            self._pieces = [np.concatenate(self._pieces)]
+        if self._kept > MARKS:
+            marks = self._sorted()
+            # An eighth more than needed, so that a rank without steps does not sort for every feed. What was open
+            # stays known: the marks go the way of a step's.
+            until = int(marks["ts_ns"][self._kept - MARKS + MARKS // 8 - 1])
+            dropped = int(np.searchsorted(marks["ts_ns"], np.uint64(until), side="right"))
+            self._advance(marks[:dropped], self._done, until)
+            self._keep(marks[dropped:])
+            self.counters["marks_dropped_old"] += dropped
+        for count in self._tallies:
+            if len(count) > THREADS:
+                kept = dict(count.most_common(THREADS // 2))
+                count.clear()
+                count.update(kept)
+
+    def snap(self, steps: NDArray[np.void]) -> NDArray[np.void]:
+        """Moves the boundaries of steps from a collective back to the last optimiser's end before it.
+
+        The end must be newer than the boundary before. Where there is none (gradients overflowed, attached just now),
+        the boundary moves by the median of known distances. Continuous steps stay so, across calls too.
+
+        Args:
+            steps: Rows of ``steps.ITERATION``, shape (n,), of this rank.
+
+        Returns:
+            A copy, same order. Unchanged where no optimiser was ever marked.
+        """
+        out: NDArray[np.void] = steps.copy()
+        ends = self._optimizer_ends() if len(steps) else []
+        unmarked = not self._tallies[0]
+        for i in np.argsort(steps["ts_ns"], kind="stable").tolist():
+            begin = int(steps["ts_ns"][i])
+            end = begin + int(steps["duration_ns"][i])
+            if unmarked:
+                self._choose(end, end)
+                continue
+            newest = max(self._chosen, default=0)
+            found = self._last_between(ends, begin, end)
+            if found is not None:
+                self._learn(end - found)
+            if begin not in self._chosen:
+                # What the step before would have been is not known: taken to be as long as this one.
+                after = max(begin - (end - begin), newest if newest < begin else 0)
+                moved = self._last_between(ends, after, begin)
+                if moved is None:
+                    floor = max((m for b, m in self._chosen.items() if b <= begin), default=0)
+                    moved = max(begin - self._offset(), floor)
+                else:
+                    self._learn(begin - moved)
+                self._choose(begin, moved)
+            start = self._chosen[begin]
+            stop = max(end - self._offset() if found is None else found, start + 1)
+            self._choose(end, stop)
+            out["ts_ns"][i] = start
+            out["duration_ns"][i] = stop - start
+            if found is not None:
+                out["method"][i] = _BY_MARKS
+            elif stop != end:
+                out["confidence"][i] = min(_ESTIMATED, float(out["confidence"][i]))
+        return out
+
+    def split(self, steps: NDArray[np.void]) -> NDArray[np.void]:
+        """The phases of steps, whose marks are dropped.
+
+        Args:
+            steps: Rows of ``steps.ITERATION``, shape (n,), of this rank, after ``snap``; not older than those of
+                earlier calls.
+
+        Returns:
+            :data:`PHASE`, shape (m,), by step and phase: none without time. Durations sum exactly to each step's.
+        """
+        rows: list[tuple[float, ...]] = []
+        marks = self._sorted() if len(steps) else np.empty(0, MARK)
+        taken = 0
+        for i in np.argsort(steps["ts_ns"], kind="stable").tolist():
+            begin = int(steps["ts_ns"][i])
+            end = begin + int(steps["duration_ns"][i])
+            first, taken = taken, max(taken, int(np.searchsorted(marks["ts_ns"], np.uint64(end), side="right")))
+            spans = self._advance(marks[first:taken], begin, end)
+            rows += [(int(steps["rank"][i]), int(steps["step"][i]), *phase) for phase in _phases(spans, begin, end)]
+        if taken:
+            self._keep(marks[taken:])
+        return np.array(rows, PHASE)
+
+    def _keep(self, marks: NDArray[np.void]) -> None:
+        self._pieces = [marks.copy()]
+        self._kept = len(marks)
+
+    def _advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
+        """Takes the ordered marks up to ``until``, a step's end, and says what happened until then."""
+        self.counters["marks_late"] += int(np.searchsorted(marks["ts_ns"], np.uint64(self._done), side="right"))
+        self._done = max(self._done, until)
+        spans = self._works.advance(marks[marks["what"] >= What.WORK_BEGIN], begin, until)
+        tid = self._main_thread()
+        if tid is None:
+            return spans
+        if self._main is None or self._main.tid != tid:
+            self.counters["main_thread_changed"] += self._main is not None
+            self._main = _Main(tid, self._works, self.counters)
+        return spans + self._main.advance(marks[marks["tid"] == tid], begin, until)
+
+    def _sorted(self) -> NDArray[np.void]:
+        """All marks kept, in order of time; shape (n,)."""
+        marks = np.concatenate(self._pieces) if self._pieces else np.empty(0, MARK)
+        times = marks["ts_ns"]
+        if (times[1:] < times[:-1]).any():
+            marks = marks[np.argsort(times, kind="stable")]
+        self._pieces = [marks]
+        return marks
+
+    def _main_thread(self) -> int | None:
+        """The thread that trains: most optimisers, else backwards, batches, waits. Of equals, the first."""
+        count = next((count for count in self._tallies if count), None)
+        return min(count, key=lambda tid: (-count[tid], tid)) if count else None
+
+    def _optimizer_ends(self) -> list[int]:
+        """When optimisers ended on the main thread, of the marks not yet taken, in order."""
+        tid = self._main_thread()
+        if tid is None:
+            return []
+        roles = [entry.role for entry in self._main.open] if self._main and self._main.tid == tid else []
+        marks = self._sorted()
+        marks = marks[(marks["tid"] == tid) & (marks["what"] <= What.RANGE_END)]
+        ends = []
+        for ts, what, role in zip(*(marks[name].tolist() for name in ("ts_ns", "what", "role")), strict=True):
+            if what == What.RANGE_BEGIN:
+                roles = [*roles, role][-DEPTH:]
+                continue
+            at = _innermost(roles, role)
+            if at >= 0:
+                if roles[at] == Role.OPTIMIZER:
+                    ends.append(ts)
+                del roles[at:]
+        return ends
+
+    @staticmethod
+    def _last_between(times: list[int], after: int, until: int) -> int | None:
+        """The last of ordered times in (after, until]."""
+        at = bisect_right(times, until)
+        return times[at - 1] if at and times[at - 1] > after else None
+
+    def _learn(self, offset: int) -> None:
+        self._offsets = [*self._offsets, offset][-OFFSETS:]
+
+    def _offset(self) -> int:
+        return int(np.median(self._offsets)) if self._offsets else 0
+
+    def _choose(self, boundary: int, moved: int) -> None:
+        self._chosen.pop(boundary, None)
+        self._chosen[boundary] = moved
+        if len(self._chosen) > BOUNDARIES:
+            del self._chosen[next(iter(self._chosen))]
+
+
+def _phases(spans: list[_Span], begin: int, end: int) -> list[tuple[int, int, int, int, int, float]]:
+    """The rows of one step, :data:`PHASE` without rank and step: the strongest label of each moment wins."""
+    edges: list[tuple[int, int, int]] = []
+    for label, since, until in spans:
+        since, until = max(since, begin), min(until, end)
+        if since < until:
+            edges += [(since, label, 1), (until, label, -1)]
+    edges.append((end, _Label.NOTHING, 0))
+    edges.sort()
+    active = [0] * len(_Label)
+    active[_Label.NOTHING] = 1
+    times = dict.fromkeys(_MEANING, 0)
+    runs = [0] * len(Phase)
+    overlapped, at, previous = 0, begin, -1
+    for ts, edge, change in edges:
+        if ts > at:
+            label = next(label for label in _MEANING if active[label])
+            phase = _MEANING[label][0]
+            times[label] += ts - at
+            runs[phase] += phase != previous
+            if active[_Label.WORK] and phase != Phase.COMMUNICATION:
+                overlapped += ts - at
+            at, previous = ts, phase
+        active[edge] += change
+    rows = []
+    for phase in Phase:
+        parts = [(times[label], method, sure) for label, (of, method, sure) in _MEANING.items() if of == phase]
+        duration = sum(time for time, _, _ in parts)
+        behind = overlapped if phase == Phase.COMMUNICATION else 0
+        if not duration and not behind:
+            continue
+        method = max(parts, key=lambda part: part[0])[1]  # the first of equals: by marks
+        sure = sum(time * sure for time, _, sure in parts) / duration if duration else parts[0][2]
+        rows.append((int(phase), method, runs[phase], duration, behind, sure))
+    return rows

@@ -1,0 +1,138 @@
+/* PyTorch: collectives of its gloo process groups, and marks of what a step does.
+ *
+ * These are C++ functions, which exceptions may leave: only their entries are probed. A return probe takes the place of the
+ * return address, no unwinder finds its way past that, and the program would be terminated.
+ */
+
+#define MAX_TENSORS 16
+
+/* Elements and type of the tensors that a method of a process group is called with. at::Tensor is a pointer to a
+ * c10::TensorImpl; std::vector begins with pointers to its first element and behind its last. */
+INLINE void read_tensors(struct argus_collective *r, u64 tensors, u32 in_vector, u32 numel_at)
+{
+	u64 range[2] = {tensors, tensors + 8};
+	if (!numel_at)
+		return;
+	if (in_vector && bpf_probe_read_user(range, sizeof(range), (void *)tensors) != 0) {
+		r->flags |= ARGUS_F_READ_FAULT;
+		return;
+	}
+	for (int i = 0; i < MAX_TENSORS; i++) {
+		u64 at = range[0] + 8 * i;
+		if (at >= range[1])
+			return;
+		u64 impl = read_u64(at, &r->flags);
+		u64 words[2] = {};
+		if (bpf_probe_read_user(words, sizeof(words), (void *)(impl + numel_at)) != 0) {
+			r->flags |= ARGUS_F_READ_FAULT;
+			return;
+		}
+		r->count += words[0];
+		r->dtype = ARGUS_TORCH_DTYPE + (words[1] & 0x7f);
+	}
+	if (range[0] + 8 * MAX_TENSORS < range[1]) { /* more than are added up here */
+		r->count = 0;
+		r->dtype = 255;
+	}
+}
+
+/* Whether another method of the same class calls this one: the outer call has been told. */
+INLINE int called_from_family(struct pt_regs *ctx, u64 cookie, u8 *flags)
+{
+	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
+	u64 *reach = family_reach.lookup(&at);
+	s64 distance = CALLER(ctx, flags) - IP(ctx);
+	return reach && distance >= -(s64)(u32)*reach && distance < (s64)(*reach >> 32);
+}
+
+int torch_enter(struct pt_regs *ctx)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32;
+	if (!traced(tgid))
+		return 0;
+	count(ARGUS_C_HITS);
+	u64 cookie = argus_cookie(ctx);
+	struct argus_collective r = {};
+	if (called_from_family(ctx, cookie, &r.flags)) {
+		count(ARGUS_C_NESTED);
+		return 0;
+	}
+	u32 shape = ARGUS_SHAPE(cookie);
+	int slot = ARGUS_FILE(cookie);
+	struct argus_torch *layout = torch_layouts.lookup(&slot);
+	r.pid = tgid;
+	r.tid = (u32)id;
+	r.call = ARGUS_CALL(cookie);
+	r.duration_ns = -1;
+	r.peer = -1;
+	r.redop = 255;
+	r.dtype = 255;
+	r.comm = arg(ctx, ARGUS_ARG(cookie, 4), &r.flags);
+	if (ARGUS_ARG(cookie, 3) != 15)
+		r.peer = (s32)arg(ctx, ARGUS_ARG(cookie, 3), &r.flags);
+	if (layout && ARGUS_ARG(cookie, 0) != 15)
+		read_tensors(&r, arg(ctx, ARGUS_ARG(cookie, 0), &r.flags), ARGUS_ARG(cookie, 1), layout->numel);
+	if (layout && layout->counter && shape == ARGUS_S_C10D)
+		r.stream = 1 + (u64)read_u32(r.comm + layout->counter, &r.flags);
+	r.seq = next_sequence(tgid, r.comm, shape == ARGUS_S_C10D_P2P);
+	r.ts_ns = bpf_ktime_get_ns();
+	send_collective(&r);
+	return 0;
+}
+
+BPF_PERCPU_ARRAY(mark_scratch, struct argus_mark, 1);
+
+INLINE int mark(struct pt_regs *ctx, u32 at_exit)
+{
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tgid = id >> 32;
+	if (!targets.lookup(&tgid)) /* not among the strangers: marks make no rank, and a data-loader worker's are no loss */
+		return 0;
+	count(ARGUS_C_HITS);
+	u64 cookie = argus_cookie(ctx);
+	int zero = 0;
+	struct argus_mark *r = mark_scratch.lookup(&zero);
+	if (!r)
+		return 0;
+	__builtin_memset(r, 0, sizeof(*r));
+	r->ts_ns = bpf_ktime_get_ns();
+	r->pid = tgid;
+	r->tid = (u32)id;
+	r->call = ARGUS_CALL(cookie);
+	r->at_exit = at_exit;
+	if (ARGUS_ARG(cookie, 0) != 15)
+		r->handle = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
+	if (ARGUS_ARG(cookie, 2))
+		r->handle = read_u64(r->handle, &r->flags);
+	if (ARGUS_ARG(cookie, 1) != 15) {
+		u64 text[2] = {};
+		u64 string = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
+		if (bpf_probe_read_user(text, sizeof(text), (void *)string) != 0)
+			r->flags |= ARGUS_F_READ_FAULT;
+		u32 length = text[1] < ARGUS_MARK_NAME_LEN ? text[1] : ARGUS_MARK_NAME_LEN;
+		if (length && length <= ARGUS_MARK_NAME_LEN) {
+			if (bpf_probe_read_user(r->name, length, (void *)text[0]) != 0)
+				r->flags |= ARGUS_F_READ_FAULT;
+			else
+				r->name_len = length;
+		}
+	}
+	if (r->flags & ARGUS_F_READ_FAULT)
+		count(ARGUS_C_READ_FAULT);
+	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)
+		count(ARGUS_C_MARKS);
+	else
+		count(ARGUS_C_MARKS_DROPPED);
+	return 0;
+}
+
+int mark_enter(struct pt_regs *ctx)
+{
+	return mark(ctx, 0);
+}
+
+int mark_exit(struct pt_regs *ctx)
+{
+	return mark(ctx, 1);
+}

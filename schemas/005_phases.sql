@@ -1,0 +1,90 @@
+-- Argus schema, version 5: phases and GPU time of a step, parallel groups, and collectives of PyTorch's gloo.
+
+CREATE TABLE IF NOT EXISTS phases
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  host LowCardinality(String) COMMENT 'Node',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Start of the step on this rank',
+  phase LowCardinality(String) COMMENT 'What the thread that trains did: data_loading, forward, backward, communication (it waited for it), optimizer, other',
+  duration_ns UInt64 CODEC(T64, ZSTD(1)) COMMENT 'Time of that thread in this phase. The phases of a step add up to the step',
+  overlapped_ns UInt64 CODEC(T64, ZSTD(1)) COMMENT 'communication: time in which it went on while the thread did something else; else 0',
+  spans UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Separate stretches of time that it consists of',
+  method LowCardinality(String) COMMENT 'How most of it was found: marks (begin and end were seen), between_marks (it lies between two that were), remainder',
+  confidence Float32 CODEC(ZSTD(1)) COMMENT 'How sure the phase is, 0 to 1',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, phase)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'Where the time of each step went, by rank, as its training thread on the CPU saw it';
+
+CREATE VIEW IF NOT EXISTS slow_phases
+AS SELECT
+  job, run, rank, node, phase, steps, typical_ns, usual_ns, toInt64(typical_ns) - toInt64(usual_ns) AS excess_ns
+FROM
+(
+  SELECT *, quantileExactLow(0.5)(typical_ns) OVER (PARTITION BY job, run, phase) AS usual_ns
+  FROM
+  (
+    SELECT job, run, rank, any(host) AS node, phase, count() AS steps, quantileExact(0.5)(duration_ns) AS typical_ns
+    FROM phases GROUP BY job, run, rank, phase
+  )
+)
+COMMENT 'Typical time of each phase on each rank (median over the steps that have it), what is usual among the ranks (their lower median), and the excess';
+
+CREATE TABLE IF NOT EXISTS parallel_groups
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  host LowCardinality(String) COMMENT 'Node that saw these ranks',
+  comm_group UInt64 COMMENT 'As in communicators',
+  dimension LowCardinality(String) COMMENT 'What it is for: tp (tensor), cp (context), ep (expert), fsdp (sharded data), dp (data), pp (pipeline parallel), world (bookkeeping among all), unknown',
+  ranks Array(UInt32) COMMENT 'Global ranks seen in it on this node',
+  nranks Int32 COMMENT 'Ranks it has; -1: unknown',
+  confidence Float32 COMMENT 'How sure the dimension is, 0 to 1',
+  why String COMMENT 'What it was told from',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, host, comm_group)
+COMMENT 'What each communicator is for, by what is sent in it: the mesh of the job';
+
+CREATE TABLE IF NOT EXISTS gpu_steps
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  device UInt32 CODEC(T64, ZSTD(1)) COMMENT 'GPU, as the process numbers those it may use',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the step before it was over on the GPU',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Until all that was launched up to the end of the step on the CPU had ended',
+  busy_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel, copy or fill of the rank ran',
+  compute_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel ran that is not NCCL''s',
+  communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel of NCCL ran',
+  exposed_communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Part of communication_ns in which no other kernel ran',
+  overlapped_communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Part of communication_ns in which another kernel ran as well',
+  memcpy_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one copy or fill ran',
+  idle_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'duration_ns without busy_ns',
+  idle_gaps UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Stretches of idle time of 1 us or more',
+  largest_gap_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'The longest of them, as far as it lies in the step',
+  kernels UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernels that began in the step',
+  queue_depth_mean Float32 CODEC(ZSTD(1)) COMMENT 'Operations that were launched and had not begun, averaged over time; -1: launches are not known',
+  queue_depth_max Int32 CODEC(T64, ZSTD(1)) COMMENT 'The most of them at once; -1: launches are not known',
+  issue_latency_p50_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'From the call to the begin on the GPU, median of the kernels that began in the step; -1: not known',
+  issue_latency_p99_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'The same, 99th percentile; -1: not known',
+  void_share Float32 CODEC(ZSTD(1)) COMMENT 'idle_ns / duration_ns: share of the step in which nothing ran (the void percentage of Flare)',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, device)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'What the GPU did in each step of each rank';
+
+ALTER TABLE iterations COMMENT COLUMN method 'How the boundary was found: collectives, launches, marks (end of the optimiser), imported';
+ALTER TABLE collectives COMMENT COLUMN comm 'Communicator (NCCL) or process group (PyTorch, gloo) handle in this process; join communicators for the group it belongs to';
+ALTER TABLE collectives COMMENT COLUMN op 'AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AlltoAll, Gather, Scatter, Barrier, Send, Recv, GroupStart, GroupEnd';
+ALTER TABLE collectives COMMENT COLUMN dtype 'Type of the elements, by its name in NCCL; unknown: not known, nor are bytes; empty: the call has none';
+ALTER TABLE communicators COMMENT COLUMN joined_by 'How the group was found: unique_id, split, name (the process group told it), traffic (guessed from equal call sequences), single';

@@ -1,0 +1,177 @@
+"""PyTorch's gloo process group: every call of a program that makes known ones, and how they line up."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from argus.capture.pytorch import LAYOUTS
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+
+from ..kernel.conftest import wait_until
+from .conftest import argus_with, pid_words, ranks_of, start_trace
+
+pytestmark = [
+    pytest.mark.kernel,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)"),
+]
+
+PROGRAM = Path(__file__).with_name("programs") / "gloo_calls.py"
+BOTH = {
+    ("AllReduce", 4000, "float32"): 7,
+    ("Broadcast", 136, "int64"): 3,
+    ("Barrier", 0, ""): 2,
+    ("AllGather", 40, "float64"): 4,
+    ("AllGather", 48, "float32"): 2,
+    ("Reduce", 44, "float32"): 2,
+    ("Gather", 52, "float32"): 1,
+    ("Scatter", 52, "float32"): 1,
+    ("AllReduce", 16, "bfloat16"): 6,
+    ("Broadcast", 4, "float32"): 1,  # the one that fails
+}
+EXPECTED = {0: {**BOTH, ("Send", 36, "int32"): 5}, 1: {**BOTH, ("Recv", 36, "int32"): 5}}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    with ranks_of(PROGRAM, 2, str(tmp_path)) as ranks:
+        wait_until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)), 60, "the job to begin")
+        yield ranks
+
+
+def test_every_call_is_there(job: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+    tracing = start_trace(url, *pid_words([process.pid for process in job]))
+    try:
+        assert tracing.stdout is not None
+        first = tracing.stdout.readline()
+        (tmp_path / "go").touch()
+        wait_until(lambda: all((tmp_path / f"done-{rank}").exists() for rank in (0, 1)), 60, "the job's calls")
+        assert [process.poll() for process in job] == [None, None]
+        tracing.send_signal(signal.SIGINT)
+        said = first + tracing.communicate(timeout=90)[0]
+    finally:
+        tracing.kill()
+        tracing.wait()
+    assert "coverage: complete" in said
+    with open_store(url, create=False) as store:
+        rows = query_columns(
+            store,
+            "SELECT rank, toString(op) AS op, bytes, toString(dtype) AS dtype, comm, seq, peer, duration_ns"
+            " FROM collectives ORDER BY ts",
+        )
+        groups = query_columns(
+            store,
+            "SELECT rank, comm, comm_group, comm_rank, nranks, seq_offset, toString(joined_by) AS joined_by, error"
+            " FROM communicators FINAL",
+        )
+    calls = list(zip(*(rows[name].tolist() for name in rows), strict=True))
+    for rank, expected in EXPECTED.items():
+        mine = [call for call in calls if call[0] == rank]
+        assert Counter(call[1:4] for call in mine) == expected
+        assert {call[6] for call in mine if call[1] in ("Send", "Recv")} == {1 - rank}
+        assert {call[7] for call in mine} == {-1}
+        handles = {call[4] for call in mine}
+        assert len(handles) == 2
+        for handle in handles:
+            for kinds in (("Send", "Recv"), {op for op, *_ in expected} - {"Send", "Recv"}):
+                numbers = [call[5] for call in mine if call[4] == handle and call[1] in kinds]
+                assert numbers == list(range(len(numbers)))
+    # Both groups, lined up to the call, although they were made before the trace began.
+    found = list(zip(*(groups[name].tolist() for name in groups), strict=True))
+    assert [(row[3], row[4], row[6], row[7]) for row in found] == [(row[0], 2, "name", "") for row in found]
+    assert sorted(Counter(row[2] for row in found).values()) == [2, 2]
+    offsets = {(row[0], row[1]): (row[2], row[5]) for row in found}
+    numbered: dict[tuple[int, int], list[tuple[object, ...]]] = defaultdict(list)
+    for rank, op, nbytes, _, comm, seq, *_ in calls:
+        if op not in ("Send", "Recv"):
+            group, offset = offsets[rank, comm]
+            numbered[group, seq + offset].append((op, nbytes))
+    assert len(numbered) == sum(BOTH.values())
+    assert all(len(both) == 2 and both[0] == both[1] for both in numbered.values())
+    for rank in (0, 1):
+        caught = (tmp_path / f"caught-{rank}").read_text().splitlines()
+        assert len(caught) == 2
+        assert "root" in caught[0]
+        assert "backward through the graph a second time" in caught[1]
+
+
+def test_the_layout_is_that_of_the_installed_pytorch() -> None:
+    import torch
+
+    layout = LAYOUTS.get((platform.machine(), *map(int, torch.__version__.split(".")[:2])))
+    if layout is None:
+        pytest.skip(f"PyTorch {torch.__version__} on {platform.machine()} is not in argus.capture.pytorch.LAYOUTS")
+    with ranks_of(PROGRAM.with_name("torch_layout.py"), 3) as processes:
+        output = processes[2].communicate(timeout=60)[0]
+    found = json.loads(output)
+    # numel is a size as well (shape and size of one dimension); the counter has a sequence number beside it.
+    assert layout.numel in found["numel"]
+    assert layout.group_rank in found["group_rank"]
+    assert layout.group_size == layout.group_rank + 4
+    assert layout.group_name in found["group_name"]
+    assert layout.group_counter in found["group_counter"]
+
+
+def test_process_groups_that_come_and_go_are_told_apart(tmp_path: Path) -> None:
+    """Each new one may lie where the one before did, and counts its collectives from the start."""
+    url = f"chdb://{tmp_path}/store"
+    with ranks_of(PROGRAM.with_name("gloo_again.py"), 2, str(tmp_path), "{rank}") as processes:
+        files = [tmp_path / f"ends-{rank}" for rank in (0, 1)]
+        wait_until(lambda: all(file.exists() and file.stat().st_size > 200 for file in files), 60, "the job's steps")
+        words = [*pid_words([process.pid for process in processes]), "--steps", "150", "--duration", "60"]
+        said = argus_with(url)("trace", *words).stdout
+        (tmp_path / "stop").touch()
+        assert [process.wait(60) for process in processes] == [0, 0]
+    assert "coverage: complete" in said
+    with open_store(url, create=False) as store:
+        rows = query_columns(
+            store,
+            "SELECT rank, step, toUnixTimestamp64Nano(ts) - j.offset + toInt64(duration_ns) AS end FROM iterations"
+            " CROSS JOIN (SELECT any(mono_offset_ns) AS offset FROM jobs FINAL) AS j ORDER BY rank, step",
+        )
+        groups = query_columns(store, "SELECT rank, uniqExact(comm_group) AS n FROM communicators GROUP BY rank")
+    assert groups["n"].min() >= 3
+    shifts = set()
+    for rank, file in enumerate(files):
+        numbers, ends = np.loadtxt(file, np.int64).T
+        mine = rows["rank"] == rank
+        assert mine.sum() >= 150
+        # The program notes the time just after its optimiser.
+        theirs = numbers[np.searchsorted(ends, rows["end"][mine])]
+        assert np.array_equal(np.diff(theirs), np.ones(mine.sum() - 1))
+        shifts |= set((theirs - rows["step"][mine].astype(int)).tolist())
+    assert len(shifts) == 1
+
+
+RANGES = """
+import torch
+while True:
+    with torch.autograd.profiler.record_function("layer"):
+        pass
+"""
+
+
+def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None:
+    """Probes on them would slow it down to a fifth."""
+    program = subprocess.Popen([sys.executable, "-c", RANGES])
+    try:
+        wait_until(
+            lambda: "libtorch_python" in Path(f"/proc/{program.pid}/maps").read_text(), 60, "PyTorch to be loaded"
+        )
+        said = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "4").stdout
+    finally:
+        program.kill()
+        program.wait()
+    assert "times a second and process: their probes were taken away, steps are found by calls from here on" in said

@@ -1,0 +1,143 @@
+"""Steps of a GPU, from steps of its CPU and what each of them launched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.semantics import gpu
+from argus.semantics.gpu import LAG_NS, STEP_USAGE, GpuSteps, GpuUsage
+from argus.semantics.steps import ITERATION
+
+from .test_gpu_usage import MS, S, ops
+
+
+def cpu_steps(*bounds: int, first: int = 0) -> NDArray[np.void]:
+    """Steps between these times."""
+    out = np.zeros(len(bounds) - 1, ITERATION)
+    out["ts_ns"], out["duration_ns"] = bounds[:-1], np.diff(bounds)
+    out["step"] = np.arange(first, first + len(out))
+    return out
+
+
+def none(given: NDArray[np.void]) -> NDArray[np.bool_]:
+    return np.zeros(len(given), bool)
+
+
+def found(
+    given: NDArray[np.void], steps: NDArray[np.void], communication: list[bool] | None = None
+) -> NDArray[np.void]:
+    usage = GpuSteps()
+    usage.feed(given, none(given) if communication is None else np.array(communication))
+    usage.feed_steps(steps)
+    return usage.advance(final=True)
+
+
+# A kernel before the first step, so that it is known to have been recorded from its beginning on.
+BEFORE = (5 * MS, 9 * MS)
+
+
+def test_a_step_is_over_on_the_gpu_when_what_it_launched_has_ended() -> None:
+    """The CPU is done with each step after 10 ms, the GPU takes 15."""
+    given = ops(BEFORE, (12 * MS, 27 * MS), (27 * MS, 42 * MS), (42 * MS, 57 * MS),
+                launch=[4 * MS, 11 * MS, 21 * MS, 31 * MS])  # fmt: skip
+    rows = found(given, cpu_steps(10 * MS, 20 * MS, 30 * MS, 40 * MS, first=7))
+    assert rows.dtype == STEP_USAGE
+    assert rows["step"].tolist() == [7, 8, 9]
+    assert rows["start_ns"].tolist() == [9 * MS, 27 * MS, 42 * MS]
+    assert rows["duration_ns"].tolist() == [18 * MS, 15 * MS, 15 * MS]
+    assert rows["idle_ns"].tolist() == [3 * MS, 0, 0]
+    assert rows["kernels"].tolist() == [1, 1, 1]
+    assert rows["issue_latency_p50_ns"].tolist() == [MS, 6 * MS, 11 * MS]
+
+
+def test_communication_hidden_and_not() -> None:
+    given = ops(BEFORE, (10 * MS, 14 * MS), (12 * MS, 18 * MS), launch=[4 * MS, 10 * MS, 11 * MS])
+    (row,) = found(given, cpu_steps(9 * MS, 19 * MS), [False, False, True])
+    assert (row["busy_ns"], row["compute_ns"], row["communication_ns"]) == (8 * MS, 4 * MS, 6 * MS)
+    assert (row["exposed_communication_ns"], row["overlapped_communication_ns"]) == (4 * MS, 2 * MS)
+
+
+def test_without_launches_the_steps_are_the_cpu_s() -> None:
+    rows = found(ops(BEFORE, (12 * MS, 27 * MS), (31 * MS, 35 * MS)), cpu_steps(10 * MS, 20 * MS, 40 * MS))
+    assert rows["start_ns"].tolist() == [10 * MS, 20 * MS]
+    assert rows["busy_ns"].tolist() == [8 * MS, 11 * MS]
+    assert rows["queue_depth_max"].tolist() == [-1, -1]
+
+
+def test_a_step_that_was_not_recorded_from_its_beginning_is_left_out() -> None:
+    given = ops((12 * MS, 15 * MS), (22 * MS, 25 * MS), launch=[11 * MS, 21 * MS])
+    assert found(given, cpu_steps(10 * MS, 20 * MS, 30 * MS))["step"].tolist() == [1]
+
+
+def test_steps_that_do_not_follow_one_another() -> None:
+    given = ops(BEFORE, (12 * MS, 15 * MS), (22 * MS, 25 * MS), (32 * MS, 36 * MS),
+                launch=[4 * MS, 11 * MS, 21 * MS, 31 * MS])  # fmt: skip
+    steps = cpu_steps(10 * MS, 20 * MS, 30 * MS, 40 * MS)[[0, 2]]
+    rows = found(given, steps)
+    assert rows["step"].tolist() == [0, 2]
+    assert rows["busy_ns"].tolist() == [3 * MS, 4 * MS]
+    assert rows["start_ns"].tolist() == [9 * MS, 25 * MS]
+
+
+def test_a_step_without_work_has_no_row() -> None:
+    given = ops(BEFORE, (12 * MS, 15 * MS), (32 * MS, 36 * MS), launch=[4 * MS, 11 * MS, 31 * MS])
+    assert found(given, cpu_steps(10 * MS, 20 * MS, 30 * MS, 40 * MS))["step"].tolist() == [0, 2]
+
+
+def test_devices_are_told_apart() -> None:
+    given = ops(BEFORE, BEFORE, (12 * MS, 15 * MS), (12 * MS, 19 * MS), launch=[4 * MS, 4 * MS, 11 * MS, 11 * MS])
+    given["device"] = [0, 1, 0, 1]
+    rows = found(given, cpu_steps(10 * MS, 20 * MS))
+    assert rows[["device", "busy_ns"]].tolist() == [(0, 3 * MS), (1, 7 * MS)]
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 17, 200])
+def test_live_as_at_the_end(pieces: int) -> None:
+    """Whatever comes when, all steps are told once, and alike."""
+    rng = np.random.default_rng(4)
+    starts = np.sort(rng.integers(0, 30 * S, 6000))
+    given = ops(*((int(t), int(t) + 2 * MS) for t in starts), launch=np.maximum(starts - 40 * MS, 1).tolist())
+    steps = cpu_steps(*range(S, 29 * S, 50 * MS))
+    whole = found(given, steps)
+    live = GpuSteps()
+    parts = []
+    for chunk in np.array_split(np.arange(len(given)), pieces):
+        newest = int(given["end_ns"][chunk].max())
+        live.feed(given[chunk], none(chunk))
+        due = (steps["ts_ns"] + steps["duration_ns"] <= newest) & (steps["ts_ns"] >= 0)
+        live.feed_steps(steps[due])
+        steps = steps[~due]
+        parts.append(live.advance())
+    parts.append(live.advance(final=True))
+    joined = np.concatenate(parts)
+    assert len(joined) == len(whole) > 500
+    assert np.array_equal(joined, whole)
+    assert pieces == 1 or len(parts[-1]) < 6 * LAG_NS / (50 * MS)
+
+
+def test_steps_of_a_process_add_up_to_its_seconds() -> None:
+    rng = np.random.default_rng(5)
+    starts = np.sort(rng.integers(0, 10 * S, 3000))
+    given = ops(*((int(t), int(t) + int(n)) for t, n in zip(starts, rng.integers(1, 9 * MS, 3000), strict=True)))
+    rows = found(given, cpu_steps(*range(S, 9 * S + 1, 100 * MS)))
+    usage = GpuUsage()
+    usage.feed(given, none(given))
+    seconds = usage.advance(final=True)
+    inside = (seconds["start_ns"] >= S) & (seconds["start_ns"] < 9 * S)
+    for name in ("busy_ns", "idle_ns", "kernels"):
+        assert rows[name].sum() == seconds[name][inside].sum()
+
+
+def test_operations_without_steps_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "KEPT_OPS", 100)
+    usage = GpuSteps()
+    for k in range(30):
+        given = ops(*((k * S + i * MS, k * S + i * MS + 1000) for i in range(20)))
+        usage.feed(given, none(given))
+    assert usage.dropped >= 500
+    usage.feed_steps(cpu_steps(*range(0, 31 * S, S)))
+    rows = usage.advance(final=True)
+    assert 0 < len(rows) <= 5
+    assert (rows["kernels"] == 20).all()

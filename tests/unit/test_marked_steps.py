@@ -1,0 +1,827 @@
+"""Steps from PyTorch's marks, against played programs whose steps are known."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture.calls import BY_SYMBOL
+from argus.capture.targets import TORCH
+from argus.roster import Job as TracedJob
+from argus.roster import Member
+from argus.semantics import marked_steps
+from argus.semantics.groups import COMMUNICATOR
+from argus.semantics.marked_steps import FIRST_ENDS, MarkedSteps
+from argus.semantics.phases import MARK, PhaseTracker, Role, What
+from argus.semantics.steps import BY_MARKS, ITERATION
+
+MS = 1_000_000
+MAIN = 100
+RANGES = {"data": Role.DATA, "fwd": Role.FORWARD, "opt": Role.OPTIMIZER, "zero": Role.ZERO_GRAD, "user": Role.NONE}
+ALL_REDUCE = BY_SYMBOL["ncclAllReduce"].id
+NOBODY: frozenset[int] = frozenset()
+
+Program = Callable[[int], str]
+Array = NDArray[np.void]
+
+
+@dataclass
+class Rank:
+    marks: Array
+    calls: Array
+    launched: NDArray[np.int64]
+    ends: dict[int, int]
+    """Step of the program by the time of its true end, for steps seen as a whole and the one before them."""
+    missing: dict[int, int] = field(default_factory=dict)
+    """Calls of each communicator before Argus came."""
+
+
+@dataclass
+class Job:
+    ranks: list[Rank]
+    groups: Mapping[str, list[tuple[int, ...]]]
+
+    def communicators(self, *, doubtful: Collection[int] = NOBODY) -> Array:
+        """What is known of the communicators; those of some ranks could not be lined up."""
+        rows = []
+        for rank, seen in enumerate(self.ranks):
+            for name, parts in self.groups.items():
+                for part in parts:
+                    if rank in part:
+                        comm, error = handle(rank, name), "ambiguous" if rank in doubtful else ""
+                        group = zlib.crc32(f"{name} {part}".encode())
+                        rows.append((rank, comm, group, -1, len(part), seen.missing.get(comm, 0), "name", error))
+        return np.array(rows, COMMUNICATOR)
+
+
+def handle(rank: int, group: str) -> int:
+    return 0x7F0000000000 + (rank << 20) + zlib.crc32(group.encode()) % 1000 * 64
+
+
+def play(
+    nranks: int,
+    steps: int,
+    program: Program | str,
+    *,
+    groups: Mapping[str, list[tuple[int, ...]]] | None = None,
+    attached: Mapping[int, float] | None = None,
+    lost: Collection[tuple[int, int, str]] = (),
+    tid: int = MAIN,
+    skew_ms: float = 0.4,
+    seed: int = 0,
+) -> Job:
+    """Plays a program on all ranks: a string of words for each step, each of which takes 1 ms.
+
+    A name of a group is a call of its communicator, ``launch`` a launch, ``bwd`` a backward pass; other words are
+    ranges, with brackets where something is inside of them. A step ends with its last optimiser.
+
+    Args:
+        nranks: Ranks.
+        steps: Steps.
+        program: Words of each step.
+        groups: Ranks of each communicator by name; "dp" has all if there are none.
+        attached: Time at which a rank is first seen, ms.
+        lost: (rank, step, word): marks of this word that were lost, there.
+        tid: Main thread.
+        skew_ms: How far ranks are apart.
+        seed: Of the skews.
+    """
+    groups = {"dp": [tuple(range(nranks))]} if groups is None else groups
+    rng = random.Random(seed)
+    ranks = []
+    for rank in range(nranks):
+        marks, calls, launched, ends = [], [], [], {}
+        count: dict[str, int] = dict.fromkeys(groups, 0)
+        at = round(5000 * MS + rng.uniform(0, skew_ms) * MS)
+        since = round(5000 * MS + (attached or {}).get(rank, 0) * MS)
+        for step in range(steps):
+            end, entered, whole = 0, 0, False
+            for word in (program if isinstance(program, str) else program(step)).split():
+                here = at + rng.randrange(MS // 10)
+                at += MS
+                name = word.strip("()")
+                seen = here >= since and (rank, step, word) not in lost
+                if name in groups:
+                    if any(rank in part for part in groups[name]):
+                        if seen:
+                            calls.append((here, name, count[name]))
+                        count[name] += 1
+                elif name == "launch":
+                    launched += [here] if seen else []
+                elif name == "bwd":
+                    if seen:
+                        marks.append((here, 0, tid, What.BACKWARD_BEGIN, 0, 0))
+                    if "(" not in word and here + MS // 2 >= since:
+                        marks.append((here + MS // 2, 0, tid, What.BACKWARD_END, 0, 0))
+                else:
+                    begin, finish = ")" not in word, "(" not in word
+                    until = here + (MS // 2 if begin else 0)
+                    if name == "opt" and begin:
+                        entered = here
+                    if begin and seen:
+                        marks.append((here, 0, tid, What.RANGE_BEGIN, RANGES[name], 0))
+                    if finish and until >= since and (rank, step, word) not in lost:
+                        marks.append((until, 0, tid, What.RANGE_END, 0, 0))
+                    if finish and name == "opt":
+                        end, whole = until, entered >= since
+            if end >= since and whole:
+                ends[end] = step
+        rows = np.zeros(len(calls), records.COLLECTIVE)
+        rows["call"] = ALL_REDUCE
+        missing: dict[int, int] = {}
+        for i, (ts, name, number) in enumerate(calls):
+            comm = handle(rank, name)
+            missing.setdefault(comm, number)
+            rows[i]["ts_ns"], rows[i]["comm"], rows[i]["seq"] = ts, comm, number - missing[comm]
+        ranks.append(Rank(np.array(marks, MARK), rows, np.array(launched, np.int64), ends, missing))
+    return Job(ranks, groups)
+
+
+def between(rows: Array, low: int, high: int, delay: NDArray[np.int64] | int = 0) -> Array:
+    times = rows["ts_ns"].astype(np.int64) + delay
+    chosen: Array = rows[(times >= low) & (times < high)]
+    return chosen
+
+
+def find(
+    job: Job,
+    steps: MarkedSteps | None = None,
+    *,
+    edges: Collection[int] = (),
+    settle: int = 0,
+    ahead: Mapping[int, int] | None = None,
+    final: bool = True,
+    known: Array | None = None,
+    seed: int = 0,
+) -> Array:
+    """Steps of a job that comes in pieces.
+
+    Args:
+        job: The job.
+        steps: What looks at it.
+        edges: Times between pieces.
+        settle: Records come up to so much late, ns.
+        ahead: By how much some ranks' records come too early, ns.
+        final: Whether it has ended.
+        known: Communicators, if not the true ones.
+        seed: Of the delays.
+    """
+    steps = steps or MarkedSteps()
+    rng = np.random.default_rng(seed)
+    delays = [-(ahead or {}).get(i, 0) + rng.integers(0, settle + 1, len(r.calls)) for i, r in enumerate(job.ranks)]
+    cuts = [0, *sorted(edges), 1 << 60]
+    out = [np.empty(0, ITERATION)]
+    for low, high in pairwise(cuts):
+        for rank, seen in enumerate(job.ranks):
+            early = (ahead or {}).get(rank, 0)
+            steps.feed_marks(rank, between(seen.marks, low, high, -early))
+            steps.feed_calls(rank, None, between(seen.calls, low, high, delays[rank]))
+            steps.feed_calls(rank, seen.launched[(seen.launched - early >= low) & (seen.launched - early < high)], None)
+        steps.align(job.communicators() if known is None else known)
+        last = final and high == cuts[-1]
+        if steps.ready(range(len(job.ranks)), final=last):
+            out.append(steps.advance(high - settle - 1, final=last))
+    found = np.concatenate(out)
+    return found[np.lexsort((found["step"], found["rank"]))]
+
+
+def of(found: Array, rank: int) -> Array:
+    chosen: Array = found[found["rank"] == rank]
+    return chosen
+
+
+def ends_of(found: Array) -> list[int]:
+    return (found["ts_ns"] + found["duration_ns"]).tolist()  # type: ignore[no-any-return]
+
+
+def shift_of(job: Job, found: Array) -> int:
+    """What the steps' numbers lack against the program's: the same on all ranks. Fails if a step ends where none does,
+    or begins elsewhere than the one before ended."""
+    assert found.dtype == ITERATION
+    shifts: set[int] = set()
+    for rank, seen in enumerate(job.ranks):
+        mine = of(found, rank)
+        ends = ends_of(mine)
+        assert set(ends) <= seen.ends.keys(), "a step ends between the true ones"
+        assert mine["ts_ns"][1:].tolist() == ends[:-1], "steps are contiguous"
+        assert not len(mine) or int(mine["ts_ns"][0]) in seen.ends
+        shifts |= {seen.ends[end] - step for end, step in zip(ends, mine["step"].tolist(), strict=True)}
+    assert len(shifts) == 1, "ranks number one step differently"
+    return shifts.pop()
+
+
+def told(job: Job, found: Array) -> list[list[int]]:
+    """Of each rank, the program's steps that were found."""
+    return [[seen.ends[end] for end in ends_of(of(found, rank))] for rank, seen in enumerate(job.ranks)]
+
+
+DDP = "data fwd launch launch bwd dp dp opt"
+
+
+# ---- usual programs
+
+
+def test_every_step_of_a_usual_program_is_exact_from_the_second_on() -> None:
+    job = play(4, 20, DDP)
+    found = find(job)
+    assert shift_of(job, found) == 1
+    assert told(job, found) == [list(range(1, 20))] * 4
+    assert set(found["confidence"]) == {1.0}
+    assert set(found["method"]) == {BY_MARKS}
+    assert set(found["collectives"]) == {2}
+    assert set(found["launches"]) == {2}
+
+
+def test_calls_count_for_the_step_in_which_they_were_made_whatever_their_order() -> None:
+    job = play(2, 12, lambda step: "data launch fwd bwd " + "dp " * (1 + step % 3) + "launch " * step + "opt")
+    for rank in job.ranks:
+        rank.launched = rank.launched[::-1].copy()  # as rings of several CPUs may tell them
+        rank.calls = rank.calls[::-1].copy()
+    found = find(job)
+    steps = found["step"].astype(int) + shift_of(job, found)
+    assert found["collectives"].tolist() == (1 + steps % 3).tolist()
+    assert found["launches"].tolist() == (1 + steps).tolist()
+
+
+@pytest.mark.parametrize("rest", ["", "data fwd bwd "])
+def test_gradient_accumulation_has_a_step_an_optimiser(rest: str) -> None:
+    job = play(2, 12, f"data fwd bwd data fwd bwd {rest}dp opt zero")
+    found = find(job)
+    assert shift_of(job, found) == 1
+    assert told(job, found) == [list(range(1, 12))] * 2
+    assert set(found["confidence"]) == {1.0}
+
+
+def test_two_optimisers_that_take_turns_on_one_batch_are_one_step() -> None:
+    def program(step: int) -> str:
+        # One batch has no use for the first of them.
+        return "data fwd bwd dp fwd bwd dp opt" if step == 12 else "data fwd bwd dp opt fwd bwd dp opt"
+
+    job = play(2, 30, program)
+    found = find(job)
+    shift_of(job, found)
+    assert told(job, found) == [list(range(1, 30))] * 2
+    assert set(found["confidence"]) == {1.0}
+
+
+def test_the_second_of_two_optimisers_may_have_the_batch_s_mark_behind_a_backward_pass() -> None:
+    """A penalty's gradient is computed before the next batch is loaded."""
+    job = play(1, 30, "bwd data fwd bwd opt fwd bwd opt", groups={})
+    found = find(job)
+    shift_of(job, found)
+    assert told(job, found)[0] == list(range(1, 30))
+
+
+def test_two_optimisers_without_a_loader_are_two_steps() -> None:
+    found = find(play(2, 15, "fwd bwd dp opt fwd bwd dp opt"))
+    for rank in range(2):
+        assert of(found, rank)["step"].tolist() == list(range(29))
+        assert set(np.round(of(found, rank)["duration_ns"] / MS)) == {4}
+
+
+def test_two_optimisers_one_after_another_are_one_step() -> None:
+    job = play(2, 12, "fwd bwd dp opt opt zero")
+    assert told(job, find(job)) == [list(range(1, 12))] * 2
+
+
+def test_optimisers_in_one_another_and_in_the_user_s_ranges_are_one() -> None:
+    job = play(2, 12, "user( data fwd bwd dp opt( user opt( zero opt) opt) user)")
+    for rank in job.ranks:  # the outer one ends last
+        assert len(rank.ends) == 12
+    assert told(job, find(job)) == [list(range(1, 12))] * 2
+
+
+def test_optimisers_inside_of_the_backward_pass_are_one_step() -> None:
+    job = play(2, 12, "data fwd bwd( dp opt dp opt dp opt")
+    found = find(job)
+    assert told(job, found) == [list(range(1, 12))] * 2
+    assert set(found["collectives"]) == {3}
+    assert set(found["confidence"]) == {1.0}
+
+
+@pytest.mark.parametrize("first", [0, 7, 12, 40])
+def test_an_evaluation_with_a_loader_of_its_own_is_no_step(first: int) -> None:
+    def program(step: int) -> str:
+        return "fwd bwd dp opt" + " data fwd data fwd dp data" * (step % 50 == first)
+
+    job = play(2, 120, program)
+    for found in (find(job), find(job, edges=range(5000 * MS, 5600 * MS, 2 * MS), settle=MS)):
+        assert shift_of(job, found) == 1
+        assert told(job, found) == [list(range(1, 120))] * 2
+        assert set(found["confidence"]) == {1.0}
+
+
+def test_calls_that_are_not_in_every_step_do_not_matter() -> None:
+    def program(step: int) -> str:
+        return "data fwd bwd dp dp opt" + " dp dp dp" * (step % 50 == 7) + " other" * (step % 10 == 3)
+
+    job = play(3, 120, program, groups={"dp": [(0, 1, 2)], "other": [(0, 1, 2)]}, attached={1: 203.3, 2: 10.1})
+    found = find(job)
+    shift_of(job, found)
+    assert [len(steps) for steps in told(job, found)] == [119, 86, 118]
+    assert set(found["confidence"]) == {1.0}
+
+
+def test_a_process_of_its_own_that_calls_nothing_has_steps() -> None:
+    job = play(1, 10, "data fwd bwd opt", groups={})
+    found = find(job)
+    assert shift_of(job, found) == 1
+    assert told(job, found) == [list(range(1, 10))]
+    assert not found["collectives"].any()
+
+
+def test_a_skipped_optimiser_makes_one_long_step_of_two_on_all_ranks() -> None:
+    def program(step: int) -> str:
+        return "data fwd bwd dp" if step == 10 else DDP  # gradients were not finite
+
+    job = play(3, 20, program)
+    found = find(job)
+    assert told(job, found) == [[*range(1, 10), *range(11, 20)]] * 3
+    for rank in range(3):
+        mine = of(found, rank)
+        assert mine["step"].tolist() == list(range(18))
+        assert mine["confidence"].tolist() == [1.0] * 9 + [0.5] + [1.0] * 8
+
+
+# ---- ranks that see different things
+
+
+@pytest.mark.parametrize(
+    "attached",
+    [
+        {0: 100.2, 1: 3.2},
+        {0: 3.2, 1: 100.2, 2: 55.7},
+        {0: 44.4, 1: 45.6, 2: 46.7, 3: 47.8},
+        {0: 43.2, 1: 40.2},
+        {0: 47.7, 1: 46.2},
+        {0: 47.2, 1: 48.9},
+        {3: 47.7},
+    ],
+)
+def test_ranks_seen_from_different_times_number_a_step_alike(attached: dict[int, float]) -> None:
+    job = play(4, 30, DDP, attached=attached)
+    pieces = find(job, edges=range(5000 * MS, 5240 * MS, 3 * MS), settle=MS)
+    for found in (find(job), pieces):
+        # Nothing is told of what came before the first rank that was numbered.
+        begin = shift_of(job, found)
+        assert told(job, found) == [
+            [step for step in list(rank.ends.values())[1:] if step >= begin] for rank in job.ranks
+        ]
+        assert set(found["confidence"]) == {1.0}
+
+
+def test_a_rank_that_comes_when_the_others_are_numbered_finds_its_place() -> None:
+    for late in (101.2, 103.5, 104.6, 105.5, 107.1):
+        job = play(3, 40, DDP, attached={1: late})
+        steps, out = MarkedSteps(), [np.empty(0, ITERATION)]
+        for low in range(5000 * MS, 5340 * MS, 4 * MS):
+            there = [0, 2] if low < 5104 * MS else [0, 1, 2]
+            for rank in there:
+                steps.feed_marks(rank, between(job.ranks[rank].marks, low, low + 4 * MS))
+                steps.feed_calls(rank, None, between(job.ranks[rank].calls, low, low + 4 * MS))
+            known = job.communicators()
+            steps.align(known if low > 5130 * MS else known[known["rank"] != 1])
+            if steps.ready(there):
+                out.append(steps.advance(low + 4 * MS - 1))
+        found = np.concatenate(out)
+        assert shift_of(job, found) == 1
+        assert set(found["confidence"]) == {1.0}
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_lost_mark_leaves_one_long_step_and_the_numbers_right(victim: int, pieces: bool) -> None:
+    job = play(3, 40, DDP, lost={(victim, 20, "opt")})
+    edges = range(5000 * MS, 5330 * MS, 5 * MS) if pieces else ()
+    found = find(job, edges=edges, settle=MS)
+    assert shift_of(job, found) == 1
+    steps = list(range(1, 40))
+    assert told(job, found) == [[s for s in steps if rank != victim or s != 20] for rank in range(3)]
+    for row in found:
+        long = row["duration_ns"] > 12 * MS
+        assert long == (row["rank"] == victim and row["step"] == 20)
+        assert row["confidence"] == (0.5 if long else 1.0)
+
+
+@pytest.mark.parametrize("victim", range(3))
+@pytest.mark.parametrize("attached", [{}, {0: 91.9}])
+def test_a_mark_lost_beside_an_evaluation_leaves_the_numbers_right(victim: int, attached: dict[int, float]) -> None:
+    def program(step: int) -> str:
+        return "fwd bwd dp opt" + " data fwd dp" * (step % 18 == 5)
+
+    for seed in range(4):
+        job = play(3, 50, program, attached=attached, lost={(victim, 41, "opt")}, seed=seed)
+        found = find(job)
+        shift_of(job, found)
+        assert [41 in steps for steps in told(job, found)] == [rank != victim for rank in range(3)]
+
+
+@pytest.mark.parametrize("victim", range(2))
+def test_a_step_whose_marks_are_all_lost_leaves_the_numbers_right(victim: int) -> None:
+    job = play(2, 40, DDP, lost={(victim, 20, word) for word in ("data", "fwd", "bwd", "opt")})
+    found = find(job)
+    assert shift_of(job, found) == 1
+    assert told(job, found)[1 - victim] == list(range(1, 40))
+    mine = of(found, victim)
+    assert mine["confidence"][mine["duration_ns"] > 12 * MS].tolist() == [0.5]
+
+
+def test_an_optimiser_that_one_rank_alone_has_makes_no_step_of_its_own() -> None:
+    job = play(2, 30, "fwd bwd dp opt")
+    extra = play(1, 30, lambda step: "fwd bwd dp opt" + " bwd opt" * (step == 12), groups={"dp": [(0, 1)]})
+    job.ranks[1] = extra.ranks[0]
+    job.ranks[1].calls["comm"] = handle(1, "dp")
+    found = find(job)
+    mine = of(found, 1)
+    numbers = {row["step"]: row["duration_ns"] for row in mine}
+    assert sorted(numbers) == list(range(29)), "equal numbers for equal steps, to the end"
+    assert of(found, 0)["step"].tolist() == list(range(29))
+    assert mine["confidence"][mine["duration_ns"] > 5 * MS].tolist() == [0.5]
+
+
+GRID: dict[str, list[tuple[int, ...]]] = {"tp": [(0, 1), (2, 3)], "dp": [(0, 2), (1, 3)]}
+
+
+def test_ranks_that_share_groups_of_two_only_agree() -> None:
+    job = play(4, 30, "data fwd tp tp bwd tp tp dp opt", groups=GRID, attached={0: 50.5, 1: 3.3, 3: 87.7})
+    found = find(job)
+    shift_of(job, found)
+    assert all(told(job, found))
+
+
+@pytest.mark.parametrize("links", [[(0, 3), (1, 2), (2, 3)], [(0, 4), (1, 2), (2, 3), (3, 4)]])
+def test_a_chain_of_groups_is_followed_to_its_end_even_at_the_last_moment(links: list[tuple[int, int]]) -> None:
+    nranks = 1 + max(max(link) for link in links)
+    groups: dict[str, list[tuple[int, ...]]] = {f"g{i}": [link] for i, link in enumerate(links)}
+    words = " ".join(groups)
+    job = play(nranks, 12, f"fwd bwd {words} opt", groups=groups, attached={1: 14.2, 2: 25.2, 3: 8.2})
+    steps = MarkedSteps()
+    shift_of(job, find(job, steps))
+    assert not steps.counters["families_joined_by_time"]
+
+
+def test_ranks_without_a_common_group_are_put_together_by_time() -> None:
+    apart: dict[str, list[tuple[int, ...]]] = {"dp": [(0, 1), (2, 3)]}
+    job = play(4, 40, DDP, groups=apart, attached={2: 41.2, 3: 43.2})
+    steps = MarkedSteps()
+    found = find(job, steps)
+    assert shift_of(job, found) == 1
+    assert steps.counters["families_joined_by_time"] == 1
+    # While the job runs, calls in common are waited for: a while.
+    job = play(4, 40 + marked_steps.PENDING, DDP, groups=apart, attached={2: 41.2, 3: 43.2})
+    steps = MarkedSteps()
+    edge = 5000 * MS + 300 * MS
+    assert set(find(job, steps, edges=[edge], final=False)["rank"].tolist()) == {0, 1, 2, 3}
+    assert steps.counters["families_joined_by_time"] == 1
+
+
+def test_families_are_put_together_by_time_though_the_first_has_had_hundreds_of_steps_since() -> None:
+    apart: dict[str, list[tuple[int, ...]]] = {"dp": [(0, 1), (2, 3)]}
+    job = play(4, 400, "fwd bwd dp opt", groups=apart)
+    assert shift_of(job, find(job)) == 1
+
+
+def test_single_processes_are_put_together_by_time() -> None:
+    job = play(3, 40, "fwd bwd opt", groups={}, attached={1: 31.1, 2: 6.1})
+    steps = MarkedSteps()
+    assert shift_of(job, find(job, steps)) == 1
+    assert steps.counters["families_joined_by_time"] == 2
+
+
+def test_a_rank_that_calls_nothing_is_given_a_few_steps_before_it_is_put_in_by_time() -> None:
+    job = play(2, 20, "fwd bwd opt", groups={})
+    ends = sorted(job.ranks[1].ends)
+    steps = MarkedSteps()
+    steps.feed_marks(0, job.ranks[0].marks)
+    assert steps.ready([0])
+    steps.advance(1 << 60)
+    steps.feed_marks(1, between(job.ranks[1].marks, 0, ends[FIRST_ENDS - 1] + 1))
+    assert not len(steps.advance(1 << 60))
+    steps.feed_marks(1, between(job.ranks[1].marks, ends[FIRST_ENDS - 1] + 1, 1 << 60))
+    assert set(steps.advance(1 << 60)["rank"].tolist()) == {1}
+
+
+def test_communicators_that_nobody_has_looked_at_are_waited_for() -> None:
+    job = play(2, 20, DDP)
+    steps = MarkedSteps()
+    nothing = np.empty(0, COMMUNICATOR)
+    assert not len(find(job, steps, known=nothing, final=False))
+    steps.align(job.communicators())
+    found = steps.advance(1 << 60)
+    assert shift_of(job, found) == 1
+
+
+def test_communicators_in_doubt_are_waited_for_but_not_for_ever() -> None:
+    job = play(2, 50 + marked_steps.PENDING, DDP)
+    doubtful = job.communicators(doubtful={0, 1})
+    early, late = 5000 * MS + 20 * 8 * MS, 5000 * MS + (20 + marked_steps.PENDING) * 8 * MS
+    steps = MarkedSteps()
+    for rank, seen in enumerate(job.ranks):
+        steps.feed_marks(rank, between(seen.marks, 0, early))
+        steps.feed_calls(rank, None, between(seen.calls, 0, early))
+    steps.align(doubtful)
+    assert steps.ready(range(2))
+    assert not len(steps.advance(early))
+    for rank, seen in enumerate(job.ranks):
+        steps.feed_marks(rank, between(seen.marks, early, late))
+        steps.feed_calls(rank, None, between(seen.calls, early, late))
+    found = steps.advance(late)
+    assert set(found["rank"]) == {0, 1}
+    assert shift_of(job, found) == 1
+    assert steps.counters["families_joined_by_time"] == 1
+
+
+def test_a_rank_in_doubt_is_no_hindrance_to_the_others() -> None:
+    job = play(3, 20, DDP)
+    found = find(job, known=job.communicators(doubtful={1}), final=False)
+    assert set(found["rank"].tolist()) == {0, 2}
+
+
+def test_numbers_stay_right_when_the_calls_are_lined_up_anew() -> None:
+    """A rank that came later may have seen earlier calls: all offsets grow."""
+
+    def program(step: int) -> str:
+        return "fwd bwd dp opt" + " rare" * (step % 20 == 9)
+
+    groups: dict[str, list[tuple[int, ...]]] = {"dp": [(0, 1, 2)], "rare": [(0, 1, 2)]}
+    job = play(3, 80, program, groups=groups, skew_ms=3.9)
+    known = job.communicators()
+    for moved in (1, 2, 5):
+        steps, out = MarkedSteps(), [np.empty(0, ITERATION)]
+        for low in range(5000 * MS, 5340 * MS, 3 * MS):
+            for rank, seen in enumerate(job.ranks):
+                steps.feed_marks(rank, between(seen.marks, low, low + 3 * MS))
+                steps.feed_calls(rank, None, between(seen.calls, low, low + 3 * MS))
+            now = known.copy()
+            now["seq_offset"] += moved if low > 5150 * MS else 0
+            steps.align(now)
+            if steps.ready(range(3)):
+                out.append(steps.advance(low + 3 * MS - 1))
+        found = np.concatenate(out)
+        found = found[np.lexsort((found["step"], found["rank"]))]
+        assert shift_of(job, found) == 1
+        assert set(found["confidence"]) == {1.0}
+
+
+# ---- pieces
+
+
+def programs() -> Iterator[tuple[str, Job]]:
+    def uneven(step: int) -> str:
+        return "data fwd bwd dp " + "data fwd bwd " * (step % 7 == 2) + "opt" + " dp" * (step % 11 == 3)
+
+    yield "usual", play(4, 40, DDP, attached={0: 33.3, 2: 61.1})
+    yield "two optimisers", play(2, 40, "data fwd bwd dp opt fwd bwd dp opt", attached={1: 37.7})
+    yield "pairs", play(4, 40, "data fwd tp bwd tp dp opt", groups=GRID, attached={0: 20.2, 3: 61.1})
+    yield "uneven", play(3, 40, uneven, attached={1: 44.4})
+    yield "lost", play(3, 40, DDP, lost={(0, 15, "opt"), (2, 16, "opt"), (1, 20, "bwd")})
+    yield "alone", play(1, 40, "fwd launch bwd opt", groups={})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_do_not_depend_on_the_pieces_in_which_they_come(seed: int) -> None:
+    rng = random.Random(seed)
+    for name, job in programs():
+        last = 5000 * MS + 40 * 9 * MS
+        edges = sorted(rng.sample(range(5000 * MS, last), rng.choice([3, 20, 90])))
+        whole = find(job)
+        pieces = find(job, edges=edges, settle=rng.choice([0, 2 * MS, 15 * MS]), seed=seed)
+        assert len(whole), name
+        assert whole.tolist() == pieces.tolist(), name
+
+
+@pytest.mark.parametrize("first", range(2))
+def test_a_rank_may_come_ten_steps_ahead_of_the_others(first: int) -> None:
+    job = play(2, 40, DDP)
+    edges = range(5000 * MS, 5330 * MS, 7 * MS)
+    found = find(job, edges=edges, ahead={first: 80 * MS})
+    assert found.tolist() == find(job).tolist()
+
+
+def test_a_step_is_told_once_its_calls_are_all_there() -> None:
+    job = play(1, 10, "data fwd bwd dp opt", groups={"dp": [(0,)]})
+    steps = MarkedSteps()
+    steps.feed_marks(0, job.ranks[0].marks)
+    steps.align(job.communicators())
+    assert steps.ready([0])
+    ends = sorted(job.ranks[0].ends)
+    assert ends_of(steps.advance(ends[4] - 1)) == ends[1:4]
+    assert ends_of(steps.advance(ends[4])) == [ends[4]]
+    # The newest may be followed by another optimiser.
+    assert ends_of(steps.advance(1 << 60)) == ends[5:9]
+    assert ends_of(steps.advance(ends[6], final=True)) == [ends[9]], "nothing more will come"
+    assert not len(steps.advance(1 << 60, final=True))
+
+
+# ---- threads
+
+
+def test_other_threads_marks_are_no_steps() -> None:
+    job = play(1, 30, DDP, groups={"dp": [(0,)]})
+    other = play(1, 9, "fwd bwd opt bwd opt", groups={}, tid=MAIN + 1, seed=1)
+    loader = np.zeros(30, MARK)
+    loader["ts_ns"], loader["tid"], loader["role"] = 5000 * MS + np.arange(30) * 7 * MS, 77, Role.DATA
+    job.ranks[0].marks = np.sort(
+        np.concatenate([job.ranks[0].marks, other.ranks[0].marks, loader]), order="ts_ns", kind="stable"
+    )
+    found = find(job)
+    assert told(job, found) == [list(range(1, 30))]
+
+
+def test_a_second_thread_that_overtakes_the_main_one_makes_no_steps_that_run_backwards() -> None:
+    one = play(1, 60, "zero fwd bwd opt", groups={}).ranks[0].marks
+    two = play(1, 100, "bwd opt", groups={}, tid=MAIN + 1, seed=3).ranks[0].marks
+    two["ts_ns"] += np.uint64(50 * MS)
+    both = np.sort(np.concatenate([one, two]), order="ts_ns", kind="stable")
+    steps, out = MarkedSteps(), [np.empty(0, ITERATION)]
+    for low in range(5000 * MS, 5260 * MS, MS):
+        steps.feed_marks(0, between(both, low, low + MS))
+        if steps.ready([0]):
+            out.append(steps.advance(low + MS - 1))
+    found = np.concatenate(out)
+    assert len(found) > 60
+    assert (np.diff(found["step"].astype(int)) > 0).all()
+    assert found["ts_ns"][1:].tolist() == ends_of(found)[:-1]
+    assert (found["duration_ns"] < 10 * MS).all()
+
+
+def test_threads_that_come_and_go_do_not_pile_up_nor_hide_the_main_one() -> None:
+    job = play(1, 300, "data fwd bwd opt", groups={})
+    marks = job.ranks[0].marks
+    more = marks[marks["what"] == What.RANGE_BEGIN].copy()
+    more["tid"] = 1000 + np.arange(len(more))
+    job.ranks[0].marks = np.sort(np.concatenate([marks, more]), order="ts_ns", kind="stable")
+    steps = MarkedSteps()
+    assert told(job, find(job, steps)) == [list(range(1, 300))]
+    assert len(steps._ranks[0].threads) <= marked_steps.THREADS
+
+
+# ---- what is kept
+
+
+def test_what_is_kept_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marked_steps, "KEPT_KEYS", 500)
+    period, block = 8, 1000
+    one = play(2, block, "user( data fwd launch bwd dp opt user)", skew_ms=0.1)
+    steps = MarkedSteps()
+    steps.align(one.communicators())
+    told_so_far, blocks = 0, 5
+    for i in range(blocks):
+        for rank, seen in enumerate(one.ranks):
+            marks, calls = seen.marks.copy(), seen.calls.copy()
+            marks["ts_ns"] += np.uint64(i * block * period * MS)
+            calls["ts_ns"] += np.uint64(i * block * period * MS)
+            calls["seq"] += np.uint64(i * block)
+            steps.feed_marks(rank, marks)
+            steps.feed_calls(rank, seen.launched + i * block * period * MS, calls)
+        assert steps.ready(range(2))
+        told_so_far += len(steps.advance(1 << 60))
+        for state in steps._ranks.values():
+            thread = state.threads[MAIN]
+            assert max(len(state.ends), len(thread.ends), len(thread.roles)) <= 2
+            assert max(len(state.called), len(state.comm), len(state.seq), len(state.launched)) < 10_000
+            assert len(state.bounds) <= 1024
+            assert len(state.usual) <= marked_steps.USUAL
+        assert max(map(len, steps._numbers.values())) <= 500
+    assert told_so_far == 2 * (blocks * block - 2)
+
+
+def test_communicators_that_are_gone_are_forgotten() -> None:
+    steps = MarkedSteps()
+    for i in range(20):
+        job = play(2, 20, "fwd bwd dp opt", groups={"dp": [(0, 1)]})
+        known = job.communicators()
+        known["comm_group"] += np.uint64(i)
+        for rank, seen in enumerate(job.ranks):
+            marks, calls = seen.marks.copy(), seen.calls.copy()
+            marks["ts_ns"] += np.uint64(i * 1000 * MS)
+            calls["ts_ns"] += np.uint64(i * 1000 * MS)
+            steps.feed_marks(rank, marks)
+            steps.feed_calls(rank, None, calls)
+        steps.align(known)
+        assert steps.ready(range(2))
+        steps.advance(1 << 60)
+    assert len(steps._numbers) <= 2
+
+
+def test_ends_that_nobody_asks_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marked_steps, "KEPT_CALLS", 300)
+    steps = MarkedSteps()
+    job = play(1, 5000, "bwd dp launch opt", groups={"dp": [(0,)]})
+    steps.feed_marks(0, job.ranks[0].marks)
+    steps.feed_calls(0, job.ranks[0].launched, job.ranks[0].calls)
+    state = steps._ranks[0]
+    assert len(state.threads[MAIN].ends) == marked_steps.KEPT_ENDS
+    assert len(state.called) == len(state.launched) == 300
+    assert state.called[-1] == job.ranks[0].calls["ts_ns"][-1]
+
+
+def test_marks_out_of_joint_do_no_harm() -> None:
+    rng = random.Random(4)
+    for _ in range(60):
+        count = rng.randrange(1, 120)
+        marks = np.zeros(count, MARK)
+        marks["ts_ns"] = sorted(rng.sample(range(1, 10_000), count))
+        marks["what"] = [rng.randrange(7) for _ in range(count)]
+        marks["role"] = [rng.randrange(5) for _ in range(count)]
+        marks["tid"] = [rng.randrange(2) for _ in range(count)]
+        steps = MarkedSteps()
+        steps.feed_marks(0, marks)
+        if steps.ready([0], final=True):
+            found = steps.advance(0, final=True)
+            assert (np.diff(found["step"].astype(int)) > 0).all()
+            assert found["ts_ns"][1:].tolist() == ends_of(found)[:-1]
+
+
+# ---- whether they can be told, and whether they are
+
+
+def test_steps_are_told_once_every_rank_has_a_few() -> None:
+    job = play(2, FIRST_ENDS + 1, DDP)
+    last = sorted(job.ranks[1].ends)[FIRST_ENDS - 1]
+    steps = MarkedSteps()
+    steps.feed_marks(0, job.ranks[0].marks)
+    assert not steps.ready([0, 1]), "of one nothing has come"
+    steps.feed_marks(1, between(job.ranks[1].marks, 0, last + 1))
+    assert not steps.ready([0, 1]), "its newest end may be followed by another optimiser"
+    assert steps.ready([0])
+    assert MarkedSteps().ready([]) is False
+    assert not len(MarkedSteps().advance(1 << 60, final=True))
+
+
+def member(rank: int, *, torch: bool = True) -> Member:
+    target: Any = SimpleNamespace(has=lambda role: torch and role == TORCH[0], pid=rank, libraries=[])
+    return Member(target, rank, "torchrun")
+
+
+def traced(job: Job, marked: Collection[int], *, until: int = 1 << 60) -> TracedJob:
+    """A job as tracing holds it, of whose ranks some have marks."""
+    out = TracedJob("j", 1)
+    for rank, seen in enumerate(job.ranks):
+        out.members[rank] = member(rank, torch=rank in marked)
+        calls = between(seen.calls, 0, until)
+        out.members[rank].collectives = len(calls)
+        launches = np.zeros(int((seen.launched < until).sum()), records.LAUNCH)
+        launches["ts_ns"], launches["call"] = seen.launched[seen.launched < until], BY_SYMBOL["cudaLaunchKernel"].id
+        launches["grid"], launches["block"] = 1, 1
+        out.feed(out.members[rank], launches, None)
+        out.feed(out.members[rank], None, calls)
+        if rank in marked:
+            marks = between(seen.marks, 0, until)
+            out.phases.setdefault(rank, PhaseTracker()).feed(marks)
+            out.marked.feed_marks(rank, marks)
+    out.tracker.align(job.communicators())
+    out.marked.align(job.communicators())
+    return out
+
+
+def test_a_job_whose_ranks_all_have_marks_is_told_by_them() -> None:
+    job = play(2, 40, DDP)
+    whole = traced(job, {0, 1})
+    found = whole.steps(1 << 60, final=True)
+    assert whole.by_marks is True
+    assert set(found["method"]) == {BY_MARKS}
+    assert told(job, found) == [list(range(1, 40))] * 2
+    before = len(whole.tracker._ranks[0].calls)
+    whole.feed(whole.members[0], None, job.ranks[0].calls)
+    assert len(whole.tracker._ranks[0].calls) == before, "nobody will ask the tracker"
+
+
+def test_a_job_with_a_rank_that_calls_and_has_no_marks_is_not() -> None:
+    job = play(2, 120, DDP)
+    half = traced(job, {0})
+    found = half.steps(1 << 60, final=False)
+    assert half.by_marks is False
+    assert set(found["rank"]) == {0, 1}
+    assert BY_MARKS not in found["method"]
+    half.feed(half.members[0], None, job.ranks[0].calls)
+    assert len(half.marked._ranks[0].called) == len(job.ranks[0].calls), "nobody will ask the marks"
+
+
+def test_a_helper_of_a_rank_need_not_have_marks() -> None:
+    whole = traced(play(1, 30, DDP, groups={"dp": [(0,)]}), {0})
+    whole.members[99] = Member(member(5, torch=False).target, 5, "parent", launches=7)
+    assert len(whole.steps(1 << 60, final=False))
+    assert whole.by_marks is True
+
+
+def test_a_short_job_is_told_by_its_marks_at_its_end() -> None:
+    job = play(2, 3, DDP)
+    short = traced(job, {0, 1})
+    assert not len(short.steps(1 << 60, final=False))
+    assert short.by_marks is None
+    found = short.steps(1 << 60, final=True)
+    assert short.by_marks is True
+    assert told(job, found) == [[1, 2]] * 2
+    nothing = traced(play(2, 1, DDP), {0, 1})
+    assert not len(nothing.steps(1 << 60, final=True))

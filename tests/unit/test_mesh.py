@@ -1,0 +1,246 @@
+"""What communicators are for, from traffic of the shapes that frameworks make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.semantics.groups import COMMUNICATOR
+from argus.semantics.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_told
+
+MB = 1 << 20
+
+
+class Cluster:
+    """A job's communicators and what is sent in them."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.traffic: dict[tuple[int, int], Traffic] = {}
+        self._next = 100
+
+    def group(self, ranks: Iterable[int], calls: dict[tuple[str, int], int]) -> None:
+        """A communicator of these ranks, in which each of them makes these calls: (operation, bytes) → how often."""
+        members = list(ranks)
+        self._next += 1
+        for rank in members:
+            own = self.traffic[rank, self._next] = Traffic()
+            self.rows.append((rank, self._next, self._next * 7, len(members)))
+            for (op, nbytes), count in calls.items():
+                own.add(op, nbytes, -1, count)
+
+    def pipeline(self, ranks: Iterable[int], *, ring: bool = False, count: int = 100) -> None:
+        """Neighbours send and receive; ``ring``: one way round only."""
+        members = list(ranks)
+        self._next += 1
+        for place, rank in enumerate(members):
+            own = self.traffic[rank, self._next] = Traffic()
+            self.rows.append((rank, self._next, self._next * 7, len(members)))
+            up, down = (place + 1) % len(members), (place - 1) % len(members)
+            if ring or place + 1 < len(members):
+                own.add("Send", 8 * MB, up, count)
+            if ring or place > 0:
+                own.add("Recv", 8 * MB, down, count)
+            if not ring and place > 0:
+                own.add("Send", 8 * MB, down, count)
+            if not ring and place + 1 < len(members):
+                own.add("Recv", 8 * MB, up, count)
+
+    def communicators(self) -> NDArray[np.void]:
+        out = np.zeros(len(self.rows), COMMUNICATOR)
+        for place, (rank, comm, group, size) in enumerate(self.rows):
+            out[place] = (rank, comm, group, -1, size, 0, "unique_id", "")
+        return out
+
+    def find(self, command: str = "") -> list[Group]:
+        return find_mesh(self.communicators(), self.traffic, world=self.world, command=command)
+
+    def dimensions(self, command: str = "") -> dict[str, list[tuple[int, ...]]]:
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for group in self.find(command):
+            found.setdefault(group.dimension, []).append(group.ranks)
+        return found
+
+
+BUCKETS = {("AllReduce", 25 * MB): 400, ("AllReduce", 7 * MB): 100}
+NORM = {("AllReduce", 4): 100}
+ACTIVATIONS = {("AllReduce", 16 * MB): 100 * 4 * 24}
+
+
+def test_data_parallel_alone() -> None:
+    job = Cluster(4)
+    job.group(range(4), {**BUCKETS, ("AllReduce", 4): 100, ("Broadcast", 90 * MB): 1})
+    assert job.dimensions() == {"dp": [(0, 1, 2, 3)]}
+
+
+def test_sharded_parameters() -> None:
+    job = Cluster(4)
+    layers = {("AllGather", 50 * MB): 100, ("AllGather", 12 * MB): 100 * 64, ("ReduceScatter", 50 * MB): 100}
+    job.group(range(4), {**layers, ("ReduceScatter", 12 * MB): 100 * 32})
+    job.group(range(4), NORM)
+    assert job.dimensions() == {"fsdp": [(0, 1, 2, 3)], "world": [(0, 1, 2, 3)]}
+
+
+def test_tensor_and_data_parallel() -> None:
+    job = Cluster(8)
+    for first in (0, 4):
+        job.group(range(first, first + 4), ACTIVATIONS)
+    for place in range(4):
+        job.group((place, place + 4), BUCKETS)
+    job.group(range(8), NORM)
+    assert job.dimensions() == {
+        "tp": [(0, 1, 2, 3), (4, 5, 6, 7)],
+        "dp": [(0, 4), (1, 5), (2, 6), (3, 7)],
+        "world": [tuple(range(8))],
+    }
+
+
+def test_tensor_parallel_with_sequences_and_sharded_data_parallel() -> None:
+    """Both gather and scatter: activations for each layer among neighbours, parameters among the others."""
+    job = Cluster(8)
+    for first in (0, 4):
+        job.group(range(first, first + 4), {("AllGather", 4 * MB): 14400, ("ReduceScatter", 4 * MB): 9600})
+    for place in range(4):
+        job.group((place, place + 4), {("AllGather", 30 * MB): 1000, ("ReduceScatter", 30 * MB): 500})
+    assert job.dimensions() == {
+        "tp": [(0, 1, 2, 3), (4, 5, 6, 7)],
+        "fsdp": [(0, 4), (1, 5), (2, 6), (3, 7)],
+    }
+
+
+def test_sharded_inside_a_node_and_replicated_between_nodes() -> None:
+    """Hybrid sharding: gathers of each layer inside, all-reduces of large buckets between."""
+    job = Cluster(8)
+    for first in (0, 4):
+        job.group(range(first, first + 4), {("AllGather", 30 * MB): 6400, ("ReduceScatter", 30 * MB): 3200})
+    for place in range(4):
+        job.group((place, place + 4), {("AllReduce", 30 * MB): 200})
+    assert job.dimensions() == {
+        "fsdp": [(0, 1, 2, 3), (4, 5, 6, 7)],
+        "dp": [(0, 4), (1, 5), (2, 6), (3, 7)],
+    }
+
+
+def test_pipelines() -> None:
+    job = Cluster(4)
+    job.pipeline(range(4))
+    job.group(range(4), NORM)
+    assert job.dimensions() == {"pp": [(0, 1, 2, 3)], "world": [(0, 1, 2, 3)]}
+
+
+def test_two_stages() -> None:
+    job = Cluster(2)
+    job.pipeline(range(2))
+    assert job.dimensions() == {"pp": [(0, 1)]}
+
+
+def test_all_three() -> None:
+    job = Cluster(8)
+    for first in range(0, 8, 2):
+        job.group((first, first + 1), ACTIVATIONS)
+    for first in (0, 1, 4, 5):
+        job.group((first, first + 2), BUCKETS)
+    for first in range(4):
+        job.pipeline((first, first + 4))
+    job.group(range(8), NORM)
+    assert job.dimensions() == {
+        "tp": [(0, 1), (2, 3), (4, 5), (6, 7)],
+        "dp": [(0, 2), (1, 3), (4, 6), (5, 7)],
+        "pp": [(0, 4), (1, 5), (2, 6), (3, 7)],
+        "world": [tuple(range(8))],
+    }
+    assert describe(job.find())[0] == "mesh: tp 2 x dp 2 x pp 2"
+
+
+def test_experts() -> None:
+    job = Cluster(4)
+    job.group(range(4), {("AlltoAll", 8 * MB): 3200, ("AllGather", 64): 800})
+    job.group(range(4), BUCKETS)
+    assert job.dimensions() == {"ep": [(0, 1, 2, 3)], "dp": [(0, 1, 2, 3)]}
+
+
+def test_a_ring_of_attention_is_no_pipeline() -> None:
+    job = Cluster(4)
+    job.pipeline(range(4), ring=True, count=3000)
+    assert job.dimensions() == {"cp": [(0, 1, 2, 3)]}
+
+
+def test_a_communicator_that_was_there_before_stands_for_itself() -> None:
+    """Only sends and receives: nothing lines them up with other ranks'."""
+    job = Cluster(2)
+    job.pipeline(range(2))
+    job.rows.clear()
+    assert job.dimensions() == {"pp": [(0,), (1,)]}
+    assert {group.size for group in job.find()} == {-1}
+
+
+def test_parallel_groups_that_were_there_before_are_a_guess() -> None:
+    job = Cluster(4)
+    for first in (0, 2):
+        job.group(range(first, first + 2), ACTIVATIONS)
+    job.group(range(4), BUCKETS)
+    assert min(group.confidence for group in job.find()) > 0.6
+    rows = job.communicators()
+    rows["joined_by"] = "traffic"
+    found = find_mesh(rows, job.traffic, world=4)
+    assert {group.confidence for group in found} == {0.4}
+    assert all("guess" in group.why for group in found)
+
+
+def test_the_command_line_decides_where_the_ranks_are_its() -> None:
+    job = Cluster(8)
+    for first in range(0, 8, 2):
+        job.group((first, first + 1), {("AllReduce", 16 * MB): 100})
+    for first in (0, 1):
+        job.group(range(first, 8, 2), {("AllReduce", 25 * MB): 100})
+    # As often: nothing tells them apart but what was asked for.
+    assert set(job.dimensions()) == {"dp"}
+    told = "python pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1"
+    assert job.dimensions(told) == {"tp": [(0, 1), (2, 3), (4, 5), (6, 7)], "dp": [(0, 2, 4, 6), (1, 3, 5, 7)]}
+    assert max(group.confidence for group in job.find(told)) == 0.95
+
+
+def test_sizes_on_a_command_line() -> None:
+    words = "x --tensor-model-parallel-size 4 --pipeline-model-parallel-size=8 --context-parallel-size two"
+    assert sizes_told(words) == {"tp": 4, "pp": 8}
+    assert sizes_told("--my-tensor-model-parallel-size 4 --tp-size 4x") == {}
+
+
+def test_what_says_nothing_is_unknown() -> None:
+    job = Cluster(4)
+    job.group((0, 1), NORM)
+    job.group((2,), BUCKETS)
+    assert job.dimensions() == {"unknown": [(0, 1), (2,)]}
+
+
+def test_sizes_are_bounded() -> None:
+    one = Traffic()
+    for size in range(3 * MAX_SIZES):
+        one.add("AllReduce", 1 + size, -1, 2)
+    assert len(one.calls) <= MAX_SIZES + 1
+    assert one.calls.total() == 6 * MAX_SIZES
+
+
+def test_nothing_sent_is_no_mesh() -> None:
+    assert find_mesh(np.empty(0, COMMUNICATOR), {}, world=4) == []
+    assert describe([]) == []
+    job = Cluster(2)
+    job.group((0, 1), {})
+    assert job.find() == []
+
+
+def test_the_mesh_in_words() -> None:
+    job = Cluster(16)
+    for first in range(0, 16, 2):
+        job.group((first, first + 1), ACTIVATIONS)
+    for first in (0, 1):
+        job.group(range(first, 16, 2), BUCKETS)
+    assert describe(job.find()) == [
+        "mesh: tp 2 x dp 8",
+        "  tp    tensor parallel: ranks 0,1 · 2,3 · 4,5 · 6,7 and 4 more (19 times as often as among other ranks, in "
+        "one size)",
+        "  dp    data parallel: ranks 0,2..14 · 1,3..15 (all-reduces, in 2 sizes)",
+    ]

@@ -1,0 +1,127 @@
+"""What a process group's own memory tells, against this process's, and layouts by version."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from argus.capture.pytorch import LAYOUTS, MAX_NAME, Layout, Membership, layout_of, read_group
+
+LAYOUT = Layout(numel=152, group_rank=16, group_size=20, group_name=32, group_counter=212)
+
+
+class Group:
+    """A process group's object, as far as it is looked at, in this process.
+
+    Args:
+        name: Its name.
+        rank, size: Its place.
+        text: Where the name is said to lie, if not where it does.
+        length: How long it is said to be, if not as it is.
+    """
+
+    def __init__(self, name: bytes, rank: int, size: int, *, text: int | None = None, length: int | None = None):
+        self.name = ctypes.create_string_buffer(name)
+        where = ctypes.addressof(self.name) if text is None else text
+        content = bytearray(b"\xa5" * 256)
+        struct.pack_into("<ii", content, LAYOUT.group_rank, rank, size)
+        struct.pack_into("<QQ", content, LAYOUT.group_name, where, len(name) if length is None else length)
+        self.content = ctypes.create_string_buffer(bytes(content), len(content))
+        self.address = ctypes.addressof(self.content)
+
+    def read(self, pid: int | None = None) -> Membership | None:
+        return read_group(os.getpid() if pid is None else pid, self.address, LAYOUT)
+
+
+@pytest.mark.parametrize("name", [b"0", b"default_pg", b"5f2b" * 10, b"x" * MAX_NAME])
+def test_a_group_tells_its_name_and_its_place(name: bytes) -> None:
+    assert Group(name, 2, 4).read() == Membership(name.decode(), 2, 4)
+    assert Group(name, 0, 1).read() == Membership(name.decode(), 0, 1)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(4, 4), (-1, 4), (0, 0), (0, -2), (3, 1)])
+def test_a_place_that_cannot_be_is_not_believed(rank: int, size: int) -> None:
+    assert Group(b"0", rank, size).read() is None
+
+
+@pytest.mark.parametrize("name", [b"", b"x" * (MAX_NAME + 1), b"a\nb", b"a\0b", b"\xff\xfe", "ä".encode(), b"\x7f"])
+def test_a_name_that_is_none_is_not_believed(name: bytes) -> None:
+    assert Group(name, 0, 2, length=len(name)).read() is None
+
+
+@pytest.mark.parametrize("text", [0, 8, (1 << 63) - 8, (1 << 63) + 5, (1 << 64) - 1])
+def test_a_name_that_is_nowhere_cannot_be_read(text: int) -> None:
+    assert Group(b"0", 0, 2, text=text).read() is None
+
+
+def test_a_length_out_of_all_proportion_is_not_read() -> None:
+    assert Group(b"0", 0, 2, length=(1 << 64) - 1).read() is None
+
+
+@pytest.mark.parametrize("address", [0, 4096, (1 << 63) - 16, (1 << 64) - 64])
+def test_an_object_that_is_nowhere_cannot_be_read(address: int) -> None:
+    assert read_group(os.getpid(), address, LAYOUT) is None
+
+
+def test_a_process_that_has_ended_tells_nothing() -> None:
+    group = Group(b"0", 0, 2)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert group.read(process.pid) is None
+    assert group.read() is not None
+
+
+def test_reading_leaves_no_file_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for group in (Group(b"0", 0, 2), Group(b"0", 0, 2, text=0)):
+        for _ in range(3):
+            group.read()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- versions
+
+
+def installed(folder: Path, version: str | None) -> str:
+    """Path of the library of a PyTorch with this torch/version.py."""
+    library = folder / "torch" / "lib" / "libtorch_cpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    if version is not None:
+        (folder / "torch" / "version.py").write_text(version)
+    return str(library)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from typing import Optional\n\n__all__ = ['__version__']\n__version__ = '2.13.0+cpu'\ndebug = False\n",
+        '__version__ = "2.13.1"\n',
+    ],
+)
+def test_a_known_version_has_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert layout_of(installed(tmp_path, text)) == LAYOUTS["x86_64", 2, 13]
+
+
+@pytest.mark.parametrize("text", ["__version__ = '2.1.3'\n", "__version__ = '3.13.0'\n", "nothing", "", None])
+def test_an_unknown_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    assert layout_of(installed(tmp_path, text)) is None
+
+
+def test_another_machine_has_its_own_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert layout_of(installed(tmp_path, "__version__ = '2.13.0'\n")) is None
+
+
+def test_a_file_of_bytes_is_no_version(tmp_path: Path) -> None:
+    library = installed(tmp_path, "")
+    (tmp_path / "torch" / "version.py").write_bytes(b"\xff\xfe__version__")
+    assert layout_of(library) is None
