@@ -36,7 +36,7 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.gpu import GpuSide, GpuView
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
-from argus.semantics.groups import RankCalls, find_groups
+from argus.semantics.groups import RankCalls, find_groups, keep_alignment
 from argus.semantics.marks import marks_of
 from argus.semantics.mesh import describe
 from argus.semantics.phases import METHODS as PHASE_METHODS
@@ -694,7 +694,7 @@ class Tracer:
             )
             for rank, recent in sorted(job.recent.items())
         ]
-        found = find_groups(known)
+        found = keep_alignment(find_groups(known), job.communicators)
         job.tracker.align(found)
         job.marked.align(found)
         same = np.array_equal(found, job.communicators)

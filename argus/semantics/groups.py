@@ -466,3 +466,26 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     for place, (key, row) in enumerate(sorted(rows.items())):
         out[place] = (*key, row.group, row.comm_rank, row.nranks, row.offset, row.joined_by, row.error[:160])
     return out
+
+
+def keep_alignment(found: NDArray[np.void], before: NDArray[np.void]) -> NDArray[np.void]:
+    """Takes an alignment by traffic that was clear before over one that no longer is: a busy node blurs the times that
+    it is concluded from, and the calls have not changed.
+
+    Args:
+        found: :data:`COMMUNICATOR` rows as they are found now.
+        before: As they were found last.
+
+    Returns:
+        ``found``, with whole groups as they were.
+    """
+    clear = before[(before["error"] == "") & (before["joined_by"] == "traffic")]
+    doubtful = {(row["rank"], row["comm"]) for row in found[found["error"] != ""]}
+    lost = {row["comm_group"] for row in clear if (row["rank"], row["comm"]) in doubtful}
+    kept = {(row["rank"], row["comm"]): row for row in clear if row["comm_group"] in lost}
+    out: NDArray[np.void] = found.copy()
+    for place, row in enumerate(found):
+        old = kept.get((row["rank"], row["comm"]))
+        if old is not None:
+            out[place] = old
+    return out

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from argus.capture.calls import BY_SYMBOL, CALLS, Layer
 from argus.capture.pytorch import Membership
 from argus.records import COLLECTIVE, CONTROL
-from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
+from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups, keep_alignment
 
 from .stored_job import known
 from .synthetic_job import Fault, Job, Op, ddp, simulate
@@ -339,3 +339,19 @@ def test_groups_whose_calls_carry_no_count_are_still_joined_by_traffic() -> None
 
 def test_a_name_without_calls_makes_no_row() -> None:
     assert len(find_groups([gloo(0, [])])) == 0
+
+
+def test_a_clear_alignment_is_kept_when_times_blur() -> None:
+    before = np.zeros(4, COMMUNICATOR)
+    before["rank"], before["comm"] = [0, 1, 0, 1], [7, 7, 8, 8]
+    before["comm_group"], before["seq_offset"], before["joined_by"] = [70, 70, 80, 80], [0, 5, 0, 9], "traffic"
+    now = before.copy()
+    now["seq_offset"] = [3, 0, 1, 1]
+    now["error"] = ["", "ambiguous", "", ""]
+    kept = keep_alignment(now, before)
+    # The group with an error as it was, with all of its ranks; the other as it is.
+    assert kept["seq_offset"].tolist() == [0, 5, 1, 1]
+    assert not (kept["error"] != "").any()
+    before["error"] = "too few calls to line up"
+    assert np.array_equal(keep_alignment(now, before), now)
+    assert np.array_equal(keep_alignment(now, np.empty(0, COMMUNICATOR)), now)
