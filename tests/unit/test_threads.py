@@ -310,6 +310,7 @@ def test_without_accounting_time_for_disks_is_unknown(
         assert watch.state["I/O"] == "off: switched off by the test"
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="sets a sysctl: needs root")
 def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
     binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
