@@ -225,6 +225,7 @@ class Tracer:
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
         self._drained_ns = 0
+        self._marks_without_rank = 0
         self._ranges_since = time.monotonic()
         self._ranges_seen = self._marks_seen = self._marks_before = 0
         self._ended_groups: dict[tuple[int, int], list[int]] = {}
@@ -429,6 +430,7 @@ class Tracer:
                 self._take_marks(job, members, marks)
             self._steps(job, now, final=final)
         self._watch_ranges(marks, now)
+        self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
         self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
@@ -821,6 +823,9 @@ class Tracer:
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
         found |= self._gpu.counters()
         found |= self._stacks.counters()
+        # Where they are away, steps have no phases, and may have been found less surely.
+        found["range_probes_detached"] = (int(not self._probes.ranges), True)
+        found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
         found["kernels_without_name"] = (self._names.unresolved, False)
         found["kernel_names_cut"] = (self._names.cut, False)

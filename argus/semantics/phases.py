@@ -18,6 +18,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.semantics import steps as steps_by
+
 
 class What(IntEnum):
     """What a mark is."""
@@ -125,7 +127,6 @@ BOUNDARIES = 64
 PIECES = 1_024
 """Fed arrays joined at the latest when there are so many: an array's own cost is 5 marks'."""
 
-_BY_MARKS = 3  # of argus.semantics.steps.METHODS: the step ends where the optimiser does
 _ESTIMATED = 0.5
 """At most this confidence in a step whose end has no mark: what :class:`argus.semantics.steps.StepTracker` gives to
 steps that it could not tell apart either."""
@@ -590,7 +591,7 @@ class PhaseTracker:
             out["ts_ns"][i] = start
             out["duration_ns"][i] = stop - start
             if found is not None:
-                out["method"][i] = _BY_MARKS
+                out["method"][i] = steps_by.BY_MARKS
             elif stop != end:
                 out["confidence"][i] = min(_ESTIMATED, float(out["confidence"][i]))
         return out

@@ -175,3 +175,5 @@ def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None
         program.kill()
         program.wait()
     assert "times a second and process: their probes were taken away, steps are found by calls from here on" in said
+    assert "coverage: incomplete (" in said
+    assert "range_probes_detached 1" in said
