@@ -167,6 +167,21 @@ def test_steps_end_where_they_do_and_have_the_same_number_on_every_rank(name: st
     assert steps["step"].min() == 0
 
 
+def test_what_lacks_a_communicator_in_regular_use_is_no_step() -> None:
+    """More micro-batches than a unit is put to the proof over. While they come in, the first step's may deceive it."""
+    program = [
+        *[Op("kernels", 1.0, (1, 2, 3)), Op("collective", 0.1, group="tp", count=5, overlap=False)] * 25,
+        Op("collective", 1.0, count=9),
+        Op("kernels", 1.0, (901, 902)),
+        Op("sync"),
+    ]
+    groups = {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]}
+    _, steps, _ = analyse(simulate(steps=40, program=program, groups=groups))
+    sane(steps)
+    assert 35 * 4 < len(steps) <= 40 * 4
+    assert (steps["confidence"] == 1).mean() > 0.95
+
+
 def test_batches_do_not_change_the_steps() -> None:
     job = simulate(steps=40, warmup=5, program=ddp(equal=True))
     found = [analyse(job, batches)[1] for batches in (1, 3, 100)]
@@ -218,10 +233,11 @@ def test_evaluation_every_few_steps_makes_no_nonsense(every: int, batches: int) 
 
 
 @pytest.mark.parametrize("batches", [1, 40])
-@pytest.mark.parametrize("attach_ms", [0.0, 5200.0, 5950.0])
-def test_evaluation_between_every_ten_steps_is_no_part_of_a_longer_step(attach_ms: float, batches: int) -> None:
+@pytest.mark.parametrize("attach_ms", [0.0, 5050.0, 5950.0])
+@pytest.mark.parametrize("every", [7, 10])
+def test_evaluation_between_a_few_steps_is_no_part_of_a_longer_step(every: int, attach_ms: float, batches: int) -> None:
     """It launches what the steps launch, too; wherever Argus attaches."""
-    job = simulate(steps=150, eval_every=10, attach_ms=np.full(4, attach_ms), inits=attach_ms == 0)
+    job = simulate(steps=150, eval_every=every, attach_ms=np.full(4, attach_ms), inits=attach_ms == 0)
     _, steps, _ = analyse(job, batches)
     sane(steps)
     true = true_steps(job, steps)
