@@ -82,7 +82,7 @@ class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
 
     ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
-    by phase; ``hidden_ns``: of communication behind other phases.
+    by phase; ``hidden_ns``: of communication behind other phases. ``placed``: the newest row of each handle there was.
     """
 
     name: str
@@ -103,6 +103,7 @@ class Job:
     handles: set[tuple[int, int]] = field(default_factory=set)
     named: dict[int, dict[int, Membership]] = field(default_factory=dict)
     traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
+    placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
     groups_due: float = 0.0
 
@@ -168,7 +169,10 @@ class Job:
         targets = [member.target for member in self.ranks()]
         world = max((target.identity.world_size for target in targets), default=0)
         command = targets[0].command if targets else ""
-        before, self.mesh = self.mesh, find_mesh(self.communicators, self.traffic, world=world, command=command)
+        # What was called long ago is lined up no more, and stays where it was.
+        now = np.isin(_handles(self.placed), _handles(self.communicators))
+        self.placed = np.concatenate([self.placed[~now], self.communicators])
+        before, self.mesh = self.mesh, find_mesh(self.placed, self.traffic, world=world, command=command)
         return before != self.mesh
 
     def drop_marks(self) -> None:
@@ -197,6 +201,11 @@ class Job:
         """Remembers calls about communicators; those of communicators that were ended are dropped."""
         before = self.control.get(rank, np.empty(0, records.CONTROL))
         self.control[rank] = np.concatenate([before, events])[-1024:]
+
+
+def _handles(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """(rank, handle) of COMMUNICATOR rows, to be compared, shape (n,)."""
+    return np.rec.fromarrays([rows["rank"], rows["comm"]])
 
 
 @dataclass

@@ -38,7 +38,7 @@ from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups, keep_alignment
 from argus.semantics.marks import marks_of
-from argus.semantics.mesh import describe
+from argus.semantics.mesh import describe, superseded
 from argus.semantics.phases import METHODS as PHASE_METHODS
 from argus.semantics.phases import PHASE, PHASES, PhaseTracker
 from argus.semantics.steps import METHODS
@@ -718,21 +718,25 @@ class Tracer:
         )
 
     def _mesh(self, job: Job) -> None:
-        if not job.find_mesh() or not job.mesh:
+        before = job.mesh
+        if not job.find_mesh():
             return
+        guesses = superseded(before, job.mesh)
+        mesh = [*job.mesh, *guesses]
         self._writer.append(
             "parallel_groups",
             {
                 "job": job.name,
-                "run": np.full(len(job.mesh), job.run, np.uint32),
+                "run": np.full(len(mesh), job.run, np.uint32),
                 "host": self.host,
-                "comm_group": np.array([group.id for group in job.mesh], np.uint64),
-                "dimension": [group.dimension for group in job.mesh],
-                "ranks": [list(group.ranks) for group in job.mesh],
-                "nranks": np.array([group.size for group in job.mesh], np.int32),
-                "confidence": np.array([group.confidence for group in job.mesh], np.float32),
-                "why": [group.why for group in job.mesh],
+                "comm_group": np.array([group.id for group in mesh], np.uint64),
+                "dimension": [group.dimension for group in mesh],
+                "ranks": [list(group.ranks) for group in mesh],
+                "nranks": np.array([group.size for group in mesh], np.int32),
+                "confidence": np.array([group.confidence for group in mesh], np.float32),
+                "why": [group.why for group in mesh],
                 "version": self._next_version(),
+                "superseded": np.repeat(np.array([0, 1], np.uint8), [len(job.mesh), len(guesses)]),
             },
         )
 

@@ -46,8 +46,9 @@ CREATE TABLE IF NOT EXISTS parallel_groups
   nranks Int32 COMMENT 'Ranks it has; -1: unknown',
   confidence Float32 COMMENT 'How sure the dimension is, 0 to 1',
   why String COMMENT 'What it was told from',
-  version UInt64 COMMENT 'Row version: the highest wins'
-) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, host, comm_group)
+  version UInt64 COMMENT 'Row version: the highest wins',
+  superseded UInt8 COMMENT '1: its ranks turned out to be of another group; FINAL leaves it out'
+) ENGINE = ReplacingMergeTree(version, superseded) ORDER BY (job, run, host, comm_group)
 COMMENT 'What each communicator is for, by what is sent in it: the mesh of the job';
 
 CREATE TABLE IF NOT EXISTS gpu_steps

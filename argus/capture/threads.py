@@ -90,6 +90,9 @@ _SWITCHES = re.compile(rb"ctxt_switches:\s*(\d+)\s*nonvoluntary_ctxt_switches:\s
 _SAME_BEGIN_NS = 100_000_000
 """A thread that began so much later than the one of its number before is another."""
 
+_ROUNDING_NS = 1_000_000
+"""The kernel tells a thread's CPU time, and its wait for a CPU, as of two moments that may lie so far apart."""
+
 _TASK = np.dtype(
     [
         ("tid", "<u4"),
@@ -125,7 +128,7 @@ class ThreadWatch:
         # Descriptors of a process that ended never show the next process of its number.
         self._tasks = os.open(PROC / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last: NDArray[np.void] | None = None
-        self._last_ns = 0
+        self._last_ns = self._asked_ns = 0
         self.counters = {"threads_ended": 0, "threads_unread": 0, "thread_times_rejected": 0}
         self.state = {"run-queue": _runqueue_state(), "I/O": "off: not read yet"}
 
@@ -174,9 +177,11 @@ class ThreadWatch:
             ``records.THREAD_USAGE``, a row for each thread that is there. The first call gives none. The row of a
             thread that began since the previous call begins with the thread.
         """
+        asked_ns = time.monotonic_ns()
         tasks = self._read(now_ns)
+        spent_ns = time.monotonic_ns() - self._asked_ns
         last, since_ns = self._last, self._last_ns
-        self._last, self._last_ns = tasks, now_ns
+        self._last, self._last_ns, self._asked_ns = tasks, now_ns, asked_ns
         if last is None:
             return np.zeros(0, THREAD_USAGE)
         self.counters["threads_ended"] += int((~np.isin(last["tid"], tasks["tid"])).sum())
@@ -199,8 +204,11 @@ class ThreadWatch:
         for name in _ACCOUNTS:
             measured = (tasks[name] >= 0) & (before[name] >= 0)
             rows[name] = np.where(measured, tasks[name] - before[name], NOT_MEASURED)
-        # Linux 6.18 was seen to add the time since boot to a wait that began while accounting was switched on.
-        impossible = rows["io_ns"] > rows["end_ns"] - rows["begin_ns"] + _SAME_BEGIN_NS
+        # Linux 6.18 was seen to count a wait from the one before it, or from boot. A thread that runs, or waits for a
+        # CPU, waits for no disk; spent_ns goes from before the previous reading to after this one.
+        elsewhere = np.maximum(rows["cpu_ns"], 0) + np.maximum(rows["runqueue_ns"], 0)
+        most = np.where(same, spent_ns - elsewhere + _ROUNDING_NS, now_ns - rows["begin_ns"] + _SAME_BEGIN_NS)
+        impossible = rows["io_ns"] > most
         rows["io_ns"][impossible] = NOT_MEASURED
         self.counters["thread_times_rejected"] += int(impossible.sum())
         # One that was there before, but not read: what it spent since then is not known.

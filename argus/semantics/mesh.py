@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,6 +90,7 @@ class Group:
         size: Ranks it has; -1: not known.
         confidence: 0 to 1.
         why: What it was told from.
+        concluded: (rank, handle) of each of them, where that they belong together was concluded from their calls.
     """
 
     id: int
@@ -98,6 +99,7 @@ class Group:
     size: int
     confidence: float
     why: str
+    concluded: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass
@@ -109,6 +111,7 @@ class _Sum:
     members: list[Traffic]
     guessed: bool
     """Whether who is in it was concluded from equal calls, which other communicators of the same ranks make as well."""
+    concluded: frozenset[tuple[int, int]]
 
     def part(self, *ops: str) -> float:
         """Share of the bytes that these operations have."""
@@ -192,13 +195,13 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
     known = {(rank, comm): (group, nranks, how) for rank, comm, group, nranks, how in zip(*columns, strict=True)}
     several = max(Tally(rank for rank, _ in traffic).values(), default=0) > 1
     parts: dict[int, list[tuple[int, int, Traffic]]] = defaultdict(list)
-    guessed: set[int] = set()
+    concluded: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for (rank, comm), own in sorted(traffic.items()):
         # A handle that could not be joined with others' stands for itself.
         group, nranks, how = known.get((rank, comm), (comm ^ rank << 48, -1, "traffic"))
         parts[group].append((rank, nranks, own))
-        if how in ("traffic", "single") and several:
-            guessed.add(group)
+        if how in ("traffic", "single"):
+            concluded[group].add((rank, comm))
     sums = []
     for group, members in parts.items():
         calls: Tally[tuple[str, int]] = Tally()
@@ -208,7 +211,8 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
             continue
         ranks = tuple(sorted({rank for rank, _, _ in members}))
         size = max(nranks for _, nranks, _ in members)
-        sums.append(_Sum(group, ranks, size, calls, [own for _, _, own in members], group in guessed))
+        handles = frozenset(concluded[group])
+        sums.append(_Sum(group, ranks, size, calls, [own for _, _, own in members], several and bool(handles), handles))
     return sums
 
 
@@ -273,7 +277,14 @@ def _group(each: _Sum, dimension: str, sure: float, why: str) -> Group:
             min(sure, GUESSED),
             f"{why}; who is in it is a guess from equal calls: it was made before Argus came",
         )
-    return Group(each.id, dimension, each.ranks, each.size, sure, why)
+    return Group(each.id, dimension, each.ranks, each.size, sure, why, each.concluded)
+
+
+def superseded(before: Sequence[Group], now: Sequence[Group]) -> list[Group]:
+    """Groups that are no more, because handles of theirs were found to belong to others."""
+    left = {group.id for group in now}
+    taken = {handle for group in now for handle in group.concluded}
+    return [group for group in before if group.id not in left and group.concluded & taken]
 
 
 def _alike(each: _Sum, others: list[_Sum]) -> bool:

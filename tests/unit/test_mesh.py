@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.roster import Job
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_told
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+from argus.trace import Tracer
 
 MB = 1 << 20
 
@@ -243,4 +252,35 @@ def test_the_mesh_in_words() -> None:
         "  tp    tensor parallel: ranks 0,1 · 2,3 · 4,5 · 6,7 and 4 more (19 times as often as among other ranks, in "
         "one size)",
         "  dp    data parallel: ranks 0,2..14 · 1,3..15 (all-reduces, in 2 sizes)",
+    ]
+
+
+def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> None:
+    """Ranks 1 and 2 call first; then rank 0 is seen to be one of them, and gives the group its name."""
+    cluster = Cluster(3)
+    cluster.group(range(3), BUCKETS)
+    cluster.group(range(2), BUCKETS)
+    rows = cluster.communicators()
+    rows["joined_by"][:3] = "traffic"
+    two = rows[1:].copy()
+    two["comm_group"][:2] += 1
+    job = Job("j", 1, traffic=cluster.traffic)
+    with open_store(f"chdb://{tmp_path}/store") as store:
+        writer = Writer(store, source="test")
+        versions = itertools.count(1)
+        tracer: Any = SimpleNamespace(host="h", _writer=writer, _next_version=lambda: next(versions))
+        sql = "SELECT ranks FROM parallel_groups FINAL ORDER BY ranks"
+        stored = []
+        # At last the second communicator, whose making was seen, is destroyed, and another one is made in its place.
+        again = rows.copy()
+        again["comm_group"][3:] += 1
+        for job.communicators in (two, rows, again, again[3:]):
+            Tracer._mesh(tracer, job)
+            assert writer.flush(), writer.last_error
+            stored.append([list(ranks) for ranks in query_columns(store, sql)["ranks"].tolist()])
+    assert stored == [
+        [[0], [0, 1], [1, 2]],
+        [[0, 1], [0, 1, 2]],
+        [[0, 1], [0, 1], [0, 1, 2]],
+        [[0, 1], [0, 1], [0, 1, 2]],
     ]

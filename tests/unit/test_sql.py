@@ -59,7 +59,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         })  # fmt: skip
         writer.append("parallel_groups", {
             "job": "llama", "run": 1, "host": "node-0", "comm_group": 77, "dimension": "dp", "ranks": [[0, 1, 2, 3]],
-            "nranks": 4, "confidence": 0.7, "why": "all-reduces, in one size", "version": 1,
+            "nranks": 4, "confidence": 0.7, "why": "all-reduces, in one size", "version": 1, "superseded": 0,
         })  # fmt: skip
         for phase, took in (("data_loading", 3), ("forward", 20), ("backward", 60), ("communication", 7)):
             writer.append("phases", {

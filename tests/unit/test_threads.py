@@ -335,29 +335,65 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
         try:
             watch = ThreadWatch(new.pid)
             watch.usage(now())
-            begin = now()
-            new.do(f"sync {tmp_path}/file")
-            took = now() - begin
-            row = row_of(watch.usage(now()), new.worker)
-            assert watch.state["I/O"] == "on"
-            assert row_of(watch.usage(now()), new.pid)["io_ns"] == 0
-            for rejected in range(1, 6):
+            assert (watch.usage(now())["io_ns"] == 0).all()
+            for rejected in range(1, 7):
+                begin = now()
+                watch.usage(now())
+                new.do(f"sync {tmp_path}/file")
+                row = row_of(watch.usage(now()), new.worker)
+                took = now() - begin
+                assert watch.state["I/O"] == "on"
                 if row["io_ns"] != NOT_MEASURED:
                     break
-                # The kernel told a time since boot for it, which was not believed: again.
+                # The kernel counted from an earlier wait, or from boot, which was not believed: again.
                 assert watch.counters["thread_times_rejected"] == rejected
-                begin = now()
-                new.do(f"sync {tmp_path}/file")
-                took = now() - begin
-                row = row_of(watch.usage(now()), new.worker)
             if row["io_ns"] == 0:
                 pytest.skip("this file system waits for no disk")
+            assert row_of(watch.usage(now()), new.pid)["io_ns"] == 0
             assert 0 < row["io_ns"] <= took
         finally:
             new.end()
     finally:
         sysctl.write_text(before)
         old.end()
+
+
+def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's accounts of a program that waits for no disk, with such waits added."""
+    real = threads._taskstats()
+    if isinstance(real, str):
+        pytest.skip(f"taskstats: {real}")
+    added = 0
+
+    class WithWaits:
+        def ask(self, tids: list[int]) -> tuple[np.ndarray, int]:
+            stats, unread = real.ask(tids)
+            stats = stats.copy()
+            stats["blkio_delay"] += added
+            return stats, unread
+
+    (tmp_path / "sysctl").write_text("1\n")
+    monkeypatch.setattr(threads, "_SYSCTL", tmp_path / "sysctl")
+    monkeypatch.setattr(threads, "_accounted_ns", [0])
+    monkeypatch.setattr(threads, "_taskstats", WithWaits)
+    watch = ThreadWatch(program.pid)
+
+    def told(more_ns: int, meanwhile: Callable[[], object]) -> int:
+        nonlocal added
+        watch.usage(now())
+        begin = now()
+        meanwhile()
+        added += min(more_ns, now() - begin) if more_ns > 0 else now() - begin - more_ns
+        return int(row_of(watch.usage(now()), program.worker)["io_ns"])
+
+    assert told(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
+    assert watch.counters["thread_times_rejected"] == 0
+    assert told(-50_000_000, lambda: time.sleep(0.03)) == NOT_MEASURED, "more than there was time"
+    assert told(1 << 60, lambda: program.do("burn 30")) == NOT_MEASURED, "it ran"
+    assert told(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
+    assert watch.counters["thread_times_rejected"] == 3, "two threads, and the one that ran"
 
 
 def test_without_privilege_files_are_read(program: Program) -> None:
