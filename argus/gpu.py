@@ -26,7 +26,8 @@ from argus.cupti.inject import inject
 from argus.errors import ArgusError
 from argus.roster import YOUNG_S, Job, Member
 from argus.semantics.correlation import Correlator
-from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage, is_communication
+from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage
+from argus.semantics.gpu_phases import GPU_METHODS, GPU_PHASES, Calls, communicates, kinds_of, what_of
 from argus.store.writer import Writer
 
 AGAIN_S = 1.0
@@ -89,7 +90,7 @@ class _Program:
         self.correlator = Correlator(api=options.api, host_tids=lambda: host_tids(pid))
         self.names = gpu_rows.Names()
         self.batches: list[Batch] = []
-        self._communication = np.zeros(0, bool)
+        self._kinds = np.zeros(0, np.uint8)
 
     def poll(self, now: float) -> None:
         self.batches += self.collector.poll(now)
@@ -103,13 +104,11 @@ class _Program:
             np.concatenate([np.empty(0, records.HOST_OP), *(batch.host for batch in batches)]),
         )
 
-    def communication(self, words: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these words are names of NCCL's kernels."""
-        known = len(self._communication)
-        fresh = [is_communication(word) for word in self.names.words[known:]]
-        self._communication = np.concatenate([self._communication, np.array(fresh, bool)])
-        found: NDArray[np.bool_] = self._communication[words]
-        return found
+    def kinds(self, ops: NDArray[np.void], words: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """What operations are, ``semantics.gpu_phases.What``. ``words``: their names."""
+        fresh = [what_of(word) for word in self.names.words[len(self._kinds) :]]
+        self._kinds = np.concatenate([self._kinds, np.array(fresh, np.uint8)])
+        return kinds_of(ops, self._kinds[words])
 
 
 @dataclass
@@ -215,6 +214,8 @@ class GpuSide:
                     process = self._add(_Process(member.target, now))
                 if process is not None and process.member is None:
                     process.job, process.member = job, member
+                    process.steps.phases.transfers = job.transfers
+                    process.steps.phases.calls = job.calls.setdefault(member.rank, Calls())
         for target in candidates if self._mode == "auto" and not self._stopping else ():
             key = _key(target)
             first, due = self._asked.get(key, (now, now))
@@ -249,6 +250,12 @@ class GpuSide:
         for process in self._processes:
             if process.job is job and process.member is not None and not process.over:
                 process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
+
+    def take_segments(self, job: Job, rank: int, segments: NDArray[np.void]) -> None:
+        """Takes what a rank's training thread did: ``semantics.phases.SEGMENT``."""
+        for process in self._processes:
+            if process.job is job and process.member is not None and process.member.rank == rank and not process.over:
+                process.steps.phases.feed_timeline(segments)
 
     def poll(self, now: float) -> None:
         """Fetches what was recorded. Call it before the rings are read."""
@@ -350,8 +357,9 @@ class GpuSide:
             self._writer.append("kernel_events", gpu_rows.kernel_events(ops, origin, rank, pid, program.names))
             words = program.names.of(ops["name"])
             kernel = ops["kind"] == records.GpuKind.KERNEL
-            process.usage.feed(ops, kernel & program.communication(words))
-            process.steps.feed(ops, kernel & program.communication(words))
+            kinds = program.kinds(ops, words)
+            process.usage.feed(ops, communicates(kinds))
+            process.steps.feed(ops, communicates(kinds), kinds)
             duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
             count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
             for word in np.flatnonzero(count).tolist():
@@ -371,6 +379,13 @@ class GpuSide:
         steps = steps[self._options.records_whole(steps["start_ns"], steps["duration_ns"])]
         if len(steps):
             self._writer.append("gpu_steps", gpu_rows.gpu_steps(steps, origin, rank, pid))
+        phases = process.steps.take_phases()
+        phases = phases[np.isin(phases["step"], steps["step"])]
+        if len(phases):
+            self._writer.append("gpu_phases", gpu_rows.gpu_phases(phases, origin, rank, pid, GPU_PHASES, GPU_METHODS))
+            for code in np.unique(phases["phase"]).tolist():
+                spent = int(phases["duration_ns"][phases["phase"] == code].sum())
+                process.job.gpu_phase_ns[GPU_PHASES[code]] += spent
 
     def _end(self, process: _Process) -> None:
         """Stores the last windows and lets go."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture.bpf import Attachment, Probes
-from argus.capture.calls import CALLS
+from argus.capture.calls import CALLS, Layer
 from argus.capture.follow import Family
 from argus.capture.names import KernelNames
 from argus.capture.python import find_interpreter
@@ -35,6 +35,7 @@ from argus.capture.targets import (
     processes,
 )
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
 from argus.semantics.mesh import Group, Traffic, find_mesh
@@ -77,12 +78,17 @@ class Member:
         return self.rank_source == "parent"
 
 
+_WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
+"""What each probed call does, ``semantics.gpu_phases.What``; 0: no collective of NCCL."""
+
+
 @dataclass
 class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
 
     ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
-    by phase; ``hidden_ns``: of communication behind other phases. ``placed``: the newest row of each handle there was.
+    by phase; ``hidden_ns``: of communication behind other phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
+    ``placed``: the newest row of each handle there was.
     """
 
     name: str
@@ -96,6 +102,9 @@ class Job:
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
     phase_ns: Tally[str] = field(default_factory=Tally)
     hidden_ns: int = 0
+    gpu_phase_ns: Tally[str] = field(default_factory=Tally)
+    transfers: Transfers = field(default_factory=Transfers)
+    calls: dict[int, Calls] = field(default_factory=dict)
     communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     recent: dict[int, NDArray[np.void]] = field(default_factory=dict)
     syncs: dict[int, NDArray[np.int64]] = field(default_factory=dict)
@@ -157,6 +166,9 @@ class Job:
             called: COLLECTIVE rows, those point to point included, shape (n,).
             nbytes: Their payloads, shape (n,).
         """
+        self.calls.setdefault(rank, Calls()).feed(
+            called["ts_ns"], called["tid"], _WHAT[called["call"]], nbytes.astype(np.int64)
+        )
         columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
         for (comm, call, size, peer), count in zip(rows.tolist(), counts.tolist(), strict=True):

@@ -657,6 +657,7 @@ class Tracer:
             if phases is not None:
                 mine = mine if job.by_marks else phases.snap(mine)
                 rows.append(phases.split(mine))
+                self._gpu.take_segments(job, rank, phases.take_segments())
             steps.append(mine)
         found = np.concatenate(steps)
         parts = np.concatenate([np.empty(0, PHASE), *rows])
@@ -741,15 +742,16 @@ class Tracer:
         )
 
     def steps_go(self) -> list[str]:
-        """Where the jobs' steps go, by phase, a line a job."""
+        """Where the jobs' steps go, by phase: of the CPU's time and of the GPUs', a line each."""
         lines = []
         for job in self.jobs:
-            total = sum(job.phase_ns.values())
-            if not total:
-                continue
-            parts = [f"{phase.replace('_', ' ')} {ns / total:.1%}" for phase, ns in job.phase_ns.most_common() if ns]
-            behind = f"; communication behind them {job.hidden_ns / total:.1%}" if job.hidden_ns else ""
-            lines.append(f"where steps go: {', '.join(parts)}{behind}")
+            for what, spent in (("steps", job.phase_ns), ("steps of the GPUs", job.gpu_phase_ns)):
+                total = sum(spent.values())
+                parts = [f"{phase.replace('_', ' ')} {ns / total:.1%}" for phase, ns in spent.most_common() if ns]
+                behind = job.hidden_ns if what == "steps" else 0
+                if parts:
+                    hidden = f"; communication behind them {behind / total:.1%}" if behind else ""
+                    lines.append(f"where {what} go: {', '.join(parts)}{hidden}")
         return lines
 
     def mesh(self) -> list[str]:

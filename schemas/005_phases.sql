@@ -51,6 +51,29 @@ CREATE TABLE IF NOT EXISTS parallel_groups
 ) ENGINE = ReplacingMergeTree(version, superseded) ORDER BY (job, run, host, comm_group)
 COMMENT 'What each communicator is for, by what is sent in it: the mesh of the job';
 
+CREATE TABLE IF NOT EXISTS gpu_phases
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  device UInt32 CODEC(T64, ZSTD(1)) COMMENT 'GPU, as the process numbers those it may use',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Start of the step on the GPU, as in gpu_steps',
+  phase LowCardinality(String) COMMENT 'Kernels: forward, backward, optimizer, compute (not known which). Only NCCL ran: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, send_recv, communication (not known which), pipeline_bubble (waiting for who sends or receives). Only copies: memcpy, checkpoint. Nothing ran: data_loading, checkpoint, idle',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time of the GPU in this phase. The phases of a step add up to its duration in gpu_steps',
+  overlapped_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Communication: time in which it went on while kernels computed, not in duration_ns; else 0',
+  operations UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernels and copies of this phase that began in the step',
+  method LowCardinality(String) COMMENT 'How most of it was found: records (the operations themselves), marks (launched in that part of PyTorch), names (of kernels), threads (launched by one that does backward passes only), order (launched between kernels whose names tell), calls (of the CPU)',
+  confidence Float32 CODEC(ZSTD(1)) COMMENT 'How sure the phase is, 0 to 1',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, device, phase)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'Where the GPU''s time of each step went, by rank';
+
 CREATE TABLE IF NOT EXISTS gpu_steps
 (
   job LowCardinality(String) COMMENT 'Job name',

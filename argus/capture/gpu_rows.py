@@ -195,6 +195,23 @@ def gpu_steps(steps: NDArray[np.void], origin: Origin, rank: int, pid: int) -> p
     return gpu_usage(steps, origin, rank, pid).append_column("void_share", pa.array(void.astype(np.float32)))
 
 
+def gpu_phases(
+    phases: NDArray[np.void], origin: Origin, rank: int, pid: int, words: Sequence[str], methods: Sequence[str]
+) -> pa.Table:
+    """Rows of the table ``gpu_phases``. ``phases``: ``semantics.gpu_phases.GPU_PHASE`` of one process; ``words``,
+    ``methods``: what its codes are called."""
+    same = ("device", "step", "duration_ns", "overlapped_ns", "operations", "confidence")
+    return pa.table(
+        {
+            **_common(origin, rank, pid, len(phases)),
+            "ts": _times(phases["start_ns"], origin.mono_offset_ns),
+            "phase": dictionary(phases["phase"].astype(np.int32), list(words)),
+            "method": dictionary(phases["method"].astype(np.int32), list(methods)),
+            **{name: np.ascontiguousarray(phases[name]) for name in same},
+        }
+    )
+
+
 def gpu_usage(windows: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
     """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.USAGE`` of one process."""
     fields = [name for name in windows.dtype.names or () if name != "start_ns"]

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
+from argus.semantics.gpu_phases import GPU_PHASE, GpuPhases
 
 WINDOW_NS = 1_000_000_000
 LAG_NS = 4_000_000_000
 KEPT_STEPS = 4096
 """Steps that wait for their operations: none come while GPU times are off."""
 KEPT_OPS = 1 << 20
-"""Operations of a device that are kept until their step is known: 29 MB, some 50 steps of the largest public traces.
+"""Operations of a device that are kept until their step is known: 34 MB, some 50 steps of the largest public traces.
 Steps come after about 20."""
 IDLE_GAP_NS = 1_000
 """Idle time shorter than this is no gap: it is the order of what a GPU needs between two kernels of one stream."""
@@ -48,16 +49,24 @@ USAGE = np.dtype(
 """One window of one device; the table ``gpu_usage`` says what each field means."""
 
 _COMPUTE, _COMMUNICATION, _MEMORY = range(3)
-_OP = np.dtype([("start", "<i8"), ("end", "<i8"), ("launch", "<i8"), ("what", "u1")])
+_MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)
+"""Odd numbers with well-mixed bits, the primes of xxHash32: to tell kernels of different grids apart."""
+_OP = np.dtype(
+    [
+        ("start", "<i8"),
+        ("end", "<i8"),
+        ("launch", "<i8"),
+        ("tid", "<u4"),
+        ("identity", "<u4"),
+        ("what", "u1"),
+        ("kind", "u1"),
+    ]
+)
+"""``kind``: ``gpu_phases.What``. ``identity``: of kernels, the same for those of one name and grid; of others KiB."""
 _UNKNOWN = -1
 
 Intervals = NDArray[np.int64]
 """Shape (n, 2): begin and end, ns."""
-
-
-def is_communication(name: str) -> bool:
-    """Whether a kernel, by its demangled name, is one of NCCL's."""
-    return name.removeprefix("void ").startswith(("ncclDevKernel", "ncclKernel"))
 
 
 def union(begin: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:
@@ -189,6 +198,8 @@ class GpuSteps:
     def __init__(self) -> None:
         self.dropped = 0
         """Operations that were dropped since their step did not come."""
+        self.phases = GpuPhases()
+        self._split: list[NDArray[np.void]] = []
         self._ops: dict[int, list[NDArray[np.void]]] = {}
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
         self._first_ns = 0
@@ -196,11 +207,13 @@ class GpuSteps:
         self._due_ns = 0
         self._launches_known = False
 
-    def feed(self, ops: NDArray[np.void], communication: NDArray[np.bool_]) -> None:
-        """Takes operations, as ``GpuUsage.feed``."""
+    def feed(
+        self, ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8] | None = None
+    ) -> None:
+        """Takes operations, as ``GpuUsage.feed``. ``kinds``: what they are, ``gpu_phases.What``, shape (n,)."""
         if not len(ops):
             return
-        short = _short(ops, communication)
+        short = _short(ops, communication, kinds)
         self._launches_known |= bool((short["launch"] != _UNKNOWN).any())
         self._first_ns = self._first_ns or int(short["start"].min())
         self._newest_ns = max(self._newest_ns, int(short["end"].max()))
@@ -213,6 +226,11 @@ class GpuSteps:
                 self.dropped += len(joined) - KEPT_OPS // 2
                 self._ops[number] = [joined[-KEPT_OPS // 2 :]]
                 self._first_ns = int(joined["end"][-KEPT_OPS // 2])
+
+    def take_phases(self) -> NDArray[np.void]:
+        """``gpu_phases.GPU_PHASE`` of the steps that ``advance`` gave since the last call."""
+        parts, self._split = self._split, []
+        return np.concatenate([np.empty(0, GPU_PHASE), *parts])
 
     def feed_steps(self, steps: NDArray[np.void]) -> None:
         """Takes the rank's steps: rows of ``semantics.steps.ITERATION``, in order of time."""
@@ -255,6 +273,7 @@ class GpuSteps:
             over = self._over(ops, bounds.ravel()).reshape(-1, 2)
             # Steps that follow one another share an edge, and are looked at together.
             cuts = np.flatnonzero(bounds[1:, 0] != bounds[:-1, 1]) + 1
+            windows = []
             for part in np.split(np.arange(len(done)), cuts):
                 edges = np.maximum.accumulate(np.append(over[part, 0], over[part[-1], 1]))
                 real = np.diff(edges) > 0
@@ -271,8 +290,27 @@ class GpuSteps:
                     out[name] = rows[name]
                 out["step"] = [done[i][2] for i in part.tolist()]
                 found.append(out)
+                windows.append(out)
+            self._split_phases(number, ops, windows)
             self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
         return np.concatenate(found)
+
+    def _split_phases(self, number: int, ops: NDArray[np.void], parts: list[NDArray[np.void]]) -> None:
+        """The phases of these steps of a device."""
+        if not parts:
+            return
+        rows = np.concatenate(parts)
+        ends = rows["start_ns"] + rows["duration_ns"]
+        edges: list[int] = []
+        steps: list[int] = []
+        for begin, end, step in zip(rows["start_ns"].tolist(), ends.tolist(), rows["step"].tolist(), strict=True):
+            if edges and begin > edges[-1]:
+                steps.append(-1)
+            edges += [begin, end] if not edges or begin > edges[-1] else [end]
+            steps.append(step)
+        split = self.phases.split(ops, np.array(edges, np.int64), np.array(steps, np.int64))
+        split["device"] = number
+        self._split.append(split)
 
     def _over(self, ops: NDArray[np.void], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """When what was launched up to each of these times had ended, shape (n,). ``ops``: in order of launch."""
@@ -284,9 +322,15 @@ class GpuSteps:
         return np.where(place > 0, ended[np.maximum(place, 1) - 1], bounds) if len(known) else bounds
 
 
-def _short(ops: NDArray[np.void], communication: NDArray[np.bool_]) -> NDArray[np.void]:
+def _short(
+    ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8] | None = None
+) -> NDArray[np.void]:
     """What windows need of operations."""
     short = np.empty(len(ops), _OP)
+    short["tid"], short["kind"] = ops["launch_tid"], 0 if kinds is None else kinds
+    grid = ops["grid"].astype(np.uint32) @ _MIX
+    memory = ops["kind"] != records.GpuKind.KERNEL
+    short["identity"] = np.where(memory, ops["bytes"] >> np.uint64(10), ops["name"] * _MIX[0] ^ grid)
     short["start"], short["end"] = ops["start_ns"], ops["end_ns"]
     known = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
     short["launch"] = np.where(known, ops["launch_ns"].astype(np.int64), _UNKNOWN)

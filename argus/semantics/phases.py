@@ -91,6 +91,10 @@ PHASE = np.dtype(
 that ``duration_ns`` is made of. ``overlapped_ns``: communication behind the other phases, of communication only."""
 
 
+SEGMENT = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("phase", "u1")])
+"""A stretch of the training thread's time in one :class:`Phase`."""
+
+
 class Phase(IntEnum):
     """``PHASE["phase"]``."""
 
@@ -505,6 +509,7 @@ class PhaseTracker:
         self._chosen: dict[int, int] = {}
         """The boundary chosen for a collective's, newest last."""
         self._offsets: list[int] = []
+        self._segments: list[tuple[int, int, int]] = []
 
     @property
     def marks_kept(self) -> int:
@@ -614,10 +619,17 @@ class PhaseTracker:
             end = begin + int(steps["duration_ns"][i])
             first, taken = taken, max(taken, int(np.searchsorted(marks["ts_ns"], np.uint64(end), side="right")))
             spans = self._advance(marks[first:taken], begin, end)
-            rows += [(int(steps["rank"][i]), int(steps["step"][i]), *phase) for phase in _phases(spans, begin, end)]
+            phases, segments = _phases(spans, begin, end)
+            rows += [(int(steps["rank"][i]), int(steps["step"][i]), *phase) for phase in phases]
+            self._segments += segments
         if taken:
             self._keep(marks[taken:])
         return np.array(rows, PHASE)
+
+    def take_segments(self) -> NDArray[np.void]:
+        """When each phase was, in the steps that were split since the last call: :data:`SEGMENT`, in order of time."""
+        segments, self._segments = self._segments, []
+        return np.array(segments, SEGMENT)
 
     def _keep(self, marks: NDArray[np.void]) -> None:
         self._pieces = [marks.copy()]
@@ -689,8 +701,12 @@ class PhaseTracker:
             del self._chosen[next(iter(self._chosen))]
 
 
-def _phases(spans: list[_Span], begin: int, end: int) -> list[tuple[int, int, int, int, int, float]]:
-    """The rows of one step, :data:`PHASE` without rank and step: the strongest label of each moment wins."""
+def _phases(
+    spans: list[_Span], begin: int, end: int
+) -> tuple[list[tuple[int, int, int, int, int, float]], list[tuple[int, int, int]]]:
+    """The rows of one step, :data:`PHASE` without rank and step: the strongest label of each moment wins. And when each
+    phase was, :data:`SEGMENT`."""
+    segments: list[tuple[int, int, int]] = []
     edges: list[tuple[int, int, int]] = []
     for label, since, until in spans:
         since, until = max(since, begin), min(until, end)
@@ -711,6 +727,10 @@ def _phases(spans: list[_Span], begin: int, end: int) -> list[tuple[int, int, in
             runs[phase] += phase != previous
             if active[_Label.WORK] and phase != Phase.COMMUNICATION:
                 overlapped += ts - at
+            if phase == previous:
+                segments[-1] = segments[-1][0], ts, int(phase)
+            else:
+                segments.append((at, ts, int(phase)))
             at, previous = ts, phase
         active[edge] += change
     rows = []
@@ -723,4 +743,4 @@ def _phases(spans: list[_Span], begin: int, end: int) -> list[tuple[int, int, in
         method = max(parts, key=lambda part: part[0])[1]  # the first of equals: by marks
         sure = sum(time * sure for time, _, sure in parts) / duration if duration else parts[0][2]
         rows.append((int(phase), method, runs[phase], duration, behind, sure))
-    return rows
+    return rows, segments

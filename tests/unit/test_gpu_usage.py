@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from argus import records
 from argus.records import GPU_OP, GpuKind
 from argus.semantics import gpu
-from argus.semantics.gpu import GpuUsage, is_communication, union
+from argus.semantics.gpu import GpuUsage, union
+from argus.semantics.gpu_phases import communicates, what_of
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -46,7 +47,7 @@ def windows(given: NDArray[np.void], communication: list[bool] | None = None) ->
     ],
 )
 def test_nccl_s_kernels_are_known_by_name(name: str, expected: bool) -> None:
-    assert is_communication(name) == expected
+    assert communicates(np.array([what_of(name)], np.uint8))[0] == expected
 
 
 def test_union() -> None:

@@ -1,0 +1,531 @@
+"""Where the GPU's time of each step went: forward, backward, optimiser, each kind of communication, and what kept it
+waiting.
+
+At each moment the strongest thing counts: a kernel that computes, then NCCL's, then copies; a moment in which nothing
+ran belongs to what the GPU waited for. So the phases of a step add up to the step.
+
+What a kernel is for is known where PyTorch marks its own parts: by when it was launched. Elsewhere some kernels' names
+tell (``attention_bwd``, ``multi_tensor_adamw``), and the others go by their neighbours in the order of launches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.records import GpuKind
+from argus.semantics.phases import SEGMENT, Phase
+
+
+class What(IntEnum):
+    """What an operation is, by itself."""
+
+    KERNEL = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    ALL_REDUCE = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    ALL_TO_ALL = 7
+    BROADCAST = 8
+    REDUCE = 9
+    SEND_RECV = 10
+    COMMUNICATION = 11
+    """Of NCCL, and its name does not tell which."""
+    COPY = 12
+    COPY_IN = 13
+    COPY_OUT = 14
+
+
+class GpuPhase(IntEnum):
+    """``GPU_PHASE["phase"]``, the strongest first."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    COMPUTE = 3
+    ALL_REDUCE = 4
+    ALL_GATHER = 5
+    REDUCE_SCATTER = 6
+    ALL_TO_ALL = 7
+    BROADCAST = 8
+    REDUCE = 9
+    SEND_RECV = 10
+    COMMUNICATION = 11
+    PIPELINE_BUBBLE = 12
+    CHECKPOINT = 13
+    MEMCPY = 14
+    DATA_LOADING = 15
+    IDLE = 16
+
+
+GPU_PHASES = tuple(phase.name.lower() for phase in GpuPhase)
+"""Names of ``GPU_PHASE["phase"]``, as the table ``gpu_phases`` spells them."""
+
+
+class Method(IntEnum):
+    """``GPU_PHASE["method"]``: how most of a phase was found."""
+
+    RECORDS = 0
+    """What CUPTI says of the operation itself: NCCL's kernels, copies; and that nothing ran."""
+    MARKS = 1
+    """Launched while PyTorch was in that part."""
+    NAMES = 2
+    """By the kernels' names."""
+    THREADS = 3
+    """Launched by a thread that launches backward passes only."""
+    ORDER = 4
+    """Launched between kernels whose names tell."""
+    CALLS = 5
+    """By what the CPU called, and when."""
+
+
+GPU_METHODS = tuple(method.name.lower() for method in Method)
+
+GPU_PHASE = np.dtype(
+    [
+        ("step", "<u4"),
+        ("start_ns", "<i8"),
+        ("device", "<u4"),
+        ("phase", "u1"),
+        ("method", "u1"),
+        ("duration_ns", "<i8"),
+        ("overlapped_ns", "<i8"),
+        ("operations", "<u4"),
+        ("confidence", "<f4"),
+    ]
+)
+"""One phase of one step on one device. ``start_ns``: of the step. ``overlapped_ns``: communication while kernels
+computed, which is not in its ``duration_ns``. ``operations``: those of the phase that began in the step."""
+
+_COMPUTES = int(GpuPhase.COMPUTE)
+_COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
+
+# What kernels are called in PyTorch (aten/src/ATen/native/cuda: …_backward_…, GammaBetaBackward, multi_tensor_apply,
+# …_grad_input), FlashAttention (flash_bwd_…, flash_fwd_…), Transformer Engine and Apex (…_bwd_…, multi_tensor_adam,
+# multi_tensor_l2norm), Liger and Triton (…_backward_kernel, _bwd_preprocess), CUTLASS and cuDNN (dgrad, wgrad, fprop).
+_BACKWARD = re.compile(r"backward|(?<![a-z])bwd|dgrad|wgrad|bprop|grad_?(input|weight|bias)|gradgrad", re.IGNORECASE)
+_OPTIMIZER = re.compile(
+    r"(?<!h)adam|adagrad|rmsprop|(?<![a-z])lamb(?!da)|(?<![a-z])sgd|multi_tensor|l2norm|optimizer|clip_grad",
+    re.IGNORECASE,
+)
+_FORWARD = re.compile(r"forward|(?<![a-z])fwd|fprop|embedding", re.IGNORECASE)
+_NCCL = re.compile(r"^(?:void )?nccl(?:Dev)?Kernel_?([A-Za-z]*)")
+OF_NCCL = {
+    "AllReduce": What.ALL_REDUCE,
+    "AllGather": What.ALL_GATHER,
+    "ReduceScatter": What.REDUCE_SCATTER,
+    "AllToAll": What.ALL_TO_ALL,
+    "AlltoAll": What.ALL_TO_ALL,
+    "Broadcast": What.BROADCAST,
+    "Reduce": What.REDUCE,
+    "SendRecv": What.SEND_RECV,
+    "Send": What.SEND_RECV,
+    "Recv": What.SEND_RECV,
+    "Gather": What.COMMUNICATION,
+    "Scatter": What.COMMUNICATION,
+}
+"""What NCCL's functions do, and its kernels, by the middle of their names."""
+_OF_MARKS = {
+    Phase.FORWARD: GpuPhase.FORWARD,
+    Phase.BACKWARD: GpuPhase.BACKWARD,
+    Phase.COMMUNICATION: GpuPhase.BACKWARD,  # DistributedDataParallel waits at its end; autograd's threads launch
+    Phase.OPTIMIZER: GpuPhase.OPTIMIZER,
+    Phase.DATA_LOADING: GpuPhase.COMPUTE,
+    Phase.OTHER: GpuPhase.COMPUTE,
+}
+
+CALLS = 32_768
+"""Newest calls of NCCL of a rank that are kept until their kernels' records come, seconds later: 1 MiB."""
+TRANSFERS = 512
+"""Newest kernels of one size that tell how long a transfer takes."""
+ALIKE = 1.1
+"""Transfers that take up to this many times as long as the quickest waited for nobody."""
+BACKWARD_THREAD = 8
+"""Kernels with telling names, all of them of a backward pass, that make a thread one of autograd's."""
+SURE = 0.9
+"""Share of a kernel's appearances that decides what it is for."""
+LARGE_COPY = 1 << 20
+"""Bytes of a copy to the host that may be of a checkpoint: what programs read back to print is a few bytes."""
+USUAL = 32
+"""Newest steps whose large copies to the host are the usual ones (optimiser states kept on the host)."""
+UNUSUAL = 4
+"""A checkpoint is this many times what is usual, at least."""
+
+
+def what_of(name: str) -> What:
+    """What a kernel is, by its demangled name."""
+    collective = _NCCL.match(name)
+    if collective:
+        return OF_NCCL.get(collective[1], What.COMMUNICATION)
+    patterns = ((_OPTIMIZER, What.OPTIMIZER), (_BACKWARD, What.BACKWARD), (_FORWARD, What.FORWARD))
+    # A template's arguments tell where its own name does not: elementwise_kernel<…gelu_backward…>.
+    for text in (name.partition("<")[0], name):
+        for pattern, what in patterns:
+            if pattern.search(text):
+                return what
+    return What.KERNEL
+
+
+def kinds_of(ops: NDArray[np.void], kernels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What operations are: :class:`What`, shape (n,).
+
+    Args:
+        ops: ``records.GPU_OP``, shape (n,).
+        kernels: What each is if it is a kernel, by its name.
+    """
+    # CUpti_ActivityMemcpyKind: host to device, or to an array; device or array to host.
+    copy = ops["copy"]
+    other = np.select([(copy == 1) | (copy == 3), (copy == 2) | (copy == 4)], [What.COPY_IN, What.COPY_OUT], What.COPY)
+    other[ops["kind"] == GpuKind.MEMSET] = What.COPY
+    return np.where(ops["kind"] == GpuKind.KERNEL, kernels, other).astype(np.uint8)
+
+
+def communicates(kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which of these are NCCL's, shape (n,)."""
+    return (kinds >= What.ALL_REDUCE) & (kinds <= What.COMMUNICATION)
+
+
+class Transfers:
+    """How long sends and receives take when nobody is waited for: as the quickest of their size, over a job's ranks.
+
+    Of two ranks that meet the later one waits for nobody, so the ranks together know it even where one of them always
+    waits.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[int, deque[int]] = {}
+
+    def learn(self, key: NDArray[np.int64], duration: NDArray[np.int64]) -> None:
+        """Takes kernels' sizes and durations in ns, both of shape (n,)."""
+        for size, ns in zip(key.tolist(), duration.tolist(), strict=True):
+            self._newest.setdefault(size, deque(maxlen=TRANSFERS)).append(ns)
+
+    def of(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What is usual for each size, ns, shape (n,): the median of those near the quickest one."""
+        sizes, place = np.unique(key, return_inverse=True)
+        usual = []
+        for size in sizes.tolist():
+            newest = np.array(self._newest.get(size, (0,)))
+            usual.append(int(np.median(newest[newest <= ALIKE * newest.min()])))
+        return np.array(usual, np.int64)[place]
+
+
+class Calls:
+    """A rank's newest calls of NCCL: what its kernels are for, where their names do not tell, and how large."""
+
+    def __init__(self) -> None:
+        self._parts: deque[NDArray[np.int64]] = deque()
+
+    def feed(
+        self, ts_ns: NDArray[np.int64], tid: NDArray[np.int64], what: NDArray[np.uint8], nbytes: NDArray[np.int64]
+    ) -> None:
+        """Takes calls, as :class:`What`, each shape (n,); those that are 0 are no collectives and left out."""
+        chosen = what > 0
+        if chosen.any():
+            self._parts.append(np.stack([ts_ns, tid, what, nbytes], axis=1)[chosen].astype(np.int64))
+            while len(self._parts) > 1 and sum(map(len, self._parts)) > CALLS:
+                self._parts.popleft()
+
+    def of(self, ops: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The call that each operation was launched in, shape (n, 4), and whether there is one."""
+        calls = np.concatenate([np.zeros((1, 4), np.int64), *self._parts])
+        calls = calls[np.lexsort((calls[:, 0], calls[:, 1]))]
+        found = np.zeros(len(ops), np.int64)
+        tids = ops["tid"].astype(np.int64)
+        for tid in np.unique(tids[tids > 0]).tolist():
+            mine = tids == tid
+            low, high = np.searchsorted(calls[:, 1], [tid, tid + 1])
+            place = low + np.searchsorted(calls[low:high, 0], ops["launch"][mine], side="right") - 1
+            found[mine] = np.where(place >= low, place, 0)
+        return calls[found], found > 0
+
+
+class GpuPhases:
+    """The phases of one process's GPUs.
+
+    Attributes:
+        transfers: Shared by the ranks of a job.
+        calls: The rank's.
+    """
+
+    def __init__(self) -> None:
+        self.transfers = Transfers()
+        self.calls = Calls()
+        self._timeline: deque[NDArray[np.void]] = deque()
+        self._votes: dict[int, NDArray[np.int64]] = {}
+        self._large: deque[int] = deque(maxlen=USUAL)
+
+    def feed_timeline(self, segments: NDArray[np.void]) -> None:
+        """Takes what the training thread did, by PyTorch's marks: :data:`SEGMENT`, in order of time."""
+        if len(segments):
+            self._timeline.append(segments)
+
+    def split(self, ops: NDArray[np.void], edges: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.void]:
+        """The phases of windows that follow one another.
+
+        Args:
+            ops: Operations of one device, in order of launch, those before and after the windows included, for they
+                tell what kernels are for: ``semantics.gpu._OP``.
+            edges: The windows, shape (n + 1,), ns.
+            steps: The step of each window, -1 for none, shape (n,).
+
+        Returns:
+            :data:`GPU_PHASE` without device, by window and phase, those without time left out.
+        """
+        if not len(steps):
+            return np.empty(0, GPU_PHASE)
+        segments = self._segments(int(edges[0]))
+        what = self._resolve(ops)
+        label, method, sure = self._labels(ops, what, segments)
+        begin, end = ops["start"].copy(), ops["end"].copy()
+
+        # Waiting for who sends, or receives, and then the transfer itself.
+        pairs = np.flatnonzero(label == GpuPhase.SEND_RECV)
+        waited = np.zeros(len(ops), np.int64)
+        if len(pairs):
+            size = self._sizes(ops[pairs])
+            took = end[pairs] - begin[pairs]
+            fresh = end[pairs] > edges[0]
+            self.transfers.learn(size[fresh], took[fresh])
+            waited[pairs] = np.maximum(took - self.transfers.of(size), 0)
+        checkpoint = self._checkpoints(ops, what, edges, steps)
+        label[checkpoint] = GpuPhase.CHECKPOINT
+
+        parts = [
+            (begin + waited, end, label, method, sure),
+            _pseudo(begin[pairs], begin[pairs] + waited[pairs], GpuPhase.PIPELINE_BUBBLE, Method.RECORDS, 0.8),
+            *self._gaps(ops, what, checkpoint, segments),
+        ]
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return _sweep(columns, len(ops), edges, steps)
+
+    def _segments(self, since: int) -> NDArray[np.void]:
+        while self._timeline and int(self._timeline[0]["end_ns"][-1]) < since - 60_000_000_000:
+            self._timeline.popleft()
+        return np.concatenate(self._timeline) if self._timeline else np.empty(0, SEGMENT)
+
+    def _resolve(self, ops: NDArray[np.void]) -> NDArray[np.uint8]:
+        """What operations are. An all-to-all's kernel is called as those of sends and receives are, and some are
+        called "Generic"."""
+        what: NDArray[np.uint8] = ops["kind"].copy()
+        vague = np.flatnonzero((what == What.SEND_RECV) | (what == What.COMMUNICATION))
+        if len(vague):
+            calls, known = self.calls.of(ops[vague])
+            what[vague[known]] = calls[known, 2]
+        return what
+
+    def _sizes(self, ops: NDArray[np.void]) -> NDArray[np.int64]:
+        """What two transfers must have in common to take equally long: their bytes, or, unknown, the kernel."""
+        calls, known = self.calls.of(ops)
+        return np.where(known, calls[:, 3], -1 - ops["identity"].astype(np.int64))
+
+    def _labels(
+        self, ops: NDArray[np.void], what: NDArray[np.uint8], segments: NDArray[np.void]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
+        """Phase, method and confidence of each operation."""
+        label = np.full(len(ops), GpuPhase.MEMCPY, np.uint8)
+        method = np.full(len(ops), Method.RECORDS, np.uint8)
+        sure = np.ones(len(ops), np.float32)
+        talks = communicates(what)
+        label[talks] = what[talks]  # the same numbers
+        computes = np.flatnonzero(what <= What.OPTIMIZER)
+        if not len(computes):
+            return label, method, sure
+        found = self._by_neighbours(ops, what, computes)
+        marked, known = _at(segments, ops["launch"][computes])
+        label[computes], method[computes], sure[computes] = found
+        label[computes[known]] = marked[known]
+        method[computes[known]], sure[computes[known]] = Method.MARKS, 0.95
+        return label, method, sure
+
+    def _by_neighbours(
+        self, ops: NDArray[np.void], what: NDArray[np.uint8], computes: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
+        """The same of kernels that compute, by their names and the order of launches."""
+        own = what[computes]
+        anchors = np.flatnonzero(own != What.KERNEL)
+        label = np.where(own != What.KERNEL, own - 1, GpuPhase.COMPUTE).astype(np.uint8)
+        method = np.full(len(own), Method.NAMES, np.uint8)
+        sure = np.where(own != What.KERNEL, 0.8, 0.3).astype(np.float32)
+        if not len(anchors):
+            return label, method, sure
+        place = np.searchsorted(anchors, np.arange(len(own)), side="right")
+        left, right = anchors[np.maximum(place - 1, 0)], anchors[np.minimum(place, len(anchors) - 1)]
+        before = np.where(place > 0, own[left], own[right])
+        after = np.where(place < len(anchors), own[right], own[left])
+        unnamed = own == What.KERNEL
+        method[unnamed] = Method.ORDER
+
+        # Between the anchors there may be a border that shows: a collective, or a batch.
+        borders = np.flatnonzero(communicates(what) | (what == What.COPY_IN))
+        passed = np.searchsorted(borders, computes)
+        first_border = passed[left]
+        bordered = passed[right] > first_border
+        by_border = np.where(passed > first_border, after, before)
+
+        same = unnamed & (before == after)
+        split = unnamed & (before != after) & bordered
+        guess = np.where(same, before, np.where(split, by_border, before))
+        self._vote(ops["identity"][computes], guess, same, split)
+        label[unnamed] = guess[unnamed] - 1
+        sure[same], sure[split], sure[unnamed & ~same & ~split] = 0.7, 0.5, 0.4
+        doubtful = np.flatnonzero(unnamed & ~same)
+        if len(doubtful):
+            identities, back = np.unique(ops["identity"][computes[doubtful]], return_inverse=True)
+            votes = np.array([self._votes.get(one, np.zeros(8, np.int64)) for one in identities.tolist()])[back]
+            for kind, told in ((votes[:, :4], np.ones(len(doubtful), bool)), (votes[:, 4:], ~split[doubtful])):
+                best, total = kind.argmax(axis=1), kind.sum(axis=1)
+                clear = told & (total >= 2) & (kind.max(axis=1) >= SURE * total) & (sure[doubtful] < 0.6)
+                label[doubtful[clear]], sure[doubtful[clear]] = best[clear] - 1, 0.6
+        main = ops["tid"][computes]
+        for tid in np.unique(main).tolist():
+            named = (main == tid) & ~unnamed
+            if named.sum() >= BACKWARD_THREAD and (own[named] == What.BACKWARD).all():
+                his = (main == tid) & unnamed
+                label[his], method[his], sure[his] = GpuPhase.BACKWARD, Method.THREADS, 0.9
+        return label, method, sure
+
+    def _vote(
+        self,
+        identity: NDArray[np.uint32],
+        guess: NDArray[np.uint8],
+        same: NDArray[np.bool_],
+        split: NDArray[np.bool_],
+    ) -> None:
+        """Counts what kernels without a telling name were for: between equals, and by borders."""
+        for chosen, shift in ((same, 0), (split, 4)):
+            if not chosen.any():
+                continue
+            pairs, count = np.unique(
+                np.stack([identity[chosen].astype(np.int64), guess[chosen].astype(np.int64)]),
+                axis=1,
+                return_counts=True,
+            )
+            for one, kind, times in zip(pairs[0].tolist(), pairs[1].tolist(), count.tolist(), strict=True):
+                self._votes.setdefault(one, np.zeros(8, np.int64))[shift + kind] += times
+
+    def _checkpoints(
+        self, ops: NDArray[np.void], what: NDArray[np.uint8], edges: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Indices of copies to the host that only some steps make: the parameters, on their way to a disk."""
+        # Sizes are in KiB.
+        large = np.flatnonzero((what == What.COPY_OUT) & (ops["identity"] >= LARGE_COPY >> 10))
+        window = np.searchsorted(edges, ops["start"][large], side="right") - 1
+        inside = (window >= 0) & (window < len(steps))
+        large, window = large[inside], window[inside]
+        total = np.bincount(window, ops["identity"][large], minlength=len(steps)).astype(np.int64)
+        found = np.zeros(len(steps), bool)
+        for number in np.flatnonzero(steps >= 0).tolist():
+            if len(self._large) >= USUAL // 4:
+                found[number] = total[number] > UNUSUAL * np.median(self._large)
+            self._large.append(int(total[number]))
+        chosen: NDArray[np.int64] = large[found[window]]
+        return chosen
+
+    @staticmethod
+    def _gaps(
+        ops: NDArray[np.void], what: NDArray[np.uint8], checkpoint: NDArray[np.int64], segments: NDArray[np.void]
+    ) -> list[tuple[NDArray[Any], ...]]:
+        """What a GPU without work waited for, as intervals that are weaker than all work."""
+        launched = ops["launch"] >= 0
+        at = ops["launch"]
+        parts = []
+        loading = segments[segments["phase"] == Phase.DATA_LOADING]
+        parts.append(_pseudo(loading["begin_ns"], loading["end_ns"], GpuPhase.DATA_LOADING, Method.MARKS, 0.95))
+        if len(ops) > 1:
+            # A batch: since all launched before it had ended the CPU had nothing for the GPU.
+            ended = np.maximum.accumulate(ops["end"])
+            first = np.flatnonzero((what[1:] == What.COPY_IN) & launched[1:] & launched[:-1]) + 1
+            first = first[~_at(segments, at[first])[1]]
+            since = np.maximum(at[first - 1], ended[first - 1])
+            parts.append(_pseudo(since, ops["start"][first], GpuPhase.DATA_LOADING, Method.CALLS, 0.8))
+        if len(checkpoint):
+            following = np.minimum(checkpoint + 1, len(ops) - 1)
+            parts.append(_pseudo(ops["end"][checkpoint], at[following], GpuPhase.CHECKPOINT, Method.CALLS, 0.8))
+        return parts
+
+
+def _pseudo(
+    begin: NDArray[np.int64], end: NDArray[np.int64], phase: GpuPhase, method: Method, sure: float
+) -> tuple[NDArray[Any], ...]:
+    count = len(begin)
+    return (
+        begin,
+        end,
+        np.full(count, phase, np.uint8),
+        np.full(count, method, np.uint8),
+        np.full(count, sure, np.float32),
+    )
+
+
+def _at(segments: NDArray[np.void], times: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """The phase that PyTorch was in at these times, as a ``GpuPhase``, and whether it is known."""
+    if not len(segments):
+        return np.zeros(len(times), np.uint8), np.zeros(len(times), bool)
+    place = np.searchsorted(segments["begin_ns"], times, side="right") - 1
+    known = (place >= 0) & (times < segments["end_ns"][np.maximum(place, 0)])
+    table = np.array([_OF_MARKS[phase] for phase in Phase], np.uint8)
+    return table[segments["phase"][np.maximum(place, 0)]], known
+
+
+def _sweep(
+    columns: list[NDArray[Any]], real: int, edges: NDArray[np.int64], steps: NDArray[np.int64]
+) -> NDArray[np.void]:
+    """Sums up intervals by window and phase, each moment once. The first ``real`` ones are operations."""
+    begin, end, label, method, sure = columns
+    began = np.searchsorted(edges, begin[:real], side="right") - 1
+    inside = (began >= 0) & (began < len(steps))
+    phases = len(GpuPhase)
+    operations = np.bincount(began[inside] * phases + label[:real][inside], minlength=len(steps) * phases)
+    begin, end = np.clip(begin, edges[0], edges[-1]), np.clip(end, edges[0], edges[-1])
+    keep = begin < end
+    begin, end, label, method, sure = begin[keep], end[keep], label[keep], method[keep], sure[keep]
+    # Labels that are told in different ways are kept apart, so that each moment has one way.
+    ways, way = np.unique(np.stack([label, method, np.round(sure, 2) * 100]), axis=1, return_inverse=True)
+    times = np.concatenate([begin, end, edges])
+    order = np.argsort(times, kind="stable")
+    change = np.zeros((len(ways[0]) + 1, len(times)), np.int32)
+    change[way, np.arange(len(begin))] = 1
+    change[way, len(begin) + np.arange(len(end))] = -1
+    active = np.cumsum(change[:, order], axis=1) > 0
+    active[-1] = True  # nothing
+    times = times[order]
+    length = np.diff(times)
+    winner = active.argmax(axis=0)[:-1]
+    window = np.clip(np.searchsorted(edges, times[:-1], side="right") - 1, 0, len(steps) - 1)
+    spent = np.zeros((len(steps), len(ways[0]) + 1), np.int64)
+    np.add.at(spent, (window, winner), length)
+    phase_of = np.append(ways[0].astype(np.int64), GpuPhase.IDLE)
+    hidden = np.zeros((len(steps), phases), np.int64)
+    computing = phase_of[winner] <= _COMPUTES
+    for phase in range(_COMPUTES + 1, _COMMUNICATES + 1):
+        mine = np.flatnonzero(phase_of[:-1] == phase)
+        if len(mine):
+            behind = np.asarray(active[mine].any(axis=0))[:-1] & computing
+            hidden[:, phase] = np.bincount(window[behind], length[behind], minlength=len(steps))
+    method_of = np.append(ways[1].astype(np.int64), Method.RECORDS)
+    sure_of = np.append(ways[2] / 100, 1.0)
+    rows = []
+    for number, step in enumerate(steps.tolist()):
+        if step < 0:
+            continue
+        for phase in GpuPhase:
+            of = np.flatnonzero(phase_of == phase)
+            mine = spent[number, of]
+            duration, overlapped = int(mine.sum()), int(hidden[number, phase])
+            if not duration and not overlapped:
+                continue
+            most = int(of[mine.argmax()])
+            confidence = float(mine @ sure_of[of]) / duration if duration else float(sure_of[most])
+            rows.append(
+                (step, edges[number], 0, phase, method_of[most], duration, overlapped,
+                 operations[number * phases + phase], confidence)
+            )  # fmt: skip
+    return np.array(rows, GPU_PHASE)
