@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from argus.semantics.gpu import time_in, union
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 
@@ -93,6 +95,7 @@ def from_the_start(
         shape = SHAPES[name]
         lines.append(
             f"{sys.executable} {root}/tests/fakegpu/run.py --ranks {shape.ranks} --env TORCHELASTIC_RUN_ID={name}"
+            f" --env FAKEGPU_OPS_LOG={folder}/ops-{name} --cupti"
             f" --program {fakegpu}/fake_plan -- '{shape.write(folder)}' --steps {STEPS} --log {folder}/truth-{name} &"
         )
     url = f"chdb://{folder}/store"
@@ -146,6 +149,94 @@ def test_groups_from_the_start(from_the_start: Traced, request: pytest.FixtureRe
         if name == "tp_dp":
             del wanted["world"]  # nothing is sent in it
         assert found == wanted, name
+
+
+FORWARD = (
+    *("embedding_lookup_bf16", "gemm_bf16_128x128", "gemm_bf16_256x128", "attention_fwd_hdim128", "layer_norm_fwd"),
+    *("elementwise_gelu", "cross_entropy_forward", "moe_topk_router"),
+)
+OPTIMIZER = ("multi_tensor_l2norm", "multi_tensor_adamw")
+
+
+def timeline(folder: Path, shape: str, pid: int, edges: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """What the fake GPU says of its time between these edges, by phase: each moment once, what computes first."""
+    import run
+
+    ops, names = run.ops_log(folder / f"ops-{shape}", pid)
+    words = np.array(["", *(name.partition("(")[0] for name in names)])[ops["name"]]
+    start, transfer, end = ops["start_ns"], ops["transfer_ns"], ops["end_ns"]
+    kernel, nccl = ops["kind"] == 1, np.char.startswith(words, "nccl")
+    forward, optimizer = np.isin(words, FORWARD), np.isin(words, OPTIMIZER)
+    pairs = np.char.find(words, "SendRecv") >= 0
+    parts = [
+        ("forward", start, end, forward),
+        ("backward", start, end, kernel & ~nccl & ~forward & ~optimizer),
+        ("optimizer", start, end, optimizer),
+        ("all_reduce", start, end, np.char.find(words, "AllReduce") >= 0),
+        ("all_gather", start, end, np.char.find(words, "AllGather") >= 0),
+        ("reduce_scatter", start, end, np.char.find(words, "ReduceScatter") >= 0),
+    ]
+    if shape == "moe_ep":
+        parts.append(("all_to_all", start, end, pairs))
+    else:
+        parts += [("send_recv", transfer, end, pairs), ("pipeline_bubble", start, transfer, pairs)]
+    # The parameters, on their way to the host, and what the program does with them before it goes on.
+    saved = (ops["copy"] == 2) & (ops["bytes"] > 1 << 20)
+    batch = ops["copy"] == 1
+    ends, starts = np.sort(end), np.append(np.sort(start), end.max() + 1)
+    following = starts[np.searchsorted(starts, end)]
+    idle_since = np.append(0, ends)[np.searchsorted(ends, start, side="right")]
+    parts += [
+        ("memcpy", start, end, ~kernel & ~saved),
+        ("checkpoint", start, following, saved),
+        ("data_loading", idle_since, start, batch),
+    ]
+    found: dict[str, NDArray[np.int64]] = {}
+    covered = np.empty((0, 2), np.int64)
+    for phase, begins, until, chosen in parts:
+        before = time_in(covered, edges)
+        covered = union(np.append(covered[:, 0], begins[chosen]), np.append(covered[:, 1], until[chosen]))
+        found[phase] = time_in(covered, edges) - before
+    found["idle"] = np.diff(edges) - time_in(covered, edges)
+    return found
+
+
+def test_phases_of_the_gpus_are_the_timeline_s(from_the_start: Traced, request: pytest.FixtureRequest) -> None:
+    """Of each shape, by phase: the time of the GPU, over all steps, within 2 % of what the fake GPU itself says."""
+    with open_store(from_the_start.url, create=False) as store:
+        rows = query_columns(
+            store,
+            "SELECT toString(job) AS job, rank, pid, step, toString(phase) AS phase, duration_ns,"
+            " toUnixTimestamp64Nano(ts) - j.offset AS begin FROM gpu_phases"
+            " CROSS JOIN (SELECT any(mono_offset_ns) AS offset FROM jobs FINAL) AS j ORDER BY job, rank, step",
+        )
+    for name in shapes_of(request):
+        shares = {}
+        for rank in range(len(np.unique(rows["rank"][rows["job"] == name]))):
+            mine = (rows["job"] == name) & (rows["rank"] == rank)
+            begins, first = np.unique(rows["begin"][mine].astype(np.int64), return_index=True)
+            steps = rows["step"][mine][first].astype(int)
+            assert steps.tolist() == list(range(steps[0], steps[-1] + 1)), (name, rank)
+            assert len(steps) >= STEPS - 5, (name, rank)
+            last = int(rows["duration_ns"][mine][rows["begin"][mine] == begins[-1]].sum())
+            edges = np.append(begins, begins[-1] + last)
+            truth = {phase: int(spent.sum()) for phase, spent in timeline(
+                from_the_start.folder, name, int(rows["pid"][mine][0]), edges
+            ).items()}  # fmt: skip
+            told = {
+                phase: int(rows["duration_ns"][mine & (rows["phase"] == phase)].sum())
+                for phase in {*truth, *rows["phase"][mine].tolist()}
+            }
+            total = sum(truth.values())
+            assert sum(told.values()) == total == edges[-1] - edges[0]
+            for phase, spent in told.items():
+                # Of phases below a tenth of the step, 0.2 % of the step.
+                assert spent == pytest.approx(truth.get(phase, 0), rel=0.02, abs=0.002 * total), (name, rank, phase)
+            shares = truth
+        assert shares["forward"] > 0
+        assert shares["backward"] > 0
+        assert (told.get("checkpoint", 0) > 0) == (name == "checkpoint")
+        assert (shares.get("pipeline_bubble", 0) > 0) == name.startswith(("pp", "tp_pp"))
 
 
 def test_steps_in_the_middle(in_the_middle: Traced) -> None:
