@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
-from argus.semantics.gpu_phases import GPU_PHASE, GpuPhases
+from argus.semantics.gpu_phases import GPU_PHASE, GpuPhases, communicates, what_of
 
 WINDOW_NS = 1_000_000_000
 LAG_NS = 4_000_000_000
@@ -67,6 +67,11 @@ _UNKNOWN = -1
 
 Intervals = NDArray[np.int64]
 """Shape (n, 2): begin and end, ns."""
+
+
+def is_communication(name: str) -> bool:
+    """Whether a kernel, by its demangled name, is one of NCCL's."""
+    return bool(communicates(np.array([what_of(name)], np.uint8))[0])
 
 
 def union(begin: NDArray[np.int64], end: NDArray[np.int64]) -> Intervals:

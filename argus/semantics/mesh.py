@@ -90,7 +90,8 @@ class Group:
         size: Ranks it has; -1: not known.
         confidence: 0 to 1.
         why: What it was told from.
-        concluded: (rank, handle) of each of them, where that they belong together was concluded from their calls.
+        handles: (rank, handle) of each of them.
+        concluded: Whether that they belong together was concluded from their calls.
     """
 
     id: int
@@ -99,7 +100,8 @@ class Group:
     size: int
     confidence: float
     why: str
-    concluded: frozenset[tuple[int, int]] = frozenset()
+    handles: frozenset[tuple[int, int]]
+    concluded: bool
 
 
 @dataclass
@@ -111,7 +113,8 @@ class _Sum:
     members: list[Traffic]
     guessed: bool
     """Whether who is in it was concluded from equal calls, which other communicators of the same ranks make as well."""
-    concluded: frozenset[tuple[int, int]]
+    handles: frozenset[tuple[int, int]]
+    concluded: bool
 
     def part(self, *ops: str) -> float:
         """Share of the bytes that these operations have."""
@@ -195,13 +198,15 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
     known = {(rank, comm): (group, nranks, how) for rank, comm, group, nranks, how in zip(*columns, strict=True)}
     several = max(Tally(rank for rank, _ in traffic).values(), default=0) > 1
     parts: dict[int, list[tuple[int, int, Traffic]]] = defaultdict(list)
-    concluded: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    handles: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    concluded: set[int] = set()
     for (rank, comm), own in sorted(traffic.items()):
         # A handle that could not be joined with others' stands for itself.
         group, nranks, how = known.get((rank, comm), (comm ^ rank << 48, -1, "traffic"))
         parts[group].append((rank, nranks, own))
+        handles[group].add((rank, comm))
         if how in ("traffic", "single"):
-            concluded[group].add((rank, comm))
+            concluded.add(group)
     sums = []
     for group, members in parts.items():
         calls: Tally[tuple[str, int]] = Tally()
@@ -211,8 +216,9 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
             continue
         ranks = tuple(sorted({rank for rank, _, _ in members}))
         size = max(nranks for _, nranks, _ in members)
-        handles = frozenset(concluded[group])
-        sums.append(_Sum(group, ranks, size, calls, [own for _, _, own in members], several and bool(handles), handles))
+        told = group in concluded
+        own = [part for _, _, part in members]
+        sums.append(_Sum(group, ranks, size, calls, own, several and told, frozenset(handles[group]), told))
     return sums
 
 
@@ -277,14 +283,14 @@ def _group(each: _Sum, dimension: str, sure: float, why: str) -> Group:
             min(sure, GUESSED),
             f"{why}; who is in it is a guess from equal calls: it was made before Argus came",
         )
-    return Group(each.id, dimension, each.ranks, each.size, sure, why, each.concluded)
+    return Group(each.id, dimension, each.ranks, each.size, sure, why, each.handles, each.concluded)
 
 
 def superseded(before: Sequence[Group], now: Sequence[Group]) -> list[Group]:
-    """Groups that are no more, because handles of theirs were found to belong to others."""
+    """Guesses that are no more, because their handles were found to belong to other groups."""
     left = {group.id for group in now}
-    taken = {handle for group in now for handle in group.concluded}
-    return [group for group in before if group.id not in left and group.concluded & taken]
+    taken = {handle for group in now for handle in group.handles}
+    return [group for group in before if group.id not in left and group.concluded and group.handles & taken]
 
 
 def _alike(each: _Sum, others: list[_Sum]) -> bool:

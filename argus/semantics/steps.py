@@ -298,6 +298,22 @@ class _Family:
     """Boundaries' calls that have a number, ascending."""
     numbers: dict[int, int] = field(default_factory=dict)
 
+    def place(self, calls: NDArray[np.int64], per_step: int) -> int:
+        """Which of a step's calls ends it.
+
+        Calls that belong to no step may lie between those and the newest boundary, so counting on from there would err.
+
+        Args:
+            calls: Aligned numbers of a step's calls on the family's communicator, shape (occurrences, calls), the newest
+                last.
+            per_step: How many they are.
+        """
+        hits = np.isin(calls, self.calls).sum(axis=0)
+        if hits.any():
+            return int(hits.argmax())
+        # Nothing in common yet.
+        return int(np.argmin((calls[-1] - self.last) % per_step))
+
     def number(self, call: int) -> int:
         """The step that ends with a call: known from the first rank that had it, else counted on from its neighbour.
 
@@ -604,7 +620,7 @@ class StepTracker:
             group, offset = known[comm]
             family = self._families[group]
             places = places[unit["comm"][places] == comm]
-            chosen = int(np.argmin((unit["seq"][places] + offset - family.last) % uses[comm]))
+            chosen = family.place(window["seq"][starts[:, None] + places] + offset, uses[comm])
         else:
             chosen = _before_largest_gap(window["ts"][starts[:, None] + places])
             comm = int(unit["comm"][places[chosen]])

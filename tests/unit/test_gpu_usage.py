@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.records import GPU_OP, GpuKind
 from argus.semantics import gpu
-from argus.semantics.gpu import GpuUsage, union
-from argus.semantics.gpu_phases import communicates, what_of
+from argus.semantics.gpu import GpuUsage, is_communication, union
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -47,7 +46,7 @@ def windows(given: NDArray[np.void], communication: list[bool] | None = None) ->
     ],
 )
 def test_nccl_s_kernels_are_known_by_name(name: str, expected: bool) -> None:
-    assert communicates(np.array([what_of(name)], np.uint8))[0] == expected
+    assert is_communication(name) == expected
 
 
 def test_union() -> None:

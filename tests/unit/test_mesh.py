@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from argus.roster import Job
 from argus.semantics.groups import COMMUNICATOR
-from argus.semantics.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_told
+from argus.semantics.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_told, superseded
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -284,3 +284,11 @@ def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> No
         [[0, 1], [0, 1], [0, 1, 2]],
         [[0, 1], [0, 1], [0, 1, 2]],
     ]
+
+
+def test_a_communicator_whose_making_is_told_after_its_calls_supersedes_the_guess() -> None:
+    cluster = Cluster(2)
+    cluster.group(range(2), BUCKETS)
+    before = find_mesh(cluster.communicators()[:0], cluster.traffic, world=2)
+    assert [group.ranks for group in before] == [(0,), (1,)]
+    assert superseded(before, cluster.find()) == before

@@ -248,6 +248,29 @@ def test_evaluation_between_a_few_steps_is_no_part_of_a_longer_step(every: int, 
     assert len(set((true - steps["step"]).tolist())) == 1
 
 
+@pytest.mark.parametrize("seen", [30, 50])
+def test_a_rank_whose_calls_come_later_ends_its_steps_where_the_others_do(seen: int) -> None:
+    """Between its calls and the newest of the others' lie evaluations, whose calls belong to no step."""
+    job = simulate(steps=150, eval_every=7)
+    groups, _, _ = analyse(job)
+    tracker = StepTracker()
+    tracker.align(groups)
+    out = []
+    cuts = [0, int(job.boundaries[seen].max()), int(job.boundaries[100].max()), 1 << 62]
+    for turn, (first, others) in enumerate([(2, 0), (2, 1), (3, 3)]):
+        for rank in job.ranks:
+            had = [0, 0, 1][turn] if rank.rank else [0, 2, 2][turn]
+            low, high = cuts[had], cuts[others if rank.rank else first]
+            parts = [a[(a["ts_ns"] >= low) & (a["ts_ns"] < high)] for a in (rank.launches, rank.collectives)]
+            tracker.feed(rank.rank, *parts)
+        out.append(tracker.advance(final=turn == 2))
+    steps = np.concatenate(out)
+    sane(steps)
+    true = true_steps(job, steps)
+    assert len(set((true - steps["step"]).tolist())) == 1
+    assert len(steps) > 4 * 140
+
+
 def test_a_changed_program_goes_on_counting() -> None:
     before, after = simulate(steps=40, seed=3), simulate(steps=60, program=ddp(layers=6, kernels=3), seed=3)
     shift = int(before.boundaries.max()) + 30 * MS - int(after.ranks[0].cuda["ts_ns"].min())

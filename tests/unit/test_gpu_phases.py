@@ -1,0 +1,303 @@
+"""Phases of a step on the GPU, from operations whose answers can be read off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus import records
+from argus.semantics.gpu import _OP, GpuSteps
+from argus.semantics.gpu_phases import (
+    GPU_METHODS,
+    GPU_PHASES,
+    Calls,
+    GpuPhases,
+    Transfers,
+    What,
+    kinds_of,
+    what_of,
+)
+from argus.semantics.phases import SEGMENT, Phase
+from argus.semantics.steps import ITERATION
+
+US = 1_000
+
+Op = tuple[int, int, int, What] | tuple[int, int, int, What, int]
+"""Launch, start and end in us; what it is; its identity (of a copy to the host: KiB)."""
+
+
+def operations(*given: Op, tid: int | Sequence[int] = 1) -> NDArray[np.void]:
+    out = np.zeros(len(given), _OP)
+    for row, (launch, start, end, what, *identity) in zip(out, given, strict=True):
+        row["launch"], row["start"], row["end"] = (US * np.array([launch, start, end])).tolist()
+        row["kind"], row["identity"] = what, identity[0] if identity else what
+    out["tid"] = tid
+    return out
+
+
+def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[str, float]]:
+    """Microseconds by phase, of each step, and with "overlapped " before it what is hidden."""
+    steps = np.arange(len(edges) - 1)
+    rows = phases.split(ops, US * np.array(edges), steps)
+    found: list[dict[str, float]] = []
+    for step in steps.tolist():
+        mine = rows[rows["step"] == step]
+        assert mine["duration_ns"].sum() == US * (edges[step + 1] - edges[step])
+        told = {GPU_PHASES[row["phase"]]: row["duration_ns"] / US for row in mine if row["duration_ns"]}
+        hidden = {f"overlapped {GPU_PHASES[row['phase']]}": row["overlapped_ns"] / US for row in mine}
+        found.append(told | {name: ns for name, ns in hidden.items() if ns})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("void at::native::(anonymous namespace)::cuComputeGradInput<float>(float const*)", What.BACKWARD),
+        ("void flash_bwd_dq_dk_dv_loop_kernel<Flash_bwd_kernel_traits<64>>(Flash_bwd_params)", What.BACKWARD),
+        ("void flash_fwd_kernel<Flash_fwd_kernel_traits<64>>(Flash_fwd_params)", What.FORWARD),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluBackward>(int)", What.BACKWARD),
+        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>()", What.OPTIMIZER),
+        ("void at::native::indexSelectLargeIndex<float>(int)", What.KERNEL),
+        ("embedding_backward_feature_kernel", What.BACKWARD),
+        ("void fast_hadamard_transform_kernel<float>(int)", What.KERNEL),
+        ("sm90_xmma_dgrad_implicit_gemm_bf16", What.BACKWARD),
+        ("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_nt", What.KERNEL),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", What.ALL_GATHER),
+        ("ncclKernel_ReduceScatter_RING_LL_Sum_float(ncclDevComm*)", What.REDUCE_SCATTER),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", What.SEND_RECV),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", What.COMMUNICATION),
+        ("", What.KERNEL),
+    ],
+)  # fmt: skip
+def test_names(name: str, what: What) -> None:
+    assert what_of(name) == what
+
+
+def test_copies_are_told_by_their_direction() -> None:
+    ops = np.zeros(6, records.GPU_OP)
+    ops["kind"] = [records.GpuKind.KERNEL, *[records.GpuKind.MEMCPY] * 4, records.GpuKind.MEMSET]
+    ops["copy"] = [0, 1, 2, 8, 10, 1]
+    found = kinds_of(ops, np.full(6, What.BACKWARD, np.uint8))
+    assert found.tolist() == [What.BACKWARD, What.COPY_IN, What.COPY_OUT, What.COPY, What.COPY, What.COPY]
+
+
+def test_each_moment_counts_once() -> None:
+    """A kernel before a collective, a collective before a copy; nothing is idle."""
+    ops = operations(
+        (0, 10, 30, What.FORWARD),
+        (1, 20, 50, What.ALL_REDUCE),
+        (2, 40, 70, What.COPY),
+        (3, 80, 90, What.OPTIMIZER),
+    )
+    wanted = {"forward": 20, "all_reduce": 20, "memcpy": 20, "optimizer": 10, "idle": 30}
+    assert split(GpuPhases(), ops, 0, 100) == [wanted | {"overlapped all_reduce": 10}]
+
+
+def test_operations_are_cut_at_the_steps_edges() -> None:
+    ops = operations((0, 10, 30, What.FORWARD), (1, 30, 60, What.BACKWARD))
+    assert split(GpuPhases(), ops, 0, 20, 40) == [
+        {"forward": 10, "idle": 10},
+        {"forward": 10, "backward": 10},
+    ]
+    rows = GpuPhases().split(ops, US * np.array([0, 20, 40]), np.arange(2))
+    begun = {(int(row["step"]), GPU_PHASES[row["phase"]]): int(row["operations"]) for row in rows}
+    assert begun == {(0, "forward"): 1, (0, "idle"): 0, (1, "forward"): 0, (1, "backward"): 1}
+
+
+def test_stretches_that_are_no_step_have_no_rows() -> None:
+    ops = operations((0, 10, 90, What.FORWARD))
+    rows = GpuPhases().split(ops, US * np.array([0, 20, 60, 100]), np.array([4, -1, 5]))
+    assert sorted(set(rows["step"].tolist())) == [4, 5]
+    assert rows["duration_ns"].sum() == 60 * US
+
+
+# ---- what kernels are for
+
+
+def test_pytorch_s_marks_tell_what_was_launched_when() -> None:
+    """They are stronger than names: a forward that is computed again in the backward pass is backward."""
+    phases = GpuPhases()
+    segments = [(0, 10, Phase.DATA_LOADING), (10, 20, Phase.FORWARD), (20, 40, Phase.BACKWARD),
+                (40, 45, Phase.COMMUNICATION), (45, 50, Phase.OTHER), (50, 60, Phase.OPTIMIZER)]  # fmt: skip
+    phases.feed_timeline(np.array([(US * begin, US * end, phase) for begin, end, phase in segments], SEGMENT))
+    ops = operations(
+        (12, 100, 110, What.KERNEL),
+        (22, 110, 130, What.FORWARD),
+        (42, 130, 170, What.KERNEL),  # by one of autograd's threads, while the training thread waits
+        (47, 170, 175, What.KERNEL),
+        (55, 175, 180, What.BACKWARD),
+        (70, 180, 183, What.OPTIMIZER),  # launched after what is known: by its name
+    )
+    assert split(phases, ops, 100, 190) == [
+        {"forward": 10, "backward": 60, "compute": 5, "optimizer": 8, "idle": 7}
+    ]  # fmt: skip
+    (row,) = (r for r in phases.split(ops, US * np.array([100, 190]), np.array([0])) if r["phase"] == 0)
+    assert GPU_METHODS[row["method"]] == "marks"
+    assert row["confidence"] == pytest.approx(0.95)
+
+
+def test_kernels_without_a_telling_name_go_by_their_neighbours() -> None:
+    ops = operations(
+        (0, 0, 10, What.FORWARD),
+        (1, 10, 30, What.KERNEL, 77),  # forward before it and after it
+        (2, 30, 40, What.FORWARD),
+        (3, 40, 45, What.SEND_RECV),  # where it changes there is a border
+        (4, 45, 60, What.KERNEL, 78),
+        (5, 60, 90, What.BACKWARD),
+        (6, 90, 95, What.KERNEL, 79),  # and here there is none: as what was before
+        (7, 95, 99, What.OPTIMIZER),
+    )
+    assert split(GpuPhases(), ops, 0, 100) == [
+        {"forward": 40, "send_recv": 5, "backward": 50, "optimizer": 4, "idle": 1}
+    ]  # fmt: skip
+
+
+def test_a_kernel_is_for_what_it_was_for_where_that_was_clear() -> None:
+    """Kernel 78 begins backward passes. Where no border is, it would be taken for the end of the forward."""
+    clear = [
+        (0, 0, 10, What.FORWARD),
+        (1, 10, 15, What.ALL_REDUCE),
+        (2, 15, 30, What.KERNEL, 78),
+        (3, 30, 40, What.BACKWARD),
+    ]
+    vague = [(4, 40, 50, What.FORWARD), (5, 50, 65, What.KERNEL, 78), (6, 65, 70, What.BACKWARD)]
+    phases = GpuPhases()
+    assert split(phases, operations(*vague), 40, 70) == [{"forward": 25, "backward": 5}]
+    for _ in range(2):
+        split(phases, operations(*clear), 0, 40)
+    assert split(phases, operations(*vague), 40, 70) == [{"forward": 10, "backward": 20}]
+
+
+def test_the_threads_of_autograd_launch_backward_passes_only() -> None:
+    named = [(n, 10 * n, 10 * n + 5, What.BACKWARD) for n in range(8)]
+    ops = operations((0, 0, 4, What.FORWARD), *named, (9, 90, 95, What.KERNEL, 5), tid=[1, *[2] * 9])
+    other = operations((20, 200, 210, What.KERNEL, 6), (21, 210, 212, What.OPTIMIZER), tid=1)
+    phases = GpuPhases()
+    rows = phases.split(np.concatenate([ops, other]), US * np.array([90, 300]), np.array([0]))
+    found = {GPU_PHASES[row["phase"]]: (row["duration_ns"] // US, GPU_METHODS[row["method"]]) for row in rows}
+    assert found["backward"] == (5 + 10, "order")  # the last one by its neighbours
+    rows = phases.split(np.concatenate([ops, other]), US * np.array([90, 100]), np.array([0]))
+    assert [(GPU_PHASES[row["phase"]], GPU_METHODS[row["method"]]) for row in rows] == [
+        ("backward", "threads"),
+        ("idle", "records"),
+    ]
+
+
+def test_kernels_that_nothing_tells_are_compute() -> None:
+    ops = operations((0, 0, 10, What.KERNEL), (1, 10, 12, What.ALL_REDUCE))
+    assert split(GpuPhases(), ops, 0, 20) == [{"compute": 10, "all_reduce": 2, "idle": 8}]
+
+
+# ---- communication
+
+
+def test_waiting_for_a_neighbour_is_a_bubble_and_the_transfer_is_not() -> None:
+    """The transfer takes 5 us, which the other rank of the job knows: this one always waits."""
+    job = Transfers()
+    late, early = GpuPhases(), GpuPhases()
+    late.transfers = early.transfers = job
+    split(late, operations((0, 40, 45, What.SEND_RECV)), 0, 50)
+    found = split(early, operations((0, 10, 45, What.SEND_RECV), (1, 45, 50, What.FORWARD)), 0, 50)
+    assert found == [{"pipeline_bubble": 30, "send_recv": 5, "forward": 5, "idle": 10}]
+    hidden = operations((0, 10, 45, What.SEND_RECV), (1, 0, 50, What.FORWARD))
+    assert split(early, hidden, 0, 50) == [
+        {"forward": 50, "overlapped send_recv": 5, "overlapped pipeline_bubble": 30}
+    ]  # fmt: skip
+
+
+def test_how_long_a_transfer_takes_is_known_by_its_size() -> None:
+    calls = Calls()
+    large, small = 1 << 20, 1 << 10
+    calls.feed(
+        US * np.array([0, 10, 20]),
+        np.array([1, 1, 1]),
+        np.full(3, What.SEND_RECV, np.uint8),
+        np.array([small, large, large]),
+    )
+    phases = GpuPhases()
+    phases.calls = calls
+    ops = operations((1, 1, 2, What.SEND_RECV), (11, 12, 52, What.SEND_RECV), (21, 60, 140, What.SEND_RECV))
+    assert split(phases, ops, 0, 200) == [{"send_recv": 1 + 40 + 40, "pipeline_bubble": 40, "idle": 79}]
+
+
+def test_the_call_tells_what_the_kernel_s_name_does_not() -> None:
+    calls = Calls()
+    what = np.array([What.ALL_TO_ALL, 0, What.BROADCAST], np.uint8)
+    calls.feed(US * np.array([10, 15, 30]), np.array([1, 1, 2]), what, np.array([8, 8, 8]))
+    phases = GpuPhases()
+    phases.calls = calls
+    ops = operations(
+        (5, 6, 7, What.SEND_RECV),  # before the calls that are known
+        (16, 20, 30, What.SEND_RECV),
+        (31, 40, 45, What.COMMUNICATION),
+        (32, 50, 53, What.COMMUNICATION),
+        tid=[1, 1, 2, 3],
+    )
+    assert split(phases, ops, 0, 60) == [
+        {"send_recv": 1, "all_to_all": 10, "broadcast": 5, "communication": 3, "idle": 41}
+    ]  # fmt: skip
+
+
+# ---- what the GPU waited for
+
+
+def test_a_gpu_that_waits_for_its_batch() -> None:
+    """From the end of all that was launched before until the batch's copy begins."""
+    ops = operations((0, 0, 10, What.OPTIMIZER), (40, 42, 44, What.COPY_IN), (45, 47, 50, What.FORWARD))
+    assert split(GpuPhases(), ops, 0, 50) == [
+        {"optimizer": 10, "data_loading": 32, "memcpy": 2, "forward": 3, "idle": 3}
+    ]  # fmt: skip
+
+
+def test_marks_tell_when_data_is_loaded() -> None:
+    phases = GpuPhases()
+    phases.feed_timeline(np.array([(0, 20 * US, Phase.DATA_LOADING), (20 * US, 60 * US, Phase.FORWARD)], SEGMENT))
+    ops = operations((2, 5, 10, What.KERNEL), (45, 47, 50, What.COPY_IN))
+    # The copy was launched in the forward: its batch had been there before.
+    assert split(phases, ops, 0, 50) == [{"compute": 5, "data_loading": 15, "memcpy": 3, "idle": 27}]
+
+
+def test_parameters_on_their_way_to_a_disk_are_a_checkpoint() -> None:
+    """Copies to the host that all steps make are none."""
+    phases = GpuPhases()
+    kib = 1 << 12
+    every: list[Op] = []
+    for step in range(20):
+        at = 100 * step
+        every += [(at, at, at + 50, What.FORWARD), (at + 1, at + 50, at + 60, What.COPY_OUT, kib)]
+        if step == 15:
+            every.append((at + 2, at + 60, at + 70, What.COPY_OUT, 5 * kib))
+            every.append((at + 90, at + 92, at + 95, What.ALL_REDUCE))
+    found = split(phases, operations(*every), *range(0, 2001, 100))
+    usual = {"forward": 50, "memcpy": 10, "idle": 40}
+    assert found[:15] + found[16:] == [usual] * 19
+    # All of them, and what the CPU did with them until it launched something else.
+    assert found[15] == {"forward": 50, "checkpoint": 40, "all_reduce": 3, "idle": 7}
+
+
+def test_the_steps_of_a_gpu_have_phases() -> None:
+    """Through ``GpuSteps``: windows on the GPU are those of its steps, devices apart, each step once."""
+    usage = GpuSteps()
+    given = np.zeros(8, records.GPU_OP)
+    given["start_ns"] = US * np.array([5, 10, 30, 50, 60, 80, 12, 62])
+    given["end_ns"] = given["start_ns"] + 10 * US
+    given["launch_ns"] = given["start_ns"] - 2 * US
+    given["device"] = [0] * 6 + [1] * 2
+    given["kind"], given["flags"] = records.GpuKind.KERNEL, records.GPU_LAUNCH_MATCHED
+    kinds = np.array([What.FORWARD, What.FORWARD, What.BACKWARD, What.OPTIMIZER] * 2, np.uint8)
+    usage.feed(given, np.zeros(8, bool), kinds)
+    steps = np.zeros(2, ITERATION)
+    steps["ts_ns"], steps["duration_ns"], steps["step"] = US * np.array([7, 55]), US * np.array([48, 40]), [3, 4]
+    usage.feed_steps(steps)
+    rows = usage.advance(final=True)
+    phases = usage.take_phases()
+    assert sorted({(int(row["device"]), int(row["step"])) for row in phases}) == [(0, 3), (0, 4), (1, 3), (1, 4)]
+    for device, step in ((0, 3), (0, 4), (1, 4)):
+        of = (rows["device"] == device) & (rows["step"] == step)
+        mine = phases[(phases["device"] == device) & (phases["step"] == step)]
+        assert mine["duration_ns"].sum() == rows["duration_ns"][of].sum()
+        assert set(mine["start_ns"].tolist()) == set(rows["start_ns"][of].tolist())
+    assert len(usage.take_phases()) == 0
