@@ -88,6 +88,7 @@ class Job:
 
     ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
     by phase; ``hidden_ns``: of communication behind other phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
+    ``step_ns``, ``step_count``: all ranks' steps, and how many they are.
     ``placed``: the newest row of each handle there was.
     """
 
@@ -102,6 +103,8 @@ class Job:
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
     phase_ns: Tally[str] = field(default_factory=Tally)
     hidden_ns: int = 0
+    step_ns: int = 0
+    step_count: int = 0
     gpu_phase_ns: Tally[str] = field(default_factory=Tally)
     transfers: Transfers = field(default_factory=Transfers)
     calls: dict[int, Calls] = field(default_factory=dict)

@@ -107,6 +107,8 @@ class Options:
         stacks: Sample the threads' stacks.
         rate_hz: Samples a second and CPU.
         off_cpu_ns: Time off the CPU from which on it is told, with its stack and reason; None: not at all.
+        step_flops: Floating-point operations of the model in a step, of all ranks; 0: not given.
+        peak_flops: What a GPU can do at most in a second; 0: not given.
     """
 
     pids: tuple[int, ...] = ()
@@ -125,6 +127,8 @@ class Options:
     stacks: bool = False
     rate_hz: int = DEFAULT_RATE_HZ
     off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS
+    step_flops: float = 0.0
+    peak_flops: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,7 @@ class Tracer:
             rate_hz=options.rate_hz,
             off_cpu_ns=options.off_cpu_ns,
         )
+        self._flops = options.step_flops, options.peak_flops
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
         self._calls_in_progress = 0
@@ -624,6 +629,8 @@ class Tracer:
         if job.phases:
             found = self._phases(job, found)
         self._gpu.take_steps(job, found)
+        job.step_ns += int(found["duration_ns"].sum())
+        job.step_count += len(found)
         by_rank = {member.rank: member for member in job.ranks()}
         for rank in np.unique(found["rank"]):
             member = by_rank[int(rank)]
@@ -752,6 +759,21 @@ class Tracer:
                 if parts:
                     hidden = f"; communication behind them {behind / total:.1%}" if behind else ""
                     lines.append(f"where {what} go: {', '.join(parts)}{hidden}")
+        return lines
+
+    def utilization(self) -> list[str]:
+        """Model FLOPs utilisation of the jobs, where it was given what that takes; a line a job."""
+        step_flops, peak_flops = self._flops
+        lines = []
+        for job in self.jobs:
+            if not (step_flops and peak_flops and job.step_ns and job.step_count):
+                continue
+            ranks = max(max((m.target.identity.world_size for m in job.ranks()), default=0), len(job.ranks()))
+            achieved = step_flops / ranks / (job.step_ns / job.step_count / 1e9)
+            lines.append(
+                f"model FLOPs utilization: {achieved / peak_flops:.1%}, "
+                f"{achieved / 1e12:.4g} of {peak_flops / 1e12:.4g} TFLOP/s a GPU on {ranks} ranks"
+            )
         return lines
 
     def mesh(self) -> list[str]:
@@ -936,6 +958,8 @@ class Tracer:
                 "launcher": members[0].target.identity.launcher,
                 "mono_offset_ns": self.mono_offset_ns,
                 "argus_version": __version__,
+                "step_flops": self._flops[0],
+                "peak_flops": self._flops[1],
                 "version": self._next_version(),
             },
         )

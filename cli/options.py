@@ -9,6 +9,7 @@ import click
 
 from argus.capture import DEFAULT_RATE_HZ
 from argus.cupti import MINIMUM_SHARE
+from argus.errors import EXIT_USAGE, ArgusError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -46,6 +47,35 @@ gpu_share_option = click.option(
     metavar="SHARE",
     help="Record GPU times for that share of the time, at that share of the cost: 0.25 is 5 s of every 20.",
 )
+
+step_flops_option = click.option(
+    "--step-flops",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="FLOPS",
+    help="Floating-point operations of a step on all ranks, such as 3.2e17 (6 x parameters x tokens for a dense "
+    "transformer): with --peak-tflops, model FLOPs utilization is told.",
+)
+peak_tflops_option = click.option(
+    "--peak-tflops",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="TFLOPS",
+    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100.",
+)
+"""``--step-flops``, ``--peak-tflops``: both or neither (``flops``)."""
+
+
+def flops(step_flops: float, peak_tflops: float) -> tuple[float, float]:
+    """FLOPs of a step, and a GPU's peak in FLOP/s; 0: not given.
+
+    Raises:
+        ArgusError: Only one was given.
+    """
+    if bool(step_flops) != bool(peak_tflops):
+        raise ArgusError("utilization takes both --step-flops and --peak-tflops", "", EXIT_USAGE)
+    return step_flops, peak_tflops * 1e12
+
 
 rate_option = click.option(
     "--rate",

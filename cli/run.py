@@ -13,7 +13,7 @@ from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
-from .options import gpu_share_option, store_option
+from .options import flops, gpu_share_option, peak_tflops_option, step_flops_option, store_option
 
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
@@ -31,6 +31,8 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @click.option("--user", metavar="NAME", help="Run the command as this user. Default: as Argus itself runs.")
 @gpu_share_option
 @click.option("--nvtx", is_flag=True, help="Record NVTX ranges of the command as markers.")
+@step_flops_option
+@peak_tflops_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
 @store_option
 def command(
@@ -41,6 +43,8 @@ def command(
     user: str | None,
     gpu_share: float,
     nvtx: bool,
+    step_flops: float,
+    peak_tflops: float,
     strict: bool,
     store_url: str | None,
 ) -> int:
@@ -57,6 +61,7 @@ def command(
       sudo argus run --user $USER --log argus.log -- torchrun --nproc-per-node 8 train.py
       sudo argus run --job pretrain --run 7 -- mpirun -np 4 ./solver
     """
+    utilization = flops(step_flops, peak_tflops)
     try:
         output = 2 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as failure:
@@ -73,7 +78,8 @@ def command(
     try:
         root = os.getpid()
         watcher = Watcher(
-            lambda watched: _trace(watched, root, job, run, store_url, cupti, arming, log is not None), output
+            lambda watched: _trace(watched, root, job, run, store_url, cupti, arming, utilization, log is not None),
+            output,
         )
         state = watcher.wait_until_ready(READY_TIMEOUT_S)
     finally:
@@ -122,6 +128,7 @@ def _trace(
     store_url: str | None,
     cupti: CuptiOptions,
     arming: Arming,
+    utilization: tuple[float, float],
     notes_too: bool,
 ) -> int:
     """What the watcher does: traces a process and its descendants until the command has ended.
@@ -132,6 +139,7 @@ def _trace(
         job, run, store_url: As the user gave them.
         cupti: How to collect GPU times.
         arming: Whether the command has the helper.
+        utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
         notes_too: Say also what happens meanwhile: it would stand amid the command's own output.
     """
     # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
@@ -151,6 +159,8 @@ def _trace(
         not_armed=DID_NOT_START if arming.on else arming.state.removeprefix("off: "),
         all_armed=arming.on,
         stacks=True,
+        step_flops=utilization[0],
+        peak_flops=utilization[1],
     )
     tracer = Tracer(open_store(store_url), options)
     tracer.start()

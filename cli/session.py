@@ -175,7 +175,7 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
     _say(console, f"{count}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
-    for line in tracer.steps_go() + tracer.mesh():
+    for line in tracer.steps_go() + tracer.utilization() + tracer.mesh():
         _say(console, line)
     for line in tracer.gpu_times(done=True):
         _say(console, line)

@@ -10,7 +10,7 @@ from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.trace import Options
 
-from .options import gpu_share_option, rate_option, store_option
+from .options import flops, gpu_share_option, peak_tflops_option, rate_option, step_flops_option, store_option
 from .session import trace_session
 
 
@@ -50,6 +50,8 @@ from .session import trace_session
     metavar="MS",
     help="Tell time off the CPU from so much on, with its stack and reason; 0: not at all.",
 )
+@step_flops_option
+@peak_tflops_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
 def command(
@@ -70,6 +72,8 @@ def command(
     stacks: bool,
     rate_hz: int,
     off_cpu_ms: float,
+    step_flops: float,
+    peak_tflops: float,
     plain: bool,
     store_url: str | None,
 ) -> int:
@@ -94,6 +98,7 @@ def command(
     """
     if not (pids or all_gpu or name):
         raise ArgusError("nothing to trace", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
+    utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)
     options = Options(
         pids=pids,
@@ -109,5 +114,7 @@ def command(
         stacks=stacks,
         rate_hz=rate_hz,
         off_cpu_ns=round(off_cpu_ms * 1e6) or None,
+        step_flops=utilization[0],
+        peak_flops=utilization[1],
     )
     return trace_session(store, options, duration=duration, steps=steps, plain=plain)

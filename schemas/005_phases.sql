@@ -107,6 +107,86 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'What the GPU did in each step of each rank';
 
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS step_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations of the model in a step, of all ranks, as the user gave them; 0: not given';
+ALTER TABLE jobs ADD COLUMN IF NOT EXISTS peak_flops Float64 DEFAULT 0 COMMENT 'Floating-point operations a second that a GPU can do at most, as the user gave them; 0: not given';
+CREATE VIEW IF NOT EXISTS slow_gpu_phases
+AS SELECT
+  job, run, rank, device, node, phase, steps, typical_ns, usual_ns, toInt64(typical_ns) - toInt64(usual_ns) AS excess_ns,
+  surest
+FROM
+(
+  SELECT *, quantileExactLow(0.5)(typical_ns) OVER (PARTITION BY job, run, phase) AS usual_ns
+  FROM
+  (
+    SELECT
+      job, run, rank, device, any(host) AS node, phase, count() AS steps, quantileExact(0.5)(duration_ns) AS typical_ns,
+      quantileExact(0.5)(confidence) AS surest
+    FROM gpu_phases GROUP BY job, run, rank, device, phase
+  )
+)
+COMMENT 'Typical time of each phase on each GPU (median over the steps that have it), what is usual among the GPUs (their lower median), the excess, and how sure the phase is (median)';
+
+CREATE VIEW IF NOT EXISTS collective_bandwidth
+AS SELECT
+  c.job AS job, c.run AS run, m.comm_group AS comm_group, toInt64(c.last_seq) + m.seq_offset AS aligned_seq, c.op AS op,
+  max(c.calls) AS calls, max(c.sent) AS bytes, greatest(max(m.nranks), toInt32(uniqExact(c.rank))) AS nranks,
+  uniqExact(c.rank) AS seen, min(c.ts) AS ts, min(c.gpu_ns) AS transfer_ns, max(c.gpu_ns) - min(c.gpu_ns) AS waited_ns,
+  argMin(c.rank, c.gpu_ns) AS last_rank,
+  bytes * multiIf(
+    op = 'AllReduce', 2 * (nranks - 1) / nranks,
+    op IN ('AllGather', 'ReduceScatter', 'AlltoAll', 'Gather', 'Scatter'), nranks - 1,
+    1
+  ) / transfer_ns AS bus_gb_s
+FROM
+(
+  SELECT
+    k.job AS job, k.run AS run, k.rank AS rank, k.duration_ns AS gpu_ns, b.op AS op, b.comm AS comm, b.calls AS calls,
+    b.sent AS sent, b.last_seq AS last_seq, b.ts AS ts
+  FROM
+  (
+    SELECT job, run, rank, launch_tid AS tid, launch_ts, duration_ns FROM kernel_events
+    WHERE kind = 'kernel' AND match(name, '^(void )?nccl(Dev)?Kernel') AND issue_latency_ns >= 0
+  ) AS k
+  ASOF JOIN
+  (
+    SELECT
+      job, run, rank, tid, min(at) AS ts, anyLastIf(what, real) AS op, anyLastIf(handle, real) AS comm,
+      countIf(real) AS calls, sum(bytes) AS sent, maxIf(seq, real) AS last_seq, uniqExactIf((handle, what), real) AS kinds
+    FROM
+    (
+      SELECT
+        job, run, rank, tid, ts AS at, op AS what, comm AS handle, bytes, seq,
+        op NOT IN ('GroupStart', 'GroupEnd') AS real,
+        sum(NOT in_group OR op = 'GroupStart') OVER
+          (PARTITION BY job, run, rank, tid ORDER BY ts ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS together
+      FROM collectives
+    )
+    GROUP BY job, run, rank, tid, together
+    HAVING calls > 0
+  ) AS b ON k.job = b.job AND k.run = b.run AND k.rank = b.rank AND k.tid = b.tid AND k.launch_ts >= b.ts
+  WHERE b.kinds = 1 AND b.op NOT IN ('Send', 'Recv')
+) AS c
+JOIN
+(
+  SELECT job, run, rank, comm, comm_group, nranks, seq_offset FROM communicators FINAL WHERE error = ''
+) AS m ON c.job = m.job AND c.run = m.run AND c.rank = m.rank AND c.comm = m.comm
+GROUP BY job, run, comm_group, aligned_seq, op
+COMMENT 'How fast each collective was on the GPUs: transfer_ns is the time of the rank that came last and waited for nobody, bus_gb_s the bus bandwidth in GB/s as NCCL''s own tests define it';
+
+CREATE VIEW IF NOT EXISTS utilization
+AS SELECT
+  i.job AS job, i.run AS run, i.step AS step, count() AS ranks, avg(i.duration_ns) AS duration_ns,
+  any(j.work) / greatest(any(j.world), ranks) / duration_ns * 1e9 AS flops_per_gpu,
+  flops_per_gpu / any(j.peak) AS mfu
+FROM iterations AS i
+JOIN
+(
+  SELECT job, run, max(step_flops) AS work, max(peak_flops) AS peak, max(world_size) AS world
+  FROM jobs FINAL WHERE step_flops > 0 AND peak_flops > 0 GROUP BY job, run
+) AS j ON i.job = j.job AND i.run = j.run
+GROUP BY job, run, step
+COMMENT 'Model FLOPs utilisation of each step, of jobs whose FLOPs a step and peak of a GPU were given (argus trace --step-flops, --peak-tflops)';
+
 ALTER TABLE iterations COMMENT COLUMN method 'How the boundary was found: collectives, launches, marks (end of the optimiser), imported';
 ALTER TABLE collectives COMMENT COLUMN comm 'Communicator (NCCL) or process group (PyTorch, gloo) handle in this process; join communicators for the group it belongs to';
 ALTER TABLE collectives COMMENT COLUMN op 'AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AlltoAll, Gather, Scatter, Barrier, Send, Recv, GroupStart, GroupEnd';

@@ -217,8 +217,8 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
         ranks = tuple(sorted({rank for rank, _, _ in members}))
         size = max(nranks for _, nranks, _ in members)
         told = group in concluded
-        own = [part for _, _, part in members]
-        sums.append(_Sum(group, ranks, size, calls, own, several and told, frozenset(handles[group]), told))
+        parts_of = [part for _, _, part in members]
+        sums.append(_Sum(group, ranks, size, calls, parts_of, several and told, frozenset(handles[group]), told))
     return sums
 
 

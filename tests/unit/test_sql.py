@@ -51,6 +51,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         writer.append("jobs", {
             "job": "llama", "run": 1, "host": "node-0", "started": [T0], "ended": None, "world_size": 4,
             "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
+            "step_flops": 3.6e14, "peak_flops": 2e15,
         })  # fmt: skip
         writer.append("iterations", {
             **common, "step": [step for _, step in every], "ts": start, "collectives": 1, "launches": 2,
@@ -113,6 +114,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "issue_latency_p50_ns": MS, "issue_latency_p99_ns": MS,
             "void_share": [0.5 if rank == 1 else 0.25 for rank, _ in every],
         })  # fmt: skip
+        for phase, took in (("forward", 20), ("backward", 30), ("all_reduce", 5), ("idle", 35)):
+            writer.append("gpu_phases", {
+                **common, "pid": 1, "device": 0, "step": [step for _, step in every], "ts": start, "phase": phase,
+                "duration_ns": [(took + 10 * (rank == 1 and phase == "backward")) * MS for rank, _ in every],
+                "overlapped_ns": 15 * MS if phase == "all_reduce" else 0, "operations": 12, "method": "names",
+                "confidence": 0.8,
+            })  # fmt: skip
         writer.append("features", {
             "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "feature": "gpu_times", "state": "on",
             "reason": "", "version": 1,

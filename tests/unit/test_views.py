@@ -1,0 +1,145 @@
+"""What views compute, against rows whose answers can be worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+
+T0 = 1_700_000_000_000_000_000
+US = 1_000
+MB = 1_000_000
+
+CALLS = (
+    # op, bytes, in a group with the next one, factor of the bus bandwidth on 4 ranks
+    ("AllReduce", 8 * MB, False, 2 * 3 / 4),
+    ("AllGather", 2 * MB, False, 3),
+    ("ReduceScatter", 2 * MB, False, 3),
+    ("AlltoAll", 2 * MB, False, 3),
+    ("Broadcast", 8 * MB, False, 1),
+)
+
+
+def columns(path: Path, sql: str, **tables: dict[str, Any]) -> dict[str, list[Any]]:
+    with open_store(f"chdb://{path}/store") as store:
+        writer = Writer(store, source="test")
+        for table, rows in tables.items():
+            writer.append(table, rows)
+        assert writer.flush()
+        assert writer.last_error is None
+        return {name: column.tolist() for name, column in query_columns(store, sql).items()}
+
+
+def kernels(rank: list[int], launched: list[int], took: list[int], name: str = "ncclDevKernel_X()") -> dict[str, Any]:
+    return {
+        "job": "j", "run": 1, "rank": rank, "host": "h", "pid": 1, "device": 0, "context": 1, "stream": 7,
+        "kind": "kernel", "name": name, "ts": [at + 5 * US for at in launched], "duration_ns": took,
+        "launch_ts": launched, "issue_latency_ns": 5 * US, "launch_tid": 1, "launch_probed": True, "correlation": 1,
+        "graph": 0, "graph_node": 0, "grid": [[1]] * len(rank), "block": [[1]] * len(rank), "registers": 32,
+        "shared_static": 0, "shared_dynamic": 0, "bytes": 0,
+    }  # fmt: skip
+
+
+def calls(
+    rank: list[int], op: list[str], at: list[int], nbytes: list[int], seq: list[int], grouped: list[bool]
+) -> dict[str, Any]:
+    return {
+        "job": "j", "run": 1, "rank": rank, "host": "h", "pid": 1, "tid": 1, "comm": 5, "op": op, "bytes": nbytes,
+        "seq": seq, "count": 1, "dtype": "float32", "redop": "sum", "peer": -1, "stream": 0, "ts": at,
+        "duration_ns": 900, "result": 0, "in_group": grouped,
+    }  # fmt: skip
+
+
+COMMUNICATORS: dict[str, Any] = {
+    "job": "j", "run": 1, "rank": range(4), "comm": 5, "comm_group": 77, "comm_rank": range(4), "nranks": 4,
+    "seq_offset": 0, "joined_by": "unique_id", "error": "", "version": 1,
+}  # fmt: skip
+
+
+def test_bus_bandwidth_is_what_nccl_s_tests_define(tmp_path: Path) -> None:
+    """Rank 2 comes last, so that its kernels wait for nobody and take 100 us; the others' take as much longer as they
+    are earlier."""
+    rank = [rank for rank in range(4) for _ in CALLS]
+    place = [place for _ in range(4) for place in range(len(CALLS))]
+    at = [T0 + number * 1000 * US + r * US for r, number in zip(rank, place, strict=True)]
+    took = [100 * US if r == 2 else (200 + 10 * r) * US for r in rank]
+    found = columns(
+        tmp_path,
+        "SELECT op, bytes, nranks, seen, transfer_ns, waited_ns, last_rank, bus_gb_s, aligned_seq"
+        " FROM collective_bandwidth ORDER BY aligned_seq",
+        collectives=calls(
+            rank, [CALLS[n][0] for n in place], at, [CALLS[n][1] for n in place], place, [False] * len(rank)
+        ),
+        kernel_events=kernels(rank, [time + US for time in at], took),
+        communicators=COMMUNICATORS,
+    )
+    assert found["op"] == [op for op, *_ in CALLS]
+    assert found["transfer_ns"] == [100 * US] * 5
+    assert found["waited_ns"] == [130 * US] * 5
+    assert set(found["last_rank"]) == {2}
+    assert found["nranks"] == found["seen"] == [4] * 5
+    # Bytes in 100 us, in GB/s: 8 MB are 80.
+    assert found["bus_gb_s"] == pytest.approx([nbytes / (100 * US) * factor for _, nbytes, _, factor in CALLS])
+    assert found["bus_gb_s"][0] == pytest.approx(120)
+
+
+def test_what_nccl_takes_as_one_is_one(tmp_path: Path) -> None:
+    """A group of three all-reduces is one kernel; PyTorch makes groups of one; sends are left out."""
+    op = ["GroupStart", "AllReduce", "AllReduce", "AllReduce", "GroupEnd", "GroupStart", "AllReduce", "GroupEnd",
+          "Send", "AllReduce"]  # fmt: skip
+    seq = [0, 0, 1, 2, 0, 0, 3, 0, 0, 4]
+    at = [T0 + number * 10 * US for number in range(len(op))]
+    size = [0, MB, MB, MB, 0, 0, 4 * MB, 0, MB, 5 * MB]
+    found = columns(
+        tmp_path,
+        "SELECT calls, bytes, aligned_seq, transfer_ns FROM collective_bandwidth ORDER BY aligned_seq",
+        collectives=calls([0] * 10, op, at, size, seq, [True] * 8 + [False] * 2),
+        # In ncclGroupEnd; of the Send, and of the last call.
+        kernel_events=kernels(
+            [0] * 4, [at[4] + 1, at[7] + 1, at[8] + 1, at[9] + 1], [30 * US, 40 * US, 10 * US, 50 * US]
+        ),
+        communicators=COMMUNICATORS,
+    )
+    assert list(zip(*found.values(), strict=True)) == [
+        (3, 3 * MB, 2, 30 * US), (1, 4 * MB, 3, 40 * US), (1, 5 * MB, 4, 50 * US)
+    ]  # fmt: skip
+
+
+def test_utilization(tmp_path: Path) -> None:
+    """A step of 2e15 operations takes 100 ms on 4 ranks, of which two are seen: 5e15 a second and GPU."""
+    found = columns(
+        tmp_path,
+        "SELECT step, duration_ns, flops_per_gpu, mfu FROM utilization",
+        iterations={
+            "job": "j", "run": 1, "rank": [0, 1], "step": 7, "host": "h", "ts": T0, "collectives": 1, "launches": 1,
+            "method": "launches", "duration_ns": [90 * 1000 * US, 110 * 1000 * US], "confidence": 1.0,
+        },
+        jobs={
+            "job": "j", "run": 1, "host": ["h", "g"], "started": T0, "ended": None, "world_size": 4,
+            "launcher": "slurm", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
+            "step_flops": 2e15, "peak_flops": 2e16,
+        },
+    )  # fmt: skip
+    assert (found["step"], found["duration_ns"]) == ([7], [1e8])
+    assert found["flops_per_gpu"] == pytest.approx([5e15])
+    assert found["mfu"] == pytest.approx([0.25])
+
+
+def test_slow_gpu_phases(tmp_path: Path) -> None:
+    rank = [rank for rank in range(3) for _ in range(4)]
+    found = columns(
+        tmp_path,
+        "SELECT rank, phase, typical_ns, usual_ns, excess_ns, steps FROM slow_gpu_phases ORDER BY excess_ns DESC, rank",
+        gpu_phases={
+            "job": "j", "run": 1, "rank": rank, "host": "h", "pid": 1, "device": 0, "step": [0, 1, 2, 3] * 3, "ts": T0,
+            "phase": "backward", "duration_ns": [10 + 9 * (r == 1) for r in rank], "overlapped_ns": 0, "operations": 1,
+            "method": "names", "confidence": 0.8,
+        },
+    )  # fmt: skip
+    assert [row[2:] for row in zip(*found.values(), strict=True)] == [(19, 10, 9, 4), (10, 10, 0, 4), (10, 10, 0, 4)]
+    assert found["rank"][0] == 1
