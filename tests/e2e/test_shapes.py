@@ -99,7 +99,8 @@ def from_the_start(
             f" --program {fakegpu}/fake_plan -- '{shape.write(folder)}' --steps {STEPS} --log {folder}/truth-{name} &"
         )
     url = f"chdb://{folder}/store"
-    command = [*ARGUS, "run", "--store", url, "--", "sh", "-c", "\n".join([*lines, "wait"])]
+    flops = ["--step-flops", "6e11", "--peak-tflops", "20"]
+    command = [*ARGUS, "run", "--store", url, *flops, "--", "sh", "-c", "\n".join([*lines, "wait"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     return Traced(url, folder, done.stdout + done.stderr)
@@ -254,6 +255,25 @@ def test_bus_bandwidth_is_the_link_s(from_the_start: Traced, request: pytest.Fix
     assert rows["seen"][0] == 4
     assert rows["gb_s"][0] == pytest.approx(size * 1.5 / (20_000 + size / 50), rel=0.02)
     assert rows["waited_ns"][0] > 0
+
+
+def test_utilization(from_the_start: Traced, request: pytest.FixtureRequest) -> None:
+    """Of 6e11 operations a step and a peak of 2e13 a second, over the program's own step times."""
+    from shapes import SHAPES
+
+    said = [line.split() for line in from_the_start.said.splitlines() if line.startswith("model FLOPs utilization: ")]
+    assert len(said) == len(shapes_of(request))
+    with open_store(from_the_start.url, create=False) as store:
+        rows = query_columns(store, "SELECT toString(job) AS job, median(mfu) AS mfu FROM utilization GROUP BY job")
+    for job, found in zip(rows["job"].tolist(), rows["mfu"].tolist(), strict=True):
+        ranks = SHAPES[job].ranks
+        _, begins = from_the_start.truth(job, 0)
+        # On their average, a step of which some are longer (checkpoints) takes longer than usual.
+        usual = float(np.median(np.diff(begins))) / 1e9
+        assert found == pytest.approx(6e11 / ranks / usual / 2e13, rel=0.05), job
+        average = float(np.diff(begins).mean()) / 1e9
+        told = [float(words[3].rstrip("%,")) / 100 for words in said if words[-2] == str(ranks)]
+        assert pytest.approx(6e11 / ranks / average / 2e13, rel=0.05) in told, job
 
 
 def test_steps_in_the_middle(in_the_middle: Traced) -> None:
