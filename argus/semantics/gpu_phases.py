@@ -110,11 +110,12 @@ _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
 # What kernels are called in PyTorch (aten/src/ATen/native/cuda: …_backward_…, GammaBetaBackward, multi_tensor_apply,
 # …_grad_input), FlashAttention (flash_bwd_…, flash_fwd_…), Transformer Engine and Apex (…_bwd_…, multi_tensor_adam,
 # multi_tensor_l2norm), Liger and Triton (…_backward_kernel, _bwd_preprocess), CUTLASS and cuDNN (dgrad, wgrad, fprop).
-_BACKWARD = re.compile(r"backward|(?<![a-z])bwd|dgrad|wgrad|bprop|grad_?(input|weight|bias)|gradgrad", re.IGNORECASE)
-_OPTIMIZER = re.compile(
-    r"(?<!h)adam|adagrad|rmsprop|(?<![a-z])lamb(?!da)|(?<![a-z])sgd|multi_tensor|l2norm|optimizer|clip_grad",
+_BACKWARD = re.compile(
+    r"backward|(?<![a-z])bwd|dgrad|wgrad|bprop|grad_?(input|weight|bias)|gradgrad|(?<![a-z])grad(?![a-z])",
     re.IGNORECASE,
 )
+_CLIPPING = re.compile(r"multi_tensor|l2norm|clip_grad", re.IGNORECASE)
+_OPTIMIZER = re.compile(r"(?<!h)adam|adagrad|rmsprop|(?<![a-z])lamb(?!da)|(?<![a-z])sgd|optimizer", re.IGNORECASE)
 _FORWARD = re.compile(r"forward|(?<![a-z])fwd|fprop|embedding", re.IGNORECASE)
 _NCCL = re.compile(r"^(?:void )?nccl(?:Dev)?Kernel_?([A-Za-z]*)")
 OF_NCCL = {
@@ -148,9 +149,11 @@ TRANSFERS = 512
 ALIKE = 1.1
 """Transfers that take up to this many times as long as the quickest waited for nobody."""
 BACKWARD_THREAD = 8
-"""Kernels with telling names, all of them of a backward pass, that make a thread one of autograd's."""
+"""Kernels with telling names, of a backward pass, that make a thread one of autograd's."""
+THREADS = 64
+"""Threads that are remembered."""
 SURE = 0.9
-"""Share of a kernel's appearances that decides what it is for."""
+"""Share that decides: of a kernel's appearances, what it is for; of a thread's, that it is one of autograd's."""
 LARGE_COPY = 1 << 20
 """Bytes of a copy to the host that may be of a checkpoint: what programs read back to print is a few bytes."""
 USUAL = 32
@@ -164,7 +167,13 @@ def what_of(name: str) -> What:
     collective = _NCCL.match(name)
     if collective:
         return OF_NCCL.get(collective[1], What.COMMUNICATION)
-    patterns = ((_OPTIMIZER, What.OPTIMIZER), (_BACKWARD, What.BACKWARD), (_FORWARD, What.FORWARD))
+    # FBGEMM's embeddings update themselves in the backward pass: split_embedding_backward_codegen_rowwise_adagrad.
+    patterns = (
+        (_CLIPPING, What.OPTIMIZER),
+        (_BACKWARD, What.BACKWARD),
+        (_OPTIMIZER, What.OPTIMIZER),
+        (_FORWARD, What.FORWARD),
+    )
     # A template's arguments tell where its own name does not: elementwise_kernel<…gelu_backward…>.
     for text in (name.partition("<")[0], name):
         for pattern, what in patterns:
@@ -259,6 +268,8 @@ class GpuPhases:
         self.transfers = Transfers()
         self.calls = Calls()
         self._timeline: deque[NDArray[np.void]] = deque()
+        self._threads: dict[int, NDArray[np.int64]] = {}
+        """Of each thread: kernels with telling names, and those among them of a backward pass."""
         self._votes: dict[int, NDArray[np.int64]] = {}
         self._large: deque[int] = deque(maxlen=USUAL)
 
@@ -348,34 +359,62 @@ class GpuPhases:
     def _by_neighbours(
         self, ops: NDArray[np.void], what: NDArray[np.uint8], computes: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
-        """The same of kernels that compute, by their names and the order of launches."""
+        """The same of kernels that compute, by their names, their threads and the order of launches."""
         own = what[computes]
-        anchors = np.flatnonzero(own != What.KERNEL)
+        tids = ops["tid"][computes]
+        named = own != What.KERNEL
+        method = np.where(named, Method.NAMES, Method.ORDER).astype(np.uint8)
+        sure = np.where(named, 0.8, 0.3).astype(np.float32)
+        backward = np.isin(tids, self._backward_threads(tids, own))
+        threads = bool(backward.any())
+        # What is computed again there is backward, too.
+        by_thread = backward & ((own == What.KERNEL) | (own == What.FORWARD))
+        own[by_thread] = What.BACKWARD
+        method[by_thread], sure[by_thread] = Method.THREADS, 0.9
         label = np.where(own != What.KERNEL, own - 1, GpuPhase.COMPUTE).astype(np.uint8)
-        method = np.full(len(own), Method.NAMES, np.uint8)
-        sure = np.where(own != What.KERNEL, 0.8, 0.3).astype(np.float32)
-        if not len(anchors):
+        anchors = np.flatnonzero(own != What.KERNEL)
+        if not len(anchors) or len(anchors) == len(own):
             return label, method, sure
         place = np.searchsorted(anchors, np.arange(len(own)), side="right")
         left, right = anchors[np.maximum(place - 1, 0)], anchors[np.minimum(place, len(anchors) - 1)]
         before = np.where(place > 0, own[left], own[right])
         after = np.where(place < len(anchors), own[right], own[left])
         unnamed = own == What.KERNEL
-        method[unnamed] = Method.ORDER
 
-        # Between the anchors there may be a border that shows: a collective, or a batch.
-        borders = np.flatnonzero(communicates(what) | (what == What.COPY_IN))
-        passed = np.searchsorted(borders, computes)
-        first_border = passed[left]
-        bordered = passed[right] > first_border
-        by_border = np.where(passed > first_border, after, before)
-
+        # Between the anchors there may be a border that shows: a batch, or a collective.
+        batches = np.searchsorted(np.flatnonzero(what == What.COPY_IN), computes)
+        if threads:
+            # These kernels are of the thread that trains: after a backward pass comes its optimiser, before it its
+            # forward, and in between a batch.
+            ended = np.where(before == What.FORWARD, before, What.OPTIMIZER)
+            follows = np.where(after == What.OPTIMIZER, after, What.FORWARD)
+            before, after = np.where(place > 0, ended, follows), np.where(place < len(anchors), follows, ended)
+            passed = batches
+        else:
+            talks = np.searchsorted(np.flatnonzero(communicates(what)), computes)
+            passed = batches + talks
+        bordered = passed[right] > passed[left]
+        by_border = np.where(passed > passed[left], after, before)
         same = unnamed & (before == after)
         split = unnamed & (before != after) & bordered
         guess = np.where(same, before, np.where(split, by_border, before))
+        if threads:
+            # No batch: the CPU prepares the next step for longer than it pauses anywhere in it.
+            for first in np.unique(left[unnamed & (before != after) & ~bordered & (place > 0)]).tolist():
+                mine = np.flatnonzero(unnamed & (left == first))
+                pause = int(np.diff(ops["launch"][computes[np.append(first, mine)]]).argmax())
+                guess[mine[pause:]] = after[mine[0]]
+            label[unnamed] = guess[unnamed] - 1
+            sure[same], sure[split], sure[unnamed & ~same & ~split] = 0.8, 0.6, 0.4
+            return label, method, sure
+        # A batch between two backward passes: some of it is the forward of the second.
+        unclear = same & (before == What.BACKWARD) & (batches > batches[left])
+        same &= ~unclear
         self._vote(ops["identity"][computes], guess, same, split)
         label[unnamed] = guess[unnamed] - 1
+        label[unclear] = GpuPhase.COMPUTE
         sure[same], sure[split], sure[unnamed & ~same & ~split] = 0.7, 0.5, 0.4
+        sure[unclear] = 0.3
         doubtful = np.flatnonzero(unnamed & ~same)
         if len(doubtful):
             identities, back = np.unique(ops["identity"][computes[doubtful]], return_inverse=True)
@@ -384,13 +423,19 @@ class GpuPhases:
                 best, total = kind.argmax(axis=1), kind.sum(axis=1)
                 clear = told & (total >= 2) & (kind.max(axis=1) >= SURE * total) & (sure[doubtful] < 0.6)
                 label[doubtful[clear]], sure[doubtful[clear]] = best[clear] - 1, 0.6
-        main = ops["tid"][computes]
-        for tid in np.unique(main).tolist():
-            named = (main == tid) & ~unnamed
-            if named.sum() >= BACKWARD_THREAD and (own[named] == What.BACKWARD).all():
-                his = (main == tid) & unnamed
-                label[his], method[his], sure[his] = GpuPhase.BACKWARD, Method.THREADS, 0.9
         return label, method, sure
+
+    def _backward_threads(self, tids: NDArray[np.uint32], own: NDArray[np.uint8]) -> list[int]:
+        """Threads that launch backward passes only (PyTorch's autograd has one for each GPU)."""
+        for tid in np.unique(tids).tolist():
+            told = own[tids == tid]
+            seen = self._threads.setdefault(tid, np.zeros(2, np.int64))
+            seen += np.sum(told != What.KERNEL), np.sum(told == What.BACKWARD)
+        if len(self._threads) < 2:
+            return []
+        while len(self._threads) > THREADS:
+            del self._threads[next(iter(self._threads))]
+        return [tid for tid, (named, back) in self._threads.items() if back >= BACKWARD_THREAD and back >= SURE * named]
 
     def _vote(
         self,

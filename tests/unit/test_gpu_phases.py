@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import os
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from argus import records
-from argus.semantics.gpu import _OP, GpuSteps
+from argus.semantics.gpu import _OP, GpuSteps, union
 from argus.semantics.gpu_phases import (
     GPU_METHODS,
     GPU_PHASES,
@@ -62,6 +67,9 @@ def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[st
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>()", What.OPTIMIZER),
         ("void at::native::indexSelectLargeIndex<float>(int)", What.KERNEL),
         ("embedding_backward_feature_kernel", What.BACKWARD),
+        ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel<float>(int)", What.BACKWARD),
+        ("void split_embedding_codegen_grad_indice_weights_kernel<float>(int)", What.BACKWARD),
+        ("void amp_C::multi_tensor_adam_grad_kernel<float>(int)", What.OPTIMIZER),
         ("void fast_hadamard_transform_kernel<float>(int)", What.KERNEL),
         ("sm90_xmma_dgrad_implicit_gemm_bf16", What.BACKWARD),
         ("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_nt", What.KERNEL),
@@ -171,19 +179,58 @@ def test_a_kernel_is_for_what_it_was_for_where_that_was_clear() -> None:
     assert split(phases, operations(*vague), 40, 70) == [{"forward": 10, "backward": 20}]
 
 
+def threaded(*main: Op) -> NDArray[np.void]:
+    """A backward pass, launched by a thread of its own, with nine kernels of which eight have telling names; and what
+    the thread that trains launched before and after it."""
+    named = [(100 + 10 * n, 100 + 10 * n, 105 + 10 * n, What.BACKWARD) for n in range(8)]
+    ops = np.concatenate([operations(*main, tid=1), operations(*named, (190, 190, 195, What.KERNEL, 5), tid=2)])
+    return ops[np.argsort(ops["launch"], kind="stable")]
+
+
 def test_the_threads_of_autograd_launch_backward_passes_only() -> None:
-    named = [(n, 10 * n, 10 * n + 5, What.BACKWARD) for n in range(8)]
-    ops = operations((0, 0, 4, What.FORWARD), *named, (9, 90, 95, What.KERNEL, 5), tid=[1, *[2] * 9])
-    other = operations((20, 200, 210, What.KERNEL, 6), (21, 210, 212, What.OPTIMIZER), tid=1)
+    """And the thread that trains launches none, though no name of its kernels tells anything: before the backward pass
+    it is the forward, after it the optimiser, until there is a batch."""
+    ops = threaded(
+        (10, 10, 30, What.KERNEL, 7),
+        (200, 200, 211, What.KERNEL, 6),
+        (220, 220, 221, What.COPY_IN),
+        (230, 230, 233, What.KERNEL, 6),
+    )
+    again = ops.copy()
+    for name in ("launch", "start", "end"):
+        again[name] += 300 * US
     phases = GpuPhases()
-    rows = phases.split(np.concatenate([ops, other]), US * np.array([90, 300]), np.array([0]))
+    rows = phases.split(np.concatenate([ops, again]), US * np.array([0, 300]), np.array([0]))
     found = {GPU_PHASES[row["phase"]]: (row["duration_ns"] // US, GPU_METHODS[row["method"]]) for row in rows}
-    assert found["backward"] == (5 + 10, "order")  # the last one by its neighbours
-    rows = phases.split(np.concatenate([ops, other]), US * np.array([90, 100]), np.array([0]))
+    assert found["backward"] == (45, "names")
+    assert found["forward"] == (20 + 3, "order")
+    assert found["optimizer"] == (11, "order")
+    rows = phases.split(ops, US * np.array([190, 200]), np.array([0]))
     assert [(GPU_PHASES[row["phase"]], GPU_METHODS[row["method"]]) for row in rows] == [
         ("backward", "threads"),
         ("idle", "records"),
     ]
+
+
+def test_the_optimizer_ends_where_the_cpu_pauses_longest() -> None:
+    ops = threaded(*((200 + at, 200 + at, 201 + at, What.KERNEL) for at in (0, 4, 8, 50, 54, 60)))
+    last = ops[-1:].copy()
+    last["launch"], last["kind"] = 400 * US, What.FORWARD
+    (found,) = split(GpuPhases(), np.concatenate([ops, last]), 200, 300)
+    assert found == {"optimizer": 3, "forward": 3, "idle": 94}
+
+
+def test_a_program_of_one_thread_has_no_thread_of_autograd_s() -> None:
+    """Its backward passes are known, and where a forward begins; not where it ends."""
+    ops = operations(
+        *((n, n, n + 1, What.BACKWARD) for n in range(8)),
+        (8, 8, 10, What.KERNEL, 5),  # between two of a backward pass
+        (10, 10, 11, What.BACKWARD),
+        (11, 11, 12, What.COPY_IN),
+        (12, 12, 16, What.KERNEL, 6),
+        (17, 17, 20, What.BACKWARD),
+    )
+    assert split(GpuPhases(), ops, 0, 20) == [{"backward": 14, "compute": 4, "memcpy": 1, "idle": 1}]
 
 
 def test_kernels_that_nothing_tells_are_compute() -> None:
@@ -301,3 +348,71 @@ def test_the_steps_of_a_gpu_have_phases() -> None:
         assert mine["duration_ns"].sum() == rows["duration_ns"][of].sum()
         assert set(mine["start_ns"].tolist()) == set(rows["start_ns"][of].tolist())
     assert len(usage.take_phases()) == 0
+
+
+# ---- real traces
+
+
+def recorded(path: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    """Operations of a trace of PyTorch's profiler, and what its own record of the CPU says of each: launched in a
+    backward function of autograd, in an optimiser's step, or elsewhere (a forward)."""
+    with gzip.open(path, "rt") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    calls = {e["args"]["correlation"]: e for e in events if "correlation" in e.get("args", {}) and "dur" in e
+             and "runtime" in e["cat"].lower()}  # fmt: skip
+    spans: dict[tuple[What, int], list[tuple[float, float]]] = {}
+    parts = ((What.BACKWARD, "autograd::engine::evaluate_function"), (What.OPTIMIZER, "Optimizer.step#"))
+    for event in events:
+        for what, prefix in parts:
+            if event["name"].startswith(prefix) and not event["cat"].startswith("gpu"):
+                spans.setdefault((what, event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    rows, threads = [], []
+    for event in events:
+        call = calls.get(event.get("args", {}).get("correlation"))
+        kernel = event.get("cat", "").lower() == "kernel"
+        if call is None or not (kernel or event["cat"].lower().startswith("gpu_mem")):
+            continue
+        name = event["name"]
+        what = What.COPY_IN if "HtoD" in name else What.COPY_OUT if "DtoH" in name else What.COPY
+        start, identity = round(event["ts"] * US), zlib.crc32(f"{name}{event['args'].get('grid')}".encode())
+        tid = zlib.crc32(str(call["tid"]).encode())
+        end, launch = start + round(event["dur"] * US), round(call["ts"] * US)
+        rows.append((start, end, launch, tid, identity, 0, what_of(name) if kernel else what))
+        threads.append(call["tid"])
+    ops = np.array(rows, _OP)
+    truth = np.full(len(ops), What.FORWARD, np.int64)
+    for (what, thread), inside in sorted(spans.items(), key=lambda item: item[0][0]):
+        begin, end = np.round(np.array(inside) * US).astype(np.int64).T
+        merged = union(begin, end)
+        place = np.maximum(np.searchsorted(merged[:, 0], ops["launch"], side="right") - 1, 0)
+        mine = np.array([tid == thread for tid in threads])
+        truth[mine & (ops["launch"] >= merged[place, 0]) & (ops["launch"] <= merged[place, 1])] = what
+    order = np.argsort(ops["launch"], kind="stable")
+    return ops[order], truth[order]
+
+
+REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("nccl_data", 0.99), ("control", 0.98), ("sampled_rank-0", 0.96), ("sampled_rank-1", 0.96),
+     ("df_index_resolver", 0.9)],
+)  # fmt: skip
+def test_what_kernels_of_real_programs_are_for(name: str, right: float) -> None:
+    """By names, threads and order alone; weighed by time."""
+    path = REFERENCE / "kineto" / f"{name}.json.gz"
+    if not path.exists():
+        pytest.skip(f"no reference data: {path} (ARGUS_REFERENCE_DATA)")
+    ops, truth = recorded(path)
+    computes = ops["kind"] <= What.OPTIMIZER
+    assert computes.sum() > 1000
+    phases = GpuPhases()
+    for _ in range(2):  # what kernels are for is learned
+        label, _, sure = phases._labels(ops, phases._resolve(ops), np.empty(0, SEGMENT))
+    took = (ops["end"] - ops["start"])[computes]
+    correct = label[computes] + 1 == truth[computes]
+    assert took[correct].sum() / took.sum() >= right
+    # What is said to be sure is right more often.
+    certain = sure[computes] >= 0.8
+    assert took[correct & certain].sum() / took[certain].sum() >= 0.975
