@@ -104,6 +104,7 @@ GPU_PHASE = np.dtype(
 """One phase of one step on one device. ``start_ns``: of the step. ``overlapped_ns``: communication while kernels
 computed, which is not in its ``duration_ns``. ``operations``: those of the phase that began in the step."""
 
+_FOREVER = 1 << 62
 _COMPUTES = int(GpuPhase.COMPUTE)
 _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
 
@@ -146,12 +147,17 @@ CALLS = 32_768
 """Newest calls of NCCL of a rank that are kept until their kernels' records come, seconds later: 1 MiB."""
 TRANSFERS = 512
 """Newest kernels of one size that tell how long a transfer takes."""
+SIZES = 1_024
+"""Sizes of transfers that are remembered."""
 ALIKE = 1.1
 """Transfers that take up to this many times as long as the quickest waited for nobody."""
 BACKWARD_THREAD = 8
 """Kernels with telling names, of a backward pass, that make a thread one of autograd's."""
 THREADS = 64
 """Threads that are remembered."""
+KERNELS = 16_384
+"""Kernels, told apart by name and grid, of which is remembered what they were for: 3 MiB. Grids that go with the length
+of a batch must not pile up."""
 SURE = 0.9
 """Share that decides: of a kernel's appearances, what it is for; of a thread's, that it is one of autograd's."""
 LARGE_COPY = 1 << 20
@@ -215,13 +221,15 @@ class Transfers:
         """Takes kernels' sizes and durations in ns, both of shape (n,)."""
         for size, ns in zip(key.tolist(), duration.tolist(), strict=True):
             self._newest.setdefault(size, deque(maxlen=TRANSFERS)).append(ns)
+        while len(self._newest) > SIZES:
+            del self._newest[next(iter(self._newest))]
 
     def of(self, key: NDArray[np.int64]) -> NDArray[np.int64]:
         """What is usual for each size, ns, shape (n,): the median of those near the quickest one."""
         sizes, place = np.unique(key, return_inverse=True)
         usual = []
         for size in sizes.tolist():
-            newest = np.array(self._newest.get(size, (0,)))
+            newest = np.array(self._newest.get(size, (_FOREVER,)))  # not known: nobody was waited for
             usual.append(int(np.median(newest[newest <= ALIKE * newest.min()])))
         return np.array(usual, np.int64)[place]
 
@@ -303,7 +311,7 @@ class GpuPhases:
         if len(pairs):
             size = self._sizes(ops[pairs])
             took = end[pairs] - begin[pairs]
-            fresh = end[pairs] > edges[0]
+            fresh = (end[pairs] > edges[0]) & (end[pairs] <= edges[-1])
             self.transfers.learn(size[fresh], took[fresh])
             waited[pairs] = np.maximum(took - self.transfers.of(size), 0)
         checkpoint = self._checkpoints(ops, what, edges, steps)
@@ -449,6 +457,8 @@ class GpuPhases:
             codes, count = np.unique(identity[chosen].astype(np.int64) << 4 | guess[chosen], return_counts=True)
             for code, times in zip(codes.tolist(), count.tolist(), strict=True):
                 self._votes.setdefault(code >> 4, np.zeros(8, np.int64))[shift + (code & 15)] += times
+        while len(self._votes) > KERNELS:
+            del self._votes[next(iter(self._votes))]
 
     def _checkpoints(
         self, ops: NDArray[np.void], what: NDArray[np.uint8], edges: NDArray[np.int64], steps: NDArray[np.int64]

@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from argus import records
+from argus.semantics import gpu_phases
 from argus.semantics.gpu import _OP, GpuSteps, union
 from argus.semantics.gpu_phases import (
     GPU_METHODS,
@@ -236,6 +237,27 @@ def test_a_program_of_one_thread_has_no_thread_of_autograd_s() -> None:
 def test_kernels_that_nothing_tells_are_compute() -> None:
     ops = operations((0, 0, 10, What.KERNEL), (1, 10, 12, What.ALL_REDUCE))
     assert split(GpuPhases(), ops, 0, 20) == [{"compute": 10, "all_reduce": 2, "idle": 8}]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that has ever other kernels, threads, calls and sizes."""
+    for name, most in (("KERNELS", 50), ("THREADS", 8), ("CALLS", 100), ("SIZES", 10)):
+        monkeypatch.setattr(gpu_phases, name, most)
+    phases = GpuPhases()
+    for step in range(100):
+        at = 100 * step
+        kernels = [(at + n, at + n, at + n + 1, What.KERNEL, 1000 * step + n) for n in range(10)]
+        ends = [(at + 20, at + 20, at + 30, What.FORWARD), (at - 1, at - 1, at, What.FORWARD)]
+        sent = (at + 50, at + 50, at + 60, What.SEND_RECV, 7 * step)
+        count = 10
+        phases.calls.feed(US * (at + np.arange(count)), np.full(count, step), np.full(count, What.SEND_RECV, np.uint8),
+                          np.full(count, step))  # fmt: skip
+        ops = operations(*kernels, *ends, sent, tid=step)
+        split(phases, ops[np.argsort(ops["launch"])], at, at + 100)
+    assert len(phases._votes) == 50
+    assert len(phases._threads) <= 9
+    assert len(phases.transfers._newest) == 10
+    assert sum(map(len, phases.calls._parts)) <= 110
 
 
 # ---- communication
