@@ -7,6 +7,7 @@ that the probe's record of a call is there when CUPTI's is) and turned into rows
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -247,12 +248,15 @@ class GpuSide:
 
     def take_steps(self, job: Job, steps: NDArray[np.void]) -> None:
         """Takes a job's steps: rows of ``semantics.steps.ITERATION``."""
+        # A rank's first steps may come with the calls that it became a rank by.
+        self.look([job], (), time.monotonic())
         for process in self._processes:
             if process.job is job and process.member is not None and not process.over:
                 process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
 
     def take_segments(self, job: Job, rank: int, segments: NDArray[np.void]) -> None:
         """Takes what a rank's training thread did: ``semantics.phases.SEGMENT``."""
+        self.look([job], (), time.monotonic())
         for process in self._processes:
             if process.job is job and process.member is not None and process.member.rank == rank and not process.over:
                 process.steps.phases.feed_timeline(segments)

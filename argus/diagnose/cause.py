@@ -14,6 +14,8 @@ HALF = 0.5
 HIDDEN_BACKWARD = 2.0
 """A backward pass takes twice the forward's work (two matrix products a layer instead of one; Kaplan et al. 2020).
 Where only the forward is waited for on the CPU, a slow GPU's backward is late twice as much again, unseen."""
+NOTABLE = 0.1
+"""A phase that takes less than this share of all excess is not told."""
 FLAT = 1.2
 """Lateness that grows by less than a fifth from a step's first collective to its last is flat."""
 
@@ -106,6 +108,56 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
     what = "outside the phases that PyTorch tells" if phase == "other" else f"in {phase.replace('_', ' ')}"
     text = f"it spends {mine / 1e6:.1f} ms a step {what}, the others {others / 1e6:.1f} ms"
     return Cause("data_loading" if phase == "data_loading" else "compute_straggler", text, True, phase)
+
+
+@dataclass(frozen=True)
+class SlowKernels:
+    """What a slow GPU takes longer for.
+
+    Attributes:
+        phase: The one that takes the most time more.
+        factor: How many times as long as the others'.
+        excess_ns: Time more in a step, of all phases together.
+        text: What was compared, with numbers.
+    """
+
+    phase: str
+    factor: float
+    excess_ns: float
+    text: str
+
+
+def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> SlowKernels | None:
+    """In which phases the kernels of some ranks' GPUs take longer than the others'.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.GPU_PHASE_TIME` returns them for the slow ranks and some others.
+        ranks: The slow ranks.
+        late_ns: How late they are.
+
+    Returns:
+        None: GPU times of both are not known, or do not explain half of the lateness.
+    """
+    slow = np.isin(columns["rank"], ranks)
+    if not slow.any() or slow.all():
+        return None
+    parts = []
+    for phase in np.unique(columns["phase"]).tolist():
+        of_phase = columns["phase"] == phase
+        if (of_phase & slow).any() and (of_phase & ~slow).any():
+            times = np.asarray(columns["duration_ns"], np.float64)
+            parts.append((float(np.median(times[of_phase & slow])), float(np.median(times[of_phase & ~slow])), phase))
+    parts.sort(key=lambda part: part[1] - part[0])
+    excess = sum(max(mine - others, 0.0) for mine, others, _ in parts)
+    if excess < HALF * late_ns:
+        return None
+    told = [
+        f"{mine / 1e6:.1f} ms in {phase} against {others / 1e6:.1f} ms ({mine / others:.2f}x)"
+        for mine, others, phase in parts
+        if mine - others >= NOTABLE * excess
+    ]
+    mine, others, phase = parts[0]
+    return SlowKernels(phase, mine / others, excess, f"kernels of its GPU compute for {', '.join(told)} a step")
 
 
 def has_syncs(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...]) -> bool:

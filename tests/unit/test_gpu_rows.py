@@ -30,6 +30,7 @@ from argus.errors import ArgusError
 from argus.gpu import NOT_ARMED, GpuSide, host_tids
 from argus.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
 from argus.roster import Job, Member
+from argus.semantics.steps import ITERATION
 from argus.store.writer import to_arrow
 from argus.trace import RankView, View
 
@@ -303,6 +304,29 @@ def test_what_a_rank_s_gpu_did_is_stored(made: list[FakeCollector]) -> None:
         (3, "gpu_times", "on", "")
     ]
     assert collector.closed
+
+
+def test_steps_that_come_with_their_rank_are_not_missed(made: list[FakeCollector]) -> None:
+    """Of a process that was armed and became a rank by its first calls, which were many steps' already."""
+    session = Session()
+    target: Any = SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)
+    FakeCollector.armed, session.candidates = {77}, [target]
+    session.go()
+    collector = made[-1]
+    for k in range(3):
+        collector.give(*second((1000 + k) * S, 5 + 2 * k))
+    session.rank(3, 77)
+    steps = np.zeros(2, ITERATION)
+    steps["rank"], steps["step"] = 3, [0, 1]
+    steps["ts_ns"], steps["duration_ns"] = np.array([1000.2, 1001.2]) * S, S
+    session.side.take_steps(session.job, steps)
+    session.go()
+    session.finish()
+    assert [row["step"] for row in session.rows["gpu_steps"]] == [0, 1]
+    phases = {(row["step"], row["phase"]): row["duration_ns"] for row in session.rows["gpu_phases"]}
+    assert phases[1, "compute"] == 400 * MS
+    assert phases[1, "all_reduce"] == 100 * MS
+    assert all(row["rank"] == 3 and row["pid"] == 77 for row in session.rows["gpu_phases"])
 
 
 def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
