@@ -19,6 +19,7 @@ VERBS = {
     "run": "Run a command and trace it from its first call.",
     "arm": "Prepare programs so that their GPU times can be traced whenever you want.",
     "dump": "Show what every thread does at this instant.",
+    "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
     "diagnose": "Name what slows a job down, with evidence.",
     "stacks": "Show which ranks are in the same place, and who is not.",
     "export": "Write flame graphs, and stacks for other tools.",
@@ -26,6 +27,8 @@ VERBS = {
     "store": "Create the tables, load what was spooled, show what is stored.",
 }
 """Every verb and its one-line help: kept here so that ``argus --help`` imports no verb."""
+MODULES = {"import": "import_trace"}
+"""Where a verb's module cannot have its name."""
 
 
 class _Verbs(click.Group):
@@ -37,7 +40,7 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f".{cmd_name}", __package__)
+        module = importlib.import_module(f".{MODULES.get(cmd_name, cmd_name)}", __package__)
         command = getattr(module, "command")  # noqa: B009 - mypy cannot know the module
         assert isinstance(command, click.Command)
         return command

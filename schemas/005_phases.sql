@@ -132,11 +132,11 @@ AS SELECT
   max(c.calls) AS calls, max(c.sent) AS bytes, greatest(max(m.nranks), toInt32(uniqExact(c.rank))) AS nranks,
   uniqExact(c.rank) AS seen, min(c.ts) AS ts, min(c.gpu_ns) AS transfer_ns, max(c.gpu_ns) - min(c.gpu_ns) AS waited_ns,
   argMin(c.rank, c.gpu_ns) AS last_rank,
-  bytes * multiIf(
+  if(max(m.nranks) > 0 OR seen > 1, bytes * multiIf(
     op = 'AllReduce', 2 * (nranks - 1) / nranks,
     op IN ('AllGather', 'ReduceScatter', 'AlltoAll', 'Gather', 'Scatter'), nranks - 1,
     1
-  ) / transfer_ns AS bus_gb_s
+  ) / transfer_ns, NULL) AS bus_gb_s
 FROM
 (
   SELECT
@@ -171,7 +171,7 @@ JOIN
   SELECT job, run, rank, comm, comm_group, nranks, seq_offset FROM communicators FINAL WHERE error = ''
 ) AS m ON c.job = m.job AND c.run = m.run AND c.rank = m.rank AND c.comm = m.comm
 GROUP BY job, run, comm_group, aligned_seq, op
-COMMENT 'How fast each collective was on the GPUs: transfer_ns is the time of the rank that came last and waited for nobody, bus_gb_s the bus bandwidth in GB/s as NCCL''s own tests define it';
+COMMENT 'How fast each collective was on the GPUs: transfer_ns is the time of the rank that came last and waited for nobody, bus_gb_s the bus bandwidth in GB/s as NCCL''s own tests define it (NULL: among how many ranks is not known)';
 
 CREATE VIEW IF NOT EXISTS utilization
 AS SELECT
@@ -187,8 +187,11 @@ JOIN
 GROUP BY job, run, step
 COMMENT 'Model FLOPs utilisation of each step, of jobs whose FLOPs a step and peak of a GPU were given (argus trace --step-flops, --peak-tflops)';
 
-ALTER TABLE iterations COMMENT COLUMN method 'How the boundary was found: collectives, launches, marks (end of the optimiser), imported';
+ALTER TABLE iterations COMMENT COLUMN method 'How the boundary was found: collectives, launches, marks (end of the optimiser); of imported traces: annotations, repetition';
 ALTER TABLE collectives COMMENT COLUMN comm 'Communicator (NCCL) or process group (PyTorch, gloo) handle in this process; join communicators for the group it belongs to';
 ALTER TABLE collectives COMMENT COLUMN op 'AllReduce, AllGather, ReduceScatter, Broadcast, Reduce, AlltoAll, Gather, Scatter, Barrier, Send, Recv, GroupStart, GroupEnd';
 ALTER TABLE collectives COMMENT COLUMN dtype 'Type of the elements, by its name in NCCL; unknown: not known, nor are bytes; empty: the call has none';
 ALTER TABLE communicators COMMENT COLUMN joined_by 'How the group was found: unique_id, split, name (the process group told it), traffic (guessed from equal call sequences), single';
+ALTER TABLE jobs COMMENT COLUMN launcher 'torchrun, openmpi, mvapich, pmi, slurm, kubernetes or unknown; of imported traces: kineto, nsys';
+ALTER TABLE ranks COMMENT COLUMN rank_source 'Whose variable told the rank: torchrun, openmpi, mvapich, pmi, slurm; order: guessed; parent: a child of the rank''s process; of imported traces: trace, file name';
+ALTER TABLE ranks COMMENT COLUMN state 'traced, exited or imported';

@@ -31,6 +31,7 @@ def find_jitter(
     durations: NDArray[np.float64],
     hosts: dict[int, str],
     threshold: float,
+    blur_ns: int = 0,
 ) -> tuple[Finding | None, str]:
     """Steps that took much longer than the others, time and again, because of one rank.
 
@@ -41,6 +42,7 @@ def find_jitter(
         durations: The job's time of each, ns.
         hosts: Node of each rank.
         threshold: Lost share of the time that counts.
+        blur_ns: What times of two ranks may differ by because of their hosts' clocks.
 
     Returns:
         A finding, whose ``share`` is the lost time of an average step in ns; or a sentence on long steps that are too
@@ -86,7 +88,7 @@ def find_jitter(
         rank = int(candidates[times.argmax()])
         lead = float(np.median([row[1] for row in who if row[0] == rank]))
         p_value = by_chance(int(times.max()), len(who), 1, len(np.unique(last["rank"])))
-        if persistence >= SAME_RANK and p_value <= ALPHA and lead >= 0.25 * lost / count:
+        if persistence >= SAME_RANK and p_value <= ALPHA and lead >= max(0.25 * lost / count, blur_ns):
             ranks = [rank]
             evidence.append(
                 {

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from argus.diagnose import sql
 from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs
 from argus.diagnose.hang import HANG_S, find_hang
+from argus.diagnose.hosts import Hosts, prepare, spoken
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
@@ -72,6 +73,7 @@ def diagnose(
     steps: tuple[int | None, int | None] = (None, None),
     threshold: float = THRESHOLD,
     hang_after_s: float = HANG_S,
+    across: Hosts | None = None,
 ) -> Verdict:
     """Judges one run of one job.
 
@@ -82,11 +84,15 @@ def diagnose(
         steps: First and last step to look at; None: as stored.
         threshold: Lost share of the step time that counts.
         hang_after_s: Silence after the last step that counts as a hang, s.
+        across: How the hosts of the job go together; None: it has one, or all have the same clock.
 
     Returns:
         The verdict. What the job does now, in the newest of these steps, decides.
     """
     params: dict[str, Any] = {"job": job, "run": run}
+    if across is not None:
+        query = sql.of_job(query)
+        params |= across.params()
     verdict = Verdict(
         schema=SCHEMA,
         job=job,
@@ -142,16 +148,27 @@ def diagnose(
             return verdict
 
     lateness, why_not = _lateness(query, params, numbers)
+    hosts = _hosts(query, params)
     losses: list[_Loss] = []
+    blurred = ""
     if lateness is not None:
         at = np.searchsorted(numbers, lateness.steps)
         # Where only the forward is visible, a third of the loss is: the cause decides below.
         least = threshold / (1 + HIDDEN_BACKWARD)
         for straggler in find_stragglers(lateness, durations[at], least):
+            mine, others = _places(straggler, lateness, hosts)
+            error_ns = across.between(mine, others) if across is not None else 0
+            if straggler.gain_ns <= error_ns:
+                blurred = (
+                    f"{_name(straggler.ranks)} came {spoken(straggler.gain_ns)} after everybody else, "
+                    f"less than the clocks of the hosts may differ by ({spoken(error_ns)})"
+                )
+                continue
             loss = _judge(query, params, straggler, lateness, numbers, durations)
+            if across is not None and (agreement := across.agreement(mine, others)):
+                loss.evidence.append({"text": agreement, "sql": sql.shown(sql.CLOCKS, params)})
             if loss.loss_ns >= threshold * float(np.median(durations[-straggler.window :])):
                 losses.append(loss)
-    hosts = _hosts(query, params)
     now = float(np.median(durations[-RECENT_STEPS:]))
     saved = min(sum(loss.loss_ns for loss in losses), 0.95 * now)
     ideal = now - saved
@@ -191,7 +208,9 @@ def diagnose(
             )
     for loss in losses:
         verdict["findings"].append(_finding(loss, hosts, now))
-    jitter, long_steps = find_jitter(query, params, numbers, durations, hosts, threshold)
+    jitter, long_steps = find_jitter(
+        query, params, numbers, durations, hosts, threshold, across.worst_ns if across is not None else 0
+    )
     if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
@@ -201,9 +220,17 @@ def diagnose(
         finding["share"] = round(finding["share"] / lost_ns, 4)
     verdict["findings"].sort(key=lambda finding: -finding["share"])
     verdict["slowdown"] = round(max(1.0, now / ideal), 4)
+    trouble = across.trouble(threshold * now) if across is not None else ""
+    if across is not None and lateness is not None:
+        alone = sorted(set(hosts) - set(lateness.ranks.tolist()))
+        if alone and not trouble:
+            trouble = f"{_name(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
-        verdict["reason"] = "" if lateness is not None else f"stragglers could not be judged: {why_not}"
+        verdict["reason"] = trouble if lateness is not None else f"stragglers could not be judged: {trouble or why_not}"
+    elif trouble or blurred:
+        verdict["slowdown"] = 1.0
+        verdict["reason"] = "; ".join(filter(None, [doubt, blurred, trouble]))
     elif lateness is None or doubt:
         verdict["slowdown"] = 1.0
         verdict["reason"] = doubt or why_not
@@ -215,8 +242,20 @@ def diagnose(
     else:
         verdict["status"] = "healthy"
         verdict["slowdown"] = 1.0
-        verdict["reason"] = long_steps or _history(query, params, numbers, durations, threshold)
+        past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
+        agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
+        verdict["reason"] = long_steps or past or agreement
+    if across is not None and across.not_stored:
+        note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
+        verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
     return verdict
+
+
+def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> tuple[list[str], list[str]]:
+    """The hosts of ranks that come late, and those of the others."""
+    late = straggler.ranks + straggler.waiting
+    mine = [hosts[rank] for rank in straggler.ranks if rank in hosts]
+    return mine, [hosts[rank] for rank in lateness.ranks.tolist() if rank not in late and rank in hosts]
 
 
 def _lateness(query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int64]) -> tuple[Lateness | None, str]:
@@ -357,14 +396,16 @@ def _history(
     numbers: NDArray[np.int64],
     durations: NDArray[np.float64],
     threshold: float,
+    blur_ns: int,
 ) -> str:
-    """A sentence on what a job that is healthy now went through before; empty: nothing."""
+    """A sentence on what a job that is healthy now went through before; empty: nothing. Ranks' times may be ``blur_ns``
+    off one another."""
     rows = query(sql.LAST, params)
     steps = rows["step"].astype(np.int64)
     at = np.minimum(np.searchsorted(numbers, steps), len(numbers) - 1)
     known = numbers[at] == steps
     steps, last, lead = steps[known], rows["rank"][known], rows["lead_ns"][known]
-    slow = lead >= threshold * durations[at[known]]
+    slow = lead >= np.maximum(threshold * durations[at[known]], blur_ns)
     best: tuple[int, int, int] | None = None
     for rank in np.unique(last[slow]).tolist():
         episode = find_episode(slow & (last == rank))
@@ -402,7 +443,8 @@ def diagnose_store(
 ) -> Verdict:
     """:func:`diagnose` on a store."""
     query = partial(query_columns, store)
-    return diagnose(query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s)
+    across = prepare(store, query, job, run)
+    return diagnose(query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s, across=across)
 
 
 def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> None:

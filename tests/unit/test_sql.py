@@ -125,6 +125,19 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "feature": "gpu_times", "state": "on",
             "reason": "", "version": 1,
         })  # fmt: skip
+        writer.append("clocks", {
+            "job": "llama", "run": 1, "host": ["node-0", "node-1"], "reference": "node-0", "ts": 0, "at": T0,
+            "offset_ns": [0, 3 * MS], "drift_ppb": [0, 20_000], "error_ns": [0, 35_000], "calls": [0, 60],
+            "method": ["reference", "gpu"], "through": "", "version": 1,
+        })  # fmt: skip
+        writer.append("step_shifts", {
+            "job": "llama", "run": 1, "host": ["node-0", "node-1"], "shift": [0, 4], "how": ["reference", "calls"],
+            "calls": [0, 60], "confidence": 1.0, "error": "", "version": 1,
+        })  # fmt: skip
+        writer.append("group_joins", {
+            "job": "llama", "run": 1, "host": ["node-1"], "comm_group": 78, "joined_group": 0, "seq_shift": 0,
+            "error": "its calls are not like those of other hosts", "version": 1,
+        })  # fmt: skip
         writer.append("findings", {
             "job": "llama", "run": 1, "created": [T0], "status": "degraded", "kind": "compute_straggler",
             "ranks": [[2]], "hosts": [["node-0"]], "step_from": 0, "step_to": 19, "phase": "", "slowdown": 1.1,

@@ -110,6 +110,18 @@ def test_what_nccl_takes_as_one_is_one(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_bandwidth_among_nobody_knows_how_many_is_not_told(tmp_path: Path) -> None:
+    unknown = {**COMMUNICATORS, "rank": [0], "comm_rank": [0], "nranks": -1}
+    found = columns(
+        tmp_path,
+        "SELECT transfer_ns, isNull(bus_gb_s) AS unknown FROM collective_bandwidth",
+        collectives=calls([0], ["AllReduce"], [T0], [MB], [0], [False]),
+        kernel_events=kernels([0], [T0 + 1], [30 * US]),
+        communicators=unknown,
+    )
+    assert found == {"transfer_ns": [30 * US], "unknown": [1]}
+
+
 def test_utilization(tmp_path: Path) -> None:
     """A step of 2e15 operations takes 100 ms on 4 ranks, of which two are seen: 5e15 a second and GPU."""
     found = columns(

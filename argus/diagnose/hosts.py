@@ -1,0 +1,616 @@
+"""Makes a job of several hosts one: clocks that agree, communicators and step numbers that are the same everywhere.
+
+Each tracing session knows its own host only, so all this is worked out where the rows of all come together. A job of
+one host costs one query of a table with a row a host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.errors import ArgusError
+from argus.records import COLLECTIVE
+from argus.semantics.clocks import (
+    BY_GPU,
+    BY_WAITS,
+    CALL,
+    METHODS,
+    SYNCHRONISING,
+    estimate,
+)
+from argus.semantics.groups import VIOLATIONS, RankCalls, find_groups
+from argus.store.open import Store
+from argus.store.writer import Writer
+
+Int = NDArray[np.int64]
+
+MAX_ROWS = 2_000_000
+"""Calls that are looked at: some hundred of each of 8,000 ranks. Where there are more, a hash of their number
+chooses."""
+MAX_GIVEN = 5_000
+"""Lines of clocks that a query holds, where the store could not take them: some 300 KB."""
+RECENT = 4096
+"""Newest calls of a communicator that are lined up between hosts, as in groups.py."""
+MIN_CALLS = 8
+"""Fewer calls in common say nothing about steps."""
+AGREE = 0.9
+"""Share of the calls in common that must tell the same difference of step numbers."""
+APART = 0.25
+"""Clocks that are off by more than this share of a step are not used: a host's ranks are compared with one another."""
+CLOSE = 0.25
+"""Wall clocks are taken to agree to this share of a step when communicators have to be found by their traffic. NTP
+keeps hosts within some ms, steps take tens of ms to seconds."""
+BIN_NS = 500_000
+"""Width in which ends on two hosts count as the same, to find how their clocks differ roughly."""
+SLACK_NS = 2 * BIN_NS
+"""What clocks that are known so roughly may make a rank seem to leave too early."""
+TOGETHER = 2.0
+"""Ranks of one communicator leave it within this many times its shortest time of one another; see clocks.py."""
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What to add to a host's step numbers.
+
+    Attributes:
+        shift: Added, 0 where unknown.
+        how: reference, calls or none.
+        calls: Collectives in common that were compared.
+        confidence: Share of them that agree.
+        error: Why it is not known; empty: it is.
+    """
+
+    shift: int
+    how: str
+    calls: int
+    confidence: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Join:
+    """A communicator that one host knows by its traffic only, and what it is on the others."""
+
+    host: str
+    comm_group: int
+    joined_group: int
+    seq_shift: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The hosts of one run of a job.
+
+    Attributes:
+        names: The first is the reference.
+        clocks: :data:`argus.semantics.clocks.CLOCK` rows, ``host`` an index of ``names``.
+        shifts: One a host.
+        joins: Communicators that were joined, or could not be.
+        step_ns: A usual step.
+        not_stored: Why the store did not take this; empty: it did.
+        stored: Whether it was offered to the store.
+    """
+
+    names: tuple[str, ...]
+    clocks: NDArray[np.void]
+    shifts: tuple[Shift, ...]
+    joins: tuple[Join, ...]
+    step_ns: float
+    not_stored: str = ""
+    stored: bool = False
+
+    @cached_property
+    def _errors(self) -> dict[str, int]:
+        """The largest error of each host's clock, ns; -1: not known."""
+        found = {}
+        for place, name in enumerate(self.names):
+            own = self.clocks["error_ns"][self.clocks["host"] == place]
+            found[name] = -1 if (own < 0).any() else int(own.max(initial=0))
+        return found
+
+    def params(self) -> dict[str, Any]:
+        """What queries need besides job and run; see :func:`argus.diagnose.sql.across`."""
+        if self.stored and not self.not_stored:
+            return {"across": "stored", "apart_ns": self.apart_ns}
+        # They travel with each query: of a long run on many hosts only the newest.
+        kept = max(1, MAX_GIVEN // len(self.names))
+        parts = [self.clocks[self.clocks["host"] == place][-kept:] for place in range(len(self.names))]
+        for part in parts:
+            part["since_ns"][0] = 0
+        clocks = np.concatenate(parts)
+        good = [join for join in self.joins if not join.error]
+        return {
+            "across": "given",
+            "apart_ns": self.apart_ns,
+            "clock_host": [self.names[host] for host in clocks["host"].tolist()],
+            "clock_ts": clocks["since_ns"].tolist(),
+            "clock_at": clocks["at_ns"].tolist(),
+            "clock_offset": clocks["offset_ns"].tolist(),
+            "clock_drift": clocks["drift_ppb"].tolist(),
+            "clock_error": clocks["error_ns"].tolist(),
+            "shift_host": list(self.names),
+            "shift": [shift.shift for shift in self.shifts],
+            "shift_error": [shift.error for shift in self.shifts],
+            "join_host": [join.host for join in good],
+            "join_from": [join.comm_group for join in good],
+            "join_to": [join.joined_group for join in good],
+            "join_shift": [join.seq_shift for join in good],
+        }
+
+    @property
+    def apart_ns(self) -> int:
+        """Clocks that may be off by more are not compared."""
+        return int(APART * self.step_ns)
+
+    def error_ns(self, host: str) -> int:
+        """By how much the host's clock may be off the reference's, ns; -1: not known, or more than is of use."""
+        error = self._errors.get(host, -1)
+        return error if error <= self.apart_ns else -1
+
+    def between(self, some: Sequence[str], others: Sequence[str]) -> int:
+        """By how much times of ``some`` and of ``others`` may be off at worst, ns. One host agrees with itself, and
+        hosts whose clocks are not known are not compared with others at all."""
+        worst = 0
+        for a in set(some):
+            for b in set(others) - {a}:
+                errors = self.error_ns(a), self.error_ns(b)
+                if min(errors) >= 0:
+                    worst = max(worst, sum(errors))
+        return worst
+
+    @property
+    def worst_ns(self) -> int:
+        """By how much times of any two hosts that are compared may be off, ns."""
+        errors = sorted(max(self.error_ns(name), 0) for name in self.names)
+        return sum(errors[-2:])
+
+    def trouble(self, least_ns: float) -> str:
+        """Why ranks of some hosts could not be compared with others', for people; empty: all could.
+
+        Args:
+            least_ns: Lateness that matters.
+        """
+        said = []
+        by_error: dict[str, list[str]] = defaultdict(list)
+        for name, shift in zip(self.names, self.shifts, strict=True):
+            if shift.error:
+                by_error[shift.error].append(name)
+        for error, names in by_error.items():
+            said.append(f"the steps of {_listed(names)} were left out: {error}")
+        unknown = [name for name in self.names if self._errors[name] < 0]
+        if unknown:
+            said.append(
+                f"the clock of {_listed(unknown)} could not be compared with that of {self.names[0]} (no collectives "
+                "whose ends on the GPU are known, see docs/clocks.md), so ranks were compared within a host only"
+            )
+        coarse = [name for name in self.names if 2 * self._errors[name] > least_ns]
+        if coarse:
+            worst = max(self._errors[name] for name in coarse)
+            said.append(
+                f"the clocks of {_listed(coarse)} and {self.names[0]} agree only to {spoken(worst)}, so that a rank "
+                "that is late by less cannot be told across hosts"
+            )
+        return "; ".join(said)
+
+    def agreement(self, some: Sequence[str], others: Sequence[str]) -> str:
+        """How well the clocks of hosts agree, for people; empty: they are one host, or not compared."""
+        worst, pair = -1, ("", "")
+        for a in dict.fromkeys(some):
+            for b in dict.fromkeys(others):
+                errors = self.error_ns(a), self.error_ns(b)
+                if a != b and min(errors) >= 0 and sum(errors) > worst:
+                    worst, pair = sum(errors), (a, b)
+        return f"clocks of {pair[0]} and {pair[1]} agree to {spoken(worst)}" if worst >= 0 else ""
+
+
+def spoken(ns: float) -> str:
+    """A time for people."""
+    return f"{ns / 1e3:,.0f} us" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+# ---- what is done with a store
+
+
+def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
+    """Works out how the hosts of a run go together.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        job: The job.
+        run: Its tracing session.
+
+    Returns:
+        None: the run has one host, or its times did not come from clocks of several hosts (imported, simulated).
+    """
+    params: dict[str, Any] = {"job": job, "run": run}
+    several = query(sql.SEVERAL, params)["hosts"]
+    if not len(several) or int(several[0]) < 2:
+        return None
+    of_rank = query(sql.HOSTS, params)
+    names: list[str] = list(dict.fromkeys(str(host) for host in of_rank["host"]))
+    if len(names) < 2:
+        return None
+    usual = query(sql.USUAL_STEP, params)["step_ns"]
+    step_ns = float(usual[0]) if len(usual) and np.isfinite(usual[0]) else 0.0
+    joins = _join(query, params, names, step_ns)
+    blank = Hosts(
+        tuple(names),
+        estimate(np.empty(0, CALL), len(names)),
+        tuple(Shift(0, "none", 0, 0.0) for _ in names),
+        tuple(joins),
+        step_ns,
+    )
+    asked = {**params, **blank.params(), "ops": list(SYNCHRONISING)}
+    run_form = sql.of_job(query)
+    spanning = run_form(sql.SPANNING, asked)
+    calls, steps = np.empty(0, CALL), None
+    if len(spanning["comm_group"]):
+        asked["groups"] = [int(group) for group in spanning["comm_group"]]
+        asked["stride"] = max(1, int(spanning["calls"].sum()) // MAX_ROWS)
+        calls = _calls(run_form, asked, names)
+        steps = run_form(sql.STEPS_OF_CALLS, asked)
+    clocks = estimate(calls, len(names), wall_error_ns=_walls(query, params, names))
+    return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
+
+
+def prepare(store: Store, query: sql.Query, job: str, run: int) -> Hosts | None:
+    """:func:`align_hosts`, stored for whoever reads the views ``*_across``.
+
+    A store that takes no rows is no reason not to go on: ``not_stored`` says why, and queries then carry the estimates
+    themselves.
+    """
+    hosts = align_hosts(query, job, run)
+    return None if hosts is None else store_hosts(store, hosts, job, run)
+
+
+def store_hosts(store: Store, hosts: Hosts, job: str, run: int) -> Hosts:
+    """Adds the estimates to ``clocks``, ``step_shifts`` and ``group_joins``. Returns them, with what came of it."""
+    shared = {"job": job, "run": run}
+    version = time.time_ns()
+    clocks = hosts.clocks
+    through = [hosts.names[t] if t >= 0 else "" for t in clocks["through"].tolist()]
+    writer = Writer(store, source="hosts")
+    writer.append(
+        "clocks",
+        {
+            **shared,
+            "host": [hosts.names[host] for host in clocks["host"].tolist()],
+            "reference": hosts.names[0],
+            "ts": clocks["since_ns"].copy(),
+            "at": clocks["at_ns"].copy(),
+            **{name: clocks[name].copy() for name in ("offset_ns", "drift_ppb", "error_ns", "calls")},
+            "method": [METHODS[method] for method in clocks["method"].tolist()],
+            "through": through,
+            "version": version,
+        },
+    )
+    writer.append(
+        "step_shifts",
+        {
+            **shared,
+            "host": list(hosts.names),
+            **{
+                name: [getattr(shift, name) for shift in hosts.shifts]
+                for name in ("shift", "how", "calls", "confidence", "error")
+            },
+            "version": version,
+        },
+    )
+    if hosts.joins:
+        names = ("host", "comm_group", "joined_group", "seq_shift", "error")
+        columns = {name: [getattr(join, name) for join in hosts.joins] for name in names}
+        writer.append("group_joins", {**shared, **columns, "version": version})
+    try:
+        report = writer.close(timeout_s=5.0)
+        why = (report.last_error or "it did not answer") if report.dropped else ""
+    except ArgusError as failure:
+        why = failure.message
+    return replace(hosts, stored=True, not_stored=why.splitlines()[0] if why else "")
+
+
+# ---- clocks
+
+
+def _walls(query: sql.Query, params: Mapping[str, Any], names: list[str]) -> Int | None:
+    try:
+        rows = query(sql.WALLS, params)
+    except ArgusError:
+        return None  # a store of an older Argus, which may not be changed
+    told = {str(host): int(error) for host, error in zip(rows["host"], rows["error_ns"], strict=True)}
+    return np.array([told.get(name, -1) for name in names], np.int64)
+
+
+def _index(values: NDArray[Any], names: list[str]) -> Int:
+    place = {name: i for i, name in enumerate(names)}
+    return np.array([place.get(str(value), -1) for value in values.tolist()], np.int64)
+
+
+def _calls(query: sql.Query, params: Mapping[str, Any], names: list[str]) -> NDArray[np.void]:
+    """:data:`CALL` rows: by NCCL's kernels, and by waits as far as these do not tell of all hosts."""
+    parts = []
+    seen: set[int] = set()
+    for text, method in ((sql.GPU_CALLS, BY_GPU), (sql.WAITED_CALLS, BY_WAITS)):
+        if len(seen) == len(names):
+            break
+        rows = query(text, params)
+        part = np.zeros(len(rows["aligned_seq"]), CALL)
+        part["host"] = _index(rows["host"], names)
+        part["group"], part["seq"], part["method"] = rows["comm_group"], rows["aligned_seq"], method
+        for name in ("entry_ns", "end_ns", "took_ns"):
+            part[name] = rows[name]
+        part = part[(part["host"] >= 0) & (part["took_ns"] >= 0)]
+        parts.append(part[~np.isin(part["group"], _impossible(part))])
+        seen |= set(np.unique(parts[-1]["host"]).tolist())
+    return np.concatenate(parts)
+
+
+def _impossible(calls: NDArray[np.void]) -> NDArray[np.uint64]:
+    """Groups that are none: on one clock, ranks of a host leave before others of it have entered."""
+    groups, at = np.unique(calls["group"], return_inverse=True)
+    broken = np.bincount(at, calls["end_ns"] < calls["entry_ns"], minlength=len(groups))
+    return np.asarray(groups[broken > VIOLATIONS * np.bincount(at, minlength=len(groups))], np.uint64)
+
+
+# ---- steps
+
+
+def _shifts(rows: Mapping[str, NDArray[Any]] | None, names: list[str]) -> list[Shift]:
+    """What to add to the steps of each host: the difference that most calls in common tell, along the surest way."""
+    votes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    if rows is not None and len(rows["step"]):
+        host, group = _index(rows["host"], names), rows["comm_group"]
+        seq, step = rows["aligned_seq"].astype(np.int64), rows["step"].astype(np.int64)
+        order = np.lexsort((seq, host, group))
+        order = order[host[order] >= 0]
+        for of_group in np.split(order, np.flatnonzero(np.diff(group[order])) + 1):
+            parts = np.split(of_group, np.flatnonzero(np.diff(host[of_group])) + 1)
+            # Sorted by host: the reference is the first, if it is there.
+            hub = parts[0] if len(parts[0]) and host[parts[0][0]] == 0 else max(parts, key=len)
+            for own in parts:
+                if own is hub:
+                    continue
+                _, left, right = np.intersect1d(seq[hub], seq[own], return_indices=True)
+                apart, times = np.unique(step[hub][left] - step[own][right], return_counts=True)
+                a, b = int(host[hub[0]]), int(host[own[0]])
+                for difference, count in zip(apart.tolist(), times.tolist(), strict=True):
+                    votes[a, b][difference] += count
+                    votes[b, a][-difference] += count
+    out: dict[int, Shift] = {0: Shift(0, "reference", 0, 1.0)}
+    why: dict[int, str] = {}
+    reached = [0]
+    ways: dict[int, list[tuple[int, int, Counter[int]]]] = defaultdict(list)
+    for (here, other), count in votes.items():
+        ways[here].append((sum(count.values()), other, count))
+    for here in reached:
+        for total, other, count in sorted(ways[here], key=lambda way: -way[0]):
+            if other in out:
+                continue
+            difference, most = count.most_common(1)[0]
+            share = most / total
+            if total < MIN_CALLS:
+                why[other] = f"only {total} collectives are in steps of it and of {names[here]}"
+            elif share < AGREE:
+                why[other] = (
+                    f"the collectives do not agree how its steps line up with those of {names[here]} ({share:.0%})"
+                )
+            else:
+                out[other] = Shift(out[here].shift + difference, "calls", total, min(share, out[here].confidence))
+                reached.append(other)
+    lowest = min(shift.shift for shift in out.values())
+    unknown = f"no collective is known that ranks there and on {names[0]} took part in"
+    return [
+        replace(out[host], shift=out[host].shift - lowest)
+        if host in out
+        else Shift(0, "none", 0, 0.0, why.get(host, unknown))
+        for host in range(len(names))
+    ]
+
+
+# ---- communicators
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A communicator as one host knows it, by one of its ranks."""
+
+    host: str
+    group: int
+    rank: int
+    made: bool
+    nranks: int
+    members: int
+    rows: NDArray[np.void]
+    """Its newest calls: :data:`COLLECTIVE`, ``seq`` as the host's ranks agree on it."""
+    wait_ts: Int
+    wait_ns: Int
+    begun: Int
+    """When each call's kernel began on the GPU, shape of ``rows``, ns; -1: not known."""
+    done: Int
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """Equal for communicators that the same calls are made on again and again."""
+        newer = self.rows[len(self.rows) // 2 :]
+        codes = newer["count"].astype(np.int64) * 4096 + newer["call"].astype(np.int64) * 64 + newer["dtype"]
+        values, uses = np.unique(codes, return_counts=True)
+        return tuple(values[uses >= 3].tolist())
+
+    def seen(self, clock_ns: int = 0) -> RankCalls:
+        """What communicators are lined up from: times of the GPU where they are known, else of the CPU and its waits
+        for the GPU."""
+        known = self.done >= 0
+        if np.mean(known) < 0.5:
+            return RankCalls(self.rank, self.rows, self.wait_ts, self.wait_ns + SLACK_NS, clock_ns=clock_ns)
+        ran = self.rows[known].copy()
+        begun = self.begun[known]
+        ran["ts_ns"] = begun
+        return RankCalls(self.rank, ran, begun, self.done[known] - begun + SLACK_NS, clock_ns=clock_ns)
+
+
+def _join(query: sql.Query, params: Mapping[str, Any], names: list[str], step_ns: float) -> list[Join]:
+    """Joins communicators that no host saw made on all of its ranks."""
+    rows = query(sql.LOCAL_GROUPS, params)
+    seen: dict[int, list[int]] = defaultdict(list)
+    for i, group in enumerate(rows["comm_group"].tolist()):
+        seen[group].append(i)
+    wanted = []
+    for of_group in seen.values():
+        members = sum(int(rows["members"][i]) for i in of_group)
+        nranks = max(int(rows["nranks"][i]) for i in of_group)
+        # One that several hosts saw made, and others did not, is told by the first of them.
+        if rows["joined_by"][of_group[0]] != "name" and nranks != members and (len(of_group) == 1 or nranks > members):
+            wanted.append(min(of_group, key=lambda i: names.index(str(rows["host"][i]))))
+    if len({rows["host"][i] for i in wanted}) < 2:
+        return []
+    locals_ = _read(query, params, rows, wanted)
+    kinds: dict[tuple[int, ...], dict[str, list[_Local]]] = defaultdict(lambda: defaultdict(list))
+    for local in locals_:
+        if local.kind:
+            kinds[local.kind][local.host].append(local)
+    alone = len(kinds) == 1
+    out: list[Join] = []
+    for by_host in kinds.values():
+        ordered = sorted(by_host, key=lambda host: (not any(one.made for one in by_host[host]), names.index(host)))
+        base = by_host[ordered[0]]
+        out += [Join(one.host, one.group, one.group, 0) for one in base if len(ordered) > 1]
+        for host in ordered[1:]:
+            out += _match(base, by_host[host], step_ns, alone)
+    return out
+
+
+def _read(
+    query: sql.Query, params: Mapping[str, Any], rows: Mapping[str, NDArray[Any]], wanted: list[int]
+) -> list[_Local]:
+    ranks = [int(rows["first_rank"][i]) for i in wanted]
+    comms = [int(rows["comm"][i]) for i in wanted]
+    most = int(min(RECENT, max(64, MAX_ROWS // len(wanted))))
+    asked = {**params, "ranks": ranks, "comms": comms, "most": most}
+    calls = query(sql.NEWEST_CALLS, asked)
+    waits = query(sql.NEWEST_WAITS, asked)
+    ends = query(sql.NEWEST_ENDS, asked)
+    _, op = np.unique(calls["op"].astype(str), return_inverse=True)
+    _, dtype = np.unique(calls["dtype"].astype(str), return_inverse=True)
+    out = []
+    for i, rank, comm in zip(wanted, ranks, comms, strict=True):
+        mine = np.flatnonzero((calls["rank"] == rank) & (calls["comm"] == comm))
+        mine = mine[np.argsort(calls["seq"][mine], kind="stable")]
+        own = np.zeros(len(mine), COLLECTIVE)
+        own["ts_ns"], own["comm"], own["count"] = calls["ts_ns"][mine], comm, calls["count"][mine]
+        own["call"], own["dtype"] = op[mine], dtype[mine]
+        own["seq"] = calls["seq"][mine].astype(np.int64) + int(rows["seq_offset"][i])
+        of_wait = waits["rank"] == rank
+        begun, done = np.full(len(mine), -1, np.int64), np.full(len(mine), -1, np.int64)
+        of_end = np.flatnonzero((ends["rank"] == rank) & (ends["comm"] == comm))
+        _, here, there = np.intersect1d(calls["seq"][mine], ends["seq"][of_end], return_indices=True)
+        begun[here], done[here] = ends["begun_ns"][of_end[there]], ends["done_ns"][of_end[there]]
+        if not len(own):
+            continue
+        out.append(
+            _Local(str(rows["host"][i]), int(rows["comm_group"][i]), rank,
+                   rows["joined_by"][i] in ("unique_id", "split"), int(rows["nranks"][i]), int(rows["members"][i]),
+                   own, waits["ts_ns"][of_wait].astype(np.int64), waits["duration_ns"][of_wait].astype(np.int64),
+                   begun, done)
+        )  # fmt: skip
+    return out
+
+
+def _match(base: list[_Local], own: list[_Local], step_ns: float, alone: bool) -> list[Join]:
+    """Which of a host's communicators are which of another host's, all with the same calls."""
+    fits: dict[tuple[int, int], tuple[int, float]] = {}
+    errors: dict[int, str] = {}
+    for i, b in enumerate(own):
+        for j, a in enumerate(base):
+            shift, error = _line_up(a, b, step_ns)
+            if error:
+                errors[i] = error
+                continue
+            off = _off(a, b, shift)
+            if off >= 0 and off > TOGETHER:
+                errors[i] = "ranks there do not leave it together with those of other hosts"
+            elif off < 0 and not (
+                len(base) == len(own) == 1 and (alone or a.members + b.members == max(a.nranks, b.nranks))
+            ):
+                errors[i] = (
+                    "several communicators have equal calls, and without times of the GPU (CUPTI) it cannot be told "
+                    "which are one"
+                )
+            else:
+                fits[i, j] = shift, max(off, 0.0)
+    out, taken = [], set()
+    for i, b in enumerate(own):
+        mine = sorted((off, j, shift) for (k, j), (shift, off) in fits.items() if k == i)
+        if not mine:
+            out.append(Join(b.host, b.group, 0, 0, errors.get(i, "its calls are not like those of other hosts")))
+        elif len(mine) > 1 and mine[0][0] > 0.5 * mine[1][0]:
+            out.append(Join(b.host, b.group, 0, 0, "it ends together with several communicators of other hosts"))
+        elif mine[0][1] in taken:
+            out.append(Join(b.host, b.group, 0, 0, "another one on this host fits the same communicator"))
+        else:
+            taken.add(mine[0][1])
+            a = base[mine[0][1]]
+            out.append(Join(b.host, b.group, a.group, mine[0][2]))
+    return out
+
+
+def _line_up(a: _Local, b: _Local, step_ns: float) -> tuple[int, str]:
+    """(What to add to b's numbers of calls to get a's, why it is not known)."""
+    seen_a, seen_b = a.seen(), b.seen()
+    clock = _rough(seen_a.sync_ts + seen_a.sync_duration, seen_b.sync_ts + seen_b.sync_duration, int(CLOSE * step_ns))
+    found = find_groups([seen_a, b.seen(clock)])
+    if len(found) != 2 or found["comm_group"][0] != found["comm_group"][1]:
+        return 0, "its calls are not like those of other hosts"
+    if found["error"][0] or found["error"][1]:
+        return 0, f"its calls could not be lined up with those of {a.host}: {found['error'][0] or found['error'][1]}"
+    of = {int(row["rank"]): int(row["seq_offset"]) for row in found}
+    return of[b.rank] - of[a.rank], ""
+
+
+def _rough(ends_a: Int, ends_b: Int, close: int) -> int:
+    """What to add to b's times so that most ends coincide, within ``close``, ns; 0: nothing tells."""
+    ends_a, ends_b = np.unique(ends_a), np.unique(ends_b)
+    if not len(ends_a) or not len(ends_b) or close < BIN_NS:
+        return 0
+    first = np.searchsorted(ends_a, ends_b - close)
+    count = np.searchsorted(ends_a, ends_b + close) - first
+    if not count.sum():
+        return 0
+    which = np.repeat(np.arange(len(ends_b)), count)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    apart = ends_a[place] - ends_b[which]
+    bins = np.bincount((apart + close) // BIN_NS)
+    # A peak may lie across two bins.
+    peak = int(np.argmax(bins + np.append(bins[1:], 0)))
+    low = peak * BIN_NS - close
+    return int(np.median(apart[(apart >= low) & (apart < low + 2 * BIN_NS)]))
+
+
+def _off(a: _Local, b: _Local, shift: int) -> float:
+    """How far apart two ranks leave calls on the GPU, in units of the calls' shortest time; -1: not known."""
+    _, here, there = np.intersect1d(
+        a.rows["seq"].astype(np.int64), b.rows["seq"].astype(np.int64) + shift, return_indices=True
+    )
+    known = (a.done[here] >= 0) & (b.done[there] >= 0)
+    here, there = here[known], there[known]
+    if len(here) < MIN_CALLS:
+        return -1.0
+    took = np.minimum(a.done[here] - a.begun[here], b.done[there] - b.begun[there])
+    apart = (a.done[here] - b.done[there]).astype(np.float64)
+    when = (a.done[here] - a.done[here][0]).astype(np.float64)
+    tight = took <= 2 * np.quantile(took, 0.25)
+    slope = np.polyfit(when[tight], apart[tight], 1) if tight.sum() >= MIN_CALLS else np.array([0.0, np.median(apart)])
+    left = np.abs(apart - np.polyval(slope, when))[tight]
+    return float(np.median(left) / max(float(np.median(took[tight])), 1.0))

@@ -1,0 +1,460 @@
+"""PyTorch profiler (Kineto) traces: Chrome's trace format, as JSON or gzipped JSON, one file a rank.
+
+Times are decimal microseconds, some with three decimals beside sixteen digits: more than a float64 holds. They are
+read digit by digit into nanoseconds. Events are read one at a time, so that memory holds the text and columns, not the
+objects of a whole file.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from argus.capture.calls import TORCH_DTYPE
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.interop.imported import (
+    CALL,
+    UNKNOWN_TYPE,
+    CpuRange,
+    Progress,
+    Recording,
+    connect,
+    marks_from,
+    operation_name,
+    take_collectives,
+)
+from argus.records import GPU_OP, GpuKind
+
+EXPORT_HINT = "Export one with torch.profiler: profiler.export_chrome_trace('rank0.json.gz')"
+UNREADABLE = 0.01
+"""Share of the events that may be unreadable: some versions of Kineto write names that are not JSON."""
+PROGRESS_EVENTS = 20_000
+EPOCH_2000_NS = 946_684_800 * 10**9
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
+_OPERATIONS = {
+    "kernel": GpuKind.KERNEL,
+    "gpu_memcpy": GpuKind.MEMCPY,
+    "memcpy": GpuKind.MEMCPY,
+    "gpu_memset": GpuKind.MEMSET,
+    "memset": GpuKind.MEMSET,
+}
+_CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
+_RANGES = {"cpu_op", "operator", "user_annotation"}
+_COPIES = {"htod": 1, "dtoh": 2, "dtod": 8, "htoh": 9, "ptop": 10}
+"""By CUpti_ActivityMemcpyKind."""
+_TYPES = {
+    "byte": 0, "uint8": 0, "unsigned char": 0, "char": 1, "int8": 1, "signed char": 1, "short": 2, "int16": 2,
+    "int": 3, "int32": 3, "long": 4, "int64": 4, "long int": 4, "half": 5, "float16": 5, "c10::half": 5, "float": 6,
+    "float32": 6, "double": 7, "float64": 7, "complexfloat": 9, "complexdouble": 10, "bool": 11, "bfloat16": 15,
+    "c10::bfloat16": 15, "float8_e5m2": 23, "float8_e4m3fn": 24,
+}  # fmt: skip
+"""Names that PyTorch writes, and C++'s in older versions, to c10::ScalarType."""
+_OP_FIELDS = ("start", "end", "correlation", "device", "context", "stream", "name", "kind", "copy", "bytes",
+              "shared", "registers", "graph", "graph_node", "gx", "gy", "gz", "bx", "by", "bz")  # fmt: skip
+_CALL_FIELDS = ("ts", "duration", "correlation", "tid", "function", "pid")
+
+
+@dataclass
+class _Columns:
+    """Rows under construction, as flat arrays of int64."""
+
+    ops: array[int] = field(default_factory=lambda: array("q"))
+    calls: array[int] = field(default_factory=lambda: array("q"))
+    symbols: dict[str, int] = field(default_factory=lambda: {"": 0})
+    functions: dict[str, int] = field(default_factory=dict)
+    detail: dict[int, CpuRange] = field(default_factory=dict)
+    """Of NCCL's kernels, by number of the operation in the file."""
+    ranges: list[tuple[str, CpuRange]] = field(default_factory=list)
+    """Name, and what the arguments tell, of what may be a collective."""
+    annotations: list[tuple[str, int, int, int]] = field(default_factory=list)
+    processes: dict[int, str] = field(default_factory=dict)
+    events: int = 0
+    unreadable: int = 0
+    negative: int = 0
+    other: int = 0
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """Files to read: those named, and of folders all traces in them, sorted by name.
+
+    Raises:
+        ArgusError: One is not there, or a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
+            if not inside:
+                raise ArgusError(f"{path} has no .json or .json.gz file", EXPORT_HINT, EXIT_UNAVAILABLE)
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise ArgusError(f"{path} does not exist", EXPORT_HINT, EXIT_UNAVAILABLE)
+    return found
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that a file's name tells: "rank" and a number, or a name that ends in one; None: neither."""
+    stem = re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db)(\.gz)?$", "", name)
+    match = re.search(r"rank[-_.]?(\d{1,6})(?!\d)", stem, re.IGNORECASE) or re.fullmatch(r"\D*?[-_.]?(\d{1,5})", stem)
+    return int(match[1]) if match else None
+
+
+def read(path: Path, place: int, progress: Progress = lambda what, share: None) -> Recording:
+    """Reads one trace.
+
+    Args:
+        path: The file.
+        place: Its place among those imported together: its rank where nothing else tells one.
+        progress: Told how far it is.
+
+    Raises:
+        ArgusError: It cannot be read, is cut off, or is no trace; in one line.
+    """
+    text = _text(path)
+    columns = _Columns()
+    head: dict[str, Any] = {}
+    try:
+        head.update(_members(text, path, columns, lambda share: progress(f"reading {path.name}", share)))
+    except RecursionError:
+        raise _not_json(path, "it is nested too deeply") from None
+    if "traceEvents" not in head:
+        has = ", ".join(list(head)[:4])
+        raise ArgusError(
+            f"{path} is JSON, but no Kineto trace: it has no traceEvents" + (f" (it has {has})" if has else ""),
+            EXPORT_HINT,
+            EXIT_USAGE,
+        )
+    if columns.unreadable > max(1, UNREADABLE * columns.events):
+        raise _not_json(path, f"{columns.unreadable:,} of {columns.events:,} events cannot be read")
+    return _recording(path, place, head, columns)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (EOFError, zlib.error) as failure:
+        raise ArgusError(
+            f"{path} is cut off or damaged: {failure}", "Copy it again, or import the others", EXIT_USAGE
+        ) from None
+    except OSError as failure:
+        raise ArgusError(f"{path} cannot be read: {failure.strerror or failure}", "", EXIT_UNAVAILABLE) from None
+    if not data.strip():
+        raise ArgusError(f"{path} is empty", "The profiler may have been killed while it wrote", EXIT_USAGE)
+    return data.decode("utf-8", errors="replace")
+
+
+def _not_json(path: Path, why: str) -> ArgusError:
+    return ArgusError(f"{path} is not a JSON trace: {why}", EXPORT_HINT, EXIT_USAGE)
+
+
+def _members(text: str, path: Path, columns: _Columns, progress: Callable[[float], None]) -> Iterator[tuple[str, Any]]:
+    """The members of the outermost object; of traceEvents the number of events, which go to ``columns``."""
+    scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
+    skip = _SPACE.match
+
+    def after(place: int) -> int:
+        found = skip(text, place)
+        assert found is not None
+        return found.end()
+
+    def value(place: int) -> tuple[Any, int]:
+        try:
+            return scan(text, place)  # type: ignore[no-any-return]
+        except StopIteration as stop:
+            where = int(stop.value) if stop.value is not None else place
+            raise _cut_off(path, text, where) from None
+        except json.JSONDecodeError as failure:
+            raise _cut_off(path, text, failure.pos) from None
+
+    place = after(0)
+    if text[place] == "[":
+        place = _events(text, place, path, columns, scan, progress)
+        yield "traceEvents", columns.events
+        return
+    if text[place] != "{":
+        raise _not_json(path, f"it begins with {text[place : place + 20]!r}")
+    place = after(place + 1)
+    while text[place : place + 1] != "}":
+        key, place = value(place)
+        place = after(place)
+        if not isinstance(key, str) or text[place : place + 1] != ":":
+            raise _cut_off(path, text, place)
+        place = after(place + 1)
+        if key == "traceEvents" and text[place : place + 1] == "[":
+            place = _events(text, place, path, columns, scan, progress)
+            yield key, columns.events
+        else:
+            found, place = value(place)
+            if key != "traceEvents":
+                yield key, found
+        place = after(place)
+        if text[place : place + 1] == ",":
+            place = after(place + 1)
+        elif text[place : place + 1] != "}":
+            raise _cut_off(path, text, place)
+
+
+def _cut_off(path: Path, text: str, place: int) -> ArgusError:
+    if place >= len(text.rstrip()) - 1:
+        return ArgusError(
+            f"{path} is cut off after {len(text):,} characters", "Copy it again, or import the others", EXIT_USAGE
+        )
+    return _not_json(path, f"character {place:,} is {text[place : place + 20]!r}")
+
+
+def _events(text: str, place: int, path: Path, columns: _Columns, scan: Any, progress: Callable[[float], None]) -> int:
+    """Takes the events of the array at ``place``; returns where it ends."""
+    skip = _SPACE.match
+    place = skip(text, place + 1).end()  # type: ignore[union-attr]
+    while text[place : place + 1] != "]":
+        try:
+            event, after = scan(text, place)
+        except (StopIteration, json.JSONDecodeError):
+            following = _NEXT_EVENT.search(text, place)
+            if following is None:
+                raise _cut_off(path, text, len(text)) from None
+            columns.unreadable += 1
+            columns.events += 1
+            place = following.end()
+            continue
+        columns.events += 1
+        if isinstance(event, dict):
+            try:
+                _take(event, columns)
+            except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
+                columns.unreadable += 1
+        place = skip(text, after).end()  # type: ignore[union-attr]
+        if columns.events % PROGRESS_EVENTS == 0:
+            progress(place / len(text))
+        if text[place : place + 1] == ",":
+            place = skip(text, place + 1).end()  # type: ignore[union-attr]
+        elif text[place : place + 1] != "]":
+            raise _cut_off(path, text, place)
+    return place + 1
+
+
+def _ns(value: Any) -> int:
+    """Microseconds as the file has them (an int, or the digits of a number) in nanoseconds, exactly; half a nanosecond
+    and more is cut off."""
+    if isinstance(value, int):
+        return value * 1000
+    if isinstance(value, str):
+        whole, _, part = value.partition(".")
+        if part.isdigit() and whole.isdigit():
+            return int(whole) * 1000 + int((part + "00")[:3])
+        return int(Decimal(value) * 1000)
+    raise ValueError(f"{value!r} is no time")
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, str):
+        return int(float(value))
+    return int(value or 0)
+
+
+def _take(event: dict[str, Any], columns: _Columns) -> None:
+    phase = event.get("ph")
+    if phase == "M":
+        if event.get("name") == "process_name" and isinstance(event.get("pid"), int):
+            columns.processes[event["pid"]] = str(event.get("args", {}).get("name", ""))
+        return
+    if phase != "X":
+        columns.other += phase not in ("s", "t", "f", "i", "I", "C")
+        return
+    category = str(event.get("cat", "")).lower()
+    name = str(event.get("name", ""))
+    kind = _OPERATIONS.get(category)
+    if kind is None and category not in _CALLS and category not in _RANGES:
+        return
+    if category in _RANGES and not (
+        category == "user_annotation" or name == "record_param_comms" or name.startswith(("nccl:", "ProfilerStep"))
+    ):
+        return
+    begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
+    if begin < 0:
+        raise ValueError("a time below 0")
+    if duration < 0:
+        columns.negative += 1
+        duration = 0
+    arguments = event.get("args") or {}
+    if not isinstance(arguments, dict):
+        raise ValueError("arguments have no names")
+    if kind is not None:
+        _take_operation(name, kind, begin, duration, arguments, event, columns)
+    elif category in _CALLS:
+        function = columns.functions.setdefault(name, len(columns.functions))
+        correlation = _number(arguments.get("correlation")) & 0xFFFFFFFF
+        tid, pid = _number(event.get("tid")) & 0xFFFFFFFF, _number(event.get("pid"))
+        # As an array first: a number too large must not leave half a row.
+        columns.calls.extend(array("q", (begin, duration, correlation, tid, function, pid)))
+    else:
+        tid = _number(event.get("tid")) & 0xFFFFFFFF
+        if name == "record_param_comms" or name.startswith("nccl:"):
+            columns.ranges.append((name, _described(arguments, begin, begin + duration, tid)))
+        else:
+            columns.annotations.append((name, begin, begin + duration, tid))
+
+
+def _take_operation(
+    name: str,
+    kind: GpuKind,
+    begin: int,
+    duration: int,
+    arguments: dict[str, Any],
+    event: dict[str, Any],
+    columns: _Columns,
+) -> None:
+    grid, block = arguments.get("grid") or (0, 0, 0), arguments.get("block") or (0, 0, 0)
+    symbol, copy = 0, 0
+    if kind is GpuKind.KERNEL:
+        symbol = columns.symbols.setdefault(name, len(columns.symbols))
+        if "Collective name" in arguments:
+            columns.detail[len(columns.ops) // len(_OP_FIELDS)] = _described(arguments, 0, 0, 0)
+    elif kind is GpuKind.MEMCPY:
+        direction = re.search(r"[HDP]to[HDP]", name)
+        copy = _COPIES.get(direction[0].lower(), 0) if direction else 0
+    device = arguments.get("device", event.get("pid"))
+    stream = arguments.get("stream", event.get("tid"))
+    row = (
+        begin, begin + duration, _number(arguments.get("correlation")) & 0xFFFFFFFF,
+        _number(device) if isinstance(device, (int, str)) and str(device).isdigit() else 0,
+        _number(arguments.get("context")), _number(stream) & 0xFFFFFFFF, symbol, int(kind), copy,
+        _number(arguments.get("bytes")), _number(arguments.get("shared memory")),
+        _number(arguments.get("registers per thread")), _number(arguments.get("graph id")),
+        _number(arguments.get("graph node id")), *(_number(size) for size in (*grid, *block)),
+    )  # fmt: skip
+    if len(row) != len(_OP_FIELDS):
+        raise ValueError("grid and block have three dimensions")
+    columns.ops.extend(array("q", row))
+
+
+def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> CpuRange:
+    """What the arguments of a collective say. NCCL counts what a rank receives of a reduce-scatter, else what it
+    sends."""
+    op = operation_name(str(arguments.get("Collective name", "")))
+    count = arguments.get("Out msg nelems" if op == "ReduceScatter" else "In msg nelems", 0)
+    code = _TYPES.get(str(arguments.get("dtype", "")).lower().replace("at::", ""))
+    if "In msg nelems" not in arguments and (dims := arguments.get("Input Dims")):
+        count, code = _elements(dims, arguments.get("Input type") or [])
+    numbers = {key.lower(): value for key, value in arguments.items() if key.lower() in ("seq", "sequence number")}
+    peer = arguments.get("Dst Rank" if op == "Send" else "Src Rank" if op == "Recv" else "Root rank", -1)
+    return CpuRange(
+        op, begin, end, tid,
+        group=(str(arguments.get("Process Group Name", "")), str(arguments.get("Process Group Ranks", ""))),
+        count=_number(count) if code is not None else 0,
+        dtype=UNKNOWN_TYPE if code is None else TORCH_DTYPE + code,
+        size=_number(arguments.get("Group size", -1)) or -1,
+        number=_number(numbers["seq"]) if "seq" in numbers else -1,
+        peer=_number(peer) if isinstance(peer, int) else -1,
+    )  # fmt: skip
+
+
+def _elements(dims: Any, types: Any) -> tuple[int, int | None]:
+    """Elements and type of the first tensor, from "Input Dims" and "Input type"."""
+    first = dims[0] if isinstance(dims, list) and dims else []
+    kind = types[0] if isinstance(types, list) and types else ""
+    if not first or not all(isinstance(size, int) for size in first):
+        return 0, None
+    return int(np.prod(first, dtype=np.int64)), _TYPES.get(str(kind).lower())
+
+
+def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) -> Recording:
+    told = head.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
+    rank, source = told.get("rank"), "trace"
+    if not isinstance(rank, int) or rank < 0:
+        rank, source = rank_in_name(path.name), "file name"
+    if rank is None:
+        rank, source = place, "order"
+    world = told.get("world_size")
+    base = _number(head.get("baseTimeNanoseconds"))
+    calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
+    rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))
+    pids, uses = np.unique(calls[:, 5], return_counts=True)
+    named = [pid for pid, name in columns.processes.items() if name and "python" in name]
+    pid = int(pids[np.argmax(uses)]) if len(pids) else (named or [*columns.processes, 0])[0]
+    recording = Recording(
+        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world if isinstance(world, int) and world > 0 else 0,
+        _host(path.name), columns.processes.get(pid, ""),
+    )  # fmt: skip
+    recording.functions = list(columns.functions)
+    recording.symbols = list(columns.symbols)
+    recording.losses["events_unreadable"] = columns.unreadable
+    recording.counters["events_of_other_phases"] = columns.other
+    recording.counters["durations_below_zero"] = columns.negative
+
+    taken = np.zeros(len(calls), CALL)
+    for target, column in (("ts_ns", 0), ("duration_ns", 1), ("correlation", 2), ("tid", 3), ("function", 4)):
+        taken[target] = calls[:, column]
+    ops = np.zeros(len(rows), GPU_OP)
+    fields = dict(zip(_OP_FIELDS, rows.T, strict=True))
+    for target, name in (("start_ns", "start"), ("end_ns", "end"), ("shared_dynamic", "shared")):
+        ops[target] = fields[name]
+    for name in ("correlation", "device", "context", "stream", "name", "kind", "copy", "bytes", "registers", "graph"):
+        ops[name] = fields[name]
+    ops["graph_node"], ops["pid"] = fields["graph_node"], recording.pid
+    ops["grid"], ops["block"] = rows[:, 14:17], rows[:, 17:20]
+    # Places in the file, to find a kernel's own words again.
+    order = np.argsort(ops["start_ns"], kind="stable")
+    where = np.empty(len(order), np.int64)
+    where[order] = np.arange(len(order))
+    if base:
+        for target in ("start_ns", "end_ns"):
+            ops[target] += np.uint64(base)
+        taken["ts_ns"] += base
+    connect(recording, taken, ops)
+    take_collectives(
+        recording, _outer(columns.ranges, base), {int(where[k]): each for k, each in columns.detail.items()}
+    )
+    recording.marks, recording.marked_by = marks_from(
+        [(name, begin + base, end + base, tid) for name, begin, end, tid in columns.annotations]
+    )
+    begin, end = recording.span
+    if end == 0:
+        raise ArgusError(
+            f"{path} is a Chrome trace of {columns.events:,} events, but none is a CUDA call, a GPU operation, "
+            "a collective or a step", EXPORT_HINT, EXIT_USAGE,
+        )  # fmt: skip
+    if begin < EPOCH_2000_NS:
+        recording.zero = "unknown: times are stored as if they counted from 1970"
+    if not len(recording.ops):
+        recording.notes.append("no GPU operations")
+    return recording
+
+
+def _host(name: str) -> str:
+    """The host in a name that PyTorch's tensorboard_trace_handler gives: host_pid.time.pt.trace.json."""
+    match = re.match(r"(.+)_\d+\.\d+\.pt\.trace\.json", name)
+    return match[1] if match else "unknown"
+
+
+def _outer(ranges: list[tuple[str, CpuRange]], base: int) -> list[CpuRange]:
+    """Collectives of ``record_param_comms`` and ``nccl:`` ranges. The latter lie in the former, which have the
+    arguments in newer versions; in older ones the latter have the name alone."""
+    out: list[CpuRange] = []
+    for name, found in sorted(ranges, key=lambda each: (each[1].tid, each[1].begin_ns, -each[1].end_ns)):
+        end = found.end_ns + base
+        op = found.op or (operation_name(name) if name.startswith("nccl:") else "")
+        around = out[-1] if out and out[-1].tid == found.tid and out[-1].end_ns >= end else None
+        if around is None:
+            out.append(replace(found, op=op, begin_ns=found.begin_ns + base, end_ns=end))
+        elif op and not around.op:
+            told = around if around.count or around.group[0] else found
+            out[-1] = replace(told, op=op, begin_ns=around.begin_ns, end_ns=around.end_ns)
+    return out

@@ -1,0 +1,303 @@
+"""Nsight Systems recordings, as ``nsys export --type sqlite`` writes them: one process that used a GPU is one rank.
+
+Tables and columns differ between versions, and with what was traced: what is missing is noted, and only what nothing
+can be told without is asked for. Times are nanoseconds of the recording's own clock; ``ANALYSIS_DETAILS`` and
+``TARGET_INFO_SESSION_START_TIME`` say what they are in UTC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.interop.imported import (
+    CALL,
+    CpuRange,
+    Progress,
+    Recording,
+    connect,
+    marks_from,
+    operation_name,
+    take_collectives,
+)
+from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
+from argus.records import GPU_OP, GpuKind
+
+EXPORT_HINT = "Export one with: nsys export --type sqlite report.nsys-rep"
+ROWS = 65_536
+"""Rows that are Python objects at once."""
+
+Int = NDArray[np.int64]
+
+_KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{what}" for what in ("KERNEL", "MEMCPY", "MEMSET"))
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_MAGIC = b"SQLite format 3\0"
+_OPERATIONS = {
+    _KERNEL: {
+        "correlation": "correlationId", "device": "deviceId", "context": "contextId", "stream": "streamId",
+        "registers": "registersPerThread", "shared_static": "staticSharedMemory",
+        "shared_dynamic": "dynamicSharedMemory", "graph": "graphId", "graph_node": "graphNodeId",
+        "gx": "gridX", "gy": "gridY", "gz": "gridZ", "bx": "blockX", "by": "blockY", "bz": "blockZ",
+    },
+    _MEMCPY: {
+        "correlation": "correlationId", "device": "deviceId", "context": "contextId", "stream": "streamId",
+        "bytes": "bytes", "copy": "copyKind", "graph_node": "graphNodeId",
+    },
+    _MEMSET: {
+        "correlation": "correlationId", "device": "deviceId", "context": "contextId", "stream": "streamId",
+        "bytes": "bytes", "graph_node": "graphNodeId",
+    },
+}  # fmt: skip
+_KINDS = {_KERNEL: GpuKind.KERNEL, _MEMCPY: GpuKind.MEMCPY, _MEMSET: GpuKind.MEMSET}
+_STEP_WORDS = ("step", "iter", "batch")
+_RANGE = "eventType IN (59, 60)"
+"""NVTX ranges, pushed and popped on a thread (59), or begun and ended (60)."""
+
+
+class _Export:
+    """One open file, asked for what it has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                head = file.read(len(_MAGIC))
+        except FileNotFoundError:
+            raise ArgusError(f"{path} does not exist", EXPORT_HINT, EXIT_UNAVAILABLE) from None
+        except OSError as failure:
+            raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
+        if not head:
+            raise ArgusError(f"{path} is empty", EXPORT_HINT, EXIT_USAGE)
+        if head != _MAGIC:
+            raise ArgusError(f"{path} is not an SQLite file", EXPORT_HINT, EXIT_USAGE)
+        # Immutable: a folder that may not be written to is enough.
+        self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
+        self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        self.columns: dict[str, dict[str, str]] = {}
+        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"):
+            found = self.rows(f'SELECT name FROM pragma_table_info("{table}")')
+            self.columns[str(table)] = {str(name).lower(): str(name) for (name,) in found}
+
+    def close(self) -> None:
+        self._db.close()
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query that has few."""
+        try:
+            return self._db.execute(sql, parameters).fetchall()
+        except (sqlite3.Error, ValueError) as failure:
+            raise self._unreadable(failure) from None
+
+    def _unreadable(self, failure: Exception) -> ArgusError:
+        return ArgusError(f"{self.path} cannot be read: {failure}", "It may be cut off. Export it again", EXIT_USAGE)
+
+    def integers(self, sql: str, width: int) -> Int:
+        """Rows of integers, shape (n, width)."""
+        parts = [np.empty((0, width), np.int64)]
+        try:
+            cursor = self._db.execute(sql)
+            while batch := cursor.fetchmany(ROWS):
+                parts.append(np.array(batch, np.int64).reshape(-1, width))
+        except (sqlite3.Error, OverflowError, ValueError, TypeError) as failure:
+            raise self._unreadable(failure) from None
+        return np.concatenate(parts)
+
+    def has(self, table: str, *columns: str) -> bool:
+        return table in self.columns and all(column.lower() in self.columns[table] for column in columns)
+
+    def column(self, table: str, name: str, default: str = "0") -> str:
+        """A column, or what stands for it where this version has none or no value."""
+        return f'COALESCE("{name}", {default})' if self.has(table, name) else default
+
+    def strings(self, ids: Int) -> dict[int, str]:
+        """Texts by id."""
+        if not self.has("StringIds", "id", "value"):
+            return {}
+        wanted = np.unique(ids).tolist()
+        out: dict[int, str] = {}
+        for low in range(0, len(wanted), 500):
+            part = wanted[low : low + 500]
+            marks = ",".join("?" * len(part))
+            for number, text in self.rows(f"SELECT id, value FROM StringIds WHERE id IN ({marks})", part):
+                out[number] = str(text)
+        return out
+
+
+def read(path: Path, place: int, progress: Progress = lambda what, share: None) -> list[Recording]:
+    """Reads one export: a recording for each process that used a GPU.
+
+    Args:
+        path: The file.
+        place: The first rank to give where nothing tells one.
+        progress: Told how far it is.
+
+    Raises:
+        ArgusError: It cannot be read, is no export, or has no GPU activity; in one line.
+    """
+    export = _Export(path)
+    with contextlib.closing(export):
+        return _read(export, path, place, lambda share: progress(f"reading {path.name}", share))
+
+
+def _read(export: _Export, path: Path, place: int, progress: object) -> list[Recording]:
+    assert callable(progress)
+    if not export.has("StringIds") and not any(table in export.columns for table in (*_OPERATIONS, _RUNTIME)):
+        some = ", ".join(list(export.columns)[:4]) or "no table"
+        raise ArgusError(f"{path} is SQLite, but no export of Nsight Systems: it has {some}", EXPORT_HINT, EXIT_USAGE)
+    base, zero = _zero(export)
+    ops, of_process, names = _operations(export)
+    progress(0.4)
+    calls, call_process, functions = _calls(export)
+    progress(0.7)
+    if not len(ops) and not len(calls):
+        raise ArgusError(f"{path} has no CUDA activity", "Record it with: nsys profile --trace=cuda,nvtx", EXIT_USAGE)
+    used = np.unique(of_process) if len(ops) else np.unique(call_process)
+    ranges = _ranges(export)
+    progress(0.9)
+    processes: dict[int, str] = {}
+    if export.has("PROCESSES", "globalPid", "name"):
+        known = export.rows("SELECT CAST(globalPid AS INTEGER), name FROM PROCESSES WHERE globalPid IS NOT NULL")
+        processes = {key >> 24: str(name or "") for key, name in known}
+    notes = [
+        f"this export has no {what}"
+        for table, what in ((_RUNTIME, "CUDA calls: launches are not known"), (_KERNEL, "kernels"))
+        if not export.has(table)
+    ]
+    out = []
+    alone = rank_in_name(path.name) if len(used) == 1 else None
+    for number, process in enumerate(used.tolist()):
+        rank, source = (place + number, "order") if alone is None else (alone, "file name")
+        recording = Recording(
+            str(path), "nsys", rank, source, process & 0xFFFFFF, 0, _host(export), processes.get(process, ""), zero=zero
+        )
+        recording.symbols, recording.functions = list(names), list(functions)
+        recording.notes = list(notes)
+        mine = ops[of_process == process].copy()
+        mine["pid"] = recording.pid
+        own = calls[call_process == process].copy()
+        for name in ("start_ns", "end_ns"):
+            mine[name] += np.uint64(base)
+        own["ts_ns"] += base
+        connect(recording, own, mine)
+        named = [each for each in ranges if each[3] >> 24 == process]
+        take_collectives(recording, _collectives(named, base), {})
+        recording.marks, recording.marked_by = marks_from(
+            [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
+        )
+        out.append(recording)
+    return out
+
+
+def _zero(export: _Export) -> tuple[int, str]:
+    """Wall time of the recording's time 0, ns, and what time 0 is in words."""
+    wall = started = None
+    if export.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
+        for (value,) in export.rows("SELECT CAST(utcEpochNs AS INTEGER) FROM TARGET_INFO_SESSION_START_TIME LIMIT 1"):
+            wall = value
+    if export.has("ANALYSIS_DETAILS", "startTime"):
+        for (value,) in export.rows("SELECT CAST(startTime AS INTEGER) FROM ANALYSIS_DETAILS LIMIT 1"):
+            started = value
+    if wall is None or wall < EPOCH_2000_NS:
+        return 0, "unknown: times are stored as if they counted from 1970"
+    return wall - (started or 0), "1970 (UTC)"
+
+
+def _host(export: _Export) -> str:
+    if export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        for (value,) in export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname' LIMIT 1"):
+            return str(value) or "unknown"
+    return "unknown"
+
+
+def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
+    """GPU operations, their processes (globalPid without the thread's bits), names by id (the first is of none)."""
+    parts, owners = [np.empty(0, GPU_OP)], [np.empty(0, np.int64)]
+    texts: list[str] = [""]
+    for table, fields in _OPERATIONS.items():
+        if not export.has(table, "start", "end"):
+            continue
+        text = next((c for c in ("demangledName", "shortName", "mangledName") if export.has(table, c)), "")
+        name = export.column(table, text) if text and table == _KERNEL else "0"
+        wanted = [f'"{export.columns[table]["start"]}"', f'"{export.columns[table]["end"]}"',
+                  export.column(table, "globalPid"), name]  # fmt: skip
+        wanted += [export.column(table, column) for column in fields.values()]
+        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE "end" >= "start"', len(wanted))
+        ops = np.zeros(len(rows), GPU_OP)
+        ops["start_ns"], ops["end_ns"], ops["kind"] = rows[:, 0], rows[:, 1], _KINDS[table]
+        values = dict(zip(fields, rows.T[4:], strict=True))
+        for place, axis in enumerate("xyz"):
+            if f"g{axis}" in values:
+                ops["grid"][:, place], ops["block"][:, place] = values.pop(f"g{axis}"), values.pop(f"b{axis}")
+        for field, column in values.items():
+            ops[field] = column
+        if table == _KERNEL:
+            ids, inverse = np.unique(rows[:, 3], return_inverse=True)
+            known = export.strings(ids)
+            texts = ["", *(known.get(number, "") for number in ids.tolist())]
+            ops["name"] = 1 + inverse
+        parts.append(ops)
+        owners.append(rows[:, 2] >> 24)
+    return np.concatenate(parts), np.concatenate(owners), texts
+
+
+def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
+    """CUDA calls, their processes, and the functions' names."""
+    if not export.has(_RUNTIME, "start", "end"):
+        return np.empty(0, CALL), np.empty(0, np.int64), []
+    columns = ("globalTid", "correlationId", "nameId", "returnValue")
+    wanted = ", ".join(export.column(_RUNTIME, column) for column in columns)
+    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE "end" >= start', 6)
+    calls = np.zeros(len(rows), CALL)
+    calls["ts_ns"], calls["duration_ns"] = rows[:, 0], rows[:, 1] - rows[:, 0]
+    calls["tid"], calls["correlation"] = rows[:, 2] & 0xFFFFFF, rows[:, 3] & 0xFFFFFFFF
+    calls["result"] = rows[:, 5]
+    ids, inverse = np.unique(rows[:, 4], return_inverse=True)
+    known = export.strings(ids)
+    calls["function"] = inverse
+    return calls, rows[:, 2] >> 24, [known.get(number, f"function {number}") for number in ids.tolist()]
+
+
+def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
+    """NVTX ranges that may be steps or collectives: (text, begin, end, globalTid)."""
+    if not export.has("NVTX_EVENTS", "start", "end", "globalTid"):
+        return []
+    shared = export.has("NVTX_EVENTS", "textId") and export.has("StringIds", "id", "value")
+    own = "n.text" if export.has("NVTX_EVENTS", "text") else "NULL"
+    text = f"COALESCE({own}, s.value)" if shared else own
+    joined = "LEFT JOIN StringIds s ON s.id = n.textId" if shared else ""
+    kinds = f"AND n.{_RANGE}" if export.has("NVTX_EVENTS", "eventType") else ""
+    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, "nccl", "record_param_comms"))
+    sql = (
+        f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
+        f"FROM NVTX_EVENTS n {joined} "
+        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL {kinds} AND ({likes})'
+    )
+    return [(str(text), begin, end, tid) for text, begin, end, tid in export.rows(sql)]
+
+
+def _collectives(ranges: list[tuple[str, int, int, int]], base: int) -> list[CpuRange]:
+    """Collectives of PyTorch's ``record_param_comms`` and ``nccl:`` ranges, and where it has none, of NCCL's own."""
+    found = sorted(((tid & 0xFFFFFF, begin, -end, text) for text, begin, end, tid in ranges))
+    out: list[CpuRange] = []
+    for tid, begin, end, text in found:
+        of_torch = text.startswith(("nccl:", "record_param_comms"))
+        if not of_torch and not re.match(r"nccl[A-Z]", text):
+            continue
+        op = "" if text.startswith("record_param_comms") else operation_name(text)
+        if not of_torch and not op:
+            continue  # a group's mark, a question
+        around = out[-1] if out and out[-1].tid == tid and out[-1].end_ns >= -end + base else None
+        if around is None:
+            out.append(CpuRange(op, begin + base, -end + base, tid))
+        elif op and not around.op:
+            out[-1] = CpuRange(op, around.begin_ns, around.end_ns, tid)
+    return out

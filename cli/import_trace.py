@@ -1,0 +1,154 @@
+"""``argus import``: take in what other profilers recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from argus.interop import imported, kineto, nsys
+from argus.interop.imported import Progress, Recording
+from argus.store.open import open_store
+
+from .options import format_option, store_option
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_PATHS = click.Path(path_type=Path)
+_job = click.option("--job", metavar="NAME", help="The job's name. Default: that of the folder or the first file.")
+_ignore = click.option(
+    "--ignore-annotations", is_flag=True, help="Find steps by the calls alone, whatever the trace says of them."
+)
+
+
+@click.group()
+def command() -> None:
+    """Take in what other profilers recorded, and diagnose it as a traced job.
+
+    \b
+      argus import kineto traces/ --job llama      PyTorch profiler traces, one file a rank
+      argus import nsys report.sqlite              Nsight Systems, exported to SQLite
+      argus diagnose --job llama
+    """
+
+
+@command.command("kineto")
+@click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
+@_job
+@_ignore
+@format_option()
+@store_option
+def import_kineto(
+    paths: tuple[Path, ...], job: str | None, ignore_annotations: bool, output_format: str, store_url: str | None
+) -> None:
+    """Import traces of the PyTorch profiler (Kineto): .json or .json.gz files, one a rank, or folders of them.
+
+    \b
+      argus import kineto rank0.json.gz rank1.json.gz --job llama
+      argus import kineto ./log/profile --job llama
+      argus import kineto rank0.json --ignore-annotations    steps by the calls alone
+    """
+    recordings: list[Recording] = []
+    with _progress() as told:
+        for place, file in enumerate(kineto.find_files(paths)):
+            recordings.append(kineto.read(file, place, told))
+        imported.check_ranks(recordings)
+        _store(recordings, job or _name(paths), ignore_annotations, output_format, store_url, told)
+
+
+@command.command("nsys")
+@click.argument("paths", metavar="FILE...", type=_PATHS, nargs=-1, required=True)
+@_job
+@_ignore
+@format_option()
+@store_option
+def import_nsys(
+    paths: tuple[Path, ...], job: str | None, ignore_annotations: bool, output_format: str, store_url: str | None
+) -> None:
+    """Import recordings of Nsight Systems, exported to SQLite. Each process that used a GPU is a rank.
+
+    \b
+      nsys export --type sqlite report.nsys-rep
+      argus import nsys report.sqlite --job llama
+    """
+    recordings: list[Recording] = []
+    with _progress() as told:
+        for file in paths:
+            recordings += nsys.read(file, len(recordings), told)
+        imported.check_ranks(recordings)
+        _store(recordings, job or _name(paths), ignore_annotations, output_format, store_url, told)
+
+
+def _name(paths: tuple[Path, ...]) -> str:
+    first = paths[0].absolute()
+    return re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db)(\.gz)?$", "", first.name) or "imported"
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on a terminal, nothing else where."""
+    if not sys.stderr.isatty():
+        yield lambda what, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("", total=1.0)
+        yield lambda what, share: shown.update(task, description=what, completed=share)
+
+
+def _store(
+    recordings: list[Recording],
+    job: str,
+    ignore_annotations: bool,
+    output_format: str,
+    store_url: str | None,
+    told: Progress,
+) -> None:
+    told("finding steps", 0.0)
+    communicators = imported.find_communicators(recordings)
+    steps = imported.find_all_steps(recordings, communicators, ignore_annotations=ignore_annotations)
+    with open_store(store_url) as store:
+        run = imported.write(store, job, recordings, steps, communicators, told)
+        url = store.url
+    found = [imported.summary(each, steps[each.rank]) for each in recordings]
+    told("done", 1.0)
+    if output_format == "json":
+        click.echo(json.dumps({"job": job, "run": run, "store": url, "recordings": found}, indent=2))
+    else:
+        _print(found, job, run, url)
+
+
+def _print(found: list[dict[str, Any]], job: str, run: int, url: str) -> None:
+    for each in found:
+        click.echo(f"{Path(each['file']).name}: rank {each['rank']} (by {each['rank_source']})")
+        click.echo(
+            f"  {each['gpu_operations']:,} GPU operations ({each['kernels']:,} kernels, "
+            f"{each['nccl_kernels']:,} of NCCL), {each['launches']:,} calls, {each['collectives']:,} collectives"
+        )
+        if each["steps"]:
+            click.echo(
+                f"  {each['steps']} steps of {each['step_ns'] / 1e6:.1f} ms, by {each['method']}: {each['why']} "
+                f"(confidence {each['confidence']:.0%})"
+            )
+        else:
+            click.echo(f"  no steps found: {each['why']}")
+        if each["zero"] != "1970 (UTC)":
+            click.echo(f"  time zero is {each['zero']}")
+        for note in each["notes"]:
+            click.echo(f"  {note}")
+        if each["counters"]:
+            counted = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
+            click.echo(f"  counted: {counted}")
+    ranks = "1 rank" if len(found) == 1 else f"{len(found)} ranks"
+    quoted = job.replace("'", "''")
+    click.echo(f"{job}: {ranks} stored as run {run} in {url}")
+    click.echo(f"  argus diagnose --job {job}")
+    click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")

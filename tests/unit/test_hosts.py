@@ -1,0 +1,418 @@
+"""Jobs of several hosts in a store: clocks that differ, steps numbered apart, communicators known by traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus.diagnose import sql
+from argus.diagnose.hosts import Hosts, _impossible, _Local, _match, _rough, _shifts, align_hosts, prepare, store_hosts
+from argus.diagnose.run import diagnose, diagnose_store
+from argus.diagnose.verdict import Verdict
+from argus.errors import ArgusError
+from argus.records import COLLECTIVE
+from argus.semantics.clocks import CALL
+from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
+
+from .hosts_job import World, store_world
+from .stored_job import WALL, store_job
+from .synthetic_job import MS, simulate
+
+US = 1_000
+SHIFTS = "SELECT host, shift, how, confidence, error FROM step_shifts"
+BIG = ((1_000_000, 20.0), (2_000_000, 20.0))
+WORLDS = {
+    "healthy": World(),
+    "slow": World(slow={6: 1.8}),
+    "slow on the first": World(slow={1: 1.8}),
+    "late": World(attach_ms=(0, 900, 0), slow={6: 1.8}),
+    "late healthy": World(attach_ms=(0, 900, 0)),
+    "all late": World(attach_ms=(300, 900, 0), made=False, slow={1: 1.8}),
+    "three": World(hosts=3, per_host=2, attach_ms=(300, 900, 1300), made=False, slow={3: 1.8}, local=True),
+    "three healthy": World(hosts=3, per_host=2, attach_ms=(300, 900, 1300), made=False, local=True),
+    "one of three late": World(hosts=3, per_host=2, attach_ms=(0, 0, 700), slow={4: 1.8}),
+    "three from the start": World(hosts=3, per_host=3, slow={7: 1.6}),
+    "sharded": World(sharded=True, local=True, slow={6: 1.8}),
+    "one rank a host": World(per_host=1, hosts=3, attach_ms=(0, 500, 900), made=False, slow={2: 1.8}),
+    "a slow host": World(slow=dict.fromkeys((4, 5, 6, 7), 1.8)),
+    "small lateness": World(slow=dict.fromkeys((4, 5, 6, 7), 1.25)),
+    "blurred lateness": World(slow=dict.fromkeys((4, 5, 6, 7), 1.25), sizes=BIG),
+    "no gpu times": World(gpu=False),
+    "no gpu times, slow": World(gpu=False, slow={6: 1.8}),
+    "ntp": World(gpu=False, offset_ms=(0.0, 0.6, 0.0), drift_ppm=(0.0, 0.0, 0.0), wall_error_ms=1.0),
+    "ntp, slow": World(
+        gpu=False, offset_ms=(0.0, 0.6, 0.0), drift_ppm=(0.0, 0.0, 0.0), wall_error_ms=1.0, slow={4: 1.8}
+    ),
+    "no company": World(attach_ms=(300, 900, 0), made=False, gpu=False, local=True),
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('hosts')}/store") as opened:
+        for name, world in WORLDS.items():
+            store_world(opened, name, world)
+        store_job(opened, "one host", simulate(4, 30))
+        yield opened
+
+
+def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return query_columns(store, text, params or {})
+
+
+# ---- the verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("slow", [6]),
+        ("slow on the first", [1]),
+        ("late", [6]),
+        ("all late", [1]),
+        ("three", [3]),
+        ("one of three late", [4]),
+        ("three from the start", [7]),
+        ("sharded", [6]),
+        ("one rank a host", [2]),
+        ("a slow host", [4, 5, 6, 7]),
+        ("small lateness", [4, 5, 6, 7]),
+        ("ntp, slow", [4]),
+    ],
+)
+def test_the_slow_rank_is_named_whatever_the_clocks_say(store: Store, name: str, ranks: list[int]) -> None:
+    verdict = diagnose_store(store, name, 1)
+    assert verdict["status"] == "degraded"
+    assert [finding["ranks"] for finding in verdict["findings"]] == [ranks], verdict
+    world = WORLDS[name]
+    assert verdict["ranks"] == world.per_host * world.hosts
+    assert verdict["findings"][0]["hosts"] == list(dict.fromkeys(f"node-{rank // world.per_host}" for rank in ranks))
+    texts = [evidence["text"] for evidence in verdict["findings"][0]["evidence"]]
+    assert any(text.startswith("clocks of node-") and " agree to " in text for text in texts), texts
+
+
+@pytest.mark.parametrize("name", ["healthy", "late healthy", "three healthy", "ntp"])
+def test_a_healthy_job_stays_healthy(store: Store, name: str) -> None:
+    verdict = diagnose_store(store, name, 1)
+    assert verdict["status"] == "healthy", verdict
+    assert "agree to" in verdict["reason"]
+
+
+def test_without_the_correction_the_wrong_ranks_are_blamed(store: Store) -> None:
+    """7 ms of offset make node-1 look late, and steps of hosts attached apart are not the same."""
+    query = partial(query_columns, store)
+
+    def uncorrected(name: str) -> list[list[int]]:
+        return [finding["ranks"] for finding in diagnose(query, name, 1)["findings"]]
+
+    assert uncorrected("healthy") == [[4, 5, 6, 7]]
+    assert uncorrected("slow") != [[6]]
+    assert uncorrected("one rank a host") == []
+
+
+def test_lateness_below_the_error_is_not_raised(store: Store) -> None:
+    """Where the shortest collective takes 20 ms, the clocks cannot be known better. With a short one they can."""
+    verdict = diagnose_store(store, "blurred lateness", 1)
+    assert verdict["status"] == "inconclusive"
+    assert not verdict["findings"]
+    assert "after everybody else, less than the clocks of the hosts may differ by" in verdict["reason"]
+    assert diagnose_store(store, "small lateness", 1)["status"] == "degraded"
+
+
+def test_without_clocks_ranks_are_compared_within_a_host(store: Store) -> None:
+    healthy = diagnose_store(store, "no gpu times", 1)
+    assert healthy["status"] == "inconclusive"
+    assert "agree only to" in healthy["reason"]
+    slow = diagnose_store(store, "no gpu times, slow", 1)
+    assert [finding["ranks"] for finding in slow["findings"]] == [[6]]
+    assert not any("agree to" in evidence["text"] for evidence in slow["findings"][0]["evidence"])
+
+
+def test_hosts_that_nothing_joins_are_left_out_and_said(store: Store) -> None:
+    verdict = diagnose_store(store, "no company", 1)
+    assert verdict["status"] == "inconclusive"
+    assert "the steps of node-1 were left out" in verdict["reason"]
+    assert "the clock of node-1 could not be compared" in verdict["reason"]
+    errors = asked(store, "SELECT host, error FROM group_joins WHERE job = 'no company' AND error != ''")
+    assert set(errors["host"]) == {"node-1"}
+    assert any("several communicators have equal calls" in error for error in errors["error"])
+
+
+# ---- what is stored
+
+
+@pytest.mark.parametrize("name", ["healthy", "slow", "late", "all late", "three", "sharded", "one rank a host", "ntp"])
+def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
+    world = WORLDS[name]
+    diagnose_store(store, name, 1)
+    rows = asked(store, sql.CLOCKS, {"job": name, "run": 1})
+    assert set(rows["host"]) == {f"node-{host}" for host in range(world.hosts)}
+    for i, host in enumerate(rows["host"]):
+        number = int(host[-1])
+        if number == 0:
+            assert (rows["offset_ns"][i], rows["error_ns"][i]) == (0, 0)
+            continue
+        # `at` is the host's own time, of which the offset is a function.
+        own = int(rows["at"][i]) - WALL
+        rate, base_rate = 1 + world.drift_ppm[number] * 1e-6, 1 + world.drift_ppm[0] * 1e-6
+        t = (own - world.offset_ms[number] * MS) / rate
+        true = t * base_rate + world.offset_ms[0] * MS - own
+        assert abs(rows["offset_ns"][i] - true) <= rows["error_ns"][i]
+        assert rows["error_ns"][i] < (100 * US if world.gpu else 3 * MS)
+
+
+@pytest.mark.parametrize("name", ["slow", "late", "all late", "three", "sharded", "one rank a host", "no gpu times"])
+def test_one_step_has_one_number_on_all_hosts(store: Store, name: str) -> None:
+    world = WORLDS[name]
+    diagnose_store(store, name, 1)
+    rows = asked(
+        store,
+        "SELECT step, host, toInt64(min(toUnixTimestamp64Nano(ts))) AS ts FROM iterations_across "
+        f"WHERE job = '{name}' GROUP BY step, host ORDER BY step",
+    )
+    number = np.array([int(host[-1]) for host in rows["host"]])
+    drift, offset = np.array(world.drift_ppm)[number] * 1e-6, np.array(world.offset_ms)[number] * MS
+    true = ((rows["ts"] - WALL) - offset) / (1 + drift)
+    steps = rows["step"]
+    common = [step for step in np.unique(steps) if len(set(number[steps == step])) == world.hosts]
+    assert len(common) > 40
+    begins = [true[steps == step] for step in common]
+    usual = float(np.median(np.diff([begin.mean() for begin in begins])))
+    assert max(np.ptp(begin) for begin in begins) < usual / 3
+    assert int(steps.min()) == 0
+
+
+def test_communicators_within_hosts_are_not_joined(store: Store) -> None:
+    """All hosts make the same calls on them, and at nearly the same time."""
+    diagnose_store(store, "three healthy", 1)
+    rows = asked(
+        store,
+        "SELECT joined_group, uniqExact(host) AS hosts FROM group_joins "
+        "WHERE job = 'three healthy' AND joined_group != 0 GROUP BY joined_group ORDER BY hosts",
+    )
+    assert rows["hosts"].tolist() == [1, 3]
+
+
+def test_hosts_attached_later_are_shifted(store: Store) -> None:
+    diagnose_store(store, "late", 1)
+    rows = asked(store, f"{SHIFTS} WHERE job = 'late' ORDER BY version DESC, host LIMIT 2")
+    assert rows["how"].tolist() == ["reference", "calls"]
+    assert rows["shift"].tolist() == [0, 6]
+    assert rows["confidence"].min() >= 0.9
+
+
+def test_the_newest_estimate_counts(store: Store) -> None:
+    query = partial(query_columns, store)
+    hosts = align_hosts(query, "three from the start", 1)
+    assert hosts is not None
+    wrong = replace(hosts, clocks=hosts.clocks.copy())
+    wrong.clocks["offset_ns"][1] += 500 * MS
+    latest = "SELECT max(later_ns) AS ns FROM collectives_across WHERE job = 'three from the start' AND aligned"
+    store_hosts(store, wrong, "three from the start", 1)
+    assert asked(store, latest)["ns"][0] > 400 * MS
+    store_hosts(store, hosts, "three from the start", 1)
+    assert asked(store, latest)["ns"][0] < 100 * MS
+    for _ in range(2):
+        diagnose_store(store, "healthy", 1)
+    once = asked(store, "SELECT count() AS n FROM iterations WHERE job = 'healthy'")["n"]
+    assert asked(store, "SELECT count() AS n FROM iterations_across WHERE job = 'healthy'")["n"] == once
+    calls = "SELECT count() AS n FROM {} WHERE job = 'healthy'"
+    before, after = (asked(store, calls.format(t))["n"] for t in ("collectives", "collectives_across"))
+    assert before == after
+
+
+def test_the_view_never_shows_lateness_below_the_error(store: Store) -> None:
+    diagnose_store(store, "healthy", 1)
+    late = "SELECT host, lateness_ns FROM {} WHERE job = 'healthy' AND aligned"
+    raw = asked(store, late.format("collectives_aligned"))
+    on_node_1 = raw["host"] == "node-1"
+    assert np.median(raw["lateness_ns"][on_node_1]) > 6 * MS
+    rows = asked(
+        store,
+        "SELECT host, first_host, lateness_ns, later_ns, clock_error_ns + first_error_ns AS error_ns "
+        "FROM collectives_across WHERE job = 'healthy' AND aligned",
+    )
+    assert np.median(rows["lateness_ns"]) < 2 * MS
+    across = rows["host"] != rows["first_host"]
+    below = across & (rows["later_ns"] <= rows["error_ns"])
+    assert below.any()
+    assert (rows["lateness_ns"][below] == 0).all()
+    assert (rows["lateness_ns"][~below] == rows["later_ns"][~below]).all()
+    assert (rows["lateness_ns"] >= 0).all()
+
+
+# ---- stores that take nothing
+
+
+def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> None:
+    query = partial(query_columns, store)
+    given = align_hosts(query, "late", 1)
+    stored = prepare(store, query, "late", 1)
+    assert given is not None
+    assert stored is not None
+    assert (given.params()["across"], stored.params()["across"]) == ("given", "stored")
+    common = {"job": "late", "run": 1, "first": 0, "last": 100, "ranks": [6], "onset": 20}
+    run = sql.of_job(query)
+    for text in (sql.LATENESS, sql.LEAD, sql.LAST, sql.STEPS, sql.CPU_TIME, sql.PHASE_TIME, sql.LOADING, sql.LAST_CALLS,
+                 sql.SPAN, sql.SLOWER, sql.CLOCKS):  # fmt: skip
+        a, b = (run(text, {**common, **hosts.params()}) for hosts in (given, stored))
+        assert len(next(iter(a.values()))) > 0 or text in (sql.PHASE_TIME, sql.LOADING)
+        # What a verdict cites can be pasted.
+        c, d = (query(sql.shown(text, {**common, **hosts.params()}), {}) for hosts in (given, stored))
+        for name in a:
+            assert sorted(map(str, a[name].tolist())) == sorted(map(str, b[name].tolist())), (name, text)
+            assert sorted(map(str, a[name].tolist())) == sorted(map(str, c[name].tolist())), (name, text)
+            assert sorted(map(str, a[name].tolist())) == sorted(map(str, d[name].tolist())), (name, text)
+
+
+def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def findings(verdict: Verdict) -> list[Any]:
+        return [(f["kind"], f["ranks"], f["slowdown"], [e["text"] for e in f["evidence"]]) for f in verdict["findings"]]
+
+    usual = diagnose_store(store, "all late", 1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ArgusError("argus: Not enough privileges", "")
+
+    monkeypatch.setattr(Store, "insert", refuse)
+    verdict = diagnose_store(store, "all late", 1)
+    assert findings(verdict) == findings(usual)
+    assert "could not be stored: argus: Not enough privileges" in verdict["reason"]
+    assert "WITH" in verdict["findings"][0]["evidence"][0]["sql"]
+
+
+# ---- jobs of one host
+
+
+def test_one_host_costs_one_query(store: Store) -> None:
+    texts: list[str] = []
+
+    def counted(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        texts.append(text)
+        return query_columns(store, text, params)
+
+    assert align_hosts(counted, "one host", 1) is None
+    assert texts == [sql.SEVERAL]
+
+
+def test_times_that_are_not_of_clocks_are_taken_as_they_are(store: Store) -> None:
+    """Imported and simulated jobs have no offset of a monotonic clock."""
+    assert int(asked(store, sql.SEVERAL, {"job": "three", "run": 1})["hosts"][0]) == 3
+    assert int(asked(store, sql.SEVERAL, {"job": "one host", "run": 1})["hosts"][0]) == 0
+
+
+# ---- parts
+
+
+def steps_of(*rows: tuple[str, int, int]) -> dict[str, Any]:
+    host, seq, step = zip(*rows, strict=True)
+    return {"host": np.array(host, object), "comm_group": np.full(len(seq), 1, np.uint64), "aligned_seq": np.array(seq),
+            "step": np.array(step)}  # fmt: skip
+
+
+def test_steps_that_do_not_agree_are_said() -> None:
+    a = [("a", n, n // 2) for n in range(40)]
+    shifted = [("b", n, n // 2 - 3) for n in range(6, 40)]
+    out = _shifts(steps_of(*a, *shifted), ["a", "b"])
+    assert [(s.shift, s.how, s.error) for s in out] == [(0, "reference", ""), (3, "calls", "")]
+    torn = [("b", n, n // 2 - 3 - (n > 20)) for n in range(6, 40)]
+    out = _shifts(steps_of(*a, *torn), ["a", "b"])
+    assert "do not agree how its steps line up with those of a" in out[1].error
+    stray = [("b", n, n // 2 - 3 - (n == 20)) for n in range(6, 40)]
+    assert _shifts(steps_of(*a, *stray), ["a", "b"])[1].shift == 3
+    few = _shifts(steps_of(*a, *shifted[:7]), ["a", "b"])
+    assert few[1].error == "only 7 collectives are in steps of it and of a"
+    assert _shifts(None, ["a", "b"])[1].error.startswith("no collective is known")
+
+
+def test_shifts_go_through_other_hosts_and_begin_at_0() -> None:
+    a = [("a", n, n + 5) for n in range(20)]
+    ab = steps_of(*a, *(("b", n, n) for n in range(20)))
+    bc = steps_of(*(("b", n, n) for n in range(20)), *(("c", n, n + 9) for n in range(20)))
+    bc["comm_group"] += np.uint64(1)
+    rows = {name: np.concatenate([ab[name], bc[name]]) for name in ab}
+    assert [s.shift for s in _shifts(rows, ["a", "b", "c"])] == [4, 9, 0]
+
+
+def test_a_group_whose_ranks_leave_before_all_have_entered_is_none() -> None:
+    calls = np.zeros(200, CALL)
+    calls["group"] = np.repeat([1, 2], 100)
+    calls["end_ns"] = 10
+    calls["entry_ns"][100:110] = 20
+    assert _impossible(calls).tolist() == [2]
+    calls["entry_ns"][104:110] = 0
+    assert _impossible(calls).tolist() == []
+
+
+def test_of_several_equal_communicators_none_is_guessed() -> None:
+    """Two on each host, whose calls are equal and whose ends are not known: only one of each would be clear."""
+    rows = np.zeros(90, COLLECTIVE)
+    rows["seq"], rows["count"] = np.arange(90), 5 + np.arange(90) % 3
+    rows["ts_ns"] = 10**9 + np.arange(90) // 3 * 100 * MS + np.arange(90) % 3 * 9 * MS
+    none = np.empty(0, np.int64)
+    unknown = np.full(90, -1, np.int64)
+    base, own = (
+        [_Local(f"node-{h}", 10 * h + i, 4 * h + i, False, -1, 1, rows, none, none, unknown, unknown) for i in range(2)]
+        for h in range(2)
+    )
+    assert [join.error for join in _match(base[:1], own[:1], 100.0 * MS, alone=True)] == [""]
+    assert all("several communicators" in join.error for join in _match(base, own, 100.0 * MS, alone=True))
+    assert "several communicators" in _match(base[:1], own[:1], 100.0 * MS, alone=False)[0].error
+
+
+def test_a_rough_clock_is_where_most_ends_coincide() -> None:
+    rng = np.random.default_rng(0)
+    ends = np.cumsum(rng.integers(5 * MS, 60 * MS, 300))
+    for offset in (-12 * MS, 0, 3 * MS):
+        other = ends - offset + rng.integers(0, 100 * US, 300)
+        assert abs(_rough(ends, other, 20 * MS) - offset) < BINS
+    assert _rough(ends, np.empty(0, np.int64), 20 * MS) == 0
+
+
+BINS = 200 * US
+
+
+def test_clocks_that_are_too_inexact_are_not_used(store: Store) -> None:
+    """50 ms of offset that may be 200 ms off would make every rank of node-1 late; unknown ones count as little."""
+    query = partial(query_columns, store)
+    hosts = align_hosts(query, "healthy", 1)
+    assert hosts is not None
+    for error, least, most in ((200 * MS, 0, 5), (-1, 0, 5), (10_000, 45, 55)):
+        clocks = hosts.clocks.copy()
+        clocks["offset_ns"][1] += 50 * MS
+        clocks["error_ns"][1] = error
+        other = replace(hosts, clocks=clocks)
+        params = {"job": "healthy", "run": 1, "first": 0, "last": 100, **other.params()}
+        late = sql.of_job(query)(sql.LATENESS, params)
+        assert set(late["rank"]) == set(range(8))
+        assert least * MS <= late["peak_ns"].max() <= most * MS
+        assert len(np.unique(late["comm_group"])) == (1 if error == 10_000 else 2)
+        assert other.between(["node-1"], ["node-0"]) == (10_000 if error == 10_000 else 0)
+
+
+def test_a_query_holds_no_more_clocks_than_it_can_carry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = align_hosts(partial(query_columns, store), "healthy", 1)
+    assert hosts is not None
+    more = replace(hosts, clocks=np.repeat(hosts.clocks, [1, 9]))
+    more.clocks["since_ns"][1:] = np.arange(9) * 1000
+    more.clocks["drift_ppb"][1:] = np.arange(9)
+    monkeypatch.setattr("argus.diagnose.hosts.MAX_GIVEN", 6)
+    given = more.params()
+    assert given["clock_host"] == ["node-0", "node-1", "node-1", "node-1"]
+    assert given["clock_drift"][1:] == [6, 7, 8]
+    assert given["clock_ts"] == [0, 0, 7000, 8000]
+
+
+def test_the_words(store: Store) -> None:
+    hosts = align_hosts(partial(query_columns, store), "healthy", 1)
+    assert isinstance(hosts, Hosts)
+    assert hosts.between(["node-0"], ["node-0"]) == 0
+    assert 0 < hosts.between(["node-0"], ["node-0", "node-1"]) == hosts.worst_ns < 100 * US
+    assert hosts.trouble(10 * MS) == ""
+    assert "agree only to" in hosts.trouble(1000.0)
