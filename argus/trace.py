@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from argus import __version__, records
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
+from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
     TORCH_PYTHON,
@@ -212,6 +213,7 @@ class Tracer:
             off_cpu_ns=options.off_cpu_ns,
         )
         self._flops = options.step_flops, options.peak_flops
+        self._wall_error_ns = wall_error_ns()
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
         self._calls_in_progress = 0
@@ -958,6 +960,7 @@ class Tracer:
                 "launcher": members[0].target.identity.launcher,
                 "mono_offset_ns": self.mono_offset_ns,
                 "argus_version": __version__,
+                "wall_error_ns": self._wall_error_ns,
                 "step_flops": self._flops[0],
                 "peak_flops": self._flops[1],
                 "version": self._next_version(),

@@ -54,7 +54,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 )
 @format_option(("text", "json"))
 @store_option
-@click.option("--no-store", is_flag=True, help="Do not add the verdict to the table findings.")
+@click.option("--no-store", is_flag=True, help="Store neither the verdict nor how hosts go together.")
 @click.option(
     "--sql", "with_sql", is_flag=True, help="Print every query behind the findings, to paste into `argus sql`."
 )
@@ -93,7 +93,9 @@ def command(
         if run not in [known.run for known in list_runs(store, job)]:
             stored = ", ".join(str(known.run) for known in list_runs(store, job)[:8])
             raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
-        verdict = diagnose_store(store, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after)
+        verdict = diagnose_store(
+            store, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after, keep=not no_store
+        )
         if output_format == "json":
             click.echo(to_json(verdict))
         else:

@@ -93,6 +93,17 @@ LEFT ANY JOIN
 WHERE s.error = ''
 COMMENT 'gpu_steps with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
 
+CREATE VIEW IF NOT EXISTS gpu_phases_across
+AS SELECT g.* EXCEPT (step), g.step AS host_step, toUInt32(greatest(0, toInt64(g.step) + s.shift)) AS step
+FROM gpu_phases AS g
+LEFT ANY JOIN
+(
+  SELECT job, run, host, shift, error FROM step_shifts
+  WHERE (job, run, version) IN (SELECT job, run, max(version) FROM step_shifts GROUP BY job, run)
+) AS s ON g.job = s.job AND g.run = s.run AND g.host = s.host
+WHERE s.error = ''
+COMMENT 'gpu_phases with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
+
 CREATE VIEW IF NOT EXISTS collectives_across
 AS SELECT
   job, run, rank, host, pid, tid, comm, op, seq, bytes, count, dtype, ts, duration_ns, in_group, aligned,

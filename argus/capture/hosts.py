@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import socket
 import threading
 from collections.abc import Callable
+
+_TIME_ERROR = 5
+"""What ``ntp_gettime`` returns (TIME_ERROR of sys/timex.h) while nothing disciplines the clock."""
+
+
+class _NtpTime(ctypes.Structure):
+    """``struct ntptimeval`` of glibc's sys/timex.h, whose fields are longs."""
+
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in ("seconds", "fraction", "maxerror", "esterror", "tai", "unused1", "unused2", "unused3", "unused4")
+    ]
+
+
+def wall_error_ns() -> int:
+    """By how much the wall clock of this host may be off, as its kernel says; ns, -1: not known."""
+    try:
+        told = _NtpTime()
+        state = ctypes.CDLL(None).ntp_gettime(ctypes.byref(told))
+    except (OSError, AttributeError):
+        return -1
+    return -1 if state < 0 or state == _TIME_ERROR else int(told.maxerror) * 1000
+
 
 _RECEIVE_BYTES = 1 << 20
 """Room for some 14,000 events: a burst of forks while this thread waits for the interpreter."""

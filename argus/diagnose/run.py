@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs
+from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs, slow_kernels
 from argus.diagnose.hang import HANG_S, find_hang
-from argus.diagnose.hosts import Hosts, prepare, spoken
+from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
@@ -305,6 +305,10 @@ def _judge(
         if by_phase is not None:
             cause, compared = by_phase, sql.PHASE_TIME
 
+    kernels = None
+    if cause.kind == "compute_straggler" and not cause.phase:
+        kernels = slow_kernels(query(sql.GPU_PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
+
     step_ns = float(np.median(durations[-straggler.window :]))
     inside = np.isin(lateness.ranks, ranks)
     tail = lateness.tail(straggler.window)
@@ -320,6 +324,8 @@ def _judge(
         },
         {"text": cause.text, "sql": sql.shown(compared, window)},
     ]
+    if kernels is not None:
+        evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
     loss = straggler.gain_ns
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
@@ -328,6 +334,8 @@ def _judge(
             loss = step_ns - was
             text = f"a step took {_ms(was)} before step {onset} and takes {_ms(step_ns)} now"
             evidence.append({"text": text, "sql": sql.shown(sql.STEPS, params)})
+    elif kernels is not None:
+        loss = max(loss, min(kernels.excess_ns, step_ns))
     elif (
         cause.kind == "compute_straggler"
         and cause.known
@@ -341,7 +349,11 @@ def _judge(
             f"costs about {_ms(loss)} a step"
         )
         evidence.append({"text": text, "sql": sql.shown(sql.LATENESS, cited)})
-    phase = cause.phase or ("before the first collective" if flat else "between the collectives")
+    phase = (
+        cause.phase
+        or (kernels.phase if kernels is not None else "")
+        or ("before the first collective" if flat else "between the collectives")
+    )
     return _Loss(straggler, onset, last, cause, loss, evidence, phase)
 
 
@@ -440,10 +452,11 @@ def diagnose_store(
     steps: tuple[int | None, int | None] = (None, None),
     threshold: float = THRESHOLD,
     hang_after_s: float = HANG_S,
+    keep: bool = True,
 ) -> Verdict:
-    """:func:`diagnose` on a store."""
+    """:func:`diagnose` on a store. ``keep``: how the hosts of the job go together is stored."""
     query = partial(query_columns, store)
-    across = prepare(store, query, job, run)
+    across = prepare(store, query, job, run) if keep else align_hosts(query, job, run)
     return diagnose(query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s, across=across)
 
 

@@ -24,6 +24,7 @@ Query: TypeAlias = Callable[[str, Mapping[str, Any]], dict[str, npt.NDArray[Any]
 _ONE_HOST = {
     "$iterations": "iterations",
     "$phases": "phases",
+    "$gpuphases": "gpu_phases",
     "$collectives": "collectives_aligned",
     "$communicators": "communicators FINAL",
     "$known": "error = ''",
@@ -36,6 +37,7 @@ _ONE_HOST = {
 _SEVERAL_HOSTS = {
     "$iterations": "iterations_across",
     "$phases": "phases_across",
+    "$gpuphases": "gpu_phases_across",
     "$collectives": "collectives_across",
     "$communicators": "collectives_across",
     "$known": "aligned",
@@ -193,6 +195,17 @@ ORDER BY step, rank, phase
 """
 )
 """Where some ranks' steps went, by phase."""
+
+GPU_PHASE_TIME = _query(
+    """
+SELECT rank, step, phase, toFloat64(sum(duration_ns)) AS duration_ns FROM $gpuphases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND has({ranks:Array(UInt32)}, rank) AND phase IN ('forward', 'backward', 'optimizer', 'compute')
+GROUP BY rank, step, phase
+ORDER BY step, rank, phase
+"""
+)
+"""How long kernels computed on some ranks' GPUs, by step and phase."""
 
 ALIGNMENT = """
 SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why

@@ -304,8 +304,8 @@ class _Family:
         Calls that belong to no step may lie between those and the newest boundary, so counting on from there would err.
 
         Args:
-            calls: Aligned numbers of a step's calls on the family's communicator, shape (occurrences, calls), the newest
-                last.
+            calls: Aligned numbers of a step's calls on the family's communicator, shape (occurrences, calls), the
+                newest last.
             per_step: How many they are.
         """
         hits = np.isin(calls, self.calls).sum(axis=0)
