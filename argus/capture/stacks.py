@@ -566,10 +566,9 @@ class StackProbes:
         now = time.monotonic_ns()
         if final:
             self._stop()
-            if self._unread:
-                counts.append(self._read_counts(1 - self._active))
-                self._unread = False
-            counts.append(self._read_counts(self._active))
+            # Both, whatever was read: a program that was interrupted for longer than the grace adds to the old one.
+            counts += [self._read_counts(1 - self._active), self._read_counts(self._active)]
+            self._unread = False
         else:
             if self._unread and now - self._swapped_ns >= GRACE_NS:
                 counts.append(self._read_counts(1 - self._active))

@@ -290,7 +290,9 @@ def _judge(
     kept = np.isin(lead["step"].astype(np.int64), numbers)
     lead_steps = lead["step"][kept].astype(np.int64)
     lead_ns = (lead["suspects_ns"] - lead["others_ns"])[kept]
-    onset = int(lead_steps[find_onset(lead_ns, straggler.gain_ns)]) if len(lead_steps) else int(numbers[0])
+    since = find_onset(lead_ns, straggler.gain_ns) if len(lead_steps) else 0
+    # Late in all steps in which it could be compared: others may have been seen for longer.
+    onset = int(lead_steps[since]) if since else int(numbers[0])
     last = int(numbers[-1])
     cited = {**params, "ranks": late, "first": onset}
 
@@ -326,7 +328,7 @@ def _judge(
     ]
     if kernels is not None:
         evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
-    loss = straggler.gain_ns
+    loss = straggler.gain_ns if kernels is None else max(straggler.gain_ns, min(kernels.excess_ns, step_ns))
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
         was = float(np.median(before[-max(WINDOWS) :]))
@@ -334,10 +336,9 @@ def _judge(
             loss = step_ns - was
             text = f"a step took {_ms(was)} before step {onset} and takes {_ms(step_ns)} now"
             evidence.append({"text": text, "sql": sql.shown(sql.STEPS, params)})
-    elif kernels is not None:
-        loss = max(loss, min(kernels.excess_ns, step_ns))
     elif (
         cause.kind == "compute_straggler"
+        and kernels is None
         and cause.known
         and not cause.phase
         and flat

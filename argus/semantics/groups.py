@@ -54,6 +54,10 @@ AMBIGUOUS = 0.5
 AMBIGUOUS_CALLS = 0.05
 """The same by call times alone, which need not agree: only a clear fit counts. A rank late by a whole number of
 steps, give or take 5 %, would still deceive it."""
+ODD_CALLS = 3
+ODD_SHARE = 0.05
+"""So many calls, of few so large a share, may seem to end with the next one on one rank only: a wait so short that it
+was taken for none."""
 LAST_WAITS = 0.05
 """A rank that comes last may wait for its GPU for this share of the time more than another one. Equal work keeps
 healthy ranks within 1 % of one another."""
@@ -331,11 +335,12 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
             waited_b, _ = _waited(blocked_b, ts_b, end_b)
             late = float(np.median(ts_a - ts_b))
             if not (abs(late) > LAST_BY * stretch and (waited_a - waited_b) * np.sign(late) > LAST_WAITS):
-                fits.append((uneven, float(np.mean(np.abs(end_a - end_b))), offset))
+                odd = uneven - min(ODD_SHARE, max(1e-3, ODD_CALLS / len(end_a)))
+                fits.append((odd, float(np.mean(np.abs(end_a - end_b))), offset))
         else:
             least_uneven = 0.0
             fits.append((0.0, float(np.mean(np.abs(ts_a - ts_b))), offset))
-    possible = sorted((cost, offset) for uneven, cost, offset in fits if uneven <= 2 * least_uneven + 1e-3)
+    possible = sorted((cost, offset) for odd, cost, offset in fits if odd <= 2 * least_uneven)
     if not possible:
         return _Fit(0, np.inf, "no offset fits both call sequences")
     cost, offset = possible[0]

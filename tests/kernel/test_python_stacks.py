@@ -715,8 +715,9 @@ def test_a_shell_that_becomes_python_and_python_that_becomes_another(
         for program in (shell, second):
             program.read()
             if program.ready and program.process.pid not in looked:
-                samples.add(program.process.pid)
+                # Before: from then on the stacks are the new program's.
                 looked[program.process.pid] = time.monotonic_ns()
+                samples.add(program.process.pid)
 
     wait_until(lambda: (samples.follow(0.05, look), len(looked) == 2)[-1], 30, "both to become Python")  # type: ignore[func-returns-value]
     samples.follow(0.7, look)

@@ -77,7 +77,7 @@ class MemoryQuery:
             return {"rank": ranks, "before_ns": np.array(before), "after_ns": np.array(after)}
         if text == sql.CPU_TIME:
             return self._cpu_time(steps, params["ranks"])
-        if text == sql.PHASE_TIME:
+        if text in (sql.PHASE_TIME, sql.GPU_PHASE_TIME):
             return {name: np.empty(0) for name in ("rank", "step", "phase", "duration_ns")}
         late = self._late(steps)
         if text == sql.LATENESS:

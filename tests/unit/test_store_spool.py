@@ -23,7 +23,7 @@ from argus.store.reader import newest_run, query_columns
 from argus.store.schema import ensure_schema, table_columns
 from argus.store.writer import Writer
 
-from .test_store_writer import EXAMPLE, iterations, launches
+from .test_store_writer import example, iterations, launches
 
 HELD = 1_800_000_000
 
@@ -77,7 +77,7 @@ def test_batches_become_numbered_files_and_come_back(folder: Path) -> None:
 def test_every_column_of_every_table_is_loaded(folder: Path, store: Store, table: str) -> None:
     # Times far in the future: nothing expires while the test runs.
     given = {
-        name: [HELD * 10**9 if "Date" in c.type else EXAMPLE[c.type][0]] * 3
+        name: [HELD * 10**9 if "Date" in c.type else example(name, c.type)[0]] * 3
         for name, c in table_columns()[table].items()
     }
     write(folder, [(table, given)])

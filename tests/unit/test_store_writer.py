@@ -74,10 +74,15 @@ EXAMPLE: dict[str, tuple[Any, Any]] = {
 """For every type in the schema: what is written, and what is read (times in nanoseconds)."""
 
 
+def example(name: str, of: str) -> tuple[Any, Any]:
+    """The same for a column. ClickHouse takes nothing but 0 and 1 for one that says whether a row is superseded."""
+    return (1, 1) if name == "superseded" else EXAMPLE[of]
+
+
 @pytest.mark.parametrize("table", table_columns())
 def test_every_column_of_every_table_comes_back(store: Store, table: str) -> None:
     columns = table_columns()[table]
-    given = {name: [EXAMPLE[c.type][0]] * 3 for name, c in columns.items()}
+    given = {name: [example(name, c.type)[0]] * 3 for name, c in columns.items()}
     # Stored long ago would have expired.
     given.update({"stored": [time.time_ns()] * 3} if "stored" in columns else {})
     with Writer(store, source="test") as writer:
@@ -88,7 +93,7 @@ def test_every_column_of_every_table_comes_back(store: Store, table: str) -> Non
         for n, c in columns.items()
         if n != "stored"
     ]
-    expected = tuple(EXAMPLE[c.type][1] for n, c in columns.items() if n != "stored")
+    expected = tuple(example(n, c.type)[1] for n, c in columns.items() if n != "stored")
     assert rows(store, f"SELECT {', '.join(shown)} FROM {table} LIMIT 1") == [expected]
 
 
