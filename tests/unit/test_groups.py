@@ -355,3 +355,23 @@ def test_a_clear_alignment_is_kept_when_times_blur() -> None:
     before["error"] = "too few calls to line up"
     assert np.array_equal(keep_alignment(now, before), now)
     assert np.array_equal(keep_alignment(now, np.empty(0, COMMUNICATOR)), now)
+
+
+def test_a_wait_that_was_too_short_to_count_decides_nothing() -> None:
+    """Each call is waited for, but one on one rank so shortly that it seems to end with the next."""
+    rng = np.random.default_rng(5)
+    begun = np.cumsum(rng.integers(20, 40, 240)) * 1_000_000
+    done = begun + rng.integers(5, 15, 240) * 1_000_000
+    ranks = []
+    for rank, chosen in ((0, slice(0, 200)), (1, slice(40, 240))):
+        calls = np.zeros(200, COLLECTIVE)
+        calls["ts_ns"], calls["seq"], calls["comm"], calls["count"] = begun[chosen], np.arange(200), 7 + rank, 9
+        calls["call"] = BY_SYMBOL["ncclAllReduce"].id
+        waits = (done - begun)[chosen].copy()
+        if rank:
+            waits[5] = 1_000
+        ranks.append(RankCalls(rank, calls, begun[chosen], waits))
+    rows = find_groups(ranks)
+    assert rows["error"].tolist() == ["", ""]
+    assert len(set(rows["comm_group"].tolist())) == 1
+    assert int(rows["seq_offset"][1] - rows["seq_offset"][0]) == 40
