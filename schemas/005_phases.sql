@@ -146,6 +146,7 @@ FROM
   (
     SELECT job, run, rank, launch_tid AS tid, launch_ts, duration_ns FROM kernel_events
     WHERE kind = 'kernel' AND match(name, '^(void )?nccl(Dev)?Kernel') AND issue_latency_ns >= 0
+      AND graph = 0
   ) AS k
   ASOF JOIN
   (
@@ -157,9 +158,14 @@ FROM
       SELECT
         job, run, rank, tid, ts AS at, op AS what, comm AS handle, bytes, seq,
         op NOT IN ('GroupStart', 'GroupEnd') AS real,
-        sum(NOT in_group OR op = 'GroupStart') OVER
+        sum(NOT in_group OR (op = 'GroupStart' AND depth = 1)) OVER
           (PARTITION BY job, run, rank, tid ORDER BY ts ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS together
-      FROM collectives
+      FROM
+      (
+        SELECT *, sum((op = 'GroupStart') - (op = 'GroupEnd')) OVER
+          (PARTITION BY job, run, rank, tid ORDER BY ts ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS depth
+        FROM collectives
+      )
     )
     GROUP BY job, run, rank, tid, together
     HAVING calls > 0

@@ -137,7 +137,7 @@ FROM
     LEFT ANY JOIN
     (
       SELECT job, run, host, comm_group, joined_group, seq_shift FROM group_joins
-      WHERE error = '' AND (job, run, version) IN (SELECT job, run, max(version) FROM group_joins GROUP BY job, run)
+      WHERE error = '' AND (job, run, version) IN (SELECT job, run, max(version) FROM clocks GROUP BY job, run)
     ) AS j ON a.job = j.job AND a.run = j.run AND a.host = j.host AND a.comm_group = j.comm_group
   ) AS c
   ASOF LEFT JOIN

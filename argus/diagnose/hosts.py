@@ -458,7 +458,8 @@ class _Local:
         ran = self.rows[known].copy()
         begun = self.begun[known]
         ran["ts_ns"] = begun
-        return RankCalls(self.rank, ran, begun, self.done[known] - begun + SLACK_NS, clock_ns=clock_ns)
+        ends = self.done[known] + SLACK_NS
+        return RankCalls(self.rank, ran, begun, ends - begun, clock_ns=clock_ns, ends=ends)
 
 
 def _join(query: sql.Query, params: Mapping[str, Any], names: list[str], step_ns: float) -> list[Join]:

@@ -428,6 +428,7 @@ def _handle(name: str, ranks: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{name}/{ranks}".encode(), digest_size=7).digest(), "little")
 
 
+_NO_STEP = re.compile(r"optim|dataloader", re.IGNORECASE)
 _STEP_WORD = re.compile(r"(^|[^a-z])(step|iter|iteration|batch|microstep|epoch_step)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -448,9 +449,7 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
         number = re.search(r"(\d+)\D*$", text)
         base = re.sub(r"\d+", "N", text)
         profiler = text.startswith("ProfilerStep")
-        if not profiler and (
-            not _STEP_WORD.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", base)) or "optim" in text.lower()
-        ):
+        if not profiler and (not _STEP_WORD.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", base)) or _NO_STEP.search(text)):
             continue
         alike.setdefault(("ProfilerStep#N" if profiler else base, tid), []).append(
             (begin, end, int(number[1]) if number else -1)
@@ -472,7 +471,7 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
     _, base, rows = best
     marks = np.zeros(len(rows), MARK)
     numbers = [number for _, _, number in rows]
-    if any(later <= earlier for earlier, later in pairwise(numbers)) or min(numbers) < 0:
+    if any(later <= earlier for earlier, later in pairwise(numbers)) or min(numbers) < 0 or max(numbers) >= 1 << 31:
         numbers = list(range(len(rows)))
     marks["number"] = numbers
     marks["begin_ns"], marks["end_ns"] = [row[0] for row in rows], [row[1] for row in rows]
@@ -808,6 +807,11 @@ def write(
         run = newest + 1
     with Writer(store, source=f"import/{run}") as writer:
         version, transfers = time.time_ns(), Transfers()
+        # Of all ranks, before the first one's are told: who waited is known from those who did not.
+        for each in recordings:
+            kinds = each.kinds()
+            pairs = kinds == What.SEND_RECV
+            _gpu_steps(each, transfers).learn(each.ops[pairs], communicates(kinds[pairs]), kinds[pairs])
         _write_job(writer, job, run, recordings, version, ended=False)
         for number, each in enumerate(recordings):
             progress(f"storing rank {each.rank}", number / len(recordings))
@@ -978,6 +982,21 @@ def _launches(
     )
 
 
+def _gpu_steps(recording: Recording, transfers: Transfers) -> GpuSteps:
+    """What a recording's GPU phases are made from, its collectives told."""
+    steps = GpuSteps()
+    steps.phases.transfers = transfers
+    called = recording.collectives
+    meant = [OF_NCCL.get(hooked.CALLS[call].kind, What.COMMUNICATION) for call in called["call"].tolist()]
+    steps.phases.calls.feed(
+        called["ts_ns"].astype(np.int64),
+        called["tid"].astype(np.int64),
+        np.array(meant, np.uint8),
+        collectives.payload_bytes(called).astype(np.int64),
+    )
+    return steps
+
+
 def _write_gpu(
     writer: Writer,
     recording: Recording,
@@ -991,16 +1010,7 @@ def _write_gpu(
         return
     kinds = recording.kinds()
     communication = communicates(kinds)
-    usage, steps = GpuUsage(), GpuSteps()
-    steps.phases.transfers = transfers
-    called = recording.collectives
-    meant = [OF_NCCL.get(hooked.CALLS[call].kind, What.COMMUNICATION) for call in called["call"].tolist()]
-    steps.phases.calls.feed(
-        called["ts_ns"].astype(np.int64),
-        called["tid"].astype(np.int64),
-        np.array(meant, np.uint8),
-        collectives.payload_bytes(called).astype(np.int64),
-    )
+    usage, steps = GpuUsage(), _gpu_steps(recording, transfers)
     # The recording begins before its first operation: a first step that begins between was recorded as a whole.
     begin = np.zeros(1, GPU_OP)
     begin["start_ns"] = begin["end_ns"] = recording.span[0]

@@ -254,8 +254,9 @@ def _star(entry: Float, end: Float, took: Float, members: Int, method: int, refe
     if len(wanted) and seen[wanted[0]] >= 0.9 * seen[hub]:
         hub = int(wanted[0])
     others = np.flatnonzero(np.arange(len(members)) != hub)
-    x, at = entry[:, others], np.nanmean(np.where(np.isnan(end[:, [hub]]), np.nan, entry[:, others]), axis=0)
-    x = x - at
+    shared = np.where(np.isnan(end[:, [hub]]), np.nan, entry[:, others])
+    at = np.nansum(shared, axis=0) / np.maximum(np.sum(~np.isnan(shared), axis=0), 1)
+    x = entry[:, others] - at
     apart = end[:, [hub]] - end[:, others]
     both = ~np.isnan(apart)
     shortest = np.nanmin(took, axis=1)

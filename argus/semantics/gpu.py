@@ -232,6 +232,10 @@ class GpuSteps:
                 self._ops[number] = [joined[-KEPT_OPS // 2 :]]
                 self._first_ns = int(joined["end"][-KEPT_OPS // 2])
 
+    def learn(self, ops: NDArray[np.void], communication: NDArray[np.bool_], kinds: NDArray[np.uint8]) -> None:
+        """Learns how long transfers take, from operations that are fed later. Arguments as for ``feed``."""
+        self.phases.learn(_short(ops, communication, kinds))
+
     def take_phases(self) -> NDArray[np.void]:
         """``gpu_phases.GPU_PHASE`` of the steps that ``advance`` gave since the last call."""
         parts, self._split = self._split, []
@@ -267,7 +271,9 @@ class GpuSteps:
                 # Records of what ended LAG_NS before the newest are here. If something among them was launched after a
                 # step was over, so are all that were launched until then: the step's own, and what was in the queue.
                 settled = ops["launch"][ops["end"] <= self._newest_ns - LAG_NS]
-                reach = int(settled.max()) if len(settled) and self._launches_known else self._newest_ns - LAG_NS
+                idle = not len(ops) or int(ops["end"].max()) <= self._newest_ns - LAG_NS  # another one works
+                told = len(settled) and self._launches_known and not idle
+                reach = int(settled.max()) if told else self._newest_ns - LAG_NS
                 ends = np.array([end for _, end, _ in self._steps], np.int64)
                 ready = min(ready, int(np.sum(np.maximum(self._over(ops, ends), ends) < reach)))
         if not ready:
@@ -333,6 +339,8 @@ def _short(
     """What windows need of operations."""
     short = np.empty(len(ops), _OP)
     short["tid"], short["kind"] = ops["launch_tid"], 0 if kinds is None else kinds
+    # A graph's collectives were called when it was captured: none of the calls before its launch is theirs.
+    short["tid"][communication & (ops["graph"] != 0)] = 0
     grid = ops["grid"].astype(np.uint32) @ _MIX
     memory = ops["kind"] != records.GpuKind.KERNEL
     short["identity"] = np.where(memory, ops["bytes"] >> np.uint64(10), ops["name"] * _MIX[0] ^ grid)

@@ -116,9 +116,10 @@ _BACKWARD = re.compile(
     re.IGNORECASE,
 )
 _CLIPPING = re.compile(r"multi_tensor|l2norm|clip_grad", re.IGNORECASE)
+_COPIES = re.compile(r"multi_tensor_apply\w*<.*copy", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"(?<!h)adam|adagrad|rmsprop|(?<![a-z])lamb(?!da)|(?<![a-z])sgd|optimizer", re.IGNORECASE)
 _FORWARD = re.compile(r"forward|(?<![a-z])fwd|fprop|embedding", re.IGNORECASE)
-_NCCL = re.compile(r"^(?:void )?nccl(?:Dev)?Kernel_?([A-Za-z]*)")
+_NCCL = re.compile(r"^(?:void )?nccl(?:Symk)?(?:Dev)?Kernel_?([A-Za-z]*)")
 OF_NCCL = {
     "AllReduce": What.ALL_REDUCE,
     "AllGather": What.ALL_GATHER,
@@ -143,6 +144,9 @@ _OF_MARKS = {
     Phase.OTHER: GpuPhase.COMPUTE,
 }
 
+SEGMENTS = 16_384
+"""Newest stretches of the training thread's time that are kept, and parts that they come in: some 10 a step; 272 KiB,
+and as much again for the parts."""
 CALLS = 32_768
 """Newest calls of NCCL of a rank that are kept until their kernels' records come, seconds later: 1 MiB."""
 TRANSFERS = 512
@@ -180,6 +184,8 @@ def what_of(name: str) -> What:
         (_OPTIMIZER, What.OPTIMIZER),
         (_FORWARD, What.FORWARD),
     )
+    if _COPIES.search(name):
+        return What.KERNEL  # of sharded parameters, forward and backward
     # A template's arguments tell where its own name does not: elementwise_kernel<…gelu_backward…>.
     for text in (name.partition("<")[0], name):
         for pattern, what in patterns:
@@ -246,7 +252,8 @@ class Calls:
         """Takes calls, as :class:`What`, each shape (n,); those that are 0 are no collectives and left out."""
         chosen = what > 0
         if chosen.any():
-            self._parts.append(np.stack([ts_ns, tid, what, nbytes], axis=1)[chosen].astype(np.int64))
+            columns = [np.asarray(column, np.int64) for column in (ts_ns, tid, what, nbytes)]
+            self._parts.append(np.stack(columns, axis=1)[chosen])
             while len(self._parts) > 1 and sum(map(len, self._parts)) > CALLS:
                 self._parts.popleft()
 
@@ -285,6 +292,15 @@ class GpuPhases:
         """Takes what the training thread did, by PyTorch's marks: :data:`SEGMENT`, in order of time."""
         if len(segments):
             self._timeline.append(segments)
+            # None of it is asked for while GPU times are off.
+            if len(self._timeline) > SEGMENTS:
+                joined = np.concatenate(self._timeline)
+                self._timeline = deque([joined[-SEGMENTS:]])
+
+    def learn(self, ops: NDArray[np.void]) -> None:
+        """Learns from operations how long transfers take, before any are split. ``ops``: as in ``split``."""
+        pairs = ops[self._resolve(ops) == What.SEND_RECV]
+        self.transfers.learn(self._sizes(pairs), pairs["end"] - pairs["start"])
 
     def split(self, ops: NDArray[np.void], edges: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.void]:
         """The phases of windows that follow one another.
@@ -409,7 +425,7 @@ class GpuPhases:
         if threads:
             # No batch: the CPU prepares the next step for longer than it pauses anywhere in it.
             for first in np.unique(left[unnamed & (before != after) & ~bordered & (place > 0)]).tolist():
-                mine = np.flatnonzero(unnamed & (left == first))
+                mine = np.flatnonzero(unnamed & (left == first) & (place > 0))
                 pause = int(np.diff(ops["launch"][computes[np.append(first, mine)]]).argmax())
                 guess[mine[pause:]] = after[mine[0]]
             label[unnamed] = guess[unnamed] - 1

@@ -80,6 +80,7 @@ class RankCalls:
         clock_ns: Added to this rank's times to compare them with the others'.
         named: What the process said of its process groups, by handle, in the order in which they were met. Their calls
             have the group's own count of collectives, plus 1, in ``stream``.
+        ends: When each of ``collectives`` ended, where that is known better than by the next wait, shape (m,), ns.
     """
 
     rank: int
@@ -89,6 +90,7 @@ class RankCalls:
     control: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CONTROL))
     clock_ns: int = 0
     named: Mapping[int, Membership] = field(default_factory=dict)
+    ends: Int | None = None
 
 
 @dataclass(frozen=True)
@@ -237,12 +239,14 @@ def _traffic(calls: RankCalls) -> list[_Calls]:
     if rows.dtype != COLLECTIVE:
         raise TypeError("RankCalls.collectives takes COLLECTIVE records")
     for comm in np.unique(rows["comm"]).tolist():
-        own = rows[rows["comm"] == comm]
-        own = own[np.argsort(own["seq"], kind="stable")][-RECENT:]
+        chosen = np.flatnonzero(rows["comm"] == comm)
+        chosen = chosen[np.argsort(rows["seq"][chosen], kind="stable")][-RECENT:]
+        own = rows[chosen]
         ts = own["ts_ns"].astype(np.int64)
+        ends = _ends(calls, ts) if calls.ends is None else calls.ends[chosen] + calls.clock_ns
         codes = collective_codes(own, with_comm=False).view(np.int64)
         seq = own["seq"].astype(np.int64)
-        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, _ends(calls, ts), _blocked(calls, ts)))
+        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, ends, _blocked(calls, ts)))
     return found
 
 

@@ -346,3 +346,16 @@ def test_more_calls_narrow_the_error(method: int) -> None:
         max(cluster.check(estimate(cluster.calls(rng, seconds=s, spread_us=800, method=method), 2), s)) for s in (2, 55)
     )
     assert many <= few
+
+
+@pytest.mark.filterwarnings("error")
+def test_hosts_that_share_no_call_are_unknown_without_a_word() -> None:
+    """Of one communicator, in one minute, two pairs of hosts are seen."""
+    calls = np.zeros(200, CALL)
+    calls["group"], calls["method"] = 7, BY_GPU
+    calls["seq"] = np.repeat(np.arange(100), 2)
+    calls["host"] = np.tile([0, 1], 100) + 2 * (calls["seq"] >= 50)
+    calls["entry_ns"] = calls["seq"] * 100_000_000 + calls["host"] * 10_000
+    calls["end_ns"], calls["took_ns"] = calls["entry_ns"].max() * 0 + calls["seq"] * 100_000_000 + 500_000, 400_000
+    rows = estimate(calls, 4)
+    assert {int(row["host"]): bool(row["error_ns"] >= 0) for row in rows} == {0: True, 1: True, 2: False, 3: False}

@@ -71,6 +71,8 @@ def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[st
         ("void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel<float>(int)", What.BACKWARD),
         ("void split_embedding_codegen_grad_indice_weights_kernel<float>(int)", What.BACKWARD),
         ("void amp_C::multi_tensor_adam_grad_kernel<float>(int)", What.OPTIMIZER),
+        ("void at::native::multi_tensor_apply_kernel<CopyFunctor<float, float, 2>>()", What.KERNEL),
+        ("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymkDevWorkArgs)", What.ALL_REDUCE),
         ("void fast_hadamard_transform_kernel<float>(int)", What.KERNEL),
         ("sm90_xmma_dgrad_implicit_gemm_bf16", What.BACKWARD),
         ("cutlass_80_tensorop_bf16_s16816gemm_bf16_128x128_nt", What.KERNEL),
@@ -241,9 +243,9 @@ def test_kernels_that_nothing_tells_are_compute() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a program that has ever other kernels, threads, calls and sizes."""
-    for name, most in (("KERNELS", 50), ("THREADS", 8), ("CALLS", 100), ("SIZES", 10)):
+    for name, most in (("KERNELS", 50), ("THREADS", 8), ("CALLS", 100), ("SIZES", 10), ("SEGMENTS", 30)):
         monkeypatch.setattr(gpu_phases, name, most)
-    phases = GpuPhases()
+    phases, unseen = GpuPhases(), GpuPhases()
     for step in range(100):
         at = 100 * step
         kernels = [(at + n, at + n, at + n + 1, What.KERNEL, 1000 * step + n) for n in range(10)]
@@ -252,12 +254,18 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         count = 10
         phases.calls.feed(US * (at + np.arange(count)), np.full(count, step), np.full(count, What.SEND_RECV, np.uint8),
                           np.full(count, step))  # fmt: skip
+        # Of a program whose GPU times are off it is all that comes.
+        phases.feed_timeline(np.array([(US * at, US * (at + 50), Phase.FORWARD)] * 10, SEGMENT))
+        assert sum(map(len, phases._timeline)) <= 30 + 10 * 31
+        unseen.feed_timeline(np.array([(US * at, US * (at + 50), Phase.FORWARD)] * 10, SEGMENT))
         ops = operations(*kernels, *ends, sent, tid=step)
         split(phases, ops[np.argsort(ops["launch"])], at, at + 100)
     assert len(phases._votes) == 50
     assert len(phases._threads) <= 9
     assert len(phases.transfers._newest) == 10
     assert sum(map(len, phases.calls._parts)) <= 110
+    assert len(unseen._timeline) <= 31
+    assert sum(map(len, unseen._timeline)) <= 30 + 10 * 31
 
 
 # ---- communication
@@ -275,6 +283,17 @@ def test_waiting_for_a_neighbour_is_a_bubble_and_the_transfer_is_not() -> None:
     assert split(early, hidden, 0, 50) == [
         {"forward": 50, "overlapped send_recv": 5, "overlapped pipeline_bubble": 30}
     ]  # fmt: skip
+
+
+def test_what_transfers_take_may_be_learned_before_any_are_told() -> None:
+    """As an importer does, which has the ranks one after the other."""
+    job = Transfers()
+    always_waits, never_waits = GpuPhases(), GpuPhases()
+    always_waits.transfers = never_waits.transfers = job
+    slow, quick = operations((0, 10, 45, What.SEND_RECV)), operations((0, 40, 45, What.SEND_RECV))
+    for phases, ops in ((always_waits, slow), (never_waits, quick)):
+        phases.learn(ops)
+    assert split(always_waits, slow, 0, 50) == [{"pipeline_bubble": 30, "send_recv": 5, "idle": 15}]
 
 
 def test_how_long_a_transfer_takes_is_known_by_its_size() -> None:

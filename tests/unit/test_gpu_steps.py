@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from argus.semantics import gpu
 from argus.semantics.gpu import LAG_NS, STEP_USAGE, GpuSteps, GpuUsage
+from argus.semantics.gpu_phases import GPU_PHASES, What
 from argus.semantics.steps import ITERATION
 
 from .test_gpu_usage import MS, S, ops
@@ -141,3 +142,33 @@ def test_operations_without_steps_are_dropped_and_counted(monkeypatch: pytest.Mo
     rows = usage.advance(final=True)
     assert 0 < len(rows) <= 5
     assert (rows["kernels"] == 20).all()
+
+
+def test_a_device_that_was_used_once_holds_up_no_other() -> None:
+    """A program that touched GPU 0 before it chose GPU 1."""
+    usage = GpuSteps()
+    touch = ops((1 * S, 1 * S + MS), launch=[1 * S - MS], device=0)
+    usage.feed(touch, none(touch))
+    told = 0
+    for second in range(2, 40):
+        given = ops((second * S, second * S + 900 * MS), launch=[second * S - MS], device=1)
+        usage.feed(given, none(given))
+        usage.feed_steps(cpu_steps(second * S - 2 * MS, (second + 1) * S - 2 * MS, first=second))
+        rows = usage.advance()
+        told += int(np.sum(rows["device"] == 1))
+    # The newest seconds' records may still come.
+    assert told >= 38 - 6
+
+
+def test_a_graph_s_collectives_are_no_call_s() -> None:
+    """The call before its launch was of another one: that of the graph was made when it was captured."""
+    usage = GpuSteps()
+    usage.phases.calls.feed(np.array([9 * MS]), np.array([7]), np.array([What.ALL_TO_ALL], np.uint8), np.array([8]))
+    given = ops(BEFORE, (12 * MS, 14 * MS), (15 * MS, 18 * MS), launch=[4 * MS, 10 * MS, 11 * MS])
+    given["launch_tid"], given["graph"] = 7, [0, 0, 3]
+    kinds = np.array([What.KERNEL, What.SEND_RECV, What.SEND_RECV], np.uint8)
+    usage.feed(given, np.array([False, True, True]), kinds)
+    usage.feed_steps(cpu_steps(8 * MS, 20 * MS))
+    usage.advance(final=True)
+    phases = {GPU_PHASES[row["phase"]]: int(row["duration_ns"]) for row in usage.take_phases()}
+    assert (phases["all_to_all"], phases["send_recv"]) == (2 * MS, 3 * MS)

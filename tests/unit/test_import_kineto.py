@@ -14,7 +14,7 @@ import pytest
 
 from argus.cli.main import main
 from argus.interop import imported, kineto
-from argus.interop.imported import Recording, find_all_steps, find_communicators
+from argus.interop.imported import Recording, find_all_steps, find_communicators, marks_from
 from argus.semantics.offline_steps import find_steps
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
@@ -523,3 +523,18 @@ def test_arguments_of_the_reference_traces() -> None:
     assert recording.collectives["count"][recording.collectives["count"] > 0].size == 21
     assert recording.zero == "1970 (UTC)"
     assert np.datetime64(recording.span[0], "ns").astype("datetime64[s]").astype(str).startswith("2024-05-23T00:15")
+
+
+def test_data_loading_is_no_step() -> None:
+    """The loader's iterator has "Iter" in its name."""
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    ranges = [(loader, 100 * n, 100 * n + 70, 1) for n in range(10)]
+    assert len(marks_from(ranges)[0]) == 0
+    marks, name = marks_from([*ranges, *(("train_step", 100 * n + 5, 100 * n + 95, 1) for n in range(10))])
+    assert (len(marks), name) == (10, "train_step")
+
+
+@pytest.mark.parametrize("first", [99999999999999999990, (1 << 32) - 2])
+def test_steps_with_numbers_too_large_are_counted(first: int) -> None:
+    marks, _ = marks_from([(f"step {first + n}", 100 * n, 100 * n + 90, 1) for n in range(4)])
+    assert marks["number"].tolist() == [0, 1, 2, 3]

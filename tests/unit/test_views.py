@@ -110,6 +110,49 @@ def test_what_nccl_takes_as_one_is_one(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_groups_in_groups_are_one(tmp_path: Path) -> None:
+    op = ["GroupStart", "GroupStart", "AllReduce", "GroupEnd", "GroupStart", "AllReduce", "GroupEnd", "GroupEnd"]
+    at = [T0 + number * US for number in range(len(op))]
+    found = columns(
+        tmp_path,
+        "SELECT calls, bytes, transfer_ns FROM collective_bandwidth",
+        collectives=calls([0] * 8, op, at, [0, 0, MB, 0, 0, MB, 0, 0], [0, 0, 0, 0, 0, 1, 0, 0], [True] * 8),
+        kernel_events=kernels([0], [at[7] + 1], [30 * US]),
+        communicators=COMMUNICATORS,
+    )
+    assert list(zip(*found.values(), strict=True)) == [(2, 2 * MB, 30 * US)]
+
+
+def test_kernels_of_graphs_are_no_call_s(tmp_path: Path) -> None:
+    """The call before the graph's launch was another one."""
+    found = columns(
+        tmp_path,
+        "SELECT transfer_ns FROM collective_bandwidth",
+        collectives=calls([0], ["AllReduce"], [T0], [1000 * MB], [0], [False]),
+        kernel_events={**kernels([0, 0], [T0 + 1, T0 + 50 * US], [40 * US, 1 * US]), "graph": [0, 3]},
+        communicators=COMMUNICATORS,
+    )
+    assert found == {"transfer_ns": [40 * US]}
+
+
+def test_joins_of_an_older_estimate_do_not_count(tmp_path: Path) -> None:
+    """The newest estimate joined nothing."""
+    clock = {"job": "j", "run": 1, "host": "h", "reference": "h", "ts": T0, "at": T0, "offset_ns": 0, "drift_ppb": 0,
+             "error_ns": 0, "calls": 0, "method": "reference", "through": ""}  # fmt: skip
+    found = columns(
+        tmp_path,
+        "SELECT comm_group FROM collectives_across",
+        collectives=calls([0], ["AllReduce"], [T0], [MB], [0], [False]),
+        communicators=COMMUNICATORS,
+        clocks={**clock, "version": [1, 2]},
+        step_shifts={"job": "j", "run": 1, "host": "h", "shift": 0, "how": "reference", "calls": 0, "confidence": 1.0,
+                     "error": "", "version": [1, 2]},
+        group_joins={"job": "j", "run": 1, "host": "h", "comm_group": 77, "joined_group": 99, "seq_shift": 5,
+                     "error": "", "version": [1]},
+    )  # fmt: skip
+    assert found == {"comm_group": [77]}
+
+
 def test_a_bandwidth_among_nobody_knows_how_many_is_not_told(tmp_path: Path) -> None:
     unknown = {**COMMUNICATORS, "rank": [0], "comm_rank": [0], "nranks": -1}
     found = columns(
