@@ -375,3 +375,23 @@ def test_a_wait_that_was_too_short_to_count_decides_nothing() -> None:
     assert rows["error"].tolist() == ["", ""]
     assert len(set(rows["comm_group"].tolist())) == 1
     assert int(rows["seq_offset"][1] - rows["seq_offset"][0]) == 40
+
+
+def test_ends_that_are_known_need_no_waits() -> None:
+    """Many of one rank's waits are too short to count, for a while; on the GPU all calls' ends are known."""
+    rng = np.random.default_rng(6)
+    begun = np.cumsum(rng.integers(20, 40, 240)) * 1_000_000
+    done = begun + rng.integers(5, 15, 240) * 1_000_000
+    for told in (False, True):
+        ranks = []
+        for rank, chosen in ((0, slice(0, 200)), (1, slice(40, 240))):
+            calls = np.zeros(200, COLLECTIVE)
+            calls["ts_ns"], calls["seq"], calls["comm"], calls["count"] = begun[chosen], np.arange(200), 7 + rank, 9
+            calls["call"] = BY_SYMBOL["ncclAllReduce"].id
+            waits = (done - begun)[chosen].copy()
+            if rank:
+                waits[:50:4] = 1_000
+            ranks.append(RankCalls(rank, calls, begun[chosen], waits, ends=done[chosen] if told else None))
+        rows = find_groups(ranks)
+        right = rows["error"].tolist() == ["", ""] and int(rows["seq_offset"][1] - rows["seq_offset"][0]) == 40
+        assert right == told
