@@ -186,7 +186,7 @@ class GpuSide:
         self._processes: list[_Process] = []
         self._counted: dict[str, tuple[int, bool]] = {}
         self._late = 0
-        self._dropped = 0
+        self._dropped = self._guessed = 0
         self._without_rank = 0
         self._unanswered = 0
         self._missed = 0
@@ -396,6 +396,7 @@ class GpuSide:
         process.over = True
         self._late += process.usage.late
         self._dropped += process.steps.dropped
+        self._guessed += process.steps.phases.guessed
         if process.program is None:
             return
         if process.ended_at:
@@ -508,6 +509,8 @@ class GpuSide:
                 found = _sum(found, process.program)
         found["gpu_ops_late"] = (late, False)
         found["gpu_ops_without_step"] = (dropped, False)
+        live = (process.steps.phases.guessed for process in self._processes if not process.over)
+        found["gpu_collectives_guessed"] = (self._guessed + sum(live), False)
         found["gpu_ops_without_rank"] = (self._without_rank, True)
         found["gpu_launches_unanswered"] = (self._unanswered, True)
         found["gpu_processes_missed"] = (self._missed, True)

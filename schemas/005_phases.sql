@@ -145,7 +145,7 @@ FROM
   FROM
   (
     SELECT job, run, rank, launch_tid AS tid, launch_ts, duration_ns FROM kernel_events
-    WHERE kind = 'kernel' AND match(name, '^(void )?nccl(Dev)?Kernel') AND issue_latency_ns >= 0
+    WHERE kind = 'kernel' AND match(name, '^(void )?nccl(Symk)?(Dev)?Kernel') AND issue_latency_ns >= 0
       AND graph = 0
   ) AS k
   ASOF JOIN

@@ -277,11 +277,13 @@ class GpuPhases:
     Attributes:
         transfers: Shared by the ranks of a job.
         calls: The rank's.
+        guessed: Kernels of NCCL whose names do not tell what they do, and whose calls were not seen.
     """
 
     def __init__(self) -> None:
         self.transfers = Transfers()
         self.calls = Calls()
+        self.guessed = 0
         self._timeline: deque[NDArray[np.void]] = deque()
         self._threads: dict[int, NDArray[np.int64]] = {}
         """Of each thread: kernels with telling names, and those among them of a backward pass."""
@@ -299,8 +301,9 @@ class GpuPhases:
 
     def learn(self, ops: NDArray[np.void]) -> None:
         """Learns from operations how long transfers take, before any are split. ``ops``: as in ``split``."""
-        pairs = ops[self._resolve(ops) == What.SEND_RECV]
-        self.transfers.learn(self._sizes(pairs), pairs["end"] - pairs["start"])
+        what, nbytes = self._resolve(ops)
+        pairs = what == What.SEND_RECV
+        self.transfers.learn(self._sizes(ops[pairs], nbytes[pairs]), ops["end"][pairs] - ops["start"][pairs])
 
     def split(self, ops: NDArray[np.void], edges: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.void]:
         """The phases of windows that follow one another.
@@ -317,18 +320,21 @@ class GpuPhases:
         if not len(steps):
             return np.empty(0, GPU_PHASE)
         segments = self._segments(int(edges[0]))
-        what = self._resolve(ops)
+        what, nbytes = self._resolve(ops)
         label, method, sure = self._labels(ops, what, segments)
         begin, end = ops["start"].copy(), ops["end"].copy()
+        fresh = (end > edges[0]) & (end <= edges[-1])
+        guessed = _vague(ops) & (nbytes < 0)
+        sure[guessed] = 0.6
+        self.guessed += int(np.sum(guessed & fresh))
 
         # Waiting for who sends, or receives, and then the transfer itself.
         pairs = np.flatnonzero(label == GpuPhase.SEND_RECV)
         waited = np.zeros(len(ops), np.int64)
         if len(pairs):
-            size = self._sizes(ops[pairs])
+            size = self._sizes(ops[pairs], nbytes[pairs])
             took = end[pairs] - begin[pairs]
-            fresh = (end[pairs] > edges[0]) & (end[pairs] <= edges[-1])
-            self.transfers.learn(size[fresh], took[fresh])
+            self.transfers.learn(size[fresh[pairs]], took[fresh[pairs]])
             waited[pairs] = np.maximum(took - self.transfers.of(size), 0)
         checkpoint = self._checkpoints(ops, what, edges, steps)
         label[checkpoint] = GpuPhase.CHECKPOINT
@@ -346,20 +352,21 @@ class GpuPhases:
             self._timeline.popleft()
         return np.concatenate(self._timeline) if self._timeline else np.empty(0, SEGMENT)
 
-    def _resolve(self, ops: NDArray[np.void]) -> NDArray[np.uint8]:
-        """What operations are. An all-to-all's kernel is called as those of sends and receives are, and some are
-        called "Generic"."""
+    def _resolve(self, ops: NDArray[np.void]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """What operations are: an all-to-all's kernel is called as those of sends and receives are, and some are called
+        "Generic". And the bytes of the calls that these were launched in; -1: not known, and then by name alone."""
         what: NDArray[np.uint8] = ops["kind"].copy()
-        vague = np.flatnonzero((what == What.SEND_RECV) | (what == What.COMMUNICATION))
+        nbytes = np.full(len(ops), -1, np.int64)
+        vague = np.flatnonzero(_vague(ops))
         if len(vague):
             calls, known = self.calls.of(ops[vague])
-            what[vague[known]] = calls[known, 2]
-        return what
+            what[vague[known]], nbytes[vague[known]] = calls[known, 2], calls[known, 3]
+        return what, nbytes
 
-    def _sizes(self, ops: NDArray[np.void]) -> NDArray[np.int64]:
+    @staticmethod
+    def _sizes(ops: NDArray[np.void], nbytes: NDArray[np.int64]) -> NDArray[np.int64]:
         """What two transfers must have in common to take equally long: their bytes, or, unknown, the kernel."""
-        calls, known = self.calls.of(ops)
-        return np.where(known, calls[:, 3], -1 - ops["identity"].astype(np.int64))
+        return np.where(nbytes >= 0, nbytes, -1 - ops["identity"].astype(np.int64))
 
     def _labels(
         self, ops: NDArray[np.void], what: NDArray[np.uint8], segments: NDArray[np.void]
@@ -515,6 +522,12 @@ class GpuPhases:
             following = np.minimum(checkpoint + 1, len(ops) - 1)
             parts.append(_pseudo(ops["end"][checkpoint], at[following], GpuPhase.CHECKPOINT, Method.CALLS, 0.8))
         return parts
+
+
+def _vague(ops: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which are kernels of NCCL whose names do not tell what they do, shape (n,)."""
+    vague: NDArray[np.bool_] = (ops["kind"] == What.SEND_RECV) | (ops["kind"] == What.COMMUNICATION)
+    return vague
 
 
 def _pseudo(

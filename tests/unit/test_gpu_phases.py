@@ -20,9 +20,11 @@ from argus.semantics.gpu_phases import (
     GPU_METHODS,
     GPU_PHASES,
     Calls,
+    GpuPhase,
     GpuPhases,
     Transfers,
     What,
+    communicates,
     kinds_of,
     what_of,
 )
@@ -85,6 +87,12 @@ def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[st
 )  # fmt: skip
 def test_names(name: str, what: What) -> None:
     assert what_of(name) == what
+
+
+def test_what_and_phase_of_a_collective_have_one_number() -> None:
+    assert [what for what in What if communicates(np.array([what], np.uint8))[0]] == [
+        GpuPhase[what.name] for what in What if What.ALL_REDUCE <= what <= What.COMMUNICATION
+    ]
 
 
 def test_copies_are_told_by_their_direction() -> None:
@@ -327,6 +335,12 @@ def test_the_call_tells_what_the_kernel_s_name_does_not() -> None:
     assert split(phases, ops, 0, 60) == [
         {"send_recv": 1, "all_to_all": 10, "broadcast": 5, "communication": 3, "idle": 41}
     ]  # fmt: skip
+    # The first and the last go by their names, and that is said.
+    assert phases.guessed == 2
+    rows = phases.split(ops, US * np.array([0, 60]), np.array([0]))
+    sure = {GPU_PHASES[row["phase"]]: float(row["confidence"]) for row in rows}
+    assert (sure["send_recv"], sure["communication"]) == (pytest.approx(0.6), pytest.approx(0.6))
+    assert (sure["all_to_all"], sure["broadcast"]) == (1.0, 1.0)
 
 
 # ---- what the GPU waited for
@@ -450,7 +464,7 @@ def test_what_kernels_of_real_programs_are_for(name: str, right: float) -> None:
     assert computes.sum() > 1000
     phases = GpuPhases()
     for _ in range(2):  # what kernels are for is learned
-        label, _, sure = phases._labels(ops, phases._resolve(ops), np.empty(0, SEGMENT))
+        label, _, sure = phases._labels(ops, phases._resolve(ops)[0], np.empty(0, SEGMENT))
     took = (ops["end"] - ops["start"])[computes]
     correct = label[computes] + 1 == truth[computes]
     assert took[correct].sum() / took.sum() >= right

@@ -35,7 +35,9 @@ def columns(path: Path, sql: str, **tables: dict[str, Any]) -> dict[str, list[An
         return {name: column.tolist() for name, column in query_columns(store, sql).items()}
 
 
-def kernels(rank: list[int], launched: list[int], took: list[int], name: str = "ncclDevKernel_X()") -> dict[str, Any]:
+def kernels(
+    rank: list[int], launched: list[int], took: list[int], name: str = "ncclSymkDevKernel_X()"
+) -> dict[str, Any]:
     return {
         "job": "j", "run": 1, "rank": rank, "host": "h", "pid": 1, "device": 0, "context": 1, "stream": 7,
         "kind": "kernel", "name": name, "ts": [at + 5 * US for at in launched], "duration_ns": took,
