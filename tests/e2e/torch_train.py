@@ -100,6 +100,7 @@ class Log:
         self._file = file
         self._began = 0
         self._collections: list[dict[str, int]] = []
+        self._called = 0
 
     def write(self, **values: Any) -> None:
         lines, self._collections = [*self._collections, values], []
@@ -107,7 +108,7 @@ class Log:
         self._file.flush()
 
     def collection(self, phase: str, info: dict[str, int]) -> None:
-        """For gc.callbacks."""
+        """For gc.callbacks, which CPython calls while it is collecting already, and still."""
         if phase == "start":
             self._began = time.monotonic_ns()
         else:
@@ -119,6 +120,18 @@ class Log:
                 "pid": os.getpid(),
             }
             self._collections.append(line)
+
+    def calling(self) -> None:
+        """A collection is about to be asked for."""
+        self._called = time.monotonic_ns()
+
+    def called(self) -> None:
+        """It is over. The thread may have been without a CPU between it and the callbacks, on either side."""
+        returned_ns = time.monotonic_ns()
+        for line in self._collections:
+            if line["start_ns"] >= self._called:
+                line |= {"called_ns": self._called, "returned_ns": returned_ns}
+                break
 
 
 def read_batches(loader: DataLoader, stager: Stager, pause_s: float) -> Iterator[torch.Tensor]:
@@ -142,8 +155,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.
     return float(loss.detach())
 
 
-def clean_up() -> None:
+def clean_up(log: Log) -> None:
+    log.calling()
     gc.collect()
+    log.called()
 
 
 def main() -> None:
@@ -181,7 +196,7 @@ def main() -> None:
             began = time.monotonic_ns()
             train_step(model, optimizer, batch)
             if step % options.collect_every == 0:
-                clean_up()
+                clean_up(log)
             log.write(step=step, start_ns=began, end_ns=time.monotonic_ns(), pid=os.getpid())
             stop[0] = time.monotonic() > until or (options.until is not None and options.until.exists())
             torch.distributed.all_reduce(stop)  # all of them end with the same step
