@@ -13,7 +13,8 @@ FAKEGPU_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu")
 
 
 class Failures:
-    """Tells of each failure at once: a run that is cut short sums nothing up."""
+    """Tells of each failure at once: a run that is cut short sums nothing up. Several runs at once, which scripts/test
+    shows one after the other, gather theirs in the file that ARGUS_FAILED_TESTS names."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -23,8 +24,12 @@ class Failures:
         if report.failed and reporter is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
             said = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+            line = f"FAILED {report.nodeid} ({report.when}): {said[:1000]}"
             reporter.ensure_newline()
-            reporter.write_line(f"FAILED {report.nodeid} ({report.when}): {said[:1000]}", red=True)
+            reporter.write_line(line, red=True)
+            if gathered := os.environ.get("ARGUS_FAILED_TESTS"):
+                with open(gathered, "a", encoding="utf-8") as file:
+                    file.write(line + "\n")
 
 
 def pytest_configure(config: pytest.Config) -> None:
