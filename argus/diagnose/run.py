@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs, slow_kernels
+from argus.diagnose.cause import (
+    FLAT,
+    HIDDEN_BACKWARD,
+    Cause,
+    attribute,
+    attribute_by_phases,
+    has_syncs,
+    long_kernels,
+    slow_kernels,
+)
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import find_regression
@@ -63,6 +72,7 @@ class _Loss:
     loss_ns: float
     evidence: list[Evidence]
     phase: str
+    kernels: list[str]
 
 
 def diagnose(
@@ -307,9 +317,11 @@ def _judge(
         if by_phase is not None:
             cause, compared = by_phase, sql.PHASE_TIME
 
-    kernels = None
+    kernels = longer = None
     if cause.kind == "compute_straggler" and not cause.phase:
         kernels = slow_kernels(query(sql.GPU_PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
+        summed = {**window, "last": int(numbers[-1])}
+        longer = long_kernels(query(sql.KERNEL_TIME, summed), straggler.ranks, straggler.gain_ns)
 
     step_ns = float(np.median(durations[-straggler.window :]))
     inside = np.isin(lateness.ranks, ranks)
@@ -328,6 +340,8 @@ def _judge(
     ]
     if kernels is not None:
         evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
+    if longer is not None:
+        evidence.append({"text": longer.text, "sql": sql.shown(sql.KERNEL_TIME, summed)})
     loss = straggler.gain_ns if kernels is None else max(straggler.gain_ns, min(kernels.excess_ns, step_ns))
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
@@ -355,7 +369,7 @@ def _judge(
         or (kernels.phase if kernels is not None else "")
         or ("before the first collective" if flat else "between the collectives")
     )
-    return _Loss(straggler, onset, last, cause, loss, evidence, phase)
+    return _Loss(straggler, onset, last, cause, loss, evidence, phase, [] if longer is None else longer.names)
 
 
 def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
@@ -385,11 +399,11 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         hosts=names,
         steps=[loss.onset, loss.last],
         phase=loss.phase,
-        kernels=[],
+        kernels=loss.kernels,
         slowdown=round(step_ns / ideal, 4),
         share=loss.loss_ns,
         confidence=round(certainty, 4),
-        level="phase",
+        level="kernel" if loss.kernels else "phase",
         evidence=loss.evidence,
         action=actions[loss.cause.kind],
     )

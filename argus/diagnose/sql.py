@@ -207,6 +207,31 @@ ORDER BY step, rank, phase
 )
 """How long kernels computed on some ranks' GPUs, by step and phase."""
 
+KERNEL_TIME = """
+SELECT s.kernel_id AS kernel_id, g.kernel AS kernel, rank, sum(launches) AS launches, sum(spent_ns) AS spent_ns,
+       sum(covered) AS steps
+FROM
+(
+  SELECT kernel_id, rank, n + spikes AS launches, total_ns + spike_ns AS spent_ns, steps AS covered
+  FROM kernel_summaries
+  WHERE job = {job:String} AND run = {run:UInt32} AND has({ranks:Array(UInt32)}, rank)
+    AND step >= {first:UInt32} AND step <= {last:UInt32}
+  UNION ALL
+  SELECT kernel_id, rank, n + spikes, total_ns + spike_ns, steps
+  FROM kernel_escapes
+  WHERE job = {job:String} AND run = {run:UInt32} AND has({ranks:Array(UInt32)}, rank)
+    AND step >= {first:UInt32} AND step <= {last:UInt32}
+) AS s
+LEFT ANY JOIN
+(
+  SELECT kernel_id, kernel FROM kernel_groups WHERE job = {job:String} AND run = {run:UInt32}
+) AS g ON s.kernel_id = g.kernel_id
+WHERE NOT startsWith(kernel, 'nccl')
+GROUP BY kernel_id, kernel, rank
+ORDER BY kernel_id, rank
+"""
+"""Launches and time of each kernel that does not communicate, by rank, from the summaries."""
+
 ALIGNMENT = """
 SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why
 FROM communicators FINAL

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import run as fakegpu
 
-from ..kernel.conftest import wait_until
+from ..kernel.conftest import wait_for_cuda, wait_until
 from .conftest import Argus, pid_words, start_trace
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
-import fakegpu
-from fakegpu import wait_for_cuda
 
 pytestmark = [pytest.mark.kernel]
 
@@ -26,9 +22,10 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
     with fakegpu.Job(2, ["--steps", "100000"], {"FAKEGPU_OPS_LOG": str(log)}, cupti=True) as job:
         wait_for_cuda(job.pids)
         tracing = start_trace(store_url, *pid_words(job.pids), "--raw", "flagged", "--no-stacks")
+        asked = "WHERE why = 'asked for: a test'"  # a step that is slow on a busy machine is kept, too
         counted = "SELECT countIf(name NOT LIKE 'nccl%') AS own, count() AS n FROM kernel_events"
 
-        def rows(sql: str) -> list[dict[str, float]]:
+        def rows(sql: str) -> list[dict[str, int]]:
             done = argus("sql", sql, "--format", "json")
             return json.loads(done.stdout) if done.returncode == 0 else []
 
@@ -38,14 +35,16 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
         done = argus("flag", "--last", "1s", "--why", "a test")
         assert done.returncode == 0, done.stderr
         assert "flagged 1 s of job" in done.stdout
-        wait_until(lambda: len(rows("SELECT rank FROM raw_windows")) == 2, 60, "the moment to be stored on both ranks")
+        wait_until(
+            lambda: len(rows(f"SELECT rank FROM raw_windows {asked}")) == 2, 60, "the moment to be stored on both ranks"
+        )
         job.send_signal(signal.SIGTERM)
         said, _ = tracing.communicate(timeout=60)
         assert tracing.returncode == 0, said
         assert "coverage: complete" in said
     windows = rows(
-        "SELECT rank, toUnixTimestamp64Nano(ts) - o AS begin, duration_ns, why, whole, operations FROM raw_windows"
-        " CROSS JOIN (SELECT any(mono_offset_ns) AS o FROM jobs FINAL) AS j ORDER BY rank"
+        f"SELECT rank, toUnixTimestamp64Nano(ts) - o AS begin, duration_ns, why, whole, operations FROM raw_windows"
+        f" CROSS JOIN (SELECT any(mono_offset_ns) AS o FROM jobs FINAL) AS j {asked} ORDER BY rank"
     )
     stored = rows(
         "SELECT rank, toUnixTimestamp64Nano(ts) - o AS begin, duration_ns FROM kernel_events"
@@ -53,14 +52,15 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
     )
     summed = rows("SELECT rank, sum(count) AS n, sum(total_ns) AS ns FROM kernel_stats GROUP BY rank ORDER BY rank")
     for window, total, pid in zip(windows, summed, job.pids, strict=True):
-        assert (window["why"], bool(window["whole"])) == ("asked for: a test", True)
+        assert window["whole"]
         begin, end = window["begin"], window["begin"] + window["duration_ns"]
         ops, names = fakegpu.ops_log(log, pid)
         nccl = np.isin(ops["name"], [n + 1 for n, name in enumerate(names) if name.startswith("ncclDevKernel")])
         ran = ~nccl & (ops["end_ns"] > begin) & (ops["start_ns"] < end)
-        mine = [row for row in stored if row["rank"] == window["rank"]]
-        assert len(mine) == window["operations"] == int(ran.sum()) > 0
-        assert sorted(row["begin"] for row in mine) == sorted(ops["start_ns"][ran].tolist())
+        of_rank = [(row["begin"], row["duration_ns"]) for row in stored if row["rank"] == window["rank"]]
+        mine = sorted(at for at, took in of_rank if at < end and at + took > begin)
+        assert mine == sorted(ops["start_ns"][ran].tolist())
+        assert 0 < window["operations"] <= len(mine)
         # the summaries have what was recorded, one by one or not
         recorded = ops[-int(total["n"]) :]
         assert 0 < len(recorded) <= len(ops)
