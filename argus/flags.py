@@ -9,14 +9,17 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from argus.errors import ArgusError
-from argus.roster import Job
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
+
+if TYPE_CHECKING:
+    from argus.roster import Job
 
 ASK_S = 2.0
 """How often a tracer asks for new flags."""

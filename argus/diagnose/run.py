@@ -44,6 +44,7 @@ from argus.diagnose.phase import (
 )
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
 from argus.errors import ArgusError
+from argus.flags import Flag, flag
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -58,6 +59,10 @@ SURE_STEP = 0.8
 UNKNOWN_CAUSE = 0.7
 CUT_OFF_S = 15.0
 """An open trace that has not written its counters for so long was killed, or could not store them (every 2 s else)."""
+FLAGGED_NS = 5_000_000_000
+"""How much of a running job's next moments is kept operation by operation once something was found, ns."""
+FLAGGED_RANKS = 8
+"""Of so many of the ranks found, and of some others."""
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
 
@@ -524,3 +529,13 @@ def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> No
         report = writer.close()
     if report.dropped:
         raise ArgusError(f"the verdict could not be stored: {report.last_error}", "Use --no-store to only print it")
+    if verdict["findings"] and not verdict["coverage"]["ended"]:
+        _look_closer(store, verdict)
+
+
+def _look_closer(store: Store, verdict: Verdict) -> None:
+    """Has the tracers of a job that runs keep every GPU operation of the next moment, of the ranks to be compared."""
+    found = sorted({rank for finding in verdict["findings"] for rank in finding["ranks"]})[:FLAGGED_RANKS]
+    others = [rank for rank in range(verdict["ranks"]) if rank not in found][:REFERENCES] if found else []
+    now, kinds = time.time_ns(), dict.fromkeys(finding["kind"] for finding in verdict["findings"])
+    flag(store, verdict["job"], verdict["run"], Flag(now, now + FLAGGED_NS, (*found, *others), ", ".join(kinds)))
