@@ -139,11 +139,12 @@ class KernelSide:
         """
         of_job, process = self._of_job(job), self._of_process(job, rank, pid, names)
         of_job.counted += len(ops)
-        process.steps.feed(ops, called_ns(ops), process.groups.of(ops))
+        called = called_ns(ops)
+        process.steps.feed(ops, called, process.groups.of(ops))
         at_once = communication | (of_job.every == 1 and self._raw != "flagged")
         self._store(process, ops[at_once])
         if self._raw != "all" and not at_once.all():
-            process.recorder.feed(ops, at_once)
+            process.recorder.feed(ops, called, at_once)
         for window in process.windows:
             self._store_window(process, window)
 
@@ -166,8 +167,7 @@ class KernelSide:
                 second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
                 step = process.outside = max(process.outside + 1, second)
                 compressor = of_job.outside
-            groups = ops["group"].astype(np.int64)
-            compressor.feed(process.rank, step, begin_ns, end_ns, groups, ops["start"], ops["duration"])
+            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
         for begin_ns, end_ns, step in steps:
             if of_job.every > 1 and step % of_job.every == 0:
                 self._store(process, process.recorder.take_called(begin_ns, end_ns))

@@ -58,16 +58,19 @@ class FlightRecorder:
         self._parts: deque[_Part] = deque()
         self._bytes = 0
 
-    def feed(self, ops: NDArray[np.void], stored: NDArray[np.bool_] | None = None) -> None:
-        """Takes operations over; the array must not be changed afterwards.
+    def feed(
+        self, ops: NDArray[np.void], called_ns: NDArray[np.int64], stored: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Takes operations over; the arrays must not be changed afterwards.
 
         Args:
             ops: ``records.GPU_OP``, shape (n,).
+            called_ns: As the function ``called_ns`` has it, shape (n,).
             stored: Which of them are stored already, shape (n,); None: none.
         """
         if not len(ops):
             return
-        self._parts.append(_Part(ops, called_ns(ops), np.zeros(len(ops), bool) if stored is None else stored.copy()))
+        self._parts.append(_Part(ops, called_ns, np.zeros(len(ops), bool) if stored is None else stored.copy()))
         self._bytes += ops.nbytes
         while self._bytes > self._max_bytes and len(self._parts) > 1:
             oldest = self._parts.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ KEPT_NS = 60_000_000_000
 """How long they wait; those that waited for half of it then go along."""
 SLOTS = 1 << 16
 
-_SHORT = np.dtype([("called", "<i8"), ("start", "<i8"), ("duration", "<i8"), ("group", "<i4")])
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 """Odd constants (xxHash's primes, and the golden ratio): multiplying by them spreads small numbers over 64 bits."""
 
@@ -34,19 +33,19 @@ class KernelGroups:
     def __init__(self, number: Callable[[NDArray[np.void]], int]) -> None:
         self._number = number
         self._keys = np.zeros(SLOTS, np.uint64)
-        self._groups = np.full(SLOTS, -1, np.int32)
+        self._groups = np.full(SLOTS, -1, np.int64)
         self._others: dict[int, int] = {}
 
-    def of(self, ops: NDArray[np.void]) -> NDArray[np.int32]:
+    def of(self, ops: NDArray[np.void]) -> NDArray[np.int64]:
         """The group of each of ``records.GPU_OP``, shape (n,)."""
         keys = _keys(ops)
         slot = keys >> np.uint64(64 - 16)
-        found = np.where(self._keys[slot] == keys, self._groups[slot], -1).astype(np.int32)
+        found = np.where(self._keys[slot] == keys, self._groups[slot], -1)
         missing = np.flatnonzero(found < 0)
         if len(missing):
             # Few are new; two that share a slot are looked up one by one.
             fresh, first, inverse = np.unique(keys[missing], return_index=True, return_inverse=True)
-            groups = np.empty(len(fresh), np.int32)
+            groups = np.empty(len(fresh), np.int64)
             for place, (key, at) in enumerate(zip(fresh.tolist(), missing[first].tolist(), strict=True)):
                 group = self._others.get(key)
                 if group is None:
@@ -94,6 +93,28 @@ def size_text(bits: int) -> str:
     return f"<= {size} {unit}"
 
 
+class Ops(NamedTuple):
+    """Operations as columns, shape (n,) each: when they were asked for and began, and how long they took, ns."""
+
+    called: NDArray[np.int64]
+    start: NDArray[np.int64]
+    duration: NDArray[np.int64]
+    group: NDArray[np.int64]
+
+    def part(self, begin: int, end: int | None) -> Ops:
+        """Those from one place to another."""
+        return Ops(*(column[begin:end] for column in self))
+
+
+class StepOps(NamedTuple):
+    """The operations of a step (``NO_STEP``: of none), and begin and end of its time, ns."""
+
+    step: int
+    begin_ns: int
+    end_ns: int
+    ops: Ops
+
+
 class KernelSteps:
     """The operations of one process until their step is over. ``feed`` them, ``settle`` the steps.
 
@@ -103,11 +124,11 @@ class KernelSteps:
 
     def __init__(self) -> None:
         self.outside = 0
-        self._parts: list[NDArray[np.void]] = []
+        self._parts: list[Ops] = []
         self._count = 0
         self._newest_ns = 0
 
-    def feed(self, ops: NDArray[np.void], called_ns: NDArray[np.int64], groups: NDArray[np.int32]) -> None:
+    def feed(self, ops: NDArray[np.void], called_ns: NDArray[np.int64], groups: NDArray[np.int64]) -> None:
         """Takes operations.
 
         Args:
@@ -117,17 +138,12 @@ class KernelSteps:
         """
         if not len(ops):
             return
-        short = np.empty(len(ops), _SHORT)
-        short["called"], short["group"] = called_ns, groups
-        short["start"] = ops["start_ns"]
-        short["duration"] = ops["end_ns"].astype(np.int64) - short["start"]
-        self._parts.append(short)
-        self._count += len(short)
+        start = ops["start_ns"].astype(np.int64)
+        self._parts.append(Ops(called_ns, start, ops["end_ns"].astype(np.int64) - start, groups))
+        self._count += len(ops)
         self._newest_ns = max(self._newest_ns, int(called_ns.max()))
 
-    def settle(
-        self, steps: Iterable[tuple[int, int, int]], *, final: bool = False
-    ) -> list[tuple[int, int, int, NDArray[np.void]]]:
+    def settle(self, steps: Iterable[tuple[int, int, int]], *, final: bool = False) -> list[StepOps]:
         """The operations of steps that are over, and those of none that came before or between them.
 
         Args:
@@ -135,43 +151,44 @@ class KernelSteps:
             final: No more steps will come.
 
         Returns:
-            Step (``NO_STEP`` for what was outside), begin and end of its time, and its operations with the fields
-            ``called``, ``start``, ``duration`` (ns) and ``group``, in order of time.
+            In order of time, the operations of each in the order in which they were asked for. What was outside every
+            step lasts from its first operation to its last.
         """
         done: Sequence[tuple[int, int, int]] = list(steps)
         limit = done[-1][1] if done else 0
         if final:
             limit = self._newest_ns + 1
         elif self._count > KEPT_OPS:
-            limit = max(limit, int(np.median(np.concatenate([part["called"] for part in self._parts]))))
-        elif self._parts and min(int(part["called"][0]) for part in self._parts) < self._newest_ns - KEPT_NS:
+            limit = max(limit, int(np.median(np.concatenate([part.called for part in self._parts]))))
+        elif self._parts and min(int(part.called[0]) for part in self._parts) < self._newest_ns - KEPT_NS:
             limit = max(limit, self._newest_ns - KEPT_NS // 2)
         if not self._count or limit <= 0:
             return []
-        ops = np.concatenate(self._parts)
-        ripe = ops["called"] < limit
-        rest = ops[~ripe]
-        self._parts = [rest] if len(rest) else []
-        self._count = len(rest)
-        ops = ops[ripe]
-        ops = ops[np.argsort(ops["called"], kind="stable")]
-        found: list[tuple[int, int, int, NDArray[np.void]]] = []
+        ops = Ops(*(np.concatenate(column) for column in zip(*self._parts, strict=True)))
+        if np.any(ops.called[1:] < ops.called[:-1]):
+            order = np.argsort(ops.called, kind="stable")
+            ops = Ops(*(column[order] for column in ops))
+        cut = int(np.searchsorted(ops.called, limit))
+        ops, rest = ops.part(0, cut), ops.part(cut, None)
+        self._count = len(rest.called)
+        self._parts = [Ops(*(column.copy() for column in rest))] if self._count else []
+        found: list[StepOps] = []
 
         def outside(begin: int, end: int) -> None:
             if end > begin:
-                part = ops[begin:end]
-                self.outside += len(part)
-                until = int((part["start"] + part["duration"]).max())
-                found.append((NO_STEP, int(part["start"].min()), until, part))
+                part = ops.part(begin, end)
+                self.outside += end - begin
+                until = int((part.start + part.duration).max())
+                found.append(StepOps(NO_STEP, int(part.start.min()), until, part))
 
         at = 0
         for begin_ns, end_ns, step in done:
-            first, last = np.searchsorted(ops["called"], [begin_ns, end_ns]).tolist()
+            first, last = np.searchsorted(ops.called, [begin_ns, end_ns]).tolist()
             outside(at, first)
             if last > first:
-                found.append((step, begin_ns, end_ns, ops[first:last]))
+                found.append(StepOps(step, begin_ns, end_ns, ops.part(first, last)))
             at = max(at, last)
-        outside(at, len(ops))
+        outside(at, cut)
         return found
 
 

@@ -19,7 +19,7 @@ from argus.errors import ArgusError
 from argus.flags import Flag, FlagWatcher, flag
 from argus.interop.perfetto import Moment, moment_of, write_perfetto
 from argus.kernels import FLAG_S, RATE_S, KernelSide
-from argus.recorder import FlightRecorder
+from argus.recorder import FlightRecorder, called_ns
 from argus.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
 from argus.roster import Job
 from argus.semantics.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
@@ -64,17 +64,21 @@ class Rows:
 # ---- the recorder
 
 
+def record(recorder: FlightRecorder, given: NDArray[np.void], stored: NDArray[np.bool_] | None = None) -> None:
+    recorder.feed(given, called_ns(given), stored)
+
+
 def test_what_was_stored_is_not_stored_again_and_the_oldest_goes_first() -> None:
     recorder = FlightRecorder(max_bytes=30 * GPU_OP.itemsize)
     for first in range(0, 50, 10):
-        recorder.feed(ops(S + np.arange(first, first + 10) * MS))
+        record(recorder, ops(S + np.arange(first, first + 10) * MS))
     assert recorder.forgotten == 20
     assert recorder.gone_ns == S + 19 * MS + 5 * US
     assert len(recorder.take_ran(0, S + 25 * MS)) == 5
     assert len(recorder.take_ran(0, S + 30 * MS + 1)) == 6, "those that were not given out yet"
     called = recorder.take_called(S + 35 * MS - 100 * US, S + 38 * MS - 100 * US)
     assert (called["start_ns"] - S).tolist() == [35 * MS, 36 * MS, 37 * MS]
-    recorder.feed(ops(S + np.arange(50, 60) * MS), stored=np.arange(10) < 4)
+    record(recorder, ops(S + np.arange(50, 60) * MS), stored=np.arange(10) < 4)
     assert len(recorder.take_ran(S + 50 * MS, 2 * S)) == 6
     recorder.close()
     assert recorder.forgotten == 20 + 16, "of 31 to 49 three were given out"
@@ -82,7 +86,7 @@ def test_what_was_stored_is_not_stored_again_and_the_oldest_goes_first() -> None
 
 def test_what_runs_across_the_ends_of_a_moment_belongs_to_it() -> None:
     recorder = FlightRecorder()
-    recorder.feed(ops(np.array([S, S + 10 * MS, S + 20 * MS]), took_ns=4 * MS))
+    record(recorder, ops(np.array([S, S + 10 * MS, S + 20 * MS]), took_ns=4 * MS))
     found = recorder.take_ran(S + 3 * MS, S + 20 * MS)
     assert (found["start_ns"] - S).tolist() == [0, 10 * MS], "one that had begun; one that begins at the end has not"
 
@@ -160,7 +164,7 @@ def test_groups_that_share_a_slot_are_told_apart(monkeypatch: pytest.MonkeyPatch
 
 def fed(steps: KernelSteps, at: NDArray[np.int64]) -> None:
     given = ops(at)
-    steps.feed(given, given["launch_ns"].astype(np.int64), np.arange(len(at), dtype=np.int32))
+    steps.feed(given, given["launch_ns"].astype(np.int64), np.arange(len(at)))
 
 
 def test_operations_go_to_the_step_that_asked_for_them() -> None:
@@ -169,7 +173,7 @@ def test_operations_go_to_the_step_that_asked_for_them() -> None:
     fed(steps, S + np.arange(0, 50, 2) * MS)
     assert steps.settle([]) == []
     found = steps.settle([(begin + 10 * MS, begin + 20 * MS, 4), (begin + 24 * MS, begin + 30 * MS, 5)])
-    told = [(step, [int(s - S) // MS for s in part["start"]]) for step, _, _, part in found]
+    told = [(step, [int(s - S) // MS for s in part.start]) for step, _, _, part in found]
     assert told == [
         (NO_STEP, [0, 2, 4, 6, 8]), (4, [10, 12, 14, 16, 18]), (NO_STEP, [20, 22]), (5, [24, 26, 28]),
     ]  # fmt: skip
@@ -178,7 +182,7 @@ def test_operations_go_to_the_step_that_asked_for_them() -> None:
     assert steps.outside == 7
     fed(steps, np.array([S + 29 * MS]))  # late: its step is gone
     rest = steps.settle([], final=True)
-    assert sum(len(part) for *_, part in rest) == 10 + 1
+    assert sum(len(part.start) for *_, part in rest) == 10 + 1
     assert steps.outside == 7 + 11
 
 
@@ -190,11 +194,11 @@ def test_without_steps_operations_do_not_pile_up() -> None:
     assert steps.settle([]) == []
     fed(steps, S + KEPT_NS + np.arange(50, 60) * MS)
     ((step, _, _, part),) = steps.settle([])
-    assert (step, len(part)) == (NO_STEP, 100), "those that waited too long, and those that waited for half of it"
+    assert (step, len(part.start)) == (NO_STEP, 100), "those that waited too long, and those that waited for half of it"
     assert steps.settle([]) == []
     many = KernelSteps()
     fed(many, S + np.arange(KEPT_OPS + 10) * US)
-    assert sum(len(part) for *_, part in many.settle([])) >= 0.4 * KEPT_OPS
+    assert sum(len(part.start) for *_, part in many.settle([])) >= 0.4 * KEPT_OPS
 
 
 # ---- the whole
