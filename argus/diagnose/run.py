@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import operations, sql, whatif
 from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs, slow_kernels
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
@@ -34,6 +34,7 @@ from argus.diagnose.phase import (
     lateness_of,
 )
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
+from argus.diagnose.whatif import Layout, Operations
 from argus.errors import ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
@@ -125,6 +126,10 @@ def diagnose(
         return verdict
     params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
     params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
+    known = operations.read(query, params)
+    if known is not None:
+        _by_operations(verdict, query, params, known, threshold, world_size)
+        return verdict
     series = query(sql.STEPS, params)
     sure = series["confidence"] >= SURE_STEP
     numbers = series["step"][sure].astype(np.int64)
@@ -249,6 +254,46 @@ def diagnose(
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
     return verdict
+
+
+def _by_operations(
+    verdict: Verdict,
+    query: sql.Query,
+    params: dict[str, Any],
+    known: tuple[Operations, Layout],
+    threshold: float,
+    world_size: int,
+) -> None:
+    """Fills in the verdict on a run whose operations are stored."""
+    rows, layout = known
+    verdict["ranks"] = len(np.unique(rows.rank))
+    verdict["steps"] = [int(rows.step.min()), int(rows.step.max())]
+    try:
+        model = whatif.build(rows, layout)
+    except ArgusError as failure:
+        verdict["reason"] = f"the step's dependencies cannot be rebuilt: {failure}"
+        return
+    answers = whatif.answer(model)
+    verdict["whatif"] = operations.in_verdict(answers)
+    left_out = "; ".join(model.notes)
+    if len(model.steps) < operations.MIN_STEPS:
+        verdict["reason"] = f"{len(model.steps)} whole steps are stored, {operations.MIN_STEPS} are needed"
+        return
+    verdict["findings"] = operations.judge(model, answers, params, _hosts(query, params), threshold)
+    workers = layout.data * layout.pipeline
+    if verdict["findings"]:
+        verdict["status"] = "degraded"
+        verdict["slowdown"] = round(max(1.0, answers.slowdown), 4)
+        verdict["reason"] = left_out
+    elif world_size and verdict["ranks"] < workers:
+        verdict["reason"] = "; ".join(
+            filter(
+                None, [f"{verdict['ranks']} of {workers} workers are recorded, and nothing slows them down", left_out]
+            )
+        )
+    else:
+        verdict["status"] = "healthy"
+        verdict["reason"] = left_out
 
 
 def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> tuple[list[str], list[str]]:

@@ -294,6 +294,37 @@ GROUP BY rank ORDER BY rank
 )
 """Each rank's step time before and from a step on."""
 
+OPERATIONS = """
+SELECT rank, step, stage, dp_rank, op, seq, chunk, global_chunk, ts, ts_end, duration_ns FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+"""
+"""Every operation of some steps, in no order."""
+
+LAYOUT = """
+SELECT dp, pp, tp, sp, vpp, world_size FROM parallel_layout FINAL WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""How the job is split: one row, or none."""
+
+COMPUTE_TIME = """
+SELECT stage, dp_rank, rank, sum(duration_ns) / uniqExact(step) / 1e6 AS compute_ms_a_step,
+       quantileExact(0.5)(duration_ns) / 1e6 AS median_ms, max(duration_ns) / 1e6 AS longest_ms, op
+FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND op IN ('forward-compute', 'backward-compute')
+GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
+"""
+"""How long each worker computes."""
+
+TRANSFER_TIME = """
+SELECT stage, dp_rank, rank, quantileExact(0.5)(duration_ns) / 1e6 AS median_ms,
+       min(duration_ns) / 1e6 AS shortest_ms, max(duration_ns) / 1e6 AS longest_ms, op
+FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND op NOT IN ('forward-compute', 'backward-compute', 'optimizer', 'gc')
+GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
+"""
+"""How long each worker communicates, waiting for others included."""
+
 
 SEVERAL = """
 SELECT uniqExactIf(host, mono_offset_ns != 0) AS hosts FROM jobs WHERE job = {job:String} AND run = {run:UInt32}

@@ -1,0 +1,1 @@
+-- Placeholder: the number of a migration that is on its way; migrations must be numbered without a gap.
