@@ -264,8 +264,8 @@ def _workers(context: _Context, suspects: Bool, ratio: Float, lost_ns: float) ->
         where = f"rank {model.rank[model.stage == worst[0]][0, worst[1]]} (stage {worst[0]}, data-parallel rank "
         where += f"{model.dp_ranks[worst[1]]})" + (f", the slowest of {who}," if len(ranks) > 1 else "")
         texts = [
-            f"{where} computes {1 + excess[worst]:.2f} times as long as the other data-parallel ranks of the stage, in {held:.0%} of "
-            f"the steps from {model.steps[onset]} on"
+            f"{where} computes {1 + excess[worst]:.2f} times as long as the other data-parallel ranks of the stage, "
+            f"in {held:.0%} of the steps from {model.steps[onset]} on"
         ]
         if not of_data:
             texts.append(
@@ -303,7 +303,7 @@ def _variation(context: _Context, lost_ns: float, times: Float) -> _Part:
     if forward.shape == backward.shape and forward.size > 1 and forward.std() > 0 and backward.std() > 0:
         clipped = [np.clip(values, *np.quantile(values, [0.01, 0.99])).ravel() for values in (forward, backward)]
         if all(values.std() > 0 for values in clipped):
-            together = float(np.corrcoef(*clipped)[0, 1])
+            together = float(np.corrcoef(clipped[0], clipped[1])[0, 1])
     spread = np.concatenate([forward.ravel(), backward.ravel()])
     low, high = np.quantile(spread, [0.05, 0.95]) if len(spread) else (0.0, 0.0)
     everyone: list[int] = []
