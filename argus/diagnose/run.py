@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import operations, sql, whatif
+from argus.diagnose import operations, sql, step_times, whatif
 from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs, slow_kernels
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
@@ -154,6 +154,12 @@ def diagnose(
 
     lateness, why_not = _lateness(query, params, numbers)
     hosts = _hosts(query, params)
+    by_times = None
+    if lateness is None and across is None:
+        only = query(sql.ONLY_STEPS, params)
+        if not int(only["calls"][0]) and not int(only["found"][0]):
+            by_times = step_times.judge(query, params, hosts, threshold, float(np.median(durations[-RECENT_STEPS:])))
+            why_not = "" if by_times is not None else "step times of fewer than 2 ranks are stored, and nothing else"
     losses: list[_Loss] = []
     blurred = ""
     if lateness is not None:
@@ -177,6 +183,10 @@ def diagnose(
     now = float(np.median(durations[-RECENT_STEPS:]))
     saved = min(sum(loss.loss_ns for loss in losses), 0.95 * now)
     ideal = now - saved
+    if by_times is not None:
+        verdict["findings"] += by_times.findings
+        # Whoever waits for the slowest rank takes as long as it does.
+        now *= by_times.slowest
     regression = find_regression(durations)
     if regression is not None:
         onset = int(numbers[regression.index])
@@ -232,11 +242,12 @@ def diagnose(
             trouble = f"{_name(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
-        verdict["reason"] = trouble if lateness is not None else f"stragglers could not be judged: {trouble or why_not}"
+        judged = lateness is not None or by_times is not None
+        verdict["reason"] = trouble if judged else f"stragglers could not be judged: {trouble or why_not}"
     elif trouble or blurred:
         verdict["slowdown"] = 1.0
         verdict["reason"] = "; ".join(filter(None, [doubt, blurred, trouble]))
-    elif lateness is None or doubt:
+    elif (lateness is None and by_times is None) or doubt:
         verdict["slowdown"] = 1.0
         verdict["reason"] = doubt or why_not
     elif world_size > verdict["ranks"]:
@@ -247,7 +258,9 @@ def diagnose(
     else:
         verdict["status"] = "healthy"
         verdict["slowdown"] = 1.0
-        past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
+        past = by_times.note if by_times is not None else ""
+        if lateness is not None:
+            past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
         agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
         verdict["reason"] = long_steps or past or agreement
     if across is not None and across.not_stored:

@@ -300,6 +300,31 @@ WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} 
 """
 """Every operation of some steps, in no order."""
 
+STEP_TIMES = """
+SELECT rank, step, toFloat64(any(duration_ns)) AS duration_ns FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank, step
+"""
+"""Each rank's time of each step, in no order."""
+
+STEP_TIMES_BY_RANK = """
+SELECT rank, count() AS steps, quantileExact(0.5)(duration_ns) / 1e6 AS median_ms,
+       quantileExactIf(0.5)(duration_ns, step < ({first:UInt32} + {last:UInt32}) / 2) / 1e6 AS first_half_ms,
+       quantileExactIf(0.5)(duration_ns, step >= ({first:UInt32} + {last:UInt32}) / 2) / 1e6 AS second_half_ms
+FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank ORDER BY median_ms DESC
+"""
+"""Each rank's typical step time."""
+
+ONLY_STEPS = """
+SELECT
+  (SELECT count() FROM launches WHERE job = {job:String} AND run = {run:UInt32}) +
+  (SELECT count() FROM collectives WHERE job = {job:String} AND run = {run:UInt32}) AS calls,
+  (SELECT countIf(method != 'imported') FROM iterations WHERE job = {job:String} AND run = {run:UInt32}) AS found
+"""
+"""Calls that are stored, and steps that were not told by the one who recorded them."""
+
 LAYOUT = """
 SELECT dp, pp, tp, sp, vpp, world_size FROM parallel_layout FINAL WHERE job = {job:String} AND run = {run:UInt32}
 """
