@@ -394,9 +394,10 @@ class _Nodes:
 
     def find(self, stage: int, *names: str) -> list[int]:
         """Nodes of a stage of some types, in order of time."""
-        chosen = [place for place, name in enumerate(self.names) if name in names]
-        here = np.flatnonzero((self.stage == stage) & np.isin(self.op, chosen))
-        alphabetic = np.argsort(np.argsort(np.array(self.names)))[self.op[here]]
+        chosen = np.array([name in names for name in self.names])
+        here = np.flatnonzero((self.stage == stage) & chosen[self.op])
+        order = {name: place for place, name in enumerate(sorted(names))}
+        alphabetic = np.array([order.get(name, 0) for name in self.names])[self.op[here]]
         return [int(node) for node in here[np.lexsort((alphabetic, self.seq[here], self.start_ns[here]))]]
 
     def name(self, node: int) -> str:
@@ -494,9 +495,9 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
     stage_span = int(operations.stage.max()) + 1
     seq_span = int(operations.seq.max()) + 1
     key = (operations.op * stage_span + operations.stage) * seq_span + operations.seq
-    keys, node = np.unique(key, return_inverse=True)
-    steps, step = np.unique(operations.step, return_inverse=True)
-    dp_ranks, dp = np.unique(operations.dp_rank, return_inverse=True)
+    keys, node = _numbered(key)
+    steps, step = _numbered(operations.step)
+    dp_ranks, dp = _numbered(operations.dp_rank)
     lane = dp * len(steps) + step
     cell = node * (len(steps) * len(dp_ranks)) + lane
     seen = np.bincount(cell, minlength=len(keys) * len(steps) * len(dp_ranks)).reshape(len(keys), -1, len(steps))
@@ -537,6 +538,19 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
         rows,
         keys[whole],
     )
+
+
+def _numbered(values: Int) -> tuple[Int, Int]:
+    """The distinct values in order, and the place of each value among them: ``np.unique``, but without sorting where the
+    values lie close together."""
+    least = int(values.min())
+    span = int(values.max()) - least + 1
+    if span > 4 * len(values):
+        distinct, place = np.unique(values, return_inverse=True)
+        return distinct, place
+    there = np.zeros(span, bool)
+    there[values - least] = True
+    return np.flatnonzero(there) + least, (np.cumsum(there) - 1)[values - least]
 
 
 Groups = list[tuple[list[int], bool]]
