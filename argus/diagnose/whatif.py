@@ -541,8 +541,8 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
 
 
 def _numbered(values: Int) -> tuple[Int, Int]:
-    """The distinct values in order, and the place of each value among them: ``np.unique``, but without sorting where the
-    values lie close together."""
+    """The distinct values in order, and the place of each value among them: ``np.unique``, without sorting where values
+    lie close together."""
     least = int(values.min())
     span = int(values.max()) - least + 1
     if span > 4 * len(values):

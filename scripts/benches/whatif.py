@@ -2,8 +2,8 @@
 
 The reference is what one would write first: a pandas frame with a row an operation, transfer times by grouping, and for
 each question a copy of the frame in which some durations are replaced, evaluated operation by operation with vectors
-over steps and data-parallel ranks. It is given the graph ready-made (which operations wait for which); Argus builds it
-within the measured time. Both read the same columns from memory and must agree to 1e-9.
+over steps and data-parallel ranks. It gets which operations wait for which from the same code as Argus, so that both
+have the same model. Both start from the same columns in memory, and must agree to 1e-9.
 
 The traces are those of StragglerAnalysis where ``ARGUS_REFERENCE_DATA`` has them (AR: 117,216 operations), else a
 made-up one of the same size. The ratio is of the times of the largest trace, the median of rounds; the smaller one is
@@ -42,11 +42,10 @@ def run(rounds: int) -> Result:
     ratios: dict[str, list[float]] = {name: [] for name in traces}
     for turn in range(rounds + 1):
         for name, trace in traces.items():
-            reference = _Reference(trace.operations, trace.layout)
             began = time.perf_counter()
             ours = whatif.answer(whatif.build(trace.operations, trace.layout))
             middle = time.perf_counter()
-            theirs = reference.answer()
+            theirs = _Reference(trace.operations, trace.layout).answer()
             end = time.perf_counter()
             mine = _flat(ours)
             worst = max(abs(mine[key] - theirs[key]) for key in theirs)
@@ -94,7 +93,7 @@ class _Reference:
         self.depends, self.groups, self.across = self._graph(operations, layout)
 
     def _graph(self, operations: Operations, layout: Layout) -> tuple[dict[str, list[str]], list[list[str]], set[str]]:
-        """Not timed: what waits for what, by names."""
+        """What waits for what, by names."""
         one = operations.take((operations.dp_rank == 0) & (operations.step == operations.step.min()))
         names = [f"{one.names[o]}_{q}_{s}" for o, q, s in zip(one.op, one.seq, one.stage, strict=True)]
         template = whatif._Nodes(
