@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from argus.interop import imported, kineto, nsys
+from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
 from argus.interop.imported import Progress, Recording
+from argus.interop.rows import Told
 from argus.store.open import open_store
 
 from .options import format_option, store_option
@@ -34,6 +35,8 @@ def command() -> None:
     \b
       argus import kineto traces/ --job llama      PyTorch profiler traces, one file a rank
       argus import nsys report.sqlite              Nsight Systems, exported to SQLite
+      argus import whatif trace.parquet            operations of pipeline stages, as StragglerAnalysis has them
+      argus import iterations times.csv --rank-column worker --step-column step --duration-column ms
       argus diagnose --job llama
     """
 
@@ -85,9 +88,104 @@ def import_nsys(
         _store(recordings, job or _name(paths), ignore_annotations, output_format, store_url, told)
 
 
+@command.command("whatif")
+@click.argument("path", metavar="FILE", type=_PATHS)
+@click.option(
+    "--meta", type=_PATHS, metavar="FILE", help="YAML file with dp_size, pp_size, tp_size, dsp_size, world_size."
+)
+@_job
+@format_option()
+@store_option
+def import_whatif(path: Path, meta: Path | None, job: str | None, output_format: str, store_url: str | None) -> None:
+    """Import a trace in the format of StragglerAnalysis: a Parquet file with one row an operation of a step.
+
+    \b
+      argus import whatif trace-AR.parquet --meta meta-AR.yaml --job ar
+      argus diagnose --job ar --format json | jq .whatif
+    """
+    trace = whatif_parquet.read(path, meta)
+    job = job or trace.name or _name((path,))
+    with open_store(store_url) as store:
+        run = whatif_parquet.write(store, job, trace)
+        url = store.url
+    found = {
+        "job": job, "run": run, "store": url, "file": str(path), "operations": len(trace.operations),
+        "ranks": len(trace.told.ranks), "steps": len(set(trace.operations.step.tolist())),
+        "step_ns": whatif_parquet.median_step_ns(trace), "counters": dict(trace.told.counters), "notes": trace.notes,
+    }  # fmt: skip
+    if output_format == "json":
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(
+        f"{path.name}: {found['operations']:,} operations of {found['ranks']} ranks in {found['steps']} steps of "
+        f"{whatif_parquet.median_step_ns(trace) / 1e6:,.1f} ms"
+    )
+    _print_stored(job, run, url, trace.told, trace.notes)
+
+
+@command.command("iterations")
+@click.argument("path", metavar="FILE", type=_PATHS)
+@click.option("--rank-column", required=True, metavar="NAME", help="Column with the rank, a number or a name.")
+@click.option("--step-column", required=True, metavar="NAME", help="Column with the number of the step.")
+@click.option("--duration-column", required=True, metavar="NAME", help="Column with how long the step took.")
+@click.option(
+    "--unit",
+    type=click.Choice(list(iterations_csv.UNITS)),
+    help="Unit of the durations. Default: ms; what is compared are ratios, so normalised times need none.",
+)
+@_job
+@format_option()
+@store_option
+def import_iterations(
+    path: Path,
+    rank_column: str,
+    step_column: str,
+    duration_column: str,
+    unit: str | None,
+    job: str | None,
+    output_format: str,
+    store_url: str | None,
+) -> None:
+    """Import step times: a CSV file with one row a rank and step. It may be larger than the memory.
+
+    \b
+      argus import iterations times.csv --rank-column worker --step-column iteration \\
+        --duration-column seconds --unit s --job resnet
+    """
+    columns = iterations_csv.Columns(rank_column, step_column, duration_column, unit or "ms")
+    job = job or _name((path,))
+    with open_store(store_url) as store:
+        stored = iterations_csv.write(store, job, path, columns)
+        url = store.url
+    notes = [] if unit else ["durations are taken as ms (--unit)"]
+    if stored.names is not None:
+        listed = ", ".join(f"{rank} is {name}" for rank, name in enumerate(stored.names[:8]))
+        notes.append(f"ranks are numbered in order of appearance: {listed}" + ", …" * (len(stored.names) > 8))
+    if output_format == "json":
+        found = {
+            "job": job, "run": stored.run, "store": url, "file": str(path), "rows": stored.rows,
+            "ranks": len(stored.told.ranks), "steps": list(stored.steps), "names": stored.names,
+            "counters": dict(stored.told.counters), "notes": notes,
+        }  # fmt: skip
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"{path.name}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}")
+    _print_stored(job, stored.run, url, stored.told, notes)
+
+
+def _print_stored(job: str, run: int, url: str, told: Told, notes: list[str]) -> None:
+    for note in notes:
+        click.echo(f"  {note}")
+    counted = {**told.losses, **told.counters}
+    if counted:
+        click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counted.items()))
+    click.echo(f"{job}: {len(told.ranks)} ranks stored as run {run} in {url}")
+    click.echo(f"  argus diagnose --job {job}")
+
+
 def _name(paths: tuple[Path, ...]) -> str:
     first = paths[0].absolute()
-    return re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db)(\.gz)?$", "", first.name) or "imported"
+    return re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db|parquet|csv)(\.gz)?$", "", first.name) or "imported"
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import operations, sql, step_times, whatif
 from argus.diagnose.cause import (
     FLAT,
     HIDDEN_BACKWARD,
@@ -43,6 +43,7 @@ from argus.diagnose.phase import (
     lateness_of,
 )
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
+from argus.diagnose.whatif import Layout, Operations
 from argus.errors import ArgusError
 from argus.flags import Flag, flag
 from argus.store.open import Store
@@ -140,6 +141,10 @@ def diagnose(
         return verdict
     params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
     params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
+    known = operations.read(query, params)
+    if known is not None:
+        _by_operations(verdict, query, params, known, threshold, world_size)
+        return verdict
     series = query(sql.STEPS, params)
     sure = series["confidence"] >= SURE_STEP
     numbers = series["step"][sure].astype(np.int64)
@@ -164,6 +169,12 @@ def diagnose(
 
     lateness, why_not = _lateness(query, params, numbers)
     hosts = _hosts(query, params)
+    by_times = None
+    if lateness is None and across is None:
+        only = query(sql.ONLY_STEPS, params)
+        if not int(only["calls"][0]) and not int(only["found"][0]):
+            by_times = step_times.judge(query, params, hosts, threshold, float(np.median(durations[-RECENT_STEPS:])))
+            why_not = "" if by_times is not None else "step times of fewer than 2 ranks are stored, and nothing else"
     losses: list[_Loss] = []
     blurred = ""
     if lateness is not None:
@@ -187,6 +198,10 @@ def diagnose(
     now = float(np.median(durations[-RECENT_STEPS:]))
     saved = min(sum(loss.loss_ns for loss in losses), 0.95 * now)
     ideal = now - saved
+    if by_times is not None:
+        verdict["findings"] += by_times.findings
+        # Whoever waits for the slowest rank takes as long as it does.
+        now *= by_times.slowest
     regression = find_regression(durations)
     if regression is not None:
         onset = int(numbers[regression.index])
@@ -242,11 +257,12 @@ def diagnose(
             trouble = f"{_name(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
-        verdict["reason"] = trouble if lateness is not None else f"stragglers could not be judged: {trouble or why_not}"
+        judged = lateness is not None or by_times is not None
+        verdict["reason"] = trouble if judged else f"stragglers could not be judged: {trouble or why_not}"
     elif trouble or blurred:
         verdict["slowdown"] = 1.0
         verdict["reason"] = "; ".join(filter(None, [doubt, blurred, trouble]))
-    elif lateness is None or doubt:
+    elif (lateness is None and by_times is None) or doubt:
         verdict["slowdown"] = 1.0
         verdict["reason"] = doubt or why_not
     elif world_size > verdict["ranks"]:
@@ -257,13 +273,55 @@ def diagnose(
     else:
         verdict["status"] = "healthy"
         verdict["slowdown"] = 1.0
-        past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
+        past = by_times.note if by_times is not None else ""
+        if lateness is not None:
+            past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
         agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
         verdict["reason"] = long_steps or past or agreement
     if across is not None and across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
     return verdict
+
+
+def _by_operations(
+    verdict: Verdict,
+    query: sql.Query,
+    params: dict[str, Any],
+    known: tuple[Operations, Layout],
+    threshold: float,
+    world_size: int,
+) -> None:
+    """Fills in the verdict on a run whose operations are stored."""
+    rows, layout = known
+    verdict["ranks"] = len(np.unique(rows.rank))
+    verdict["steps"] = [int(rows.step.min()), int(rows.step.max())]
+    try:
+        model = whatif.build(rows, layout)
+    except ArgusError as failure:
+        verdict["reason"] = f"the step's dependencies cannot be rebuilt: {failure}"
+        return
+    answers = whatif.answer(model)
+    verdict["whatif"] = operations.in_verdict(answers)
+    left_out = "; ".join(model.notes)
+    if len(model.steps) < operations.MIN_STEPS:
+        verdict["reason"] = f"{len(model.steps)} whole steps are stored, {operations.MIN_STEPS} are needed"
+        return
+    verdict["findings"] = operations.judge(model, answers, params, _hosts(query, params), threshold)
+    workers = layout.data * layout.pipeline
+    if verdict["findings"]:
+        verdict["status"] = "degraded"
+        verdict["slowdown"] = round(max(1.0, answers.slowdown), 4)
+        verdict["reason"] = left_out
+    elif world_size and verdict["ranks"] < workers:
+        verdict["reason"] = "; ".join(
+            filter(
+                None, [f"{verdict['ranks']} of {workers} workers are recorded, and nothing slows them down", left_out]
+            )
+        )
+    else:
+        verdict["status"] = "healthy"
+        verdict["reason"] = left_out
 
 
 def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> tuple[list[str], list[str]]:

@@ -313,6 +313,62 @@ GROUP BY rank ORDER BY rank
 )
 """Each rank's step time before and from a step on."""
 
+OPERATIONS = """
+SELECT rank, step, stage, dp_rank, op, seq, chunk, global_chunk, ts, ts_end, duration_ns FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+"""
+"""Every operation of some steps, in no order."""
+
+STEP_TIMES = """
+SELECT rank, step, toFloat64(any(duration_ns)) AS duration_ns FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank, step
+"""
+"""Each rank's time of each step, in no order."""
+
+STEP_TIMES_BY_RANK = """
+SELECT rank, count() AS steps, quantileExact(0.5)(duration_ns) / 1e6 AS median_ms,
+       quantileExactIf(0.5)(duration_ns, step < ({first:UInt32} + {last:UInt32}) / 2) / 1e6 AS first_half_ms,
+       quantileExactIf(0.5)(duration_ns, step >= ({first:UInt32} + {last:UInt32}) / 2) / 1e6 AS second_half_ms
+FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank ORDER BY median_ms DESC
+"""
+"""Each rank's typical step time."""
+
+ONLY_STEPS = """
+SELECT
+  (SELECT count() FROM launches WHERE job = {job:String} AND run = {run:UInt32}) +
+  (SELECT count() FROM collectives WHERE job = {job:String} AND run = {run:UInt32}) AS calls,
+  (SELECT countIf(method != 'imported') FROM iterations WHERE job = {job:String} AND run = {run:UInt32}) AS found
+"""
+"""Calls that are stored, and steps that were not told by the one who recorded them."""
+
+LAYOUT = """
+SELECT dp, pp, tp, sp, vpp, world_size FROM parallel_layout FINAL WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""How the job is split: one row, or none."""
+
+COMPUTE_TIME = """
+SELECT stage, dp_rank, rank, sum(duration_ns) / uniqExact(step) / 1e6 AS compute_ms_a_step,
+       quantileExact(0.5)(duration_ns) / 1e6 AS median_ms, max(duration_ns) / 1e6 AS longest_ms, op
+FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND op IN ('forward-compute', 'backward-compute')
+GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
+"""
+"""How long each worker computes."""
+
+TRANSFER_TIME = """
+SELECT stage, dp_rank, rank, quantileExact(0.5)(duration_ns) / 1e6 AS median_ms,
+       min(duration_ns) / 1e6 AS shortest_ms, max(duration_ns) / 1e6 AS longest_ms, op
+FROM phase_ops
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND op NOT IN ('forward-compute', 'backward-compute', 'optimizer', 'gc')
+GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
+"""
+"""How long each worker communicates, waiting for others included."""
+
 
 SEVERAL = """
 SELECT uniqExactIf(host, mono_offset_ns != 0) AS hosts FROM jobs WHERE job = {job:String} AND run = {run:UInt32}

@@ -801,10 +801,7 @@ def write(
         ArgusError: The store cannot be had, or refuses rows. The run is then left without an end: a run that was cut
             off, to ``argus diagnose`` and to whoever reads ``jobs.ended``.
     """
-    ensure_schema(store)
-    run, newest = int(time.time()), newest_run(store)
-    if run <= newest < run + 60:
-        run = newest + 1
+    run = new_run(store)
     with Writer(store, source=f"import/{run}") as writer:
         version, transfers = time.time_ns(), Transfers()
         # Of all ranks, before the first one's are told: who waited is known from those who did not.
@@ -816,17 +813,33 @@ def write(
         for number, each in enumerate(recordings):
             progress(f"storing rank {each.rank}", number / len(recordings))
             _write_rank(writer, job, run, each, steps[each.rank], version, transfers)
-            _stored(writer, job, run)
+            flush_whole(writer, job, run)
         _write_groups(writer, job, run, recordings, communicators, version)
         _write_coverage(writer, job, run, recordings, version)
-        _stored(writer, job, run)
+        flush_whole(writer, job, run)
         _write_job(writer, job, run, recordings, version + 1, ended=True)
-        _stored(writer, job, run)
+        flush_whole(writer, job, run)
         progress("stored", 1.0)
     return run
 
 
-def _stored(writer: Writer, job: str, run: int) -> None:
+def new_run(store: Store) -> int:
+    """Number of a run that is about to be stored: the time, or one more than the newest.
+
+    Raises:
+        ArgusError: The store cannot be had.
+    """
+    ensure_schema(store)
+    run, newest = int(time.time()), newest_run(store)
+    return newest + 1 if run <= newest < run + 60 else run
+
+
+def flush_whole(writer: Writer, job: str, run: int) -> None:
+    """Sends what waits.
+
+    Raises:
+        ArgusError: Rows were not stored.
+    """
     whole = writer.flush(FLUSH_S)
     if not whole or writer.rows_dropped:
         why = str(writer.last_error or "the store does not answer")

@@ -39,6 +39,10 @@ class MemoryQuery:
             return {name: np.array([0]) for name in ("looked_ns", "stepped_ns", "called_ns", "now_ns")}
         if text == sql.LOADING:
             return {"rank": empty, "loading_ns": empty}
+        if text == sql.OPERATIONS:
+            return {"step": empty}
+        if text == sql.ONLY_STEPS:
+            return {"calls": np.array([1]), "found": np.array([len(steps)])}
         if text == sql.STATES:
             return {"rank": empty, "state": empty, "host": empty}
         if text == sql.SESSIONS:

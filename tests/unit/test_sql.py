@@ -178,6 +178,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "runqueue_ns": [30 * MS if rank == 1 else 0 for rank, _ in every], "io_ns": -1, "voluntary": 5,
             "involuntary": 2,
         })  # fmt: skip
+        writer.append("phase_ops", {
+            **common, "step": [step for _, step in every], "stage": [rank // 2 for rank, _ in every],
+            "dp_rank": [rank % 2 for rank, _ in every], "op": "forward-compute", "seq": 0, "microbatch": 0, "chunk": 0,
+            "global_chunk": [rank // 2 for rank, _ in every], "ts": start, "ts_end": [a + 20 * MS for a in start],
+            "duration_ns": [(40 if rank == 1 else 20) * MS for rank, _ in every],
+        })  # fmt: skip
+        writer.append("parallel_layout", {
+            "job": "llama", "run": [1], "dp": 2, "pp": 2, "tp": 1, "sp": 1, "vpp": 1, "world_size": 4,
+            "source": "whatif", "version": 1,
+        })  # fmt: skip
         assert writer.flush(), writer.last_error
         yield address
 
@@ -482,6 +492,7 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert first("FROM gc_pauses") == {"rank": 2, "pauses": 20, "gc_ns_per_step": 12 * MS, "longest_ns": 12 * MS}
     assert first("FROM thread_usage")["rank"] == 1
     assert (first("gil_ns")["rank"], first("gil_ns")["gil_ns"]) == (2, 1200 * MS)
+    assert (first("FROM phase_ops")["rank"], first("FROM phase_ops")["compute_ns_per_step"]) == (1, 40 * MS)
     last = first("last_seen")
     assert (last["ranks"], last["doing"]) == ([0, 1, 2, 3], "step (train.py:38) / tokenize (data.py:80)")
 

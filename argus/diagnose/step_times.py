@@ -1,0 +1,274 @@
+"""Which ranks are slow by their step times alone, where nothing else is known of a job.
+
+A step time tells something of a rank only where ranks do not wait for one another inside it (asynchronous training, or
+times that were measured before the wait): else all are alike, and nobody is named.
+
+What slows down all ranks in a step is taken out first: the median over ranks of (time / the rank's own typical time).
+Ranks that differ all along do not move it, and those that change do not as long as they are fewer than half. Then a
+rank is a straggler
+
+* that *became* slower than it was, for good (the change points of :mod:`argus.diagnose.iteration`), and now is slower
+  than the others; or
+* that *stands out* of the others all along: its modified z-score is over 3.5.
+
+Where ranks differ all along but none stands out (machines of several kinds, unequal shares of data), that is no event
+and no straggler: it is said as a constant difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.diagnose.iteration import MIN_STEPS, find_regression
+from argus.diagnose.phase import find_episode, find_onset
+from argus.diagnose.verdict import Evidence, Finding
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+OUTLIER = 3.5
+"""Modified z-score, 0.6745 x (value - median) / MAD, beyond which a value is an outlier (Iglewicz, Hoaglin 1993)."""
+LEAST_SPREAD = 0.01
+"""What healthy ranks differ by at least, of the step: a MAD below it, of few or synchronised ranks, makes outliers of
+noise."""
+CERTAIN = 5.0
+"""Standard errors of a rank's own typical time by which it must lie above the median rank's."""
+PERSISTENT = 0.6
+"""Share of the newer steps in which a rank must be slow to be slow rather than now and then (as for lateness)."""
+SEPARATE = 0.9
+"""Share of the steps of a slow growth that must exceed nine in ten of the steps before."""
+UNKNOWN_CAUSE = 0.7
+"""Confidence is (share of steps in which it is slow) x this: step times do not tell a cause."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What step times tell.
+
+    Attributes:
+        findings: Their ``share`` is ns of a step.
+        slowest: The slowest straggler's time over that of the median rank; 1: none.
+        note: What is worth saying of a job without findings.
+    """
+
+    findings: list[Finding]
+    slowest: float
+    note: str
+
+
+@dataclass(frozen=True)
+class _Rank:
+    place: int
+    level: float
+    """Its time over the median rank's, now."""
+    since: int
+    """Place among the steps."""
+    became: float
+    """What it was before it became slower, over the median rank; 0: it always was."""
+    held: float
+    now_and_then: bool
+
+
+def judge(
+    query: sql.Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
+) -> Judged | None:
+    """Names the ranks that are slow.
+
+    Args:
+        query: Runs SQL.
+        params: job, run, first and last (steps).
+        hosts: Of each rank.
+        threshold: Share of the step by which a rank must be slower than the median one.
+        step_ns: Typical step time.
+
+    Returns:
+        What was found; None: there are fewer than 2 ranks with 10 steps in common.
+    """
+    ranks, steps, level, times = _levels(query(sql.STEP_TIMES, params))
+    if len(ranks) < 2:
+        return None
+    own = [row[np.isfinite(row)] for row in level]
+    changed = [_change(row, times[place][np.isfinite(times[place])], threshold) for place, row in enumerate(own)]
+    usual = np.array([change.before if change else np.median(row) for change, row in zip(changed, own, strict=True)])
+    score, center = _scores(usual)
+    newest = [row[-max(MIN_STEPS, (len(row) + 1) // 2) :] for row in own]
+    means = np.array([row.mean() for row in newest])
+    # 1.4826 MAD is the standard deviation of normal values, 1.2533 / sqrt(n) of it the error of their median.
+    steps_seen = np.sqrt([len(row) for row in newest])
+    error = np.array([1.2533 * 1.4826 * np.median(np.abs(row - np.median(row))) for row in newest]) / steps_seen
+    mean_error = np.array([row.std() for row in newest]) / steps_seen
+    mean_score, mean_center = _scores(means)
+    found: list[_Rank] = []
+    for place, change in enumerate(changed):
+        row = own[place][change.index :] if change else newest[place]
+        now = change.after if change else float(np.median(row))
+        excess = now / center - 1
+        held = float(np.mean(row >= center * (1 + excess / 2)))
+        stands_out = score[place] >= OUTLIER and usual[place] - center >= CERTAIN * error[place]
+        if excess >= threshold and held >= PERSISTENT and (change or stands_out):
+            since = int(np.flatnonzero(np.isfinite(level[place]))[change.index]) if change else 0
+            found.append(_Rank(place, now / center, since, change.before / center if change else 0.0, held, False))
+        elif (
+            means[place] / mean_center - 1 >= threshold
+            and mean_score[place] >= OUTLIER
+            and means[place] - mean_center >= CERTAIN * mean_error[place]
+        ):
+            often = float(np.mean(newest[place] >= center * (1 + threshold)))
+            found.append(_Rank(place, float(means[place] / mean_center), 0, 0.0, often, True))
+    findings = _findings(found, ranks, steps, params, hosts, step_ns, usual / center)
+    slowest = max((one.level for one in found), default=1.0)
+    return Judged(findings, slowest, "" if found else _note(ranks, steps, level, usual, threshold))
+
+
+def _levels(rows: Mapping[str, NDArray[Any]]) -> tuple[Int, Int, Float, Float]:
+    """Ranks with enough steps, steps that half of them were seen in, and of each rank and step its time without
+    what all ranks share, and its time. NaN: not seen."""
+    ranks, rank = np.unique(rows["rank"].astype(np.int64), return_inverse=True)
+    steps, step = np.unique(rows["step"].astype(np.int64), return_inverse=True)
+    times = np.full((len(ranks), len(steps)), np.nan)
+    times[rank, step] = rows["duration_ns"]
+    times[~(times > 0)] = np.nan
+    common = np.isfinite(times).sum(axis=0) * 2 > len(ranks)
+    steps, times = steps[common], times[:, common]
+    enough = np.isfinite(times).sum(axis=1) >= MIN_STEPS
+    ranks, times = ranks[enough], times[enough]
+    if not len(ranks) or not len(steps):
+        return ranks, steps, times, times
+    shared = np.nanmedian(times / np.nanmedian(times, axis=1, keepdims=True), axis=0, keepdims=True)
+    return ranks, steps, times / shared, times
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A rank became slower for good: from which of its steps on, and its typical time before and after, ns."""
+
+    index: int
+    before: float
+    after: float
+
+
+def _change(level: Float, times: Float, threshold: float) -> _Change | None:
+    steady = find_regression(level, least=threshold)
+    found = _Change(steady.index, steady.before_ns, steady.after_ns) if steady else _grown(level, threshold)
+    # Where the others became faster, a rank did not become slower.
+    if found is None or np.median(times[found.index :]) < (1 + threshold / 2) * np.median(times[: found.index]):
+        return None
+    return found
+
+
+def _grown(level: Float, threshold: float) -> _Change | None:
+    """A growth that came in several steps or slowly, in which no change point is sharp."""
+    if len(level) < 2 * MIN_STEPS:
+        return None
+    low, now = float(np.quantile(level, 0.25)), float(np.median(level[-MIN_STEPS:]))
+    onset = find_onset(level - low, now - low)
+    if not MIN_STEPS <= onset <= len(level) - MIN_STEPS:
+        return None
+    before, after = level[:onset], level[onset:]
+    was, became = float(np.median(before)), float(np.median(after))
+    noise = max(1.4826 * float(np.median(np.abs(before - was))), LEAST_SPREAD * was)
+    if became < (1 + threshold) * was or became - was < OUTLIER * noise:
+        return None
+    return _Change(onset, was, became) if np.mean(after > np.quantile(before, 0.9)) >= SEPARATE else None
+
+
+def _scores(level: Float) -> tuple[Float, float]:
+    """Modified z-scores, and the median rank's level: the low median, of two ranks the faster one's."""
+    center = float(np.quantile(level, 0.5, method="lower"))
+    spread = max(float(np.quantile(np.abs(level - center), 0.5, method="lower")), LEAST_SPREAD * center * 0.6745)
+    return 0.6745 * (level - center) / spread, center
+
+
+def _findings(
+    found: list[_Rank],
+    ranks: Int,
+    steps: Int,
+    params: Mapping[str, Any],
+    hosts: Mapping[int, str],
+    step_ns: float,
+    level: Float,
+) -> list[Finding]:
+    """Ranks that always were slow are one finding; so are those that became slow at about the same time."""
+    groups: dict[tuple[bool, int], list[_Rank]] = {}
+    onset = -MIN_STEPS
+    for one in sorted(found, key=lambda each: each.since):
+        if one.became and one.since - onset >= MIN_STEPS:
+            onset = one.since
+        groups.setdefault((one.now_and_then, onset if one.became else -1), []).append(one)
+    others = np.delete(level, [one.place for one in found])
+    findings = []
+    for (now_and_then, _), those in groups.items():
+        members = sorted(those, key=lambda each: each.place)
+        since = int(steps[min(one.since for one in members)])
+        numbers = [int(ranks[one.place]) for one in members]
+        names = list(dict.fromkeys(hosts[number] for number in numbers if number in hosts))
+        first, name, worst = members[0], _name(numbers), max(one.level for one in members)
+        takes = "takes" if len(numbers) == 1 else "take"
+        each = _list(one.level for one in members)
+        spread = f"the others take {others.min():.2f} to {others.max():.2f}" if len(others) else ""
+        if first.became:
+            text = (
+                f"{name} {takes} {each} times as long as the median rank from step {since} on, and took "
+                f"{_list(one.became for one in members)} before"
+            )
+        elif now_and_then:
+            text = (
+                f"{name} {takes} {each} times as long as the median rank on average, and much longer in "
+                f"{first.held:.0%} of the steps"
+            )
+        else:
+            text = (
+                f"{name} {takes} {each} times as long as the median rank from the first step to the last: a constant "
+                "difference, not an event"
+            )
+        evidence: list[Evidence] = [
+            {"text": "; ".join(filter(None, [text, spread])), "sql": sql.shown(sql.STEP_TIMES_BY_RANK, params)}
+        ]
+        findings.append(Finding(
+            kind="jitter" if now_and_then else "compute_straggler", ranks=numbers, hosts=names,
+            steps=[since, int(steps[-1])], phase="", kernels=[], slowdown=round(worst, 4),
+            share=(worst - 1) * step_ns,
+            confidence=round(min(one.held for one in members) * UNKNOWN_CAUSE, 4) if not now_and_then else 0.3,
+            level="iteration", evidence=evidence,
+            action=f"See what differs on {name}: the GPU and its clocks, what shares it, the host, the share of "
+            "the data. Step times alone do not tell; argus trace does.",
+        ))  # fmt: skip
+    return findings
+
+
+def _note(ranks: Int, steps: Int, level: Float, usual: Float, threshold: float) -> str:
+    """A sentence on a job in which no rank is a straggler."""
+    for place in range(len(ranks)):
+        seen = np.isfinite(level[place])
+        own = level[place][seen] / np.median(level[place][seen])
+        episode = find_episode(own >= 1 + max(threshold, 5 * 1.4826 * float(np.median(np.abs(own - 1)))))
+        if episode:
+            at = steps[seen]
+            return f"rank {ranks[place]} was slow in steps {at[episode[0]]} to {at[episode[1] - 1]}, and no longer is"
+    slow, fast = int(np.argmax(usual)), int(np.argmin(usual))
+    if usual[slow] >= (1 + threshold) * usual[fast]:
+        return (
+            f"ranks differ by a constant, from the first step to the last: rank {ranks[slow]} takes "
+            f"{usual[slow] / usual[fast]:.2f} times as long as rank {ranks[fast]}; none stands out of the others, "
+            "and none became slower"
+        )
+    if np.nanmedian(np.nanstd(level, axis=0) / np.nanmean(level, axis=0)) < LEAST_SPREAD / 10:
+        return "all ranks take equally long in each step, as if they waited for one another: a slow one would not show"
+    return ""
+
+
+def _list(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in list(values)[:8])
+
+
+def _name(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    listed = ", ".join(str(rank) for rank in ranks[:8])
+    return f"ranks {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

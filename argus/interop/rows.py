@@ -1,0 +1,100 @@
+"""Rows that were measured elsewhere, on their way into the store as a run of a job: no calls, no kernels, only what the
+recording has."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from argus import __version__
+from argus.interop.imported import flush_whole, new_run
+from argus.store.open import Store
+from argus.store.writer import Writer
+
+HOST = "unknown"
+"""The host of ranks of which a recording does not tell one."""
+
+
+@dataclass
+class Told:
+    """What is known of a recording when all of it was read.
+
+    Attributes:
+        ranks: Global ranks in it.
+        begin_ns, end_ns: When it began and ended, wall-clock ns.
+        world_size: Ranks of the whole job; 0: not known.
+        hosts: Of each of ``ranks``; empty: not known.
+        counters: What was guessed or left out, by name. None of it is a loss.
+        losses: What could not be read, by name.
+    """
+
+    ranks: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    begin_ns: int = 0
+    end_ns: int = 0
+    world_size: int = 0
+    counters: Tally[str] = field(default_factory=Tally)
+    losses: Tally[str] = field(default_factory=Tally)
+
+
+def store_run(
+    store: Store, job: str, source: str, told: Told, tables: Iterable[tuple[str, Mapping[str, Any]]], path: str
+) -> int:
+    """Stores a recording as a new run.
+
+    Args:
+        store: Where to.
+        job: Name of the job.
+        source: Which importer: ``jobs.launcher``.
+        told: Filled in at the latest when ``tables`` has ended.
+        tables: Table names and columns without ``job``, ``run``, ``host``, in batches. May be read while it is stored.
+        path: File, for ``ranks.command``.
+
+    Returns:
+        Number of the run.
+
+    Raises:
+        ArgusError: The store cannot be had or refuses rows. The run is then left without an end in ``jobs``.
+    """
+    run = new_run(store)
+    with Writer(store, source=f"import/{run}") as writer:
+        shared = {"job": job, "run": run, "host": HOST}
+
+        def session(version: int, *, ended: bool) -> None:
+            writer.append("jobs", {
+                **shared, "started": np.array([told.begin_ns], np.int64),
+                "ended": np.array([told.end_ns], np.int64) if ended else [None],
+                "world_size": told.world_size, "launcher": source, "mono_offset_ns": 0,
+                "argus_version": __version__, "version": version,
+            })  # fmt: skip
+
+        version = time.time_ns()
+        session(version, ended=False)
+        for table, columns in tables:
+            where = {"host": HOST} if table != "parallel_layout" else {}
+            writer.append(table, {"job": job, "run": run, **where, **columns})
+            flush_whole(writer, job, run)
+        if told.ranks:
+            writer.append("ranks", {
+                **shared, "host": told.hosts or HOST, "rank": np.array(told.ranks, np.uint32), "pid": 0,
+                "local_rank": -1, "rank_source": "order" if told.hosts else "trace",
+                "started": np.full(len(told.ranks), told.begin_ns, np.int64), "exe": "", "command": path,
+                "libraries": [[] for _ in told.ranks], "probes": 0, "state": "imported", "version": version,
+            })  # fmt: skip
+        found = [(name, value, True) for name, value in told.losses.items()]
+        found += [(name, value, False) for name, value in told.counters.items()]
+        if found:
+            writer.append("coverage", {
+                **shared, "counter": [name for name, _, _ in found],
+                "value": np.array([value for _, value, _ in found], np.uint64),
+                "loss": np.array([loss for _, _, loss in found], bool),
+                "ts": np.full(len(found), told.end_ns, np.int64), "version": version,
+            })  # fmt: skip
+        session(version + 1, ended=True)
+        flush_whole(writer, job, run)
+    return run
