@@ -11,8 +11,8 @@ from argus.compress.bins import BINS, CENTER_LOG, CENTER_NS, PER_NEPER
 from argus.compress.rows import Rows
 from argus.compress.templates import COUNT_UNIT, MAX_CELLS, POINTS, Template
 
-RANGE_UNIT = 32
-"""Codes of the least and the greatest duration are so fine: 1/32 neper, relative to the mean."""
+RANGE_UNIT = 16
+"""Codes of the least and the greatest duration are so fine: 1/16 neper, relative to the mean."""
 _LARGEST = 127
 _FAR = 2 * BINS
 

@@ -54,6 +54,9 @@ UNCHANGED = (4.0, 0.01, 0.02)
 """A step is like those before if no cell's count differs by more standard errors, or by less than the third as a share
 of the launches, and the mean by less than the second, nepers, or by chance."""
 
+SPIKE_PER_NEPER = 64
+"""Of the codes of spikes' durations in rows."""
+
 _NEW, _SHAPE, _RANGE = "new", "shape", "range"
 
 
@@ -569,13 +572,13 @@ class Compressor:
             "kernel_id": self._identities(row["group"]),
             "step": row["step"].copy(),
             "steps": row["last"] - row["step"] + 1,
-            "n": row["n"].copy(),
+            "count": row["n"] + row["spikes"],
             "total_ns": row["total_ns"].copy(),
             "trend": row["trend"].copy(),
             "spikes": row["spikes"].copy(),
-            "spike_ns": row["spike_ns"].copy(),
+            "spike_sum": _spike_codes(row["spike_ns"]),
             # One spike: its time is their sum.
-            "spike_max_ns": np.where(row["spikes"] > 1, row["spike_max_ns"], 0),
+            "spike_max": np.where(row["spikes"] > 1, _spike_codes(row["spike_max_ns"]), 0).astype(np.uint16),
         }
 
     def _summary_rows(self, rows: Rows, codes: Codes, chosen: NDArray[np.bool_]) -> None:
@@ -696,6 +699,11 @@ def _by_group(parts: list[Rows]) -> Rows:
     key = number[place] * BINS + inside
     sort = np.argsort(key)
     return Rows(rows.row[order], key[sort], rows.count[sort])
+
+
+def _spike_codes(ns: NDArray[np.int64]) -> NDArray[np.uint16]:
+    """1/64 nepers: 0.8 % at most off. The exact times are in kernel_spikes."""
+    return np.rint(np.log(np.maximum(ns, 1)) * SPIKE_PER_NEPER).astype(np.uint16)
 
 
 def _lists(arrays: list[NDArray[Any]], of: pa.DataType) -> pa.Array:

@@ -21,6 +21,8 @@ BANDWIDTH = 0.02
 """Of the density estimate, nepers."""
 VALLEY = 0.7
 """Two modes are two if the density between them falls to this share of the lower one."""
+MODE = (0.003, 2)
+"""A mode has at least this share of the launches, and so many of them: single launches far out are a tail."""
 TAILS = (0.99, 0.999)
 """Quantiles at which the upper tail is cut off."""
 TAIL_SAMPLES = 5
@@ -159,7 +161,8 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
     first, last = int(used[0]), int(used[-1]) + 1
     cuts = cuts[(below[cuts] > 0) & (below[cuts] < total)]
     mass = np.diff(below[np.concatenate([[first], cuts, [last]])])
-    while len(cuts) > MAX_CELLS - 3:  # the smallest modes join a neighbour
+    least = max(MODE[0] * total, MODE[1])
+    while len(cuts) and (len(cuts) > MAX_CELLS - 3 or mass.min() < least):  # the smallest modes join a neighbour
         smallest = int(np.argmin(mass))
         cuts = np.delete(cuts, min(smallest, len(cuts) - 1))
         mass = np.diff(below[np.concatenate([[first], cuts, [last]])])
