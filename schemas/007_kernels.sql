@@ -105,33 +105,33 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Single launches that took more than three times the 99.9th percentile of their kernel';
 
+-- [a, b][which] instead of if(): the arguments of if() are computed lazily, and what they share over and over.
 CREATE VIEW IF NOT EXISTS kernel_stats
 AS SELECT
   job, run, rank, host, step AS step_from, step + steps - 1 AS step_to, g.kernel AS kernel, g.stream AS stream,
   s.kernel_id AS kernel_id, count, total_ns + toInt64(round(spike_ns)) AS total_ns, (s.total_ns + spike_ns) / count AS mean_ns,
-  toInt64(round(multiIf(n = 0, spike_ns / spikes, escaped, factor * exp((bins[1] + 0.5) / 64),
-                        s.total_ns / n * exp(-low / 16)))) AS min_ns,
+  toInt64(round([s.total_ns / n * exp(-low / 16), factor * exp((bins[1] + 0.5) / 64), spike_ns / spikes]
+                [multiIf(n = 0, 3, escaped, 2, 1)])) AS min_ns,
   toInt64(round(p50)) AS p50_ns, toInt64(round(p90)) AS p90_ns, toInt64(round(p99)) AS p99_ns,
-  toInt64(round(multiIf(spikes > 0, spike_max_ns, escaped, factor * exp((bins[-1] + 0.5) / 64),
-                        s.total_ns / n * exp(high / 16)))) AS max_ns,
+  toInt64(round([s.total_ns / n * exp(high / 16), factor * exp((bins[-1] + 0.5) / 64), spike_max_ns]
+                [multiIf(spikes > 0, 3, escaped, 2, 1)])) AS max_ns,
   spikes, exp(trend / 100) AS trend,
-  if(escaped, [], arrayMap(m -> (
-       factor * arraySum((c, l, i) -> if(i = m, c * l, 0), cells, levels, mode)
-         / greatest(arraySum((c, i) -> if(i = m, c, 0), cells, mode), 1e-9),
-       arraySum((c, i) -> if(i = m, c, 0), cells, mode) / n), arrayDistinct(mode))) AS modes,
+  arrayMap(m -> (factor * arraySum((c, l, i) -> (i = m) * c * l, cells, levels, mode)
+                   / greatest(arraySum((c, i) -> (i = m) * c, cells, mode), 1e-9),
+                 arraySum((c, i) -> (i = m) * c, cells, mode) / n), arrayDistinct(mode)) AS modes,
   escaped
 FROM
 (
   SELECT *,
-    multiIf(r50 > n, spike_ns / spikes, escaped, factor * exp((bins[k50] + f50) / 64),
-    factor * levels[k50] / 8192 * (shape[16 * k50 - 15 + toUInt8(floor(x50))] * (1 - x50 + floor(x50))
-      + shape[16 * k50 - 15 + toUInt8(ceil(x50))] * (x50 - floor(x50)))) AS p50,
-    multiIf(r90 > n, spike_ns / spikes, escaped, factor * exp((bins[k90] + f90) / 64),
-    factor * levels[k90] / 8192 * (shape[16 * k90 - 15 + toUInt8(floor(x90))] * (1 - x90 + floor(x90))
-      + shape[16 * k90 - 15 + toUInt8(ceil(x90))] * (x90 - floor(x90)))) AS p90,
-    multiIf(r99 > n, spike_ns / spikes, escaped, factor * exp((bins[k99] + f99) / 64),
-    factor * levels[k99] / 8192 * (shape[16 * k99 - 15 + toUInt8(floor(x99))] * (1 - x99 + floor(x99))
-      + shape[16 * k99 - 15 + toUInt8(ceil(x99))] * (x99 - floor(x99)))) AS p99
+    [factor * levels[k50] / 8192 * (shape[16 * k50 - 15 + toUInt8(floor(x50))] * (1 - x50 + floor(x50))
+       + shape[16 * k50 - 15 + toUInt8(ceil(x50))] * (x50 - floor(x50))),
+     factor * exp((bins[k50] + f50) / 64), spike_ns / spikes][multiIf(r50 > n, 3, escaped, 2, 1)] AS p50,
+    [factor * levels[k90] / 8192 * (shape[16 * k90 - 15 + toUInt8(floor(x90))] * (1 - x90 + floor(x90))
+       + shape[16 * k90 - 15 + toUInt8(ceil(x90))] * (x90 - floor(x90))),
+     factor * exp((bins[k90] + f90) / 64), spike_ns / spikes][multiIf(r90 > n, 3, escaped, 2, 1)] AS p90,
+    [factor * levels[k99] / 8192 * (shape[16 * k99 - 15 + toUInt8(floor(x99))] * (1 - x99 + floor(x99))
+       + shape[16 * k99 - 15 + toUInt8(ceil(x99))] * (x99 - floor(x99))),
+     factor * exp((bins[k99] + f99) / 64), spike_ns / spikes][multiIf(r99 > n, 3, escaped, 2, 1)] AS p99
   FROM
   (
     SELECT *, least(greatest(f50 * 16 - 0.5, 0), 15) AS x50, least(greatest(f90 * 16 - 0.5, 0), 15) AS x90,
@@ -139,9 +139,9 @@ FROM
     FROM
     (
       SELECT *,
-        (r50 - if(k50 > 1, upto[k50 - 1], 0)) / (upto[k50] - if(k50 > 1, upto[k50 - 1], 0)) AS f50,
-        (r90 - if(k90 > 1, upto[k90 - 1], 0)) / (upto[k90] - if(k90 > 1, upto[k90 - 1], 0)) AS f90,
-        (r99 - if(k99 > 1, upto[k99 - 1], 0)) / (upto[k99] - if(k99 > 1, upto[k99 - 1], 0)) AS f99
+        (r50 - upto[k50 - 1]) / (upto[k50] - upto[k50 - 1]) AS f50,
+        (r90 - upto[k90 - 1]) / (upto[k90] - upto[k90 - 1]) AS f90,
+        (r99 - upto[k99 - 1]) / (upto[k99] - upto[k99 - 1]) AS f99
       FROM
       (
         SELECT *, greatest(arrayFirstIndex(u -> u >= r50, upto), 1) AS k50,
@@ -150,12 +150,12 @@ FROM
         FROM
         (
           SELECT *, 0.5 * count AS r50, 0.9 * count AS r90, 0.99 * count AS r99,
-            if(escaped, total_ns / arraySum((b, c) -> c * exp((b + 0.5) / 64), bins, counts),
-               total_ns / arrayDotProduct(cells, levels)) AS factor,
-            arrayCumSum(if(escaped, arrayMap(c -> toFloat64(c), counts), cells)) AS upto
+            total_ns / (arraySum((c, l) -> c * l, cells, levels)
+              + arraySum((b, c) -> c * exp((b + 0.5) / 64), bins, counts)) AS factor,
+            arrayCumSum(arrayConcat(cells, arrayMap(c -> toFloat64(c), counts))) AS upto
           FROM
           (
-            SELECT *, arrayMap((other, i) -> if(i = heaviest, greatest(n - rest, 0), if(rest > n, other * n / rest, other)),
+            SELECT *, arrayMap((other, i) -> [other * least(1, n / greatest(rest, 1e-9)), greatest(n - rest, 0)][1 + (i = heaviest)],
                                others, arrayEnumerate(others)) AS cells
             FROM
             (
@@ -163,7 +163,7 @@ FROM
               (
                 SELECT s.*, t.heaviest AS heaviest, t.mode AS mode, t.shape AS shape,
                   arrayMap((code, usual, unit) -> usual * exp(code * unit), s.mean_codes, t.mean_ns, t.unit) AS levels,
-                  arrayMap((code, share, i) -> if(i = t.heaviest, 0, pow(greatest(sqrt(share * s.n) + 0.35 * code, 0), 2)),
+                  arrayMap((code, share, i) -> (i != t.heaviest) * pow(greatest(sqrt(share * s.n) + 0.35 * code, 0), 2),
                            s.count_codes, t.share, arrayEnumerate(s.count_codes)) AS others
                 FROM
                 (
