@@ -79,6 +79,9 @@ class Bank:
             whole = weight.sum(axis=1)
             shift = np.where(whole > 0, (weight * (middle - usual)).sum(axis=1) / np.maximum(whole, 1e-300), 0.0)
 
+        squares = np.add.reduceat(rows.count * CENTER_LOG[inside] ** 2, bounds[:-1])
+        spread = np.sqrt(np.maximum(squares - (there * middle**2).sum(axis=1), 0) / n)
+
         cut = np.searchsorted(rows.key, _moved(self._edge[slot], shift, start))
         there = np.diff(below[cut], axis=1)
         scale = total / np.diff(ns[bounds])
@@ -109,6 +112,8 @@ class Bank:
             fits=fits,
             error=np.zeros(len(rows)),
             inside=there,
+            shift=shift,
+            spread=spread,
         )
         codes.error = self._error(rows, codes, below, inside, bounds, scale)
         return codes
@@ -170,6 +175,10 @@ class Codes:
     error: NDArray[np.float64]
     inside: NDArray[np.int64]
     """Launches in each cell, not in codes, shape (r, 12)."""
+    shift: NDArray[np.float64]
+    """How far modes have moved, nepers."""
+    spread: NDArray[np.float64]
+    """Standard deviation of logarithms inside modes."""
 
 
 def decoded_counts(

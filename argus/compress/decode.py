@@ -76,8 +76,8 @@ class Decoded:
 def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> Decoded:
     """Distributions of rows of kernel_summaries, one a row, at most 12 cells of 16 points.
 
-    Their distance (W1) from the launches is at most ``escape_error`` of the template times the mean, and as much again
-    as bins are wide (0.8 %): the compressor decodes each row before it stores it.
+    Their distance (W1) from the launches is at most 1.5 times ``escape_error`` of the template plus 1 %, of the mean,
+    plus 1 ns: the compressor decodes each row before it stores it, and measures the distance point by point.
 
     Args:
         rows: ``template``, ``count``, ``spikes``, ``total_ns``, ``count_codes``, ``mean_codes``.
@@ -106,7 +106,8 @@ def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> D
 
 
 def decode_escapes(rows: Mapping[str, Any]) -> Decoded:
-    """Distributions of rows of kernel_escapes, one a row, one point a bin; a quantile is at most 0.8 % off.
+    """Distributions of rows of kernel_escapes, one a row, one point a bin: W1 is at most 1.6 % of the mean plus
+    1 ns.
 
     Args:
         rows: ``total_ns``, ``bins``, ``counts``.

@@ -52,7 +52,7 @@ TREND = (4.0, 0.01)
 """A trend in a row is one if it is above so many standard errors, and above this: nepers, and the unit of its code."""
 UNCHANGED = (4.0, 0.01, 0.02)
 """A step is like those before if no cell's count differs by more standard errors, or by less than the third as a share
-of the launches, and the mean by less than the second, nepers, or by chance."""
+of the launches, and if modes have moved by less than the second, nepers, or by no more than so many standard errors."""
 
 SPIKE_PER_NEPER = 64
 """Of the codes of spikes' durations in rows."""
@@ -392,7 +392,6 @@ class Compressor:
         rank = int(rows.row["rank"][0])
         self._store(rows.select(escaped))
         fine = rows.select(~escaped)
-        inside = codes.inside[~escaped]
         old = self._open.get(rank, rows_of.empty())
         pair = np.searchsorted(old.row["group"], fine.row["group"])
         known = np.zeros(len(fine), bool)
@@ -403,8 +402,8 @@ class Compressor:
         before, now = old.select(keep), fine.select(known)
         like = np.zeros(len(now), bool)
         if len(now):
-            usual = self._bank.encode(before, self._slot[before.row["group"]]).inside
-            like = _alike(before.row, usual, now.row, inside[known])
+            usual = self._bank.encode(before, self._slot[before.row["group"]])
+            like = _alike(before.row, usual, now.row, codes, np.flatnonzero(~escaped)[known])
         merged = rows_of.merge(before.select(like), now.select(like)) if like.any() else rows_of.empty()
         self._store(before.select(~like))
         parts = [old.select(~keep), merged, now.select(~like), fine.select(~known)]
@@ -664,19 +663,20 @@ def _trend(
 
 
 def _alike(
-    before: NDArray[np.void], usual: NDArray[np.int64], now: NDArray[np.void], inside: NDArray[np.int64]
+    before: NDArray[np.void], usual: Codes, now: NDArray[np.void], codes: Codes, place: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Which rows are like those of the steps before, shape (r,). ``usual``, ``inside``: launches by cell, (r, 12)."""
+    """Which rows are like those of the steps before, shape (r,). ``place``: of each row in ``codes``."""
     errors, level, share = UNCHANGED
     part = now["n"] / before["n"]
-    expected = usual * part[:, None]
+    inside, expected = codes.inside[place], usual.inside * part[:, None]
     apart = 2 * np.abs(np.sqrt(inside) - np.sqrt(expected)) / np.sqrt(1 + part)[:, None]
     moved = np.abs(inside - expected) / now["n"][:, None]
     same = ((apart <= errors) | (moved <= share)).all(axis=1)
     steps = (before["last"] - before["step"] + 1).astype(np.float64)
     same &= np.abs(np.log(now["n"] / before["n"] * steps)) < 0.05
-    mean = np.log((now["total_ns"] / now["n"]) / (before["total_ns"] / before["n"]))
-    out: NDArray[np.bool_] = same & (np.abs(mean) < level) & (now["trend"] == before["trend"])
+    apart = np.abs(codes.shift[place] - usual.shift)
+    chance = errors * usual.spread * np.sqrt(1 / now["n"] + 1 / before["n"])
+    out: NDArray[np.bool_] = same & (apart < np.maximum(level, chance)) & (now["trend"] == before["trend"])
     return out
 
 

@@ -40,9 +40,9 @@ COUNT_UNIT = 0.35
 """Of the count codes, in roots of counts. A count's root has a deviation of 1/2 by chance alone (Poisson)."""
 MEAN_UNIT = (0.005, 0.04)
 """Of the mean codes, nepers: of cells with 15 % of the launches and more, and of rare ones."""
-ESCAPE = (0.01, 1.5)
-"""A row is stored as a histogram if the error of its codes is above the first, and above the second times the largest
-error among the rank-steps that the template was made from."""
+ESCAPE = (0.01, 1.75)
+"""A row is stored as a histogram if the error of its codes is above the first, and above the second times the 90th
+percentile of the errors of the rank-steps that the template was made from."""
 
 
 @dataclass(frozen=True)
