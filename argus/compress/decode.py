@@ -70,7 +70,9 @@ class Decoded:
         bins = len(edges_ns) - 1
         place = np.clip(np.searchsorted(edges_ns, value, side="right") - 1, 0, bins - 1)
         flat = place + np.arange(len(value))[:, None] * bins
-        return np.bincount(flat.ravel(), weights=weight.ravel(), minlength=len(value) * bins).reshape(-1, bins)
+        counts = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=len(value) * bins)
+        out: NDArray[np.float64] = counts.reshape(-1, bins)
+        return out
 
 
 def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> Decoded:

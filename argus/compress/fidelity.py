@@ -34,7 +34,9 @@ def w1(sample: NDArray[np.float64], value: NDArray[np.float64], weight: NDArray[
     return distance / mean if mean else (np.inf if distance else 0.0)
 
 
-def quantile_error(sample: NDArray[np.float64], found: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
+def quantile_error(
+    sample: NDArray[np.float64], found: NDArray[np.float64], q: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """How far quantiles are off, as parts of the exact ones, shape (m,).
 
     Args:

@@ -137,7 +137,7 @@ class Compressor:
             block: x, y, z.
         """
         shape = (tuple(map(int, grid)), tuple(map(int, block)))
-        number = self._numbers.get((name, stream, *shape))
+        number = self._numbers.get((name, stream, shape))
         if number is not None:
             return number
         short = normalised(name)
@@ -147,12 +147,12 @@ class Compressor:
             if len(self._kernels) >= 2 * GROUPS:
                 name = short = "(other kernels)"
                 stream = 0
-            number = self._numbers.get((name, stream, *shape))
+            number = self._numbers.get((name, stream, shape))
             if number is not None:
                 return number
         self._grids[short, stream] += 1
         identity = kernel_id(short, stream, *shape)
-        number = self._numbers[(name, stream, *shape)] = len(self._kernels)
+        number = self._numbers[(name, stream, shape)] = len(self._kernels)
         self._kernels.append(_Kernel(identity, short, name, stream, *shape))
         self.counters["groups"] += 1
         self._slot = np.append(self._slot, -1)
@@ -182,10 +182,7 @@ class Compressor:
         both = np.column_stack([name, stream, grid, block]).astype(np.int64)
         packed = np.ascontiguousarray(both).view(np.dtype((np.void, both.shape[1] * 8))).ravel()
         _, first, place = np.unique(packed, return_index=True, return_inverse=True)
-        numbers = [
-            self.group(names[which], at, 0, shape[:3], shape[3:])
-            for which, at, *shape in both[first].tolist()
-        ]
+        numbers = [self.group(names[which], at, 0, shape[:3], shape[3:]) for which, at, *shape in both[first].tolist()]
         return np.array(numbers, np.int64)[place]
 
     def feed(
@@ -216,7 +213,9 @@ class Compressor:
             groups, start_ns, duration_ns = groups[~bad], start_ns[~bad], duration_ns[~bad]
         self._newest = max(self._newest, step)
         if len(groups):
-            self._take_step(rank, step, (begin_ns + end_ns) // 2, groups, start_ns, duration_ns.astype(np.int64, copy=False))
+            self._take_step(
+                rank, step, (begin_ns + end_ns) // 2, groups, start_ns, duration_ns.astype(np.int64, copy=False)
+            )
         self._settle(rank, step)
 
     def take(self, *, final: bool = False) -> dict[str, dict[str, Column]]:
@@ -245,7 +244,10 @@ class Compressor:
                 "grid": pa.array([kernel.grid for kernel in new], pa.list_(pa.uint32())),
                 "block": pa.array([kernel.block for kernel in new], pa.list_(pa.uint16())),
             })  # fmt: skip
-        out = {table: {name: _join([part[name] for part in parts]) for name in parts[0]} for table, parts in self._out.items()}
+        out = {
+            table: {name: _join([part[name] for part in parts]) for name in parts[0]}
+            for table, parts in self._out.items()
+        }
         self._out = {}
         return out
 
@@ -319,7 +321,12 @@ class Compressor:
         return spikes
 
     def _spikes(
-        self, rank: int, step: int, groups: NDArray[np.int64], start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]
+        self,
+        rank: int,
+        step: int,
+        groups: NDArray[np.int64],
+        start_ns: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
     ) -> None:
         self._put("kernel_spikes", {
             "rank": np.full(len(groups), rank, np.uint32),
@@ -450,7 +457,10 @@ class Compressor:
         limit[rows.row["group"]] = 2 * CENTER_NS[inside[middle]]
         long = np.flatnonzero(duration_ns > limit[groups])
         long = long[np.lexsort((-duration_ns[long], groups[long]))]
-        edges = np.searchsorted(groups[long], rows.row["group"]), np.searchsorted(groups[long], rows.row["group"], side="right")
+        edges = (
+            np.searchsorted(groups[long], rows.row["group"]),
+            np.searchsorted(groups[long], rows.row["group"], side="right"),
+        )
         apart = _apart(rows)
         for place, (low, high) in enumerate(zip(*(edge.tolist() for edge in edges), strict=True)):
             mine = long[low : min(high, low + CANDIDATES)]
@@ -479,7 +489,9 @@ class Compressor:
             self._held -= sum(len(held.rows.key) for held in kernel.held)
             kernel.held = []
         if enough.any():
-            self._learn(np.array(chosen)[enough], pooled[enough], total[enough], limit[enough], rows.select(enough[into]))
+            self._learn(
+                np.array(chosen)[enough], pooled[enough], total[enough], limit[enough], rows.select(enough[into])
+            )
         waiting = rows.select(~written & enough[into])
         if len(waiting):
             self._store(waiting)
@@ -703,7 +715,8 @@ def _by_group(parts: list[Rows]) -> Rows:
 
 def _spike_codes(ns: NDArray[np.int64]) -> NDArray[np.uint16]:
     """1/64 nepers: 0.8 % at most off. The exact times are in kernel_spikes."""
-    return np.rint(np.log(np.maximum(ns, 1)) * SPIKE_PER_NEPER).astype(np.uint16)
+    out: NDArray[np.uint16] = np.rint(np.log(np.maximum(ns, 1)) * SPIKE_PER_NEPER).astype(np.uint16)
+    return out
 
 
 def _lists(arrays: list[NDArray[Any]], of: pa.DataType) -> pa.Array:
@@ -716,5 +729,3 @@ def _join(parts: list[Column]) -> Column:
     if len(parts) == 1:
         return parts[0]
     return pa.concat_arrays(parts) if isinstance(parts[0], pa.Array) else np.concatenate(parts)
-
-

@@ -149,8 +149,7 @@ def build(counts: NDArray[np.int64], scale: NDArray[np.float64], cells: int = CE
         cells: How many cells where modes and tails do not need more.
     """
     return [
-        _build(row, cut, float(factor), cells)
-        for row, cut, factor in zip(counts, valleys(counts), scale, strict=True)
+        _build(row, cut, float(factor), cells) for row, cut, factor in zip(counts, valleys(counts), scale, strict=True)
     ]
 
 
@@ -223,4 +222,5 @@ def quantiles(below: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np
     """
     place = np.clip(np.searchsorted(below, rank, side="right") - 1, 0, BINS - 1)
     inside = (rank - below[place]) / np.maximum(below[place + 1] - below[place], 1)
-    return np.exp((place + np.clip(inside, 0, 1)) / PER_NEPER)
+    out: NDArray[np.float64] = np.exp((place + np.clip(inside, 0, 1)) / PER_NEPER)
+    return out

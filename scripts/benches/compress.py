@@ -74,7 +74,14 @@ class Stream:
         self.drift = rng.normal(0, 3e-4, KINDS)
 
     def step(
-        self, rank: int, step: int, *, slower: float = 1.0, split: float = 0.0, spikes: float = SPIKES, events: int = EVENTS
+        self,
+        rank: int,
+        step: int,
+        *,
+        slower: float = 1.0,
+        split: float = 0.0,
+        spikes: float = SPIKES,
+        events: int = EVENTS,
     ) -> tuple[Ints, Ints, Ints]:
         """(kind, start_ns, duration_ns) of a rank and step, in order of time."""
         rng = np.random.default_rng((self.seed, rank, step))
@@ -144,7 +151,12 @@ class Ours:
         self.writer = Writer(store, source="bench")
 
     def kinds(self) -> Ints:
-        return np.array([self.compressor.group(f"void kind_{kind}<float>(int)", 7, 0, (kind, 1, 1), (128, 1, 1)) for kind in range(KINDS)])
+        return np.array(
+            [
+                self.compressor.group(f"void kind_{kind}<float>(int)", 7, 0, (kind, 1, 1), (128, 1, 1))
+                for kind in range(KINDS)
+            ]
+        )
 
     def write(self, *, final: bool = False) -> None:
         for table, columns in self.compressor.take(final=final).items():
@@ -158,7 +170,9 @@ class Ours:
         for table in ("kernel_summaries", "kernel_templates", "kernel_escapes", "kernel_spikes"):
             sql = f"SELECT * EXCEPT (stored) FROM {table} WHERE job = {{job:String}}"
             if table == "kernel_spikes":
-                sql = sql.replace("* EXCEPT (stored)", "rank, kernel_id, step, toUnixTimestamp64Micro(ts) AS ts, duration_ns")
+                sql = sql.replace(
+                    "* EXCEPT (stored)", "rank, kernel_id, step, toUnixTimestamp64Micro(ts) AS ts, duration_ns"
+                )
             found = query(self.store, sql, {"job": self.job})
             flat = {name: found.column(name).combine_chunks() for name in found.column_names}
             tables.append({
@@ -199,7 +213,7 @@ def _clusters(counts: Ints) -> list[Ints]:
     n = counts.sum(axis=1)
     mean = counts @ CENTER_LOG / n
     spread = np.sqrt(np.maximum(counts @ CENTER_LOG**2 / n - mean**2, 1e-6))
-    return valleys(counts, np.maximum(1.06 * spread * n ** -0.2, 1 / PER_NEPER))
+    return valleys(counts, np.maximum(1.06 * spread * n**-0.2, 1 / PER_NEPER))
 
 
 def triples(samples: list[Floats]) -> list[Floats]:
@@ -299,7 +313,9 @@ class Table:
     def __init__(self, title: str, unit: str) -> None:
         self.lines = [
             title,
-            f"{'':<30} {unit:>11} {'W1 mean':>8} {'median':>8} " + " ".join(f"{f'p{100 * q:g}':>7}" for q in QUANTILES) + " %",
+            f"{'':<30} {unit:>11} {'W1 mean':>8} {'median':>8} "
+            + " ".join(f"{f'p{100 * q:g}':>7}" for q in QUANTILES)
+            + " %",
         ]
 
     def add(self, name: str, size: float, samples: list[Floats], found: list[tuple[Floats, Floats]]) -> float:
@@ -308,7 +324,9 @@ class Table:
         errors = [quantile_error(sample, _grid(*points, q), q) for sample, points in zip(samples, found, strict=True)]
         means = " ".join(f"{100 * error:>7.2f}" for error in np.mean(errors, axis=0))
         mean = float(np.mean(distance))
-        self.lines.append(f"{name:<30} {size:>11.4g} {100 * mean:>8.3f} {100 * float(np.median(distance)):>8.3f} {means}")
+        self.lines.append(
+            f"{name:<30} {size:>11.4g} {100 * mean:>8.3f} {100 * float(np.median(distance)):>8.3f} {means}"
+        )
         return mean
 
 
@@ -332,7 +350,9 @@ def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float],
             more[f"bytes_{table}"] = size / (steps * RANKS)
         more["bytes_per_rank_step"] = sum(sizes.values()) / (steps * RANKS)
         stored = ours.read()
-        more["escaped_share"] = len(stored.escapes["count"]) / (len(stored.escapes["count"]) + len(stored.summaries["count"]))
+        more["escaped_share"] = len(stored.escapes["count"]) / (
+            len(stored.escapes["count"]) + len(stored.summaries["count"])
+        )
         more.update(_query_times(store, steps))
 
         identity = [kernel.identity for kernel in ours.compressor._kernels]
@@ -344,7 +364,9 @@ def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float],
                 mine = order[edges[k] : edges[k + 1]]
                 keys.append((identity[k], rank, step))
                 samples.append(duration[mine].astype(float))
-        table = Table(f"synthetic: {steps} steps of {RANKS} ranks, the newest {tested} of 4 ranks compared", "B/rank-step")
+        table = Table(
+            f"synthetic: {steps} steps of {RANKS} ranks, the newest {tested} of 4 ranks compared", "B/rank-step"
+        )
         mine = table.add("ours", more["bytes_per_rank_step"], samples, [stored.of(*key) for key in keys])
         more["w1"] = mine
         reference = triples(samples)
@@ -352,7 +374,9 @@ def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float],
         for form, rows in (("f32", reference), ("u16", [_coded(row) for row in reference])):
             size = _column_bytes(store, f"triples_{form}", set()) / len(kept)
             more[f"triples_{form}_bytes_per_rank_step"] = size
-            more[f"triples_{form}_w1"] = table.add(f"triples {form}", size, samples, [decode_triples(row) for row in rows])
+            more[f"triples_{form}_w1"] = table.add(
+                f"triples {form}", size, samples, [decode_triples(row) for row in rows]
+            )
         some = list(range(0, len(samples), 4))
         few = [samples[k] for k in some]
         for width in (0.02, 0.15):
@@ -382,7 +406,10 @@ def _query_times(store: Store, steps: int) -> dict[str, float]:
     spent = {}
     for name, sql in (
         ("view_p99", "SELECT kernel, rank, avg(p99_ns) FROM kernel_stats WHERE job = 'plain' GROUP BY kernel, rank"),
-        ("view_total", "SELECT kernel, rank, sum(total_ns) FROM kernel_stats WHERE job = 'plain' GROUP BY kernel, rank"),
+        (
+            "view_total",
+            "SELECT kernel, rank, sum(total_ns) FROM kernel_stats WHERE job = 'plain' GROUP BY kernel, rank",
+        ),
         ("view_all", "SELECT * FROM kernel_stats WHERE job = 'plain' FORMAT Null"),
     ):
         best = math.inf
@@ -409,7 +436,9 @@ def _pooling(folder: Path, steps: int) -> dict[str, float]:
                 for step in range(steps):
                     for rank in range(2):
                         kind, start, duration = stream.step(rank, step, events=EVENTS // 4)
-                        ours.compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration)
+                        ours.compressor.feed(
+                            rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration
+                        )
                 ours.write(final=True)
                 size = sum(v for k, v in _bytes(store).items() if k != "kernel_templates")
                 more[f"pooled_{'calm' if calm else 'routed'}_{limit}_bytes"] = size / (2 * steps)
@@ -473,7 +502,10 @@ def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
             for form in forms:
                 vectors[form, case] = found[form]
                 spikes[form, case] = count[form]
-    more, lines = {}, [f"detection, one kernel kind of one rank in one step: AUC / found at 1 false alarm in 1,000 ({steps} steps)"]
+    more, lines = (
+        {},
+        [f"detection, one kernel kind of one rank in one step: AUC / found at 1 false alarm in 1,000 ({steps} steps)"],
+    )
     lines.append(f"{'':<20}" + "".join(f"{form:>18}" for form in forms))
     for case in list(cases)[1:]:
         shown = []
@@ -499,7 +531,9 @@ def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
 
 def _real_groups(least: int) -> list[tuple[tuple[Any, ...], Ints, Ints]]:
     """(identity, start_ns, duration_ns) of each kernel of each recording with at least so many launches."""
-    recordings = [kineto.read(path, place) for place, path in enumerate(sorted((REFERENCE / "kineto").glob("*.json.gz")))]
+    recordings = [
+        kineto.read(path, place) for place, path in enumerate(sorted((REFERENCE / "kineto").glob("*.json.gz")))
+    ]
     for path in sorted((REFERENCE / "nsys").glob("*.sqlite")):
         recordings += nsys.read(path, 0)
     out = []
@@ -512,7 +546,13 @@ def _real_groups(least: int) -> list[tuple[tuple[Any, ...], Ints, Ints]]:
             chosen = ops[inverse == number]
             name, stream, device, *shape = unique[number].tolist()
             identity = (f"{place}:{recording.symbols[name]}", stream, device, tuple(shape[:3]), tuple(shape[3:]))
-            out.append((identity, chosen["start_ns"].astype(np.int64), (chosen["end_ns"] - chosen["start_ns"]).astype(np.int64)))
+            out.append(
+                (
+                    identity,
+                    chosen["start_ns"].astype(np.int64),
+                    (chosen["end_ns"] - chosen["start_ns"]).astype(np.int64),
+                )
+            )
     return out
 
 
@@ -526,17 +566,28 @@ def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], lis
         samples: list[Floats] = []
         places: list[tuple[int, int, int]] = []
         ours: dict[int, Ours] = {}
-        for cells in (6, 12):
+        for cells in (6, 3):
             ours[cells] = Ours(store, f"cells{cells}", cells=cells, pool=windows // 2)
             compressor = ours[cells].compressor
-            ids = [compressor.group(identity[0], identity[1], 0, identity[3], identity[4]) + 0 * identity[2] for identity, *_ in groups]
+            ids = [
+                compressor.group(identity[0], identity[1], 0, identity[3], identity[4]) + 0 * identity[2]
+                for identity, *_ in groups
+            ]
             cuts = [np.array_split(np.arange(len(start)), windows) for _, start, _ in groups]
             for window in range(windows):
                 for k, (_, start, duration) in enumerate(groups):
                     mine = cuts[k][window]
                     if window == 0 and len(mine) == 0:
                         continue
-                    compressor.feed(k, window, int(start[mine[0]]), int(start[mine[-1]]) + 1, np.full(len(mine), ids[k]), start[mine], duration[mine])
+                    compressor.feed(
+                        k,
+                        window,
+                        int(start[mine[0]]),
+                        int(start[mine[-1]]) + 1,
+                        np.full(len(mine), ids[k]),
+                        start[mine],
+                        duration[mine],
+                    )
                     if cells == 6 and window >= windows // 2:
                         samples.append(duration[mine].astype(float))
                         places.append((compressor._kernels[ids[k]].identity, k, window))
@@ -545,7 +596,9 @@ def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], lis
             size = sum(_column_bytes(store, name, keys_left_out) for name in ("kernel_summaries", "kernel_escapes"))
             rows = len(stored.summaries["count"]) + len(stored.escapes["count"])
             more[f"real_{least}_cells{cells}_bytes"] = size / rows
-            more[f"real_{least}_cells{cells}_w1"] = table.add(f"ours, {cells} cells", size / rows, samples, [stored.of(*place) for place in places])
+            more[f"real_{least}_cells{cells}_w1"] = table.add(
+                f"ours, {cells} cells", size / rows, samples, [stored.of(*place) for place in places]
+            )
             more[f"real_{least}_cells{cells}_escaped"] = len(stored.escapes["count"]) / rows
             with store.lease() as client:
                 for name in ("kernel_summaries", "kernel_escapes", "kernel_spikes", "kernel_templates"):
@@ -555,7 +608,9 @@ def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], lis
         for form, rows_of in (("f32", reference), ("u16", [_coded(row) for row in reference])):
             size = _column_bytes(store, f"triples_{form}", {"kernel", "rank", "step"}) / len(samples)
             more[f"real_{least}_triples_{form}_bytes"] = size
-            more[f"real_{least}_triples_{form}_w1"] = table.add(f"triples {form}", size, samples, [decode_triples(row) for row in rows_of])
+            more[f"real_{least}_triples_{form}_w1"] = table.add(
+                f"triples {form}", size, samples, [decode_triples(row) for row in rows_of]
+            )
     return more, table.lines
 
 
@@ -567,7 +622,10 @@ def _speed(events: int, repeat: int) -> float:
     stream = Stream(3)
     compressor = Compressor()
     ids = np.array([compressor.group(f"kind_{kind}", 7, 0, (kind, 1, 1), (128, 1, 1)) for kind in range(KINDS)])
-    batches = [(ids[kind], start, duration) for kind, start, duration in (stream.step(0, step, events=events) for step in range(4))]
+    batches = [
+        (ids[kind], start, duration)
+        for kind, start, duration in (stream.step(0, step, events=events) for step in range(4))
+    ]
     for step in range(32):
         compressor.feed(0, step, 0, STEP_NS, *batches[step % 4])
     compressor.take()
@@ -621,6 +679,4 @@ def run(rounds: int) -> Result:
     for size, label in (("100,000", "100k"), ("1,000,000", "1M")):
         mine, other = rows[f"ours, {size} launches a batch"], rows[f"scipy, {size}"]
         more[f"speedup_over_scipy_{label}"] = statistics.median(mine) / statistics.median(other)
-    return Result(
-        "kernel durations compressed", "M events/s/core", rows, more["triples_f32_w1"] / more["w1"], more
-    )
+    return Result("kernel durations compressed", "M events/s/core", rows, more["triples_f32_w1"] / more["w1"], more)

@@ -245,7 +245,9 @@ def test_any_durations_come_back(steps: list[list[int]], steps_per_row: int, poo
     templates = [rows["kernel_templates"] for rows in every if "kernel_templates" in rows]
     spikes: dict[int, list[int]] = {}
     for rows in every:
-        for step, took in zip(column(rows, "kernel_spikes", "step"), column(rows, "kernel_spikes", "duration_ns"), strict=True):
+        for step, took in zip(
+            column(rows, "kernel_spikes", "step"), column(rows, "kernel_spikes", "duration_ns"), strict=True
+        ):
             spikes.setdefault(step, []).append(took)
     seen: list[int] = []
     for rows in every:
@@ -306,7 +308,9 @@ def test_calm_steps_share_a_row_and_a_change_has_its_own() -> None:
     for step in range(32, 72):
         feed(compressor, 0, step, group, (mixture(rng, 2000) * (1.05 if step == 55 else 1)).astype(np.int64))
     rows = compressor.take(final=True)["kernel_summaries"]
-    covered = {(step, step + many - 1) for step, many in zip(rows["step"].tolist(), rows["steps"].tolist(), strict=True)}
+    covered = {
+        (step, step + many - 1) for step, many in zip(rows["step"].tolist(), rows["steps"].tolist(), strict=True)
+    }
     assert (55, 55) in covered
     assert len(covered) <= 8
     assert int(rows["count"].sum()) == 40 * 2000

@@ -42,7 +42,9 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Any:
                     took[301] = 40 * took[301]  # of softmax
                 launches[rank, step] = (kind, took.astype(np.int64))
                 start = step * STEP_NS + np.arange(LAUNCHES) * 300_000
-                compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, groups[kind], start, launches[rank, step][1])
+                compressor.feed(
+                    rank, step, step * STEP_NS, (step + 1) * STEP_NS, groups[kind], start, launches[rank, step][1]
+                )
         for table, columns in compressor.take(final=True).items():
             host = {} if table in ("kernel_groups", "kernel_templates") else {"host": "node-0"}
             assert writer.append(table, {"job": "j", "run": 1, **host, **columns})
