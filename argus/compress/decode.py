@@ -32,8 +32,8 @@ class Decoded:
     """Of bins: where they begin and end, shape (r, k, 2). None: cells, whose points tell their shape."""
 
     def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Durations in ns and launches at each, both of shape (r, k * p). Launches add up to those that are no spikes, and launches times
-        durations to ``total_ns``."""
+        """Durations in ns and launches at each, both of shape (r, k * p). Launches add up to those that are no
+        spikes, launches times durations to ``total_ns``."""
         many = self.value_ns.shape[2]
         shape = (len(self.weight), -1)
         return self.value_ns.reshape(shape), np.repeat(self.weight / many, many, axis=1).reshape(shape)
@@ -70,9 +70,9 @@ class Decoded:
         bins = len(edges_ns) - 1
         place = np.clip(np.searchsorted(edges_ns, value, side="right") - 1, 0, bins - 1)
         flat = place + np.arange(len(value))[:, None] * bins
-        counts = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=len(value) * bins)
-        out: NDArray[np.float64] = counts.reshape(-1, bins)
-        return out
+        whole = len(value) * bins
+        counts: NDArray[np.float64] = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=whole)
+        return counts.reshape(-1, bins)
 
 
 def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> Decoded:

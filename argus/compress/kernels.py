@@ -632,8 +632,9 @@ _CONTENT_HASH = re.compile(r"_?(?<![0-9a-zA-Z])(?:[0-9a-f]{32,}|[0-9a-f]{16})(?!
 def normalised(name: str) -> str:
     """A kernel's name without what tells nothing: return type, parameters, anonymous namespaces, hashes of a build.
 
-    Template arguments stay: they tell kernels apart that behave differently. Hashes of 16 and of 32 and more hexadecimal
-    digits go: compilers name modules by their content, and ranks that compile for themselves would not be comparable.
+    Template arguments stay: they tell kernels apart that behave differently. Hashes of 16, or of 32 and more,
+    hexadecimal digits go: compilers name modules by their content, and ranks that compile for themselves would not be
+    comparable.
     """
     short = _VOID.sub("", name.strip()).replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     depth = 0

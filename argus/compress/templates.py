@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,7 +174,7 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
             edges = sorted({*edges, place})
     while len(edges) - 1 < min(cells, MAX_CELLS):
         best, where = 0.0, -1
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             inside = counts[low:high]
             here = int(inside.sum())
             if here < 2 * TAIL_SAMPLES or np.count_nonzero(inside) < 4:
@@ -191,7 +192,7 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
     share = np.diff(below[bounds]) / total
     mean = np.empty(len(share))
     shape = np.empty((len(share), POINTS))
-    for k, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+    for k, (low, high) in enumerate(pairwise(edges)):
         inside = counts[low:high]
         mean[k] = float(inside @ CENTER_NS[low:high]) / inside.sum()
         shape[k] = quantiles(below, (below[low] + (np.arange(POINTS) + 0.5) / POINTS * inside.sum())) / mean[k]

@@ -188,7 +188,8 @@ def _bytes(store: Store, tables: str = "kernel_%") -> dict[str, float]:
             client.command(f"ALTER TABLE {name} MODIFY SETTING min_bytes_for_wide_part = 0")
             client.command(f"OPTIMIZE TABLE {name} FINAL")
         found = client.query(
-            f"SELECT table, sum(data_compressed_bytes) FROM system.parts WHERE active AND table LIKE '{tables}' GROUP BY table"
+            "SELECT table, sum(data_compressed_bytes) FROM system.parts"
+            f" WHERE active AND table LIKE '{tables}' GROUP BY table"
         )
         return {table: float(size) for table, size in found.result_rows}
 
@@ -248,9 +249,11 @@ def store_triples(store: Store, name: str, keys: list[tuple[int, int, int]], row
     with store.lease() as client:
         for form, of, codec in (("f32", "Float32", "ZSTD(6)"), ("u16", "UInt16", "T64, ZSTD(6)")):
             client.command(
-                f"CREATE TABLE {name}_{form} (kernel UInt64 CODEC(ZSTD(3)), rank UInt32 CODEC(Delta, ZSTD(3)), step UInt32"
+                f"CREATE TABLE {name}_{form} (kernel UInt64 CODEC(ZSTD(3)),"
+                " rank UInt32 CODEC(Delta, ZSTD(3)), step UInt32"
                 f" CODEC(Delta, ZSTD(3)), count Array(UInt32) CODEC(T64, ZSTD(6)), p50 Array({of}) CODEC({codec}),"
-                f" p99 Array({of}) CODEC({codec})) ENGINE = MergeTree ORDER BY (kernel, rank, step) SETTINGS min_bytes_for_wide_part = 0"
+                f" p99 Array({of}) CODEC({codec})) ENGINE = MergeTree"
+                " ORDER BY (kernel, rank, step) SETTINGS min_bytes_for_wide_part = 0"
             )
             code = (lambda x: np.rint(np.log(np.maximum(x, 1)) * 2048)) if form == "u16" else (lambda x: x)
             kind = pa.uint16() if form == "u16" else pa.float32()
@@ -259,8 +262,8 @@ def store_triples(store: Store, name: str, keys: list[tuple[int, int, int]], row
                 "rank": pa.array([key[1] for key in keys], pa.uint32()),
                 "step": pa.array([key[2] for key in keys], pa.uint32()),
                 "count": pa.array([row[:, 0].astype(np.uint32).tolist() for row in rows], pa.list_(pa.uint32())),
-                "p50": pa.array([code(row[:, 1]).tolist() for row in rows], pa.list_(pa.float64())).cast(pa.list_(kind)),
-                "p99": pa.array([code(row[:, 2]).tolist() for row in rows], pa.list_(pa.float64())).cast(pa.list_(kind)),
+                "p50": pa.array([code(row[:, 1]).tolist() for row in rows], floats).cast(pa.list_(kind)),
+                "p99": pa.array([code(row[:, 2]).tolist() for row in rows], floats).cast(pa.list_(kind)),
             })  # fmt: skip
             client.insert_arrow(f"{name}_{form}", table)
 
@@ -357,7 +360,7 @@ def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float],
 
         identity = [kernel.identity for kernel in ours.compressor._kernels]
         keys, samples = [], []
-        for (rank, step), (kind, start, duration) in kept.items():
+        for (rank, step), (kind, _, duration) in kept.items():
             order = np.argsort(kind, kind="stable")
             edges = np.searchsorted(kind[order], np.arange(KINDS + 1))
             for k in range(KINDS):
@@ -449,7 +452,7 @@ def _pooling(folder: Path, steps: int) -> dict[str, float]:
 
 
 def _scores(vectors: Floats) -> Floats:
-    """How far each rank is from the median of the others, shape (ranks, steps, kinds), by quantiles of shape (…, 98)."""
+    """How far each rank is from the median of the others, (ranks, steps, kinds), by quantiles, (…, 98)."""
     out = np.empty(vectors.shape[:3])
     for rank in range(len(vectors)):
         usual = np.median(np.delete(vectors, rank, axis=0), axis=0)
@@ -460,7 +463,8 @@ def _scores(vectors: Floats) -> Floats:
 def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
     stream = Stream(5)
     cases: dict[str, dict[str, float]] = {
-        "healthy": {}, "5 % slower": {"slower": 1.05}, "split, same mean": {"split": 0.04}, "10 x spikes": {"spikes": 10 * SPIKES},
+        "healthy": {}, "5 % slower": {"slower": 1.05}, "split, same mean": {"split": 0.04},
+        "10 x spikes": {"spikes": 10 * SPIKES},
     }  # fmt: skip
     warm = 5
     forms = ("exact", "triples f32", "ours")
