@@ -71,7 +71,7 @@ class Decoded:
         place = np.clip(np.searchsorted(edges_ns, value, side="right") - 1, 0, bins - 1)
         flat = place + np.arange(len(value))[:, None] * bins
         whole = len(value) * bins
-        counts: NDArray[np.float64] = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=whole)
+        counts = np.bincount(flat.ravel(), weights=weight.ravel(), minlength=whole).astype(np.float64)
         return counts.reshape(-1, bins)
 
 

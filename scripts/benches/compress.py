@@ -257,6 +257,7 @@ def store_triples(store: Store, name: str, keys: list[tuple[int, int, int]], row
             )
             code = (lambda x: np.rint(np.log(np.maximum(x, 1)) * 2048)) if form == "u16" else (lambda x: x)
             kind = pa.uint16() if form == "u16" else pa.float32()
+            floats = pa.list_(pa.float64())
             table = pa.table({
                 "kernel": pa.array([key[0] for key in keys], pa.uint64()),
                 "rank": pa.array([key[1] for key in keys], pa.uint32()),
