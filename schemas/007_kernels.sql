@@ -46,16 +46,16 @@ CREATE TABLE IF NOT EXISTS kernel_summaries
   step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
   steps UInt16 CODEC(T64, ZSTD(3)) COMMENT 'Steps that the row covers, from step on',
   template UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_templates',
-  n UInt32 CODEC(ZSTD(3)) COMMENT 'Launches, without spikes',
-  total_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Their durations added up, exactly',
-  count_codes Array(Int8) CODEC(ZSTD(6)) COMMENT 'Of each cell of the template: how many more launches than usual, in roots: see docs/compression.md',
-  mean_codes Array(Int8) CODEC(ZSTD(6)) COMMENT 'Of each cell: how much longer than usual, beyond the whole row',
-  low UInt8 CODEC(ZSTD(3)) COMMENT 'The shortest is exp(low / 32) times shorter than the mean, within 2 %',
-  high UInt8 CODEC(ZSTD(3)) COMMENT 'The longest but for spikes is exp(high / 32) times longer than the mean, within 2 %',
+  count UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, spikes included',
+  total_ns Int64 CODEC(T64('bit'), ZSTD(3)) COMMENT 'Durations of those that are no spikes, added up, exactly',
+  count_codes Array(Int8) CODEC(ZSTD(15)) COMMENT 'Of each cell of the template: how many more launches than usual, in roots: see docs/compression.md',
+  mean_codes Array(Int8) CODEC(ZSTD(15)) COMMENT 'Of each cell: how much longer than usual, beyond the whole row',
+  low UInt8 CODEC(ZSTD(3)) COMMENT 'The shortest is exp(low / 16) times shorter than the mean, within 4 %',
+  high UInt8 CODEC(ZSTD(3)) COMMENT 'The longest but for spikes is exp(high / 16) times longer than the mean, within 4 %',
   trend Int8 CODEC(ZSTD(3)) COMMENT 'How much longer launches took in the second half of the step than in the first, in 1/100 nepers; 0: not more than chance has it',
   spikes UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches that are in kernel_spikes',
-  spike_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Their durations added up',
-  spike_max_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'The longest of them, if there are several; 0 otherwise',
+  spike_sum UInt16 CODEC(ZSTD(3)) COMMENT 'Their durations added up: exp(spike_sum / 64) ns, within 0.8 %; kernel_spikes has them exactly',
+  spike_max UInt16 CODEC(ZSTD(3)) COMMENT 'The longest of them, as spike_sum, if there are several; 0 otherwise',
   stored DateTime('UTC') DEFAULT toStartOfHour(now()) CODEC(Delta, ZSTD(1)) COMMENT 'Hour in which the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(stored) ORDER BY (job, run, kernel_id, rank, step)
@@ -73,14 +73,14 @@ CREATE TABLE IF NOT EXISTS kernel_escapes
   step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
   steps UInt16 CODEC(T64, ZSTD(3)) COMMENT 'Steps that the row covers, from step on',
   reason LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'new (no template yet), shape (its codes would not be true enough), range (a code would be too large, or only spikes)',
-  n UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, without spikes',
-  total_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Their durations added up, exactly',
+  count UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, spikes included',
+  total_ns Int64 CODEC(T64('bit'), ZSTD(3)) COMMENT 'Durations of those that are no spikes, added up, exactly',
   bins Array(UInt16) CODEC(Delta(2), ZSTD(6)) COMMENT 'Bins with launches: b holds exp(b / 64) up to exp((b + 1) / 64) ns, the first one 0 ns as well',
   counts Array(UInt32) CODEC(T64, ZSTD(6)) COMMENT 'Launches in each of them',
   trend Int8 CODEC(ZSTD(3)) COMMENT 'As in kernel_summaries',
   spikes UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches that are in kernel_spikes',
-  spike_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Their durations added up',
-  spike_max_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'The longest of them, if there are several; 0 otherwise',
+  spike_sum UInt16 CODEC(ZSTD(3)) COMMENT 'Their durations added up: exp(spike_sum / 64) ns, within 0.8 %; kernel_spikes has them exactly',
+  spike_max UInt16 CODEC(ZSTD(3)) COMMENT 'The longest of them, as spike_sum, if there are several; 0 otherwise',
   stored DateTime('UTC') DEFAULT toStartOfHour(now()) CODEC(Delta, ZSTD(1)) COMMENT 'Hour in which the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(stored) ORDER BY (job, run, kernel_id, rank, step)
@@ -96,7 +96,7 @@ CREATE TABLE IF NOT EXISTS kernel_spikes
   host LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'Node',
   kernel_id UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_groups',
   step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
-  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(3)) COMMENT 'When it began on the GPU',
+  ts DateTime64(6, 'UTC') CODEC(Delta, ZSTD(3)) COMMENT 'When it began on the GPU, to the microsecond',
   duration_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Time on the GPU',
   stored DateTime('UTC') DEFAULT toStartOfHour(now()) CODEC(Delta, ZSTD(1)) COMMENT 'Hour in which the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
@@ -105,51 +105,90 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Single launches that took more than three times the 99.9th percentile of their kernel';
 
+-- [a, b][which] instead of if(): the arguments of if() are computed lazily, and what they share over and over.
 CREATE VIEW IF NOT EXISTS kernel_stats
-AS WITH
-  arrayMap((code, share, cell) -> if(cell = t.heaviest, 0, pow(greatest(sqrt(share * s.n) + 0.35 * code, 0), 2)),
-           s.count_codes, t.share, arrayEnumerate(s.count_codes)) AS others,
-  arraySum(others) AS rest,
-  arrayMap((other, cell) -> if(cell = t.heaviest, greatest(s.n - rest, 0), if(rest > s.n, other * s.n / rest, other)),
-           others, arrayEnumerate(others)) AS cells,
-  arrayMap((code, mean, unit) -> mean * exp(code * unit), s.mean_codes, t.mean_ns, t.unit) AS levels,
-  if(s.escaped, s.total_ns / arraySum((b, c) -> c * exp((b + 0.5) / 64), s.bins, s.counts),
-     s.total_ns / arrayDotProduct(cells, levels)) AS factor,
-  arrayCumSum(if(s.escaped, arrayMap(c -> toFloat64(c), s.counts), cells)) AS upto,
-  arrayMap(q -> q * (s.n + s.spikes), [0.5, 0.9, 0.99]) AS ranks,
-  arrayMap(r -> toUInt32(greatest(arrayFirstIndex(u -> u >= r, upto), 1)), ranks) AS found,
-  arrayMap((r, k) -> (r - if(k > 1, upto[k - 1], 0)) / (upto[k] - if(k > 1, upto[k - 1], 0)), ranks, found) AS parts,
-  arrayMap(f -> least(greatest(f * 16 - 0.5, 0), 15), parts) AS places,
-  arrayMap((r, k, f, x) -> multiIf(
-    r > s.n, s.spike_ns / s.spikes,
-    s.escaped, factor * exp((s.bins[k] + f) / 64),
-    factor * levels[k] / 8192 * (t.shape[16 * (k - 1) + 1 + toUInt32(floor(x))] * (1 - (x - floor(x)))
-      + t.shape[16 * (k - 1) + 1 + toUInt32(ceil(x))] * (x - floor(x)))), ranks, found, parts, places) AS quantiles
-SELECT
-  s.job AS job, s.run AS run, s.rank AS rank, s.host AS host, s.step AS step_from, s.step + s.steps - 1 AS step_to,
-  g.kernel AS kernel, g.stream AS stream, s.kernel_id AS kernel_id,
-  s.n + s.spikes AS count, s.total_ns + s.spike_ns AS total_ns, (s.total_ns + s.spike_ns) / (s.n + s.spikes) AS mean_ns,
-  toInt64(round(multiIf(s.n = 0, s.spike_ns / s.spikes, s.escaped, factor * exp((s.bins[1] + 0.5) / 64),
-                        s.total_ns / s.n * exp(-s.low / 32)))) AS min_ns,
-  toInt64(round(quantiles[1])) AS p50_ns, toInt64(round(quantiles[2])) AS p90_ns, toInt64(round(quantiles[3])) AS p99_ns,
-  toInt64(round(multiIf(s.spikes > 1, s.spike_max_ns, s.spikes = 1, s.spike_ns,
-                        s.escaped, factor * exp((s.bins[-1] + 0.5) / 64), s.total_ns / s.n * exp(s.high / 32)))) AS max_ns,
-  s.spikes AS spikes, exp(s.trend / 100) AS trend,
-  if(s.escaped, [], arrayMap(m -> (
-       factor * arraySum((c, l, mode) -> if(mode = m, c * l, 0), cells, levels, t.mode)
-         / greatest(arraySum((c, mode) -> if(mode = m, c, 0), cells, t.mode), 1e-9),
-       arraySum((c, mode) -> if(mode = m, c, 0), cells, t.mode) / s.n), arrayDistinct(t.mode))) AS modes,
-  s.escaped AS escaped
+AS SELECT
+  job, run, rank, host, step AS step_from, step + steps - 1 AS step_to, g.kernel AS kernel, g.stream AS stream,
+  s.kernel_id AS kernel_id, count, total_ns + toInt64(round(spike_ns)) AS total_ns, (s.total_ns + spike_ns) / count AS mean_ns,
+  toInt64(round([s.total_ns / n * exp(-low / 16), factor * exp((bins[1] + 0.5) / 64), spike_ns / spikes]
+                [multiIf(n = 0, 3, escaped, 2, 1)])) AS min_ns,
+  toInt64(round(p50)) AS p50_ns, toInt64(round(p90)) AS p90_ns, toInt64(round(p99)) AS p99_ns,
+  toInt64(round([s.total_ns / n * exp(high / 16), factor * exp((bins[-1] + 0.5) / 64), spike_max_ns]
+                [multiIf(spikes > 0, 3, escaped, 2, 1)])) AS max_ns,
+  spikes, exp(trend / 100) AS trend,
+  arrayMap(m -> (factor * arraySum((c, l, i) -> (i = m) * c * l, cells, levels, mode)
+                   / greatest(arraySum((c, i) -> (i = m) * c, cells, mode), 1e-9),
+                 arraySum((c, i) -> (i = m) * c, cells, mode) / n), arrayDistinct(mode)) AS modes,
+  escaped
 FROM
 (
-  SELECT job, run, rank, host, kernel_id, step, steps, template, n, total_ns, count_codes, mean_codes, low, high, trend,
-         spikes, spike_ns, spike_max_ns, CAST([], 'Array(UInt16)') AS bins, CAST([], 'Array(UInt32)') AS counts, false AS escaped
-  FROM kernel_summaries
-  UNION ALL
-  SELECT job, run, rank, host, kernel_id, step, steps, 0, n, total_ns, [], [], 0, 0, trend,
-         spikes, spike_ns, spike_max_ns, bins, counts, true
-  FROM kernel_escapes
+  SELECT *,
+    [factor * levels[k50] / 8192 * (shape[16 * k50 - 15 + toUInt8(floor(x50))] * (1 - x50 + floor(x50))
+       + shape[16 * k50 - 15 + toUInt8(ceil(x50))] * (x50 - floor(x50))),
+     factor * exp((bins[k50] + f50) / 64), spike_ns / spikes][multiIf(r50 > n, 3, escaped, 2, 1)] AS p50,
+    [factor * levels[k90] / 8192 * (shape[16 * k90 - 15 + toUInt8(floor(x90))] * (1 - x90 + floor(x90))
+       + shape[16 * k90 - 15 + toUInt8(ceil(x90))] * (x90 - floor(x90))),
+     factor * exp((bins[k90] + f90) / 64), spike_ns / spikes][multiIf(r90 > n, 3, escaped, 2, 1)] AS p90,
+    [factor * levels[k99] / 8192 * (shape[16 * k99 - 15 + toUInt8(floor(x99))] * (1 - x99 + floor(x99))
+       + shape[16 * k99 - 15 + toUInt8(ceil(x99))] * (x99 - floor(x99))),
+     factor * exp((bins[k99] + f99) / 64), spike_ns / spikes][multiIf(r99 > n, 3, escaped, 2, 1)] AS p99
+  FROM
+  (
+    SELECT *, least(greatest(f50 * 16 - 0.5, 0), 15) AS x50, least(greatest(f90 * 16 - 0.5, 0), 15) AS x90,
+           least(greatest(f99 * 16 - 0.5, 0), 15) AS x99
+    FROM
+    (
+      SELECT *,
+        (r50 - upto[k50 - 1]) / (upto[k50] - upto[k50 - 1]) AS f50,
+        (r90 - upto[k90 - 1]) / (upto[k90] - upto[k90 - 1]) AS f90,
+        (r99 - upto[k99 - 1]) / (upto[k99] - upto[k99 - 1]) AS f99
+      FROM
+      (
+        SELECT *, greatest(arrayFirstIndex(u -> u >= r50, upto), 1) AS k50,
+               greatest(arrayFirstIndex(u -> u >= r90, upto), 1) AS k90,
+               greatest(arrayFirstIndex(u -> u >= r99, upto), 1) AS k99
+        FROM
+        (
+          SELECT *, 0.5 * count AS r50, 0.9 * count AS r90, 0.99 * count AS r99,
+            total_ns / (arraySum((c, l) -> c * l, cells, levels)
+              + arraySum((b, c) -> c * exp((b + 0.5) / 64), bins, counts)) AS factor,
+            arrayCumSum(arrayConcat(cells, arrayMap(c -> toFloat64(c), counts))) AS upto
+          FROM
+          (
+            SELECT *, arrayMap((other, i) -> [other * least(1, n / greatest(rest, 1e-9)), greatest(n - rest, 0)][1 + (i = heaviest)],
+                               others, arrayEnumerate(others)) AS cells
+            FROM
+            (
+              SELECT *, arraySum(others) AS rest FROM
+              (
+                SELECT s.*, t.heaviest AS heaviest, t.mode AS mode, t.shape AS shape,
+                  arrayMap((code, usual, unit) -> usual * exp(code * unit), s.mean_codes, t.mean_ns, t.unit) AS levels,
+                  arrayMap((code, share, i) -> (i != t.heaviest) * pow(greatest(sqrt(share * s.n) + 0.35 * code, 0), 2),
+                           s.count_codes, t.share, arrayEnumerate(s.count_codes)) AS others
+                FROM
+                (
+                  SELECT job, run, rank, host, kernel_id, step, steps, template, count, spikes, total_ns, count_codes,
+                         mean_codes, low, high, trend, count - spikes AS n,
+                         if(spikes > 0, exp(spike_sum / 64), 0) AS spike_ns,
+                         if(spikes > 1, exp(spike_max / 64), spike_ns) AS spike_max_ns,
+                         CAST([], 'Array(UInt16)') AS bins, CAST([], 'Array(UInt32)') AS counts, false AS escaped
+                  FROM kernel_summaries
+                  UNION ALL
+                  SELECT job, run, rank, host, kernel_id, step, steps, 0, count, spikes, total_ns, [],
+                         [], 0, 0, trend, count - spikes,
+                         if(spikes > 0, exp(spike_sum / 64), 0) AS spike_ns,
+                         if(spikes > 1, exp(spike_max / 64), spike_ns), bins, counts, true
+                  FROM kernel_escapes
+                ) AS s
+                LEFT ANY JOIN kernel_templates AS t
+                  ON s.job = t.job AND s.run = t.run AND s.kernel_id = t.kernel_id AND s.template = t.template
+              )
+            )
+          )
+        )
+      )
+    )
+  )
 ) AS s
-LEFT ANY JOIN kernel_templates AS t ON s.job = t.job AND s.run = t.run AND s.kernel_id = t.kernel_id AND s.template = t.template
 LEFT ANY JOIN kernel_groups AS g ON s.job = g.job AND s.run = g.run AND s.kernel_id = g.kernel_id
 COMMENT 'Durations of each kernel by rank and step in plain columns, decoded from kernel_summaries and kernel_escapes';

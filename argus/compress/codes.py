@@ -11,8 +11,8 @@ from argus.compress.bins import BINS, CENTER_LOG, CENTER_NS, PER_NEPER
 from argus.compress.rows import Rows
 from argus.compress.templates import COUNT_UNIT, MAX_CELLS, POINTS, Template
 
-RANGE_UNIT = 32
-"""Codes of the least and the greatest duration are so fine: 1/32 neper, relative to the mean."""
+RANGE_UNIT = 16
+"""Codes of the least and the greatest duration are so fine: 1/16 neper, relative to the mean."""
 _LARGEST = 127
 _FAR = 2 * BINS
 
@@ -39,7 +39,9 @@ class Bank:
         first = len(self.templates)
         self.templates += new
         parts = [_padded(template) for template in new]
-        for name, part in zip(("_edge", "_cells", "_shape", "_modes", "_mode_cells"), zip(*parts, strict=True), strict=True):
+        for name, part in zip(
+            ("_edge", "_cells", "_shape", "_modes", "_mode_cells"), zip(*parts, strict=True), strict=True
+        ):
             setattr(self, name, np.concatenate([getattr(self, name), np.stack(part)]))
         self._heaviest = np.concatenate([self._heaviest, [template.heaviest for template in new]])
         self._width = np.concatenate([self._width, [len(template.share) for template in new]])
@@ -79,6 +81,9 @@ class Bank:
             whole = weight.sum(axis=1)
             shift = np.where(whole > 0, (weight * (middle - usual)).sum(axis=1) / np.maximum(whole, 1e-300), 0.0)
 
+        squares = np.add.reduceat(rows.count * CENTER_LOG[inside] ** 2, bounds[:-1])
+        spread = np.sqrt(np.maximum(squares - (there * middle**2).sum(axis=1), 0) / n)
+
         cut = np.searchsorted(rows.key, _moved(self._edge[slot], shift, start))
         there = np.diff(below[cut], axis=1)
         scale = total / np.diff(ns[bounds])
@@ -109,11 +114,15 @@ class Bank:
             fits=fits,
             error=np.zeros(len(rows)),
             inside=there,
+            shift=shift,
+            spread=spread,
         )
         codes.error = self._error(rows, codes, below, inside, bounds, scale)
         return codes
 
-    def atoms(self, n: NDArray[np.int64], total_ns: NDArray[np.int64], codes: Codes) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def atoms(
+        self, n: NDArray[np.int64], total_ns: NDArray[np.int64], codes: Codes
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What codes stand for: launches of each cell, shape (r, 12), and durations of its points, (r, 12, 16), ns."""
         slot = codes.slot
         return decoded(
@@ -170,10 +179,17 @@ class Codes:
     error: NDArray[np.float64]
     inside: NDArray[np.int64]
     """Launches in each cell, not in codes, shape (r, 12)."""
+    shift: NDArray[np.float64]
+    """How far modes have moved, nepers."""
+    spread: NDArray[np.float64]
+    """Standard deviation of logarithms inside modes."""
 
 
 def decoded_counts(
-    n: NDArray[np.int64], codes: NDArray[np.float64] | NDArray[np.int8], share: NDArray[np.float64], heaviest: NDArray[np.int64]
+    n: NDArray[np.int64],
+    codes: NDArray[np.float64] | NDArray[np.int8],
+    share: NDArray[np.float64],
+    heaviest: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Launches of each cell, (r, k), that add up to ``n``: the heaviest cell has what the others leave.
 
@@ -196,8 +212,8 @@ def decoded_counts(
 def decoded(
     n: NDArray[np.int64],
     total_ns: NDArray[np.int64],
-    count_codes: NDArray[np.int8],
-    mean_codes: NDArray[np.int8],
+    count_codes: NDArray[np.int8] | NDArray[np.float64],
+    mean_codes: NDArray[np.int8] | NDArray[np.float64],
     share: NDArray[np.float64],
     mean_ns: NDArray[np.float64],
     unit: NDArray[np.float64],
@@ -216,7 +232,9 @@ def decoded(
 
 def _moved(edge: NDArray[np.int64], shift: NDArray[np.float64], start: NDArray[np.int64]) -> NDArray[np.int64]:
     bins = edge + np.rint(shift * PER_NEPER).astype(np.int64)[:, None]
-    out: NDArray[np.int64] = start[:, None] + np.where(edge <= -BINS, 0, np.where(edge >= _FAR, BINS, bins.clip(0, BINS)))
+    out: NDArray[np.int64] = start[:, None] + np.where(
+        edge <= -BINS, 0, np.where(edge >= _FAR, BINS, bins.clip(0, BINS))
+    )
     return out
 
 
@@ -224,7 +242,11 @@ def _padded(template: Template) -> tuple[NDArray[np.generic], ...]:
     cells = len(template.share)
     rest = MAX_CELLS - cells
     edge = np.pad(template.edge, (0, rest), constant_values=_FAR)
-    fill = np.pad(np.stack([template.share, template.mean_ns, template.unit, template.unit]), ((0, 0), (0, rest)), constant_values=1.0)
+    fill = np.pad(
+        np.stack([template.share, template.mean_ns, template.unit, template.unit]),
+        ((0, 0), (0, rest)),
+        constant_values=1.0,
+    )
     fill[0, cells:] = 0
     shape = np.pad(template.shape, ((0, rest), (0, 0)), constant_values=1.0)
     logs = np.log(template.mean_ns) + np.log(template.shape).mean(axis=1)

@@ -24,7 +24,7 @@ ROW = np.dtype(
         ("spike_max_ns", "<i8"),
     ]
 )
-"""``n`` launches that took ``total_ns``, without spikes, from ``step`` to ``last``; ``group``: the compressor's number."""
+"""``n`` launches that took ``total_ns``, without spikes, from ``step`` to ``last``; ``group``: of the compressor."""
 
 
 @dataclass

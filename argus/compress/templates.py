@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ BANDWIDTH = 0.02
 """Of the density estimate, nepers."""
 VALLEY = 0.7
 """Two modes are two if the density between them falls to this share of the lower one."""
+MODE = (0.003, 2)
+"""A mode has at least this share of the launches, and so many of them: single launches far out are a tail."""
 TAILS = (0.99, 0.999)
 """Quantiles at which the upper tail is cut off."""
 TAIL_SAMPLES = 5
@@ -38,9 +41,9 @@ COUNT_UNIT = 0.35
 """Of the count codes, in roots of counts. A count's root has a deviation of 1/2 by chance alone (Poisson)."""
 MEAN_UNIT = (0.005, 0.04)
 """Of the mean codes, nepers: of cells with 15 % of the launches and more, and of rare ones."""
-ESCAPE = (0.01, 1.5)
-"""A row is stored as a histogram if the error of its codes is above the first, and above the second times the largest
-error among the rank-steps that the template was made from."""
+ESCAPE = (0.01, 1.75)
+"""A row is stored as a histogram if the error of its codes is above the first, and above the second times the 90th
+percentile of the errors of the rank-steps that the template was made from."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,7 @@ def build(counts: NDArray[np.int64], scale: NDArray[np.float64], cells: int = CE
         cells: How many cells where modes and tails do not need more.
     """
     return [
-        _build(row, cut, float(factor), cells)
-        for row, cut, factor in zip(counts, valleys(counts), scale, strict=True)
+        _build(row, cut, float(factor), cells) for row, cut, factor in zip(counts, valleys(counts), scale, strict=True)
     ]
 
 
@@ -159,7 +161,8 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
     first, last = int(used[0]), int(used[-1]) + 1
     cuts = cuts[(below[cuts] > 0) & (below[cuts] < total)]
     mass = np.diff(below[np.concatenate([[first], cuts, [last]])])
-    while len(cuts) > MAX_CELLS - 3:  # the smallest modes join a neighbour
+    least = max(MODE[0] * total, MODE[1])
+    while len(cuts) and (len(cuts) > MAX_CELLS - 3 or mass.min() < least):  # the smallest modes join a neighbour
         smallest = int(np.argmin(mass))
         cuts = np.delete(cuts, min(smallest, len(cuts) - 1))
         mass = np.diff(below[np.concatenate([[first], cuts, [last]])])
@@ -171,7 +174,7 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
             edges = sorted({*edges, place})
     while len(edges) - 1 < min(cells, MAX_CELLS):
         best, where = 0.0, -1
-        for low, high in zip(edges, edges[1:], strict=False):
+        for low, high in pairwise(edges):
             inside = counts[low:high]
             here = int(inside.sum())
             if here < 2 * TAIL_SAMPLES or np.count_nonzero(inside) < 4:
@@ -189,7 +192,7 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
     share = np.diff(below[bounds]) / total
     mean = np.empty(len(share))
     shape = np.empty((len(share), POINTS))
-    for k, (low, high) in enumerate(zip(edges, edges[1:], strict=False)):
+    for k, (low, high) in enumerate(pairwise(edges)):
         inside = counts[low:high]
         mean[k] = float(inside @ CENTER_NS[low:high]) / inside.sum()
         shape[k] = quantiles(below, (below[low] + (np.arange(POINTS) + 0.5) / POINTS * inside.sum())) / mean[k]
@@ -220,4 +223,5 @@ def quantiles(below: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np
     """
     place = np.clip(np.searchsorted(below, rank, side="right") - 1, 0, BINS - 1)
     inside = (rank - below[place]) / np.maximum(below[place + 1] - below[place], 1)
-    return np.exp((place + np.clip(inside, 0, 1)) / PER_NEPER)
+    out: NDArray[np.float64] = np.exp((place + np.clip(inside, 0, 1)) / PER_NEPER)
+    return out

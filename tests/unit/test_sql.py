@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.cli.main import main
 from argus.cli.sql import completions
 from argus.cli.store import readable_bytes
+from argus.compress.kernels import Compressor
 from argus.store.open import open_store
 from argus.store.reader import query
 from argus.store.render import readable_duration, table_lines
@@ -34,6 +36,20 @@ MS = 1_000_000
 
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+def compressed_kernels() -> dict[str, dict[str, Any]]:
+    """200 launches of 50 us a rank and step, which on rank 3 take 60 us from step 12 on; one takes 2 ms on rank 0."""
+    rng, compressor = np.random.default_rng(0), Compressor()
+    group = compressor.group("void softmax<float>(float*)", 7, 0, (8, 1, 1), (128, 1, 1))
+    for step in range(20):
+        for rank in range(4):
+            took = rng.normal(60_000 if rank == 3 and step >= 12 else 50_000, 500, 200).astype(np.int64)
+            if (rank, step) == (0, 15):
+                took[7] = 2 * MS
+            start = T0 + step * 100 * MS + np.arange(200) * 400_000
+            compressor.feed(rank, step, int(start[0]), int(start[0]) + 90 * MS, np.full(200, group), start, took)
+    return compressor.take(final=True)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +78,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "job": "llama", "run": 1, "host": "node-0", "comm_group": 77, "dimension": "dp", "ranks": [[0, 1, 2, 3]],
             "nranks": 4, "confidence": 0.7, "why": "all-reduces, in one size", "version": 1, "superseded": 0,
         })  # fmt: skip
+        for table, columns in compressed_kernels().items():
+            host = {} if table in ("kernel_groups", "kernel_templates") else {"host": "node-0"}
+            writer.append(table, {"job": "llama", "run": 1, **host, **columns})
         for phase, took in (("data_loading", 3), ("forward", 20), ("backward", 60), ("communication", 7)):
             writer.append("phases", {
                 **common, "step": [step for _, step in every], "ts": start, "phase": phase,
@@ -467,6 +486,10 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert first("spread_ns")["last_rank"] == 2
     top = first("FROM top_kernels")
     assert (top["count"], top["total_ns"], top["share"], top["p50_ns"]) == (20, 400 * MS, 0.333, 20 * MS)
+    slower = first("FROM kernel_stats")
+    assert (slower["kernel"], slower["rank"], slower["times_before"]) == ("softmax<float>", 3, 1.2)
+    spike = first("FROM kernel_spikes")
+    assert (spike["rank"], spike["step"], spike["duration_ns"]) == (0, 15, 2 * MS)
     phase = first("FROM slow_phases")
     assert (phase["phase"], phase["rank"]) == ("data_loading", 2)
     assert (phase["typical_ns"], phase["excess_ns"]) == (6 * MS, 3 * MS)

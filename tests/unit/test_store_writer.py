@@ -67,7 +67,8 @@ EXAMPLE: dict[str, tuple[Any, Any]] = {
     "Float32": (0.5, 0.5), "Float64": (1e300, 1e300), "Bool": (True, True), "String": ("ü\n\0'", "ü\n\0'"),
     "LowCardinality(String)": ("x", "x"), "Array(UInt32)": ([1, 2], [1, 2]), "Array(UInt16)": ([], []),
     "Array(String)": (["a", ""], ["a", ""]), "Array(LowCardinality(String))": (["a", "a", ""], ["a", "a", ""]),
-    "Int8": (-1, -1), "UInt16": (2**16 - 1, 2**16 - 1),
+    "Array(Int8)": ([-1, 2], [-1, 2]), "Array(UInt8)": ([1, 2], [1, 2]), "Array(Float32)": ([0.5], [0.5]),
+    "DateTime64(6, 'UTC')": (T0, T0 // 1000 * 1000), "Int8": (-1, -1), "UInt16": (2**16 - 1, 2**16 - 1),
     "DateTime64(9, 'UTC')": (T0, T0), "DateTime64(3, 'UTC')": (T0, T0 // 10**6 * 10**6),
     "Nullable(DateTime64(9, 'UTC'))": (None, None), "DateTime('UTC')": (T0, T0 // 10**9 * 10**9),
 }  # fmt: skip
