@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 
-from argus.errors import EXIT_FAILURE
-from argus.store import spool
+from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.store import spill, spool
 from argus.store.open import open_store
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, ensure_schema, init_schema
 from argus.store.status import StoreStatus, store_status
+from argus.store.writer import load_spilled
 
 from .options import format_option, store_option
 
@@ -52,17 +53,19 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None) -> None:
 
 
 @command.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @store_option
 @click.option("--remove", is_flag=True, help="Delete each file once it is stored.")
-def load(folder: Path, store_url: str | None, remove: bool) -> int:
+def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
     """Load a spool: the files that a trace with --store spool:///DIR wrote.
 
-    Loading twice stores once, so a load that was cut short is simply run again.
+    Without DIR: what traces have left on disk because the store was away, and no trace has stored since. Loading twice
+    stores once, so a load that was cut short is simply run again.
 
     \b
       argus trace --pid 4821 --store spool:///tmp/spool     where there is no store
       argus store load /tmp/spool && argus diagnose         at home
+      argus store load --store clickhouse://argus@db/argus  what waits for that store
     """
     with open_store(store_url) as store:
         if not store.spooled:
@@ -75,13 +78,23 @@ def load(folder: Path, store_url: str | None, remove: bool) -> int:
             elif done % 500 == 0 and 0 < done < files:
                 click.echo(f"{done} of {files} files", err=True)
 
-        found = spool.load(folder, store, remove=remove, progress=progress)
+        place = spill.place(store.target) if folder is None else None
+        if folder is None and place is None:
+            raise ArgusError("nothing is kept on disk for this store", "Name the folder of a spool", EXIT_USAGE)
+        left = place.folder if place is not None else folder
+        assert left is not None
+        if place is not None or spill.is_root(left):
+            found = load_spilled(store, left, progress=progress)
+        else:
+            found = spool.load(left, store, remove=remove, progress=progress)
     for table, rows in sorted(found.rows.items()):
         click.echo(f"{table:<24}{rows:>14,}")
     known = f", {found.known:,} were there already" if found.known else ""
     click.echo(f"{found.files:,} files loaded into {store.url}{known}")
     if found.unfinished:
         click.echo(f"{found.unfinished} unfinished: a trace still writes them, or was killed", err=True)
+    if folder is None and (writers := spill.waiting(left).writers):
+        click.echo(f"{writers} traces still run, and store what is theirs themselves", err=True)
     for line in found.trouble:
         click.echo(f"not loaded: {line}", err=True)
     return EXIT_FAILURE if found.trouble else 0
@@ -109,21 +122,24 @@ def _print(found: StoreStatus) -> None:
     click.echo(f"store   {found.url}")
     if found.schema is None:
         click.echo("engine  none: nothing is stored here yet; run `argus trace --pid PID`")
+        _print_spill(found)
         return
     click.echo(f"engine  {found.engine}")
     notes = [f"{name} has changed since it was applied" for name in found.schema.changed]
     if found.schema.version < found.schema.known:
         notes.append(f"this Argus knows {found.schema.known}: run `argus store init`")
     click.echo(f"schema  {found.schema.version}" + "".join(f"; {note}" for note in notes))
+    _print_spill(found)
     click.echo()
-    click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'oldest (UTC)':<19}  newest (UTC)")
+    click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'kept':<9}  {'oldest (UTC)':<19}  newest (UTC)")
     for table in found.tables:
         if table.rows is None:
             click.echo(f"{table.name:<24}{'view':>14}")
         else:
+            kept = table.kept.lower() or "for ever"
             click.echo(
                 f"{table.name:<24}{table.rows:>14,}{readable_bytes(table.bytes or 0):>11}  "
-                f"{_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
+                f"{kept:<9}  {_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
             )
     click.echo()
     click.echo(f"{'job':<32}{'run':>12}{'ranks':>8}{'steps':>8}  {'first (UTC)':<19}  last (UTC)")
@@ -134,6 +150,17 @@ def _print(found: StoreStatus) -> None:
         )
     if not found.runs:
         click.echo("none yet")
+
+
+def _print_spill(found: StoreStatus) -> None:
+    waiting = found.spill
+    if waiting is None:
+        return
+    if waiting.files:
+        whose = f"; {waiting.writers} traces still run" if waiting.writers else "; `argus store load` stores them"
+        click.echo(f"waiting {waiting.files:,} files, {readable_bytes(waiting.bytes)} in {waiting.folder}{whose}")
+    if waiting.aside:
+        click.echo(f"aside   {waiting.aside:,} files that could not be stored, in {waiting.folder}/aside")
 
 
 def _time(ns: int | None) -> str:

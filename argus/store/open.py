@@ -223,7 +223,7 @@ class Store:
         if self.target.spool is not None:
             from argus.store import spool
 
-            spool.write(self.target.spool, table, token, rows)
+            spool.write(self.target.spool, table, token, rows, sync=True)
             return
         with self.lease(timeout_s) as client:
             from clickhouse_connect.driver.exceptions import Error
