@@ -126,7 +126,7 @@ def _print(found: StoreStatus) -> None:
         return
     click.echo(f"engine  {found.engine}")
     notes = [f"{name} has changed since it was applied" for name in found.schema.changed]
-    if found.schema.version < found.schema.known:
+    if found.schema.missing:
         notes.append(f"this Argus knows {found.schema.known}: run `argus store init`")
     click.echo(f"schema  {found.schema.version}" + "".join(f"; {note}" for note in notes))
     _print_spill(found)
@@ -136,7 +136,7 @@ def _print(found: StoreStatus) -> None:
         if table.rows is None:
             click.echo(f"{table.name:<24}{'view':>14}")
         else:
-            kept = table.kept.lower() or "for ever"
+            kept = table.kept or "for ever"
             click.echo(
                 f"{table.name:<24}{table.rows:>14,}{readable_bytes(table.bytes or 0):>11}  "
                 f"{kept:<9}  {_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()

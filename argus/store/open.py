@@ -41,6 +41,8 @@ _INSERT = {
     "max_partitions_per_insert_block": 5000,
     # The token's promise holds for synchronous inserts.
     "async_insert": 0,
+    # A rollup keeps it as well: a retry repairs the rollup where the engine was killed between the two.
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
 }
 _AUTHENTICATION = {192, 193, 194, 516}
 

@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS schema_migrations
 COMMENT 'Which schema files were applied'
 """
 
+ROLLUP = "_rollup"
+"""How the names of tables end that materialised views write to."""
 _UNITS = {"s": "SECOND", "m": "MINUTE", "h": "HOUR", "d": "DAY", "w": "WEEK", "y": "YEAR"}
 _UNIT_DAYS = {"SECOND": 1 / 86400, "MINUTE": 1 / 1440, "HOUR": 1 / 24, "DAY": 1, "WEEK": 7, "MONTH": 31, "YEAR": 366}
 _MAX_TTL_DAYS = 3660
@@ -59,6 +61,9 @@ class SchemaState:
     """Newest migration this Argus has."""
     changed: list[str] = field(default_factory=list)
     """Applied migrations whose file has changed since."""
+    missing: list[int] = field(default_factory=list)
+    """Migrations this Argus has that were not applied. One may be older than ``version``: of two that are made at the
+    same time, the one with the higher number may be done first."""
 
 
 def migrations() -> list[Migration]:
@@ -67,8 +72,8 @@ def migrations() -> list[Migration]:
         Migration(int(path.name[:3]), path.name, path.read_text(encoding="utf-8"))
         for path in sorted(resource_dir("schemas").glob("[0-9][0-9][0-9]_*.sql"))
     ]
-    if [m.version for m in found] != list(range(1, len(found) + 1)):
-        raise ArgusError("the schema files of this installation are not numbered 1, 2, 3 …", "Install Argus again")
+    if not found or found[0].version != 1 or len({m.version for m in found}) != len(found):
+        raise ArgusError("the schema files of this installation are incomplete", "Install Argus again")
     return found
 
 
@@ -102,7 +107,7 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
     known = {m.version: m for m in migrations()}
     newest = max(known)
     if not client.command("EXISTS TABLE schema_migrations"):
-        return SchemaState(0, newest)
+        return SchemaState(0, newest, missing=sorted(known))
     rows = client.query("SELECT version, name, checksum FROM schema_migrations FINAL ORDER BY version").result_rows
     version = max((int(row[0]) for row in rows), default=0)
     if version > newest:
@@ -111,7 +116,15 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
             "Upgrade Argus, or name another store with --store",
             EXIT_UNAVAILABLE,
         )
-    return SchemaState(version, newest, [row[1] for row in rows if known[int(row[0])].checksum != row[2]])
+    applied = {int(row[0]) for row in rows}
+    if stranger := sorted(applied - set(known)):
+        raise ArgusError(
+            f"the store {store.url} has schema {stranger[0]}, which this Argus does not know",
+            "Upgrade Argus, or name another store with --store",
+            EXIT_UNAVAILABLE,
+        )
+    changed = [row[1] for row in rows if known[int(row[0])].checksum != row[2]]
+    return SchemaState(version, newest, changed, sorted(set(known) - applied))
 
 
 def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> SchemaState:
@@ -126,10 +139,11 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
         from argus.store import spool
 
         spool.prepare(store.target.spool)
-        return SchemaState(len(migrations()), len(migrations()))
+        newest = migrations()[-1].version
+        return SchemaState(newest, newest)
     with store.lease(timeout_s) as client:
         state = _state(store, client)
-        if state.version == state.known:
+        if not state.missing:
             return state
         if not store.embedded:
             lacks = "has no Argus tables" if state.version == 0 else f"has old tables (schema {state.version})"
@@ -170,7 +184,7 @@ def init_schema(
             before = schema_state(store, client)
             client.command(_MIGRATIONS)
             for migration in migrations():
-                if migration.version > before.version:
+                if migration.version in before.missing:
                     for statement in split_statements(migration.text):
                         client.command(_fill(statement, values))
                     client.command(
@@ -243,11 +257,17 @@ _COLUMN = re.compile(r"(\w+)\s+(.+?)(?=\s+(?:DEFAULT|MATERIALIZED|ALIAS|CODEC|CO
 
 @functools.cache
 def table_columns() -> dict[str, dict[str, Column]]:
-    """The columns of every table that the schema files create, read from the files: no store is asked."""
+    """The columns of every table that rows can be written to, read from the schema files: no store is asked.
+
+    Rollups are not among them: only materialised views write there.
+    """
     tables: dict[str, dict[str, Column]] = {}
     for migration in migrations():
         for statement in split_statements(migration.text):
-            if made := re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*)\n\)", statement, re.DOTALL):
+            made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*)\n\)", statement, re.DOTALL)
+            if made and made.group(1).endswith(ROLLUP):
+                continue
+            if made:
                 tables[made.group(1)] = {c.name: c for c in map(_column, _split_commas(made.group(2)))}
             elif added := re.match(r"ALTER TABLE (\w+)\s+(ADD COLUMN .*)", statement, re.DOTALL):
                 for part in _split_commas(added.group(2)):

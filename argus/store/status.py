@@ -26,7 +26,7 @@ class TableStatus:
     """Wall time of the oldest row; None: no rows, or rows without a time."""
     newest_ns: int | None = None
     kept: str = ""
-    """How long rows are kept, as ClickHouse has it: ``30 DAY``; empty: for ever."""
+    """How long rows are kept, as ClickHouse has it: ``30 days``; empty: for ever."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def list_tables(store: Store) -> list[TableStatus]:
             t["comment"],
             None if t["is_view"] else t["rows"],
             None if t["is_view"] else t["bytes"],
-            kept=f"{t['ttl'][1]} {t['ttl'][0].upper()}" if t["ttl"] else "",
+            kept=f"{t['ttl'][1]} {t['ttl'][0].lower()}{'s' * (t['ttl'][1] != '1')}" if t["ttl"] else "",
         )
         for t in found
     ]

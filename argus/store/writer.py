@@ -49,6 +49,11 @@ STUCK_S = 5.0
 DOUBT_S = 20.0
 """A batch whose answer was lost so long ago is looked for in the store before it is sent again: by then the batches of
 other writers may have pushed its token out of the store's memory (1000 blocks a table)."""
+DOUBT_ROLLED_UP_S = 600.0
+"""The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind; being
+found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second for so
+long."""
+ROLLED_UP = ("iterations",)
 ADOPT_S = 60.0
 """How often to look for what writers that are gone have left on disk."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
@@ -437,8 +442,9 @@ class Writer:
             assert batch.file is not None
             rows = spool.read(batch.file, summed=True).rows
         since, batch.doubt_since = batch.doubt_since, batch.doubt_since or time.monotonic()
-        if since is not None and time.monotonic() - since > DOUBT_S and holds(self.store, batch.table, rows):
-            return
+        if since is not None and _forgotten(batch.table, time.monotonic() - since):
+            if holds(self.store, batch.table, rows):
+                return
         self.store.insert(batch.table, rows, batch.token, _LEASE_S)
 
     # ---- on disk ----
@@ -539,7 +545,7 @@ class Writer:
                             if not self._schema_ready:
                                 ensure_schema(self.store, timeout_s=_LEASE_S)
                                 self._schema_ready = True
-                            replay(self.store, batch, _LEASE_S)
+                            replay(self.store, batch, _age_s(file), _LEASE_S)
                         except Exception as failure:
                             with self._changed:
                                 if transient(failure):
@@ -578,18 +584,31 @@ def _unlink(file: Path | None) -> None:
             file.unlink()
 
 
-def replay(store: Store, batch: spool.Spooled, timeout_s: float) -> bool:
+def _forgotten(table: str, age_s: float) -> bool:
+    """Whether a store may not remember the token of a batch any more that was sent so long ago."""
+    return age_s > (DOUBT_ROLLED_UP_S if table in ROLLED_UP else DOUBT_S)
+
+
+def replay(store: Store, batch: spool.Spooled, age_s: float, timeout_s: float) -> bool:
     """Stores a batch that a writer left on disk, unless the store has it. Returns whether it was sent.
 
-    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten.
+    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten. ``age_s`` is how
+    long it has been on disk.
 
     Raises:
         ArgusError: As ``Store.insert``.
     """
-    if holds(store, batch.table, batch.rows):
+    if _forgotten(batch.table, age_s) and holds(store, batch.table, batch.rows):
         return False
     store.insert(batch.table, batch.rows, batch.token, timeout_s)
     return True
+
+
+def _age_s(file: Path) -> float:
+    try:
+        return max(0.0, time.time() - file.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 def load_spilled(
@@ -614,7 +633,7 @@ def load_spilled(
                 done += 1
                 try:
                     batch = spool.read(file, summed=True)
-                    if replay(store, batch, LEASE_TIMEOUT_S):
+                    if replay(store, batch, _age_s(file), LEASE_TIMEOUT_S):
                         result.rows[batch.table] += batch.rows.num_rows
                         result.files += 1
                     else:

@@ -147,6 +147,7 @@ def test_a_folder_is_never_taken_over_twice(place: spill.Place) -> None:
 def test_stored_just_before_the_kill_is_not_stored_again(store: Store, place: spill.Place) -> None:
     """The answer came, the file was not deleted yet, and the store has forgotten the token since."""
     (file,) = leave(place, ("launches", launches(10)))
+    os.utime(file, (time.time() - 3600,) * 2)
     batch = spool.read(file, summed=True)
     store.insert(batch.table, batch.rows, "a token that the store does not remember")
     assert holds(store, batch.table, batch.rows)
