@@ -221,12 +221,16 @@ def _create_database(store: Store, timeout_s: float) -> None:
             raise store.explain(failure) from None
 
 
+_CODEC_COMMENT = re.compile(r"(CODEC\((?:[^()]|\([^()]*\))*\))\s+(COMMENT '(?:[^'\\]|\\.|'')*')")
+
+
 def _fill(statement: str, values: dict[str, str]) -> str:
     for name, value in values.items():
         statement = statement.replace("{{" + name + "}}", value)
     if left := re.search(r"\{\{(\w+)\}\}", statement):
         raise ArgusError(f"a schema file uses the unknown placeholder {left.group(0)}", "Install Argus again")
-    return statement
+    # Servers before 26.9 take a column's comment only before its codec (26.7: a syntax error).
+    return _CODEC_COMMENT.sub(r"\2 \1", statement)
 
 
 def _ttl_changes(text: str, values: dict[str, str], explicit: set[str]) -> list[str]:

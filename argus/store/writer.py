@@ -50,9 +50,9 @@ DOUBT_S = 20.0
 """A batch whose answer was lost so long ago is looked for in the store before it is sent again: by then the batches of
 other writers may have pushed its token out of the store's memory (1000 blocks a table)."""
 DOUBT_ROLLED_UP_S = 600.0
-"""The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind; being
-found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second for so
-long."""
+"""The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind;
+being found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second
+for so long."""
 ROLLED_UP = ("iterations",)
 ADOPT_S = 60.0
 """How often to look for what writers that are gone have left on disk."""
@@ -170,6 +170,12 @@ class Writer:
     def spilled_to(self) -> str:
         """The folder on disk for rows of this store; empty: they wait in memory."""
         return "" if self.place is None else str(self.place.folder)
+
+    @property
+    def safe(self) -> bool:
+        """Whether every row appended so far is stored, dropped and counted, or on disk: a kill loses none of it."""
+        with self._changed:
+            return not self._pending and all(batch.file is not None for batch in self._outbox)
 
     def counters(self) -> dict[str, tuple[int, bool]]:
         """What became of rows that were not simply stored: value, and whether a value above 0 is a loss."""
@@ -442,9 +448,12 @@ class Writer:
             assert batch.file is not None
             rows = spool.read(batch.file, summed=True).rows
         since, batch.doubt_since = batch.doubt_since, batch.doubt_since or time.monotonic()
-        if since is not None and _forgotten(batch.table, time.monotonic() - since):
-            if holds(self.store, batch.table, rows):
-                return
+        if (
+            since is not None
+            and _forgotten(batch.table, time.monotonic() - since)
+            and holds(self.store, batch.table, rows)
+        ):
+            return
         self.store.insert(batch.table, rows, batch.token, _LEASE_S)
 
     # ---- on disk ----

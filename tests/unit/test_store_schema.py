@@ -199,7 +199,8 @@ def test_the_rollup_equals_a_recount(store: Store) -> None:
 
     ensure_schema(store)
     for rank in range(8):
-        batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": [1000 + rank * (k + 1) for k in range(50)]})
+        took = [1000 + rank * (k + 1) for k in range(50)]
+        batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": took})
         store.insert("iterations", batch, f"rank {rank}")
         store.insert("iterations", batch, f"rank {rank}")  # its answer was lost
     assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
