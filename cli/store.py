@@ -35,18 +35,27 @@ def command() -> None:
 @store_option
 @click.option("--ttl", metavar="SPAN", help=f"How long rows are kept: 30d, 12h, 6months. Default: {DEFAULT_TTL[9:]}.")
 @click.option("--raw-ttl", metavar="SPAN", help=f"The same for single CUDA calls. Default: {DEFAULT_RAW_TTL[9:]}.")
-def init(store_url: str | None, ttl: str | None, raw_ttl: str | None) -> None:
+@click.option("--cluster", metavar="NAME", default="", help="Make them on every node of this cluster, sharded by rank.")
+@click.option(
+    "--no-replicas", is_flag=True, help="With --cluster, without Keeper: make this shard's only. Run it on each."
+)
+def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: str, no_replicas: bool) -> None:
     """Create the tables, or upgrade those of an older Argus.
 
     A server needs this once; an embedded store does it by itself. Safe to run again: what is stored stays, and --ttl
     and --raw-ttl change how long it is kept.
 
+    With --cluster, tables are replicated within each shard, and rows are spread over the shards.
+
     \b
       argus store init --store clickhouse://argus@db:8443/argus
+      argus store init --store clickhouse://argus@db:8443/argus --cluster main
       argus store init --ttl 90d --raw-ttl 12h
     """
     with open_store(store_url) as store:
-        state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl)
+        if no_replicas and not cluster:
+            raise ArgusError("--no-replicas says how a cluster's tables are made", "Add --cluster NAME", EXIT_USAGE)
+        state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl, cluster=cluster, replicas=not no_replicas)
         click.echo(f"{store.url}: schema {state.version} is in place")
         for name in state.changed:
             click.echo(f"warning: {name} has changed since it was applied here", err=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.resources import resource_dir
+from argus.store.cluster import Cluster, render
 from argus.store.open import LEASE_TIMEOUT_S, Store, spool_not_queried
 from argus.store.statements import split_statements
 
@@ -156,7 +157,13 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
 
 
 def init_schema(
-    store: Store, *, ttl: str | None = None, raw_ttl: str | None = None, timeout_s: float = LEASE_TIMEOUT_S
+    store: Store,
+    *,
+    ttl: str | None = None,
+    raw_ttl: str | None = None,
+    timeout_s: float = LEASE_TIMEOUT_S,
+    cluster: str = "",
+    replicas: bool = True,
 ) -> SchemaState:
     """Creates or upgrades the tables, and the database of a server where it lacks.
 
@@ -167,10 +174,15 @@ def init_schema(
         ttl: How long rows are kept, as ``interval`` reads it. Given for a store that has tables: changes theirs.
         raw_ttl: The same for single CUDA calls.
         timeout_s: How long to wait for the store.
+        cluster: Name of a cluster of servers: tables are made on all of it (``cluster.render``). Tables that are there
+            already tell it themselves.
+        replicas: Whether they are replicated; otherwise they are made on this node only, as a shard of its own.
 
     Raises:
-        ArgusError: The store cannot be reached or refuses, or was written by a newer Argus.
+        ArgusError: The store cannot be reached or refuses, was written by a newer Argus, or has tables of another form.
     """
+    if cluster and store.embedded:
+        raise ArgusError("an embedded store is no cluster", "Name a server: --store clickhouse://…", EXIT_USAGE)
     if store.target.spool is not None:
         raise spool_not_queried(store.target)
     from clickhouse_connect.driver.exceptions import Error
@@ -178,23 +190,33 @@ def init_schema(
     values = {"ttl": interval(ttl or DEFAULT_TTL), "raw_ttl": interval(raw_ttl or DEFAULT_RAW_TTL)}
     explicit = {name for name, given in (("ttl", ttl), ("raw_ttl", raw_ttl)) if given}
     if not store.embedded and store.database != "default":
-        _create_database(store, timeout_s)
+        _create_database(store, timeout_s, f" ON CLUSTER `{cluster}`" if cluster and replicas else "")
     with store.lease(timeout_s) as client:
         try:
             before = schema_state(store, client)
-            client.command(_MIGRATIONS)
+            form = _cluster(store, client, cluster, replicas)
+
+            def rendered(statement: str) -> list[str]:
+                filled = _fill(statement, values)
+                return [filled] if form is None else render(filled, form)
+
+            for statement in rendered(_MIGRATIONS.strip()):
+                client.command(statement)
             for migration in migrations():
                 if migration.version in before.missing:
                     for statement in split_statements(migration.text):
-                        client.command(_fill(statement, values))
+                        for each in rendered(statement):
+                            client.command(each)
                     client.command(
                         "INSERT INTO schema_migrations (version, name, checksum)"
                         " SELECT {v:UInt32}, {n:String}, {c:String}",
+                        settings={"distributed_foreground_insert": 1},
                         parameters={"v": migration.version, "n": migration.name, "c": migration.checksum},
                     )
                 elif explicit:
                     for alter in _ttl_changes(migration.text, values, explicit):
-                        client.command(alter)
+                        for each in [alter] if form is None else render(alter, form):
+                            client.command(each)
             return schema_state(store, client)
         except Error as failure:
             raise store.explain(failure) from None
@@ -209,14 +231,35 @@ def _state(store: Store, client: Any) -> SchemaState:
         raise store.explain(failure) from None
 
 
-def _create_database(store: Store, timeout_s: float) -> None:
+def _cluster(store: Store, client: Any, name: str, replicas: bool) -> Cluster | None:
+    """The form that the tables have, or, where there are none yet, are to get; None: those of one server."""
+    if not name and store.embedded:
+        return None
+    found = client.query(
+        "SELECT name, engine, engine_full FROM system.tables"
+        " WHERE database = currentDatabase() AND name IN ('schema_migrations', 'schema_migrations_local')"
+    ).result_rows
+    engines = {row[0]: (row[1], row[2]) for row in found}
+    if "schema_migrations" not in engines:
+        return Cluster(name, store.database, replicas) if name else None
+    engine, full = engines["schema_migrations"]
+    match = re.match(r"Distributed\('([^']*)'", full) if engine == "Distributed" else None
+    if name and (match is None or match.group(1) != name):
+        there = f"tables of the cluster '{match.group(1)}'" if match else "tables of a single server"
+        raise ArgusError(f"the database '{store.database}' has {there}", "Name another database", EXIT_USAGE)
+    if match is None:
+        return None
+    return Cluster(match.group(1), store.database, engines["schema_migrations_local"][0].startswith("Replicated"))
+
+
+def _create_database(store: Store, timeout_s: float, everywhere: str) -> None:
     from dataclasses import replace
 
     from clickhouse_connect.driver.exceptions import Error
 
     with Store(replace(store.target, database="default"), create=True) as server, server.lease(timeout_s) as client:
         try:
-            client.command("CREATE DATABASE IF NOT EXISTS `" + store.database.replace("`", "``") + "`")
+            client.command("CREATE DATABASE IF NOT EXISTS `" + store.database.replace("`", "``") + "`" + everywhere)
         except Error as failure:
             raise store.explain(failure) from None
 

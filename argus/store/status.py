@@ -55,6 +55,7 @@ def list_tables(store: Store) -> list[TableStatus]:
         " toInt64(ifNull(total_bytes, 0)) AS bytes,"
         " extractGroups(engine_full, 'TTL \\\\w+ \\\\+ toInterval([A-Za-z]+)\\\\((\\\\d+)\\\\)') AS ttl"
         " FROM system.tables WHERE database = currentDatabase() AND NOT is_temporary AND engine != 'MaterializedView'"
+        " AND NOT endsWith(name, '_local')"
         " ORDER BY is_view, name",
     ).to_pylist()
     return [
