@@ -1,9 +1,9 @@
 """The schema of one server as that of a cluster: the same files, rendered.
 
 Every table ``t`` becomes ``t_local`` on each node, replicated within its shard, and ``t``, a Distributed table over
-them. Rows go to shards by ``cityHash64(job, rank)``, so that a rank's rows are together and rows that replace one another
-meet. Materialised views read and write ``_local`` tables: each shard adds up what it stores. Views read the Distributed
-ones.
+them. Rows go to shards by ``cityHash64(job, rank)``, so that a rank's rows are together and rows that replace one
+another meet. Materialised views read and write ``_local`` tables: each shard adds up what it stores. Views read the
+Distributed ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 LOCAL = "_local"
+MIGRATIONS = "schema_migrations"
 
 _TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
 _ENGINE = re.compile(r"\bENGINE = (\w*MergeTree)(?:\(([^)]*)\))?")
@@ -76,6 +77,8 @@ def render(statement: str, cluster: Cluster) -> list[str]:
 
 def _tables(statement: str, name: str, cluster: Cluster) -> list[str]:
     on, local = cluster.everywhere, name + LOCAL
+    if name == MIGRATIONS and not cluster.replicas:
+        return [statement]  # each shard is initialised by itself, and has a state of its own
     made = statement.replace(f"CREATE TABLE IF NOT EXISTS {name}", f"CREATE TABLE IF NOT EXISTS {local}{on}", 1)
     engine = _ENGINE.search(made)
     assert engine, statement

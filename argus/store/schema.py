@@ -237,19 +237,19 @@ def _cluster(store: Store, client: Any, name: str, replicas: bool) -> Cluster | 
         return None
     found = client.query(
         "SELECT name, engine, engine_full FROM system.tables"
-        " WHERE database = currentDatabase() AND name IN ('schema_migrations', 'schema_migrations_local')"
+        " WHERE database = currentDatabase() AND name IN ('jobs', 'jobs_local')"
     ).result_rows
     engines = {row[0]: (row[1], row[2]) for row in found}
-    if "schema_migrations" not in engines:
+    if "jobs" not in engines:
         return Cluster(name, store.database, replicas) if name else None
-    engine, full = engines["schema_migrations"]
+    engine, full = engines["jobs"]
     match = re.match(r"Distributed\('([^']*)'", full) if engine == "Distributed" else None
     if name and (match is None or match.group(1) != name):
         there = f"tables of the cluster '{match.group(1)}'" if match else "tables of a single server"
         raise ArgusError(f"the database '{store.database}' has {there}", "Name another database", EXIT_USAGE)
     if match is None:
         return None
-    return Cluster(match.group(1), store.database, engines["schema_migrations_local"][0].startswith("Replicated"))
+    return Cluster(match.group(1), store.database, engines["jobs_local"][0].startswith("Replicated"))
 
 
 def _create_database(store: Store, timeout_s: float, everywhere: str) -> None:

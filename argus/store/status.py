@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from argus.errors import ArgusError
 from argus.store import spill
+from argus.store.cluster import LOCAL
 from argus.store.open import Store
 from argus.store.reader import Run, list_runs, query, query_columns
 from argus.store.schema import SchemaState, schema_state
@@ -44,7 +45,7 @@ class StoreStatus:
 
 
 def list_tables(store: Store) -> list[TableStatus]:
-    """The tables and views with comments, rows and bytes on disk.
+    """The tables and views with comments, rows and bytes on disk; of a cluster those of the node that is asked.
 
     Raises:
         ArgusError: The store cannot be reached.
@@ -55,9 +56,16 @@ def list_tables(store: Store) -> list[TableStatus]:
         " toInt64(ifNull(total_bytes, 0)) AS bytes,"
         " extractGroups(engine_full, 'TTL \\\\w+ \\\\+ toInterval([A-Za-z]+)\\\\((\\\\d+)\\\\)') AS ttl"
         " FROM system.tables WHERE database = currentDatabase() AND NOT is_temporary AND engine != 'MaterializedView'"
-        " AND NOT endsWith(name, '_local')"
         " ORDER BY is_view, name",
     ).to_pylist()
+    by_name = {t["name"]: t for t in found}
+    if f"jobs{LOCAL}" in by_name:
+        here = {name.removesuffix(LOCAL): t for name, t in by_name.items() if name.endswith(LOCAL)}
+        found = [
+            {**here.get(t["name"], t), "name": t["name"], "comment": t["comment"]}
+            for t in found
+            if not t["name"].endswith(LOCAL)
+        ]
     return [
         TableStatus(
             t["name"],
