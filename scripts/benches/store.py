@@ -3,8 +3,8 @@
 Ours: numpy columns through ``Writer`` (conversion to Arrow, a token, the answer awaited). Reference: the same rows, as
 columns of Python values made ready beforehand, through ``Client.insert(column_oriented=True)`` of the same client. Both
 go to the table ``collectives`` of one embedded engine, in turn, ``ROWS`` at a time. The ratio is of rows a second,
-median of rounds; ``cpu``: CPU time of the writing process, which shares its node with the job. ``small_N``: inserts a second
-of N rows each, one after the other. ``spill``: rows a second to disk, with fsync, and from there into the store.
+median of rounds; ``cpu``: CPU time of the writing process, which shares its node with the job. ``small_N``: inserts a
+second of N rows each, one after the other. ``spill``: rows a second to disk, with fsync, and from there into the store.
 """
 
 from __future__ import annotations

@@ -382,3 +382,12 @@ def test_what_others_put_there_is_not_believed(place: spill.Place, monkeypatch: 
     assert list(spill.abandoned(place.folder)) == []
     with pytest.raises(ArgusError, match="another user"):
         spill.create(place, "mine")
+
+
+def test_every_counter_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
+    loss = {name.strip(): row[2] == "yes" for row in cells for name in row[1].split(",")}
+    assert {name: loss.get(name) for name in writer_module._COUNTERS} == {
+        name: name in writer_module._LOSSES for name in writer_module._COUNTERS
+    }
