@@ -55,6 +55,12 @@ def library() -> Path | None:
     return path if path.exists() else None
 
 
+MISSING = ""
+"""Why tests of a server are skipped; empty: they run. Where it was asked for, as in CI, its lack is a failure."""
+if library() is None and (os.environ.get("ARGUS_WITH_SERVER") != "1" or os.uname().machine != "x86_64"):
+    MISSING = "no ClickHouse server here: ARGUS_WITH_SERVER=1 scripts/setup"
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])

@@ -380,7 +380,11 @@ class Writer:
             if ready == "send":
                 self._send_all(deadline=0.0)
             else:
-                self._adopt()
+                try:
+                    self._adopt()
+                except Exception as failure:  # a folder that cannot be read, say: this writer's own rows come first
+                    self.last_error = failure
+                    self._next_adoption = time.monotonic() + ADOPT_S
 
     def _ready(self) -> str:
         now = time.monotonic()
@@ -495,7 +499,7 @@ class Writer:
                 if self._folder is None:
                     self._folder = spill.create(self.place, self._session)
                 file, size = self._folder.write(batch.table, batch.token, rows, doubt=in_doubt)
-            except (ArgusError, OSError) as failure:
+            except Exception as failure:  # whatever it is, rows still wait in memory, and the thread must live
                 with self._changed:
                     self.spill_error = failure
                     self._tally["spill_failures"] += 1

@@ -19,13 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from argus.store import spill
+from argus.cli.main import main
+from argus.store import spill, spool
 from argus.store.open import open_store, parse_url
 from argus.store.reader import query_columns
 from argus.store.schema import ensure_schema, init_schema
 from argus.store.writer import load_spilled
 
-from ..clickhouse_server import PASSWORD, Server, library
+from ..clickhouse_server import MISSING, PASSWORD, Server
+from ..kernel.conftest import wait_for_cuda, wait_until
 from .store_writer import ROWS
 
 KILLS = int(os.environ.get("ARGUS_FAULTS", "6"))
@@ -151,8 +153,8 @@ def test_kills_of_writers_and_of_the_embedded_engine(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    if library() is None:
-        pytest.skip("no ClickHouse server here: ARGUS_WITH_SERVER=1 scripts/setup")
+    if MISSING:
+        pytest.skip(MISSING)
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
     with Server(tmp_path / "server") as running:
         yield running
@@ -169,6 +171,47 @@ def test_kills_of_writers_and_of_a_server(server: Server) -> None:
         server.start()
 
     audit(server.url(), faults(server.url(), kill_engine))
+
+
+@pytest.mark.kernel
+@pytest.mark.alone
+def test_a_trace_outlives_its_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server is killed under the trace, and then the trace: `argus store load` has everything up to then."""
+    from run import Job
+
+    from .conftest import Log, attached, pid_words, start_trace
+
+    with open_store(server.url()) as store:
+        init_schema(store)
+        place = spill.place(store.target)
+    assert place is not None
+    log = Log(tmp_path, 2)
+    launches = "SELECT count() AS n, uniqExact(rank, tid, ts) AS calls FROM launches"
+    with Job(ranks=2, args=log.args) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(server.url(), *pid_words(job.pids))
+        attached(tracing)
+        log.wait_for_steps(10)
+        server.kill()
+        wait_until(lambda: spill.waiting(place.folder).files > 5, 60, "rows on disk")
+        waited = spill.waiting(place.folder)
+        tracing.kill()
+        tracing.communicate(timeout=60)
+        assert job.poll() == [None, None], "the job has noticed"
+    assert waited.writers == 1
+    left = list(place.folder.glob("*/*-launches.arrow"))
+    sizes = [spool.read(file).rows.num_rows for file in left]
+    rows = sum(sizes)
+    assert rows > 0
+    server.start()
+    with open_store(server.url()) as store:
+        before = int(query_columns(store, launches)["n"][0])
+    assert main(["store", "load", "--store", server.url()]) == 0, capsys.readouterr().err
+    with open_store(server.url()) as store:
+        after = query_columns(store, launches)
+        # One batch may have been stored without its answer, and be on disk too: it counts once.
+        assert before + rows - max(sizes) <= int(after["n"][0]) <= before + rows
+        assert after["n"][0] == after["calls"][0], "something was stored twice"
 
 
 def test_what_is_left_on_disk_is_known_by_the_store_and_not_by_the_user(server: Server) -> None:

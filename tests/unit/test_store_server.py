@@ -19,14 +19,14 @@ from argus.store.statements import split_statements
 from argus.store.status import store_status
 from argus.store.writer import Writer, to_arrow
 
-from ..clickhouse_server import PASSWORD, Server, library
+from ..clickhouse_server import MISSING, PASSWORD, Server
 from .stored_job import store_job
 from .synthetic_job import Fault, ddp, simulate
 from .test_store_writer import iterations
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(library() is None, reason="no ClickHouse server: ARGUS_WITH_SERVER=1 scripts/setup")
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
 @pytest.fixture(scope="module")
