@@ -176,7 +176,7 @@ class Tracer:
     """One tracing session.
 
     Args:
-        store: Where rows go. It may be away: rows wait in memory, bounded and counted.
+        store: Where rows go. It may be away: rows wait on disk (``argus.store.spill``), bounded and counted.
         options: What to trace.
 
     Use: ``start``, then ``poll`` until ``done``, then ``stop``.
