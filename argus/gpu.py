@@ -7,6 +7,7 @@ that the probe's record of a call is there when CUPTI's is) and turned into rows
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter as Tally
 from collections import deque
@@ -25,6 +26,7 @@ from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.cupti.inject import inject
 from argus.errors import ArgusError
+from argus.kernels import KernelSide
 from argus.roster import YOUNG_S, Job, Member
 from argus.semantics.correlation import Correlator
 from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage
@@ -159,6 +161,7 @@ class GpuSide:
         note: Told what users may want to know.
         not_armed: Why a process may be without the helper; empty: nobody gave it one.
         expected: Every process was given the helper.
+        kernels: Takes the operations.
         waited: Told of processes that had waited for CUPTI before their first CUDA call.
     """
 
@@ -170,6 +173,7 @@ class GpuSide:
         origin: Callable[[Job], Origin],
         version: Callable[[], int],
         note: Callable[[str], None],
+        kernels: KernelSide,
         waited: Callable[[int], None] = lambda pid: None,
         not_armed: str = "",
         expected: bool = False,
@@ -181,6 +185,7 @@ class GpuSide:
         self._version = version
         self._note = note
         self._waited = waited
+        self._kernel_side = kernels
         self._not_armed = not_armed or NOT_ARMED
         self._expected = expected
         self._processes: list[_Process] = []
@@ -358,10 +363,10 @@ class GpuSide:
         assert process.job is not None
         origin, rank, pid = self._origin(process.job), process.member.rank, process.target.pid
         if len(ops):
-            self._writer.append("kernel_events", gpu_rows.kernel_events(ops, origin, rank, pid, program.names))
             words = program.names.of(ops["name"])
             kernel = ops["kind"] == records.GpuKind.KERNEL
             kinds = program.kinds(ops, words)
+            self._kernel_side.feed(process.job, rank, pid, program.names, ops, communicates(kinds))
             process.usage.feed(ops, communicates(kinds))
             process.steps.feed(ops, communicates(kinds), kinds)
             duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
@@ -381,6 +386,10 @@ class GpuSide:
             self._writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
         steps = process.steps.advance(final=final)
         steps = steps[self._options.records_whole(steps["start_ns"], steps["duration_ns"])]
+        over = process.steps.take_over()
+        begin, end, _ = np.array(over, np.int64).reshape(-1, 3).T
+        whole = self._options.records_whole(begin, end - begin).tolist()
+        self._kernel_side.settle(process.job, pid, list(itertools.compress(over, whole)), final=final)
         if len(steps):
             self._writer.append("gpu_steps", gpu_rows.gpu_steps(steps, origin, rank, pid))
         phases = process.steps.take_phases()

@@ -34,7 +34,10 @@ from argus.capture.targets import (
 )
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.flags import FlagWatcher
 from argus.gpu import GpuSide, GpuView
+from argus.kernels import KernelSide
+from argus.recorder import RAW_ROWS_S
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.groups import RankCalls, find_groups, keep_alignment
@@ -111,6 +114,8 @@ class Options:
         off_cpu_ns: Time off the CPU from which on it is told, with its stack and reason; None: not at all.
         step_flops: Floating-point operations of the model in a step, of all ranks; 0: not given.
         peak_flops: What a GPU can do at most in a second; 0: not given.
+        raw: Which operations of the GPUs are stored one by one: one of ``recorder.RAW_MODES``.
+        raw_rows_s: How many a second of each job, at most, where ``raw`` is "auto".
     """
 
     pids: tuple[int, ...] = ()
@@ -131,6 +136,8 @@ class Options:
     off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS
     step_flops: float = 0.0
     peak_flops: float = 0.0
+    raw: str = "auto"
+    raw_rows_s: float = RAW_ROWS_S
 
 
 @dataclass(frozen=True)
@@ -194,6 +201,8 @@ class Tracer:
         self._writer = Writer(store, source=f"trace/{self.host}", place=spill.place(store.target))
         self._probes: Probes | None = None
         self._roster: Roster | None = None
+        self._kernels = KernelSide(self._writer, self._origin, options.raw, options.raw_rows_s, self._note)
+        self._flags = FlagWatcher(store)
         self._gpu = GpuSide(
             self._writer,
             options.cupti,
@@ -201,6 +210,7 @@ class Tracer:
             self._origin,
             self._next_version,
             self._note,
+            self._kernels,
             self._waited,
             options.not_armed,
             options.all_armed,
@@ -442,6 +452,12 @@ class Tracer:
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
         self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
+        if self._kernels.keeps:
+            self._flags.look({(job.name, job.run): job for job in self.jobs})
+            for job, flag in self._flags.take():
+                begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
+                self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
+        self._kernels.work(now, time.monotonic_ns(), final=final)
 
     def _number_groups(self, control: NDArray[np.void], called: NDArray[np.void]) -> None:
         """Tells process groups apart that were at the same address one after the other: in ``called``, in place."""
@@ -817,6 +833,7 @@ class Tracer:
                 f" {report.last_error or 'it was away'}. `argus store load` stores them, as does the next trace"
             )
         lost = self.lost()
+        self._flags.close()
         self._gpu.close()
         self._probes.close()
         self._probes = None
@@ -833,6 +850,7 @@ class Tracer:
 
     def abort(self) -> None:
         """Lets go of everything at once, storing nothing more."""
+        self._flags.close()
         self._gpu.close()
         self._stacks.close()
         if self._roster is not None:
@@ -858,6 +876,7 @@ class Tracer:
         for name, ring in rings.items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
         found |= self._gpu.counters()
+        found |= self._kernels.counters()
         found |= self._stacks.counters()
         # Where they are away, steps have no phases, and may have been found less surely.
         found["range_probes_detached"] = (int(not self._probes.ranges), True)

@@ -13,6 +13,7 @@ import click
 
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.interop import folded, pprof, speedscope, svg
+from argus.interop.perfetto import moment_of, write_perfetto
 from argus.semantics.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.stacks import KINDS, read_profile
@@ -20,7 +21,7 @@ from argus.store.stacks import KINDS, read_profile
 from .options import store_option
 from .selection import compared_with, make_selection, selection_options
 
-FORMATS = ("svg", "folded", "speedscope", "pprof")
+FORMATS = ("svg", "folded", "speedscope", "pprof", "perfetto")
 _APART = {"svg": (), "folded": (), "speedscope": ("rank", "thread"), "pprof": ("rank", "thread")}
 """What each format keeps apart."""
 _LISTED = 8
@@ -63,10 +64,11 @@ def command(
     store_url: str | None,
     **choice: Any,
 ) -> None:
-    """Export stacks with the time that went into them.
+    """Export stacks with the time that went into them, or a timeline.
 
     FORMAT is svg (a flame graph for any browser), folded (text for flamegraph.pl and inferno), speedscope
-    (https://speedscope.app) or pprof (`go tool pprof`).
+    (https://speedscope.app), pprof (`go tool pprof`) or perfetto (https://ui.perfetto.dev: steps, CUDA calls,
+    collectives and GPU operations; by default of the last 2 s).
 
     \b
       argus export svg -o flame.svg                       the job traced last, all ranks
@@ -75,7 +77,11 @@ def command(
       argus export svg --step 500-600 --diff step=0-100 -o diff.svg    what became slower
       argus export folded --kind off --thread main --last 30s     what main threads wait for
       argus export pprof -o job.pb.gz; go tool pprof -tagroot=rank job.pb.gz
+      argus export perfetto --step 812-814 -o steps.json.gz       what ran when
     """
+    if output_format == "perfetto":
+        _perfetto(output, store_url, choice, used=bool(parts or per or gil or lines is not None or kind != "cpu"))
+        return
     if parts and output_format not in ("svg", "folded"):
         hint = "Use svg or folded; pprof compares two files itself: go tool pprof -diff_base"
         raise ArgusError(f"{output_format} knows no --diff", hint, EXIT_USAGE)
@@ -105,6 +111,20 @@ def command(
         click.echo(
             f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {svg.duration(profile.total_ns)}"
         )
+
+
+def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any], used: bool) -> None:
+    if used or choice["threads"]:
+        hint = "Of a timeline only ranks and time are chosen: --rank, --step, --from, --to, --last"
+        raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
+    if output is None:
+        raise ArgusError("a timeline needs a file", "Name it: -o job.json.gz", EXIT_USAGE)
+    with open_store(store_url, create=False) as store:
+        moment = moment_of(store, make_selection(store, **choice))
+        count = write_perfetto(store, moment, Path(output))
+    seconds = (moment.end_ns - moment.begin_ns) / 1e9
+    click.echo(f"{output}: job {moment.job}, run {moment.run}, {seconds:.3g} s, {count:,} events")
+    click.echo("open it at https://ui.perfetto.dev")
 
 
 _WRITERS: dict[str, Callable[[Profile], str | bytes]] = {

@@ -22,7 +22,8 @@ VERBS = {
     "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
     "diagnose": "Name what slows a job down, with evidence.",
     "stacks": "Show which ranks are in the same place, and who is not.",
-    "export": "Write flame graphs, and stacks for other tools.",
+    "export": "Write flame graphs, timelines, and stacks for other tools.",
+    "flag": "Keep every GPU operation of a moment.",
     "sql": "Query everything Argus stored.",
     "store": "Create the tables, load what was spooled, show what is stored.",
 }

@@ -10,6 +10,7 @@ import click
 from argus.capture import DEFAULT_RATE_HZ
 from argus.cupti import MINIMUM_SHARE
 from argus.errors import EXIT_USAGE, ArgusError
+from argus.recorder import RAW_MODES, RAW_ROWS_S
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -76,6 +77,24 @@ def flops(step_flops: float, peak_tflops: float) -> tuple[float, float]:
         raise ArgusError("utilization takes both --step-flops and --peak-tflops", "", EXIT_USAGE)
     return step_flops, peak_tflops * 1e12
 
+
+raw_option = click.option(
+    "--raw",
+    type=click.Choice(RAW_MODES),
+    default="auto",
+    show_default=True,
+    help="Which GPU operations are stored one by one, besides summaries of all: auto, all of a small job, of a large "
+    "one some steps' and what is flagged (`argus flag`); all; flagged, only that.",
+)
+raw_rate_option = click.option(
+    "--raw-rate",
+    type=click.FloatRange(min=1),
+    default=RAW_ROWS_S,
+    show_default=True,
+    metavar="ROWS",
+    help="How many a second, for auto.",
+)
+"""``--raw``, ``--raw-rate``."""
 
 rate_option = click.option(
     "--rate",

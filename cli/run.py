@@ -13,7 +13,7 @@ from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
-from .options import flops, gpu_share_option, peak_tflops_option, step_flops_option, store_option
+from .options import flops, gpu_share_option, peak_tflops_option, raw_option, step_flops_option, store_option
 
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
@@ -31,6 +31,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @click.option("--user", metavar="NAME", help="Run the command as this user. Default: as Argus itself runs.")
 @gpu_share_option
 @click.option("--nvtx", is_flag=True, help="Record NVTX ranges of the command as markers.")
+@raw_option
 @step_flops_option
 @peak_tflops_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
@@ -43,6 +44,7 @@ def command(
     user: str | None,
     gpu_share: float,
     nvtx: bool,
+    raw: str,
     step_flops: float,
     peak_tflops: float,
     strict: bool,
@@ -78,7 +80,9 @@ def command(
     try:
         root = os.getpid()
         watcher = Watcher(
-            lambda watched: _trace(watched, root, job, run, store_url, cupti, arming, utilization, log is not None),
+            lambda watched: _trace(
+                watched, root, job, run, store_url, cupti, arming, utilization, raw, log is not None
+            ),
             output,
         )
         state = watcher.wait_until_ready(READY_TIMEOUT_S)
@@ -129,6 +133,7 @@ def _trace(
     cupti: CuptiOptions,
     arming: Arming,
     utilization: tuple[float, float],
+    raw: str,
     notes_too: bool,
 ) -> int:
     """What the watcher does: traces a process and its descendants until the command has ended.
@@ -140,6 +145,7 @@ def _trace(
         cupti: How to collect GPU times.
         arming: Whether the command has the helper.
         utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
+        raw: Which GPU operations are stored one by one.
         notes_too: Say also what happens meanwhile: it would stand amid the command's own output.
     """
     # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
@@ -161,6 +167,7 @@ def _trace(
         stacks=True,
         step_flops=utilization[0],
         peak_flops=utilization[1],
+        raw=raw,
     )
     tracer = Tracer(open_store(store_url), options)
     tracer.start()

@@ -10,7 +10,16 @@ from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.trace import Options
 
-from .options import flops, gpu_share_option, peak_tflops_option, rate_option, step_flops_option, store_option
+from .options import (
+    flops,
+    gpu_share_option,
+    peak_tflops_option,
+    rate_option,
+    raw_option,
+    raw_rate_option,
+    step_flops_option,
+    store_option,
+)
 from .session import trace_session
 
 
@@ -50,6 +59,8 @@ from .session import trace_session
     metavar="MS",
     help="Tell time off the CPU from so much on, with its stack and reason; 0: not at all.",
 )
+@raw_option
+@raw_rate_option
 @step_flops_option
 @peak_tflops_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
@@ -72,6 +83,8 @@ def command(
     stacks: bool,
     rate_hz: int,
     off_cpu_ms: float,
+    raw: str,
+    raw_rate: float,
     step_flops: float,
     peak_tflops: float,
     plain: bool,
@@ -116,5 +129,7 @@ def command(
         off_cpu_ns=round(off_cpu_ms * 1e6) or None,
         step_flops=utilization[0],
         peak_flops=utilization[1],
+        raw=raw,
+        raw_rows_s=raw_rate,
     )
     return trace_session(store, options, duration=duration, steps=steps, plain=plain)

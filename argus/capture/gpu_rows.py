@@ -26,10 +26,11 @@ _COPIES = {
     10: "memcpy_p2p",
 }
 """CUpti_ActivityMemcpyKind; arrays of textures count as what they lie in."""
-_KINDS = ["kernel", "memset", "memcpy", *dict.fromkeys(_COPIES.values())]
-_COPY_CODE = np.full(256, _KINDS.index("memcpy"), np.int32)
+KINDS = ["kernel", "memset", "memcpy", *dict.fromkeys(_COPIES.values())]
+"""``kernel_events.kind``."""
+_COPY_CODE = np.full(256, KINDS.index("memcpy"), np.int32)
 for _number, _word in _COPIES.items():
-    _COPY_CODE[_number] = _KINDS.index(_word)
+    _COPY_CODE[_number] = KINDS.index(_word)
 
 _WORDS: dict[HostKind, dict[int, str]] = {
     HostKind.SYNCHRONIZATION: {  # CUpti_ActivitySynchronizationType
@@ -108,6 +109,14 @@ def _common(origin: Origin, rank: int, pid: int, count: int) -> dict[str, object
     }
 
 
+def op_kinds(ops: NDArray[np.void]) -> NDArray[np.int32]:
+    """What operations are: places in ``KINDS``. ``ops``: ``records.GPU_OP``, shape (n,)."""
+    kinds = np.where(ops["kind"] == GpuKind.KERNEL, 0, 1).astype(np.int32)
+    copies = ops["kind"] == GpuKind.MEMCPY
+    kinds[copies] = _COPY_CODE[ops["copy"][copies]]
+    return kinds
+
+
 def kernel_events(ops: NDArray[np.void], origin: Origin, rank: int, pid: int, names: Names) -> pa.Table:
     """Rows of the table ``kernel_events``.
 
@@ -119,16 +128,13 @@ def kernel_events(ops: NDArray[np.void], origin: Origin, rank: int, pid: int, na
         names: Its names.
     """
     kernel = ops["kind"] == GpuKind.KERNEL
-    kinds = np.where(kernel, 0, 1).astype(np.int32)
-    copies = ops["kind"] == GpuKind.MEMCPY
-    kinds[copies] = _COPY_CODE[ops["copy"][copies]]
     start, launch = ops["start_ns"].astype(np.int64), ops["launch_ns"].astype(np.int64)
     matched = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
     return pa.table(
         {
             **_common(origin, rank, pid, len(ops)),
             **{name: np.ascontiguousarray(ops[name]) for name in ("device", "context", "stream")},
-            "kind": dictionary(kinds, _KINDS),
+            "kind": dictionary(op_kinds(ops), KINDS),
             "name": _used(names.of(ops["name"]), names.words),
             "ts": _times(start, origin.mono_offset_ns),
             "duration_ns": ops["end_ns"].astype(np.int64) - start,

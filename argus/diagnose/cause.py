@@ -16,6 +16,8 @@ HIDDEN_BACKWARD = 2.0
 Where only the forward is waited for on the CPU, a slow GPU's backward is late twice as much again, unseen."""
 NOTABLE = 0.1
 """A phase that takes less than this share of all excess is not told."""
+TOLD_KERNELS = 3
+"""Kernels that a finding names, at most."""
 FLAT = 1.2
 """Lateness that grows by less than a fifth from a step's first collective to its last is flat."""
 
@@ -158,6 +160,63 @@ def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     ]
     mine, others, phase = parts[0]
     return SlowKernels(phase, mine / others, excess, f"kernels of its GPU compute for {', '.join(told)} a step")
+
+
+@dataclass(frozen=True)
+class LongKernels:
+    """Which kernels of a slow GPU take longer.
+
+    Attributes:
+        names: Those that cost the most time first.
+        excess_ns: Time more in a step, of all kernels together.
+        text: What was compared, with numbers.
+    """
+
+    names: list[str]
+    excess_ns: float
+    text: str
+
+
+def long_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> LongKernels | None:
+    """Which kernels take longer on some ranks than on the others.
+
+    Each kernel's mean duration is compared: that holds although ranks may run it more often than others.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them for the slow ranks and some others.
+        ranks: The slow ranks.
+        late_ns: How late they are.
+
+    Returns:
+        None: nothing is known of the kernels of both, or they do not explain half of the lateness.
+    """
+    slow = np.isin(columns["rank"], ranks)
+    if not slow.any() or slow.all():
+        return None
+    kernel, place = np.unique(columns["kernel_id"], return_inverse=True)
+    launches = np.asarray(columns["launches"], np.float64)
+    mean = np.asarray(columns["spent_ns"], np.float64) / np.maximum(launches, 1)
+    often = launches / np.maximum(np.asarray(columns["steps"], np.float64), 1)
+    by_name: dict[str, list[tuple[float, float, float, float]]] = {}
+    for number in range(len(kernel)):
+        mine, others = slow & (place == number), ~slow & (place == number)
+        if mine.any() and others.any():
+            pair = float(np.median(mean[mine])), float(np.median(mean[others]))
+            times = float(np.median(often[mine]))
+            name = str(columns["kernel"][np.flatnonzero(mine)[0]])
+            by_name.setdefault(name, []).append((*pair, times, (pair[0] - pair[1]) * times))
+    found = sorted(by_name.items(), key=lambda item: -sum(part[3] for part in item[1]))
+    excess = sum(max(sum(part[3] for part in parts), 0.0) for _, parts in found)
+    if excess < HALF * late_ns:
+        return None
+    told = [(name, parts) for name, parts in found[:TOLD_KERNELS] if sum(part[3] for part in parts) >= NOTABLE * excess]
+    words = []
+    for name, parts in told:
+        mine_ns, others_ns = (sum(part[which] * part[2] for part in parts) for which in (0, 1))
+        words.append(
+            f"{name} {mine_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms ({mine_ns / others_ns:.2f}x)"
+        )
+    return LongKernels([name for name, _ in told], excess, f"slower kernels: {'; '.join(words)}")
 
 
 def has_syncs(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...]) -> bool:

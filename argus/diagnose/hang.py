@@ -45,7 +45,10 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         return None, ""  # it ended
     silent_s, stepless_s = (looked - max(stepped, called)) / 1e9, (looked - stepped) / 1e9
     usual_s = HANG_STEPS * step_ns / 1e9
-    if silent_s < max(after_s, usual_s):
+    # Who has no process any more will never come: the others need not be waited for so long.
+    if silent_s < max(min(after_s, PAUSE_S) if gone else after_s, usual_s):
+        if gone and len(gone) < len(states["rank"]):
+            return None, f"{_ranks(sorted(gone))} had no process any more when Argus looked last, while others ran on"
         if stepless_s < max(PAUSE_S, usual_s):
             return None, ""
         doing = "and no call was made" if silent_s > stepless_s / 2 else "though calls go on (an evaluation? a change?)"
@@ -77,6 +80,7 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         action = f"Look at {_ranks(missing)}: what its processes are doing (py-spy dump), its kernel log, its GPU."
     else:
         action = "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
+    missing = missing or sorted(gone)
     dead = sorted(set(missing) & set(gone))
     if dead:
         evidence.append({"text": f"{_ranks(dead)} has no process any more", "sql": sql.shown(sql.STATES, params)})

@@ -17,7 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.cause import FLAT, HIDDEN_BACKWARD, Cause, attribute, attribute_by_phases, has_syncs, slow_kernels
+from argus.diagnose.cause import (
+    FLAT,
+    HIDDEN_BACKWARD,
+    Cause,
+    attribute,
+    attribute_by_phases,
+    has_syncs,
+    long_kernels,
+    slow_kernels,
+)
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import find_regression
@@ -35,6 +44,7 @@ from argus.diagnose.phase import (
 )
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
 from argus.errors import ArgusError
+from argus.flags import Flag, flag
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -49,6 +59,10 @@ SURE_STEP = 0.8
 UNKNOWN_CAUSE = 0.7
 CUT_OFF_S = 15.0
 """An open trace that has not written its counters for so long was killed, or could not store them (every 2 s else)."""
+FLAGGED_NS = 5_000_000_000
+"""How much of a running job's next moments is kept operation by operation once something was found, ns."""
+FLAGGED_RANKS = 8
+"""Of so many of the ranks found, and of some others."""
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
 
@@ -63,6 +77,7 @@ class _Loss:
     loss_ns: float
     evidence: list[Evidence]
     phase: str
+    kernels: list[str]
 
 
 def diagnose(
@@ -307,9 +322,11 @@ def _judge(
         if by_phase is not None:
             cause, compared = by_phase, sql.PHASE_TIME
 
-    kernels = None
+    kernels = longer = None
     if cause.kind == "compute_straggler" and not cause.phase:
         kernels = slow_kernels(query(sql.GPU_PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
+        summed = {**window, "last": int(numbers[-1])}
+        longer = long_kernels(query(sql.KERNEL_TIME, summed), straggler.ranks, straggler.gain_ns)
 
     step_ns = float(np.median(durations[-straggler.window :]))
     inside = np.isin(lateness.ranks, ranks)
@@ -328,6 +345,8 @@ def _judge(
     ]
     if kernels is not None:
         evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
+    if longer is not None:
+        evidence.append({"text": longer.text, "sql": sql.shown(sql.KERNEL_TIME, summed)})
     loss = straggler.gain_ns if kernels is None else max(straggler.gain_ns, min(kernels.excess_ns, step_ns))
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
@@ -355,7 +374,7 @@ def _judge(
         or (kernels.phase if kernels is not None else "")
         or ("before the first collective" if flat else "between the collectives")
     )
-    return _Loss(straggler, onset, last, cause, loss, evidence, phase)
+    return _Loss(straggler, onset, last, cause, loss, evidence, phase, [] if longer is None else longer.names)
 
 
 def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
@@ -385,11 +404,11 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         hosts=names,
         steps=[loss.onset, loss.last],
         phase=loss.phase,
-        kernels=[],
+        kernels=loss.kernels,
         slowdown=round(step_ns / ideal, 4),
         share=loss.loss_ns,
         confidence=round(certainty, 4),
-        level="phase",
+        level="kernel" if loss.kernels else "phase",
         evidence=loss.evidence,
         action=actions[loss.cause.kind],
     )
@@ -510,3 +529,13 @@ def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> No
         report = writer.close()
     if report.dropped:
         raise ArgusError(f"the verdict could not be stored: {report.last_error}", "Use --no-store to only print it")
+    if verdict["findings"] and not verdict["coverage"]["ended"]:
+        _look_closer(store, verdict)
+
+
+def _look_closer(store: Store, verdict: Verdict) -> None:
+    """Has the tracers of a job that runs keep every GPU operation of the next moment, of the ranks to be compared."""
+    found = sorted({rank for finding in verdict["findings"] for rank in finding["ranks"]})[:FLAGGED_RANKS]
+    others = [rank for rank in range(verdict["ranks"]) if rank not in found][:REFERENCES] if found else []
+    now, kinds = time.time_ns(), dict.fromkeys(finding["kind"] for finding in verdict["findings"])
+    flag(store, verdict["job"], verdict["run"], Flag(now, now + FLAGGED_NS, (*found, *others), ", ".join(kinds)))

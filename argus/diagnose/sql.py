@@ -25,6 +25,7 @@ _ONE_HOST = {
     "$iterations": "iterations",
     "$phases": "phases",
     "$gpuphases": "gpu_phases",
+    "$kerneltimes": "kernel_times",
     "$collectives": "collectives_aligned",
     "$communicators": "communicators FINAL",
     "$known": "error = ''",
@@ -38,6 +39,7 @@ _SEVERAL_HOSTS = {
     "$iterations": "iterations_across",
     "$phases": "phases_across",
     "$gpuphases": "gpu_phases_across",
+    "$kerneltimes": "kernel_times_across",
     "$collectives": "collectives_across",
     "$communicators": "collectives_across",
     "$known": "aligned",
@@ -206,6 +208,23 @@ ORDER BY step, rank, phase
 """
 )
 """How long kernels computed on some ranks' GPUs, by step and phase."""
+
+KERNEL_TIME = _query(
+    """
+SELECT s.kernel_id AS kernel_id, g.kernel AS kernel, s.rank AS rank, sum(s.launches) AS launches,
+       sum(s.spent_ns) AS spent_ns, sum(s.steps) AS steps
+FROM $kerneltimes AS s
+LEFT ANY JOIN
+(
+  SELECT kernel_id, kernel FROM kernel_groups WHERE job = {job:String} AND run = {run:UInt32}
+) AS g ON s.kernel_id = g.kernel_id
+WHERE s.job = {job:String} AND s.run = {run:UInt32} AND s.step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND has({ranks:Array(UInt32)}, s.rank) AND NOT startsWith(g.kernel, 'nccl')
+GROUP BY kernel_id, kernel, rank
+ORDER BY kernel_id, rank
+"""
+)
+"""Launches and time of each kernel that does not communicate, by rank, from the summaries."""
 
 ALIGNMENT = """
 SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why

@@ -205,6 +205,7 @@ class GpuSteps:
         """Operations that were dropped since their step did not come."""
         self.phases = GpuPhases()
         self._split: list[NDArray[np.void]] = []
+        self._over_now: list[tuple[int, int, int]] = []
         self._ops: dict[int, list[NDArray[np.void]]] = {}
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
         self._first_ns = 0
@@ -240,6 +241,11 @@ class GpuSteps:
         """``gpu_phases.GPU_PHASE`` of the steps that ``advance`` gave since the last call."""
         parts, self._split = self._split, []
         return np.concatenate([np.empty(0, GPU_PHASE), *parts])
+
+    def take_over(self) -> list[tuple[int, int, int]]:
+        """Begin and end on the CPU in ns, and number, of the steps that ``advance`` found over since the last call."""
+        steps, self._over_now = self._over_now, []
+        return steps
 
     def feed_steps(self, steps: NDArray[np.void]) -> None:
         """Takes the rank's steps: rows of ``semantics.steps.ITERATION``, in order of time."""
@@ -279,6 +285,7 @@ class GpuSteps:
         if not ready:
             return found[0]
         done = [self._steps.popleft() for _ in range(ready)]
+        self._over_now += done
         for number, (ops,) in self._ops.items():
             bounds = np.array([[begin, end] for begin, end, _ in done], np.int64)
             over = self._over(ops, bounds.ravel()).reshape(-1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 from collections.abc import Callable, Iterator
@@ -217,6 +218,29 @@ def test_a_short_silence_keeps_a_job_from_being_healthy(stopped: Argus) -> None:
     verdict = verdict_of(stopped)
     assert verdict["status"] == "inconclusive", verdict
     assert "no step was seen for the last" in verdict["reason"]
+
+
+def test_a_rank_that_was_killed_is_named_as_soon_as_the_others_stand(
+    argus: Argus, store_url: str, tmp_path: Path
+) -> None:
+    log = Log(tmp_path, 4)
+    with Job(ranks=4, args=log.args) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(store_url, *pid_words(job.pids), "--no-stacks")
+        attached(tracing)
+        log.wait_for_steps(40)
+        os.kill(job.pids[2], signal.SIGKILL)
+        # 20 steps, and 5 s: a process that is no more need not be waited for the 30 s of --hang-after.
+        wait_for_silence(log, max(6.5, 25 * statistics.median(log.lengths_s())))
+        tracing.send_signal(signal.SIGINT)
+        said, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, said
+    verdict = verdict_of(argus)
+    assert verdict["status"] == "hung", verdict
+    (finding,) = verdict["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("hang", [2])
+    assert "rank 2 has no process any more" in " ".join(evidence["text"] for evidence in finding["evidence"])
+    assert "what ended rank 2" in finding["action"]
 
 
 def test_a_job_that_ended_does_not_hang(argus: Argus, store_url: str, tmp_path: Path) -> None:

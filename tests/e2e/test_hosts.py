@@ -86,6 +86,8 @@ def test_the_slow_rank_is_named_across_hosts(cluster: Cluster) -> None:
     (finding,) = verdict["findings"]
     assert (finding["kind"], finding["ranks"], finding["hosts"]) == ("compute_straggler", [3], ["node-b"])
     assert finding["phase"] == "backward"
+    assert finding["kernels"][0].startswith("gemm")
+    assert finding["level"] == "kernel"
     said = " ".join(evidence["text"] for evidence in finding["evidence"])
     assert "clocks of node-" in said
     # What was cited shows it again.

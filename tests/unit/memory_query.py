@@ -79,6 +79,8 @@ class MemoryQuery:
             return self._cpu_time(steps, params["ranks"])
         if text in (sql.PHASE_TIME, sql.GPU_PHASE_TIME):
             return {name: np.empty(0) for name in ("rank", "step", "phase", "duration_ns")}
+        if text == sql.KERNEL_TIME:
+            return {name: np.empty(0) for name in ("kernel_id", "kernel", "rank", "launches", "spent_ns", "steps")}
         late = self._late(steps)
         if text == sql.LATENESS:
             return late

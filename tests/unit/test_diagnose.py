@@ -529,6 +529,17 @@ def test_the_verdict_is_stored(store: Store) -> None:
     assert "10 are needed" in rows["evidence"][1]
 
 
+def test_of_a_job_that_runs_the_next_moment_is_kept_of_ranks_to_compare(store: Store) -> None:
+    verdict = diagnose_store(store, "slow", 1)
+    save(store, verdict)
+    asked = "SELECT job, run, ranks, why, dateDiff('second', ts, until) AS s FROM raw_requests"
+    assert not len(query_columns(store, asked)["job"]), "it has ended"
+    verdict["coverage"]["ended"] = False
+    save(store, verdict)
+    (row,) = zip(*query_columns(store, asked).values(), strict=True)
+    assert row == ("slow", 1, [2, 0, 1, 3], "compute_straggler", 5)
+
+
 def test_a_name_with_quotes_survives_in_the_shown_sql(store: Store) -> None:
     shown = sql.shown(sql.SPAN, {"job": "a'; DROP TABLE jobs --\\", "run": 1})
     assert int(query_columns(store, shown)["n"][0]) == 0

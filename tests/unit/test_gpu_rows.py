@@ -28,6 +28,7 @@ from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.errors import ArgusError
 from argus.gpu import NOT_ARMED, GpuSide, host_tids
+from argus.kernels import KernelSide
 from argus.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
 from argus.roster import Job, Member
 from argus.semantics.steps import ITERATION
@@ -211,13 +212,18 @@ class Session:
 
     def __init__(self, mode: str = "auto", options: CuptiOptions | None = None) -> None:
         self.rows, self.notes, self.version = Rows(), [], 0
+
+        def origin(job: Job) -> Origin:
+            return Origin(job.name, job.run, "h", OFFSET)
+
         self.side = GpuSide(
             self.rows,  # type: ignore[arg-type]
             mode,
             options or CuptiOptions(),
-            lambda job: Origin(job.name, job.run, "h", OFFSET),
+            origin,
             self._next,
             self.notes.append,
+            KernelSide(self.rows, origin),  # type: ignore[arg-type]
         )
         self.job = Job("j", 7)
         self.candidates: list[Any] = []

@@ -121,6 +121,13 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "overlapped_ns": 15 * MS if phase == "all_reduce" else 0, "operations": 12, "method": "names",
                 "confidence": 0.8,
             })  # fmt: skip
+        writer.append("raw_requests", {
+            "job": "llama", "run": 1, "ts": T0, "until": T0 + 90 * MS, "ranks": [[1]], "why": "by hand",
+        })  # fmt: skip
+        writer.append("raw_windows", {
+            "job": "llama", "run": 1, "rank": 1, "host": "node-0", "ts": T0, "duration_ns": 90 * MS,
+            "why": "asked for: by hand", "whole": True, "operations": 60,
+        })  # fmt: skip
         writer.append("features", {
             "job": "llama", "run": 1, "rank": range(4), "host": "node-0", "feature": "gpu_times", "state": "on",
             "reason": "", "version": 1,

@@ -1,0 +1,129 @@
+"""Moments that somebody flags: a row in the store, which every tracer of the run reads.
+
+So a flag reaches all hosts of a job, from wherever the store can be reached.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from argus.errors import ArgusError
+from argus.store.open import Store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+
+if TYPE_CHECKING:
+    from argus.roster import Job
+
+ASK_S = 2.0
+"""How often a tracer asks for new flags."""
+
+_NEW = """
+SELECT job, run, toUnixTimestamp64Nano(ts) AS begin_ns, toUnixTimestamp64Nano(until) AS end_ns, ranks, why,
+       toUnixTimestamp64Milli(asked) AS asked_ms
+FROM raw_requests
+WHERE has({jobs:Array(String)}, job) AND has({runs:Array(UInt32)}, run) AND stored >= now() - 600
+ORDER BY asked
+"""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A moment whose operations are wanted one by one.
+
+    Attributes:
+        begin_ns, end_ns: Wall time.
+        ranks: Whose; none: all.
+        why: What for, in words.
+    """
+
+    begin_ns: int
+    end_ns: int
+    ranks: tuple[int, ...]
+    why: str
+
+
+def flag(store: Store, job: str, run: int, wanted: Flag) -> None:
+    """Asks for a moment.
+
+    Raises:
+        ArgusError: The store cannot be written to.
+    """
+    writer = Writer(store, source="flag")
+    writer.append(
+        "raw_requests",
+        {
+            "job": job,
+            "run": run,
+            "ts": np.array([wanted.begin_ns], np.int64),
+            "until": np.array([wanted.end_ns], np.int64),
+            "ranks": [list(wanted.ranks)],
+            "why": wanted.why,
+        },
+    )
+    report = writer.close(timeout_s=10.0)
+    if report.dropped:
+        raise ArgusError(f"the flag was not stored: {report.last_error}", "See: argus store status")
+
+
+class FlagWatcher:
+    """Reads new flags in a thread of its own: a store that answers slowly holds nobody up."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: dict[tuple[str, int], Job] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._found: deque[tuple[Job, Flag]] = deque()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self, jobs: Mapping[tuple[str, int], Job]) -> None:
+        """Says for which runs flags are wanted: jobs by name and run. Begins to look for them."""
+        self._jobs = dict(jobs)
+        if self._thread is None and not self._stop.is_set() and not self._store.spooled:
+            self._thread = threading.Thread(target=self._watch, name="argus-flags", daemon=True)
+            self._thread.start()
+
+    def take(self) -> Sequence[tuple[Job, Flag]]:
+        """New flags, each with its job as ``look`` had it."""
+        found = []
+        while self._found:
+            found.append(self._found.popleft())
+        return found
+
+    def close(self) -> None:
+        """Ends the thread; a query that goes on is not waited for."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.ask()
+            except ArgusError:
+                pass  # the writer tells that the store is away
+            self._stop.wait(ASK_S)
+
+    def ask(self) -> None:
+        """Asks the store once.
+
+        Raises:
+            ArgusError: It cannot be asked.
+        """
+        jobs = dict(self._jobs)
+        if not jobs:
+            return
+        names = {"jobs": sorted({name for name, _ in jobs}), "runs": sorted({run for _, run in jobs})}
+        columns = query_columns(self._store, _NEW, names, settings={"max_execution_time": 5})
+        words = ("job", "run", "begin_ns", "end_ns", "ranks", "why", "asked_ms")
+        for row in zip(*(columns[word].tolist() for word in words), strict=True):
+            name, run, begin_ns, end_ns, ranks, why, _ = row
+            key = (*row[:4], tuple(ranks), *row[5:])
+            if key not in self._seen and (job := jobs.get((name, run))) is not None:
+                self._seen.add(key)
+                self._found.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))

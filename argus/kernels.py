@@ -1,0 +1,324 @@
+"""What of the GPUs' operations is stored: summaries of all; one by one all, or those of some steps and flagged moments.
+
+``KernelSide`` is one trace's. Steps are thinned by powers of two, by number: all ranks of all hosts keep the same
+steps, so that ranks can be compared in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture import gpu_rows
+from argus.capture.launches import Origin
+from argus.compress.kernels import Compressor
+from argus.recorder import RAW_ROWS_S, FlightRecorder, called_ns
+from argus.roster import Job
+from argus.semantics.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
+from argus.store.writer import Writer
+
+RATE_S = 2.0
+"""Over which the rate is taken."""
+MAX_EVERY = 1 << 20
+FLAG_S = 10.0
+"""At most one moment in that time is flagged for a reason of Argus's own."""
+MAX_FLAGGED_NS = 10_000_000_000
+"""The longest such moment."""
+SLOW = 1.3
+"""A step longer than so many times the median of the rank's last ones is flagged."""
+COMPARED_STEPS = 64
+LATE_NS = 5_000_000_000
+"""So long after a moment its operations have come: buffers are handed over every second."""
+OUTSIDE = 1 << 31
+"""From here on numbers of steps stand for stretches outside every step: plus the second of the trace they began in."""
+_OF_JOB = ("kernel_groups", "kernel_templates")
+"""Tables whose rows are of no host."""
+
+
+@dataclass
+class _Window:
+    """A moment that was flagged, of one process."""
+
+    begin_ns: int
+    end_ns: int
+    why: str
+    operations: int = 0
+
+
+@dataclass
+class _Process:
+    """One process's operations."""
+
+    job: Job
+    rank: int
+    pid: int
+    names: gpu_rows.Names
+    groups: KernelGroups
+    steps: KernelSteps = field(default_factory=KernelSteps)
+    recorder: FlightRecorder = field(default_factory=FlightRecorder)
+    windows: list[_Window] = field(default_factory=list)
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=COMPARED_STEPS))
+    outside: int = OUTSIDE
+
+
+@dataclass
+class _JobKernels:
+    """A job's. ``outside``: sums up what is of no step; ``every``: of so many steps one is stored one by one."""
+
+    job: Job
+    compressor: Compressor = field(default_factory=lambda: Compressor())
+    outside: Compressor = field(default_factory=lambda: Compressor())
+    every: int = 1
+    counted: int = 0
+    since: float = 0.0
+    flagged_at: float = -FLAG_S
+
+
+class KernelSide:
+    """The operations of all ranks of a trace.
+
+    Args:
+        writer: Where rows go.
+        origin: What a job's rows say besides the operations themselves.
+        raw: What is stored one by one: "auto", everything up to ``rows_s`` a second, beyond that some steps and what
+            was flagged; "all"; "flagged", only that. What communicates always is.
+        rows_s: Rows a second and job.
+        note: Told what users may want to know.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        origin: Callable[[Job], Origin],
+        raw: str = "auto",
+        rows_s: float = RAW_ROWS_S,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._writer = writer
+        self._origin = origin
+        self._raw = raw
+        self._rows_s = rows_s
+        self._note = note
+        self._jobs: dict[int, _JobKernels] = {}
+        self._processes: dict[tuple[int, int], _Process] = {}
+        self._outside = self._thinned = 0
+        self._begun_ns = time.monotonic_ns()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether operations are in memory that are not in the store: flagging a moment makes a difference."""
+        return self._raw == "flagged" or any(of_job.every > 1 for of_job in self._jobs.values())
+
+    # ---- operations
+
+    def feed(
+        self,
+        job: Job,
+        rank: int,
+        pid: int,
+        names: gpu_rows.Names,
+        ops: NDArray[np.void],
+        communication: NDArray[np.bool_],
+    ) -> None:
+        """Takes operations of a process, and stores those that are to be stored at once.
+
+        Args:
+            job: Its job.
+            rank: Its rank.
+            pid: The process.
+            names: Its names; those of ``ops`` are known.
+            ops: ``records.GPU_OP``, shape (n,). Must not be changed afterwards.
+            communication: Which of them communicate, shape (n,).
+        """
+        of_job, process = self._of_job(job), self._of_process(job, rank, pid, names)
+        of_job.counted += len(ops)
+        called = called_ns(ops)
+        process.steps.feed(ops, called, process.groups.of(ops))
+        at_once = communication | (of_job.every == 1 and self._raw != "flagged")
+        self._store(process, ops[at_once])
+        if self._raw != "all" and not at_once.all():
+            process.recorder.feed(ops, called, at_once)
+        for window in process.windows:
+            self._store_window(process, window)
+
+    def settle(self, job: Job, pid: int, steps: Sequence[tuple[int, int, int]], *, final: bool = False) -> None:
+        """Sums up the steps that are over.
+
+        Args:
+            job: The process's job.
+            pid: The process.
+            steps: Begin and end on the CPU in ns, and number, of each step of which all operations have been fed.
+            final: Nothing more of the process will come.
+        """
+        process = self._processes.get((id(job), pid))
+        if process is None:
+            return
+        of_job = self._of_job(job)
+        for step, begin_ns, end_ns, ops in process.steps.settle(steps, final=final):
+            compressor = of_job.compressor
+            if step == NO_STEP:
+                second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
+                step = process.outside = max(process.outside + 1, second)
+                compressor = of_job.outside
+            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
+        for begin_ns, end_ns, step in steps:
+            if of_job.every > 1 and step % of_job.every == 0:
+                self._store(process, process.recorder.take_called(begin_ns, end_ns))
+            compared = len(process.lengths) >= COMPARED_STEPS // 2
+            if compared and end_ns - begin_ns > SLOW * float(np.median(process.lengths)):
+                self.flag(job, begin_ns, end_ns, "slow step")
+            process.lengths.append(end_ns - begin_ns)
+        if final:
+            for window in process.windows:
+                self._close_window(process, window)
+            process.recorder.close()
+            self._outside += process.steps.outside
+            self._thinned += process.recorder.forgotten
+            del self._processes[id(job), pid]
+
+    def work(self, now: float, now_ns: int, *, final: bool = False) -> None:
+        """Stores summaries that are ready, and finds out how much may be stored one by one.
+
+        Args:
+            now: ``time.monotonic()``.
+            now_ns: The same in nanoseconds.
+            final: Nothing more will come.
+        """
+        for process in self._processes.values():
+            for window in [window for window in process.windows if window.end_ns + LATE_NS < now_ns]:
+                process.windows.remove(window)
+                self._close_window(process, window)
+        for of_job in self._jobs.values():
+            if now - of_job.since >= RATE_S:
+                if of_job.since:
+                    self._thin(of_job, of_job.counted / (now - of_job.since))
+                of_job.counted, of_job.since = 0, now
+            self._store_summaries(of_job, final=final)
+
+    # ---- moments
+
+    def flag(
+        self, job: Job, begin_ns: int, end_ns: int, why: str, ranks: Iterable[int] = (), *, asked: bool = False
+    ) -> None:
+        """Keeps the operations of a moment one by one.
+
+        Args:
+            job: The job.
+            begin_ns: Begin of the moment, CLOCK_MONOTONIC.
+            end_ns: Its end; may lie ahead.
+            why: What for, in words.
+            ranks: Whose operations; none: all ranks'.
+            asked: Somebody asked for it. For other reasons it is done now and then only.
+        """
+        of_job, now, wanted = self._of_job(job), time.monotonic(), set(ranks)
+        if self._raw == "all":
+            return
+        if not asked:
+            if now - of_job.flagged_at < FLAG_S or (of_job.every == 1 and self._raw == "auto"):
+                return
+            of_job.flagged_at = now
+            end_ns = min(end_ns, begin_ns + MAX_FLAGGED_NS)
+        for process in self._processes.values():
+            if process.job is job and (not wanted or process.rank in wanted):
+                process.windows.append(window := _Window(begin_ns, end_ns, why))
+                self._store_window(process, window)
+
+    def _store_window(self, process: _Process, window: _Window) -> None:
+        found = process.recorder.take_ran(window.begin_ns, window.end_ns)
+        window.operations += len(found)
+        self._store(process, found)
+
+    def _close_window(self, process: _Process, window: _Window) -> None:
+        self._store_window(process, window)
+        origin = self._origin(process.job)
+        self._writer.append(
+            "raw_windows",
+            {
+                "job": origin.job,
+                "run": origin.run,
+                "rank": process.rank,
+                "host": origin.host,
+                "ts": np.array([window.begin_ns + origin.mono_offset_ns], np.int64),
+                "duration_ns": window.end_ns - window.begin_ns,
+                "why": window.why,
+                "whole": process.recorder.gone_ns <= window.begin_ns,
+                "operations": window.operations,
+            },
+        )
+
+    # ---- inside
+
+    def _of_job(self, job: Job) -> _JobKernels:
+        if id(job) not in self._jobs:
+            self._jobs[id(job)] = _JobKernels(job)
+        return self._jobs[id(job)]
+
+    def _of_process(self, job: Job, rank: int, pid: int, names: gpu_rows.Names) -> _Process:
+        key = id(job), pid
+        process = self._processes.get(key)
+        if process is None or process.names is not names:  # it runs another program now
+            both = self._of_job(job).compressor, self._of_job(job).outside
+
+            def number(op: NDArray[np.void]) -> int:
+                what = describe(op, names.words, names.codes)
+                group, same = (compressor.group(**what) for compressor in both)
+                assert group == same  # they are asked for the same kernels in the same order
+                return group
+
+            groups = KernelGroups(number)
+            if process is None:
+                process = self._processes[key] = _Process(job, rank, pid, names, groups)
+            process.names, process.groups = names, groups
+        return process
+
+    def _store(self, process: _Process, ops: NDArray[np.void]) -> None:
+        if len(ops):
+            origin = self._origin(process.job)
+            rows = gpu_rows.kernel_events(ops, origin, process.rank, process.pid, process.names)
+            self._writer.append("kernel_events", rows)
+
+    def _thin(self, of_job: _JobKernels, rate: float) -> None:
+        every = of_job.every
+        while rate / every > self._rows_s and every < MAX_EVERY:
+            every *= 2
+        if every != of_job.every and self._raw == "auto":
+            of_job.every = every
+            self._note(
+                f"job {of_job.job.name}: {rate:,.0f} GPU operations a second; one by one those of every {every}th step "
+                "are stored from now on, and all are summed up (--raw)"
+            )
+
+    def _store_summaries(self, of_job: _JobKernels, *, final: bool) -> None:
+        origin = self._origin(of_job.job)
+        for compressor in (of_job.compressor, of_job.outside):
+            for table, columns in compressor.take(final=final).items():
+                if compressor is of_job.outside and table == "kernel_groups":
+                    continue  # the other one has the same
+                rows: dict[str, Any] = {"job": origin.job, "run": origin.run, **columns}
+                if table not in _OF_JOB:
+                    rows["host"] = origin.host
+                if "ts" in rows:
+                    rows["ts"] = rows["ts"] + origin.mono_offset_ns
+                self._writer.append(table, rows)
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        """Value of each counter, and whether a value above 0 is a loss."""
+        thinned = self._thinned + sum(process.recorder.forgotten for process in self._processes.values())
+        outside = self._outside + sum(process.steps.outside for process in self._processes.values())
+        found = Tally[str]()
+        for of_job in self._jobs.values():
+            found.update(of_job.compressor.counters)
+            of_outside = of_job.outside.counters
+            found.update({name: value for name, value in of_outside.items() if not name.startswith("groups")})
+        return {
+            "gpu_ops_thinned": (thinned, False),
+            "gpu_ops_outside_steps": (outside, False),
+            **{f"kernels_{name}": (value, False) for name, value in found.items()},
+        }

@@ -1,0 +1,71 @@
+"""``argus flag``: keeps the raw GPU operations of a moment."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.flags import Flag, flag
+from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
+
+from .options import store_option
+from .selection import make_selection, parse_span, selection_options
+
+_STEPS = """
+SELECT toUnixTimestamp64Nano(min(ts)) AS begin_ns, max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) AS end_ns,
+       count() AS known
+FROM iterations WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+"""
+
+
+@click.command()
+@selection_options
+@click.option("--next", "following", metavar="SPAN", help="The next 10s, 1m of it.")
+@click.option("--why", metavar="TEXT", default="by hand", show_default=True, help="What for: kept with the rows.")
+@store_option
+def command(following: str | None, why: str, store_url: str | None, **choice: Any) -> None:
+    """Keep every GPU operation of a moment.
+
+    Where a job runs more kernels than the store takes one by one, `argus trace` keeps some steps', and sums up all. Of
+    a moment that is flagged it stores every one, as far back as its memory reaches (seconds of a large job), on all
+    hosts. Diagnosis does this by itself; so does the tracer, for steps that are suddenly slow.
+
+    \b
+      argus flag --last 5s                    what just happened
+      argus flag --next 10s --rank 0-7        what happens next, on some ranks
+      argus flag --step 812 && argus export perfetto --step 812 -o step.json.gz
+    """
+    if choice["threads"]:
+        raise ArgusError("--thread does not apply to GPU operations", "Leave it out", EXIT_USAGE)
+    if following and (choice["last"] or choice["steps"] or choice["since"] or choice["until"]):
+        raise ArgusError("--next goes with no other time", "Give one of them", EXIT_USAGE)
+    with open_store(store_url, create=False) as store:
+        shown = make_selection(store, **choice)
+        now = time.time_ns()
+        if following:
+            begin_ns, end_ns = now, now + parse_span(following)
+        elif shown.steps is not None:
+            begin_ns, end_ns = _of_steps(store, shown.job, shown.run, shown.steps)
+        elif shown.last_ns is not None:
+            begin_ns, end_ns = now - shown.last_ns, now
+        elif shown.from_ns is not None and shown.to_ns is not None:
+            begin_ns, end_ns = shown.from_ns, shown.to_ns
+        else:
+            raise ArgusError("which moment?", "Give --last 5s, --next 10s, --step 812, or --from and --to", EXIT_USAGE)
+        if begin_ns >= end_ns:
+            raise ArgusError("the moment ends before it begins", "", EXIT_USAGE)
+        flag(store, shown.job, shown.run, Flag(begin_ns, end_ns, shown.ranks, why))
+    seconds = (end_ns - begin_ns) / 1e9
+    click.echo(f"flagged {seconds:.3g} s of job {shown.job}, run {shown.run}: tracers store them within seconds")
+    click.echo('next: argus sql "SELECT rank, ts, whole, operations FROM raw_windows ORDER BY ts DESC LIMIT 8"')
+
+
+def _of_steps(store: Store, job: str, run: int, steps: tuple[int, int]) -> tuple[int, int]:
+    found = query_columns(store, _STEPS, {"job": job, "run": run, "first": steps[0], "last": steps[1]})
+    if not int(found["known"][0]):
+        raise ArgusError(f"no step {steps[0]} of job {job} is stored yet", "Give --next 10s", EXIT_UNAVAILABLE)
+    return int(found["begin_ns"][0]), int(found["end_ns"][0])

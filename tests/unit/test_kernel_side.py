@@ -1,0 +1,416 @@
+"""What of the GPUs' operations is stored one by one, and how they come to be in their steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from argus import kernels as kernels_module
+from argus.capture.gpu_rows import Names
+from argus.capture.launches import Origin
+from argus.errors import ArgusError
+from argus.flags import Flag, FlagWatcher, flag
+from argus.interop.perfetto import Moment, moment_of, write_perfetto
+from argus.kernels import FLAG_S, RATE_S, KernelSide
+from argus.recorder import FlightRecorder, called_ns
+from argus.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
+from argus.roster import Job
+from argus.semantics.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
+from argus.store.open import open_store
+from argus.store.schema import ensure_schema
+from argus.store.stacks import Selection
+from argus.store.writer import Writer, to_arrow
+
+S, MS, US = 1_000_000_000, 1_000_000, 1_000
+OFFSET = 1_700_000_000 * S
+STEP_NS = 10 * MS
+RNG = np.random.default_rng(7)
+
+
+def ops(start_ns: NDArray[np.int64], took_ns: int = 5 * US, **fields: Any) -> NDArray[np.void]:
+    """Operations that began then and were asked for 100 us before."""
+    out = np.zeros(len(start_ns), GPU_OP)
+    out["kind"] = GpuKind.KERNEL
+    out["name"] = 1
+    out["flags"] = GPU_LAUNCH_MATCHED
+    out["start_ns"] = start_ns
+    out["end_ns"] = start_ns + took_ns
+    out["launch_ns"] = start_ns - 100 * US
+    for name, value in fields.items():
+        out[name] = value
+    return out
+
+
+class Rows:
+    """A writer that keeps what it is given, as the store would have it."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+
+    def append(self, table: str, rows: pa.Table | Mapping[str, Any]) -> None:
+        self.tables.setdefault(table, []).extend(to_arrow(table, rows).to_pylist())
+
+    def __getitem__(self, table: str) -> list[dict[str, Any]]:
+        return self.tables.get(table, [])
+
+
+# ---- the recorder
+
+
+def record(recorder: FlightRecorder, given: NDArray[np.void], stored: NDArray[np.bool_] | None = None) -> None:
+    recorder.feed(given, called_ns(given), stored)
+
+
+def test_what_was_stored_is_not_stored_again_and_the_oldest_goes_first() -> None:
+    recorder = FlightRecorder(max_bytes=30 * GPU_OP.itemsize)
+    for first in range(0, 50, 10):
+        record(recorder, ops(S + np.arange(first, first + 10) * MS))
+    assert recorder.forgotten == 20
+    assert recorder.gone_ns == S + 19 * MS + 5 * US
+    assert len(recorder.take_ran(0, S + 25 * MS)) == 5
+    assert len(recorder.take_ran(0, S + 30 * MS + 1)) == 6, "those that were not given out yet"
+    called = recorder.take_called(S + 35 * MS - 100 * US, S + 38 * MS - 100 * US)
+    assert (called["start_ns"] - S).tolist() == [35 * MS, 36 * MS, 37 * MS]
+    record(recorder, ops(S + np.arange(50, 60) * MS), stored=np.arange(10) < 4)
+    assert len(recorder.take_ran(S + 50 * MS, 2 * S)) == 6
+    recorder.close()
+    assert recorder.forgotten == 20 + 16, "of 31 to 49 three were given out"
+
+
+def test_what_runs_across_the_ends_of_a_moment_belongs_to_it() -> None:
+    recorder = FlightRecorder()
+    record(recorder, ops(np.array([S, S + 10 * MS, S + 20 * MS]), took_ns=4 * MS))
+    found = recorder.take_ran(S + 3 * MS, S + 20 * MS)
+    assert (found["start_ns"] - S).tolist() == [0, 10 * MS], "one that had begun; one that begins at the end has not"
+
+
+# ---- groups
+
+
+def test_groups_are_what_tells_durations_apart() -> None:
+    made: list[NDArray[np.void]] = []
+
+    def number(op: NDArray[np.void]) -> int:
+        made.append(op)
+        return len(made) - 1
+
+    groups = KernelGroups(number)
+    at = S + np.arange(4000) * US
+    given = ops(at, name=RNG.integers(1, 9, 4000), stream=RNG.integers(7, 9, 4000))
+    given["grid"] = RNG.integers(1, 4, (4000, 1))
+    given["block"][:, 0] = 32 * RNG.integers(1, 3, 4000)
+    found = groups.of(given)
+    keys = np.stack([given["name"], given["stream"], given["grid"][:, 0], given["block"][:, 0]])
+    distinct, expected = np.unique(keys, axis=1, return_inverse=True)
+    assert len(made) == distinct.shape[1]
+    # the same partition: each group of one is one group of the other
+    assert len({(a, b) for a, b in zip(found.tolist(), expected.ravel().tolist(), strict=True)}) == distinct.shape[1]
+    assert (groups.of(given[::-1]) == found[::-1]).all(), "a group keeps its number"
+    assert len(made) == distinct.shape[1], "and is made once"
+
+
+def test_grids_with_their_sides_exchanged_are_other_groups() -> None:
+    groups = KernelGroups(_counter())
+    given = ops(S + np.arange(6))
+    given["grid"] = [(1, 2, 3), (2, 1, 3), (3, 2, 1), (1, 1, 1), (1, 1, 1), (2, 2, 2)]
+    given["block"] = [(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 2, 3), (2, 1, 3), (2, 2, 2)]
+    assert len(set(groups.of(given).tolist())) == 6
+
+
+def _counter() -> Any:
+    numbers = iter(range(10**6))
+    return lambda op: next(numbers)
+
+
+def test_copies_are_grouped_by_size() -> None:
+    groups = KernelGroups(_counter())
+    size = np.array([0, 1, 2, 3, 4, 1 << 20, (1 << 20) - 1, (1 << 20) + 1], np.uint64)
+    copies = ops(S + np.arange(8), kind=GpuKind.MEMCPY, copy=1, bytes=size)
+    found = groups.of(copies).tolist()
+    assert [found.index(group) for group in found] == [0, 0, 2, 3, 3, 5, 5, 7], "each as the first of its group"
+    assert describe(copies[5:6], [""], np.zeros(1, np.int32)) == {
+        "name": "memcpy_h2d <= 1 MiB", "stream": 0, "device": 0, "grid": (), "block": (),
+    }  # fmt: skip
+    copies["copy"] = 2
+    assert min(groups.of(copies).tolist()) == 5, "the other direction"
+    assert [size_text(bits) for bits in (0, 9, 10, 34, 64)] == [
+        "<= 1 B",
+        "<= 512 B",
+        "<= 1 KiB",
+        "<= 16 GiB",
+        "<= 16 EiB",
+    ]
+
+
+def test_groups_that_share_a_slot_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from argus.semantics import kernel_steps
+
+    monkeypatch.setattr(kernel_steps, "_keys", lambda ops: ops["name"].astype(np.uint64) | np.uint64(1 << 60))
+    groups = KernelGroups(_counter())
+    given = ops(S + np.arange(300), name=np.arange(300) % 100)
+    for _ in range(3):
+        assert groups.of(given).tolist() == [n % 100 for n in range(300)]
+
+
+# ---- steps
+
+
+def fed(steps: KernelSteps, at: NDArray[np.int64]) -> None:
+    given = ops(at)
+    steps.feed(given, given["launch_ns"].astype(np.int64), np.arange(len(at)))
+
+
+def test_operations_go_to_the_step_that_asked_for_them() -> None:
+    steps = KernelSteps()
+    begin = S - 100 * US
+    fed(steps, S + np.arange(0, 50, 2) * MS)
+    assert steps.settle([]) == []
+    found = steps.settle([(begin + 10 * MS, begin + 20 * MS, 4), (begin + 24 * MS, begin + 30 * MS, 5)])
+    told = [(step, [int(s - S) // MS for s in part.start]) for step, _, _, part in found]
+    assert told == [
+        (NO_STEP, [0, 2, 4, 6, 8]), (4, [10, 12, 14, 16, 18]), (NO_STEP, [20, 22]), (5, [24, 26, 28]),
+    ]  # fmt: skip
+    assert found[1][1:3] == (begin + 10 * MS, begin + 20 * MS)
+    assert found[0][1:3] == (S, S + 8 * MS + 5 * US), "what was outside lasts from its first to its last"
+    assert steps.outside == 7
+    fed(steps, np.array([S + 29 * MS]))  # late: its step is gone
+    rest = steps.settle([], final=True)
+    assert sum(len(part.start) for *_, part in rest) == 10 + 1
+    assert steps.outside == 7 + 11
+
+
+def test_without_steps_operations_do_not_pile_up() -> None:
+    steps = KernelSteps()
+    fed(steps, S + np.arange(100) * MS)
+    assert steps.settle([]) == []
+    fed(steps, S + KEPT_NS // 2 + np.arange(1000, 1010) * MS)
+    assert steps.settle([]) == []
+    fed(steps, S + KEPT_NS + np.arange(50, 60) * MS)
+    ((step, _, _, part),) = steps.settle([])
+    assert (step, len(part.start)) == (NO_STEP, 100), "those that waited too long, and those that waited for half of it"
+    assert steps.settle([]) == []
+    many = KernelSteps()
+    fed(many, S + np.arange(KEPT_OPS + 10) * US)
+    assert sum(len(part.start) for *_, part in many.settle([])) >= 0.4 * KEPT_OPS
+
+
+# ---- the whole
+
+
+class Trace:
+    """A rank that runs ``per_step`` kernels in each step of 10 ms, two of which communicate."""
+
+    def __init__(self, raw: str = "auto", rows_s: float = 1e9, per_step: int = 20) -> None:
+        self.rows, self.notes = Rows(), list[str]()
+        self.side = KernelSide(
+            self.rows,  # type: ignore[arg-type]
+            lambda job: Origin(job.name, job.run, "h", OFFSET),
+            raw,
+            rows_s,
+            self.notes.append,
+        )
+        self.job = Job("j", 7)
+        self.names = Names()
+        self.names.learn(["", "gemm", "ncclDevKernel_AllReduce"])
+        self.per_step = per_step
+        self.step = 0
+        self.now = 1000.0
+
+    def go(self, steps: int, ranks: int = 2, long: tuple[int, ...] = (), took_ns: int = STEP_NS) -> None:
+        for _ in range(steps):
+            begin = S + self.step * took_ns
+            length = took_ns * (3 if self.step in long else 1)
+            for rank in range(ranks):
+                at = begin + 200 * US + np.arange(self.per_step) * (took_ns // (2 * self.per_step))
+                given = ops(at, took_ns=2 * US, stream=7)
+                given["name"][-2:] = 2
+                self.side.feed(self.job, rank, 100 + rank, self.names, given, given["name"] == 2)
+                self.side.settle(self.job, 100 + rank, [(begin, begin + length, self.step)])
+            self.step += 1
+            self.now += took_ns / S
+            self.side.work(self.now, begin)
+
+    def finish(self, ranks: int = 2) -> None:
+        for rank in range(ranks):
+            self.side.settle(self.job, 100 + rank, [], final=True)
+        self.side.work(self.now, S + self.step * STEP_NS, final=True)
+
+    def stored(self, rank: int = 0) -> dict[int, int]:
+        """Kernels that compute by step, of those that are stored one by one."""
+        rows = [row for row in self.rows["kernel_events"] if row["rank"] == rank and row["name"] == "gemm"]
+        at = [(int(row["ts"].value) - OFFSET - S) // STEP_NS for row in rows]
+        return {step: at.count(step) for step in sorted(set(at))}
+
+
+def test_a_small_job_is_stored_one_by_one() -> None:
+    trace = Trace()
+    trace.go(5)
+    trace.finish()
+    assert trace.stored() == dict.fromkeys(range(5), 18)
+    assert len(trace.rows["kernel_events"]) == 5 * 20 * 2
+    assert not trace.side.keeps
+    assert trace.side.counters()["gpu_ops_thinned"] == (0, False)
+
+
+def test_of_a_large_job_some_steps_are_and_what_communicates() -> None:
+    # two ranks with 20 in each 10 ms: 4,000 a second
+    trace = Trace(rows_s=1100.0)
+    trace.go(int(RATE_S * 100) + 2)
+    (note,) = trace.notes
+    assert "every 4th step" in note
+    assert trace.side.keeps
+    trace.rows.tables.clear()
+    begun = trace.step
+    trace.go(40)
+    trace.finish()
+    for rank in (0, 1):
+        assert trace.stored(rank) == {step: 18 for step in range(begun, begun + 40) if step % 4 == 0}
+    assert sum(row["name"].startswith("nccl") for row in trace.rows["kernel_events"]) == 40 * 2 * 2
+    assert trace.side.counters()["gpu_ops_thinned"] == (30 * 18 * 2, False)
+
+
+def test_flagged_only_stores_what_is_flagged_behind_and_ahead() -> None:
+    trace = Trace("flagged")
+    trace.go(10)
+    assert trace.stored() == {}
+    step = S + 3 * STEP_NS
+    trace.side.flag(trace.job, step, step + 2 * STEP_NS, "asked for: x", ranks=[1], asked=True)
+    ahead = S + 12 * STEP_NS
+    trace.side.flag(trace.job, ahead, ahead + STEP_NS, "asked for: y", asked=True)
+    trace.go(10)
+    trace.finish()
+    assert (trace.stored(0), trace.stored(1)) == ({12: 18}, {3: 18, 4: 18, 12: 18})
+    windows = sorted((row["rank"], row["why"], row["whole"], row["operations"]) for row in trace.rows["raw_windows"])
+    # what communicates was stored before
+    assert windows == [(0, "asked for: y", True, 18), (1, "asked for: x", True, 36), (1, "asked for: y", True, 18)]
+    (row,) = [row for row in trace.rows["raw_windows"] if row["rank"] == 0]
+    assert (int(row["ts"].value) - OFFSET, row["duration_ns"]) == (ahead, STEP_NS)
+
+
+def test_what_had_left_the_memory_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlightRecorder.__init__, "__defaults__", (100 * GPU_OP.itemsize,))
+    trace = Trace("flagged")
+    trace.go(20, ranks=1)
+    trace.side.flag(trace.job, S, S + 20 * STEP_NS, "asked for: z", asked=True)
+    trace.finish(1)
+    (row,) = trace.rows["raw_windows"]
+    assert (row["whole"], row["operations"]) == (False, 5 * 18)
+    assert trace.stored() == dict.fromkeys(range(15, 20), 18)
+
+
+def test_a_step_that_is_suddenly_slow_is_kept_but_not_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(kernels_module.time, "monotonic", lambda: clock[0])
+    trace = Trace("flagged")
+    trace.go(60, long=(50, 52))
+    assert trace.stored() == {50: 18, 51: 18, 52: 18}, "a window of three steps' length; the next flag comes too soon"
+    clock[0] += FLAG_S
+    trace.go(10, long=(65,))
+    trace.finish()
+    assert set(trace.stored()) == {50, 51, 52, 65, 66, 67}
+    assert {row["why"] for row in trace.rows["raw_windows"]} == {"slow step"}
+
+
+def test_all_are_summed_up_whatever_is_stored_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[tuple[int, int, int]] = []
+
+    class Counting(kernels_module.Compressor):
+        def feed(self, rank: int, step: int, *rest: Any) -> None:
+            fed.append((rank, step, len(rest[2])))
+            super().feed(rank, step, *rest)
+
+    monkeypatch.setattr(kernels_module, "Compressor", Counting)
+    trace = Trace("flagged")
+    trace.go(6)
+    trace.finish()
+    assert sorted(fed) == [(rank, step, 20) for rank in (0, 1) for step in range(6)]
+
+
+# ---- flags through the store
+
+
+def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path) -> None:
+    with open_store(f"chdb://{tmp_path}/store") as store:
+        ensure_schema(store)
+        watcher = FlagWatcher(store)
+        watcher.ask()
+        job, other = Job("j", 7), Job("j", 8)
+        watcher._jobs = {("j", 7): job, ("j", 8): other}
+        wanted = Flag(OFFSET + 1, OFFSET + 5 * S, (3, 4), "by hand")
+        flag(store, "j", 7, wanted)
+        flag(store, "other", 7, wanted)
+        watcher.ask()
+        watcher.ask()
+        assert list(watcher.take()) == [(job, wanted)], "once, and only of its own run"
+        flag(store, "j", 8, Flag(OFFSET, OFFSET + S, (), "again"))
+        watcher.ask()
+        assert list(watcher.take()) == [(other, Flag(OFFSET, OFFSET + S, (), "again"))]
+
+
+# ---- timelines
+
+
+def test_a_timeline_shows_what_ran_when(tmp_path: Path) -> None:
+    begin = OFFSET + 10 * S
+    with open_store(f"chdb://{tmp_path}/store") as store:
+        ensure_schema(store)
+        fill(store, begin)
+        file = tmp_path / "t.json"
+        moment = moment_of(store, Selection("j", 7, steps=(1, 1)))
+        assert (moment.begin_ns, moment.end_ns) == (begin + STEP_NS, begin + 2 * STEP_NS)
+        count = write_perfetto(store, moment, file, note="of a test")
+        told = json.loads(file.read_text())
+        with pytest.raises(ArgusError, match="nothing is stored of that moment"):
+            write_perfetto(store, Moment("j", 7, begin - 2 * S, begin - S), tmp_path / "none.json")
+        assert not list(tmp_path.glob("none*")), "no half file is left"
+        packed = tmp_path / "t.json.gz"
+        assert write_perfetto(store, moment_of(store, Selection("j", 7, ranks=(1,))), packed) == 3 * 3
+        assert packed.read_bytes()[:2] == b"\x1f\x8b"
+    spans = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    assert len(spans) == count == 2 * 3
+    of_rank = {(event["cat"], event["name"], event["ts"], event["dur"]) for event in spans if event["pid"] == 1}
+    assert of_rank == {
+        ("step", "step 1", 0.0, 10_000.0), ("cuda", "cuLaunchKernel", 1000.0, 0.0), ("kernel", "gemm", 1100.0, 2000.0),
+    }  # fmt: skip
+    arrows = {event["ph"]: event for event in told["traceEvents"] if event.get("id") == 0}
+    assert (arrows["s"]["ts"], arrows["f"]["ts"], arrows["s"]["tid"]) == (1000.0, 1100.0, 55)
+    named = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in told["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    (kernel,) = [event for event in spans if event["cat"] == "kernel" and event["pid"] == 1]
+    assert named[1, kernel["tid"]] == "GPU 0 stream 7"
+    assert named[1, 55] == "thread 55"
+
+
+def fill(store: Any, begin: int) -> None:
+    """Two ranks with three steps of one kernel each."""
+    with Writer(store, source="test") as writer:
+        for rank in (0, 1):
+            at = begin + np.arange(3) * STEP_NS
+            common = {"job": "j", "run": 7, "rank": rank, "host": "h"}
+            writer.append("iterations", {
+                **common, "step": np.arange(3), "ts": at, "duration_ns": STEP_NS, "collectives": 0, "launches": 1,
+                "method": "launches", "confidence": 1.0,
+            })  # fmt: skip
+            writer.append("launches", {
+                **common, "pid": 100, "tid": 55, "call": "cuLaunchKernel", "kind": "kernel", "kernel": "gemm",
+                "handle": 1, "stream": 9, "bytes": 0, "shared_bytes": 0, "grid": [[1, 1, 1]] * 3,
+                "block": [[1, 1, 1]] * 3, "ts": at + MS, "duration_ns": -1, "result": 0, "in_nccl": False,
+            })  # fmt: skip
+            writer.append("kernel_events", {
+                **common, "pid": 100, "device": 0, "context": 1, "stream": 7, "kind": "kernel", "name": "gemm",
+                "ts": at + MS + 100 * US, "duration_ns": 2 * MS, "launch_ts": at + MS, "issue_latency_ns": 100 * US,
+                "launch_tid": 55, "launch_probed": True, "correlation": 3, "graph": 0, "graph_node": 0,
+                "grid": [[1, 1, 1]] * 3, "block": [[1, 1, 1]] * 3, "registers": 0, "shared_static": 0,
+                "shared_dynamic": 0, "bytes": 0,
+            })  # fmt: skip
+        assert writer.flush()
