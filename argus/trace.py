@@ -48,6 +48,7 @@ from argus.semantics.phases import PHASE, PHASES, PhaseTracker
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
 from argus.stacks import POLL_S as STACKS_POLL_S
+from argus.store import spill
 from argus.store.open import Store
 from argus.store.reader import newest_run
 from argus.store.schema import ensure_schema
@@ -182,7 +183,7 @@ class Tracer:
     """One tracing session.
 
     Args:
-        store: Where rows go. It may be away: rows wait in memory, bounded and counted.
+        store: Where rows go. It may be away: rows wait on disk (``argus.store.spill``), bounded and counted.
         options: What to trace.
 
     Use: ``start``, then ``poll`` until ``done``, then ``stop``.
@@ -197,7 +198,7 @@ class Tracer:
         """After ``stop``: why rows could not be stored; empty: all were."""
         self._run = int(time.time()) if options.run is None else options.run
         self._store = store
-        self._writer = Writer(store, source=f"trace/{self.host}")
+        self._writer = Writer(store, source=f"trace/{self.host}", place=spill.place(store.target))
         self._probes: Probes | None = None
         self._roster: Roster | None = None
         self._kernels = KernelSide(self._writer, self._origin, options.raw, options.raw_rows_s, self._note)
@@ -826,6 +827,11 @@ class Tracer:
             self._losses[f"rows_dropped_{table}"] = rows
         if report.dropped:
             self.store_error = report.last_error or "the store was away for too long"
+        elif report.on_disk:
+            self.store_error = (
+                f"{sum(report.on_disk.values()):,} rows wait in {self._writer.spilled_to} for the store:"
+                f" {report.last_error or 'it was away'}. `argus store load` stores them, as does the next trace"
+            )
         lost = self.lost()
         self._flags.close()
         self._gpu.close()
@@ -891,8 +897,7 @@ class Tracer:
                 found[name] = (found.get(name, (0, False))[0] + value, False)
         for name, value in (self._losses + self._roster.losses).items():
             found[name] = (value, True)
-        for table, rows in self._writer.rows_dropped.items():
-            found[f"rows_dropped_{table}"] = (rows, True)
+        found |= self._writer.counters()
         return found
 
     def lost(self) -> dict[str, int]:

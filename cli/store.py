@@ -10,11 +10,12 @@ from pathlib import Path
 
 import click
 
-from argus.errors import EXIT_FAILURE
-from argus.store import spool
+from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.store import spill, spool
 from argus.store.open import open_store
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, ensure_schema, init_schema
 from argus.store.status import StoreStatus, store_status
+from argus.store.writer import load_spilled
 
 from .options import format_option, store_option
 
@@ -34,35 +35,46 @@ def command() -> None:
 @store_option
 @click.option("--ttl", metavar="SPAN", help=f"How long rows are kept: 30d, 12h, 6months. Default: {DEFAULT_TTL[9:]}.")
 @click.option("--raw-ttl", metavar="SPAN", help=f"The same for single CUDA calls. Default: {DEFAULT_RAW_TTL[9:]}.")
-def init(store_url: str | None, ttl: str | None, raw_ttl: str | None) -> None:
+@click.option("--cluster", metavar="NAME", default="", help="Make them on every node of this cluster, sharded by rank.")
+@click.option(
+    "--no-replicas", is_flag=True, help="With --cluster, without Keeper: make this shard's only. Run it on each."
+)
+def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: str, no_replicas: bool) -> None:
     """Create the tables, or upgrade those of an older Argus.
 
     A server needs this once; an embedded store does it by itself. Safe to run again: what is stored stays, and --ttl
     and --raw-ttl change how long it is kept.
 
+    With --cluster, tables are replicated within each shard, and rows are spread over the shards.
+
     \b
       argus store init --store clickhouse://argus@db:8443/argus
+      argus store init --store clickhouse://argus@db:8443/argus --cluster main
       argus store init --ttl 90d --raw-ttl 12h
     """
     with open_store(store_url) as store:
-        state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl)
+        if no_replicas and not cluster:
+            raise ArgusError("--no-replicas says how a cluster's tables are made", "Add --cluster NAME", EXIT_USAGE)
+        state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl, cluster=cluster, replicas=not no_replicas)
         click.echo(f"{store.url}: schema {state.version} is in place")
         for name in state.changed:
             click.echo(f"warning: {name} has changed since it was applied here", err=True)
 
 
 @command.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @store_option
 @click.option("--remove", is_flag=True, help="Delete each file once it is stored.")
-def load(folder: Path, store_url: str | None, remove: bool) -> int:
+def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
     """Load a spool: the files that a trace with --store spool:///DIR wrote.
 
-    Loading twice stores once, so a load that was cut short is simply run again.
+    Without DIR: what traces have left on disk because the store was away, and no trace has stored since. Loading twice
+    stores once, so a load that was cut short is simply run again.
 
     \b
       argus trace --pid 4821 --store spool:///tmp/spool     where there is no store
       argus store load /tmp/spool && argus diagnose         at home
+      argus store load --store clickhouse://argus@db/argus  what waits for that store
     """
     with open_store(store_url) as store:
         if not store.spooled:
@@ -75,13 +87,23 @@ def load(folder: Path, store_url: str | None, remove: bool) -> int:
             elif done % 500 == 0 and 0 < done < files:
                 click.echo(f"{done} of {files} files", err=True)
 
-        found = spool.load(folder, store, remove=remove, progress=progress)
+        place = spill.place(store.target) if folder is None else None
+        if folder is None and place is None:
+            raise ArgusError("nothing is kept on disk for this store", "Name the folder of a spool", EXIT_USAGE)
+        left = place.folder if place is not None else folder
+        assert left is not None
+        if place is not None or spill.is_root(left):
+            found = load_spilled(store, left, progress=progress)
+        else:
+            found = spool.load(left, store, remove=remove, progress=progress)
     for table, rows in sorted(found.rows.items()):
         click.echo(f"{table:<24}{rows:>14,}")
     known = f", {found.known:,} were there already" if found.known else ""
     click.echo(f"{found.files:,} files loaded into {store.url}{known}")
     if found.unfinished:
         click.echo(f"{found.unfinished} unfinished: a trace still writes them, or was killed", err=True)
+    if folder is None and (writers := spill.waiting(left).writers):
+        click.echo(f"{writers} traces still run, and store what is theirs themselves", err=True)
     for line in found.trouble:
         click.echo(f"not loaded: {line}", err=True)
     return EXIT_FAILURE if found.trouble else 0
@@ -109,21 +131,24 @@ def _print(found: StoreStatus) -> None:
     click.echo(f"store   {found.url}")
     if found.schema is None:
         click.echo("engine  none: nothing is stored here yet; run `argus trace --pid PID`")
+        _print_spill(found)
         return
     click.echo(f"engine  {found.engine}")
     notes = [f"{name} has changed since it was applied" for name in found.schema.changed]
-    if found.schema.version < found.schema.known:
+    if found.schema.missing:
         notes.append(f"this Argus knows {found.schema.known}: run `argus store init`")
     click.echo(f"schema  {found.schema.version}" + "".join(f"; {note}" for note in notes))
+    _print_spill(found)
     click.echo()
-    click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'oldest (UTC)':<19}  newest (UTC)")
+    click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'kept':<9}  {'oldest (UTC)':<19}  newest (UTC)")
     for table in found.tables:
         if table.rows is None:
             click.echo(f"{table.name:<24}{'view':>14}")
         else:
+            kept = table.kept or "for ever"
             click.echo(
                 f"{table.name:<24}{table.rows:>14,}{readable_bytes(table.bytes or 0):>11}  "
-                f"{_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
+                f"{kept:<9}  {_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
             )
     click.echo()
     click.echo(f"{'job':<32}{'run':>12}{'ranks':>8}{'steps':>8}  {'first (UTC)':<19}  last (UTC)")
@@ -134,6 +159,17 @@ def _print(found: StoreStatus) -> None:
         )
     if not found.runs:
         click.echo("none yet")
+
+
+def _print_spill(found: StoreStatus) -> None:
+    waiting = found.spill
+    if waiting is None:
+        return
+    if waiting.files:
+        whose = f"; {waiting.writers} traces still run" if waiting.writers else "; `argus store load` stores them"
+        click.echo(f"waiting {waiting.files:,} files, {readable_bytes(waiting.bytes)} in {waiting.folder}{whose}")
+    if waiting.aside:
+        click.echo(f"aside   {waiting.aside:,} files that could not be stored, in {waiting.folder}/aside")
 
 
 def _time(ns: int | None) -> str:

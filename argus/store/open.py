@@ -41,6 +41,10 @@ _INSERT = {
     "max_partitions_per_insert_block": 5000,
     # The token's promise holds for synchronous inserts.
     "async_insert": 0,
+    # A rollup keeps it as well: a retry repairs the rollup where the engine was killed between the two.
+    "deduplicate_blocks_in_dependent_materialized_views": 1,
+    # Of a cluster: acknowledged means that every shard has its rows.
+    "distributed_foreground_insert": 1,
 }
 _AUTHENTICATION = {192, 193, 194, 516}
 
@@ -223,7 +227,7 @@ class Store:
         if self.target.spool is not None:
             from argus.store import spool
 
-            spool.write(self.target.spool, table, token, rows)
+            spool.write(self.target.spool, table, token, rows, sync=True)
             return
         with self.lease(timeout_s) as client:
             from clickhouse_connect.driver.exceptions import Error
@@ -298,7 +302,7 @@ class Store:
                     pool_mgr=_unix_pool(target.path),
                     **common,
                 )
-            return clickhouse_connect.get_client(
+            client = clickhouse_connect.get_client(
                 interface="https" if target.secure else "http",
                 host=target.host,
                 port=target.port,
@@ -309,6 +313,11 @@ class Store:
                 ca_cert=target.options.get("ca_cert"),
                 **common,
             )
+            # Joins of a cluster's tables, whose rows of one key may be on different shards.
+            mode = client.server_settings.get("distributed_product_mode")
+            if mode is not None and not mode.readonly:
+                client.set_client_setting("distributed_product_mode", "global")
+            return client
         except Error as failure:
             self._drop()
             raise self.explain(failure) from None

@@ -10,6 +10,7 @@ from typing import Any
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.resources import resource_dir
+from argus.store.cluster import Cluster, render
 from argus.store.open import LEASE_TIMEOUT_S, Store, spool_not_queried
 from argus.store.statements import split_statements
 
@@ -29,6 +30,8 @@ CREATE TABLE IF NOT EXISTS schema_migrations
 COMMENT 'Which schema files were applied'
 """
 
+ROLLUP = "_rollup"
+"""How the names of tables end that materialised views write to."""
 _UNITS = {"s": "SECOND", "m": "MINUTE", "h": "HOUR", "d": "DAY", "w": "WEEK", "y": "YEAR"}
 _UNIT_DAYS = {"SECOND": 1 / 86400, "MINUTE": 1 / 1440, "HOUR": 1 / 24, "DAY": 1, "WEEK": 7, "MONTH": 31, "YEAR": 366}
 _MAX_TTL_DAYS = 3660
@@ -59,6 +62,9 @@ class SchemaState:
     """Newest migration this Argus has."""
     changed: list[str] = field(default_factory=list)
     """Applied migrations whose file has changed since."""
+    missing: list[int] = field(default_factory=list)
+    """Migrations this Argus has that were not applied. One may be older than ``version``: of two that are made at the
+    same time, the one with the higher number may be done first."""
 
 
 def migrations() -> list[Migration]:
@@ -67,8 +73,8 @@ def migrations() -> list[Migration]:
         Migration(int(path.name[:3]), path.name, path.read_text(encoding="utf-8"))
         for path in sorted(resource_dir("schemas").glob("[0-9][0-9][0-9]_*.sql"))
     ]
-    if [m.version for m in found] != list(range(1, len(found) + 1)):
-        raise ArgusError("the schema files of this installation are not numbered 1, 2, 3 …", "Install Argus again")
+    if not found or found[0].version != 1 or len({m.version for m in found}) != len(found):
+        raise ArgusError("the schema files of this installation are incomplete", "Install Argus again")
     return found
 
 
@@ -102,7 +108,7 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
     known = {m.version: m for m in migrations()}
     newest = max(known)
     if not client.command("EXISTS TABLE schema_migrations"):
-        return SchemaState(0, newest)
+        return SchemaState(0, newest, missing=sorted(known))
     rows = client.query("SELECT version, name, checksum FROM schema_migrations FINAL ORDER BY version").result_rows
     version = max((int(row[0]) for row in rows), default=0)
     if version > newest:
@@ -111,7 +117,15 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
             "Upgrade Argus, or name another store with --store",
             EXIT_UNAVAILABLE,
         )
-    return SchemaState(version, newest, [row[1] for row in rows if known[int(row[0])].checksum != row[2]])
+    applied = {int(row[0]) for row in rows}
+    if stranger := sorted(applied - set(known)):
+        raise ArgusError(
+            f"the store {store.url} has schema {stranger[0]}, which this Argus does not know",
+            "Upgrade Argus, or name another store with --store",
+            EXIT_UNAVAILABLE,
+        )
+    changed = [row[1] for row in rows if known[int(row[0])].checksum != row[2]]
+    return SchemaState(version, newest, changed, sorted(set(known) - applied))
 
 
 def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> SchemaState:
@@ -126,10 +140,11 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
         from argus.store import spool
 
         spool.prepare(store.target.spool)
-        return SchemaState(len(migrations()), len(migrations()))
+        newest = migrations()[-1].version
+        return SchemaState(newest, newest)
     with store.lease(timeout_s) as client:
         state = _state(store, client)
-        if state.version == state.known:
+        if not state.missing:
             return state
         if not store.embedded:
             lacks = "has no Argus tables" if state.version == 0 else f"has old tables (schema {state.version})"
@@ -142,7 +157,13 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
 
 
 def init_schema(
-    store: Store, *, ttl: str | None = None, raw_ttl: str | None = None, timeout_s: float = LEASE_TIMEOUT_S
+    store: Store,
+    *,
+    ttl: str | None = None,
+    raw_ttl: str | None = None,
+    timeout_s: float = LEASE_TIMEOUT_S,
+    cluster: str = "",
+    replicas: bool = True,
 ) -> SchemaState:
     """Creates or upgrades the tables, and the database of a server where it lacks.
 
@@ -153,10 +174,15 @@ def init_schema(
         ttl: How long rows are kept, as ``interval`` reads it. Given for a store that has tables: changes theirs.
         raw_ttl: The same for single CUDA calls.
         timeout_s: How long to wait for the store.
+        cluster: Name of a cluster of servers: tables are made on all of it (``cluster.render``). Tables that are there
+            already tell it themselves.
+        replicas: Whether they are replicated; otherwise they are made on this node only, as a shard of its own.
 
     Raises:
-        ArgusError: The store cannot be reached or refuses, or was written by a newer Argus.
+        ArgusError: The store cannot be reached or refuses, was written by a newer Argus, or has tables of another form.
     """
+    if cluster and store.embedded:
+        raise ArgusError("an embedded store is no cluster", "Name a server: --store clickhouse://…", EXIT_USAGE)
     if store.target.spool is not None:
         raise spool_not_queried(store.target)
     from clickhouse_connect.driver.exceptions import Error
@@ -164,23 +190,33 @@ def init_schema(
     values = {"ttl": interval(ttl or DEFAULT_TTL), "raw_ttl": interval(raw_ttl or DEFAULT_RAW_TTL)}
     explicit = {name for name, given in (("ttl", ttl), ("raw_ttl", raw_ttl)) if given}
     if not store.embedded and store.database != "default":
-        _create_database(store, timeout_s)
+        _create_database(store, timeout_s, f" ON CLUSTER `{cluster}`" if cluster and replicas else "")
     with store.lease(timeout_s) as client:
         try:
             before = schema_state(store, client)
-            client.command(_MIGRATIONS)
+            form = _cluster(store, client, cluster, replicas)
+
+            def rendered(statement: str) -> list[str]:
+                filled = _fill(statement, values)
+                return [filled] if form is None else render(filled, form)
+
+            for statement in rendered(_MIGRATIONS.strip()):
+                client.command(statement)
             for migration in migrations():
-                if migration.version > before.version:
+                if migration.version in before.missing:
                     for statement in split_statements(migration.text):
-                        client.command(_fill(statement, values))
+                        for each in rendered(statement):
+                            client.command(each)
                     client.command(
                         "INSERT INTO schema_migrations (version, name, checksum)"
                         " SELECT {v:UInt32}, {n:String}, {c:String}",
+                        settings={"distributed_foreground_insert": 1},
                         parameters={"v": migration.version, "n": migration.name, "c": migration.checksum},
                     )
                 elif explicit:
                     for alter in _ttl_changes(migration.text, values, explicit):
-                        client.command(alter)
+                        for each in [alter] if form is None else render(alter, form):
+                            client.command(each)
             return schema_state(store, client)
         except Error as failure:
             raise store.explain(failure) from None
@@ -195,16 +231,40 @@ def _state(store: Store, client: Any) -> SchemaState:
         raise store.explain(failure) from None
 
 
-def _create_database(store: Store, timeout_s: float) -> None:
+def _cluster(store: Store, client: Any, name: str, replicas: bool) -> Cluster | None:
+    """The form that the tables have, or, where there are none yet, are to get; None: those of one server."""
+    if not name and store.embedded:
+        return None
+    found = client.query(
+        "SELECT name, engine, engine_full FROM system.tables"
+        " WHERE database = currentDatabase() AND name IN ('jobs', 'jobs_local')"
+    ).result_rows
+    engines = {row[0]: (row[1], row[2]) for row in found}
+    if "jobs" not in engines:
+        return Cluster(name, store.database, replicas) if name else None
+    engine, full = engines["jobs"]
+    match = re.match(r"Distributed\('([^']*)'", full) if engine == "Distributed" else None
+    if name and (match is None or match.group(1) != name):
+        there = f"tables of the cluster '{match.group(1)}'" if match else "tables of a single server"
+        raise ArgusError(f"the database '{store.database}' has {there}", "Name another database", EXIT_USAGE)
+    if match is None:
+        return None
+    return Cluster(match.group(1), store.database, engines["jobs_local"][0].startswith("Replicated"))
+
+
+def _create_database(store: Store, timeout_s: float, everywhere: str) -> None:
     from dataclasses import replace
 
     from clickhouse_connect.driver.exceptions import Error
 
     with Store(replace(store.target, database="default"), create=True) as server, server.lease(timeout_s) as client:
         try:
-            client.command("CREATE DATABASE IF NOT EXISTS `" + store.database.replace("`", "``") + "`")
+            client.command("CREATE DATABASE IF NOT EXISTS `" + store.database.replace("`", "``") + "`" + everywhere)
         except Error as failure:
             raise store.explain(failure) from None
+
+
+_CODEC_COMMENT = re.compile(r"(CODEC\((?:[^()]|\([^()]*\))*\))\s+(COMMENT '(?:[^'\\]|\\.|'')*')")
 
 
 def _fill(statement: str, values: dict[str, str]) -> str:
@@ -212,7 +272,8 @@ def _fill(statement: str, values: dict[str, str]) -> str:
         statement = statement.replace("{{" + name + "}}", value)
     if left := re.search(r"\{\{(\w+)\}\}", statement):
         raise ArgusError(f"a schema file uses the unknown placeholder {left.group(0)}", "Install Argus again")
-    return statement
+    # Servers before 26.9 take a column's comment only before its codec (26.7: a syntax error).
+    return _CODEC_COMMENT.sub(r"\2 \1", statement)
 
 
 def _ttl_changes(text: str, values: dict[str, str], explicit: set[str]) -> list[str]:
@@ -243,11 +304,17 @@ _COLUMN = re.compile(r"(\w+)\s+(.+?)(?=\s+(?:DEFAULT|MATERIALIZED|ALIAS|CODEC|CO
 
 @functools.cache
 def table_columns() -> dict[str, dict[str, Column]]:
-    """The columns of every table that the schema files create, read from the files: no store is asked."""
+    """The columns of every table that rows can be written to, read from the schema files: no store is asked.
+
+    Rollups are not among them: only materialised views write there.
+    """
     tables: dict[str, dict[str, Column]] = {}
     for migration in migrations():
         for statement in split_statements(migration.text):
-            if made := re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*)\n\)", statement, re.DOTALL):
+            made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*)\n\)", statement, re.DOTALL)
+            if made and made.group(1).endswith(ROLLUP):
+                continue
+            if made:
                 tables[made.group(1)] = {c.name: c for c in map(_column, _split_commas(made.group(2)))}
             elif added := re.match(r"ALTER TABLE (\w+)\s+(ADD COLUMN .*)", statement, re.DOTALL):
                 for part in _split_commas(added.group(2)):

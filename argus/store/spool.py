@@ -1,8 +1,9 @@
 """A spool: rows as files in a folder, for a machine that has neither an engine nor a server at hand.
 
 Every batch that the writer would send becomes one file ``NNNNNN-<table>.arrow`` (Arrow IPC, compressed) that holds, in
-its schema's metadata, the table and the batch's deduplication token. ``load`` sends the files to a store under the same
-tokens, so that a folder loaded twice is stored once.
+its schema's metadata, the table, the batch's deduplication token and a checksum of the whole file. ``load`` sends the
+files to a store under the same tokens, so that a folder loaded twice is stored once. What a writer spills to disk while
+its store is away (``spill.py``) has the same form.
 
 A file appears whole or not at all; its number is the order of writing. Several tracers may share a folder.
 """
@@ -13,6 +14,7 @@ import contextlib
 import errno
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from argus.store.open import Store
 
 _NAME = re.compile(r"(\d{6,})-(\w+)\.arrow")
-_TABLE, _TOKEN = b"argus.table", b"argus.token"
+_TABLE, _TOKEN, _DOUBT, _SUM = b"argus.table", b"argus.token", b"argus.doubt", b"argus.sum"
+_MARK, _ZERO = b"argus-crc32:", b"00000000"
+"""The value of ``argus.sum``: the mark, and the CRC-32 (hexadecimal) of the file with zeros in that place. Arrow writes
+metadata twice, at the beginning and at the end; both places count. A file stays one that any reader of Arrow takes."""
 _UNFINISHED = ".part"
 _JOURNAL = ".loaded"
 """Which files are in which store. A store itself remembers only the newest 1000 tokens of a table."""
@@ -48,15 +53,25 @@ def prepare(folder: Path) -> None:
         raise _refused(folder, failure) from None
 
 
-def write(folder: Path, table: str, token: str, rows: pa.Table) -> Path:
+def write(
+    folder: Path, table: str, token: str, rows: pa.Table, *, doubt: bool = False, number: int = 0, sync: bool = False
+) -> Path:
     """Writes a batch and returns its file.
+
+    Args:
+        folder: The spool.
+        table: The table of the rows.
+        token: The batch's deduplication token.
+        rows: Of ``writer.to_arrow``'s types.
+        doubt: Whether a store may have the rows already: they were sent, and no answer came.
+        number: The lowest number that the file may get, where the caller knows it; 0: the folder is listed.
+        sync: Whether to return only when the file would outlive a power cut (``fsync`` of file and folder).
 
     Raises:
         ArgusError: There is no room, or the folder cannot be written to; all of that may pass.
     """
-    codec = next((name for name in ("zstd", "lz4") if pa.Codec.is_available(name)), None)
-    schema = rows.schema.with_metadata({_TABLE: table, _TOKEN: token})
-    number = 1 + max((number for number, _ in _names(folder)), default=0)
+    data = _encoded(table, token, rows, doubt)
+    number = number or 1 + max((number for number, _ in _names(folder)), default=0)
     while True:
         whole = folder / f"{number:06}-{table}.arrow"
         part = whole.with_name(whole.name + _UNFINISHED)
@@ -74,12 +89,14 @@ def write(folder: Path, table: str, token: str, rows: pa.Table) -> Path:
                 part.unlink()
                 number += 1
                 continue
-            with (
-                open(fd, "wb") as sink,
-                pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out,
-            ):
-                out.write_table(rows.replace_schema_metadata(schema.metadata))
+            with open(fd, "wb") as sink:
+                sink.write(data)
+                if sync:
+                    sink.flush()
+                    os.fsync(fd)
             part.rename(whole)
+            if sync:
+                sync_folder(folder)
         except BaseException as failure:
             with contextlib.suppress(OSError):
                 part.unlink()
@@ -87,6 +104,36 @@ def write(folder: Path, table: str, token: str, rows: pa.Table) -> Path:
                 raise _refused(folder, failure) from None
             raise
         return whole
+
+
+def _encoded(table: str, token: str, rows: pa.Table, doubt: bool) -> memoryview:
+    codec = next((name for name in ("zstd", "lz4") if pa.Codec.is_available(name)), None)
+    metadata = {_SUM: _MARK + _ZERO, _TABLE: table, _TOKEN: token, **({_DOUBT: "1"} if doubt else {})}
+    schema = rows.schema.with_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out:
+        out.write_table(rows.replace_schema_metadata(schema.metadata))
+    data = bytearray(sink.getvalue())
+    places = _sum_places(data)
+    total = f"{zlib.crc32(data):08x}".encode()
+    for place in places:
+        data[place : place + len(total)] = total
+    return memoryview(data)
+
+
+def _sum_places(data: bytes | bytearray) -> tuple[int, ...]:
+    """Where a file's checksum is: at its beginning and at its end; nowhere: it was written before there was one."""
+    first = data.find(_MARK)
+    return () if first < 0 else tuple(sorted({first + len(_MARK), data.rfind(_MARK) + len(_MARK)}))
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlive a power cut."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _refused(folder: Path, failure: OSError) -> ArgusError:
@@ -100,7 +147,7 @@ def _refused(folder: Path, failure: OSError) -> ArgusError:
     )
 
 
-def _files(folder: Path) -> list[tuple[int, Path]]:
+def batch_files(folder: Path) -> list[tuple[int, Path]]:
     """The finished files of a spool, in order."""
     return [(number, folder / name) for number, name in sorted(_names(folder))]
 
@@ -123,31 +170,51 @@ class Spooled:
     table: str
     token: str
     rows: pa.Table
+    doubt: bool = False
+    """Whether a store may have the rows already: they were sent, and no answer came."""
 
 
-def read(file: Path) -> Spooled:
+class Damaged(ArgusError):
+    """A file of a spool that does not hold what was written."""
+
+
+def read(file: Path, *, summed: bool = False) -> Spooled:
     """Reads a file of a spool.
 
+    Args:
+        file: The file.
+        summed: Whether to believe only what has a checksum; spools of older Argus have none.
+
     Raises:
-        ArgusError: It is damaged, or no such file.
+        Damaged: Its content is not what was written.
+        ArgusError: It cannot be read.
     """
     try:
-        with pa.OSFile(str(file)) as source:
-            rows = pa.ipc.open_file(source).read_all()
+        data = bytearray(file.read_bytes())
+        places = _sum_places(data)
+        told = {bytes(data[place : place + len(_ZERO)]) for place in places}
+        for place in places:
+            data[place : place + len(_ZERO)] = _ZERO
+        if (places or summed) and told != {f"{zlib.crc32(data):08x}".encode()}:
+            raise Damaged(f"{file.name} is damaged: its checksum is wrong")
+        rows = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         rows.validate(full=True)
         metadata = rows.schema.metadata or {}
-        return Spooled(metadata[_TABLE].decode(), metadata[_TOKEN].decode(), rows.replace_schema_metadata(None))
+        table, token = metadata[_TABLE].decode(), metadata[_TOKEN].decode()
+        return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata)
     except KeyError:
-        raise ArgusError(f"{file.name} is no file of a spool: it names no table") from None
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as failure:
+        raise Damaged(f"{file.name} is no file of a spool: it names no table") from None
+    except (pa.ArrowException, UnicodeDecodeError) as failure:
         reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
-        raise ArgusError(f"{file.name} is damaged: {reason}") from None
+        raise Damaged(f"{file.name} is damaged: {reason}") from None
+    except OSError as failure:
+        raise ArgusError(f"{file.name} cannot be read: {failure.strerror}") from None
 
 
 def newest_run(folder: Path) -> int:
     """The highest number of a run in a spool; 0: none."""
     newest = 0
-    for _, file in _files(folder):
+    for _, file in batch_files(folder):
         if file.name.endswith("-jobs.arrow"):
             with contextlib.suppress(ArgusError):
                 newest = max(newest, int(np.max(read(file).rows.column("run").to_numpy(), initial=0)))
@@ -185,7 +252,7 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
 
     if store.spooled:
         raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
-    files = [file for _, file in _files(folder)]
+    files = [file for _, file in batch_files(folder)]
     if not files:
         what = "holds no file of a spool" if folder.is_dir() else "is no folder"
         raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from argus.errors import ArgusError
+from argus.store import spill
+from argus.store.cluster import LOCAL
 from argus.store.open import Store
 from argus.store.reader import Run, list_runs, query, query_columns
 from argus.store.schema import SchemaState, schema_state
+from argus.store.spill import Waiting
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class TableStatus:
     oldest_ns: int | None = None
     """Wall time of the oldest row; None: no rows, or rows without a time."""
     newest_ns: int | None = None
+    kept: str = ""
+    """How long rows are kept, as ClickHouse has it: ``30 days``; empty: for ever."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,12 @@ class StoreStatus:
     schema: SchemaState | None
     tables: list[TableStatus] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    spill: Waiting | None = None
+    """What traces have left on disk for this store; None: nothing is spilled for it."""
 
 
 def list_tables(store: Store) -> list[TableStatus]:
-    """The tables and views with comments, rows and bytes on disk.
+    """The tables and views with comments, rows and bytes on disk; of a cluster those of the node that is asked.
 
     Raises:
         ArgusError: The store cannot be reached.
@@ -46,11 +53,27 @@ def list_tables(store: Store) -> list[TableStatus]:
     found = query(
         store,
         "SELECT name, comment, engine = 'View' AS is_view, toInt64(ifNull(total_rows, 0)) AS rows,"
-        " toInt64(ifNull(total_bytes, 0)) AS bytes FROM system.tables"
-        " WHERE database = currentDatabase() AND NOT is_temporary ORDER BY is_view, name",
+        " toInt64(ifNull(total_bytes, 0)) AS bytes,"
+        " extractGroups(engine_full, 'TTL \\\\w+ \\\\+ toInterval([A-Za-z]+)\\\\((\\\\d+)\\\\)') AS ttl"
+        " FROM system.tables WHERE database = currentDatabase() AND NOT is_temporary AND engine != 'MaterializedView'"
+        " ORDER BY is_view, name",
     ).to_pylist()
+    by_name = {t["name"]: t for t in found}
+    if f"jobs{LOCAL}" in by_name:
+        here = {name.removesuffix(LOCAL): t for name, t in by_name.items() if name.endswith(LOCAL)}
+        found = [
+            {**here.get(t["name"], t), "name": t["name"], "comment": t["comment"]}
+            for t in found
+            if not t["name"].endswith(LOCAL)
+        ]
     return [
-        TableStatus(t["name"], t["comment"], None if t["is_view"] else t["rows"], None if t["is_view"] else t["bytes"])
+        TableStatus(
+            t["name"],
+            t["comment"],
+            None if t["is_view"] else t["rows"],
+            None if t["is_view"] else t["bytes"],
+            kept=f"{t['ttl'][1]} {t['ttl'][0].lower()}{'s' * (t['ttl'][1] != '1')}" if t["ttl"] else "",
+        )
         for t in found
     ]
 
@@ -61,8 +84,10 @@ def store_status(store: Store) -> StoreStatus:
     Raises:
         ArgusError: The store cannot be reached, or was written by a newer Argus.
     """
+    place = spill.place(store.target)
+    waiting = None if place is None else spill.waiting(place.folder)
     if not store.exists():
-        return StoreStatus(store.url, "", None)
+        return StoreStatus(store.url, "", None, spill=waiting)
     with store.lease() as client:
         engine = f"{'chdb' if store.embedded else 'ClickHouse'} {client.server_version}"
     times = query_columns(
@@ -81,11 +106,11 @@ def store_status(store: Store) -> StoreStatus:
                 f"SELECT toDateTime64(min(`{column}`), 9) AS a, toDateTime64(max(`{column}`), 9) AS b FROM `{name}`",
             )
             oldest, newest = int(span["a"][0]), int(span["b"][0])
-            table = TableStatus(table.name, table.comment, table.rows, table.bytes, oldest, newest)
+            table = replace(table, oldest_ns=oldest, newest_ns=newest)
         tables.append(table)
     state = schema_state(store)
     runs: list[Run] = list_runs(store) if state.version else []
-    return StoreStatus(store.url, engine, state, tables, runs)
+    return StoreStatus(store.url, engine, state, tables, runs, waiting)
 
 
 def describe_table(store: Store, table: str) -> list[tuple[str, str, str]]:

@@ -1,18 +1,26 @@
 """Writes columns into a store without ever stopping whoever brings them.
 
 ``append`` copies rows into memory; batches go to the store one after the other, each under a token of its own, so that
-a batch sent twice because the answer got lost is stored once. While the store is away batches wait in memory, up to a
-limit; beyond it the oldest rows are dropped, kernels and CUDA calls first, and counted.
+a batch sent twice because the answer got lost is stored once. While the store is away batches go to disk
+(``spill.py``), in the order they came, up to a limit; beyond it, and where there is no disk to be had, the oldest rows
+are dropped, kernels and CUDA calls first, and counted.
+
+A row is *acknowledged* once ``flush`` has returned True after it was appended, or its batch is on disk
+(``rows_spilled``). What is acknowledged is stored exactly once, also when Argus or the store is killed: what a killed
+writer left on disk is stored by the next writer that spills for the same store, or by ``argus store load``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,7 +28,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from argus.store.open import Store, transient
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store import spill, spool
+from argus.store.open import LEASE_TIMEOUT_S, Store, transient
 from argus.store.schema import Column, ensure_schema, table_columns
 
 Values: TypeAlias = "npt.NDArray[Any] | Sequence[Any] | str | int | float | bool | None"
@@ -31,7 +41,21 @@ FLUSH_ROWS = 200_000
 FLUSH_S = 1.0
 """The longest that a row waits before it is sent."""
 MAX_BYTES = 256 << 20
-"""What may wait in memory while the store is away."""
+"""What may wait in memory."""
+SPILL_BYTES = 64 << 20
+"""So much in memory goes to disk also while the store takes rows, but too slowly."""
+STUCK_S = 5.0
+"""An insert that has had no answer for so long: what waits behind it goes to disk."""
+DOUBT_S = 20.0
+"""A batch whose answer was lost so long ago is looked for in the store before it is sent again: by then the batches of
+other writers may have pushed its token out of the store's memory (1000 blocks a table)."""
+DOUBT_ROLLED_UP_S = 600.0
+"""The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind;
+being found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second
+for so long."""
+ROLLED_UP = ("iterations",)
+ADOPT_S = 60.0
+"""How often to look for what writers that are gone have left on disk."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
@@ -43,9 +67,16 @@ _LEASE_S = 5.0
 class _Batch:
     table: str
     token: str
-    rows: pa.Table
+    rows: pa.Table | None
+    """None: they are on disk only."""
+    count: int
     nbytes: int
+    """In memory."""
     tries: int = 0
+    doubt_since: float | None = None
+    """``time.monotonic`` of the first time that it was sent and may have been stored; None: it was not."""
+    file: Path | None = None
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +89,8 @@ class Report:
     """Rows that were lost: too much waited, the store refused them, or it was still away at the end."""
     last_error: str = ""
     """Why, as the store said it last; empty: nothing went wrong."""
+    on_disk: dict[str, int] = field(default_factory=dict)
+    """Rows that wait on disk for the store, and for whoever writes to it next."""
 
 
 class Writer:
@@ -72,6 +105,7 @@ class Writer:
         max_bytes: What may wait in memory.
         flush_rows: A table with so many rows waiting is sent by the next ``maybe_flush``.
         flush_s: So is one whose oldest row has waited so long.
+        place: Where batches go while the store is away (``spill.place``); None: they wait in memory.
     """
 
     def __init__(
@@ -82,6 +116,7 @@ class Writer:
         max_bytes: int = MAX_BYTES,
         flush_rows: int = FLUSH_ROWS,
         flush_s: float = FLUSH_S,
+        place: spill.Place | None = None,
     ) -> None:
         self.store = store
         self.source = source
@@ -102,18 +137,54 @@ class Writer:
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
         self._worker: threading.Thread | None = None
+        self._spiller: threading.Thread | None = None
         self._stop = False
+        self.place = place
+        self.spill_error: Exception | None = None
+        self._folder: spill.Folder | None = None
+        self._others = None if place is None else spill.Others(place.folder)
+        self._spill_lock = threading.Lock()
+        self._spill_not_before = 0.0
+        self._sending_since = 0.0
+        self._next_adoption = 0.0
+        self._tally: Counter[str] = Counter()
         self._schema_ready = False
 
     @property
     def bytes_waiting(self) -> int:
-        """Bytes of rows in memory that the store has not acknowledged."""
-        return self._bytes
+        """Bytes of rows, in memory and on disk, that the store has not acknowledged."""
+        with self._changed:
+            return self._bytes + sum(batch.file_bytes for batch in self._outbox)
 
     @property
     def trouble(self) -> str:
         """Why rows cannot be stored at present; empty: they can."""
-        return getattr(self.last_error, "message", str(self.last_error)) if self._backoff_s else ""
+        if not self._backoff_s:
+            return ""
+        text: str = getattr(self.last_error, "message", str(self.last_error))
+        if self.spill_error is not None:
+            return f"{text}; rows wait in memory: {getattr(self.spill_error, 'message', self.spill_error)}"
+        return text
+
+    @property
+    def spilled_to(self) -> str:
+        """The folder on disk for rows of this store; empty: they wait in memory."""
+        return "" if self.place is None else str(self.place.folder)
+
+    @property
+    def safe(self) -> bool:
+        """Whether every row appended so far is stored, dropped and counted, or on disk: a kill loses none of it."""
+        with self._changed:
+            return not self._pending and all(batch.file is not None for batch in self._outbox)
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        """What became of rows that were not simply stored: value, and whether a value above 0 is a loss."""
+        with self._changed:
+            found = {f"rows_dropped_{table}": (rows, True) for table, rows in self.rows_dropped.items()}
+            for name in _COUNTERS:
+                if name in self._tally:
+                    found[name] = (self._tally[name], name in _LOSSES)
+            return found
 
     def append(self, table: str, rows: pa.Table | Mapping[str, Values]) -> int:
         """Takes rows over. They are copied: the caller's arrays may be reused at once.
@@ -163,7 +234,7 @@ class Writer:
         """Sends everything and waits for it.
 
         Args:
-            timeout_s: How long to try while the store is away. Rows not stored by then stay in memory.
+            timeout_s: How long to try while the store is away. Rows not stored by then wait, in memory or on disk.
 
         Returns:
             Whether every row that was appended has been stored; ``last_error`` tells why not.
@@ -178,35 +249,61 @@ class Writer:
                 self._changed.wait_for(lambda: not self._outbox, timeout_s)
                 return not self._outbox
         self._send_all(deadline)
+        while self._spill_next():
+            pass
         with self._changed:
             return not self._outbox
 
     def start(self) -> None:
-        """From here on a thread of its own sends."""
+        """From here on a thread of its own sends, and another one brings to disk what waits for too long.
+
+        The first one also stores what writers that are gone have left on disk for this store.
+        """
         with self._changed:
             if self._worker is None:
                 self._stop = False
                 self._worker = threading.Thread(target=self._work, name="argus-writer", daemon=True)
                 self._worker.start()
+                if self.place is not None:
+                    self._spiller = threading.Thread(target=self._spill_work, name="argus-spill", daemon=True)
+                    self._spiller.start()
 
     def close(self, timeout_s: float = 30.0) -> Report:
-        """Sends what is left and ends the thread. Rows that cannot be stored in time are counted as dropped.
+        """Sends what is left and ends the thread. Rows that cannot be stored in time are left on disk, or, where they
+        cannot be, counted as dropped.
 
         Args:
-            timeout_s: How long to try while the store is away.
+            timeout_s: How long to try while the store is away; at most 5 s where rows are safe on disk.
         """
-        self.flush(timeout_s)
+        with self._changed:
+            safe = self.place is not None and self._backoff_s > 0 and self.spill_error is None
+        self.flush(min(timeout_s, STUCK_S) if safe else timeout_s)
         with self._changed:
             self._stop = True
             self._changed.notify_all()
-            worker = self._worker
-        if worker is not None:
-            worker.join(timeout=_LEASE_S + 1)
+            worker, spiller = self._worker, self._spiller
+        for thread in (worker, spiller):
+            if thread is not None:
+                thread.join(timeout=_LEASE_S + 1)
+        self._spill_not_before = 0.0
+        while self._spill_next(closing=True):
+            pass
         with self._changed:
-            self._worker = None
+            self._worker = self._spiller = None
+            on_disk: Counter[str] = Counter()
             while self._outbox:
-                self._drop(self._outbox[0])
-            return self.report()
+                if self._outbox[0].file is not None:
+                    batch = self._outbox.popleft()
+                    self._bytes -= batch.nbytes
+                    on_disk[batch.table] += batch.count
+                else:
+                    self._drop(self._outbox[0])
+            report = replace(self.report(), on_disk=dict(on_disk))
+        with self._spill_lock:
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
+        return report
 
     def report(self) -> Report:
         """What became of the rows so far."""
@@ -234,12 +331,12 @@ class Writer:
             sequence = self._sequence[table]
             self._sequence[table] += 1
             token = f"{self.source}/{self._session}/{table}/{sequence}"
-            self._outbox.append(_Batch(table, token, rows, rows.nbytes))
+            self._outbox.append(_Batch(table, token, rows, rows.num_rows, rows.nbytes))
 
     def _shed(self) -> None:
         """Drops the oldest rows until the rest fits."""
         while self._bytes > self.max_bytes:
-            waiting = [batch for batch in self._outbox if batch is not self._sending]
+            waiting = [batch for batch in self._outbox if batch is not self._sending and batch.nbytes]
             for table in FIRST_TO_DROP:
                 victim = next((batch for batch in waiting if batch.table == table), None)
                 if victim is not None or table in self._pending:
@@ -265,17 +362,37 @@ class Writer:
     def _drop(self, batch: _Batch) -> None:
         self._outbox.remove(batch)
         self._bytes -= batch.nbytes
-        self.rows_dropped[batch.table] += batch.rows.num_rows
+        self.rows_dropped[batch.table] += batch.count
+        _unlink(batch.file)
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._stop and not (self._outbox and time.monotonic() >= self._not_before):
+                while not self._stop and not (ready := self._ready()):
                     left_s = self._not_before - time.monotonic()
-                    self._changed.wait(max(0.0, left_s) if self._outbox else None)
+                    patience = max(0.0, left_s) if self._outbox else None
+                    if self.place is not None:
+                        due_s = max(0.0, max(self._next_adoption, self._not_before) - time.monotonic())
+                        patience = due_s if patience is None else min(patience, due_s)
+                    self._changed.wait(patience)
                 if self._stop:
                     return
-            self._send_all(deadline=0.0)
+            if ready == "send":
+                self._send_all(deadline=0.0)
+            else:
+                try:
+                    self._adopt()
+                except Exception as failure:  # a folder that cannot be read, say: this writer's own rows come first
+                    self.last_error = failure
+                    self._next_adoption = time.monotonic() + ADOPT_S
+
+    def _ready(self) -> str:
+        now = time.monotonic()
+        if now < self._not_before:
+            return ""
+        if self._outbox:
+            return "send"
+        return "adopt" if self.place is not None and now >= self._next_adoption else ""
 
     def _send_all(self, deadline: float) -> None:
         """Sends batch after batch; waits and tries again until ``deadline`` (``time.monotonic``). No lock is held."""
@@ -285,6 +402,7 @@ class Writer:
                     if not self._outbox or (self._stop and deadline == 0.0):
                         return
                     batch = self._sending = self._outbox[0]
+                    self._sending_since = time.monotonic()
                 failure: Exception | None = None
                 try:
                     self._send(batch)
@@ -293,18 +411,22 @@ class Writer:
                 with self._changed:
                     self._sending = None
                     if batch not in self._outbox:
-                        return  # given up meanwhile by close(), and counted as dropped
+                        return  # given up meanwhile by close(), and counted as dropped or left on disk
                     if failure is None:
                         self._outbox.popleft()
                         self._bytes -= batch.nbytes
-                        self.rows_written[batch.table] += batch.rows.num_rows
+                        self.rows_written[batch.table] += batch.count
                         self._backoff_s = self._not_before = 0.0
+                        _unlink(batch.file)
                     else:
-                        self.last_error = failure
+                        self._failed(failure)
                         if transient(failure):
                             batch.tries += 1
-                            self._backoff_s = min(max(self._backoff_s * 2, _BACKOFF_S[0]), _BACKOFF_S[1])
-                            self._not_before = time.monotonic() + self._backoff_s
+                        elif batch.file is not None:
+                            self._outbox.popleft()
+                            self._bytes -= batch.nbytes
+                            self.rows_dropped[batch.table] += batch.count
+                            self._set_aside(self._folder, batch.file, failure)
                         else:
                             # The store would refuse it every time, and everything behind it would wait for ever.
                             self._drop(batch)
@@ -315,11 +437,276 @@ class Writer:
                         return
                     time.sleep(max(0.0, not_before - time.monotonic()))
 
+    def _failed(self, failure: Exception) -> None:
+        self.last_error = failure
+        if transient(failure):
+            self._backoff_s = min(max(self._backoff_s * 2, _BACKOFF_S[0]), _BACKOFF_S[1])
+            self._not_before = time.monotonic() + self._backoff_s
+
     def _send(self, batch: _Batch) -> None:
         if not self._schema_ready:
             ensure_schema(self.store, timeout_s=_LEASE_S)
             self._schema_ready = True
-        self.store.insert(batch.table, batch.rows, batch.token, _LEASE_S)
+        rows = batch.rows
+        if rows is None:
+            assert batch.file is not None
+            rows = spool.read(batch.file, summed=True).rows
+        since, batch.doubt_since = batch.doubt_since, batch.doubt_since or time.monotonic()
+        if (
+            since is not None
+            and _forgotten(batch.table, time.monotonic() - since)
+            and holds(self.store, batch.table, rows)
+        ):
+            return
+        self.store.insert(batch.table, rows, batch.token, _LEASE_S)
+
+    # ---- on disk ----
+
+    def _spill_work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._stop and not self._spills():
+                    self._changed.wait(1.0 if self._outbox else None)
+                if self._stop:
+                    return
+            self._spill_next()
+
+    def _spills(self, closing: bool = False) -> _Batch | None:
+        """The next batch that should go to disk; None: none at present."""
+        now = time.monotonic()
+        if self.place is None or now < self._spill_not_before:
+            return None
+        stuck = self._sending is not None and now - self._sending_since > STUCK_S
+        if not (closing or stuck or self._backoff_s > 0 or self._bytes > SPILL_BYTES):
+            return None
+        # What is being sent stays in memory for as long as an answer may be near.
+        kept = None if closing or stuck else self._sending
+        return next((batch for batch in self._outbox if batch.file is None and batch is not kept), None)
+
+    def _spill_next(self, closing: bool = False) -> bool:
+        """Brings one batch to disk. Returns whether there may be more to do."""
+        with self._spill_lock:
+            with self._changed:
+                batch = self._spills(closing)
+                rows = None if batch is None else batch.rows
+                in_doubt = batch is not None and batch.doubt_since is not None
+            if batch is None or rows is None:
+                return False
+            assert self.place is not None
+            try:
+                if not self._make_room(batch):
+                    return True
+                if self._folder is None:
+                    self._folder = spill.create(self.place, self._session)
+                file, size = self._folder.write(batch.table, batch.token, rows, doubt=in_doubt)
+            except Exception as failure:  # whatever it is, rows still wait in memory, and the thread must live
+                with self._changed:
+                    self.spill_error = failure
+                    self._tally["spill_failures"] += 1
+                    self._spill_not_before = time.monotonic() + _BACKOFF_S[1]
+                return False
+            with self._changed:
+                self.spill_error = None
+                if batch not in self._outbox:
+                    _unlink(file)  # stored, or dropped, meanwhile
+                    return True
+                self._tally["rows_spilled"] += batch.count
+                batch.file, batch.file_bytes, batch.rows = file, size, None
+                self._bytes -= batch.nbytes
+                batch.nbytes = 0
+            return True
+
+    def _make_room(self, batch: _Batch) -> bool:
+        """Drops the oldest rows on disk until a batch fits there; the batch itself where it is the least of a loss."""
+        assert self.place is not None
+        assert self._others is not None
+        others = self._others.bytes(self._folder.path if self._folder else None)
+        while True:
+            with self._changed:
+                spilled = [each for each in self._outbox if each.file is not None and each is not self._sending]
+                # How far it will be compressed is not known before; the sum is kept within the bound without that.
+                used = others + sum(each.file_bytes for each in self._outbox) + batch.nbytes
+                if used <= self.place.max_bytes:
+                    return True
+                victim = next((e for table in FIRST_TO_DROP for e in spilled if e.table == table), None)
+                if victim is None and batch.table not in FIRST_TO_DROP and spilled:
+                    victim = spilled[0]
+                if victim is None and batch is self._sending:
+                    raise ArgusError(f"the spill {self.place.folder} is full", "Raise ARGUS_SPILL_MAX")
+                self.last_error = self.last_error or ArgusError("the spill is full")
+                self._drop(victim or batch)
+                if victim is None:
+                    return False
+
+    def _set_aside(self, folder: spill.Folder | None, file: Path, failure: Exception) -> None:
+        self._tally["spill_files_damaged" if isinstance(failure, spool.Damaged) else "spill_files_refused"] += 1
+        moved = folder.set_aside(file) if folder is not None else file
+        self.last_error = ArgusError(f"{getattr(failure, 'message', failure)} (set aside: {moved})")
+
+    def _adopt(self) -> None:
+        """Stores what writers that are gone have left on disk, as long as this one has nothing of its own to send."""
+        assert self.place is not None
+        with self._send_lock:
+            for folder in spill.abandoned(self.place.folder):
+                try:
+                    for file in folder.files():
+                        with self._changed:
+                            if self._stop or self._outbox:
+                                return  # looked for again as soon as there is time
+                        try:
+                            batch = spool.read(file, summed=True)
+                            if not self._schema_ready:
+                                ensure_schema(self.store, timeout_s=_LEASE_S)
+                                self._schema_ready = True
+                            replay(self.store, batch, _age_s(file), _LEASE_S)
+                        except Exception as failure:
+                            with self._changed:
+                                if transient(failure):
+                                    self._failed(failure)
+                                    return
+                                self._set_aside(folder, file, failure)
+                            continue
+                        _unlink(file)
+                        with self._changed:
+                            self._tally["spill_rows_adopted"] += batch.rows.num_rows
+                            self._backoff_s = self._not_before = 0.0
+                finally:
+                    folder.close()
+            self._next_adoption = time.monotonic() + ADOPT_S
+
+
+_MOMENTS = (
+    ("DateTime64(9", "fromUnixTimestamp64Nano({}, 'UTC')"),
+    ("DateTime64(6", "fromUnixTimestamp64Micro({}, 'UTC')"),
+    ("DateTime64(3", "fromUnixTimestamp64Milli({}, 'UTC')"),
+    ("DateTime", "toDateTime({}, 'UTC')"),
+)
+_COUNTERS = (
+    "rows_spilled",
+    "spill_rows_adopted",
+    "spill_failures",
+    "spill_files_damaged",
+    "spill_files_refused",
+)
+_LOSSES = ("spill_files_damaged", "spill_files_refused")
+
+
+def _unlink(file: Path | None) -> None:
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _forgotten(table: str, age_s: float) -> bool:
+    """Whether a store may not remember the token of a batch any more that was sent so long ago."""
+    return age_s > (DOUBT_ROLLED_UP_S if table in ROLLED_UP else DOUBT_S)
+
+
+def replay(store: Store, batch: spool.Spooled, age_s: float, timeout_s: float) -> bool:
+    """Stores a batch that a writer left on disk, unless the store has it. Returns whether it was sent.
+
+    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten. ``age_s`` is how
+    long it has been on disk.
+
+    Raises:
+        ArgusError: As ``Store.insert``.
+    """
+    if _forgotten(batch.table, age_s) and holds(store, batch.table, batch.rows):
+        return False
+    store.insert(batch.table, batch.rows, batch.token, timeout_s)
+    return True
+
+
+def _age_s(file: Path) -> float:
+    try:
+        return max(0.0, time.time() - file.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def load_spilled(
+    store: Store, folder: Path, *, progress: Callable[[int, int], None] = lambda done, files: None
+) -> spool.Loaded:
+    """Stores what writers that are gone have left on disk for a store. Files that cannot be stored are set aside.
+
+    Args:
+        store: Where to; its tables must be there.
+        folder: The store's folder (``spill.place``), or another one's, where it was copied from.
+        progress: Called with (files done, files in all) before each file and at the end.
+
+    Raises:
+        ArgusError: The store cannot be reached.
+    """
+    result = spool.Loaded()
+    files, done = spill.waiting(folder).files, 0
+    for abandoned in spill.abandoned(folder):
+        try:
+            for file in abandoned.files():
+                progress(min(done, files - 1), files)
+                done += 1
+                try:
+                    batch = spool.read(file, summed=True)
+                    if replay(store, batch, _age_s(file), LEASE_TIMEOUT_S):
+                        result.rows[batch.table] += batch.rows.num_rows
+                        result.files += 1
+                    else:
+                        result.known += 1
+                except ArgusError as failure:
+                    if transient(failure):
+                        raise
+                    told = f"{failure.message} (set aside: {abandoned.set_aside(file)})"
+                    result.trouble.append(told)
+                    continue
+                file.unlink()
+        finally:
+            abandoned.close()
+    if files:
+        progress(files, files)
+    return result
+
+
+def holds(store: Store, table: str, rows: pa.Table) -> bool:
+    """Whether a store has a batch already, told by its first and its last row.
+
+    A batch is stored whole, or (where it spans days, which are partitions) a day at a time from the first on.
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
+    from argus.store.reader import query_columns
+
+    types = table_columns().get(table, {})
+    # What compares exactly. Tables that keep the newest version of a row do not mind a repetition.
+    names = [
+        name
+        for name in rows.column_names
+        if name in types and name != "stored" and not re.search(r"Array|Map|Float|Nullable", types[name].type)
+    ]
+    if "version" in names or "ts" not in rows.column_names or not names:
+        return False
+    order = pc.sort_indices(rows["ts"])
+    for place in (0, -1):
+        row = rows.slice(order[place].as_py(), 1)
+        tests: list[str] = []
+        values: dict[str, Any] = {}
+        for k, name in enumerate(names):
+            kind = types[name].type
+            value = row[name].cast(pa.int64())[0].as_py() if "Date" in kind else row[name][0].as_py()
+            plain = "Int64" if "Date" in kind else re.sub(r"LowCardinality\((.*)\)", r"\1", kind)
+            told = f"{{p{k}:{plain}}}"
+            if "Date" in kind:
+                # A constant on that side, so that the sorting key and the partitions are used.
+                told = next(made for prefix, made in _MOMENTS if kind.startswith(prefix)).format(told)
+            values[f"p{k}"] = value
+            tests.append(f"`{name}` = {told}")
+        try:
+            found = query_columns(store, f"SELECT count() AS n FROM `{table}` WHERE {' AND '.join(tests)}", values)
+        except ArgusError as failure:
+            # Whatever it is, the rows are not to blame: they wait.
+            raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
+        if not int(found["n"][0]):
+            return False
+    return True
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:

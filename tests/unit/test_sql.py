@@ -438,7 +438,7 @@ def test_the_prompt(url: str, tmp_path: Path) -> None:
 def test_store_status(argus: Run, url: str, tmp_path: Path) -> None:
     code, out, _ = argus("store", "status")
     assert code == 0
-    assert re.search(r"^iterations +80 +\d.*KiB  2023-11-14 22:13:20  2023-11-14 22:13:22$", out, re.MULTILINE)
+    assert re.search(r"^iterations +80 +\d.*KiB  30 days +2023-11-14 22:13:20  2023-11-14 22:13:22$", out, re.MULTILINE)
     assert re.search(r"^llama +1 +4 +20  2023-11-14 22:13:20", out, re.MULTILINE)
     found = json.loads(argus("store", "status", "--format", "json")[1])
     assert (found["url"], found["schema"]["changed"]) == (url, [])

@@ -134,16 +134,18 @@ def test_bad_interval(text: str) -> None:
 def test_tables_are_created_once_and_match_what_the_files_say(store: Store) -> None:
     assert schema_state(store).version == 0
     state = ensure_schema(store)
-    assert state.version == state.known == len(schema.migrations())
+    assert state.version == state.known == schema.migrations()[-1].version
     assert not state.changed
+    assert not state.missing
     assert ensure_schema(store) == state
-    assert rows(store, "SELECT count(), uniqExact(version) FROM schema_migrations") == [(state.version, state.version)]
+    number = len(schema.migrations())
+    assert rows(store, "SELECT count(), uniqExact(version) FROM schema_migrations") == [(number, number)]
     for table, columns in table_columns().items():
         described = rows(store, f"DESCRIBE TABLE {table}")
         assert [(c.name, c.type) for c in columns.values()] == [(r[0], r[1]) for r in described]
         assert [c.optional for c in columns.values()] == [r[2] == "DEFAULT" for r in described]
-    assert rows(store, "SELECT name FROM system.columns WHERE database = 'default' AND comment = '' AND table IN"
-                       f" {tuple(table_columns())}") == []  # fmt: skip
+    assert rows(store, "SELECT name FROM system.columns WHERE database = 'default' AND comment = '' AND (table IN"
+                       f" {tuple(table_columns())} OR table LIKE '%_rollup')") == []  # fmt: skip
 
 
 def test_a_newer_store_is_refused(store: Store) -> None:
@@ -160,12 +162,90 @@ def test_upgrades_and_changed_files(store: Store, monkeypatch: pytest.MonkeyPatc
     ensure_schema(store)
     edited = Migration(1, now[0].name, now[0].text + "\n-- edited")
     sql = "CREATE TABLE IF NOT EXISTS more (a UInt8) ENGINE = MergeTree ORDER BY a"
-    more = Migration(len(now) + 1, "900_more.sql", sql)
+    more = Migration(900, "900_more.sql", sql)
     monkeypatch.setattr(schema, "migrations", lambda: [edited, *now[1:], more])
     state = ensure_schema(store)
     assert state.version == more.version
     assert state.changed == [now[0].name]
     assert rows(store, "SELECT count() FROM more") == [(0,)]
+
+
+def test_a_lower_number_that_comes_later_is_applied(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = schema.migrations()
+    skipped, rest = now[-2], [*now[:-2], now[-1]]
+    monkeypatch.setattr(schema, "migrations", lambda: rest)
+    assert ensure_schema(store).version == now[-1].version
+    monkeypatch.setattr(schema, "migrations", lambda: now)
+    assert schema_state(store).missing == [skipped.version]
+    assert ensure_schema(store).missing == []
+
+
+RECOUNT = (
+    "SELECT job, run, step, count() AS n, sum(duration_ns) AS s, min(duration_ns) AS a, max(duration_ns) AS b,"
+    " toUnixTimestamp64Nano(min(ts)) AS c, toUnixTimestamp64Nano(max(ts)) AS d, argMax(rank, duration_ns) AS w"
+    " FROM iterations GROUP BY job, run, step ORDER BY job, run, step"
+)
+ROLLED_UP = (
+    "SELECT job, run, step, sum(n), sum(sum_ns), min(min_ns), max(max_ns), toUnixTimestamp64Nano(min(first_ts)),"
+    " toUnixTimestamp64Nano(max(last_ts)), argMaxMerge(slowest) FROM iteration_rollup"
+    " GROUP BY job, run, step ORDER BY job, run, step"
+)
+
+
+def test_the_rollup_equals_a_recount(store: Store) -> None:
+    from argus.store.writer import to_arrow
+
+    from .test_store_writer import iterations
+
+    ensure_schema(store)
+    for rank in range(8):
+        took = [1000 + rank * (k + 1) for k in range(50)]
+        batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": took})
+        store.insert("iterations", batch, f"rank {rank}")
+        store.insert("iterations", batch, f"rank {rank}")  # its answer was lost
+    assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
+    assert rows(store, "SELECT sum(n) FROM iteration_rollup") == [(400,)]
+    told = "SELECT ranks, mean_ns, slowest_ns, slowest_rank, median_ns BETWEEN 1033 AND 1044 FROM step_times"
+    assert rows(store, f"{told} WHERE step = 10") == [(8, 1038.5, 1077, 7, 1)]
+
+
+def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(store: Store) -> None:
+    from argus.store.writer import to_arrow
+
+    from .test_store_writer import iterations
+
+    ensure_schema(store)
+    with store.lease() as client:
+        made = client.command("SELECT create_table_query FROM system.tables WHERE name = 'iteration_rollup_feed'")
+        client.command("DROP TABLE iteration_rollup_feed")
+        batch = to_arrow("iterations", iterations(50))
+        store.insert("iterations", batch, "one")  # as far as the engine got
+        client.command(str(made).replace("\\'", "'"))
+    store.insert("iterations", batch, "one")
+    assert rows(store, "SELECT count() FROM iterations") == [(50,)]
+    assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
+
+
+def test_what_was_stored_before_the_rollup_is_in_it_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    from argus.store.writer import to_arrow
+
+    from .test_store_writer import iterations
+
+    now = schema.migrations()
+    monkeypatch.setattr(schema, "migrations", lambda: [m for m in now if m.version < 9])
+    ensure_schema(store)
+    store.insert("iterations", to_arrow("iterations", iterations(50)), "before")
+    time.sleep(2.1)  # the backfill tells before and after by the second
+    monkeypatch.setattr(schema, "migrations", lambda: now)
+    ensure_schema(store)
+    with store.lease() as client:
+        client.command("ALTER TABLE schema_migrations DELETE WHERE version = 9 SETTINGS mutations_sync = 2")
+    ensure_schema(store)  # as if it had been killed just before it said that it is done
+    store.insert("iterations", to_arrow("iterations", {**iterations(50, rank=1), "duration_ns": 1500}), "after")
+    assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
+    assert rows(store, "SELECT sum(n) FROM iteration_rollup") == [(100,)]
 
 
 def test_times_to_live(store: Store) -> None:
@@ -197,7 +277,7 @@ with open_store(sys.argv[1]) as store:
     ]
     for worker in workers:
         out, err = worker.communicate(timeout=60)
-        assert out == f"{len(schema.migrations())}\n", err
+        assert out == f"{schema.migrations()[-1].version}\n", err
 
 
 def test_a_store_folder_can_be_read_by_its_owner_only(store: Store) -> None:

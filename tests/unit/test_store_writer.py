@@ -66,6 +66,8 @@ EXAMPLE: dict[str, tuple[Any, Any]] = {
     "Int64": (-(2**62), -(2**62)),
     "Float32": (0.5, 0.5), "Float64": (1e300, 1e300), "Bool": (True, True), "String": ("ü\n\0'", "ü\n\0'"),
     "LowCardinality(String)": ("x", "x"), "Array(UInt32)": ([1, 2], [1, 2]), "Array(UInt16)": ([], []),
+    "Array(UInt8)": ([0, 7], [0, 7]), "Array(Int8)": ([-7, 0], [-7, 0]),
+    "Array(Float32)": ([0.5], [0.5]), "Array(UInt64)": ([2**64 - 1], [2**64 - 1]),
     "Array(String)": (["a", ""], ["a", ""]), "Array(LowCardinality(String))": (["a", "a", ""], ["a", "a", ""]),
     "Array(Int8)": ([-1, 2], [-1, 2]), "Array(UInt8)": ([1, 2], [1, 2]), "Array(Float32)": ([0.5], [0.5]),
     "DateTime64(6, 'UTC')": (T0, T0 // 1000 * 1000), "Int8": (-1, -1), "UInt16": (2**16 - 1, 2**16 - 1),

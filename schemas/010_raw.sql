@@ -1,4 +1,4 @@
--- Argus schema, version 9: which operations of the GPUs are kept one by one, and kernels' times on several hosts.
+-- Argus schema, version 10: which operations of the GPUs are kept one by one, and kernels' times on several hosts.
 
 CREATE TABLE IF NOT EXISTS raw_requests
 (

@@ -1,0 +1,58 @@
+-- Argus schema, version 9: sums that a materialised view keeps up as rows come in. They answer in milliseconds what would
+-- read every row of every rank otherwise. Base and rollup are two inserts: a retry under the same token repairs the second
+-- one where the first had been done when the engine was killed (docs/store.md). The windows are wide, since a retry may
+-- come after many other writers' blocks.
+
+ALTER TABLE iterations MODIFY SETTING non_replicated_deduplication_window = 20000;
+
+CREATE TABLE IF NOT EXISTS iteration_rollup
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as the hosts have it (iterations.step)',
+  n SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)) COMMENT 'Rows of iterations: ranks whose step is stored. Add up',
+  sum_ns SimpleAggregateFunction(sum, UInt64) CODEC(T64, ZSTD(1)) COMMENT 'Sum of duration_ns. Add up',
+  min_ns SimpleAggregateFunction(min, UInt64) CODEC(T64, ZSTD(1)) COMMENT 'Shortest duration_ns. Take the minimum',
+  max_ns SimpleAggregateFunction(max, UInt64) CODEC(T64, ZSTD(1)) COMMENT 'Longest duration_ns. Take the maximum',
+  first_ts SimpleAggregateFunction(min, DateTime64(9, 'UTC')) CODEC(Delta, ZSTD(1)) COMMENT 'When the first rank began. Take the minimum',
+  last_ts SimpleAggregateFunction(max, DateTime64(9, 'UTC')) CODEC(Delta, ZSTD(1)) COMMENT 'When the last rank began. Take the maximum',
+  quantiles AggregateFunction(quantilesTDigest(0.5, 0.95, 0.99), UInt64) CODEC(ZSTD(1)) COMMENT 'Median, 95th and 99th percentile of duration_ns (t-digest): quantilesTDigestMerge(0.5, 0.95, 0.99)(quantiles)',
+  slowest AggregateFunction(argMax, UInt32, UInt64) CODEC(ZSTD(1)) COMMENT 'Rank with the longest duration_ns: argMaxMerge(slowest)',
+  stored SimpleAggregateFunction(max, DateTime('UTC')) CODEC(Delta, ZSTD(1)) COMMENT 'When a row of the step was stored last: its age decides when it expires'
+) ENGINE = AggregatingMergeTree ORDER BY (job, run, step)
+TTL stored + {{ttl}}
+SETTINGS non_replicated_deduplication_window = 20000
+COMMENT 'A few rows per step (merged in the background into one): aggregate over them, or read the view step_times';
+
+CREATE MATERIALIZED VIEW IF NOT EXISTS iteration_rollup_feed TO iteration_rollup
+AS SELECT
+  job, run, step, count() AS n, sum(duration_ns) AS sum_ns, min(duration_ns) AS min_ns, max(duration_ns) AS max_ns,
+  min(ts) AS first_ts, max(ts) AS last_ts,
+  quantilesTDigestState(0.5, 0.95, 0.99)(duration_ns) AS quantiles, argMaxState(rank, duration_ns) AS slowest,
+  max(iterations.stored) AS stored
+FROM iterations
+GROUP BY job, run, step;
+
+-- What an older Argus had stored before the view was there, told by the second: upgrade while nothing is traced. Under a
+-- token: it is done once, however often this file is.
+INSERT INTO iteration_rollup
+SELECT
+  job, run, step, count() AS n, sum(duration_ns) AS sum_ns, min(duration_ns) AS min_ns, max(duration_ns) AS max_ns,
+  min(ts) AS first_ts, max(ts) AS last_ts,
+  quantilesTDigestState(0.5, 0.95, 0.99)(duration_ns) AS quantiles, argMaxState(rank, duration_ns) AS slowest,
+  max(iterations.stored) AS stored
+FROM iterations
+WHERE iterations.stored < (SELECT if(count() = 0, now(), least(now(), min(r.stored))) FROM iteration_rollup AS r)
+GROUP BY job, run, step
+ORDER BY job, run, step
+SETTINGS max_threads = 1, max_block_size = 1048576, insert_deduplication_token = 'argus-009-backfill';
+
+CREATE VIEW IF NOT EXISTS step_times
+AS SELECT
+  job, run, step, sum(n) AS ranks, sum(sum_ns) / ranks AS mean_ns,
+  arrayElement(quantilesTDigestMerge(0.5, 0.95, 0.99)(quantiles) AS q, 1) AS median_ns, q[2] AS p95_ns, q[3] AS p99_ns,
+  min(min_ns) AS shortest_ns, max(max_ns) AS slowest_ns, argMaxMerge(slowest) AS slowest_rank,
+  min(iteration_rollup.first_ts) AS first_ts, max(iteration_rollup.last_ts) AS last_ts
+FROM iteration_rollup
+GROUP BY job, run, step
+COMMENT 'How long each step took over all ranks, from iteration_rollup: a thousandth of the rows of iterations in large jobs. Percentiles are approximate (t-digest). Where the hosts of a job number steps differently, use iterations_across';

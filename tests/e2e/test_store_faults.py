@@ -1,0 +1,219 @@
+"""Kills writers and engines at random, under load, and then counts: what was acknowledged is stored exactly once.
+
+``ARGUS_FAULTS=30`` kills more often (``ARGUS_FAULTS_SEED`` otherwise).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from argus.cli.main import main
+from argus.store import spill, spool
+from argus.store.open import open_store, parse_url
+from argus.store.reader import query_columns
+from argus.store.schema import ensure_schema, init_schema
+from argus.store.writer import load_spilled
+
+from ..clickhouse_server import MISSING, PASSWORD, Server
+from ..kernel.conftest import wait_for_cuda, wait_until
+from .store_writer import ROWS
+
+KILLS = int(os.environ.get("ARGUS_FAULTS", "6"))
+SEED = int(os.environ.get("ARGUS_FAULTS_SEED", "1"))
+BATCHES_A_WRITER = 100_000
+
+
+@dataclass
+class Ledger:
+    """What writers have said that is safe."""
+
+    acknowledged: dict[int, str] = field(default_factory=dict)
+    dropped: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class LoadedWriter:
+    """A writing process, and what it has said so far."""
+
+    def __init__(self, url: str, number: int, ledger: Ledger) -> None:
+        program = Path(__file__).with_name("store_writer.py")
+        self.child = subprocess.Popen(
+            [sys.executable, str(program), url, str(number * BATCHES_A_WRITER)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._ledger = ledger
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            what, number, rest = line.rstrip("\n").split(" ", 2)
+            if what == "ack":
+                self._ledger.acknowledged[int(number)] = rest
+            else:
+                self._ledger.dropped += int(number)
+                self._ledger.errors.append(rest)
+
+    def kill(self) -> None:
+        self.child.kill()
+        self.child.wait()
+        self._reader.join()
+
+    def finish(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        assert self.child.wait(timeout=120) == 0
+        self._reader.join()
+
+
+def faults(url: str, kill_engine: Callable[[random.Random], None]) -> Ledger:
+    """Kills ``KILLS`` times, writer or engine, and lets the last writer end in peace."""
+    chance, ledger, number = random.Random(SEED), Ledger(), 0
+    writer = LoadedWriter(url, number, ledger)
+    try:
+        for _ in range(KILLS):
+            before, deadline = len(ledger.acknowledged), time.monotonic() + 60
+            while len(ledger.acknowledged) < before + 3:
+                assert time.monotonic() < deadline, "no batch was acknowledged"
+                assert writer.child.poll() is None, "the writer has died by itself"
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 0.3))
+            if chance.random() < 0.5:
+                kill_engine(chance)
+            else:
+                writer.kill()
+                number += 1
+                writer = LoadedWriter(url, number, ledger)
+        time.sleep(0.5)
+        writer.finish()
+    finally:
+        writer.kill()
+    return ledger
+
+
+def audit(url: str, ledger: Ledger) -> None:
+    assert ledger.dropped == 0, ledger.errors
+    assert len(ledger.acknowledged) > 3 * KILLS
+    with open_store(url) as store:
+        ensure_schema(store)
+        place = spill.place(store.target)
+        assert place is not None
+        assert load_spilled(store, place.folder).trouble == []
+        assert spill.waiting(place.folder).files == spill.waiting(place.folder).aside == 0
+        for table, key in (("iterations", "rank"), ("launches", "pid")):
+            found = query_columns(store, f"SELECT {key} AS batch, count() AS n FROM {table} GROUP BY batch")
+            counts = dict(zip(found["batch"].tolist(), found["n"].tolist(), strict=True))
+            lost = [batch for batch in ledger.acknowledged if counts.get(batch, 0) < ROWS]
+            doubled = [batch for batch, n in counts.items() if n > ROWS]
+            in_part = [batch for batch, n in counts.items() if n != ROWS]
+            assert (lost, doubled, in_part) == ([], [], []), table
+        recount = query_columns(
+            store,
+            "SELECT step, count() AS n, sum(duration_ns) AS s, min(duration_ns) AS a, max(duration_ns) AS b,"
+            " argMax(rank, duration_ns) AS w FROM iterations GROUP BY step ORDER BY step",
+        )
+        rolled = query_columns(
+            store,
+            "SELECT step, sum(n) AS n, sum(sum_ns) AS s, min(min_ns) AS a, max(max_ns) AS b, argMaxMerge(slowest) AS w"
+            " FROM iteration_rollup GROUP BY step ORDER BY step",
+        )
+        assert {k: v.tolist() for k, v in rolled.items()} == {k: v.tolist() for k, v in recount.items()}
+    disk = sum(how == "disk" for how in ledger.acknowledged.values())
+    print(f"{KILLS} kills, {len(ledger.acknowledged)} batches acknowledged ({disk} on disk), 0 lost, 0 doubled")
+
+
+@pytest.fixture(autouse=True)
+def _spill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARGUS_SPILL_DIR", str(tmp_path / "spill"))
+
+
+@pytest.mark.alone
+def test_kills_of_writers_and_of_the_embedded_engine(tmp_path: Path) -> None:
+    url = f"chdb://{tmp_path}/store"
+
+    def kill_engine(chance: random.Random) -> None:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            os.kill(int((tmp_path / "store" / "lock").read_text().split()[0]), signal.SIGKILL)
+
+    audit(url, faults(url, kill_engine))
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    if MISSING:
+        pytest.skip(MISSING)
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+    with Server(tmp_path / "server") as running:
+        yield running
+
+
+@pytest.mark.alone
+def test_kills_of_writers_and_of_a_server(server: Server) -> None:
+    with open_store(server.url()) as store:
+        init_schema(store)
+
+    def kill_engine(chance: random.Random) -> None:
+        server.kill()
+        time.sleep(chance.choice((0.0, 0.2, 1.5)))
+        server.start()
+
+    audit(server.url(), faults(server.url(), kill_engine))
+
+
+@pytest.mark.kernel
+@pytest.mark.alone
+def test_a_trace_outlives_its_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server is killed under the trace, and then the trace: `argus store load` has everything up to then."""
+    from run import Job
+
+    from .conftest import Log, attached, pid_words, start_trace
+
+    with open_store(server.url()) as store:
+        init_schema(store)
+        place = spill.place(store.target)
+    assert place is not None
+    log = Log(tmp_path, 2)
+    launches = "SELECT count() AS n, uniqExact(rank, tid, ts) AS calls FROM launches"
+    with Job(ranks=2, args=log.args) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(server.url(), *pid_words(job.pids))
+        attached(tracing)
+        log.wait_for_steps(10)
+        server.kill()
+        wait_until(lambda: spill.waiting(place.folder).files > 5, 60, "rows on disk")
+        waited = spill.waiting(place.folder)
+        tracing.kill()
+        tracing.communicate(timeout=60)
+        assert job.poll() == [None, None], "the job has noticed"
+    assert waited.writers == 1
+    left = list(place.folder.glob("*/*-launches.arrow"))
+    sizes = [spool.read(file).rows.num_rows for file in left]
+    rows = sum(sizes)
+    assert rows > 0
+    server.start()
+    with open_store(server.url()) as store:
+        before = int(query_columns(store, launches)["n"][0])
+    assert main(["store", "load", "--store", server.url()]) == 0, capsys.readouterr().err
+    with open_store(server.url()) as store:
+        after = query_columns(store, launches)
+        # One batch may have been stored without its answer, and be on disk too: it counts once.
+        assert before + rows - max(sizes) <= int(after["n"][0]) <= before + rows
+        assert after["n"][0] == after["calls"][0], "something was stored twice"
+
+
+def test_what_is_left_on_disk_is_known_by_the_store_and_not_by_the_user(server: Server) -> None:
+    one, two = (spill.place(parse_url(server.url(user=user))) for user in ("argus", "reader"))
+    assert one == two

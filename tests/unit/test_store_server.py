@@ -1,0 +1,218 @@
+"""A real ClickHouse server over HTTP: users, passwords, rights, the writer, and what diagnosis asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.cli.main import main
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from argus.store.cluster import Cluster, render
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.store.schema import _fill, ensure_schema, init_schema, migrations, table_columns
+from argus.store.statements import split_statements
+from argus.store.status import store_status
+from argus.store.writer import Writer, to_arrow
+
+from ..clickhouse_server import MISSING, PASSWORD, Server
+from .stored_job import store_job
+from .synthetic_job import Fault, ddp, simulate
+from .test_store_writer import iterations
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    grants = "".join(
+        f"<{user}><password>{user}-password</password><networks><ip>127.0.0.1</ip></networks>"
+        f"<profile>default</profile><quota>default</quota><grants>"
+        + "".join(f"<query>{statement}</query>" for statement in documented_grants(user))
+        + f"</grants></{user}>"
+        for user in ("argus_writer", "argus_reader")
+    )
+    with Server(tmp_path_factory.mktemp("server"), users=grants) as running:
+        yield running
+
+
+def documented_grants(user: str) -> list[str]:
+    """The GRANT statements of docs/store.md for a user, as the server's configuration takes them."""
+    text = (ROOT / "docs" / "store.md").read_text()
+    lines = [line.strip().rstrip(";") for line in text.splitlines() if line.strip().startswith("GRANT ")]
+    return [line.removesuffix(f" TO {user}") for line in lines if line.endswith(f" TO {user}")]
+
+
+@pytest.fixture
+def url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+    with open_store(server.url()) as store:
+        init_schema(store)
+        with store.lease() as client:
+            for table in [*table_columns(), "iteration_rollup"]:
+                client.command(f"TRUNCATE TABLE {table}")
+    return server.url()
+
+
+def test_the_schema_is_the_same_as_in_the_embedded_engine(url: str) -> None:
+    with open_store(url) as store:
+        for table, columns in table_columns().items():
+            told = query_columns(store, f"SELECT name, type, comment FROM system.columns WHERE table = '{table}'"
+                                        " AND database = currentDatabase() ORDER BY position")  # fmt: skip
+            assert told["name"].tolist() == list(columns)
+            assert told["type"].tolist() == [c.type for c in columns.values()]
+            assert "" not in told["comment"].tolist()
+
+
+@pytest.mark.parametrize("table", table_columns())
+def test_every_table_takes_rows(url: str, table: str) -> None:
+    from .test_store_writer import example
+
+    given = {name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"}
+    with open_store(url) as store, Writer(store, source="test") as writer:
+        writer.append(table, given)
+        assert writer.flush(), writer.last_error
+        assert int(query_columns(store, f"SELECT count() AS n FROM {table}")["n"][0]) in (1, 3)
+
+
+def test_a_batch_sent_twice_is_stored_once_with_its_rollup(url: str) -> None:
+    batch = to_arrow("iterations", iterations(50))
+    with open_store(url) as store:
+        for _ in range(2):
+            store.insert("iterations", batch, "one")
+        assert query_columns(store, "SELECT count() AS n FROM iterations")["n"][0] == 50
+        assert query_columns(store, "SELECT sum(n) AS n FROM iteration_rollup")["n"][0] == 50
+
+
+@pytest.mark.parametrize("password", ["", "wrong", None])
+def test_a_wrong_password_is_one_clear_line(
+    server: Server, url: str, password: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if password is None:
+        monkeypatch.delenv("ARGUS_STORE_PASSWORD")
+    else:
+        monkeypatch.setenv("ARGUS_STORE_PASSWORD", password)
+    assert main(["sql", "SELECT 1", "--store", url]) == EXIT_UNAVAILABLE
+    err = capsys.readouterr().err
+    assert "127.0.0.1 refused user 'argus'" in err
+    assert "ARGUS_STORE_PASSWORD_FILE" in err
+    assert "Traceback" not in err
+
+
+def test_a_password_from_a_file(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "password").write_text(PASSWORD + "\n")
+    monkeypatch.delenv("ARGUS_STORE_PASSWORD")
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", str(tmp_path / "password"))
+    with open_store(url) as store:
+        assert query_columns(store, "SELECT currentUser() AS u")["u"][0] == "argus"
+
+
+def test_the_documented_rights_suffice(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert documented_grants("argus_writer")
+    assert documented_grants("argus_reader")
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "argus_writer-password")
+    with open_store(server.url(user="argus_writer")) as store, Writer(store, source="test") as writer:
+        ensure_schema(store)
+        writer.append("iterations", iterations(50))
+        assert writer.flush(), writer.last_error
+    assert main(["sql", "--write", "DROP TABLE iterations", "--store", server.url(user="argus_writer")]) != 0
+    assert "ACCESS_DENIED" in capsys.readouterr().err
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "argus_reader-password")
+    with open_store(server.url(user="argus_reader")) as store:
+        assert query_columns(store, "SELECT count() AS n FROM step_times")["n"][0] == 50
+        assert {t.name for t in store_status(store).tables} > {"iterations", "iteration_rollup", "step_times"}
+        writer = Writer(store, source="test")
+        writer.append("iterations", iterations(1))
+        assert not writer.flush(timeout_s=0) or writer.rows_dropped
+        assert "ACCESS_DENIED" in str(writer.last_error) or "privileges" in str(writer.last_error)
+
+
+def test_a_verdict_from_a_server(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same job, the same verdict as from the embedded engine."""
+    assert verdict_of(url, capsys) == verdict_of(f"chdb://{tmp_path}/store", capsys)
+
+
+def verdict_of(url: str, capsys: pytest.CaptureFixture[str]) -> Any:
+    with open_store(url) as store:
+        init_schema(store)
+        store_job(store, "job", simulate(4, 60, ddp(), faults=(Fault("compute", (2,), 1.5),)))
+    capsys.readouterr()
+    code = main(["diagnose", "--format", "json", "--job", "job", "--store", url])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    verdict = json.loads(out)
+    assert verdict["schema"] == "argus.verdict/1"
+    assert (verdict["findings"][0]["kind"], verdict["findings"][0]["ranks"]) == ("compute_straggler", [2])
+    return verdict
+
+
+# ---- two shards ----
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    one, two = Server(tmp_path_factory.mktemp("one")), Server(tmp_path_factory.mktemp("two"))
+    one.shards = two.shards = {"both": [one.native_port, two.native_port]}
+    with one, two:
+        yield one, two
+
+
+def test_two_shards(
+    shards: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+    for server in shards:
+        words = ["store", "init", "--store", server.url(), "--cluster", "both", "--no-replicas"]
+        assert main(words) == 0, capsys.readouterr().err
+        assert main(words) == 0, capsys.readouterr().err  # again changes nothing
+    urls = [server.url() for server in shards]
+    with open_store(urls[0]) as store:
+        assert ensure_schema(store).missing == []
+        for rank in range(16):
+            batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": 1000 + rank})
+            for _ in range(2):
+                store.insert("iterations", batch, f"rank {rank}")
+    counts = []
+    for url in urls:
+        with open_store(url) as store:
+            told = query_columns(store, "SELECT ranks, slowest_rank FROM step_times WHERE step = 7")
+            assert (told["ranks"].tolist(), told["slowest_rank"].tolist()) == ([16], [15])
+            assert query_columns(store, "SELECT count() AS n FROM iterations")["n"][0] == 800
+            counts.append(int(query_columns(store, "SELECT count() AS n FROM iterations_local")["n"][0]))
+    assert sum(counts) == 800
+    assert 0 < counts[0] < 800, "everything went to one shard"
+    assert verdict_of(urls[0], capsys) == verdict_of(f"chdb://{tmp_path}/store", capsys)
+    assert main(["store", "init", "--store", urls[0], "--ttl", "5d"]) == 0
+    assert "5 days" in status_line(urls[0], capsys, "iterations")
+    assert main(["store", "init", "--store", urls[0], "--cluster", "other", "--no-replicas"]) == EXIT_USAGE
+    assert "tables of the cluster 'both'" in capsys.readouterr().err
+
+
+def status_line(url: str, capsys: pytest.CaptureFixture[str], table: str) -> str:
+    assert main(["store", "status", "--store", url]) == 0
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{table} "))
+
+
+def test_the_replicated_form_is_sql_that_a_server_understands(server: Server) -> None:
+    """It takes Keeper to run; its grammar is the server's own here, and its settings and engines are looked up."""
+    for form in (Cluster("main", "argus"), Cluster("it's", "argus", replicas=False)):
+        for migration in migrations():
+            for statement in split_statements(migration.text):
+                for each in render(_fill(statement, {"ttl": "INTERVAL 1 DAY", "raw_ttl": "INTERVAL 1 DAY"}), form):
+                    assert server.command(f"EXPLAIN AST {each}")
+                    assert ("ON CLUSTER" in each) == form.replicas
+                    if each.startswith("CREATE TABLE") and "Distributed(" not in each:
+                        assert ("ENGINE = Replicated" in each) == form.replicas
+                        assert "non_replicated" not in each or not form.replicas
+    engines = set(server.command("SELECT name FROM system.table_engines").split())
+    assert engines > {"ReplicatedMergeTree", "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree"}
+    settings = server.command("SELECT name FROM system.replicated_merge_tree_settings").split()
+    assert "replicated_deduplication_window" in settings

@@ -1,0 +1,393 @@
+"""Rows on disk while the store is away: bounded, checked, and stored exactly once, by whoever comes next."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.cli.main import main
+from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import spill, spool
+from argus.store import writer as writer_module
+from argus.store.open import Store, open_store, parse_url
+from argus.store.schema import ensure_schema, table_columns
+from argus.store.writer import Writer, holds, to_arrow
+
+from .test_store_writer import T0, iterations, launches, rows
+
+NOWHERE = "clickhouse://127.0.0.1:1/argus"
+AWAY = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(f"chdb://{tmp_path_factory.mktemp('spill')}/store") as store:
+        ensure_schema(store)
+        yield store
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    with shared.lease() as client:
+        for table in table_columns():
+            client.command(f"TRUNCATE TABLE {table}")
+    return shared
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> spill.Place:
+    return spill.Place(tmp_path / "spill" / "one", spill.MAX_BYTES)
+
+
+def count(store: Store, table: str = "iterations") -> int:
+    return int(rows(store, f"SELECT count() FROM {table}")[0][0])
+
+
+def leave(place: spill.Place, *batches: tuple[str, Any]) -> list[Path]:
+    """What a writer leaves that never reaches its store. Returns the files."""
+    writer = Writer(open_store(NOWHERE), source="test", place=place)
+    for table, values in batches:
+        writer.append(table, values)
+        assert not writer.flush(timeout_s=0)
+    report = writer.close(timeout_s=0)
+    assert report.dropped == {}
+    assert sum(report.on_disk.values()) > 0
+    return sorted(place.folder.glob("*/*.arrow"))
+
+
+def wait_for(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_rows_go_to_disk_and_back_in_the_same_run(
+    store: Store, place: spill.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, away = Store.insert, True
+
+    def insert(self: Store, *arguments: Any, **options: Any) -> None:
+        if away:
+            raise AWAY
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    writer = Writer(store, source="test", place=place, flush_s=0)
+    writer.start()
+    for k in range(5):
+        writer.append("iterations", iterations(10, rank=k))
+        writer.append("launches", launches(20, k * 20))
+        writer.maybe_flush()
+    wait_for(lambda: writer.counters().get("rows_spilled", (0,))[0] >= 140, "little came to disk")
+    files = list(place.folder.glob("*/*.arrow"))
+    assert len(files) >= 9  # at most the one that is being sent stays in memory
+    assert writer.bytes_waiting > 0
+    assert "cannot reach" in writer.trouble
+    away = False
+    assert writer.flush(timeout_s=30), writer.last_error
+    assert not list(place.folder.glob("*/*.arrow"))
+    report = writer.close()
+    assert report.written == {"iterations": 50, "launches": 100}
+    assert (report.dropped, report.on_disk) == ({}, {})
+    assert (count(store), count(store, "launches")) == (50, 100)
+    assert not place.folder.exists()
+
+
+def test_the_next_writer_stores_what_a_killed_one_left(store: Store, place: spill.Place) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from argus.store.open import open_store
+from argus.store.spill import Place
+from argus.store.writer import Writer
+sys.path.insert(0, sys.argv[2])
+from test_store_writer import iterations
+writer = Writer(open_store("clickhouse://127.0.0.1:1/argus"), source="test", place=Place(Path(sys.argv[1]), 1 << 30))
+for rank in range(3):
+    writer.append("iterations", iterations(10, rank))
+    writer.flush(timeout_s=0)
+print("spilled", flush=True)
+time.sleep(600)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(place.folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "spilled\n"
+    assert spill.waiting(place.folder) == spill.Waiting(str(place.folder), 3, spill.waiting(place.folder).bytes, 1, 0)
+    assert list(spill.abandoned(place.folder)) == [], "taken from a writer that lives"
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    with Writer(store, source="test", place=place) as writer:
+        writer.start()
+        wait_for(lambda: count(store) == 30, "not stored")
+        wait_for(lambda: not place.folder.exists(), "not tidied up")
+        assert writer.counters() == {"spill_rows_adopted": (30, False)}
+
+
+def test_a_folder_is_never_taken_over_twice(place: spill.Place) -> None:
+    leave(place, ("iterations", iterations(10)))
+    (first,) = spill.abandoned(place.folder)
+    assert list(spill.abandoned(place.folder)) == []
+    first.close()
+    (again,) = spill.abandoned(place.folder)
+    again.close()
+
+
+def test_stored_just_before_the_kill_is_not_stored_again(store: Store, place: spill.Place) -> None:
+    """The answer came, the file was not deleted yet, and the store has forgotten the token since."""
+    (file,) = leave(place, ("launches", launches(10)))
+    os.utime(file, (time.time() - 3600,) * 2)
+    batch = spool.read(file, summed=True)
+    store.insert(batch.table, batch.rows, "a token that the store does not remember")
+    assert holds(store, batch.table, batch.rows)
+    with Writer(store, source="test", place=place) as writer:
+        writer.start()
+        wait_for(lambda: not file.exists(), "not looked at")
+    assert count(store, "launches") == 10
+
+
+@pytest.mark.parametrize("table", [t for t, c in table_columns().items() if "ts" in c and "version" not in c])
+def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
+    from .test_store_writer import example
+
+    given: dict[str, Any] = {
+        name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"
+    }
+    given["ts"] = [T0, T0 + 10**9, T0 + 2 * 10**9]
+    batch = to_arrow(table, given)
+    assert not holds(store, table, batch)
+    store.insert(table, batch.slice(0, 2), "two of them")
+    assert not holds(store, table, batch)
+    store.insert(table, batch.slice(2, 1), "and the last")
+    assert holds(store, table, batch)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "a bit", "no checksum", "unknown column", "unknown table"])
+def test_what_cannot_be_stored_is_set_aside_counted_and_told(store: Store, place: spill.Place, damage: str) -> None:
+    files = leave(place, *[("iterations", iterations(n)) for n in (10, 20, 30)])
+    data = bytearray(files[1].read_bytes())
+    if damage in ("empty", "cut"):
+        files[1].write_bytes(data[: 0 if damage == "empty" else len(data) - 100])
+    elif damage == "a bit":
+        data[len(data) // 2] ^= 4
+        files[1].write_bytes(data)
+    elif damage == "no checksum":
+        files[1].write_bytes(data.replace(b"argus-crc32:", b"argus-crc33:"))
+    else:
+        batch = spool.read(files[1])
+        more = batch.rows.append_column("surprise", batch.rows["step"])
+        files[1].unlink()
+        table, content = ("iterations", more) if damage == "unknown column" else ("tomorrow", batch.rows)
+        spool.write(files[1].parent, table, batch.token, content).rename(files[1])
+    with Writer(store, source="test", place=place) as writer:
+        writer.start()
+        wait_for(lambda: count(store) == 40, "the others were not stored")
+        wait_for(lambda: not list(place.folder.glob("*/owner")), "the folder is still held")
+    name = "spill_files_refused" if "unknown" in damage else "spill_files_damaged"
+    assert writer.counters() == {"spill_rows_adopted": (40, False), name: (1, True)}
+    (aside,) = (place.folder / "aside").iterdir()
+    assert aside.name.endswith(files[1].name)
+    assert "set aside" in writer.report().last_error
+    assert spill.waiting(place.folder).aside == 1
+
+
+def test_columns_that_came_later_get_their_defaults(store: Store, place: spill.Place) -> None:
+    (file,) = leave(place, ("jobs", {
+        "job": "j", "run": 1, "host": "h", "started": T0, "ended": None, "world_size": 1, "launcher": "", "version": 1,
+        "mono_offset_ns": 0, "argus_version": "",
+    }))  # fmt: skip
+    assert "wall_error_ns" not in spool.read(file).rows.column_names
+    with Writer(store, source="test", place=place) as writer:
+        writer.start()
+        wait_for(lambda: count(store, "jobs") == 1, "not stored")
+    assert rows(store, "SELECT wall_error_ns FROM jobs") == [(-1,)]
+
+
+def test_the_bound_holds_and_launches_go_first(tmp_path: Path) -> None:
+    size = to_arrow("launches", launches(1000)).nbytes
+    place = spill.Place(tmp_path / "spill", size * 2)
+    writer = Writer(open_store(NOWHERE), source="test", place=place)
+    writer.append("iterations", iterations(100))
+    for k in range(200):
+        writer.append("launches", launches(1000, k * 1000))
+        writer.flush(timeout_s=0)
+        assert spill.waiting(place.folder).bytes <= size * 2
+    dropped = writer.rows_dropped["launches"]
+    assert 0 < dropped < 200_000
+    report = writer.close(timeout_s=0)
+    assert report.dropped == {"launches": dropped}
+    assert report.on_disk == {"iterations": 100, "launches": 200_000 - dropped}
+    assert writer.counters()["rows_dropped_launches"] == (dropped, True)
+    kept = [spool.read(file).rows for file in sorted(place.folder.glob("*/*-launches.arrow"))]
+    assert kept[-1]["handle"][-1].as_py() == 199_999, "the newest were dropped"
+
+
+def test_other_writers_count_towards_the_bound(place: spill.Place) -> None:
+    (file,) = leave(place, ("iterations", iterations(100)))
+    writer = Writer(open_store(NOWHERE), source="test", place=spill.Place(place.folder, file.stat().st_size + 1))
+    writer.append("launches", launches(10))
+    writer.flush(timeout_s=0)
+    assert writer.close(timeout_s=0).dropped == {"launches": 10}
+    assert file.exists()
+
+
+def test_a_full_disk_leaves_rows_in_memory_and_says_so(
+    store: Store, place: spill.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = os.fsync, True
+
+    def fsync(fd: int) -> None:
+        if full and os.path.isfile(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    failing = [AWAY] * 2
+    insert = Store.insert
+    monkeypatch.setattr(
+        Store, "insert", lambda *a, **o: (_ for _ in ()).throw(failing.pop()) if failing else insert(*a, **o)
+    )
+    writer = Writer(store, source="test", place=place)
+    writer.append("iterations", iterations(10))
+    assert not writer.flush(timeout_s=0)
+    assert "cannot reach the store; rows wait in memory: no space is left on the disk" in writer.trouble
+    assert writer.counters() == {"spill_failures": (1, False)}
+    assert not list(place.folder.glob("*/*.arrow*"))
+    assert writer.flush(timeout_s=30)
+    assert writer.close().written == {"iterations": 10}
+    assert count(store) == 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_spill_disk_that_is_really_full(tmp_path: Path) -> None:
+    import numpy as np
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        place = spill.Place(disk / "spill", spill.MAX_BYTES)
+        writer = Writer(open_store(NOWHERE), source="test", place=place)
+        writer.append("iterations", iterations(10))
+        assert not writer.flush(timeout_s=0)
+        noise = np.random.default_rng(1).integers(0, 2**63, 100_000)
+        writer.append("launches", {**launches(100_000), "handle": noise})
+        assert not writer.flush(timeout_s=0)
+        assert "no space is left on the disk" in writer.trouble
+        report = writer.close(timeout_s=0)
+        assert report.on_disk == {"iterations": 10}
+        assert report.dropped == {"launches": 100_000}
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_stuck_insert_does_not_keep_the_rest_in_memory(
+    store: Store, place: spill.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that swallows everything: no failure, no answer."""
+    import threading
+
+    monkeypatch.setattr(writer_module, "STUCK_S", 0.2)
+    answer, real, calls = threading.Event(), Store.insert, 0
+
+    def insert(self: Store, *arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            answer.wait(60)
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    writer = Writer(store, source="test", place=place, flush_s=0)
+    writer.start()
+    for k in range(3):
+        writer.append("iterations", iterations(10, k))
+        writer.maybe_flush()
+    wait_for(lambda: writer.counters().get("rows_spilled", (0,))[0] == 30, "still in memory")
+    answer.set()
+    assert writer.flush(60)
+    writer.close()
+    assert count(store) == 30
+
+
+def test_load_stores_what_was_left(
+    place: spill.Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"chdb://{tmp_path}/store"
+    monkeypatch.setenv("ARGUS_SPILL_DIR", str(tmp_path / "root"))
+    where = spill.place(parse_url(url))
+    assert where is not None
+    files = leave(where, ("iterations", iterations(10)), ("launches", launches(20)))
+    assert main(["store", "status", "--store", url]) == 0
+    out = capsys.readouterr().out
+    assert "2 files" in out
+    assert "argus store load" in out
+    files[1].write_bytes(b"nonsense")
+    assert main(["store", "load", "--store", url]) == EXIT_FAILURE
+    captured = capsys.readouterr()
+    assert "1 files loaded" in captured.out
+    assert "000002-launches.arrow is damaged" in captured.err
+    assert "set aside" in captured.err
+    assert main(["store", "load", "--store", url]) == 0
+    assert "0 files loaded" in capsys.readouterr().out
+    # A copy of one store's folder, taken to another store.
+    leave(place, ("iterations", iterations(7, rank=5)))
+    assert main(["store", "load", str(place.folder), "--store", url]) == 0
+    with open_store(url) as store:
+        assert count(store) == 17
+    monkeypatch.setenv("ARGUS_SPILL_DIR", "off")
+    assert main(["store", "load", "--store", url]) == EXIT_USAGE
+
+
+def test_where_batches_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ARGUS_SPILL_DIR", str(tmp_path))
+    monkeypatch.setenv("ARGUS_SPILL_MAX", "3g")
+    one = spill.place(parse_url("clickhouse://a@db:8123/argus"))
+    assert one is not None
+    assert one.folder.parent == tmp_path
+    assert one.max_bytes == 3 << 30
+    assert spill.place(parse_url("clickhouse://b@db:8123/argus?verify=false")) == one
+    assert spill.place(parse_url("clickhouse://a@db:8123/other")) != one
+    assert spill.place(parse_url("spool:///tmp/x")) is None
+    monkeypatch.setenv("ARGUS_SPILL_MAX", "lots")
+    with pytest.raises(ArgusError, match="no size"):
+        spill.place(parse_url("chdb:///tmp/x"))
+    monkeypatch.delenv("ARGUS_SPILL_MAX")
+    monkeypatch.setenv("ARGUS_SPILL_DIR", "here")
+    with pytest.raises(ArgusError, match="no absolute path"):
+        spill.place(parse_url("chdb:///tmp/x"))
+    monkeypatch.setenv("ARGUS_SPILL_DIR", "off")
+    assert spill.place(parse_url("chdb:///tmp/x")) is None
+    monkeypatch.delenv("ARGUS_SPILL_DIR")
+    default = spill.place(parse_url("chdb:///tmp/x"))
+    assert default is not None
+    assert default.max_bytes == 4 << 30
+
+
+def test_what_others_put_there_is_not_believed(place: spill.Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(place, ("iterations", iterations(10)))
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    assert list(spill.abandoned(place.folder)) == []
+    with pytest.raises(ArgusError, match="another user"):
+        spill.create(place, "mine")
+
+
+def test_every_counter_is_explained() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("| ")]
+    loss = {name.strip(): row[2] == "yes" for row in cells for name in row[1].split(",")}
+    assert {name: loss.get(name) for name in writer_module._COUNTERS} == {
+        name: name in writer_module._LOSSES for name in writer_module._COUNTERS
+    }
