@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS kernel_summaries
   rank UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Global rank',
   host LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'Node',
   kernel_id UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_groups',
-  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
+  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations; from 2147483648 on: of no step, and the rest is the second of the trace',
   steps UInt16 CODEC(T64, ZSTD(3)) COMMENT 'Steps that the row covers, from step on',
   template UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_templates',
   count UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, spikes included',
@@ -70,7 +70,7 @@ CREATE TABLE IF NOT EXISTS kernel_escapes
   rank UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Global rank',
   host LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'Node',
   kernel_id UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_groups',
-  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
+  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations; from 2147483648 on: of no step, and the rest is the second of the trace',
   steps UInt16 CODEC(T64, ZSTD(3)) COMMENT 'Steps that the row covers, from step on',
   reason LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'new (no template yet), shape (its codes would not be true enough), range (a code would be too large, or only spikes)',
   count UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, spikes included',
@@ -95,7 +95,7 @@ CREATE TABLE IF NOT EXISTS kernel_spikes
   rank UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Global rank',
   host LowCardinality(String) CODEC(ZSTD(3)) COMMENT 'Node',
   kernel_id UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_groups',
-  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations',
+  step UInt32 CODEC(Delta, ZSTD(3)) COMMENT 'Step number, as in iterations; from 2147483648 on: of no step, and the rest is the second of the trace',
   ts DateTime64(6, 'UTC') CODEC(Delta, ZSTD(3)) COMMENT 'When it began on the GPU, to the microsecond',
   duration_ns Int64 CODEC(T64, ZSTD(3)) COMMENT 'Time on the GPU',
   stored DateTime('UTC') DEFAULT toStartOfHour(now()) CODEC(Delta, ZSTD(1)) COMMENT 'Hour in which the row was stored: its age decides when it expires'
@@ -108,7 +108,7 @@ COMMENT 'Single launches that took more than three times the 99.9th percentile o
 -- [a, b][which] instead of if(): the arguments of if() are computed lazily, and what they share over and over.
 CREATE VIEW IF NOT EXISTS kernel_stats
 AS SELECT
-  job, run, rank, host, step AS step_from, step + steps - 1 AS step_to, g.kernel AS kernel, g.stream AS stream,
+  job, run, rank, host, if(step < 2147483648, step, NULL) AS step_from, step_from + steps - 1 AS step_to, g.kernel AS kernel, g.stream AS stream,
   s.kernel_id AS kernel_id, count, total_ns + toInt64(round(spike_ns)) AS total_ns, (s.total_ns + spike_ns) / count AS mean_ns,
   toInt64(round([s.total_ns / n * exp(-low / 16), factor * exp((bins[1] + 0.5) / 64), spike_ns / spikes]
                 [multiIf(n = 0, 3, escaped, 2, 1)])) AS min_ns,
@@ -191,4 +191,4 @@ FROM
   )
 ) AS s
 LEFT ANY JOIN kernel_groups AS g ON s.job = g.job AND s.run = g.run AND s.kernel_id = g.kernel_id
-COMMENT 'Durations of each kernel by rank and step in plain columns, decoded from kernel_summaries and kernel_escapes';
+COMMENT 'Durations of each kernel by rank and step in plain columns, decoded from kernel_summaries and kernel_escapes. step_from NULL: of no step';

@@ -34,13 +34,15 @@ COMMENT 'Moments of which kernel_events has every operation of the rank, althoug
 
 CREATE VIEW IF NOT EXISTS kernel_times
 AS SELECT
-  job, run, rank, host, kernel_id, step, steps, toUInt64(n) + spikes AS launches, total_ns + spike_ns AS spent_ns
+  job, run, rank, host, kernel_id, step, steps, count AS launches,
+  total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS spent_ns
 FROM kernel_summaries
 UNION ALL
 SELECT
-  job, run, rank, host, kernel_id, step, steps, toUInt64(n) + spikes AS launches, total_ns + spike_ns AS spent_ns
+  job, run, rank, host, kernel_id, step, steps, count AS launches,
+  total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS spent_ns
 FROM kernel_escapes
-COMMENT 'Launches and time of each kernel by rank and step: what is exact of kernel_stats, without decoding';
+COMMENT 'Launches and time of each kernel by rank and step, without what has to be decoded for kernel_stats';
 
 CREATE VIEW IF NOT EXISTS kernel_times_across
 AS SELECT k.* EXCEPT (step), k.step AS host_step, toUInt32(greatest(0, toInt64(k.step) + s.shift)) AS step

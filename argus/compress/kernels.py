@@ -31,7 +31,7 @@ POOL = 32
 FEWEST = 64
 """Launches that a template is made from, at least."""
 HOLD_STEPS = 64
-"""Steps after which rows of a kernel are stored that has not been seen in ``POOL`` rank-steps until then."""
+"""Steps after which rows of a kernel are stored of which no template could be made until then."""
 HELD = 8 << 20
 """Bins of rows without a template that are held at most, 160 MiB; beyond it they are stored as they are."""
 SPIKES = 4096
@@ -429,10 +429,14 @@ class Compressor:
             number
             for number in np.flatnonzero(self._collecting).tolist()
             if (held := self._kernels[number].held)
-            and (every or len(held) >= self.pool or self._newest - int(held[0].rows.row["step"][0]) >= HOLD_STEPS)
+            and (every or self._enough(held) or self._newest - int(held[0].rows.row["step"][0]) >= HOLD_STEPS)
         ]
         if due_groups:
             self._mature(due_groups)
+
+    def _enough(self, held: Sequence[_Held]) -> bool:
+        """Whether a template can be made. Of a kernel that runs once a step that takes more steps than of others."""
+        return len(held) >= self.pool and sum(int(part.rows.row["n"][0]) for part in held) >= FEWEST
 
     # ---- without a template ----
 

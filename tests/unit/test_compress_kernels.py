@@ -170,6 +170,20 @@ def test_a_kernel_never_seen_before_is_stored_at_the_end_and_after_a_while() -> 
     assert column(compressor.take(final=True), "kernel_escapes", "count") == [50]
 
 
+def test_a_kernel_that_runs_once_a_step_gets_a_template_once_there_is_enough() -> None:
+    compressor, rng = Compressor(), np.random.default_rng(3)
+    group, taken = kernel(compressor), []
+    for step in range(40):
+        for rank in (0, 1):
+            feed(compressor, rank, step, group, mixture(rng, 1, share=1.0))
+        taken.append(compressor.take())
+    first = next(step for step, rows in enumerate(taken) if "kernel_templates" in rows)
+    assert first == 31, "64 launches, although after 16 steps there are 32 rank-steps"
+    after = [rows for rows in taken if "kernel_summaries" in rows]
+    assert sum(len(column(rows, "kernel_summaries", "count")) for rows in after) > 70
+    assert counted(taken)[0] == 80
+
+
 def test_a_kernel_that_has_changed_gets_a_new_template() -> None:
     compressor, group, rng = trained()
     escaped = 0
