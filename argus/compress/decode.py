@@ -79,7 +79,7 @@ def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> D
     """Distributions of rows of kernel_summaries, one a row, at most 12 cells of 16 points.
 
     Their distance (W1) from the launches is at most 1.5 times ``escape_error`` of the template plus 1 %, of the mean,
-    plus 1 ns: the compressor decodes each row before it stores it, and measures the distance point by point.
+    plus 2 ns: the compressor decodes each row before it stores it, and measures the distance point by point.
 
     Args:
         rows: ``template``, ``count``, ``spikes``, ``total_ns``, ``count_codes``, ``mean_codes``.
@@ -109,7 +109,7 @@ def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> D
 
 def decode_escapes(rows: Mapping[str, Any]) -> Decoded:
     """Distributions of rows of kernel_escapes, one a row, one point a bin: W1 is at most 1.6 % of the mean plus
-    1 ns.
+    2 ns.
 
     Args:
         rows: ``total_ns``, ``bins``, ``counts``.
