@@ -289,7 +289,9 @@ def test_any_durations_come_back(steps: list[list[int]], steps_per_row: int, poo
                     assert weight[k].sum() == pytest.approx(len(sample))
                     assert (weight[k] * value[k]).sum() == pytest.approx(sum(sample), rel=1e-4)
                     mean = sum(sample) / len(sample)
-                    assert w1(np.array(sample, float), value[k], weight[k]) * mean <= limit * mean + 2.1 if mean else True
+                    assert (
+                        w1(np.array(sample, float), value[k], weight[k]) * mean <= limit * mean + 2.1 if mean else True
+                    )
     assert {s for s, took in enumerate(steps) if took} <= set(seen)
     assert len(seen) == len(set(seen))
 
