@@ -6,6 +6,7 @@ So a flag reaches all hosts of a job, from wherever the store can be reached.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 ASK_S = 2.0
 """How often a tracer asks for new flags."""
+FAR_NS = 3600 * 1_000_000_000
+"""How far behind and ahead a flag may reach: whoever can write to the store may have written anything."""
 
 _NEW = """
 SELECT job, run, toUnixTimestamp64Nano(ts) AS begin_ns, toUnixTimestamp64Nano(until) AS end_ns, ranks, why,
@@ -73,9 +76,14 @@ def flag(store: Store, job: str, run: int, wanted: Flag) -> None:
 
 
 class FlagWatcher:
-    """Reads new flags in a thread of its own: a store that answers slowly holds nobody up."""
+    """Reads new flags in a thread of its own: a store that answers slowly holds nobody up.
+
+    Attributes:
+        trouble: Why flags cannot be read; empty: they can, or the store is away for now.
+    """
 
     def __init__(self, store: Store) -> None:
+        self.trouble = "a spool is not read: moments cannot be flagged" if store.spooled else ""
         self._store = store
         self._jobs: dict[tuple[str, int], Job] = {}
         self._seen: set[tuple[object, ...]] = set()
@@ -107,6 +115,8 @@ class FlagWatcher:
                 self.ask()
             except ArgusError:
                 pass  # the writer tells that the store is away
+            except Exception as failure:  # a driver's own: the next attempt may do
+                self.trouble = f"flags cannot be read: {failure}"
             self._stop.wait(ASK_S)
 
     def ask(self) -> None:
@@ -126,4 +136,7 @@ class FlagWatcher:
             key = (*row[:4], tuple(ranks), *row[5:])
             if key not in self._seen and (job := jobs.get((name, run))) is not None:
                 self._seen.add(key)
-                self._found.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))
+                now = time.time_ns()
+                begin_ns, end_ns = max(begin_ns, now - FAR_NS), min(end_ns, now + FAR_NS)
+                if begin_ns < end_ns:
+                    self._found.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))

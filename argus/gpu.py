@@ -271,6 +271,8 @@ class GpuSide:
         for process in self._processes:
             if process.over:
                 continue
+            if process.member is not None and process.member.state != "traced" and not process.ended_at:
+                process.ended_at = now
             if process.program is None:
                 if self._mode == "inject":
                     self._inject(process, now)
@@ -280,8 +282,6 @@ class GpuSide:
             process.was_on |= collector.state is CollectorState.ON or collector.records > 0
             if collector.from_the_start:
                 self._waited(process.target.pid)
-            if process.member is not None and process.member.state != "traced" and not process.ended_at:
-                process.ended_at = now
             if process.ended_at and now > process.ended_at + LINGER_S and not collector.stopped:
                 collector.close()
 
@@ -331,7 +331,7 @@ class GpuSide:
                     self._end(process)
                 elif gone and not self._stopping:
                     self._begin_again(process, now)
-            elif final:
+            elif final or (program is None and process.ended_at and now > process.ended_at + LINGER_S):
                 self._end(process)
             elif program is not None and program.collector.stopped:
                 # It was never a rank, and may still become one by what the rings hold.
@@ -407,6 +407,8 @@ class GpuSide:
         self._dropped += process.steps.dropped
         self._guessed += process.steps.phases.guessed
         if process.program is None:
+            if process.job is not None:
+                self._kernel_side.settle(process.job, process.target.pid, [], final=True)
             return
         if process.ended_at:
             self._unanswered += len(process.unanswered)

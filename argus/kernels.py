@@ -24,8 +24,10 @@ from argus.roster import Job
 from argus.semantics.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
 from argus.store.writer import Writer
 
-RATE_S = 2.0
-"""Over which the rate is taken."""
+RATE_S = 10.0
+"""Over which the rate is taken: buffers come about once a second."""
+THICKEN_S = 60.0
+"""After so long below half of what may be stored, twice as many steps are."""
 MAX_EVERY = 1 << 20
 FLAG_S = 10.0
 """At most one moment in that time is flagged for a reason of Argus's own."""
@@ -63,6 +65,8 @@ class _Process:
     groups: KernelGroups
     steps: KernelSteps = field(default_factory=KernelSteps)
     recorder: FlightRecorder = field(default_factory=FlightRecorder)
+    first_ns: int = 0
+    """When the first operation that was recorded began; 0: none was."""
     windows: list[_Window] = field(default_factory=list)
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=COMPARED_STEPS))
     outside: int = OUTSIDE
@@ -70,7 +74,8 @@ class _Process:
 
 @dataclass
 class _JobKernels:
-    """A job's. ``outside``: sums up what is of no step; ``every``: of so many steps one is stored one by one."""
+    """A job's. ``outside``: sums up what is of no step; ``every``: of so many steps one is stored one by one;
+    ``quiet``: since when that could be more; ``left_at``: when the last of its processes had gone, 0: there is one."""
 
     job: Job
     compressor: Compressor = field(default_factory=lambda: Compressor())
@@ -78,6 +83,8 @@ class _JobKernels:
     every: int = 1
     counted: int = 0
     since: float = 0.0
+    quiet: float = 0.0
+    left_at: float = 0.0
     flagged_at: float = -FLAG_S
 
 
@@ -108,7 +115,8 @@ class KernelSide:
         self._note = note
         self._jobs: dict[int, _JobKernels] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
-        self._outside = self._thinned = 0
+        self._outside = self._thinned = self._cut = 0
+        self._counted: Tally[str] = Tally()
         self._begun_ns = time.monotonic_ns()
 
     @property
@@ -138,7 +146,10 @@ class KernelSide:
             communication: Which of them communicate, shape (n,).
         """
         of_job, process = self._of_job(job), self._of_process(job, rank, pid, names)
+        if not len(ops):
+            return
         of_job.counted += len(ops)
+        process.first_ns = process.first_ns or int(ops["start_ns"].min())
         called = called_ns(ops)
         process.steps.feed(ops, called, process.groups.of(ops))
         at_once = communication | (of_job.every == 1 and self._raw != "flagged")
@@ -180,8 +191,11 @@ class KernelSide:
                 self._close_window(process, window)
             process.recorder.close()
             self._outside += process.steps.outside
+            self._cut += process.steps.cut
             self._thinned += process.recorder.forgotten
             del self._processes[id(job), pid]
+            if not any(process.job is job for process in self._processes.values()):
+                of_job.left_at = time.monotonic()
 
     def work(self, now: float, now_ns: int, *, final: bool = False) -> None:
         """Stores summaries that are ready, and finds out how much may be stored one by one.
@@ -195,12 +209,17 @@ class KernelSide:
             for window in [window for window in process.windows if window.end_ns + LATE_NS < now_ns]:
                 process.windows.remove(window)
                 self._close_window(process, window)
-        for of_job in self._jobs.values():
+        for key, of_job in list(self._jobs.items()):
             if now - of_job.since >= RATE_S:
                 if of_job.since:
-                    self._thin(of_job, of_job.counted / (now - of_job.since))
+                    self._thin(of_job, of_job.counted / (now - of_job.since), now)
                 of_job.counted, of_job.since = 0, now
-            self._store_summaries(of_job, final=final)
+            over = bool(of_job.left_at) and now - of_job.left_at > LATE_NS / 1e9
+            self._store_summaries(of_job, final=final or over)
+            if over and not final:
+                # Ranks that start again are another job: what this one still held has gone to the store.
+                self._counted.update(_counters(of_job))
+                del self._jobs[key]
 
     # ---- moments
 
@@ -218,7 +237,7 @@ class KernelSide:
             asked: Somebody asked for it. For other reasons it is done now and then only.
         """
         of_job, now, wanted = self._of_job(job), time.monotonic(), set(ranks)
-        if self._raw == "all":
+        if self._raw == "all" or begin_ns >= end_ns:
             return
         if not asked:
             if now - of_job.flagged_at < FLAG_S or (of_job.every == 1 and self._raw == "auto"):
@@ -248,7 +267,7 @@ class KernelSide:
                 "ts": np.array([window.begin_ns + origin.mono_offset_ns], np.int64),
                 "duration_ns": window.end_ns - window.begin_ns,
                 "why": window.why,
-                "whole": process.recorder.gone_ns <= window.begin_ns,
+                "whole": process.recorder.gone_ns <= window.begin_ns and 0 < process.first_ns <= window.begin_ns,
                 "operations": window.operations,
             },
         )
@@ -273,6 +292,11 @@ class KernelSide:
                 return group
 
             groups = KernelGroups(number)
+            if process is not None:
+                # What is in memory has the old program's names.
+                for window in process.windows:
+                    self._store_window(process, window)
+                process.recorder.close()
             if process is None:
                 process = self._processes[key] = _Process(job, rank, pid, names, groups)
             process.names, process.groups = names, groups
@@ -284,14 +308,18 @@ class KernelSide:
             rows = gpu_rows.kernel_events(ops, origin, process.rank, process.pid, process.names)
             self._writer.append("kernel_events", rows)
 
-    def _thin(self, of_job: _JobKernels, rate: float) -> None:
+    def _thin(self, of_job: _JobKernels, rate: float, now: float) -> None:
         every = of_job.every
         while rate / every > self._rows_s and every < MAX_EVERY:
             every *= 2
+        if rate / every > self._rows_s / 4 or every == 1:
+            of_job.quiet = now
+        elif now - of_job.quiet >= THICKEN_S:
+            every, of_job.quiet = every // 2, now
         if every != of_job.every and self._raw == "auto":
             of_job.every = every
             self._note(
-                f"job {of_job.job.name}: {rate:,.0f} GPU operations a second; one by one those of every {every}th step "
+                f"job {of_job.job.name}: {rate:,.0f} GPU operations a second; one by one those of 1 step in {every} "
                 "are stored from now on, and all are summed up (--raw)"
             )
 
@@ -312,13 +340,20 @@ class KernelSide:
         """Value of each counter, and whether a value above 0 is a loss."""
         thinned = self._thinned + sum(process.recorder.forgotten for process in self._processes.values())
         outside = self._outside + sum(process.steps.outside for process in self._processes.values())
-        found = Tally[str]()
+        cut = self._cut + sum(process.steps.cut for process in self._processes.values())
+        found = Tally(self._counted)
         for of_job in self._jobs.values():
-            found.update(of_job.compressor.counters)
-            of_outside = of_job.outside.counters
-            found.update({name: value for name, value in of_outside.items() if not name.startswith("groups")})
+            found.update(_counters(of_job))
         return {
             "gpu_ops_thinned": (thinned, False),
             "gpu_ops_outside_steps": (outside, False),
-            **{f"kernels_{name}": (value, False) for name, value in found.items()},
+            "gpu_steps_cut": (cut, False),
+            **{f"kernels_{name}": (value, name == "durations_rejected") for name, value in found.items()},
         }
+
+
+def _counters(of_job: _JobKernels) -> Tally[str]:
+    """What both of a job's compressors count; they know the same groups."""
+    found = Tally(of_job.compressor.counters)
+    found.update({name: value for name, value in of_job.outside.counters.items() if not name.startswith("groups")})
+    return found

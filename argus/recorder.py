@@ -90,6 +90,7 @@ class FlightRecorder:
     def close(self) -> None:
         """Lets everything go; counts what was never given out."""
         self.forgotten += sum(int(np.sum(~part.stored)) for part in self._parts)
+        self.gone_ns = max([self.gone_ns, *(int(part.ops["end_ns"].max()) for part in self._parts)])
         self._parts.clear()
         self._bytes = 0
 

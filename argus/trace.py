@@ -454,6 +454,8 @@ class Tracer:
         self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
             self._flags.look({(job.name, job.run): job for job in self.jobs})
+            if self._flags.trouble and self._flags.trouble not in self.notes():
+                self._note(self._flags.trouble)
             for job, flag in self._flags.take():
                 begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
                 self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)

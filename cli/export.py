@@ -117,7 +117,7 @@ def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any],
     if used or choice["threads"]:
         hint = "Of a timeline only ranks and time are chosen: --rank, --step, --from, --to, --last"
         raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
-    if output is None:
+    if not output:
         raise ArgusError("a timeline needs a file", "Name it: -o job.json.gz", EXIT_USAGE)
     with open_store(store_url, create=False) as store:
         moment = moment_of(store, make_selection(store, **choice))

@@ -60,7 +60,9 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
             raise ArgusError("the moment ends before it begins", "", EXIT_USAGE)
         flag(store, shown.job, shown.run, Flag(begin_ns, end_ns, shown.ranks, why))
     seconds = (end_ns - begin_ns) / 1e9
-    click.echo(f"flagged {seconds:.3g} s of job {shown.job}, run {shown.run}: tracers store them within seconds")
+    click.echo(
+        f"flagged {seconds:.3g} s of job {shown.job}, run {shown.run}: what is not stored yet is, within seconds"
+    )
     click.echo('next: argus sql "SELECT rank, ts, whole, operations FROM raw_windows ORDER BY ts DESC LIMIT 8"')
 
 

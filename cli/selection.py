@@ -17,6 +17,7 @@ from argus.store.stacks import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+MAX_SPAN_NS = 366 * 86400 * 10**9
 _UNITS = {"ms": 1e-3, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -173,10 +174,10 @@ def parse_steps(word: str) -> tuple[int, int]:
 
 def parse_span(word: str) -> int:
     """``"30s"``, ``"500ms"``, ``"5m"`` → nanoseconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])?", word)
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)\s*(ms|[smhd])?", word)
     ns = int(float(match[1]) * _UNITS[match[2] or "s"] * 1e9) if match else 0
-    if ns <= 0:
-        raise ArgusError(f"'{word}' is no span of time", "Write 30s, 500ms, 5m or 2h", EXIT_USAGE)
+    if not 0 < ns <= MAX_SPAN_NS:
+        raise ArgusError(f"'{word}' is no span of time", "Write 30s, 500ms, 5m or 2h; at most a year", EXIT_USAGE)
     return ns
 
 
@@ -193,4 +194,6 @@ def parse_time(word: str) -> int:
         hint = "Write 2026-05-01T12:00:30, 2026-05-01T12:00:30.5+02:00, or Unix time"
         raise ArgusError(f"'{word}' is no time", hint, EXIT_USAGE) from None
     when = when.replace(tzinfo=timezone.utc) if when.tzinfo is None else when
+    if not 1970 <= when.year < 2200:
+        raise ArgusError(f"'{word}' is no time of a trace", "Write a year between 1970 and 2199", EXIT_USAGE)
     return int(when.timestamp()) * 10**9 + int(fraction.ljust(9, "0"))

@@ -9,11 +9,9 @@ CREATE TABLE IF NOT EXISTS kernel_groups
   name String CODEC(ZSTD(1)) COMMENT 'Name in full, as kernel_events.name has it',
   stream UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number of the stream',
   grid Array(UInt32) CODEC(ZSTD(1)) COMMENT 'Grid x, y, z; empty: of several grids and blocks that are not told apart',
-  block Array(UInt16) CODEC(ZSTD(1)) COMMENT 'Block x, y, z; empty: as grid',
-  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+  block Array(UInt16) CODEC(ZSTD(1)) COMMENT 'Block x, y, z; empty: as grid'
 ) ENGINE = ReplacingMergeTree ORDER BY (job, run, kernel_id)
-TTL stored + {{ttl}}
-COMMENT 'Kernels, told apart by name, stream, grid and block';
+COMMENT 'Kernels, told apart by name, stream, grid and block. Kept for good: rows of a run that lasts for months refer to them';
 
 CREATE TABLE IF NOT EXISTS kernel_templates
 (
@@ -30,10 +28,8 @@ CREATE TABLE IF NOT EXISTS kernel_templates
   unit Array(Float32) CODEC(ZSTD(6)) COMMENT 'Of each cell: unit of its mean codes, nepers',
   shape Array(UInt16) CODEC(Delta(2), ZSTD(6)) COMMENT '16 for each cell: its quantiles (1/32, 3/32, …) over its mean, in 1/8192',
   spike_limit_ns Int64 CODEC(ZSTD(1)) COMMENT 'What takes longer is a spike: three times the 99.9th percentile',
-  escape_error Float32 CODEC(ZSTD(1)) COMMENT 'Rows whose codes are further from the histogram (W1 over the mean) are stored as histograms',
-  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+  escape_error Float32 CODEC(ZSTD(1)) COMMENT 'Rows whose codes are further from the histogram (W1 over the mean) are stored as histograms'
 ) ENGINE = ReplacingMergeTree ORDER BY (job, run, kernel_id, template)
-TTL stored + {{ttl}}
 COMMENT 'What the durations of a kernel usually look like on a host: kernel_summaries has deviations from it';
 
 CREATE TABLE IF NOT EXISTS kernel_summaries

@@ -154,12 +154,12 @@ def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     if excess < HALF * late_ns:
         return None
     told = [
-        f"{mine / 1e6:.1f} ms in {phase} against {others / 1e6:.1f} ms ({mine / others:.2f}x)"
+        f"{mine / 1e6:.1f} ms in {phase} against {others / 1e6:.1f} ms ({mine / max(others, 1):.2f}x)"
         for mine, others, phase in parts
         if mine - others >= NOTABLE * excess
     ]
     mine, others, phase = parts[0]
-    return SlowKernels(phase, mine / others, excess, f"kernels of its GPU compute for {', '.join(told)} a step")
+    return SlowKernels(phase, mine / max(others, 1), excess, f"kernels of its GPU compute for {', '.join(told)} a step")
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ def long_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     for name, parts in told:
         mine_ns, others_ns = (sum(part[which] * part[2] for part in parts) for which in (0, 1))
         words.append(
-            f"{name} {mine_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms ({mine_ns / others_ns:.2f}x)"
+            f"{name} {mine_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms "
+            f"({mine_ns / max(others_ns, 1):.2f}x)"
         )
     return LongKernels([name for name, _ in told], excess, f"slower kernels: {'; '.join(words)}")
 

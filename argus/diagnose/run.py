@@ -7,6 +7,7 @@ pairs that it orders.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -265,6 +266,9 @@ def diagnose(
     elif (lateness is None and by_times is None) or doubt:
         verdict["slowdown"] = 1.0
         verdict["reason"] = doubt or why_not
+    elif lateness is None and by_times is not None and by_times.blind:
+        verdict["slowdown"] = 1.0
+        verdict["reason"] = by_times.note
     elif world_size > verdict["ranks"]:
         verdict["slowdown"] = 1.0
         verdict["reason"] = (
@@ -594,6 +598,11 @@ def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> No
 def _look_closer(store: Store, verdict: Verdict) -> None:
     """Has the tracers of a job that runs keep every GPU operation of the next moment, of the ranks to be compared."""
     found = sorted({rank for finding in verdict["findings"] for rank in finding["ranks"]})[:FLAGGED_RANKS]
-    others = [rank for rank in range(verdict["ranks"]) if rank not in found][:REFERENCES] if found else []
+    others = [rank for rank in range(verdict["ranks"]) if rank not in found][:REFERENCES]
     now, kinds = time.time_ns(), dict.fromkeys(finding["kind"] for finding in verdict["findings"])
-    flag(store, verdict["job"], verdict["run"], Flag(now, now + FLAGGED_NS, (*found, *others), ", ".join(kinds)))
+    wanted = Flag(now, now + FLAGGED_NS, (*found, *others), ", ".join(kinds))
+    job, run = verdict["job"], verdict["run"]
+    # The verdict is there and stored; a store that is gone by now takes nothing from it.
+    with contextlib.suppress(ArgusError):
+        if not int(query_columns(store, sql.FLAGGED, {"job": job, "run": run})["n"][0]):
+            flag(store, job, run, wanted)

@@ -219,12 +219,18 @@ LEFT ANY JOIN
   SELECT kernel_id, kernel FROM kernel_groups WHERE job = {job:String} AND run = {run:UInt32}
 ) AS g ON s.kernel_id = g.kernel_id
 WHERE s.job = {job:String} AND s.run = {run:UInt32} AND s.step BETWEEN {first:UInt32} AND {last:UInt32}
-  AND has({ranks:Array(UInt32)}, s.rank) AND NOT startsWith(g.kernel, 'nccl')
+  AND has({ranks:Array(UInt32)}, s.rank) AND g.kernel != '' AND NOT startsWith(g.kernel, 'nccl')
 GROUP BY kernel_id, kernel, rank
 ORDER BY kernel_id, rank
 """
 )
 """Launches and time of each kernel that does not communicate, by rank, from the summaries."""
+
+FLAGGED = """
+SELECT count() AS n FROM raw_requests
+WHERE job = {job:String} AND run = {run:UInt32} AND asked > now64(3) - INTERVAL 1 MINUTE
+"""
+"""Moments that were flagged within the last minute."""
 
 ALIGNMENT = """
 SELECT uniqExactIf(rank, error = '') AS aligned_ranks, uniqExact(rank) AS ranks, anyIf(error, error != '') AS why

@@ -37,6 +37,8 @@ OUTLIER = 3.5
 LEAST_SPREAD = 0.01
 """What healthy ranks differ by at least, of the step: a MAD below it, of few or synchronised ranks, makes outliers of
 noise."""
+FEW = 4
+"""At most one rank in so many is an outlier; more are another kind."""
 CERTAIN = 5.0
 """Standard errors of a rank's own typical time by which it must lie above the median rank's."""
 PERSISTENT = 0.6
@@ -45,6 +47,9 @@ SEPARATE = 0.9
 """Share of the steps of a slow growth that must exceed nine in ten of the steps before."""
 UNKNOWN_CAUSE = 0.7
 """Confidence is (share of steps in which it is slow) x this: step times do not tell a cause."""
+
+
+BLIND = "all ranks take equally long in each step, as if they waited for one another: a slow one would not show"
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class Judged:
     findings: list[Finding]
     slowest: float
     note: str
+    blind: bool = False
+    """A slow rank would not show: all take equally long in each step."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +128,14 @@ def judge(
         ):
             often = float(np.mean(newest[place] >= center * (1 + threshold)))
             found.append(_Rank(place, float(means[place] / mean_center), 0, 0.0, often, True))
+    # Where many differ there are kinds of machines, not outliers; of two ranks each stands out of the other.
+    constant = [one for one in found if not one.became and not one.now_and_then]
+    if len(constant) > max(1, len(ranks) // FEW) or len(ranks) < 3:
+        found = [one for one in found if one not in constant]
     findings = _findings(found, ranks, steps, params, hosts, step_ns, usual / center)
     slowest = max((one.level for one in found), default=1.0)
-    return Judged(findings, slowest, "" if found else _note(ranks, steps, level, usual, threshold))
+    note = "" if found else _note(ranks, steps, level, usual, threshold)
+    return Judged(findings, slowest, note, blind=note == BLIND)
 
 
 def _levels(rows: Mapping[str, NDArray[Any]]) -> tuple[Int, Int, Float, Float]:
@@ -259,7 +271,7 @@ def _note(ranks: Int, steps: Int, level: Float, usual: Float, threshold: float) 
             "and none became slower"
         )
     if np.nanmedian(np.nanstd(level, axis=0) / np.nanmean(level, axis=0)) < LEAST_SPREAD / 10:
-        return "all ranks take equally long in each step, as if they waited for one another: a slow one would not show"
+        return BLIND
     return ""
 
 

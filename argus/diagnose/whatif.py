@@ -52,6 +52,8 @@ SLOWEST_PERCENT = 3
 """Workers that M_W removes: the slowest 3 % (OSDI '25, Eq. 5), at least one."""
 CLOCKS_NS = 50_000
 """Clocks may differ by so much when a send is matched with its computation (the artefact's EPS)."""
+MAX_EMPTY = 20
+"""Cells of (operation, step, DP rank) for each that is recorded, at most: else the numbering never starts anew."""
 NO_TRANSFER_NS = -10_000_000
 """A transfer that ends so long before its last rank came is wrong, and taken as 0; shorter ones are the clocks'."""
 CELLS = 1 << 22
@@ -500,6 +502,12 @@ def _grid(operations: Operations, counters: Tally[str], notes: list[str]) -> tup
     steps, step = _numbered(operations.step)
     dp_ranks, dp = _numbered(operations.dp_rank)
     lane = dp * len(steps) + step
+    if len(keys) * len(steps) * len(dp_ranks) > MAX_EMPTY * len(key) + 1_000_000:
+        raise ArgusError(
+            f"{len(keys):,} operations are numbered in {len(steps):,} steps of which each has few",
+            "seq_id must start anew in each step",
+            EXIT_USAGE,
+        )
     cell = node * (len(steps) * len(dp_ranks)) + lane
     seen = np.bincount(cell, minlength=len(keys) * len(steps) * len(dp_ranks)).reshape(len(keys), -1, len(steps))
     if seen.max() > 1:

@@ -93,6 +93,8 @@ def write(store: Store, job: str, path: Path, columns: Columns) -> Stored:
 
 def _open(path: Path, columns: Columns) -> Any:
     wanted = [columns.rank, columns.step, columns.duration]
+    if len(set(wanted)) < len(wanted):
+        raise ArgusError("rank, step and duration are columns of their own", "Name three", EXIT_USAGE)
     try:
         head = pcsv.open_csv(path, read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES))
         lacking = [name for name in wanted if name not in head.schema.names]
@@ -101,6 +103,8 @@ def _open(path: Path, columns: Columns) -> Any:
             raise ArgusError(
                 f"{path} has no column {', '.join(repr(name) for name in lacking)}", f"It has: {there}", EXIT_USAGE
             )
+        if twice := [name for name in wanted if head.schema.names.count(name) > 1]:
+            raise ArgusError(f"{path} has the column {twice[0]!r} twice", "Which one is meant?", EXIT_USAGE)
         head.close()
         # As text: a column's type may change after the first block, and errors then name the row.
         return pcsv.open_csv(

@@ -6,6 +6,7 @@ threads of it; arrows lead from launches to kernels. The format: "Trace Event Fo
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -163,7 +164,8 @@ def write_perfetto(store: Store, moment: Moment, file: Path, note: str = "") -> 
     except OSError as failure:
         raise ArgusError(f"{file} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
     return written
 
 

@@ -18,6 +18,8 @@ KEPT_OPS = 1_000_000
 KEPT_NS = 60_000_000_000
 """How long they wait; those that waited for half of it then go along."""
 SLOTS = 1 << 16
+MAX_KEYS = 1 << 17
+"""Shapes of launches that are remembered, 16 MB a process."""
 
 _MIX = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 """Odd constants (xxHash's primes, and the golden ratio): multiplying by them spreads small numbers over 64 bits."""
@@ -48,6 +50,9 @@ class KernelGroups:
             groups = np.empty(len(fresh), np.int64)
             for place, (key, at) in enumerate(zip(fresh.tolist(), missing[first].tolist(), strict=True)):
                 group = self._others.get(key)
+                if len(self._others) > MAX_KEYS:
+                    # Shapes that change with the data: they are looked up anew, and the compressor puts them together.
+                    self._others.clear()
                 if group is None:
                     group = self._others[key] = self._number(ops[at : at + 1])
                     if self._groups[key >> 48] < 0:
@@ -120,10 +125,12 @@ class KernelSteps:
 
     Attributes:
         outside: Operations that were of no step.
+        cut: Steps of which some operations had waited too long: the others are of no step either.
     """
 
     def __init__(self) -> None:
-        self.outside = 0
+        self.outside = self.cut = 0
+        self._forced_ns = 0
         self._parts: list[Ops] = []
         self._count = 0
         self._newest_ns = 0
@@ -156,12 +163,17 @@ class KernelSteps:
         """
         done: Sequence[tuple[int, int, int]] = list(steps)
         limit = done[-1][1] if done else 0
+        whole = [(begin_ns, end_ns, step) for begin_ns, end_ns, step in done if begin_ns >= self._forced_ns]
+        self.cut += len(done) - len(whole)
+        done = whole
         if final:
             limit = self._newest_ns + 1
         elif self._count > KEPT_OPS:
             limit = max(limit, int(np.median(np.concatenate([part.called for part in self._parts]))))
+            self._forced_ns = limit
         elif self._parts and min(int(part.called[0]) for part in self._parts) < self._newest_ns - KEPT_NS:
             limit = max(limit, self._newest_ns - KEPT_NS // 2)
+            self._forced_ns = limit
         if not self._count or limit <= 0:
             return []
         ops = Ops(*(np.concatenate(column) for column in zip(*self._parts, strict=True)))

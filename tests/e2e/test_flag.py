@@ -30,7 +30,7 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
             return json.loads(done.stdout) if done.returncode == 0 else []
 
         wait_until(lambda: any(row["n"] > 0 for row in rows(counted)), 60, "kernels of NCCL, which always are stored")
-        time.sleep(3)
+        time.sleep(1)
         assert rows(counted)[0]["own"] == 0
         done = argus("flag", "--last", "1s", "--why", "a test")
         assert done.returncode == 0, done.stderr

@@ -27,7 +27,7 @@ PROGRAM = Path(__file__).with_name("programs") / "gloo_train.py"
 RANKS = 4
 FAULTS = ("", "forward", "data_loading", "optimizer")
 """What is slow on the rank of the same number, for a segment of steps each in turn."""
-SEGMENT = 100
+SEGMENT = 60
 SLEEP_S = 0.012
 STEPS = 5 * SEGMENT + 20
 """So many contain every segment whole, wherever they begin."""

@@ -180,6 +180,36 @@ def test_ranks_that_differ_all_along_are_no_event(tmp_path: Path, url: str, caps
     assert "ranks differ by a constant, from the first step to the last: rank 9 takes 1.3" in found["reason"]
 
 
+@pytest.mark.parametrize("slower", [4, 5, 3])
+def test_two_kinds_of_machines_are_no_stragglers(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], slower: int
+) -> None:
+    times = steady(8, 150, 0.01)
+    times[:slower] *= 1.3
+    found = judged(tmp_path, url, times, capsys)
+    assert (found["status"], found["findings"]) == ("healthy", [])
+    assert "ranks differ by a constant" in found["reason"]
+
+
+def test_ranks_that_wait_for_one_another_cannot_be_told_apart(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = np.repeat(steady(1, 150, 0.05), 8, axis=0)
+    found = judged(tmp_path, url, times, capsys)
+    assert (found["status"], found["findings"]) == ("inconclusive", [])
+    assert "a slow one would not show" in found["reason"]
+
+
+def test_one_column_is_not_two(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("step,worker,took,took\n1,0,5,6\n")
+    assert main(["import", "iterations", str(path), *OPTIONS, "--store", url]) == 2
+    assert "has the column 'took' twice" in capsys.readouterr().err
+    same = ["--rank-column", "step", "--step-column", "step", "--duration-column", "took", "--store", url]
+    assert main(["import", "iterations", str(path), *same]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_rank_that_recovered_is_told_of(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     times = steady()
     times[2, 50:90] *= 1.5

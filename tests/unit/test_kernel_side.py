@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from argus import kernels as kernels_module
 from argus.capture.gpu_rows import Names
 from argus.capture.launches import Origin
 from argus.errors import ArgusError
-from argus.flags import Flag, FlagWatcher, flag
+from argus.flags import FAR_NS, Flag, FlagWatcher, flag
 from argus.interop.perfetto import Moment, moment_of, write_perfetto
-from argus.kernels import FLAG_S, RATE_S, KernelSide
+from argus.kernels import FLAG_S, RATE_S, THICKEN_S, KernelSide
 from argus.recorder import FlightRecorder, called_ns
 from argus.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
 from argus.roster import Job
@@ -186,6 +187,20 @@ def test_operations_go_to_the_step_that_asked_for_them() -> None:
     assert steps.outside == 7 + 11
 
 
+def test_a_step_that_is_too_long_to_be_kept_is_not_stored_in_part() -> None:
+    steps = KernelSteps()
+    fed(steps, S + np.arange(30) * S)
+    fed(steps, S + np.arange(30, 70) * S)
+    ((step, _, _, part),) = steps.settle([])
+    assert step == NO_STEP
+    gone = len(part.start)
+    fed(steps, S + np.arange(70, 90) * S)
+    found = steps.settle([(S - MS, 80 * S, 4), (80 * S, 90 * S, 5)])
+    assert [one.step for one in found] == [NO_STEP, 5]
+    assert [len(one.ops.start) for one in found] == [79 - gone + 1, 10]
+    assert steps.cut == 1
+
+
 def test_without_steps_operations_do_not_pile_up() -> None:
     steps = KernelSteps()
     fed(steps, S + np.arange(100) * MS)
@@ -264,7 +279,7 @@ def test_of_a_large_job_some_steps_are_and_what_communicates() -> None:
     trace = Trace(rows_s=1100.0)
     trace.go(int(RATE_S * 100) + 2)
     (note,) = trace.notes
-    assert "every 4th step" in note
+    assert "of 1 step in 4 are stored" in note
     assert trace.side.keeps
     trace.rows.tables.clear()
     begun = trace.step
@@ -305,6 +320,68 @@ def test_what_had_left_the_memory_is_said_to_be_missing(monkeypatch: pytest.Monk
     assert trace.stored() == dict.fromkeys(range(15, 20), 18)
 
 
+def test_a_moment_before_the_first_record_is_not_whole() -> None:
+    trace = Trace("flagged")
+    trace.go(5, ranks=1)
+    trace.side.flag(trace.job, 0, S + 2 * STEP_NS, "asked for: early", asked=True)
+    trace.finish(1)
+    (row,) = trace.rows["raw_windows"]
+    assert not row["whole"]
+
+
+def test_another_program_in_the_process_has_its_own_names() -> None:
+    trace = Trace("flagged")
+    trace.go(3, ranks=1)
+    trace.names = Names()
+    trace.names.learn(["", "softmax", "ncclDevKernel_AllReduce"])
+    trace.go(3, ranks=1)
+    trace.side.flag(trace.job, S, S + 6 * STEP_NS, "asked for: all", asked=True)
+    trace.finish(1)
+    stored = [row["name"] for row in trace.rows["kernel_events"]]
+    assert (stored.count("softmax"), stored.count("gemm")) == (3 * 18, 0), "names that are no more are not guessed"
+    assert [row["whole"] for row in trace.rows["raw_windows"]] == [False]
+
+
+def test_more_is_stored_again_once_a_job_is_quiet() -> None:
+    trace = Trace(rows_s=1100.0)
+    trace.go(int(RATE_S * 100) + 2)
+    assert "1 step in 4" in trace.notes[-1]
+    trace.per_step = 2  # nothing but what communicates: 400 a second
+    trace.go(int(THICKEN_S * 100) + int(2 * RATE_S * 100))
+    assert "1 step in 2" in trace.notes[-1]
+    assert len(trace.notes) == 2, "step by step"
+
+
+def test_a_job_that_is_over_is_stored_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(kernels_module.time, "monotonic", lambda: clock[0])
+    trace = Trace()
+    trace.go(5)
+    for rank in (0, 1):
+        trace.side.settle(trace.job, 100 + rank, [], final=True)
+    trace.side.work(clock[0], S)
+    assert not trace.rows["kernel_escapes"], "the ranks may have begun another program"
+    clock[0] += 10
+    trace.side.work(clock[0], S)
+    both = trace.rows["kernel_escapes"] + trace.rows["kernel_summaries"]
+    assert sum(row["count"] for row in both) == 5 * 20 * 2
+    assert trace.side._jobs == {}
+    assert trace.side.counters()["kernels_groups"] == (2, False)
+    assert trace.side.counters()["gpu_ops_outside_steps"] == (0, False)
+
+
+def test_shapes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    from argus.semantics import kernel_steps
+
+    monkeypatch.setattr(kernel_steps, "MAX_KEYS", 100)
+    groups = KernelGroups(lambda op: int(op["grid"][0, 0]))
+    for first in range(0, 5000, 50):
+        given = ops(S + np.arange(50))
+        given["grid"][:, 0] = first + np.arange(50)
+        assert groups.of(given).tolist() == list(range(first, first + 50))
+    assert len(groups._others) <= 101
+
+
 def test_a_step_that_is_suddenly_slow_is_kept_but_not_each(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(kernels_module.time, "monotonic", lambda: clock[0])
@@ -343,15 +420,32 @@ def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path) -> None:
         watcher.ask()
         job, other = Job("j", 7), Job("j", 8)
         watcher._jobs = {("j", 7): job, ("j", 8): other}
-        wanted = Flag(OFFSET + 1, OFFSET + 5 * S, (3, 4), "by hand")
+        now = time.time_ns()
+        wanted = Flag(now + 1, now + 5 * S, (3, 4), "by hand")
         flag(store, "j", 7, wanted)
         flag(store, "other", 7, wanted)
         watcher.ask()
         watcher.ask()
         assert list(watcher.take()) == [(job, wanted)], "once, and only of its own run"
-        flag(store, "j", 8, Flag(OFFSET, OFFSET + S, (), "again"))
+        flag(store, "j", 8, Flag(now, now + S, (), "again"))
         watcher.ask()
-        assert list(watcher.take()) == [(other, Flag(OFFSET, OFFSET + S, (), "again"))]
+        assert list(watcher.take()) == [(other, Flag(now, now + S, (), "again"))]
+        # Rows may come from anybody: a moment of centuries is an hour on either side, one of long ago is none.
+        flag(store, "j", 8, Flag(-8 * 10**18, 9 * 10**18, (), "for ever"))
+        flag(store, "j", 8, Flag(S, 2 * S, (), "1970"))
+        watcher.ask()
+        ((_, found),) = watcher.take()
+        assert found.why == "for ever"
+        assert 0 <= now + FAR_NS - found.end_ns + 60 * S <= 60 * S
+        assert 0 <= found.begin_ns - (now - FAR_NS) <= 60 * S
+
+
+def test_a_spool_says_that_it_takes_no_flags(tmp_path: Path) -> None:
+    with open_store(f"spool://{tmp_path}/spool") as store:
+        watcher = FlagWatcher(store)
+        watcher.look({("j", 7): Job("j", 7)})
+        assert "cannot be flagged" in watcher.trouble
+        assert list(watcher.take()) == []
 
 
 # ---- timelines
