@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -122,12 +121,15 @@ time.sleep(600)
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(place.folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "spilled\n"
-    assert spill.waiting(place.folder) == spill.Waiting(str(place.folder), 3, spill.waiting(place.folder).bytes, 1, 0)
-    assert list(spill.abandoned(place.folder)) == [], "taken from a writer that lives"
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "spilled\n"
+        size = spill.waiting(place.folder).bytes
+        assert spill.waiting(place.folder) == spill.Waiting(str(place.folder), 3, size, 1, 0)
+        assert list(spill.abandoned(place.folder)) == [], "taken from a writer that lives"
+    finally:
+        child.kill()
+        child.communicate()
     with Writer(store, source="test", place=place) as writer:
         writer.start()
         wait_for(lambda: count(store) == 30, "not stored")

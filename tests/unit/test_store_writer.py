@@ -237,15 +237,17 @@ def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.Mo
 @pytest.mark.alone
 def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     away = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
-    _Flaky(store, [away] * 3).install(monkeypatch)
+    monkeypatch.setattr(writer_module, "_BACKOFF_S", (600.0, 600.0))
+    flaky = _Flaky(store, [away] * 3)
+    flaky.install(monkeypatch)
     writer = Writer(store, source="test")
     writer.append("iterations", iterations(10))
     assert not writer.flush(timeout_s=0)
     assert writer.last_error is away
     assert writer.bytes_waiting > 0
-    started = time.monotonic()
     writer.maybe_flush()
-    assert time.monotonic() - started < 0.04, "the caller was made to wait"
+    assert len(flaky.failures) == 2, "the store was tried again at once, in the caller's time"
+    monkeypatch.setattr(writer_module, "_BACKOFF_S", (0.01, 0.02))
     assert writer.flush(timeout_s=10)
     assert writer.close().written == {"iterations": 10}
 
@@ -285,21 +287,25 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Writer._send
+    import threading
+
+    real, go, senders = Writer._send, threading.Event(), set()
 
     def slow(self: Writer, batch: Any) -> None:
-        time.sleep(0.3)
+        senders.add(threading.get_ident())
+        assert go.wait(60), "the loop waited for the store"
         real(self, batch)
 
     monkeypatch.setattr(Writer, "_send", slow)
     writer = Writer(store, source="test", flush_rows=1)
     writer.start()
-    started = time.monotonic()
     for _ in range(3):
         writer.append("iterations", iterations(10))
         writer.maybe_flush()
-    assert time.monotonic() - started < 0.25, "the loop waited for the store"
+    assert threading.get_ident() not in senders
+    go.set()
     assert writer.close().written == {"iterations": 30}
+    assert len(senders) == 1
     assert rows(store, "SELECT count() FROM iterations") == [(30,)]
 
 
