@@ -159,6 +159,8 @@ class Server:
         try:
             self.start()
         except RuntimeError:
+            if self.shards:
+                raise  # the others know its port
             # Another process may have taken a port since it was found free.
             self.port, self.native_port = free_port(), free_port()
             self.start()

@@ -252,6 +252,52 @@ def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.Mon
     assert writer.close().written == {"iterations": 10}
 
 
+@pytest.mark.parametrize("code", [202, 241, 497])
+def test_rows_wait_while_the_schema_cannot_be_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Too many queries, no memory, no right yet to read the version: the rows are not to blame."""
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    from argus.store import schema
+
+    real, failures = schema.schema_state, [code, code]
+
+    def schema_state(*arguments: Any) -> Any:
+        if failures:
+            failure = DatabaseError("Code: x. DB::Exception: no")
+            failure.code = failures.pop()
+            raise failure
+        return real(*arguments)
+
+    monkeypatch.setattr(schema, "schema_state", schema_state)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    assert writer.flush(timeout_s=30)
+    report = writer.close()
+    assert (report.written, report.dropped, failures) == ({"iterations": 10}, {}, [])
+
+
+def test_a_batch_sent_again_is_looked_for_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer was lost a moment ago, but so many write that the store has forgotten its token."""
+    real, calls = Store.insert, 0
+
+    def insert(self: Store, table: str, batch: pa.Table, token: str, *rest: Any) -> None:
+        nonlocal calls
+        calls += 1
+        real(self, table, batch, f"{token} {calls}", *rest)
+        if calls == 1:
+            raise ArgusError("the answer was lost", "", EXIT_UNAVAILABLE)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    writer = Writer(store, source="test")
+    writer.append("launches", launches(10))
+    assert writer.flush(timeout_s=30)
+    assert writer.close().written == {"launches": 10}
+    assert rows(store, "SELECT count() FROM launches") == [(10,)]
+    assert calls == 1
+
+
 def test_what_the_store_refuses_is_dropped_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     _Flaky(store, [ArgusError("no such column")]).install(monkeypatch)
     writer = Writer(store, source="test")
