@@ -211,6 +211,14 @@ def test_a_part_of_a_batch_is_counted(store: Store, monkeypatch: pytest.MonkeyPa
     writer.close()
 
 
+def test_the_keys_are_those_of_the_engine(store: Store) -> None:
+    told = rows(
+        store, "SELECT name, sorting_key FROM system.tables WHERE engine = 'MergeTree' AND database = 'default'"
+    )
+    assert {name: tuple(key.split(", ")) for name, key in told} == table_keys()
+    assert {"findings", "kernel_summaries", "kernel_escapes"} < set(table_keys())
+
+
 @pytest.mark.parametrize("table", table_keys())
 def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
     from .test_store_writer import example

@@ -335,10 +335,11 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
 def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    real, go, senders = Writer._send, threading.Event(), set()
+    real, go, senders, caller = Writer._send, threading.Event(), set(), threading.get_ident()
 
     def slow(self: Writer, batch: Any) -> None:
         senders.add(threading.get_ident())
+        assert threading.get_ident() != caller
         assert go.wait(60), "the loop waited for the store"
         real(self, batch)
 
@@ -348,7 +349,7 @@ def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch
     for _ in range(3):
         writer.append("iterations", iterations(10))
         writer.maybe_flush()
-    assert threading.get_ident() not in senders
+    assert caller not in senders
     go.set()
     assert writer.close().written == {"iterations": 30}
     assert len(senders) == 1
