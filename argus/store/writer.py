@@ -47,8 +47,8 @@ SPILL_BYTES = 64 << 20
 STUCK_S = 5.0
 """An insert that has had no answer for so long: what waits behind it goes to disk."""
 DOUBT_S = 20.0
-"""A batch whose answer was lost so long ago is looked for in the store before it is sent again: by then the batches of
-other writers may have pushed its token out of the store's memory (1000 blocks a table)."""
+"""After so long the batches of other writers may have pushed a token out of the store's memory (1000 blocks a table).
+With many hosts it is sooner: a batch whose answer was lost is always looked for before it is sent again."""
 DOUBT_ROLLED_UP_S = 600.0
 """The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind;
 being found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second
