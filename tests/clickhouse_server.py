@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 
 PACKAGE = "node_modules/@chdb/lib-linux-x64-gnu/libchdb.so"
@@ -91,7 +92,14 @@ class Server:
         return f"clickhouse://{user}@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Starts it and waits until it answers. Where it does not, nothing of it is left."""
+        try:
+            self._start()
+        except BaseException:  # `__exit__` never runs where `__enter__` has failed
+            self.kill()
+            raise
+
+    def _start(self) -> None:
         path = library()
         assert path is not None
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -119,7 +127,8 @@ class Server:
             )
         deadline = time.monotonic() + 60
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/ping") as answer:
+            ping = f"http://127.0.0.1:{self.port}/ping"
+            with contextlib.suppress(OSError, HTTPException), urllib.request.urlopen(ping, timeout=2) as answer:
                 if answer.status == 200:
                     return
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -147,7 +156,14 @@ class Server:
             raise RuntimeError(failure.read().decode()) from None
 
     def __enter__(self) -> Server:
-        self.start()
+        try:
+            self.start()
+        except RuntimeError:
+            if self.shards:
+                raise  # the others know its port
+            # Another process may have taken a port since it was found free.
+            self.port, self.native_port = free_port(), free_port()
+            self.start()
         return self
 
     def __exit__(self, *_: object) -> None:

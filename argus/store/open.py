@@ -84,10 +84,14 @@ def parse_url(url: str | None = None) -> Target:
     url = url or os.environ.get("ARGUS_STORE") or default_url()
     try:
         parts = urlsplit(url)
-        port = parts.port
         password = parts.password
     except ValueError as wrong:
         raise ArgusError(f"bad store URL: {wrong}", _URL_HINT, EXIT_USAGE) from None
+    try:
+        port = parts.port
+    except ValueError:
+        # Not quoted: what stands there may be a part of a password that has a slash in it.
+        raise ArgusError("bad store URL: the port is no number up to 65535", _URL_HINT, EXIT_USAGE) from None
     if password is not None or "password" in parse_qs(parts.query):
         raise ArgusError(
             "the store URL holds a password, which every user of the machine can read in the process list",
@@ -235,10 +239,7 @@ class Store:
             try:
                 client.insert_arrow(table, rows, settings={**_INSERT, "insert_deduplication_token": token})
             except Error as failure:
-                explained = self.explain(failure)
-                if transient(failure):
-                    explained.exit_code = EXIT_UNAVAILABLE
-                raise explained from failure
+                raise self.explain(failure) from failure
 
     def close(self) -> None:
         """Ends the connections. An embedded engine without other clients ends by itself soon after."""
@@ -346,7 +347,7 @@ class Store:
         if code is None and transient(failure):
             where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
             return ArgusError(f"cannot reach the store {where}: {_reason(failure)}", _REACH_HINT, EXIT_UNAVAILABLE)
-        return ArgusError(text)
+        return ArgusError(text, "", EXIT_UNAVAILABLE) if transient(failure) else ArgusError(text)
 
 
 def spool_not_queried(target: Target) -> ArgusError:

@@ -299,6 +299,19 @@ class Column:
     """Whether a row may leave it out: it has a default."""
 
 
+@functools.cache
+def table_keys() -> dict[str, tuple[str, ...]]:
+    """The sorting key of every table that keeps each row it is given: those that keep only the newest are not here."""
+    keys = {}
+    for migration in migrations():
+        for statement in split_statements(migration.text):
+            made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement)
+            engine = re.search(r"^\) ENGINE = MergeTree\s(?:.*\s)?ORDER BY \(([^)]*)\)", statement, re.MULTILINE)
+            if made and engine:
+                keys[made.group(1)] = tuple(name.strip() for name in engine.group(1).split(","))
+    return keys
+
+
 _COLUMN = re.compile(r"(\w+)\s+(.+?)(?=\s+(?:DEFAULT|MATERIALIZED|ALIAS|CODEC|COMMENT|TTL)\b|$)", re.DOTALL)
 
 

@@ -113,13 +113,15 @@ class Folder:
         self._lock = lock
         self._number = 0
 
-    def write(self, table: str, token: str, rows: object, *, doubt: bool) -> tuple[Path, int]:
+    def write(self, table: str, token: str, rows: object, *, sent_s: float) -> tuple[Path, int]:
         """Writes a batch so that it outlives a power cut. Returns the file and its size, bytes.
+
+        ``sent_s`` is when it was first sent, Unix time; 0: it was not.
 
         Raises:
             ArgusError: There is no room, or the folder cannot be written to.
         """
-        file = spool.write(self.path, table, token, rows, doubt=doubt, number=self._number + 1, sync=True)
+        file = spool.write(self.path, table, token, rows, sent_s=sent_s, number=self._number + 1, sync=True)
         self._number = int(file.name.split("-")[0])
         return file, file.stat().st_size
 

@@ -54,7 +54,7 @@ def prepare(folder: Path) -> None:
 
 
 def write(
-    folder: Path, table: str, token: str, rows: pa.Table, *, doubt: bool = False, number: int = 0, sync: bool = False
+    folder: Path, table: str, token: str, rows: pa.Table, *, sent_s: float = 0.0, number: int = 0, sync: bool = False
 ) -> Path:
     """Writes a batch and returns its file.
 
@@ -63,14 +63,14 @@ def write(
         table: The table of the rows.
         token: The batch's deduplication token.
         rows: Of ``writer.to_arrow``'s types.
-        doubt: Whether a store may have the rows already: they were sent, and no answer came.
+        sent_s: When the rows were first sent and no answer came, Unix time: a store may have them; 0: they were not.
         number: The lowest number that the file may get, where the caller knows it; 0: the folder is listed.
         sync: Whether to return only when the file would outlive a power cut (``fsync`` of file and folder).
 
     Raises:
         ArgusError: There is no room, or the folder cannot be written to; all of that may pass.
     """
-    data = _encoded(table, token, rows, doubt)
+    data = _encoded(table, token, rows, sent_s)
     number = number or 1 + max((number for number, _ in _names(folder)), default=0)
     while True:
         whole = folder / f"{number:06}-{table}.arrow"
@@ -106,9 +106,9 @@ def write(
         return whole
 
 
-def _encoded(table: str, token: str, rows: pa.Table, doubt: bool) -> memoryview:
+def _encoded(table: str, token: str, rows: pa.Table, sent_s: float) -> memoryview:
     codec = next((name for name in ("zstd", "lz4") if pa.Codec.is_available(name)), None)
-    metadata = {_SUM: _MARK + _ZERO, _TABLE: table, _TOKEN: token, **({_DOUBT: "1"} if doubt else {})}
+    metadata = {_SUM: _MARK + _ZERO, _TABLE: table, _TOKEN: token, **({_DOUBT: repr(sent_s)} if sent_s else {})}
     schema = rows.schema.with_metadata(metadata)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as out:
@@ -172,6 +172,8 @@ class Spooled:
     rows: pa.Table
     doubt: bool = False
     """Whether a store may have the rows already: they were sent, and no answer came."""
+    sent_s: float = 0.0
+    """When they were first sent, Unix time; 0: not known, or not before they were written."""
 
 
 class Damaged(ArgusError):
@@ -201,10 +203,12 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         rows.validate(full=True)
         metadata = rows.schema.metadata or {}
         table, token = metadata[_TABLE].decode(), metadata[_TOKEN].decode()
-        return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata)
+        # Before it was a time, it was just '1'.
+        sent_s = float(metadata[_DOUBT]) if metadata.get(_DOUBT, b"1") != b"1" else 0.0
+        return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata, sent_s)
     except KeyError:
         raise Damaged(f"{file.name} is no file of a spool: it names no table") from None
-    except (pa.ArrowException, UnicodeDecodeError) as failure:
+    except (pa.ArrowException, ValueError) as failure:
         reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         raise Damaged(f"{file.name} is damaged: {reason}") from None
     except OSError as failure:

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill, spool
 from argus.store.open import LEASE_TIMEOUT_S, Store, transient
-from argus.store.schema import Column, ensure_schema, table_columns
+from argus.store.schema import Column, ensure_schema, table_columns, table_keys
 
 Values: TypeAlias = "npt.NDArray[Any] | Sequence[Any] | str | int | float | bool | None"
 """One column of a batch. A single value stands for all rows."""
@@ -47,8 +47,8 @@ SPILL_BYTES = 64 << 20
 STUCK_S = 5.0
 """An insert that has had no answer for so long: what waits behind it goes to disk."""
 DOUBT_S = 20.0
-"""A batch whose answer was lost so long ago is looked for in the store before it is sent again: by then the batches of
-other writers may have pushed its token out of the store's memory (1000 blocks a table)."""
+"""After so long the batches of other writers may have pushed a token out of the store's memory (1000 blocks a table).
+With many hosts it is sooner: a batch whose answer was lost is always looked for before it is sent again."""
 DOUBT_ROLLED_UP_S = 600.0
 """The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind;
 being found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second
@@ -75,6 +75,8 @@ class _Batch:
     tries: int = 0
     doubt_since: float | None = None
     """``time.monotonic`` of the first time that it was sent and may have been stored; None: it was not."""
+    sent_s: float = 0.0
+    """The same as Unix time."""
     file: Path | None = None
     file_bytes: int = 0
 
@@ -444,21 +446,40 @@ class Writer:
             self._not_before = time.monotonic() + self._backoff_s
 
     def _send(self, batch: _Batch) -> None:
-        if not self._schema_ready:
-            ensure_schema(self.store, timeout_s=_LEASE_S)
-            self._schema_ready = True
+        self._prepare()
         rows = batch.rows
         if rows is None:
             assert batch.file is not None
             rows = spool.read(batch.file, summed=True).rows
-        since, batch.doubt_since = batch.doubt_since, batch.doubt_since or time.monotonic()
-        if (
-            since is not None
-            and _forgotten(batch.table, time.monotonic() - since)
-            and holds(self.store, batch.table, rows)
-        ):
-            return
+        since = batch.doubt_since
+        if since is None:
+            batch.doubt_since, batch.sent_s = time.monotonic(), time.time()
+        else:
+            forgotten = _forgotten(batch.table, time.monotonic() - since)
+            # How long the token is remembered depends on how many write. To look is cheap, and seldom needed.
+            if (forgotten or batch.table not in ROLLED_UP) and self._holds(batch.table, rows, forgotten):
+                return
         self.store.insert(batch.table, rows, batch.token, _LEASE_S)
+
+    def _prepare(self) -> None:
+        """Sees to the store's tables, once. Whatever is wrong with them, the rows are not to blame: they wait."""
+        if self._schema_ready:
+            return
+        try:
+            ensure_schema(self.store, timeout_s=_LEASE_S)
+        except ArgusError as failure:
+            raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
+        self._schema_ready = True
+
+    def _holds(self, table: str, rows: pa.Table, forgotten: bool) -> bool:
+        if self.store.spooled:
+            return False  # a file is there whole or not at all, and nothing can be asked of it
+        with self.store.lease(_LEASE_S):
+            found, asked = look_up(self.store, table, rows)
+        if forgotten and 0 < found < asked:
+            with self._changed:
+                self._tally["batches_in_part"] += 1
+        return 0 < asked == found
 
     # ---- on disk ----
 
@@ -489,16 +510,16 @@ class Writer:
             with self._changed:
                 batch = self._spills(closing)
                 rows = None if batch is None else batch.rows
-                in_doubt = batch is not None and batch.doubt_since is not None
+                sent_s = 0.0 if batch is None else batch.sent_s
             if batch is None or rows is None:
                 return False
             assert self.place is not None
             try:
-                if not self._make_room(batch):
+                if not self._make_room(batch, closing):
                     return True
                 if self._folder is None:
                     self._folder = spill.create(self.place, self._session)
-                file, size = self._folder.write(batch.table, batch.token, rows, doubt=in_doubt)
+                file, size = self._folder.write(batch.table, batch.token, rows, sent_s=sent_s)
             except Exception as failure:  # whatever it is, rows still wait in memory, and the thread must live
                 with self._changed:
                     self.spill_error = failure
@@ -516,8 +537,12 @@ class Writer:
                 batch.nbytes = 0
             return True
 
-    def _make_room(self, batch: _Batch) -> bool:
-        """Drops the oldest rows on disk until a batch fits there; the batch itself where it is the least of a loss."""
+    def _make_room(self, batch: _Batch, closing: bool) -> bool:
+        """Drops the oldest rows on disk until a batch fits there; the batch itself only where there is no time left.
+
+        Raises:
+            ArgusError: It does not fit: it waits in memory.
+        """
         assert self.place is not None
         assert self._others is not None
         others = self._others.bytes(self._folder.path if self._folder else None)
@@ -531,12 +556,15 @@ class Writer:
                 victim = next((e for table in FIRST_TO_DROP for e in spilled if e.table == table), None)
                 if victim is None and batch.table not in FIRST_TO_DROP and spilled:
                     victim = spilled[0]
-                if victim is None and batch is self._sending:
-                    raise ArgusError(f"the spill {self.place.folder} is full", "Raise ARGUS_SPILL_MAX")
+                if victim is None and not closing:
+                    hint = "Raise ARGUS_SPILL_MAX, or see to what others have left there: argus store status"
+                    raise ArgusError(f"the spill {self.place.folder} is full", hint)
                 self.last_error = self.last_error or ArgusError("the spill is full")
-                self._drop(victim or batch)
                 if victim is None:
+                    if batch in self._outbox:
+                        self._drop(batch)
                     return False
+                self._drop(victim)
 
     def _set_aside(self, folder: spill.Folder | None, file: Path, failure: Exception) -> None:
         self._tally["spill_files_damaged" if isinstance(failure, spool.Damaged) else "spill_files_refused"] += 1
@@ -555,10 +583,8 @@ class Writer:
                                 return  # looked for again as soon as there is time
                         try:
                             batch = spool.read(file, summed=True)
-                            if not self._schema_ready:
-                                ensure_schema(self.store, timeout_s=_LEASE_S)
-                                self._schema_ready = True
-                            replay(self.store, batch, _age_s(file), _LEASE_S)
+                            self._prepare()
+                            replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds)
                         except Exception as failure:
                             with self._changed:
                                 if transient(failure):
@@ -587,8 +613,9 @@ _COUNTERS = (
     "spill_failures",
     "spill_files_damaged",
     "spill_files_refused",
+    "batches_in_part",
 )
-_LOSSES = ("spill_files_damaged", "spill_files_refused")
+_LOSSES = ("spill_files_damaged", "spill_files_refused", "batches_in_part")
 
 
 def _unlink(file: Path | None) -> None:
@@ -602,26 +629,43 @@ def _forgotten(table: str, age_s: float) -> bool:
     return age_s > (DOUBT_ROLLED_UP_S if table in ROLLED_UP else DOUBT_S)
 
 
-def replay(store: Store, batch: spool.Spooled, age_s: float, timeout_s: float) -> bool:
+def replay(
+    store: Store,
+    batch: spool.Spooled,
+    age_s: float,
+    timeout_s: float,
+    holds_it: Callable[[str, pa.Table, bool], bool] | None = None,
+) -> bool:
     """Stores a batch that a writer left on disk, unless the store has it. Returns whether it was sent.
 
-    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten. ``age_s`` is how
-    long it has been on disk.
+    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten.
+
+    Args:
+        store: Where to.
+        batch: What was on disk.
+        age_s: How long ago it may have been sent first; 0: not known.
+        timeout_s: How long to wait for the store.
+        holds_it: Asks the store for (table, rows, whether the token may be forgotten); None: ``holds`` does.
 
     Raises:
         ArgusError: As ``Store.insert``.
     """
-    if _forgotten(batch.table, age_s) and holds(store, batch.table, batch.rows):
-        return False
+    forgotten = age_s <= 0 or _forgotten(batch.table, age_s)
+    if forgotten or (batch.doubt and batch.table not in ROLLED_UP):
+        known = holds_it(batch.table, batch.rows, forgotten) if holds_it else holds(store, batch.table, batch.rows)
+        if known:
+            return False
     store.insert(batch.table, batch.rows, batch.token, timeout_s)
     return True
 
 
-def _age_s(file: Path) -> float:
+def _age_s(file: Path, batch: spool.Spooled) -> float:
+    """How long ago a batch may have been sent first; 0: not known, as where the clock was set back."""
     try:
-        return max(0.0, time.time() - file.stat().st_mtime)
+        written = file.stat().st_mtime
     except OSError:
         return 0.0
+    return max(0.0, time.time() - min(written, batch.sent_s or written))
 
 
 def load_spilled(
@@ -646,7 +690,7 @@ def load_spilled(
                 done += 1
                 try:
                     batch = spool.read(file, summed=True)
-                    if replay(store, batch, _age_s(file), LEASE_TIMEOUT_S):
+                    if replay(store, batch, _age_s(file, batch), LEASE_TIMEOUT_S):
                         result.rows[batch.table] += batch.rows.num_rows
                         result.files += 1
                     else:
@@ -666,47 +710,90 @@ def load_spilled(
 
 
 def holds(store: Store, table: str, rows: pa.Table) -> bool:
-    """Whether a store has a batch already, told by its first and its last row.
-
-    A batch is stored whole, or (where it spans days, which are partitions) a day at a time from the first on.
+    """Whether a store has a batch already (``look_up``).
 
     Raises:
         ArgusError: The store cannot be asked.
     """
-    from argus.store.reader import query_columns
+    found, asked = look_up(store, table, rows)
+    return 0 < asked == found
 
+
+def look_up(store: Store, table: str, rows: pa.Table) -> tuple[int, int]:
+    """Looks for a batch in a store by some of its rows. Returns how many of how many are there.
+
+    A batch is stored whole, or (where it spans days, which are partitions) a day at a time from the first on: the first
+    and the last row are looked for. Of a Distributed table each shard may have its part or not: there it is the first
+    and the last row of each rank, of up to 64. Tables that keep the newest version of a row do not mind a repetition:
+    nothing is looked for, (0, 0).
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
     types = table_columns().get(table, {})
-    # What compares exactly. Tables that keep the newest version of a row do not mind a repetition.
+    # What compares exactly.
     names = [
         name
         for name in rows.column_names
         if name in types and name != "stored" and not re.search(r"Array|Map|Float|Nullable", types[name].type)
     ]
-    if "version" in names or "ts" not in rows.column_names or not names:
+    key = [name for name in table_keys().get(table, ()) if name in names]
+    if not key or not rows.num_rows:
+        return 0, 0
+    found = 0
+    try:
+        places = _telling(rows, key, by_shard=_distributed(store, table))
+        for place in places:
+            found += _has_row(store, table, rows.slice(place, 1), {name: types[name].type for name in names})
+    except ArgusError as failure:
+        # Whatever it is, the rows are not to blame: they wait.
+        raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
+    return found, len(places)
+
+
+def _distributed(store: Store, table: str) -> bool:
+    if store.embedded:
         return False
-    order = pc.sort_indices(rows["ts"])
-    for place in (0, -1):
-        row = rows.slice(order[place].as_py(), 1)
-        tests: list[str] = []
-        values: dict[str, Any] = {}
-        for k, name in enumerate(names):
-            kind = types[name].type
-            value = row[name].cast(pa.int64())[0].as_py() if "Date" in kind else row[name][0].as_py()
-            plain = "Int64" if "Date" in kind else re.sub(r"LowCardinality\((.*)\)", r"\1", kind)
-            told = f"{{p{k}:{plain}}}"
-            if "Date" in kind:
-                # A constant on that side, so that the sorting key and the partitions are used.
-                told = next(made for prefix, made in _MOMENTS if kind.startswith(prefix)).format(told)
-            values[f"p{k}"] = value
-            tests.append(f"`{name}` = {told}")
-        try:
-            found = query_columns(store, f"SELECT count() AS n FROM `{table}` WHERE {' AND '.join(tests)}", values)
-        except ArgusError as failure:
-            # Whatever it is, the rows are not to blame: they wait.
-            raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
-        if not int(found["n"][0]):
-            return False
-    return True
+    from argus.store.reader import query_columns
+
+    engines = "SELECT engine FROM system.tables WHERE database = currentDatabase() AND name = {table:String}"
+    return bool(query_columns(store, engines, {"table": table})["engine"].tolist() == ["Distributed"])
+
+
+def _telling(rows: pa.Table, key: list[str], *, by_shard: bool) -> list[int]:
+    """The places of the rows by which a batch is told."""
+    order = ["ts"] if "ts" in rows.column_names else key
+    plain = {}
+    for name in {*order, "job", *(["rank"] if "rank" in rows.column_names else [])}:
+        values = rows[name]
+        plain[name] = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
+    sorted_by = pc.sort_indices(pa.table(plain), [(name, "ascending") for name in order]).to_pylist()
+    if not by_shard:
+        return sorted({sorted_by[0], sorted_by[-1]})
+    shards = [plain[name].to_pylist() for name in ("job", "rank") if name in plain]
+    ends: dict[tuple[Any, ...], list[int]] = {}
+    for place in sorted_by:
+        pair = ends.setdefault(tuple(values[place] for values in shards), [place, place])
+        pair[1] = place
+    return sorted({place for pair in list(ends.values())[:64] for place in pair})
+
+
+def _has_row(store: Store, table: str, row: pa.Table, types: Mapping[str, str]) -> bool:
+    from argus.store.reader import query_columns
+
+    tests: list[str] = []
+    values: dict[str, Any] = {}
+    for k, (name, kind) in enumerate(types.items()):
+        value = row[name].cast(pa.int64())[0].as_py() if "Date" in kind else row[name][0].as_py()
+        plain = "Int64" if "Date" in kind else re.sub(r"LowCardinality\((.*)\)", r"\1", kind)
+        told = f"{{p{k}:{plain}}}"
+        if "Date" in kind:
+            # A constant on that side, so that the sorting key and the partitions are used.
+            told = next(made for prefix, made in _MOMENTS if kind.startswith(prefix)).format(told)
+        values[f"p{k}"] = value
+        tests.append(f"`{name}` = {told}")
+    found = query_columns(store, f"SELECT count() AS n FROM `{table}` WHERE {' AND '.join(tests)}", values)
+    return int(found["n"][0]) > 0
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:

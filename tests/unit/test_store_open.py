@@ -19,7 +19,7 @@ import pytest
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import engine
 from argus.store import open as open_module
-from argus.store.open import default_url, first_line, open_store, parse_url
+from argus.store.open import default_url, first_line, open_store, parse_url, transient
 from argus.store.schema import ensure_schema, init_schema, schema_state
 
 
@@ -109,6 +109,7 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("chdb://", "names no folder"),
         ("clickhouse:///argus", "names no host"),
         ("clickhouse://db:http/argus", "bad store URL"),
+        ("clickhouse://db:80000/argus", "port is no number up to 65535"),
         ("clickhouse://db/argus?sekure=true", "sekure"),
         ("clickhouse://db/argus?secure=maybe", "maybe"),
         ("clickhouse://me:hunter2@db/argus", "password"),
@@ -481,3 +482,19 @@ def test_errors_are_cut_to_one_line() -> None:
         "identifier 'x' in scope SELECT 1 FROM x. (UNKNOWN_TABLE) (version 26.9.2.1 (official build)) (for url http://h:1)"
     )
     assert first_line(text) == "Unknown table expression identifier 'x' in scope SELECT 1 FROM x. (UNKNOWN_TABLE)"
+
+
+def test_a_password_with_a_slash_in_it_is_not_printed() -> None:
+    with pytest.raises(ArgusError) as wrong:
+        parse_url("clickhouse://argus:s3cret/x@db/argus")
+    assert "s3cret" not in str(wrong.value) + wrong.value.hint
+
+
+@pytest.mark.parametrize("code", [159, 202, 241])
+def test_what_passes_by_itself_is_told_from_what_is_wrong(code: int) -> None:
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    for number, passes in ((code, True), (60, False)):
+        failure = DatabaseError("Code: x. DB::Exception: no")
+        failure.code = number
+        assert transient(open_store("chdb:///nowhere").explain(failure)) == passes

@@ -17,7 +17,7 @@ from argus.store.reader import query_columns
 from argus.store.schema import _fill, ensure_schema, init_schema, migrations, table_columns
 from argus.store.statements import split_statements
 from argus.store.status import store_status
-from argus.store.writer import Writer, to_arrow
+from argus.store.writer import Writer, look_up, to_arrow
 
 from ..clickhouse_server import MISSING, PASSWORD, Server
 from .stored_job import store_job
@@ -188,6 +188,17 @@ def test_two_shards(
             assert query_columns(store, "SELECT count() AS n FROM iterations")["n"][0] == 800
             counts.append(int(query_columns(store, "SELECT count() AS n FROM iterations_local")["n"][0]))
     assert sum(counts) == 800
+    whole = to_arrow("iterations", {**iterations(800), "rank": [k // 50 for k in range(800)]})
+    with open_store(urls[0]) as store:
+        store.insert("iterations", whole, "whole")
+        assert look_up(store, "iterations", whole) == (32, 32)
+        assert look_up(store, "iterations", to_arrow("iterations", iterations(50, 77))) == (0, 2)
+        with open_store(urls[1]) as second, second.lease() as client:
+            client.command("DELETE FROM iterations_local WHERE step >= 50")
+        found, asked = look_up(store, "iterations", whole)
+        assert 0 < found < asked == 32, "one shard has lost its part"
+        with store.lease() as client:
+            client.command("DELETE FROM iterations_local WHERE step >= 50")
     assert 0 < counts[0] < 800, "everything went to one shard"
     assert verdict_of(urls[0], capsys) == verdict_of(f"chdb://{tmp_path}/store", capsys)
     assert main(["store", "init", "--store", urls[0], "--ttl", "5d"]) == 0

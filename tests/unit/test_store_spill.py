@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import spill, spool
 from argus.store import writer as writer_module
 from argus.store.open import Store, open_store, parse_url
-from argus.store.schema import ensure_schema, table_columns
+from argus.store.schema import ensure_schema, table_columns, table_keys
 from argus.store.writer import Writer, holds, to_arrow
 
 from .test_store_writer import T0, iterations, launches, rows
@@ -90,6 +89,9 @@ def test_rows_go_to_disk_and_back_in_the_same_run(
         writer.maybe_flush()
     wait_for(lambda: writer.counters().get("rows_spilled", (0,))[0] >= 140, "little came to disk")
     files = list(place.folder.glob("*/*.arrow"))
+    sent = [batch.sent_s for batch in map(spool.read, files) if batch.doubt]
+    assert sent, "no file says that its rows were sent already"
+    assert all(0 < time.time() - sent_s < 600 for sent_s in sent)
     assert len(files) >= 9  # at most the one that is being sent stays in memory
     assert writer.bytes_waiting > 0
     assert "cannot reach" in writer.trouble
@@ -122,12 +124,15 @@ time.sleep(600)
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(place.folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "spilled\n"
-    assert spill.waiting(place.folder) == spill.Waiting(str(place.folder), 3, spill.waiting(place.folder).bytes, 1, 0)
-    assert list(spill.abandoned(place.folder)) == [], "taken from a writer that lives"
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "spilled\n"
+        size = spill.waiting(place.folder).bytes
+        assert spill.waiting(place.folder) == spill.Waiting(str(place.folder), 3, size, 1, 0)
+        assert list(spill.abandoned(place.folder)) == [], "taken from a writer that lives"
+    finally:
+        child.kill()
+        child.communicate()
     with Writer(store, source="test", place=place) as writer:
         writer.start()
         wait_for(lambda: count(store) == 30, "not stored")
@@ -157,14 +162,72 @@ def test_stored_just_before_the_kill_is_not_stored_again(store: Store, place: sp
     assert count(store, "launches") == 10
 
 
-@pytest.mark.parametrize("table", [t for t, c in table_columns().items() if "ts" in c and "version" not in c])
+@pytest.mark.parametrize("age", ["sent long ago", "sent", "the clock was set back"])
+def test_what_is_not_known_of_a_file_is_looked_up(store: Store, place: spill.Place, age: str) -> None:
+    (file,) = leave(place, ("launches", launches(10)))
+    batch = spool.read(file, summed=True)
+    file.unlink()
+    sent_s = {"sent long ago": time.time() - 3600, "sent": time.time(), "the clock was set back": 0.0}[age]
+    table = "iterations" if age == "sent long ago" else "launches"
+    content = to_arrow("iterations", iterations(10)) if table == "iterations" else batch.rows
+    file = spool.write(file.parent, table, "token", content, sent_s=sent_s)
+    if age == "the clock was set back":
+        os.utime(file, (time.time() + 3600,) * 2)
+    store.insert(table, content, "a token that the store does not remember")
+    with Writer(store, source="test", place=place) as writer:
+        writer.start()
+        wait_for(lambda: not file.exists(), "not looked at")
+    assert count(store, table) == 10
+
+
+def test_what_a_batch_is_told_by() -> None:
+    import numpy as np
+
+    batch = to_arrow("iterations", {**iterations(300), "rank": np.arange(300) % 100, "ts": T0 - np.arange(300)})
+    key = list(table_keys()["iterations"])
+    assert writer_module._telling(batch, key, by_shard=False) == [0, 299]
+    told = writer_module._telling(batch, key, by_shard=True)
+    ranks = batch["rank"].to_pylist()
+    assert len(told) == 128
+    assert {ranks[place] for place in told} == set(range(36, 100))
+    assert {99, 299} < set(told)
+
+
+def test_a_part_of_a_batch_is_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "DOUBT_S", 0.0)
+    insert, failing = Store.insert, [AWAY]
+
+    def lossy(self: Store, table: str, batch: Any, token: str, *rest: Any) -> None:
+        if failing:
+            insert(self, table, batch.slice(0, 4), "a part")
+            raise failing.pop()
+        insert(self, table, batch, token, *rest)
+
+    monkeypatch.setattr(Store, "insert", lossy)
+    writer = Writer(store, source="test")
+    writer.append("launches", launches(10))
+    assert writer.flush(timeout_s=30)
+    assert writer.counters() == {"batches_in_part": (1, True)}
+    writer.close()
+
+
+def test_the_keys_are_those_of_the_engine(store: Store) -> None:
+    told = rows(
+        store, "SELECT name, sorting_key FROM system.tables WHERE engine = 'MergeTree' AND database = 'default'"
+    )
+    assert {name: tuple(key.split(", ")) for name, key in told} == table_keys()
+    assert {"findings", "kernel_summaries", "kernel_escapes"} < set(table_keys())
+
+
+@pytest.mark.parametrize("table", table_keys())
 def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
     from .test_store_writer import example
 
     given: dict[str, Any] = {
         name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"
     }
-    given["ts"] = [T0, T0 + 10**9, T0 + 2 * 10**9]
+    last = "ts" if "ts" in given else table_keys()[table][-1]
+    given[last] = [1, 2, 3] if last == "step" else [T0, T0 + 10**9, T0 + 2 * 10**9]
     batch = to_arrow(table, given)
     assert not holds(store, table, batch)
     store.insert(table, batch.slice(0, 2), "two of them")
@@ -235,10 +298,22 @@ def test_the_bound_holds_and_launches_go_first(tmp_path: Path) -> None:
 
 def test_other_writers_count_towards_the_bound(place: spill.Place) -> None:
     (file,) = leave(place, ("iterations", iterations(100)))
-    writer = Writer(open_store(NOWHERE), source="test", place=spill.Place(place.folder, file.stat().st_size + 1))
-    writer.append("launches", launches(10))
-    writer.flush(timeout_s=0)
-    assert writer.close(timeout_s=0).dropped == {"launches": 10}
+    small = to_arrow("iterations", iterations(10)).nbytes
+    room = 3 * small + to_arrow("launches", launches(100)).nbytes
+    full = spill.Place(place.folder, file.stat().st_size + 1)
+    writer = Writer(open_store(NOWHERE), source="test", place=full, max_bytes=room)
+    for rank in range(3):
+        writer.append("iterations", iterations(10, rank))
+        assert not writer.flush(timeout_s=0)
+    assert "rows wait in memory: the spill" in writer.trouble
+    assert "is full" in writer.trouble
+    assert writer.rows_dropped == {}, "there is room in memory"
+    for k in range(5):
+        writer.append("launches", launches(100, k * 100))
+        writer.flush(timeout_s=0)
+    # What is too much for memory goes as always: single calls first.
+    assert writer.rows_dropped == {"launches": 400}
+    assert writer.close(timeout_s=0).dropped == {"launches": 500, "iterations": 30}
     assert file.exists()
 
 

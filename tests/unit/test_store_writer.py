@@ -237,17 +237,65 @@ def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.Mo
 @pytest.mark.alone
 def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     away = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
-    _Flaky(store, [away] * 3).install(monkeypatch)
+    monkeypatch.setattr(writer_module, "_BACKOFF_S", (600.0, 600.0))
+    flaky = _Flaky(store, [away] * 3)
+    flaky.install(monkeypatch)
     writer = Writer(store, source="test")
     writer.append("iterations", iterations(10))
     assert not writer.flush(timeout_s=0)
     assert writer.last_error is away
     assert writer.bytes_waiting > 0
-    started = time.monotonic()
     writer.maybe_flush()
-    assert time.monotonic() - started < 0.04, "the caller was made to wait"
+    assert len(flaky.failures) == 2, "the store was tried again at once, in the caller's time"
+    monkeypatch.setattr(writer_module, "_BACKOFF_S", (0.01, 0.02))
     assert writer.flush(timeout_s=10)
     assert writer.close().written == {"iterations": 10}
+
+
+@pytest.mark.parametrize("code", [202, 241, 497])
+def test_rows_wait_while_the_schema_cannot_be_asked_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Too many queries, no memory, no right yet to read the version: the rows are not to blame."""
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    from argus.store import schema
+
+    real, failures = schema.schema_state, [code, code]
+
+    def schema_state(*arguments: Any) -> Any:
+        if failures:
+            failure = DatabaseError("Code: x. DB::Exception: no")
+            failure.code = failures.pop()
+            raise failure
+        return real(*arguments)
+
+    monkeypatch.setattr(schema, "schema_state", schema_state)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    assert writer.flush(timeout_s=30)
+    report = writer.close()
+    assert (report.written, report.dropped, failures) == ({"iterations": 10}, {}, [])
+
+
+def test_a_batch_sent_again_is_looked_for_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer was lost a moment ago, but so many write that the store has forgotten its token."""
+    real, calls = Store.insert, 0
+
+    def insert(self: Store, table: str, batch: pa.Table, token: str, *rest: Any) -> None:
+        nonlocal calls
+        calls += 1
+        real(self, table, batch, f"{token} {calls}", *rest)
+        if calls == 1:
+            raise ArgusError("the answer was lost", "", EXIT_UNAVAILABLE)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    writer = Writer(store, source="test")
+    writer.append("launches", launches(10))
+    assert writer.flush(timeout_s=30)
+    assert writer.close().written == {"launches": 10}
+    assert rows(store, "SELECT count() FROM launches") == [(10,)]
+    assert calls == 1
 
 
 def test_what_the_store_refuses_is_dropped_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,21 +333,26 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Writer._send
+    import threading
+
+    real, go, senders, caller = Writer._send, threading.Event(), set(), threading.get_ident()
 
     def slow(self: Writer, batch: Any) -> None:
-        time.sleep(0.3)
+        senders.add(threading.get_ident())
+        assert threading.get_ident() != caller
+        assert go.wait(60), "the loop waited for the store"
         real(self, batch)
 
     monkeypatch.setattr(Writer, "_send", slow)
     writer = Writer(store, source="test", flush_rows=1)
     writer.start()
-    started = time.monotonic()
     for _ in range(3):
         writer.append("iterations", iterations(10))
         writer.maybe_flush()
-    assert time.monotonic() - started < 0.25, "the loop waited for the store"
+    assert caller not in senders
+    go.set()
     assert writer.close().written == {"iterations": 30}
+    assert len(senders) == 1
     assert rows(store, "SELECT count() FROM iterations") == [(30,)]
 
 
