@@ -30,7 +30,7 @@ from ..clickhouse_server import MISSING, PASSWORD, Server
 from ..kernel.conftest import wait_for_cuda, wait_until
 from .store_writer import ROWS
 
-KILLS = int(os.environ.get("ARGUS_FAULTS", "6"))
+KILLS = int(os.environ.get("ARGUS_FAULTS", "4"))
 SEED = int(os.environ.get("ARGUS_FAULTS_SEED", "1"))
 BATCHES_A_WRITER = 100_000
 TIMEOUT_S = 240 + 70 * KILLS
