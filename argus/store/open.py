@@ -34,6 +34,7 @@ LEASE_TIMEOUT_S = 30.0
 _PASSING = {159, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
 """Codes of what may pass: timeouts, memory limits, too many queries or parts, no space, trouble with Keeper or network,
 a read-only replica, a shutdown."""
+_TIMEOUT_EXCEEDED = 159
 _UNKNOWN_DATABASE = 81
 _NO_SPACE = 243
 _INSERT = {
@@ -347,7 +348,9 @@ class Store:
         if code is None and transient(failure):
             where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
             return ArgusError(f"cannot reach the store {where}: {_reason(failure)}", _REACH_HINT, EXIT_UNAVAILABLE)
-        return ArgusError(text, "", EXIT_UNAVAILABLE) if transient(failure) else ArgusError(text)
+        # Whose query took longer than was allowed learns that, and not that the store is away.
+        passing = transient(failure) and code != _TIMEOUT_EXCEEDED
+        return ArgusError(text, "", EXIT_UNAVAILABLE) if passing else ArgusError(text)
 
 
 def spool_not_queried(target: Target) -> ArgusError:

@@ -474,8 +474,12 @@ class Writer:
     def _holds(self, table: str, rows: pa.Table, forgotten: bool) -> bool:
         if self.store.spooled:
             return False  # a file is there whole or not at all, and nothing can be asked of it
-        with self.store.lease(_LEASE_S):
-            found, asked = look_up(self.store, table, rows)
+        try:
+            with self.store.lease(_LEASE_S):
+                found, asked = look_up(self.store, table, rows)
+        except ArgusError as failure:
+            # Whatever it is: that nobody could look is not the rows' fault.
+            raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
         if forgotten and 0 < found < asked:
             with self._changed:
                 self._tally["batches_in_part"] += 1

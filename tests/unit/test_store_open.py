@@ -490,7 +490,7 @@ def test_a_password_with_a_slash_in_it_is_not_printed() -> None:
     assert "s3cret" not in str(wrong.value) + wrong.value.hint
 
 
-@pytest.mark.parametrize("code", [159, 202, 241])
+@pytest.mark.parametrize("code", [202, 241])
 def test_what_passes_by_itself_is_told_from_what_is_wrong(code: int) -> None:
     from clickhouse_connect.driver.exceptions import DatabaseError
 
@@ -498,3 +498,12 @@ def test_what_passes_by_itself_is_told_from_what_is_wrong(code: int) -> None:
         failure = DatabaseError("Code: x. DB::Exception: no")
         failure.code = number
         assert transient(open_store("chdb:///nowhere").explain(failure)) == passes
+
+
+def test_a_query_that_took_too_long_is_the_query_s_fault() -> None:
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    failure = DatabaseError("Code: 159. DB::Exception: Timeout exceeded")
+    failure.code = 159
+    assert transient(failure), "an insert may be tried again"
+    assert open_store("chdb:///nowhere").explain(failure).exit_code == 1
