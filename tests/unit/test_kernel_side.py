@@ -19,7 +19,7 @@ from argus.capture.launches import Origin
 from argus.errors import ArgusError
 from argus.flags import FAR_NS, Flag, FlagWatcher, flag
 from argus.interop.perfetto import Moment, moment_of, write_perfetto
-from argus.kernels import FLAG_S, RATE_S, THICKEN_S, KernelSide
+from argus.kernels import FLAG_S, KernelSide
 from argus.recorder import FlightRecorder, called_ns
 from argus.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
 from argus.roster import Job
@@ -274,10 +274,11 @@ def test_a_small_job_is_stored_one_by_one() -> None:
     assert trace.side.counters()["gpu_ops_thinned"] == (0, False)
 
 
-def test_of_a_large_job_some_steps_are_and_what_communicates() -> None:
+def test_of_a_large_job_some_steps_are_and_what_communicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_module, "RATE_S", 1.0)
     # two ranks with 20 in each 10 ms: 4,000 a second
     trace = Trace(rows_s=1100.0)
-    trace.go(int(RATE_S * 100) + 2)
+    trace.go(102)
     (note,) = trace.notes
     assert "of 1 step in 4 are stored" in note
     assert trace.side.keeps
@@ -342,12 +343,14 @@ def test_another_program_in_the_process_has_its_own_names() -> None:
     assert [row["whole"] for row in trace.rows["raw_windows"]] == [False]
 
 
-def test_more_is_stored_again_once_a_job_is_quiet() -> None:
+def test_more_is_stored_again_once_a_job_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_module, "RATE_S", 0.2)
+    monkeypatch.setattr(kernels_module, "THICKEN_S", 1.0)
     trace = Trace(rows_s=1100.0)
-    trace.go(int(RATE_S * 100) + 2)
+    trace.go(24)
     assert "1 step in 4" in trace.notes[-1]
     trace.per_step = 2  # nothing but what communicates: 400 a second
-    trace.go(int(THICKEN_S * 100) + int(2 * RATE_S * 100))
+    trace.go(100 + 40)
     assert "1 step in 2" in trace.notes[-1]
     assert len(trace.notes) == 2, "step by step"
 
