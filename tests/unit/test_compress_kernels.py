@@ -16,6 +16,7 @@ from argus.compress.bins import BINS, CENTER_NS, LONGEST_NS, PER_NEPER, bins_of,
 from argus.compress.decode import decode_escapes, decode_summaries
 from argus.compress.fidelity import auc, power, quantile_error, recall, w1
 from argus.compress.kernels import GRIDS, SPIKES, Compressor, kernel_id, normalised
+from argus.compress.templates import SHAPE_UNIT
 
 STEP_NS = 1_000_000_000
 Rows = dict[str, dict[str, Any]]
@@ -287,11 +288,12 @@ def test_any_durations_come_back(steps: list[list[int]], steps_per_row: int, poo
                     sample.remove(spike)
                 if sample:
                     assert weight[k].sum() == pytest.approx(len(sample))
-                    assert (weight[k] * value[k]).sum() == pytest.approx(sum(sample), rel=1e-4)
+                    # A shape's points are rounded to SHAPE_UNIT of its cell's mean; bins are not.
+                    exact = 0.5 * SHAPE_UNIT if table == "kernel_summaries" else 1e-9
+                    assert (weight[k] * value[k]).sum() == pytest.approx(sum(sample), rel=exact)
                     mean = sum(sample) / len(sample)
-                    assert (
-                        w1(np.array(sample, float), value[k], weight[k]) * mean <= limit * mean + 2.1 if mean else True
-                    )
+                    slack = 2.1 if 0 in sample else 1.0
+                    assert not mean or w1(np.array(sample, float), value[k], weight[k]) * mean <= limit * mean + slack
     assert {s for s, took in enumerate(steps) if took} <= set(seen)
     assert len(seen) == len(set(seen))
 
