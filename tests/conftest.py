@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("ARGUS_CACHE_DIR", str(ROOT / "build" / "cache"))
 FAKEGPU_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu"))
 
 

@@ -45,6 +45,18 @@ def find() -> Path | None:
     return None
 
 
+def require() -> Path:
+    """The same, or an error that says how to install it.
+
+    Raises:
+        ArgusError: It is not installed.
+    """
+    package = find()
+    if package is None:
+        raise ArgusError("bcc, which compiles eBPF programs, is not installed", INSTALL_HINT, EXIT_UNAVAILABLE)
+    return package
+
+
 @cache
 def load() -> ModuleType:
     """Imports eBPF's bcc and tells it to compile against ``bpf/include``.
@@ -52,9 +64,7 @@ def load() -> ModuleType:
     Raises:
         ArgusError: It is not installed, or its shared library does not load.
     """
-    package = find()
-    if package is None:
-        raise ArgusError("bcc, which loads eBPF programs, is not installed", INSTALL_HINT, EXIT_UNAVAILABLE)
+    package = require()
     # Without kernel headers bcc would look in /lib/modules; the stub tree serves every kernel (docs/design.md).
     os.environ["BCC_KERNEL_SOURCE"] = str(resource_dir("bpf") / "include")
     spec = importlib.util.spec_from_file_location(

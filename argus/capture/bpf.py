@@ -1,4 +1,4 @@
-"""Loads the BPF programs through bcc, attaches them to functions of libraries, and reads what they count.
+"""Loads the BPF programs, attaches them to functions of libraries, and reads what they count.
 
 Attaching is done here rather than by bcc: bcc reads all of /proc/kallsyms for each tracepoint (50 ms), and makes one
 perf event a function and process, and on current kernels taking one away costs about 0.1 s. A multi-uprobe link (Linux
@@ -13,21 +13,30 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import resource
 import struct
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
-from argus.capture import bcc, calls
+from argus.capture import calls
+from argus.capture.compile import CompileError, compiled
+from argus.capture.programs import (
+    KPROBE,
+    RAW_TRACEPOINT,
+    SYS_BPF,
+    LoadError,
+    Module,
+    attach_raw_tracepoint,
+    system_call,
+)
 from argus.capture.ring import Ring
 from argus.capture.targets import FileKey, Library
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
@@ -40,10 +49,8 @@ SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}
 _SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 # enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
-_BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_LINK_CREATE = 28
 _BPF_PERF_EVENT = 41
 _BPF_TRACE_UPROBE_MULTI = 48
@@ -52,6 +59,7 @@ _PERF_FLAG_FD_CLOEXEC = 8
 # Where the record begins in "struct pending" and "struct control_pending" of bpf/.
 _PENDING_AT = 32
 _CONTROL_AT = 24
+_SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _FILE_SLOTS = 16
 
 LAST_METHOD_BYTES = 16 << 10
@@ -152,8 +160,7 @@ class Probes:
         """Whether PyTorch's ranges are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
-        self._module = bcc.load()
-        self._bpf = self._compile(launch_ring_bytes)
+        self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
         self._at_exit = self._attach_at_exit()
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
@@ -161,11 +168,10 @@ class Probes:
         self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
         self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
 
-    def _compile(self, launch_ring_bytes: int) -> Any:
+    def _compile(self, launch_ring_bytes: int) -> Module:
         directory = resource_dir("bpf")
         text = "\n".join((directory / name).read_text() for name in SOURCES)
         flags = [
-            f"-I{directory}",
             "-D__BPF__",
             f"-DARGUS_LAUNCH_PAGES={launch_ring_bytes // _BCC_PAGE}",
             f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
@@ -173,11 +179,7 @@ class Probes:
             f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
             "-Wno-address-of-packed-member",
         ]
-        with _quiet_stderr() as said:
-            try:
-                return self._module.BPF(text=text.encode(), cflags=flags)
-            except Exception as reason:
-                raise _load_failure("compile the BPF programs", said(), reason) from reason
+        return module(text, flags, "compile the BPF programs")
 
     def _load(self, backend: Backend | None) -> Backend:
         names = [f"{program}_{edge}" for program in ("cuda", "nccl", "control", "mark") for edge in ("enter", "exit")]
@@ -187,30 +189,25 @@ class Probes:
             choices = ["perf"]
         failure: ArgusError | None = None
         for choice in choices:
-            expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else -1
-            with _quiet_stderr() as said:
-                try:
-                    self._functions = {
-                        name: self._bpf.load_func(name.encode(), self._module.BPF.KPROBE, attach_type=expected)
-                        for name in names
-                    }
-                    return choice
-                except Exception as reason:
-                    failure = _load_failure("load the BPF programs", said(), reason)
-                    self._bpf.funcs.clear()
+            expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else 0
+            try:
+                for name in names:
+                    self._module.load(name, KPROBE, expected)
+                return choice
+            except LoadError as reason:
+                failure = load_failure("load the BPF programs", reason.log, reason)
+                self._module.unload()
         assert failure is not None
         raise failure
 
     def _attach_at_exit(self) -> int:
-        with _quiet_stderr() as said:
-            try:
-                program = self._bpf.load_func(b"thread_exit", self._module.BPF.RAW_TRACEPOINT)
-                return attach_raw_tracepoint("sched_process_exit", int(program.fd))
-            except Exception as reason:
-                raise _load_failure("follow the end of threads", said(), reason) from reason
+        try:
+            return attach_raw_tracepoint("sched_process_exit", self._module.load("thread_exit", RAW_TRACEPOINT))
+        except OSError as reason:
+            raise load_failure("follow the end of threads", getattr(reason, "log", ""), reason) from reason
 
     def _map_fd(self, name: str) -> int:
-        return int(self._bpf[name.encode()].map_fd)
+        return self._module[name].fd
 
     # --- which processes
 
@@ -220,25 +217,20 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        key = ctypes.c_uint32(pid)
-        self._bpf[b"targets"][key] = ctypes.c_uint32(1)
-        strangers = self._bpf[b"strangers"]
-        missed = 0
-        with contextlib.suppress(KeyError):
-            missed = int(strangers[key].value)
-            del strangers[key]
-        return missed
+        self._module["targets"].set(pid, 1)
+        strangers = self._module["strangers"]
+        missed = strangers.get(pid)
+        strangers.delete(pid)
+        return int.from_bytes(missed or b"", sys.byteorder)
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process that ended: its PID may be another's soon."""
-        key = ctypes.c_uint32(pid)
-        for name in (b"targets", b"strangers"):
-            with contextlib.suppress(KeyError):
-                del self._bpf[name][key]
-        sequences = self._bpf[b"sequences"]
-        for used in [used for used in sequences.keys() if used.tgid == pid]:  # noqa: SIM118 - a bcc table
-            with contextlib.suppress(KeyError):
-                del sequences[used]
+        for name in ("targets", "strangers"):
+            self._module[name].delete(pid)
+        sequences = self._module["sequences"]
+        keys, _ = sequences.read()
+        for used in keys[keys.view(_SEQUENCE_KEY)[:, 0]["tgid"] == pid]:
+            sequences.delete(used.tobytes())
 
     # --- probes
 
@@ -291,17 +283,16 @@ class Probes:
     def _file_slot(self, library: Library) -> int:
         """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
         slot = self._file_slots.setdefault(library.key, min(len(self._file_slots), _FILE_SLOTS - 1))
-        table = self._bpf[b"text_bytes"]
-        key = ctypes.c_int(slot)
-        table[key] = ctypes.c_uint64(max(library.text_bytes, int(table[key].value)))
+        table = self._module["text_bytes"]
+        table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
         if library.layout is not None:
-            table = self._bpf[b"torch_layouts"]
-            table[key] = table.Leaf(library.layout.numel, library.layout.group_counter)
+            layout = struct.pack("<II", library.layout.numel, library.layout.group_counter)
+            self._module["torch_layouts"].set(slot, layout)
         return slot
 
     def _set_family(self, library: Library, slot: int) -> None:
         """Tells where the methods of PyTorch's process group lie, so that calls among them are known."""
-        table = self._bpf[b"family_reach"]
+        table = self._module["family_reach"]
         methods = {
             symbol: offset for symbol, offset in library.offsets.items() if calls.BY_SYMBOL[symbol].program == "torch"
         }
@@ -309,13 +300,12 @@ class Probes:
             return
         first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
         for symbol, offset in methods.items():
-            key = ctypes.c_int(slot << 8 | calls.BY_SYMBOL[symbol].id)
-            table[key] = ctypes.c_uint64((last - offset) << 32 | (offset - first))
+            table.set(slot << 8 | calls.BY_SYMBOL[symbol].id, (last - offset) << 32 | (offset - first))
 
     def _attach_program(
         self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]
     ) -> None:
-        program = self._functions[name].fd
+        program = self._module.programs[name]
         at_exit = name.endswith("_exit")
         path = attachment.library.open_path
         if self.backend == "multi":
@@ -340,7 +330,7 @@ class Probes:
             flags=_BPF_F_UPROBE_MULTI_RETURN if at_exit else 0,
             pid=pid or 0,
         )
-        return system_call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+        return system_call(SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
 
     def _link_perf(self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None) -> int:
         pmu = Path("/sys/bus/event_source/devices/uprobe")
@@ -363,7 +353,7 @@ class Probes:
         # union bpf_attr for BPF_LINK_CREATE: prog_fd, target_fd, attach_type, flags, perf_event.bpf_cookie.
         request = ctypes.create_string_buffer(struct.pack("<IIIIQ", program, event, _BPF_PERF_EVENT, 0, cookie), 48)
         try:
-            return system_call(_SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
+            return system_call(SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
         finally:
             os.close(event)  # the link holds it
 
@@ -396,19 +386,21 @@ class Probes:
 
     def counters(self) -> dict[Counter, int]:
         """What the kernel side counted so far, summed over CPUs."""
-        table = self._bpf[b"counters"]
-        return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in Counter}
+        table = self._module["counters"]
+        return {counter: table.total(counter) for counter in Counter}
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
         launches: list[bytes] = []
         collectives: list[bytes] = []
-        control = [bytes(value)[_CONTROL_AT:] for value in self._bpf[b"control_inflight"].values()]
-        for key, value in self._bpf[b"inflight"].items():
-            raw = bytes(value)
+        _, values = self._module["control_inflight"].read()
+        control = [value[_CONTROL_AT:].tobytes() for value in values]
+        for key, value in zip(*self._module["inflight"].read(), strict=True):
+            raw = value.tobytes()
             cookie = struct.unpack_from("<Q", raw, _PENDING_AT - 8)[0]
             if cookie >> 16 & 1:
-                kind, into = (records.COLLECTIVE, collectives) if key.value & 3 == 1 else (records.LAUNCH, launches)
+                is_collective = int(key[0]) & 3 == 1
+                kind, into = (records.COLLECTIVE, collectives) if is_collective else (records.LAUNCH, launches)
                 into.append(raw[_PENDING_AT : _PENDING_AT + kind.itemsize])
         result = (
             np.frombuffer(b"".join(launches), records.LAUNCH).copy(),
@@ -425,38 +417,7 @@ class Probes:
         for ring in (self.launches, self.collectives, self.control, self.marks):
             ring.close()
         os.close(self._at_exit)
-        self._bpf.cleanup()
-
-
-def system_call(numbers: dict[str, int], *arguments: Any) -> int:
-    """A system call that no library wraps.
-
-    Args:
-        numbers: Its number by ``platform.machine()``.
-
-    Raises:
-        OSError: It failed.
-    """
-    result = int(_libc().syscall(numbers[platform.machine()], *arguments))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    return library
-
-
-def attach_raw_tracepoint(name: str, program: int) -> int:
-    """Lets a loaded program run at a raw tracepoint, until the descriptor that is returned is closed."""
-    text = ctypes.create_string_buffer(name.encode())
-    # union bpf_attr for BPF_RAW_TRACEPOINT_OPEN: name, prog_fd.
-    request = ctypes.create_string_buffer(struct.pack("<QI", ctypes.addressof(text), program), 16)
-    return system_call(_SYS_BPF, _BPF_RAW_TRACEPOINT_OPEN, ctypes.byref(request), ctypes.sizeof(request))
+        self._module.close()
 
 
 def _raise_descriptor_limit() -> None:
@@ -490,7 +451,19 @@ def _attach_failure(library: Library, pid: int | None, reason: OSError) -> Argus
     )
 
 
-def _load_failure(what: str, said: str, reason: Exception) -> ArgusError:
+def module(text: str, flags: list[str], what: str) -> Module:
+    """Sources as maps in the kernel, and programs that can be loaded.
+
+    Raises:
+        ArgusError: They do not compile, the kernel refuses, or permission is lacking.
+    """
+    try:
+        return Module(compiled(text, flags))
+    except (CompileError, OSError) as reason:
+        raise load_failure(what, str(reason), reason) from reason
+
+
+def load_failure(what: str, said: str, reason: Exception) -> ArgusError:
     text = f"{said}\n{reason}"
     if "not permitted" in text or "Permission denied" in text or os.geteuid() != 0:
         return ArgusError(
@@ -501,25 +474,3 @@ def _load_failure(what: str, said: str, reason: Exception) -> ArgusError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))
     return ArgusError(f"cannot {what}: {telling}", "`argus check` says more", EXIT_UNAVAILABLE)
-
-
-class _quiet_stderr(contextlib.AbstractContextManager[Callable[[], str]]):
-    """Keeps what clang and the verifier write to file descriptor 2, for an error message, off the user's screen."""
-
-    def __enter__(self) -> Callable[[], str]:
-        import tempfile
-
-        self._file = tempfile.TemporaryFile()
-        self._saved = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-
-        def said() -> str:
-            self._file.seek(0)
-            return self._file.read().decode(errors="replace")
-
-        return said
-
-    def __exit__(self, *details: object) -> None:
-        os.dup2(self._saved, 2)
-        os.close(self._saved)
-        self._file.close()

@@ -26,17 +26,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
-from argus.capture import bcc, btf
+from argus.capture import btf
 from argus.capture.bpf import (
     _BCC_PAGE,
     _PERF_FLAG_FD_CLOEXEC,
-    _SYS_BPF,
     _SYS_PERF_EVENT_OPEN,
     MINIMUM_KERNEL,
-    _load_failure,
-    _quiet_stderr,
-    attach_raw_tracepoint,
     kernel_version,
+    load_failure,
+    module,
+)
+from argus.capture.programs import (
+    PERF_EVENT,
+    RAW_TRACEPOINT,
+    SYS_BPF,
+    Module,
+    attach_raw_tracepoint,
+    cpus_of,
     system_call,
 )
 from argus.capture.ring import Ring, VariableRing
@@ -71,9 +77,6 @@ _MAX_BLOCKS = 4096
 THREAD_ENTRIES = 32_768
 
 # enum bpf_cmd and ioctls of include/uapi/linux/bpf.h and perf_event.h.
-_BPF_MAP_LOOKUP_BATCH = 24
-_BPF_MAP_LOOKUP_AND_DELETE_BATCH = 25
-_BPF_MAP_UPDATE_BATCH = 26
 _BPF_PROG_GET_NEXT_ID = 11
 _BPF_OBJ_GET_INFO_BY_FD = 15
 _BPF_ENABLE_STATS = 32
@@ -139,78 +142,14 @@ class Drained:
     pauses: NDArray[np.void]
 
 
-def _refusal(what: str, said: str, reason: Exception) -> ArgusError:
+def _refusal(what: str, reason: OSError) -> ArgusError:
     """Why a program does not load. The verifier's refusal is EACCES too, but no matter of permission."""
+    said = getattr(reason, "log", "")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     verdict = next((i for i, line in enumerate(lines) if line.startswith("processed ") and "insns" in line), None)
     if verdict:
         return ArgusError(f"cannot {what}: the verifier refuses it: {lines[verdict - 1]}", "", EXIT_UNAVAILABLE)
-    return _load_failure(what, said, reason)
-
-
-class _Batch(ctypes.Structure):
-    """``union bpf_attr``, the part for batches of map entries."""
-
-    _fields_ = (
-        ("in_batch", ctypes.c_uint64),
-        ("out_batch", ctypes.c_uint64),
-        ("keys", ctypes.c_uint64),
-        ("values", ctypes.c_uint64),
-        ("count", ctypes.c_uint32),
-        ("map_fd", ctypes.c_uint32),
-        ("elem_flags", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-    )
-
-
-class _Table:
-    """A hash map read and written in batches, straight from and to numpy arrays."""
-
-    def __init__(self, fd: int, entries: int, key_bytes: int, value_bytes: int) -> None:
-        self._fd = fd
-        # A batch must hold the fullest bucket: room for all entries always does.
-        self._keys = np.empty((entries, key_bytes), np.uint8)
-        self._values = np.empty((entries, value_bytes), np.uint8)
-
-    def read(self, *, delete: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """All entries: keys (n, key bytes), values (n, value bytes). Views that the next call overwrites."""
-        cursor = ctypes.create_string_buffer(8)
-        taken, begun, size = 0, False, len(self._keys)
-        while taken < size:
-            request = _Batch(
-                in_batch=ctypes.addressof(cursor) if begun else 0,
-                out_batch=ctypes.addressof(cursor),
-                keys=self._keys[taken:].ctypes.data,
-                values=self._values[taken:].ctypes.data,
-                count=size - taken,
-                map_fd=self._fd,
-            )
-            command = _BPF_MAP_LOOKUP_AND_DELETE_BATCH if delete else _BPF_MAP_LOOKUP_BATCH
-            try:
-                system_call(_SYS_BPF, command, ctypes.byref(request), ctypes.sizeof(request))
-            except OSError as reason:
-                if reason.errno == errno.ENOENT:  # this was the last of them
-                    taken += request.count
-                    break
-                if reason.errno == errno.EINTR:
-                    continue
-                raise
-            taken += request.count
-            begun = True
-            if request.count == 0:
-                break
-        return self._keys[:taken], self._values[:taken]
-
-
-def _update(fd: int, keys: NDArray[Any], values: NDArray[Any]) -> int:
-    """Sets many entries of a map. Returns how many found room."""
-    request = _Batch(keys=keys.ctypes.data, values=values.ctypes.data, count=len(keys), map_fd=fd)
-    try:
-        system_call(_SYS_BPF, _BPF_MAP_UPDATE_BATCH, ctypes.byref(request), ctypes.sizeof(request))
-    except OSError as reason:
-        if reason.errno not in (errno.E2BIG, errno.ENOMEM):
-            raise
-    return int(request.count)
+    return load_failure(what, said, reason)
 
 
 @contextlib.contextmanager
@@ -220,7 +159,7 @@ def run_time_statistics() -> Iterator[None]:
     Raises:
         OSError: Not permitted.
     """
-    fd = system_call(_SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
+    fd = system_call(SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
     try:
         yield
     finally:
@@ -235,7 +174,7 @@ def program_ids() -> set[int]:
     while True:
         struct.pack_into("<II", request, 0, number, 0)
         try:
-            system_call(_SYS_BPF, _BPF_PROG_GET_NEXT_ID, ctypes.byref(request), 16)
+            system_call(SYS_BPF, _BPF_PROG_GET_NEXT_ID, ctypes.byref(request), 16)
         except OSError as reason:
             if reason.errno == errno.ENOENT:
                 return ids
@@ -244,14 +183,9 @@ def program_ids() -> set[int]:
         ids.add(number)
 
 
-def online_cpus(text: str | None = None) -> list[int]:
-    """CPUs in use, from ``/sys/devices/system/cpu/online`` ("0-3,8")."""
-    text = Path("/sys/devices/system/cpu/online").read_text() if text is None else text
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        cpus.extend(range(int(first), int(last or first) + 1))
-    return cpus
+def online_cpus() -> list[int]:
+    """CPUs in use."""
+    return cpus_of(Path("/sys/devices/system/cpu/online").read_text())
 
 
 class StackProbes:
@@ -295,7 +229,6 @@ class StackProbes:
         self._python = python
         self._events: list[int] = []
         self._tracepoints: dict[str, int] = {}
-        self._module = bcc.load()
         types, no_types = self._types(btf_path)
         cpus = online_cpus()
         # Per window and CPU: samples that are all different; and threads that come back from somewhere.
@@ -316,7 +249,7 @@ class StackProbes:
             "ARGUS_WALK_NS": f"{walk_ns}ull",
             **types,
         }
-        self._bpf = self._compile(definitions)
+        self._module = self._compile(definitions)
         try:
             self._load(rate_hz, off_cpu_ns, cpus, no_types)
             self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
@@ -324,11 +257,9 @@ class StackProbes:
             self._pauses = Ring(self._map_fd("pauses"), PAUSE_RING_BYTES, records.PAUSE)
         except BaseException:
             self._detach()
-            self._bpf.cleanup()
+            self._module.close()
             raise
-        value_bytes = records.STACK_COUNT.itemsize - _KEY_BYTES
-        self._counts = [_Table(self._map_fd(f"counts_{i}"), counts, _KEY_BYTES, value_bytes) for i in (0, 1)]
-        self._threads = _Table(self._map_fd("threads"), THREAD_ENTRIES, 4, _THREAD.itemsize)
+        self._counts = [self._module[f"counts_{i}"] for i in (0, 1)]
         self._active = 0
         self._swapped_ns = time.monotonic_ns()
         self._unread = False
@@ -360,14 +291,10 @@ class StackProbes:
         except btf.BtfError as reason:
             return {}, f"off: the kernel's BTF is not understood: {reason}"
 
-    def _compile(self, definitions: dict[str, Any]) -> Any:
-        directory = resource_dir("bpf")
-        flags = [f"-I{directory}", "-D__BPF__", *(f"-D{name}={value}" for name, value in definitions.items())]
-        with _quiet_stderr() as said:
-            try:
-                return self._module.BPF(text=(directory / "stacks.bpf.c").read_bytes(), cflags=flags)
-            except Exception as reason:
-                raise _load_failure("compile the BPF programs for stacks", said(), reason) from reason
+    def _compile(self, definitions: dict[str, Any]) -> Module:
+        text = (resource_dir("bpf") / "stacks.bpf.c").read_text()
+        flags = ["-D__BPF__", *(f"-D{name}={value}" for name, value in definitions.items())]
+        return module(text, flags, "compile the BPF programs for stacks")
 
     def _load(self, rate_hz: int, off_cpu_ns: int | None, cpus: list[int], no_types: str) -> None:
         failure: ArgusError | None = None
@@ -375,7 +302,7 @@ class StackProbes:
             self.state["off-cpu"] = no_types or "on"
             if not no_types:
                 try:
-                    self._load_row("switch_programs", "switched", self._module.BPF.RAW_TRACEPOINT)
+                    self._load_row("switch_programs", "switched", RAW_TRACEPOINT)
                     self._attach_tracepoint("sched_switch", "on_switch")
                     self._attach_tracepoint("sched_wakeup", "on_wakeup")
                 except ArgusError as reason:
@@ -398,29 +325,27 @@ class StackProbes:
         self._attach_tracepoint("sched_process_exec", "on_exec")
 
     def _attach_tracepoint(self, tracepoint: str, program: str) -> None:
-        with _quiet_stderr() as said:
-            try:
-                fd = int(self._bpf.load_func(program.encode(), self._module.BPF.RAW_TRACEPOINT).fd)
-                self._tracepoints[tracepoint] = attach_raw_tracepoint(tracepoint, fd)
-            except Exception as reason:
-                raise _refusal(f"follow {tracepoint}", said(), reason) from reason
+        try:
+            fd = self._module.load(program, RAW_TRACEPOINT)
+            self._tracepoints[tracepoint] = attach_raw_tracepoint(tracepoint, fd)
+        except OSError as reason:
+            raise _refusal(f"follow {tracepoint}", reason) from reason
 
     def _load_program(self, name: str, kind: int) -> int:
-        with _quiet_stderr() as said:
-            try:
-                return int(self._bpf.load_func(name.encode(), kind).fd)
-            except Exception as reason:
-                raise _refusal(f"load the program {name}", said(), reason) from reason
+        try:
+            return self._module.load(name, kind)
+        except OSError as reason:
+            raise _refusal(f"load the program {name}", reason) from reason
 
     def _load_row(self, table: str, ending: str, kind: int) -> None:
         """The programs that take a stack, each of which goes over to the next."""
         for place, step in enumerate(("walk", "finish", "send")):
             fd = self._load_program(f"{step}_{ending}", kind)
-            self._bpf[table.encode()][ctypes.c_int(place)] = ctypes.c_int(fd)
+            self._module[table].set(place, fd)
 
     def _sample(self, cpus: list[int]) -> None:
-        self._load_row("sample_programs", "sampled", self._module.BPF.PERF_EVENT)
-        program = self._load_program("on_sample", self._module.BPF.PERF_EVENT)
+        self._load_row("sample_programs", "sampled", PERF_EVENT)
+        program = self._load_program("on_sample", PERF_EVENT)
         for cpu in cpus:
             try:
                 self._events.append(self._open_event(cpu, program))
@@ -459,15 +384,14 @@ class StackProbes:
         return event
 
     def _map_fd(self, name: str) -> int:
-        return int(self._bpf[name.encode()].map_fd)
+        return self._module[name].fd
 
     # --- whom to look at
 
     def add_target(self, pid: int) -> None:
         """Takes stacks of a process: native ones, until ``set_python``."""
         self._generation += 1
-        table = self._bpf[b"stack_targets"]
-        table[ctypes.c_uint32(pid)] = table.Leaf(0, self._generation)
+        self._module["stack_targets"].set(pid, struct.pack("<II", 0, self._generation))
         self._generations[pid] = self._generation
 
     def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
@@ -487,7 +411,7 @@ class StackProbes:
         keys = np.empty((last - first, 2), "<u8")
         keys[:, 0] = np.arange(first, last, dtype=np.uint64)
         keys[:, 1] = self._generations[pid] << 32 | pid
-        _update(self._map_fd("blocks"), keys, np.full(last - first, begin, "<u8"))
+        self._module["blocks"].update(keys, np.full(last - first, begin, "<u8"))
 
     def set_python(self, pid: int, layout: NDArray[np.void]) -> None:
         """Takes Python stacks of a process too. Before ``add_target``, or its first samples have none.
@@ -501,13 +425,13 @@ class StackProbes:
         # What was told of its threads may have been of the program that it ran before.
         self._forget_states(self._told.pop(pid, {}).keys() | set())
         value = np.ascontiguousarray(np.asarray(layout, records.PYTHON).reshape(1))
-        _update(self._map_fd("pythons"), np.array([pid], "<u4"), value)
+        self._module["pythons"].update(np.array([pid], "<u4"), value)
         self._with_python.add(pid)
 
     def without_python(self) -> set[int]:
         """Processes for which ``set_python`` was called, and that have executed another program since."""
-        table = self._bpf[b"pythons"]
-        return {pid for pid in self._with_python if ctypes.c_uint32(pid) not in table}
+        table = self._module["pythons"]
+        return {pid for pid in self._with_python if table.get(pid) is None}
 
     def set_threads(self, pid: int, states: dict[int, int]) -> None:
         """Tells where thread states are, which saves the kernel a search and finds those at the end of long lists.
@@ -520,32 +444,28 @@ class StackProbes:
         new = {tid: state for tid, state in states.items() if before.get(tid) != state}
         if new:
             keys = np.fromiter(new.keys(), "<u4", len(new))
-            _update(self._map_fd("thread_states"), keys, np.fromiter(new.values(), "<u8", len(new)))
+            self._module["thread_states"].update(keys, np.fromiter(new.values(), "<u8", len(new)))
         self._forget_states(before.keys() - states.keys())
         self._told[pid] = dict(states)
 
     def _forget_states(self, tids: set[int]) -> None:
-        table = self._bpf[b"thread_states"]
+        table = self._module["thread_states"]
         for tid in tids:
-            with contextlib.suppress(KeyError):
-                del table[ctypes.c_uint32(tid)]
+            table.delete(tid)
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process: its PID may be another's soon. What was counted stays for the next ``drain``."""
-        for name in (b"stack_targets", b"pythons"):
-            with contextlib.suppress(KeyError):
-                del self._bpf[name][ctypes.c_uint32(pid)]
+        for name in ("stack_targets", "pythons"):
+            self._module[name].delete(pid)
         self._with_python.discard(pid)
         self._generations.pop(pid, None)
         self._forget_states(self._told.pop(pid, {}).keys() | set())
-        table = self._bpf[b"threads"]
         rows = self._thread_rows()
         for tid in rows["tid"][rows["pid"] == pid].tolist():
-            with contextlib.suppress(KeyError):
-                del table[ctypes.c_uint32(tid)]
+            self._module["threads"].delete(tid)
 
     def _thread_rows(self) -> NDArray[np.void]:
-        keys, values = self._threads.read(delete=False)
+        keys, values = self._module["threads"].read()
         rows = np.empty(len(keys), np.dtype([("tid", "<u4"), *_THREAD.descr]))
         rows["tid"] = keys.view("<u4")[:, 0]
         thread = values.view(_THREAD)[:, 0]
@@ -575,7 +495,7 @@ class StackProbes:
                 self._unread = False
             if not self._unread and now - self._swapped_ns >= self._swap_ns:
                 self._active = 1 - self._active
-                self._bpf[b"switches"][ctypes.c_int(0)] = ctypes.c_uint32(self._active)
+                self._module["switches"].set(0, self._active)
                 self._swapped_ns = now
                 self._unread = True
         # Counts first: a stack is sent before it is counted.
@@ -588,7 +508,7 @@ class StackProbes:
         for event in self._events:
             os.close(event)
         self._events.clear()
-        self._bpf[b"switches"][ctypes.c_int(1)] = ctypes.c_uint32(1)
+        self._module["switches"].set(1, 1)
         time.sleep(LAST_GRACE_S)
 
     def _read_counts(self, which: int) -> NDArray[np.void]:
@@ -634,8 +554,8 @@ class StackProbes:
 
     def counters(self) -> dict[StackCounter, int]:
         """What the kernel side counted so far, summed over CPUs."""
-        table = self._bpf[b"stack_counters"]
-        return {counter: sum(int(v) for v in table.getvalue(ctypes.c_int(counter))) for counter in StackCounter}
+        table = self._module["stack_counters"]
+        return {counter: table.total(counter) for counter in StackCounter}
 
     def cpu_ns(self) -> int:
         """Time that its programs have run for, where the kernel measures it (``run_time_statistics``); else 0."""
@@ -644,13 +564,11 @@ class StackProbes:
     def run_times(self) -> dict[str, tuple[int, int]]:
         """The same, program by program: (ns, runs)."""
         times = {}
-        for name, function in self._bpf.funcs.items():
+        for name, fd in self._module.programs.items():
             info = ctypes.create_string_buffer(_PROGRAM_INFO_BYTES)
-            request = ctypes.create_string_buffer(
-                struct.pack("<IIQ", function.fd, len(info), ctypes.addressof(info)), 16
-            )
-            system_call(_SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
-            times[name.decode()] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
+            request = ctypes.create_string_buffer(struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)), 16)
+            system_call(SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
+            times[name] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
         return times
 
     def _detach(self) -> None:
@@ -667,4 +585,4 @@ class StackProbes:
         self._stacks.close()
         self._codes.close()
         self._pauses.close()
-        self._bpf.cleanup()
+        self._module.close()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture import stacks
+from argus.capture.programs import cpus_of
 from argus.capture.stacks import RawStack, StackProbes
 from argus.capture.symbols import Symbols
 from argus.errors import ArgusError
@@ -433,7 +434,7 @@ def test_nothing_is_left_after_kill(programs: dict[str, Path]) -> None:
         "import sys, time\n"
         "from argus.capture.stacks import StackProbes\n"
         "probes = StackProbes()\n"
-        "print('ready', *[f.fd for f in probes._bpf.funcs.values()], flush=True)\n"
+        "print('ready', *probes._module.programs.values(), flush=True)\n"
         "time.sleep(600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -723,5 +724,5 @@ def test_a_pause_for_garbage_lasts_from_its_first_to_its_last_sample(
 
 
 def test_cpus_on_line() -> None:
-    assert stacks.online_cpus("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
-    assert stacks.online_cpus("0\n") == [0]
+    assert cpus_of("0-3,8,10-11\n") == [0, 1, 2, 3, 8, 10, 11]
+    assert cpus_of("0\n") == [0]

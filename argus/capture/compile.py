@@ -1,0 +1,293 @@
+"""Compiles the BPF programs with bcc, once: what comes out is kept on disk for the next start.
+
+LLVM takes 2 s of a CPU for each of the two modules, and 260 MB that it never gives back. So it runs in a process of its
+own, and only where ``/var/cache/argus`` does not have its answer for just these sources, flags, bcc and kernel
+(``scripts/bench start``). This module imports no numpy: the child does nothing but compile.
+
+Run as a program it reads a request from standard input and writes the answer to standard output, both JSON.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from argus.capture import bcc
+from argus.resources import resource_dir
+
+FORMAT = 1
+KEPT = 16
+"""Answers that are kept, newest first: a few sets of options of a few versions. Each has some 100 KB."""
+_TIME_LIMIT_S = 300
+INSTRUCTION_BYTES = 8
+LOAD_64 = 0x18
+"""``BPF_LD | BPF_IMM | BPF_DW``: the only instruction that can name a map (include/uapi/linux/bpf.h)."""
+BY_DESCRIPTOR = 1
+"""``BPF_PSEUDO_MAP_FD``: its source register then."""
+_MAP_INFO = struct.Struct("<6I16s")
+"""The beginning of ``struct bpf_map_info``: type, id, key size, value size, entries, flags, name."""
+_BPF_OBJ_GET_INFO_BY_FD = 15
+_SYS_BPF = {"x86_64": 321, "aarch64": 280}
+
+
+class CompileError(Exception):
+    """What clang or bcc said."""
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """What a map is made of: as in ``BPF_MAP_CREATE``."""
+
+    name: str
+    kind: int
+    key_bytes: int
+    value_bytes: int
+    entries: int
+    flags: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Programs without a kernel.
+
+    Attributes:
+        maps: Those that the programs use, and those that only user space does.
+        programs: Name -> instructions. One that loads the address of a map has the map's place in ``maps`` there.
+        license: As the programs declare it.
+        seconds: What compiling took. 0: nothing was compiled.
+    """
+
+    maps: tuple[MapSpec, ...]
+    programs: dict[str, bytes]
+    license: str
+    seconds: float = 0.0
+
+
+def folder() -> Path | None:
+    """Where answers are kept: ``ARGUS_CACHE_DIR``, for root ``/var/cache/argus``, else ``$XDG_CACHE_HOME/argus`` or
+    ``~/.cache/argus``. None: nowhere (``ARGUS_CACHE_DIR=off``)."""
+    named = os.environ.get("ARGUS_CACHE_DIR", "")
+    if named.lower() in ("off", "none"):
+        return None
+    if named:
+        return Path(named) / "bpf"
+    if os.geteuid() == 0:
+        return Path("/var/cache/argus/bpf")
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "argus" / "bpf"
+
+
+def compiled(text: str, flags: list[str]) -> Compiled:
+    """Sources as programs and maps, from disk if they were compiled before.
+
+    Args:
+        text: C, as bcc takes it.
+        flags: For clang. The folder of the BPF sources is added.
+
+    Raises:
+        CompileError: They do not compile.
+        ArgusError: bcc is not installed.
+    """
+    where = folder()
+    key = _key(text, flags)
+    if where is not None:
+        found = _read(where / f"{key}.json")
+        if found is not None:
+            return found
+    answer = _ask_child(text, flags)
+    if where is not None:
+        # A cache that cannot be written costs the next start some seconds, and this one nothing.
+        with contextlib.suppress(OSError):
+            _keep(where, key, answer)
+    return _understood(answer)
+
+
+def _key(text: str, flags: list[str]) -> str:
+    """A name for all that an answer depends on. bcc asks the running kernel for some of it."""
+    package = bcc.find()
+    library = package / "libbcc.py" if package else None
+    seen = hashlib.sha256()
+    words = [str(FORMAT), platform.machine(), os.environ.get("ARCH", ""), os.uname().release, os.uname().version]
+    for path in _headers():
+        words += [path.name, path.read_text()]
+    for path in [*([library] if library else []), *_shared_libraries()]:
+        status = path.stat()
+        words += [str(path), str(status.st_size), str(status.st_mtime_ns)]
+    for word in [*words, *flags, text]:
+        seen.update(f"{len(word)}:{word}".encode())
+    return seen.hexdigest()[:32]
+
+
+def _headers() -> list[Path]:
+    return sorted(path for path in resource_dir("bpf").rglob("*.h") if path.is_file())
+
+
+def _shared_libraries() -> list[Path]:
+    """libbcc, wherever the loader has it: an upgrade of it compiles otherwise."""
+    places = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/usr/local/lib64")
+    return sorted(path for place in places for path in Path("/").glob(f"{place[1:]}/libbcc.so.0"))
+
+
+# --- kept on disk
+
+
+def _trusted(status: os.stat_result) -> bool:
+    """What root loads into the kernel must be root's own."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _read(path: Path) -> Compiled | None:
+    """What was kept, if it can be believed. Anything else is no error: it is compiled again."""
+    try:
+        if not _trusted(path.parent.stat()):
+            return None
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not _trusted(status) or not stat.S_ISREG(status.st_mode):
+                return None
+            text = file.read()
+        checksum, _, body = text.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != checksum:
+            return None
+        found = _understood(json.loads(body))
+        os.utime(path)  # the newest are kept
+        return Compiled(found.maps, found.programs, found.license)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep(where: Path, key: str, answer: dict[str, Any]) -> None:
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not _trusted(where.stat()):
+        return
+    body = json.dumps(answer).encode()
+    # With a name of its own until it is whole: two that start at once do not see half of each other's.
+    handle, path = tempfile.mkstemp(dir=where, prefix=".new-")
+    try:
+        with open(handle, "wb") as file:
+            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        os.rename(path, where / f"{key}.json")
+    except BaseException:
+        os.unlink(path)
+        raise
+    for old in sorted(where.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)[KEPT:]:
+        old.unlink(missing_ok=True)
+
+
+def _understood(answer: dict[str, Any]) -> Compiled:
+    return Compiled(
+        tuple(MapSpec(**spec) for spec in answer["maps"]),
+        {name: base64.b64decode(code, validate=True) for name, code in answer["programs"].items()},
+        answer["license"],
+        answer["seconds"],
+    )
+
+
+# --- with bcc
+
+
+def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
+    bcc.require()
+    package = Path(__file__).resolve().parents[2]
+    paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    request = json.dumps({"text": text, "flags": [f"-I{resource_dir('bpf')}", *flags]})
+    try:
+        # In / nobody but root can have put a module that would be imported instead.
+        done = subprocess.run(
+            [sys.executable, "-m", "argus.capture.compile"], input=request.encode(), capture_output=True, cwd="/",
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=_TIME_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as reason:
+        raise CompileError(f"error: the compiler did not end within {_TIME_LIMIT_S} s") from reason
+    if done.returncode == 0:
+        with contextlib.suppress(ValueError):
+            answer: dict[str, Any] = json.loads(done.stdout)
+            return answer
+    said = done.stderr.decode(errors="replace").strip()
+    raise CompileError(said or f"error: the compiler ended with {done.returncode}")
+
+
+def _map_info(fd: int) -> tuple[int, int, int, int, int]:
+    """Kind, key bytes, value bytes, entries and flags of a map."""
+    info = ctypes.create_string_buffer(128)
+    request = ctypes.create_string_buffer(struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)), 16)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_SYS_BPF[platform.machine()], _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    kind, _, key, value, entries, flags, _ = _MAP_INFO.unpack_from(info.raw)
+    return kind, key, value, entries, flags
+
+
+def _maps_of(library: Any, module: int) -> Iterator[tuple[int, MapSpec]]:
+    library.bpf_num_tables.restype = ctypes.c_size_t
+    library.bpf_num_tables.argtypes = [ctypes.c_void_p]
+    library.bpf_table_name.restype = ctypes.c_char_p
+    library.bpf_table_fd_id.restype = ctypes.c_int
+    for function in (library.bpf_table_name, library.bpf_table_fd_id):
+        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    for number in range(library.bpf_num_tables(module)):
+        fd = library.bpf_table_fd_id(module, number)
+        yield fd, MapSpec(library.bpf_table_name(module, number).decode(), *_map_info(fd))
+
+
+def _with_places(code: bytes, places: dict[int, int]) -> bytes:
+    """Instructions with maps' places instead of the descriptors that bcc wrote into them."""
+    out = bytearray(code)
+    for at in range(0, len(code), INSTRUCTION_BYTES):
+        opcode, registers, _, value = struct.unpack_from("<BBhi", code, at)
+        source = registers >> 4
+        if opcode == LOAD_64 and source:
+            if source != BY_DESCRIPTOR:
+                raise CompileError(f"error: instruction {at // INSTRUCTION_BYTES} refers to {source}, not to a map")
+            struct.pack_into("<i", out, at + 4, places[value])
+    return bytes(out)
+
+
+def _compile(text: str, flags: list[str]) -> dict[str, Any]:
+    import time
+
+    begin = time.monotonic()
+    module = bcc.load()
+    bpf = module.BPF(text=text.encode(), cflags=flags)
+    library = sys.modules["bcc"].lib
+    maps = list(_maps_of(library, bpf.module))
+    places = {fd: place for place, (fd, _) in enumerate(maps)}
+    names = [library.bpf_function_name(bpf.module, n).decode() for n in range(library.bpf_num_functions(bpf.module))]
+    return {
+        "maps": [asdict(spec) for _, spec in maps],
+        "programs": {
+            name: base64.b64encode(_with_places(bpf.dump_func(name.encode()), places)).decode() for name in names
+        },
+        "license": library.bpf_module_license(bpf.module).decode(),
+        "seconds": time.monotonic() - begin,
+    }
+
+
+def main() -> int:
+    """Compiles what standard input asks for."""
+    request = json.load(sys.stdin)
+    try:
+        answer = _compile(request["text"], request["flags"])
+    except Exception as reason:
+        print(f"{type(reason).__name__}: {reason}", file=sys.stderr)
+        return 1
+    json.dump(answer, sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
