@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -73,10 +74,30 @@ def start(fakegpu: Path) -> Iterator[Start]:
         process.communicate()
 
 
+_named: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process called its injections: other tests inject at the same time."""
+    _named.clear()
+
+    class Secrets:
+        @staticmethod
+        def token_hex(count: int) -> str:
+            _named.append(secrets.token_hex(count))
+            return _named[-1]
+
+    monkeypatch.setattr(inject, "secrets", Secrets)
+
+
 def leftovers() -> list[str]:
-    """Files of an injection that were left behind."""
+    """Files of this test's injections that were left behind."""
     return [
-        str(path) for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run") for path in Path(folder).glob("argus-inject-*")
+        str(path)
+        for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run")
+        for path in Path(folder).glob("argus-inject-*")
+        if path.name.endswith(tuple(_named))
     ]
 
 
@@ -102,6 +123,7 @@ def test_a_native_program_is_injected_and_notices_nothing(program: str, start: S
     process.send_signal(signal.SIGUSR1)
     told, _ = process.communicate(timeout=20)
     assert process.returncode == 0, told
+    assert _named
     assert leftovers() == []
 
 
@@ -191,6 +213,7 @@ def test_a_python_program_is_injected(start: Start, python: str, mode: str) -> N
     assert [entry.state for entry in arm.armed_processes([process.pid])] == ["DORMANT"]
     time.sleep(0.2)
     assert process.poll() is None
+    assert _named
     assert leftovers() == []
 
 
