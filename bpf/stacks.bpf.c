@@ -1118,9 +1118,11 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	struct target *target = (u32)id ? stack_targets.lookup(&tgid) : 0;
 	if (!thread && !target)
 		return 0;
-	u64 now = bpf_ktime_get_ns();
 	u32 *ended = switches.lookup(&one);
-	if (thread && thread->off_ns && ended && !*ended)
+	if (!ended || *ended)
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	if (thread && thread->off_ns)
 		come_back(thread, tid, now);
 	if (target && go_off(ctx, target, id, now)) {
 		int zero = 0;
