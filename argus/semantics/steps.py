@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Tally
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -364,7 +365,11 @@ class StepTracker:
         self._groups: dict[tuple[int, int], tuple[int, int]] = {}
         self._sizes: dict[int, int] = {}
         self._untrusted: set[int] = set()
-        self._families: dict[int, _Family] = {}
+        self._lined: dict[tuple[int, int], tuple[int, int]] = {}
+        """``_groups`` as it was when last sure."""
+        self._counted: dict[tuple[int, int], tuple[_Family, int]] = {}
+        """(rank, communicator) -> the family that counts its calls, and what it adds to their numbers. That stays as it
+        was begun while :meth:`align` is told of other numbers that differ by the same on all its ranks."""
         self._first = first
         self.counters: Tally[str] = Tally()
 
@@ -394,15 +399,50 @@ class StepTracker:
             known[rank, comm] = (group, offset)
             seen[group] += 1
             self._sizes[group] = max(seen[group], nranks)
-        for key, value in known.items():
-            before = self._groups.get(key)
-            state = self._ranks.get(key[0])
-            if before is not None and before != value and state and state.lock and state.lock.anchor_comm == key[1]:
-                state.lock.anchor_comm = None
-        for rank, state in self._ranks.items():
-            if state.lock is not None and (rank, state.lock.anchor_comm) not in known:
-                state.lock.anchor_comm = None
         self._groups = known
+        for key in self._moved():
+            del self._counted[key]
+        lined = {key: row for key, row in known.items() if row[0] not in self._untrusted}
+        self._lined = {key: row for key, row in self._lined.items() if key in known} | lined
+        for rank, state in self._ranks.items():
+            if state.lock is not None and (rank, state.lock.anchor_comm) not in self._counted:
+                state.lock.anchor_comm = None
+
+    def _moved(self) -> list[tuple[int, int]]:
+        """Whose calls are not where their family counts them."""
+        moved = [
+            key
+            for key, (family, _) in self._counted.items()
+            if key not in self._groups or (not family.trusted and self._groups[key][0] not in self._untrusted)
+        ]
+        # Of ranks that were in one group and are in one: those whose numbers changed by the same stand together.
+        together: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for key, (group, offset) in self._lined.items():
+            if key in self._groups and self._groups[key][0] not in self._untrusted:
+                there, now = self._groups[key]
+                together[group, there][now - offset].add(key[0])
+        apart: set[int] = set()
+        same: list[set[int]] = []
+        for parts in together.values():
+            apart |= {rank for part in parts.values() if len(parts) > 1 for rank in part}
+            for part in parts.values():
+                touched = [known for known in same if known & part]
+                same = [known for known in same if not known & part] + [part.union(*touched)]
+        sides = [side for side in same if side & apart]
+        stays = max(sides, key=lambda side: (len(side), -min(side)), default=set())
+        for side in sides:
+            if side is not stays:
+                moved += [key for key in self._counted if key[0] in side and key not in moved]
+        return moved
+
+    def _family_of(self, rank: int, group: int) -> tuple[_Family, int] | None:
+        """The family that counts a group's calls, and what to add to the group's numbers to have the family's."""
+        found: dict[int, tuple[_Family, int]] = {}
+        for key, (family, offset) in self._counted.items():
+            there, now = self._groups[key]
+            if there == group and (family.trusted or key[0] == rank):
+                found.setdefault(id(family), (family, offset - now))
+        return max(found.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
 
     def feed(self, rank: int, launches: NDArray[np.void], collectives: NDArray[np.void]) -> None:
         """Adds calls of one rank.
@@ -610,28 +650,30 @@ class StepTracker:
             return  # more calls may still tell how the ranks line up
         shared = shared or set(known)
         places = places[np.isin(unit["comm"][places], list(shared))]
+        families = {comm: self._family_of(state.rank, group) for comm, (group, _) in known.items()}
         joined = [
-            (len(family.members), -group, comm)
-            for comm, (group, _) in known.items()
-            if (family := self._families.get(group)) and family.epochs[-1].per_step == uses[comm] and comm in shared
+            (len(pair[0].members), -known[comm][0], comm)
+            for comm, pair in families.items()
+            if pair is not None and pair[0].epochs[-1].per_step == uses[comm] and comm in shared
         ]
         if joined:
             comm = max(joined)[2]
-            group, offset = known[comm]
-            family = self._families[group]
+            pair = families[comm]
+            assert pair is not None
+            family, offset = pair[0], known[comm][1] + pair[1]
             places = places[unit["comm"][places] == comm]
             chosen = family.place(window["seq"][starts[:, None] + places] + offset, uses[comm])
         else:
             chosen = _before_largest_gap(window["ts"][starts[:, None] + places])
             comm = int(unit["comm"][places[chosen]])
             group, offset = known[comm]
-            boundary = int(unit["seq"][places[chosen]]) + offset
-            found = self._families.get(group)
-            if found is None:
+            pair = families[comm]
+            if pair is None:
+                boundary = int(unit["seq"][places[chosen]]) + offset
                 family = _Family(group, [_Epoch(0, uses[comm])], boundary, trusted=group not in self._untrusted)
-                self._families[group] = family
             else:
-                family = found
+                family, offset = pair[0], offset + pair[1]
+                boundary = int(unit["seq"][places[chosen]]) + offset
                 first = int(np.min(state.calls["seq"][state.calls["comm"] == comm])) + offset
                 start = max(family.last, first)
                 if boundary <= start:
@@ -639,6 +681,7 @@ class StepTracker:
                 family.epochs.append(_Epoch(start, uses[comm]))
                 family.last = boundary
         family.members.add(state.rank)
+        self._counted[state.rank, comm] = family, offset
         self._rotate(lock, int(places[chosen]))
         lock.anchor_comm = comm
 
@@ -738,17 +781,16 @@ class StepTracker:
         assert lock is not None
         if lock.anchor_comm == 0:
             return np.arange(state.number, state.number + len(calls), dtype=np.int64)
-        family = self._family(state)
-        assert family is not None
         assert lock.anchor_comm is not None
-        aligned = calls["seq"] + self._groups[state.rank, lock.anchor_comm][1]
+        family, offset = self._counted[state.rank, lock.anchor_comm]
+        aligned = calls["seq"] + offset
         family.last = max(family.last, int(aligned[-1]))
         return np.array([family.number(call) for call in aligned.tolist()], np.int64)
 
     def _family(self, state: _Rank) -> _Family | None:
         if state.lock is None or not state.lock.anchor_comm:
             return None
-        return self._families[self._groups[state.rank, state.lock.anchor_comm][0]]
+        return self._counted[state.rank, state.lock.anchor_comm][0]
 
     def _number(self, found: NDArray[np.void]) -> NDArray[np.void]:
         """Turns families' numbers into the job's."""
