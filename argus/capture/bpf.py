@@ -31,13 +31,12 @@ from argus.capture.compile import CompileError, compiled
 from argus.capture.programs import (
     KPROBE,
     RAW_TRACEPOINT,
-    SYS_BPF,
     LoadError,
     Module,
     attach_raw_tracepoint,
-    system_call,
 )
 from argus.capture.ring import Ring
+from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
 from argus.capture.targets import FileKey, Library
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import Counter
@@ -49,7 +48,6 @@ SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
-_SYS_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 # enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
 _BPF_LINK_CREATE = 28
 _BPF_PERF_EVENT = 41
@@ -343,7 +341,7 @@ class Probes:
         struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
         buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
         event = system_call(
-            _SYS_PERF_EVENT_OPEN,
+            SYS_PERF_EVENT_OPEN,
             ctypes.byref(buffer),
             ctypes.c_int(pid if pid is not None else -1),
             ctypes.c_int(-1 if pid is not None else 0),

@@ -1,6 +1,6 @@
 """Compiles the BPF programs with bcc, once: what comes out is kept on disk for the next start.
 
-LLVM takes 2 s of a CPU for each of the two modules, and 260 MB that it never gives back. So it runs in a process of its
+LLVM takes 2 s of a CPU for each of the two modules, and 120 MB that it never gives back. So it runs in a process of its
 own, and only where ``/var/cache/argus`` does not have its answer for just these sources, flags, bcc and kernel
 (``scripts/bench start``). This module imports no numpy: the child does nothing but compile.
 
@@ -21,18 +21,21 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from argus.capture import bcc
+from argus.capture.syscalls import bpf
 from argus.resources import resource_dir
 
 FORMAT = 1
 KEPT = 16
 """Answers that are kept, newest first: a few sets of options of a few versions. Each has some 100 KB."""
 _TIME_LIMIT_S = 300
+_LEFT_S = 3600
 INSTRUCTION_BYTES = 8
 LOAD_64 = 0x18
 """``BPF_LD | BPF_IMM | BPF_DW``: the only instruction that can name a map (include/uapi/linux/bpf.h)."""
@@ -41,7 +44,6 @@ BY_DESCRIPTOR = 1
 _MAP_INFO = struct.Struct("<6I16s")
 """The beginning of ``struct bpf_map_info``: type, id, key size, value size, entries, flags, name."""
 _BPF_OBJ_GET_INFO_BY_FD = 15
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}
 
 
 class CompileError(Exception):
@@ -183,6 +185,10 @@ def _keep(where: Path, key: str, answer: dict[str, Any]) -> None:
     except BaseException:
         os.unlink(path)
         raise
+    # What somebody left who was killed while he wrote.
+    for left in where.glob(".new-*"):
+        if left.stat().st_mtime < time.time() - _LEFT_S:
+            left.unlink(missing_ok=True)
     for old in sorted(where.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)[KEPT:]:
         old.unlink(missing_ok=True)
 
@@ -223,11 +229,7 @@ def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
 def _map_info(fd: int) -> tuple[int, int, int, int, int]:
     """Kind, key bytes, value bytes, entries and flags of a map."""
     info = ctypes.create_string_buffer(128)
-    request = ctypes.create_string_buffer(struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)), 16)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SYS_BPF[platform.machine()], _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    bpf(_BPF_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
     kind, _, key, value, entries, flags, _ = _MAP_INFO.unpack_from(info.raw)
     return kind, key, value, entries, flags
 
@@ -258,21 +260,19 @@ def _with_places(code: bytes, places: dict[int, int]) -> bytes:
 
 
 def _compile(text: str, flags: list[str]) -> dict[str, Any]:
-    import time
-
     begin = time.monotonic()
     module = bcc.load()
-    bpf = module.BPF(text=text.encode(), cflags=flags)
+    made = module.BPF(text=text.encode(), cflags=flags)
     library = sys.modules["bcc"].lib
-    maps = list(_maps_of(library, bpf.module))
+    maps = list(_maps_of(library, made.module))
     places = {fd: place for place, (fd, _) in enumerate(maps)}
-    names = [library.bpf_function_name(bpf.module, n).decode() for n in range(library.bpf_num_functions(bpf.module))]
+    names = [library.bpf_function_name(made.module, n).decode() for n in range(library.bpf_num_functions(made.module))]
     return {
         "maps": [asdict(spec) for _, spec in maps],
         "programs": {
-            name: base64.b64encode(_with_places(bpf.dump_func(name.encode()), places)).decode() for name in names
+            name: base64.b64encode(_with_places(made.dump_func(name.encode()), places)).decode() for name in names
         },
-        "license": library.bpf_module_license(bpf.module).decode(),
+        "license": library.bpf_module_license(made.module).decode(),
         "seconds": time.monotonic() - begin,
     }
 

@@ -6,10 +6,9 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import struct
 import sys
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.compile import BY_DESCRIPTOR, LOAD_64, Compiled, MapSpec
-
-SYS_BPF = {"x86_64": 321, "aarch64": 280}
+from argus.capture.syscalls import SYS_BPF, bpf, system_call
 
 # enum bpf_cmd of include/uapi/linux/bpf.h.
 _BPF_MAP_CREATE = 0
@@ -58,38 +56,10 @@ class LoadError(OSError):
     log: str = ""
 
 
-def system_call(numbers: dict[str, int], *arguments: Any) -> int:
-    """A system call that no library wraps.
-
-    Args:
-        numbers: Its number by ``platform.machine()``.
-
-    Raises:
-        OSError: It failed.
-    """
-    result = int(_libc().syscall(numbers[platform.machine()], *arguments))
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.syscall.restype = ctypes.c_long
-    return library
-
-
-def _bpf(command: int, attributes: bytes) -> int:
-    request = ctypes.create_string_buffer(attributes, len(attributes))
-    return system_call(SYS_BPF, command, ctypes.byref(request), len(attributes))
-
-
 def attach_raw_tracepoint(name: str, program: int) -> int:
     """Lets a loaded program run at a raw tracepoint, until the descriptor that is returned is closed."""
     text = ctypes.create_string_buffer(name.encode())
-    return _bpf(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QII", ctypes.addressof(text), program, 0))
+    return bpf(_BPF_RAW_TRACEPOINT_OPEN, struct.pack("<QII", ctypes.addressof(text), program, 0))
 
 
 def cpus_of(text: str) -> list[int]:
@@ -135,7 +105,7 @@ class Map:
         attributes = struct.pack(
             "<7I16s", spec.kind, spec.key_bytes, spec.value_bytes, spec.entries, spec.flags, 0, 0, name
         )
-        self.fd = _bpf(_BPF_MAP_CREATE, attributes)
+        self.fd = bpf(_BPF_MAP_CREATE, attributes)
         per_cpu = spec.kind in _PER_CPU
         self._value_bytes = -(-spec.value_bytes // 8) * 8 * _possible_cpus() if per_cpu else spec.value_bytes
         self._keys: NDArray[np.uint8] | None = None
@@ -149,7 +119,7 @@ class Map:
         where = ctypes.create_string_buffer(key, len(key))
         what = 0 if value is None else ctypes.addressof(value)
         try:
-            _bpf(command, struct.pack("<IIQQQ", self.fd, 0, ctypes.addressof(where), what, 0))
+            bpf(command, struct.pack("<IIQQQ", self.fd, 0, ctypes.addressof(where), what, 0))
         except OSError as reason:
             if reason.errno == errno.ENOENT:
                 return False
@@ -266,7 +236,7 @@ class Module:
         license_text = ctypes.create_string_buffer(self._compiled.license.encode())
 
         def load(log: ctypes.Array[ctypes.c_char] | None) -> int:
-            return _bpf(
+            return bpf(
                 _BPF_PROG_LOAD,
                 struct.pack(
                     "<IIQQIIQII16sII",

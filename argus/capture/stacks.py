@@ -30,7 +30,6 @@ from argus.capture import btf
 from argus.capture.bpf import (
     _BCC_PAGE,
     _PERF_FLAG_FD_CLOEXEC,
-    _SYS_PERF_EVENT_OPEN,
     MINIMUM_KERNEL,
     kernel_version,
     load_failure,
@@ -39,13 +38,12 @@ from argus.capture.bpf import (
 from argus.capture.programs import (
     PERF_EVENT,
     RAW_TRACEPOINT,
-    SYS_BPF,
     Module,
     attach_raw_tracepoint,
     cpus_of,
-    system_call,
 )
 from argus.capture.ring import Ring, VariableRing
+from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import StackCounter
 from argus.resources import resource_dir
@@ -368,7 +366,7 @@ class StackProbes:
         struct.pack_into("<Q", attribute, 40, 1)
         buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
         event = system_call(
-            _SYS_PERF_EVENT_OPEN,
+            SYS_PERF_EVENT_OPEN,
             ctypes.byref(buffer),
             ctypes.c_int(-1),
             ctypes.c_int(cpu),

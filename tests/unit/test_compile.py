@@ -8,6 +8,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from argus.capture import bcc, bpf, compile
-from argus.capture.programs import RAW_TRACEPOINT, LoadError, Module, _bpf
+from argus.capture.programs import RAW_TRACEPOINT, LoadError, Module
+from argus.capture.syscalls import bpf as bpf_call
 from argus.errors import ArgusError
 
 SOURCE = """
@@ -132,6 +134,11 @@ def test_the_newest_are_kept(cache: Path, asked: list[str]) -> None:
         compile.compiled(str(number), [])
         compile.compiled("0", [])  # in use
     assert len(list(cache.iterdir())) == compile.KEPT
+    for name, age_s in ((".new-killed", 7200), (".new-writes", 0)):
+        (cache / name).touch()
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    compile.compiled("another", [])
+    assert {path.name for path in cache.glob(".new-*")} == {".new-writes"}
     assert asked.count("0") == 1
 
 
@@ -166,7 +173,7 @@ def test_what_was_kept_runs_in_the_kernel(cache: Path) -> None:
         fd = module.load("good", RAW_TRACEPOINT)
         assert module.load("good", RAW_TRACEPOINT) == fd
         # The maps that it writes are those that it was loaded with.
-        _bpf(_BPF_PROG_TEST_RUN, struct.pack("<II", fd, 0) + bytes(72))
+        bpf_call(_BPF_PROG_TEST_RUN, struct.pack("<II", fd, 0) + bytes(72))
         assert module["numbers"].get(7) == (8).to_bytes(4, sys.byteorder)
         assert module["each"].total(0) == 1
         assert module["each"].total(1) == 0
