@@ -1,0 +1,1 @@
+"""Node health from cron: checks that run apart from each other, their history, and what stands out in it."""

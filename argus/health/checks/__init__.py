@@ -1,0 +1,1 @@
+"""One file a check: ``check(look)`` and its thresholds, ``LIMITS``."""

@@ -1,0 +1,60 @@
+"""The kernel log: records of /dev/kmsg, newest of some hours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+
+from argus.health.check import Absent, Blind, Look
+
+
+def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
+    """Age in s and text of each record, oldest first: Documentation/ABI/testing/dev-kmsg.
+
+    Raises:
+        Absent, Blind: There is no kernel log, or it may not be read.
+    """
+    look.note(f"reading {look.kmsg}")
+    try:
+        log = os.open(look.kmsg, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Absent(f"there is no {look.kmsg}") from None
+    except OSError as failure:
+        raise Blind(f"the kernel log may not be read ({failure.strerror}): run it as root") from None
+    now = time.clock_gettime(time.CLOCK_MONOTONIC)
+    records = 0
+    try:
+        for line in _lines(log):
+            head, _, text = line.partition(";")
+            fields = head.split(",")
+            if len(fields) < 3 or not fields[2].lstrip("-").isdigit() or line.startswith(" "):
+                continue  # a continuation: KEY=value
+            records += 1
+            age = now - int(fields[2]) / 1e6
+            if age <= hours * 3600:
+                yield max(age, 0.0), text.encode().decode("unicode_escape", errors="replace")
+    finally:
+        os.close(log)
+    if not records:  # a kernel that runs has said something: this is another file, as containers have it
+        raise Blind(f"{look.kmsg} has no kernel messages in it: is it the kernel log?")
+
+
+def _lines(log: int) -> Iterator[str]:
+    rest = b""
+    while True:
+        try:
+            part = os.read(log, 65536)  # the device gives one record a read
+        except BrokenPipeError:
+            continue  # overwritten meanwhile: go on with the oldest that is left
+        except OSError as failure:
+            if failure.errno == errno.EAGAIN:
+                return
+            raise Blind(f"reading the kernel log: {failure.strerror}") from None
+        if not part:
+            break
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode(errors="replace") for line in whole)
+    if rest:
+        yield rest.decode(errors="replace")

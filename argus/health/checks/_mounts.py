@@ -1,0 +1,41 @@
+"""Mounts of this node, from /proc/self/mountinfo."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from argus.health.check import Look
+
+NETWORK = ("nfs", "nfs4", "lustre", "cifs", "ceph", "gpfs", "beegfs", "fuse.glusterfs", "wekafs")
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "vfat")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mount: where, what, and whether its file system (not only this mount) is read-only."""
+
+    path: str
+    type: str
+    device: str
+    read_only: bool
+    """Of the file system, or of the mount itself."""
+    file_system_read_only: bool
+
+
+def mounts(look: Look) -> list[Mount]:
+    """All mounts; of several at one place only the last one can be seen. proc(5) has the format."""
+    found = {}
+    for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        words, behind = left.split(), right.split()
+        path = unescaped(words[4])
+        whole = "ro" in behind[2].split(",")
+        found[path] = Mount(path, behind[0], behind[1], whole or "ro" in words[5].split(","), whole)
+    return list(found.values())
+
+
+def unescaped(path: str) -> str:
+    """A path in mountinfo or fstab(5): blanks, tabs, line breaks and backslashes are octal numbers there."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)

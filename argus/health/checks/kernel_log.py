@@ -1,0 +1,95 @@
+"""Kernel log: hardware errors, hangs, and broken disks and mounts."""
+
+from __future__ import annotations
+
+import re
+
+from argus.health.check import Look, Result
+from argus.health.checks._kmsg import messages
+from argus.health.limit import Limit
+
+LIMITS: dict[str, Limit] = {
+    "hours": Limit(6.0, "how far to look back", "old enough messages have been dealt with, or come again"),
+    "ignore": Limit([], "regular expressions of messages to leave out", ""),
+}
+
+# What the kernel says (6.x sources: the name of the file behind each), whether it is critical, and what to do.
+PATTERNS: list[tuple[str, bool, str]] = [
+    (
+        r"mce: \[Hardware Error\].*(Uncorrected|uncorrected)|Uncorrected hardware memory error",
+        True,
+        "Drain the node: memory or CPU fails; ras-mc-ctl, the BMC's log.",
+    ),
+    (
+        r"\[Hardware Error\]|mce: .*[Mm]achine [Cc]heck",
+        False,
+        "Memory or CPU had an error: ras-mc-ctl --summary, the BMC's log.",
+    ),
+    (
+        r"AER: (Multiple )?Uncorrect(ed|able)",
+        True,
+        "A PCIe device fails: lspci -vv; reseat it.",
+    ),
+    (
+        r"AER: (Multiple )?Correct(ed|able)",
+        False,
+        "A PCIe link repeats packets: lspci -vv; reseat the device.",
+    ),
+    (
+        r"blocked for more than \d+ seconds",
+        False,
+        "A task hangs in the kernel: a disk, mount or driver; see the stack in dmesg.",
+    ),
+    (
+        r"watchdog: BUG: soft lockup|[Ww]atchdog.*hard LOCKUP|rcu.*detected stall",
+        True,
+        "A CPU hung in the kernel: update kernel or driver, restart.",
+    ),
+    (
+        r"EXT4-fs error|XFS .*([Cc]orruption|[Mm]etadata I/O [Ee]rror|log I/O error)|BTRFS.*(error|corrupt)"
+        r"|Remounting filesystem read-only",
+        True,
+        "Unmount and check the file system.",
+    ),
+    (r"(blk_update_request|I/O error, dev)|Buffer I/O error|critical medium error", True, "A disk fails: smartctl -a."),
+    (
+        r"nvme.*(I/O.*timeout|controller is down|Abort status)",
+        False,
+        "An SSD does not answer: smartctl -a, its firmware.",
+    ),
+    (
+        r"nfs: server .* not responding|LustreError|ceph: mds.* hung",
+        False,
+        "A network file system does not answer: its server, the network.",
+    ),
+    (r"clocksource: .*(unstable|Marking clocksource)", False, "See the check clock."),
+    (
+        r"mlx5_core.*(health compromised|device's health|Internal error)|bnxt_en.*(firmware.*(hung|reset))",
+        True,
+        "A network adapter fails: its firmware, mlxfwmanager; then replace it.",
+    ),
+    (r"NETDEV WATCHDOG: .*transmit queue .* timed out", False, "A network adapter hung: its driver and firmware."),
+    (r"thermal thermal_zone.*critical temperature", True, "The node is about to switch itself off: cooling."),
+]
+
+
+def check(look: Look) -> Result:
+    """Reads the kernel log; the first pattern that fits a message counts."""
+    found = look.found()
+    rules = [re.compile(pattern) for pattern, _, _ in PATTERNS]
+    ignored = [re.compile(pattern) for pattern in look.limits["ignore"]]
+    said: dict[int, tuple[int, str]] = {}
+    lines = 0
+    for _, text in messages(look, look.limits["hours"]):
+        lines += 1
+        if any(rule.search(text) for rule in ignored):
+            continue
+        which = next((number for number, rule in enumerate(rules) if rule.search(text)), None)
+        if which is not None:
+            said[which] = said.get(which, (0, ""))[0] + 1, text
+    for which, (times, text) in said.items():
+        told = text[:120] + (f" ({times} times)" if times > 1 else "")
+        _, critical, hint = PATTERNS[which]
+        (found.critical if critical else found.warning)(told, hint)
+    found.figures["messages"] = float(sum(times for times, _ in said.values()))
+    return found.result(f"nothing bad in {lines} messages of {look.limits['hours']:.0f} h")

@@ -1,0 +1,34 @@
+"""Memory: what is available, and whether all of it is there."""
+
+from __future__ import annotations
+
+from argus.health.check import Look, Result, numbers
+from argus.health.limit import Limit
+
+LIMITS: dict[str, Limit] = {
+    "warning": Limit(
+        0.05,
+        "available share: warning below",
+        "the kernel reclaims in the foreground soon after (min_free_kbytes, watermarks)",
+    ),
+    "critical": Limit(0.02, "available share: critical below", "at this point the OOM killer is near"),
+    "total_gib": Limit(
+        0.0,
+        "memory that the node must have, GiB; 0: not checked",
+        "a DIMM that failed is switched off by the firmware at the next boot",
+    ),
+}
+
+
+def check(look: Look) -> Result:
+    """Reads /proc/meminfo. 4 % below ``total_gib`` passes: firmware and kernel keep that much."""
+    found = look.found()
+    lines = dict(numbers(look.read("proc/meminfo")))
+    total, free = lines["MemTotal"] / (1 << 20), lines["MemAvailable"] / lines["MemTotal"]
+    found.figures |= {"total_gib": total, "available_share": free}
+    text = f"{free:.1%} of {total:.0f} GiB available"
+    found.above(-free, -look.limits["warning"], -look.limits["critical"], text, "See what uses it: ps aux --sort -rss.")
+    if total < 0.96 * look.limits["total_gib"]:
+        wanted = f"{total:.0f} GiB of {look.limits['total_gib']:.0f} are there"
+        found.critical(wanted, "A DIMM may be switched off: dmidecode -t memory, and the BMC's log.")
+    return found.result(text)

@@ -1,0 +1,32 @@
+"""Swap: pages moved between memory and disk."""
+
+from __future__ import annotations
+
+from argus.health.check import Look, Result, numbers
+from argus.health.limit import Limit
+
+LIMITS: dict[str, Limit] = {
+    "warning": Limit(
+        100.0,
+        "pages a second, in and out: warning",
+        "0.4 MB/s: a training job is to swap nothing; less is old pages that leave once",
+    ),
+    "critical": Limit(10000.0, "pages a second, in and out: critical", "40 MB/s: steps wait for it"),
+}
+
+
+def check(look: Look) -> Result:
+    """Reads pswpin and pswpout of /proc/vmstat."""
+    found = look.found()
+    lines = dict(numbers(look.read("proc/vmstat")))
+    found.figures["pages_total"] = lines["pswpin"] + lines["pswpout"]
+    rise = look.moved(found.figures, "pages_total")
+    if rise is None:
+        return found.result("first look: counting from here")
+    rate = rise / max(look.span_s, 1.0)
+    found.figures["pages_per_s"] = rate
+    text = f"{rate:.0f} pages a second swapped {look.since()}"
+    found.above(
+        rate, look.limits["warning"], look.limits["critical"], text, "Memory is short: see what uses it, or swapoff."
+    )
+    return found.result(text)

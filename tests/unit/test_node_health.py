@@ -1,0 +1,56 @@
+"""What argus health said of a finding's nodes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from argus.diagnose.node_health import add
+from argus.diagnose.verdict import Finding
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.store.schema import ensure_schema
+from argus.store.writer import Writer
+from tests.stores import new_store
+
+T0 = 1_760_000_000_000_000_000
+HOUR = 3_600_000_000_000
+ROWS = [
+    ("a", 0, "gpu_heat", "warning", "gpu3 84 degrees"),
+    ("a", HOUR // 2, "gpu_heat", "critical", "gpu3 91 degrees"),
+    ("a", HOUR // 2, "argus", "critical", "1 critical"),
+    ("a", HOUR // 2, "clock", "critical", "not synchronised"),
+    ("a", HOUR // 2, "gpu_ecc", "ok", "no errors"),
+    ("a", HOUR // 2, "xid", "warning", "Xid 94"),
+    ("a", HOUR // 2, "disk_slow", "critical", "sda 3 s"),
+    ("a", -2 * HOUR, "gpu_power", "critical", "before"),
+    ("a", 2 * HOUR, "gpu_clocks", "critical", "after"),
+    ("b", 0, "gpu_pages", "critical", "another node"),
+]
+
+
+def finding(kind: str, hosts: list[str]) -> Finding:
+    return cast(Finding, {"kind": kind, "hosts": hosts, "evidence": []})
+
+
+def test_a_finding_cites_what_can_explain_it(tmp_path: Path) -> None:
+    with open_store(new_store(tmp_path)) as store:
+        ensure_schema(store)
+        with Writer(store, source="test") as writer:
+            step = {"job": "j", "run": 1, "rank": 0, "host": "a", "collectives": 1, "launches": 1, "method": "launches"}
+            writer.append(
+                "iterations", {**step, "step": [0, 1], "ts": [T0, T0 + HOUR], "duration_ns": 1, "confidence": 1.0}
+            )
+            columns = dict(zip(("host", "ts", "check", "status", "text"), zip(*ROWS, strict=True), strict=True))
+            rows: dict[str, Any] = {name: list(values) for name, values in columns.items()}
+            rows["ts"] = [T0 + ts for ts in rows["ts"]]
+            writer.append("health", {**rows, "kind": "k", "hint": "", "facts": [{}] * len(ROWS), "duration_ns": 1})
+            assert not writer.close().dropped
+        told = [finding("compute_straggler", ["a"]), finding("data_loading", ["a"]), finding("regression", ["a"]),
+                finding("compute_straggler", ["c"])]  # fmt: skip
+        add(partial(query_columns, store), {"job": "j", "run": 1}, told)
+    texts = [[one["text"].split("UTC: ")[1] for one in each["evidence"]] for each in told]
+    assert texts == [["gpu_heat critical: gpu3 91 degrees", "xid warning: Xid 94"],
+                     ["disk_slow critical: sda 3 s"], [], []]  # fmt: skip
+    assert "WHERE h.host IN ['a']" in told[0]["evidence"][0]["sql"]
