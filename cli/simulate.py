@@ -1,0 +1,112 @@
+"""``argus simulate``: store the trace of a training job that never ran, with faults that are known."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from argus.errors import EXIT_FAILURE, ArgusError
+from argus.simulate.faults import DOSES, KINDS, parse
+from argus.simulate.mesh import Mesh
+from argus.simulate.program import Program
+from argus.simulate.write import Spec, truth, write
+from argus.store.open import load_command, open_store
+
+from .options import format_option, store_option
+
+
+@click.command()
+@click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="Ranks of the job: dp x tp x pp.")
+@click.option(
+    "--dp", type=click.IntRange(min=1), metavar="N", help="Data-parallel ranks. Default: what --ranks leaves."
+)
+@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel ranks.")
+@click.option("--pp", type=click.IntRange(min=1), default=1, show_default=True, help="Pipeline stages.")
+@click.option("--ep", type=click.IntRange(min=1), default=1, show_default=True, help="Expert-parallel ranks, of --dp.")
+@click.option("--vpp", type=click.IntRange(min=1), default=1, show_default=True, help="Model chunks of a stage.")
+@click.option("--ranks-per-host", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of a host.")
+@click.option("--micro-batches", type=click.IntRange(min=1), metavar="N", help="Of a step. Default: 2 for each stage.")
+@click.option("--steps", type=click.IntRange(min=1), default=100, show_default=True, help="Steps that are traced.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="The same seed, the same job.")
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    metavar="KIND[:DOSE][:WHERE...]",
+    help=f"What is wrong; repeat it for several. KIND: {', '.join(KINDS)}. DOSE: {', '.join(DOSES)}. "
+    "WHERE: ranks=0,3-5 or half (of the data-parallel ranks of a stage), from=STEP, steps=N, ramp=N.",
+)
+@click.option("--variable-length", is_flag=True, help="Sequences vary in length.")
+@click.option("--collectives-per-step", type=click.IntRange(min=1), default=8, show_default=True,
+              help="Collectives of a rank and step that are stored, roughly.")  # fmt: skip
+@click.option("--kernels", type=click.IntRange(min=0), default=0, show_default=True, metavar="RANKS",
+              help="Ranks whose kernels are summed up, those of faults first: some ms each a step.")  # fmt: skip
+@click.option("--layout", is_flag=True, help="Also store how the job is split, which no trace knows.")
+@click.option("--one-clock", is_flag=True, help="All hosts have the same clock. Else each has its own, ms apart.")
+@click.option("--job", default="simulated", show_default=True, metavar="NAME", help="The job's name.")
+@click.option(
+    "--truth", "truth_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what is true there."
+)
+@format_option()
+@store_option
+def command(
+    ranks: int | None, dp: int | None, tp: int, pp: int, ep: int, vpp: int, ranks_per_host: int,
+    micro_batches: int | None, steps: int, seed: int, faults: tuple[str, ...], variable_length: bool,
+    collectives_per_step: int, kernels: int, layout: bool, one_clock: bool, job: str, truth_file: Path | None,
+    output_format: str, store_url: str | None,
+) -> None:  # fmt: skip
+    """Store the trace of a training job that never ran, with faults that are known.
+
+    \b
+      argus simulate --ranks 8 --fault compute_straggler
+      argus simulate --ranks 64 --tp 4 --pp 4 --fault data_loading:quiet:ranks=30:from=40 --truth truth.json
+      argus simulate --ranks 10240 --tp 8 --pp 16
+      argus diagnose
+    """
+    mesh = Mesh.of(ranks, dp, tp, pp, ep, vpp, ranks_per_host)
+    batches = micro_batches or (2 * mesh.pp if mesh.pp > 1 else 1)
+    program = Program(micro_batches=batches, variable=variable_length)
+    spec = Spec(
+        mesh, program, faults=[parse(one) for one in faults], steps=steps, seed=seed, calls=collectives_per_step,
+        skewed=not one_clock, layout=layout, kernels=kernels,
+    )  # fmt: skip
+    shown = sys.stderr.isatty()
+
+    def progress(what: str, share: float) -> None:
+        if shown:
+            click.echo(f"\r{what}: {share:4.0%}", nl=share >= 1, err=True)
+
+    began = time.perf_counter()
+    with open_store(store_url) as store:
+        made = write(store, job, spec, progress)
+        url = store.url
+        following = f"argus diagnose --job {shlex.quote(job)}"
+        if store.spooled:
+            following = f"{load_command(store.target)} && {following}"
+    took_s = time.perf_counter() - began
+    known = truth(spec, job, made)
+    if truth_file is not None:
+        try:
+            truth_file.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        except OSError as failure:
+            raise ArgusError(f"{truth_file} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
+    if output_format == "json":
+        click.echo(json.dumps({**known, "store": url, "rows": made.rows, "seconds": round(took_s, 2)}, indent=2))
+        return
+    total = sum(made.rows.values())
+    click.echo(
+        f"job {job}, run {made.run}: {mesh.size:,} ranks on {mesh.hosts:,} hosts "
+        f"(dp {mesh.dp}, tp {mesh.tp}, pp {mesh.pp}, ep {mesh.ep}, vpp {mesh.vpp}), {known['steps']} steps"
+    )
+    for fault in known["faults"]:
+        named = ", ".join(map(str, fault["ranks"][:8])) + (" …" if len(fault["ranks"]) > 8 else "")
+        click.echo(
+            f"  {fault['kind']} ({fault['dose']}: {fault['size']:g}) of rank {named}, steps {fault['steps'][0]} to "
+            f"{fault['steps'][1]}: {fault['slowdown']:.2f}x"
+        )
+    click.echo(f"{total:,} rows in {took_s:.1f} s, stored in {url}. Next: {following}")

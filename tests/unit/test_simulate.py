@@ -1,0 +1,368 @@
+"""``argus simulate``: the mesh, the schedule and the steps against what is worked out by hand, and what a store and a
+diagnosis make of the rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.cli.main import main
+from argus.diagnose import sql
+from argus.diagnose.peers import between_stages
+from argus.diagnose.run import diagnose_store
+from argus.errors import ArgusError
+from argus.simulate.faults import KINDS, parse
+from argus.simulate.mesh import Mesh
+from argus.simulate.noise import QUIET, Noise
+from argus.simulate.program import Program
+from argus.simulate.rows import Rows
+from argus.simulate.schedule import BACKWARD, FORWARD, order_of, schedule
+from argus.simulate.write import Made, Spec, truth, write
+from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
+from tests.stores import new_store
+
+MS = 1e6
+BARE = Program(
+    micro_batches=8, forward_ms=10, tp_ms=0, ep_ms=0, p2p_ms=0, grad_ms=0, optimizer_ms=0, data_ms=0, launch_us=0.001
+)
+"""Computation and nothing else."""
+SMALL = Mesh(dp=2, tp=2, pp=2)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(new_store(tmp_path_factory.mktemp("simulated"))) as opened:
+        yield opened
+
+
+def step_ms(spec: Spec, *, healthy: bool = False) -> NDArray[np.float64]:
+    """Each step's time, the median over ranks."""
+    steps = spec.play(healthy=healthy)
+    return np.array([np.median(step.cpu_end - step.cpu_begin) for step in steps if not step.spent]) / MS
+
+
+def test_ranks_are_numbered_as_megatron_does() -> None:
+    mesh = Mesh(dp=4, tp=2, pp=3, ep=2)
+    assert mesh.size == 24
+    assert mesh.groups["tp"][:2].tolist() == [[0, 1], [2, 3]]
+    assert mesh.groups["dp"][:2].tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert mesh.groups["pp"][0].tolist() == [0, 8, 16]
+    assert mesh.groups["ep"][:3].tolist() == [[0, 2], [1, 3], [4, 6]]
+    assert mesh.groups["world"].shape == (1, 24)
+    assert mesh.place(13) == (1, 2, 1)
+    assert "world" not in Mesh(dp=8).groups
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dp": 3, "ep": 2}, {"vpp": 2}, {"dp": 0}, {"per_host": 0}], ids=["ep", "vpp", "dp", "host"]
+)
+def test_a_mesh_that_does_not_fit_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ArgusError):
+        Mesh(**wrong)
+
+
+def test_one_forward_one_backward() -> None:
+    f, b = FORWARD, BACKWARD
+    assert [(kind, batch) for kind, _, batch in order_of(0, 3, 1, 4)] == [
+        (f, 0), (f, 1), (f, 2), (b, 0), (f, 3), (b, 1), (b, 2), (b, 3)
+    ]  # fmt: skip
+    assert [(kind, batch) for kind, _, batch in order_of(2, 3, 1, 2)] == [(f, 0), (b, 0), (f, 1), (b, 1)]
+
+
+def test_interleaved_order_is_megatrons() -> None:
+    # Narayanan et al., SC '21, figure 4: stage 0 of 4 with 2 chunks does chunk 0 of 4 micro-batches, then chunk 1.
+    order = order_of(0, 4, 2, 8)
+    assert order[:8] == [(FORWARD, 0, n) for n in range(4)] + [(FORWARD, 1, n) for n in range(4)]
+    assert len(order) == len(set(order)) == 32
+    assert next(chunk for kind, chunk, _ in order if kind == BACKWARD) == 1
+    with pytest.raises(ArgusError):
+        order_of(0, 4, 2, 6)
+
+
+def test_a_schedule_computes_what_is_needed_first() -> None:
+    for mesh in (Mesh(pp=4), Mesh(pp=4, vpp=2)):
+        done: set[tuple[int, int]] = set()
+        for op in schedule(mesh, 8):
+            assert op.needs is None or op.needs in done
+            done.add((op.stage, op.number))
+        assert len(done) == 4 * 8 * 2 * mesh.vpp
+
+
+@pytest.mark.parametrize(("pp", "batches"), [(1, 3), (2, 4), (4, 8), (4, 2)])
+def test_a_pipeline_takes_as_long_as_by_hand(pp: int, batches: int) -> None:
+    program = Program(**{**BARE.__dict__, "micro_batches": batches})
+    took = step_ms(Spec(Mesh(pp=pp), program, QUIET, steps=4))
+    # What is left: waits of the CPU, the copy of the batch, the norm.
+    assert took == pytest.approx((batches + pp - 1) * 30, abs=0.3)
+
+
+@pytest.mark.parametrize("vpp", [2, 4])
+def test_an_interleaved_pipeline_has_a_bubble_so_many_times_smaller(vpp: int) -> None:
+    took = step_ms(Spec(Mesh(pp=4, vpp=vpp), BARE, QUIET, steps=3))
+    assert took == pytest.approx(8 * 30 * (1 + 3 / (vpp * 8)), abs=0.3)
+
+
+def test_transfers_between_stages_are_waited_for() -> None:
+    slow = Program(**{**BARE.__dict__, "p2p_ms": 2})
+    # Forward to the last stage and back to the first: 2 (pp - 1) transfers lie on the way at least.
+    assert step_ms(Spec(Mesh(pp=4), slow, QUIET, steps=2)).min() >= 11 * 30 + 6 * 2
+
+
+def test_a_cpu_runs_ahead_of_its_gpu_and_waits_where_the_program_does() -> None:
+    for step in Spec(Mesh(dp=2), Program(optimizer_ms=0), QUIET, steps=3).play():
+        first_bucket = step.calls[0][0].at
+        assert step.calls[0][0].call.op == "AllReduce"
+        # Kernel 1,980 of 3,000 is launched when number 956 has ended: in the forward pass of 12 ms.
+        begun = step.launches["kernel", "first"][0][0]
+        assert (first_bucket - begun) / MS == pytest.approx(12 * 0.956, abs=0.1)
+        waited = step.launches["sync", ""]
+        assert (waited[0] + waited[1] >= step.gpu_begin).all()
+
+
+def test_tensor_parallel_peers_wait_in_communication() -> None:
+    program = Program(micro_batches=4, optimizer_ms=0)
+    spec = Spec(SMALL, program, QUIET, [parse("compute_straggler:ranks=0")], steps=2)
+    steps = list(spec.play())
+    forward, _, _, reduce, *_ = steps[-1].phases
+    assert forward[0, 0, 0] == pytest.approx(2 * forward[0, 0, 1])
+    assert reduce[0, 0, 1] - reduce[0, 0, 0] == pytest.approx(3 * (forward[0, 0, 1]), rel=0.01)
+
+
+@pytest.mark.parametrize("mesh", [SMALL, Mesh(dp=4, ep=2), Mesh(pp=2, dp=2, vpp=2)], ids=["3d", "experts", "vpp"])
+def test_phases_add_up_to_the_step(mesh: Mesh) -> None:
+    spec = Spec(mesh, Program(micro_batches=4), Noise(spike=0.1), steps=6)
+    rows = Rows(mesh, spec.program, 10**18)
+    tables = dict(rows.steps(list(spec.play())))
+    steps, phases = tables["gpu_steps"], tables["gpu_phases"]
+    sums = np.zeros((6, mesh.size), np.int64)
+    np.add.at(sums, (phases["step"], phases["rank"]), phases["duration_ns"])
+    assert (sums == steps["duration_ns"].reshape(6, -1)).all()
+    assert (phases["duration_ns"] > 0).all()
+    assert (steps["idle_ns"] + steps["busy_ns"] == steps["duration_ns"]).all()
+    begin = tables["iterations"]["ts"].reshape(6, -1)
+    assert (begin[1:] == (begin + tables["iterations"]["duration_ns"].reshape(6, -1))[:-1]).all()
+
+
+def test_the_same_seed_is_the_same_job() -> None:
+    def tables(seed: int) -> dict[str, Any]:
+        spec = Spec(SMALL, Program(micro_batches=4), faults=[parse("jitter")], steps=5, seed=seed)
+        return dict(Rows(SMALL, spec.program, 10**18).steps(list(spec.play())))
+
+    once, again, other = tables(3), tables(3), tables(4)
+    for name, columns in once.items():
+        assert all(str(columns[key]) == str(again[name][key]) for key in columns), name
+    assert (once["iterations"]["ts"] == again["iterations"]["ts"]).all()
+    assert (once["collectives"]["ts"] == again["collectives"]["ts"]).all()
+    assert (once["iterations"]["ts"] != other["iterations"]["ts"]).any()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hang"])
+def test_every_fault_costs_time_and_a_louder_dose_more(kind: str) -> None:
+    mesh = Mesh(dp=2, tp=2, pp=2, per_host=4)
+    specs = [
+        Spec(mesh, Program(micro_batches=4), faults=[parse(f"{kind}:{dose}")], steps=24, seed=1)
+        for dose in ("masked", "quiet", "loud")
+    ]
+    usual = step_ms(specs[0], healthy=True).mean()
+    cost = [float(step_ms(spec).mean() / usual) for spec in specs]
+    if kind == "masked_compute_straggler":
+        # The stage has less work, and what is slow there stays in the pipeline's bubbles.
+        assert all(abs(one - 1) < 0.03 for one in cost)
+        return
+    assert cost[0] <= cost[1] < cost[2]
+    assert cost[0] > 0.99
+    assert cost[2] > 1.1
+
+
+def test_faults_begin_end_and_grow_when_told() -> None:
+    fault = parse("compute_straggler:loud:ranks=0,2-3:from=4:steps=6:ramp=2")
+    assert fault.ranks == (0, 2, 3)
+    assert [fault.level(step) for step in (3, 4, 5, 9, 10)] == [0, 0.5, 1, 1, 0]
+    took = step_ms(Spec(Mesh(dp=4), Program(), QUIET, [fault], steps=16))
+    assert took[3] == pytest.approx(took[0], rel=0.01)
+    assert took[7] > 1.8 * took[0]
+    assert took[12] == pytest.approx(took[0], rel=0.01)
+
+
+def test_half_a_data_parallel_group_may_be_slow() -> None:
+    spec = Spec(Mesh(dp=8, tp=2), faults=[parse("compute_straggler:quiet:half")])
+    (fault,) = spec.faults
+    assert len(fault.ranks) == 8
+    assert len({rank // 2 for rank in fault.ranks}) == 4
+
+
+@pytest.mark.parametrize("wrong", ["slow", "hang:much", "hang:ranks=a", "hang:ranks=9", "stage_imbalance", "hang:9"])
+def test_a_fault_that_is_not_understood_is_refused(wrong: str) -> None:
+    with pytest.raises(ArgusError):
+        Spec(Mesh(dp=8), faults=[parse(wrong)])
+
+
+def test_a_hang_ends_the_calls_of_its_rank() -> None:
+    spec = Spec(Mesh(dp=4), Program(), faults=[parse("hang:ranks=2:from=3")], steps=9)
+    steps = list(spec.play())
+    assert [step.spent for step in steps] == [False, False, False, True]
+    tables = dict(Rows(spec.mesh, spec.program, 10**18).steps(steps))
+    calls = tables["collectives"]
+    assert len(tables["iterations"]["step"]) == 12
+    assert [int((calls["rank"] == rank).sum()) for rank in range(4)] == [12, 12, 9, 12]
+
+
+def stored(store: Store, job: str, spec: Spec, run: int) -> tuple[Made, dict[str, Any]]:
+    made = write(store, job, spec, run=run, start_ns=1_700_000_000 * 10**9)
+    return made, truth(spec, job, made)
+
+
+def test_a_slow_gpu_is_diagnosed(store: Store) -> None:
+    spec = Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3:from=20")], steps=60)
+    made, known = stored(store, "slow", spec, 1)
+    assert made.rows["iterations"] == made.rows["gpu_steps"] == 480
+    assert known["faults"][0]["slowdown"] == pytest.approx(1.85, abs=0.1)
+    assert known["slowdown"] == pytest.approx(1.57, abs=0.1)
+    verdict = diagnose_store(store, "slow", 1)
+    assert verdict["status"] == "degraded"
+    finding = verdict["findings"][0]
+    assert finding["ranks"] == [3]
+    assert abs(finding["steps"][0] - 20) <= 1
+
+
+def test_a_healthy_job_is_healthy(store: Store) -> None:
+    _, known = stored(store, "fine", Spec(Mesh(dp=8, per_host=4), steps=60), 2)
+    assert known["faults"] == []
+    assert known["slowdown"] == 1.0
+    assert diagnose_store(store, "fine", 2)["status"] == "healthy"
+    # Its two hosts have clocks of their own; what the diagnosis finds is what was put in.
+    found = query_columns(
+        store, "SELECT host, toUnixTimestamp64Nano(at) AS at, offset_ns, error_ns FROM clocks WHERE job = 'fine'", {}
+    )
+    rows = Spec(Mesh(dp=8, per_host=4)).rows(1_700_000_000 * 10**9)
+    apart = int(rows.offset_ns[1] - rows.offset_ns[0])
+    mine = found["host"] == "node0001"
+    assert abs(apart) > MS
+    assert (np.abs(found["offset_ns"][mine].astype(np.int64) + apart) < found["error_ns"][mine] + 20_000).all()
+    assert (found["error_ns"] < 0.2 * MS).all()
+
+
+def test_rows_hang_together_in_the_store(store: Store) -> None:
+    mesh = Mesh(dp=2, tp=2, pp=2, per_host=4)
+    spec = Spec(mesh, Program(micro_batches=4), faults=[parse("gc_pause"), parse("jit_stall")], steps=20)
+    made, _ = stored(store, "mesh", spec, 3)
+    assert made.rows["gc_pauses"] > 0
+    calls = query_columns(
+        store,
+        "SELECT comm_group, aligned_seq, op, count() AS ranks, any(nranks) AS nranks FROM collectives_aligned "
+        "WHERE job = 'mesh' AND op NOT IN ('Send', 'Recv') GROUP BY comm_group, aligned_seq, op",
+        {},
+    )
+    assert (calls["ranks"] == calls["nranks"]).all()
+    p2p = query_columns(
+        store, "SELECT countIf(op = 'Send') AS s, countIf(op = 'Recv') AS r FROM collectives WHERE job = 'mesh'", {}
+    )
+    assert p2p["s"][0] == p2p["r"][0] > 0
+    inside = query_columns(
+        store,
+        "SELECT kind, countIf(step IS NULL) AS outside FROM launches_by_step WHERE job = 'mesh' GROUP BY kind",
+        {},
+    )
+    assert set(inside["kind"]) == {"sync", "kernel", "memcpy_h2d", "module"}
+    assert not inside["outside"].any()
+
+
+def test_kernels_take_as_long_as_their_phases(store: Store) -> None:
+    program = Program(kernels=200)
+    spec = Spec(Mesh(dp=4), program, faults=[parse("compute_straggler:ranks=2")], steps=24, kernels=3, layout=True)
+    made, _ = stored(store, "kernels", spec, 4)
+    assert made.rows["parallel_layout"] == 1
+    assert 2 in spec.told_ranks()
+    times = query_columns(
+        store,
+        "SELECT k.rank AS rank, sum(k.spent_ns) AS spent, any(p.spent) AS phases FROM kernel_times AS k INNER JOIN "
+        "(SELECT rank, sum(duration_ns) AS spent FROM gpu_phases WHERE job = 'kernels' AND phase IN "
+        "('forward', 'backward', 'optimizer') GROUP BY rank) AS p ON k.rank = p.rank "
+        "WHERE k.job = 'kernels' GROUP BY rank ORDER BY rank",
+        {},
+    )
+    assert len(times["rank"]) == 3
+    assert times["spent"] / times["phases"] == pytest.approx(1.0, abs=0.04)  # spikes come on top
+
+
+def test_the_command_tells_the_truth(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "truth.json"
+    flags = ["--ranks", "8", "--tp", "2", "--steps", "12", "--job", "told", "--store", store.url]
+    assert main(["simulate", *flags, "--fault", "link_degradation:quiet:ranks=5", "--truth", str(file)]) == 0
+    assert "link_degradation (quiet: 3) of rank 5" in capsys.readouterr().out
+    known = json.loads(file.read_text())
+    assert known["mesh"]["dp"] == 4
+    assert known["faults"][0]["hosts"] == ["node0000"]
+    assert len(known["step_ns"]) == len(known["ideal_step_ns"]) == 12
+    assert main(["simulate", "--ranks", "9", "--tp", "2", "--store", store.url]) == 2
+    assert main(["simulate", "--ranks", "8", "--fault", "nothing", "--store", store.url]) == 2
+
+
+HIDDEN = Mesh(dp=2, tp=2, pp=2, per_host=8)
+"""All of the ways in which ranks wait for one another, on one host."""
+NAMED = [
+    ("a straggler that the pipeline hides", Mesh(dp=2, pp=4), "masked_compute_straggler:ranks=5"),
+    ("sparse compilations in a pipeline", HIDDEN, "jit_stall:ranks=6"),
+    ("half of a group", Mesh(dp=4, tp=2), "compute_straggler:quiet:half"),
+    ("a slow GPU in lockstep, in a pipeline", HIDDEN, "compute_straggler:quiet:ranks=6"),
+    ("a late batch in a pipeline", HIDDEN, "data_loading:ranks=6"),
+    ("a slow CPU in a pipeline", HIDDEN, "kernel_issue_stall:ranks=6"),
+    ("a slow link in a pipeline", HIDDEN, "link_degradation:ranks=6"),
+    ("a rank that stopped in a pipeline", HIDDEN, "hang:ranks=6"),
+    ("a rank that stopped in the first stage", HIDDEN, "hang:ranks=3"),
+    ("collections that take a little", HIDDEN, "gc_pause:masked:ranks=6"),
+    ("rare compilations that take a little", Mesh(dp=8), "jit_stall:masked:ranks=6:from=12"),
+    ("a batch that is late by little", Mesh(dp=8), "data_loading:masked:ranks=6:from=20"),
+    ("all ranks a little slower", Mesh(dp=8), "regression:masked"),
+    ("a host whose CPUs are all of a stage's", HIDDEN, "host_contention:quiet:ranks=0-3:from=15"),
+    ("too few micro-batches", HIDDEN, "pipeline_bubble:masked"),
+    ("sequences that differ a little in a pipeline", HIDDEN, "sequence_imbalance:masked"),
+]
+
+
+@pytest.mark.parametrize(("mesh", "fault"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
+def test_who_is_behind_it_is_named(store: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
+    """Where others come late as well, or nobody does: the kind and the rank of the truth."""
+    number = 100 + [case[2] for case in NAMED].index(fault)
+    batches = 2 * mesh.pp if mesh.pp > 1 else 1
+    spec = Spec(mesh, Program(micro_batches=batches), faults=[parse(fault)], steps=60, skewed=False)
+    _, known = stored(store, f"named-{number}", spec, number)
+    verdict = diagnose_store(store, f"named-{number}", number)
+    (expected,) = known["faults"]
+    assert verdict["findings"], verdict["reason"]
+    first = verdict["findings"][0]
+    assert (first["kind"], first["ranks"]) == (expected["kind"], expected["ranks"] if first["ranks"] else [])
+    assert first["ranks"] or expected["kind"] == "regression"
+
+
+def test_a_healthy_pipeline_blames_nobody(store: Store) -> None:
+    spec = Spec(HIDDEN, Program(micro_batches=4, variable=True), steps=60, skewed=False)
+    stored(store, "pipeline", spec, 99)
+    assert diagnose_store(store, "pipeline", 99)["status"] == "healthy"
+    # Communicators among several stages, which tell their order, are left out of who came late.
+    params = {"job": "pipeline", "run": 99, "first": 0, "last": 59, "left_out": []}
+    between = between_stages(query_columns(store, sql.GROUPS, params))
+    every, inside = (
+        set(query_columns(store, sql.LATENESS, {**params, "left_out": out})["comm_group"].tolist())
+        for out in ([], between)
+    )
+    assert every - inside == every & set(between)
+    assert every & set(between)
+    assert inside
+
+
+def test_since_when_is_found_in_parts_of_a_large_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if it had so many calls that only the newest 20 steps could be read at once."""
+    monkeypatch.setattr("argus.diagnose.run.MOST_CALLS", 1)
+    spec = Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3:from=43")], steps=160)
+    stored(store, "long", spec, 98)
+    (finding,) = diagnose_store(store, "long", 98)["findings"]
+    assert finding["ranks"] == [3]
+    assert abs(finding["steps"][0] - 43) <= 1
