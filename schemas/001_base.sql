@@ -1,7 +1,8 @@
 -- Argus schema, version 1. Plain ClickHouse SQL; statements end with a semicolon at the end of a line.
 -- {{ttl}} and {{raw_ttl}} are replaced by intervals (argus/store/schema.py). Times are wall-clock UTC, to the nanosecond:
 -- the host's CLOCK_MONOTONIC plus jobs.mono_offset_ns. Durations are nanoseconds; -1 means "not measured", which differs from 0.
--- Rows expire by their time in the store, not by ts: an imported trace of last year would vanish while it is being inserted.
+-- Calls lie on disk minute by minute, and in each rank by rank: what happened lately is read without what happened before,
+-- and neighbours are alike. Rows expire by their time in the store, not by ts: an imported trace of last year would vanish while it is being inserted.
 
 CREATE TABLE IF NOT EXISTS jobs
 (
@@ -80,7 +81,7 @@ CREATE TABLE IF NOT EXISTS collectives
   in_group Bool COMMENT 'Between ncclGroupStart and ncclGroupEnd',
   stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
-PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, toStartOfMinute(ts), rank, ts)
 TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per NCCL call and rank, as seen on the CPU';
@@ -150,7 +151,7 @@ CREATE TABLE IF NOT EXISTS launches
   in_nccl Bool COMMENT 'Made by NCCL itself',
   stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
 ) ENGINE = MergeTree
-PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, toStartOfMinute(ts), rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per CUDA call, as seen on the CPU';

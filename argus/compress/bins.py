@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 BINS = 4096
 """Bins of a duration; bin b holds exp(b / 128) up to exp((b + 1) / 128) ns, the first one 0 ns as well."""
+PLACE = 12
+"""Bits of a bin's number: a row's number shifted by as much, plus a bin, is a key."""
 PER_NEPER = 128
 """Bins a neper: 0.78 % each. Twice as many gave no better distance to the samples (measured on synthetic streams)."""
 LONGEST_NS = 1 << 42

@@ -184,6 +184,12 @@ class Codes:
     spread: NDArray[np.float64]
     """Standard deviation of logarithms inside modes."""
 
+    def remembered(self, rows: Rows) -> Rows:
+        """The rows, with what tells whether the next step is like them."""
+        for name in ("inside", "shift", "spread"):
+            rows.row[name] = getattr(self, name)
+        return rows
+
 
 def decoded_counts(
     n: NDArray[np.int64],

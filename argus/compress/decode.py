@@ -35,7 +35,7 @@ class Decoded:
         """Durations in ns and launches at each, both of shape (r, k * p). Launches add up to those that are no
         spikes, launches times durations to ``total_ns``."""
         many = self.value_ns.shape[2]
-        shape = (len(self.weight), -1)
+        shape = (len(self.weight), self.weight.shape[1] * many)
         return self.value_ns.reshape(shape), np.repeat(self.weight / many, many, axis=1).reshape(shape)
 
     def quantile(self, q: float) -> NDArray[np.float64]:
@@ -78,8 +78,9 @@ class Decoded:
 def decode_summaries(rows: Mapping[str, Any], templates: Mapping[str, Any]) -> Decoded:
     """Distributions of rows of kernel_summaries, one a row, at most 12 cells of 16 points.
 
-    Their distance (W1) from the launches is at most 1.5 times ``escape_error`` of the template plus 1 %, of the mean,
-    plus 2 ns: the compressor decodes each row before it stores it, and measures the distance point by point.
+    Their distance (W1) from the launches is at most 1.5 times ``escape_error`` of the template, or 1.5 over the number
+    of launches if that is more, plus 1 %, of the mean, plus 2 ns: the compressor decodes each row before it stores it,
+    and measures the distance point by point.
 
     Args:
         rows: ``template``, ``count``, ``spikes``, ``total_ns``, ``count_codes``, ``mean_codes``.

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from argus.compress import rows as rows_of
-from argus.compress.bins import BINS, CENTER_NS, LONGEST_NS, PER_NEPER, bins_of, occupied
+from argus.compress.bins import BINS, CENTER_NS, LONGEST_NS, PER_NEPER, PLACE, bins_of, occupied
 from argus.compress.codes import Bank, Codes
 from argus.compress.rows import ROW, Rows
 from argus.compress.templates import CELLS, ESCAPE, SHAPE_UNIT, build, spike_limit
@@ -50,9 +50,16 @@ REBUILD_ROWS = 64
 """Rows that the share is of; twice as many with each version, so that a kernel that fits no template settles."""
 TREND = (4.0, 0.01)
 """A trend in a row is one if it is above so many standard errors, and above this: nepers, and the unit of its code."""
-UNCHANGED = (4.0, 0.01, 0.02)
+UNCHANGED = (3.0, 0.01, 0.02)
 """A step is like those before if no cell's count differs by more standard errors, or by less than the third as a share
 of the launches, and if modes have moved by less than the second, nepers, or by no more than so many standard errors."""
+FEW = (0.13, 0.02)
+"""However few launches make chance large: a cell's count differs by no more than the first as a share of the launches,
+and modes have moved by no more than the second, nepers. On windows of 25 to 350 launches of real traces, a third of the
+rows are left, at 1.3 to 1.4 times the distance to the samples; without, 30 % at 1.8 times."""
+SINGLE = 1.0
+"""Codes may be as far from a row as so many of its launches are if they take twice as long: more than ``ESCAPE`` where
+launches are fewer than 100, of which the longest is told by its code and a histogram costs six times a row."""
 
 SPIKE_PER_NEPER = 64
 """Of the codes of spikes' durations in rows."""
@@ -94,8 +101,9 @@ class Compressor:
     """The kernels of a host's ranks in one job, online and in bounded memory.
 
     Args:
-        steps_per_row: Steps that a row may cover. Above 1, steps of a kernel are put together as long as nothing
-            changes; a step in which something does gets a row of its own.
+        steps_per_row: Steps that a row may cover (``cover`` changes it). Above 1, steps of a kernel are put together
+            as long as nothing changes; a step in which something does begins another row. Rows end at multiples of
+            it, so that those of all ranks cover the same steps.
         cells: Cells of a template: more are truer and larger.
         pool: Rank-steps that a template is made from.
 
@@ -206,8 +214,11 @@ class Compressor:
             start_ns: When each kernel began, monotonic, shape (n,).
             duration_ns: Shape (n,). Negative ones, those above 73 minutes and (of floats) NaN are rejected and counted.
         """
-        with np.errstate(invalid="ignore"):
-            bad = ~((duration_ns >= 0) & (duration_ns <= LONGEST_NS))
+        if duration_ns.dtype == np.int64:
+            bad = duration_ns.view(np.uint64) > LONGEST_NS  # negative ones, too
+        else:
+            with np.errstate(invalid="ignore"):
+                bad = ~((duration_ns >= 0) & (duration_ns <= LONGEST_NS))
         if bad.any():
             self.counters["durations_rejected"] += int(bad.sum())
             groups, start_ns, duration_ns = groups[~bad], start_ns[~bad], duration_ns[~bad]
@@ -217,6 +228,22 @@ class Compressor:
                 rank, step, (begin_ns + end_ns) // 2, groups, start_ns, duration_ns.astype(np.int64, copy=False)
             )
         self._settle(rank, step)
+
+    def cover(self, steps: int) -> None:
+        """From here on a row may cover so many steps. If they are fewer than before, open rows end here."""
+        if steps < self.steps_per_row:
+            for rank in list(self._open):
+                self.release(rank)
+        self.steps_per_row = steps
+
+    def holds(self, rank: int) -> bool:
+        """Whether rows of a rank are open, that is, are not handed out since further steps may be put to them."""
+        return rank in self._open
+
+    def release(self, rank: int) -> None:
+        """Ends the open rows of a rank."""
+        if (waiting := self._open.pop(rank, None)) is not None:
+            self._store(waiting)
 
     def take(self, *, final: bool = False) -> dict[str, dict[str, Column]]:
         """The rows that are ready, by table, as columns; they are forgotten.
@@ -229,9 +256,8 @@ class Compressor:
         """
         if final:
             self._mature(range(len(self._kernels)))
-            for open_rows in self._open.values():
-                self._store(open_rows)
-            self._open.clear()
+            for rank in list(self._open):
+                self.release(rank)
         new = [kernel for kernel in self._kernels if not kernel.stored]
         if new:
             for kernel in new:
@@ -263,56 +289,71 @@ class Compressor:
         duration_ns: NDArray[np.int64],
     ) -> None:
         many = len(self._kernels)
-        spikes = np.flatnonzero(duration_ns > self._limit[groups])
+        space = many * BINS
+        own = groups << PLACE
+        own += bins_of(duration_ns)
+        key, count = occupied(own, space)
+        n = np.bincount(key >> PLACE, weights=count, minlength=many).astype(np.int64)
+        late = own[start_ns >= middle_ns]
+        late_key, late_count = occupied(late, space)
+        total = np.rint(np.bincount(groups, weights=duration_ns, minlength=many)).astype(np.int64)
+        spikes = self._candidates(key, own, space)
+        spikes = spikes[duration_ns[spikes] > self._limit[groups[spikes]]]
         if len(spikes):
-            spikes = self._choose(spikes, groups, duration_ns)
-        rest = (groups, start_ns, duration_ns)
-        if len(spikes):
-            kept = np.ones(len(groups), bool)
-            kept[spikes] = False
-            rest = (groups[kept], start_ns[kept], duration_ns[kept])
-        own, begin, took = rest
-        bins = bins_of(took)
-        key, count = occupied(own * BINS + bins, many * BINS)
-        n = np.bincount(groups, minlength=many)
-        late = begin >= middle_ns
-        sums = np.stack([
-            np.bincount(own, weights=took, minlength=many),
-            np.bincount(own, weights=late, minlength=many),
-            np.bincount(own, weights=late * bins, minlength=many),
-            np.bincount(groups[spikes], minlength=many),
-            np.bincount(groups[spikes], weights=duration_ns[spikes], minlength=many),
-        ])  # fmt: skip
+            spikes = self._choose(spikes, groups, duration_ns, n)
+        took, of = duration_ns[spikes], groups[spikes]
+        found, longest = np.bincount(of, minlength=many), np.zeros(many, np.int64)
+        spike_ns = np.rint(np.bincount(of, weights=took, minlength=many)).astype(np.int64)
+        np.maximum.at(longest, of, took)
         seen = np.flatnonzero(n)
+        if len(spikes):
+            key, count = _without(key, count, own[spikes])
+            late_key, late_count = _without(late_key, late_count, own[spikes[start_ns[spikes] >= middle_ns]])
         number = np.zeros(many, np.int64)
         number[seen] = np.arange(len(seen))
-        where, inside = np.divmod(key, BINS)
+        where, inside = key >> PLACE, key & (BINS - 1)
         row = np.zeros(len(seen), ROW)
         row["rank"], row["group"], row["step"], row["last"] = rank, seen, step, step
-        row["n"] = n[seen] - sums[3, seen].astype(np.int64)
-        row["total_ns"] = np.rint(sums[0, seen])
-        row["spikes"], row["spike_ns"] = sums[3, seen], np.rint(sums[4, seen])
-        longest = np.zeros(many, np.int64)
-        np.maximum.at(longest, groups[spikes], duration_ns[spikes])
-        row["spike_max_ns"] = longest[seen]
+        row["n"], row["total_ns"] = (n - found)[seen], (total - spike_ns)[seen]
+        row["spikes"], row["spike_ns"], row["spike_max_ns"] = found[seen], spike_ns[seen], longest[seen]
+        late_of, late_bin = number[late_key >> PLACE], late_key & (BINS - 1)
+        late_n = np.bincount(late_of, weights=late_count, minlength=len(seen))
+        late_sum = np.bincount(late_of, weights=late_count * late_bin, minlength=len(seen))
         place = number[where]
-        row["trend"] = _trend(row["n"], place, inside, count, sums[1, seen], sums[2, seen])
+        row["trend"] = _trend(row["n"], place, inside, count, late_n, late_sum)
         rows = Rows(row, place * BINS + inside, count)
         if len(spikes):
-            self._spikes(rank, step, groups[spikes], start_ns[spikes], duration_ns[spikes])
+            self._spikes(rank, step, of, start_ns[spikes], took)
         without = self._slot[seen] < 0
         if without.any():
-            self._hold(rows.select(without), own, begin, took, inside, count, where)
+            self._hold(rows.select(without), groups, start_ns, duration_ns, inside, count, where)
         if not without.all():
             self._code(rows.select(~without))
 
+    def _candidates(self, key: NDArray[np.int64], own: NDArray[np.int64], space: int) -> NDArray[np.int64]:
+        """Launches in bins in which spikes may be, by the occupied ones: most steps have few, and each launch is
+        looked up only in a table."""
+        limit = self._limit[key >> PLACE]
+        far: NDArray[np.int64] = key[(key & (BINS - 1)) >= bins_of(np.minimum(limit, LONGEST_NS).astype(np.int64))]
+        far = far[np.isfinite(self._limit[far >> PLACE])]
+        if not len(far):
+            return far
+        if space > max(1 << 21, 16 * len(own)):
+            return np.flatnonzero(np.isin(own, far))
+        table = np.zeros(space, bool)
+        table[far] = True
+        return np.flatnonzero(table[own])
+
     def _choose(
-        self, spikes: NDArray[np.int64], groups: NDArray[np.int64], duration_ns: NDArray[np.int64]
+        self,
+        spikes: NDArray[np.int64],
+        groups: NDArray[np.int64],
+        duration_ns: NDArray[np.int64],
+        n: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Of what is long, what counts as spikes."""
-        many = len(self._kernels)
-        found = np.bincount(groups[spikes], minlength=many)
-        common = found > np.maximum(1, SPIKE_SHARE * np.bincount(groups, minlength=many))
+        """Of what is long, what counts as spikes. ``n``: launches by group."""
+        found = np.bincount(groups[spikes], minlength=len(n))
+        common = found > np.maximum(1, SPIKE_SHARE * n)
         spikes = spikes[~common[groups[spikes]]]
         if len(spikes) > SPIKES:
             self.counters["spikes_over_cap"] += len(spikes) - SPIKES
@@ -350,12 +391,13 @@ class Compressor:
             return
         self._watch(rows, escaped)
         if self.steps_per_row > 1 and codes is not None:
-            self._extend(rows, codes, escaped)
+            self._extend(codes.remembered(rows), escaped)
         else:
             self._store(rows, codes)
 
     def _escapes(self, codes: Codes) -> NDArray[np.bool_]:
-        out: NDArray[np.bool_] = ~codes.fits | (codes.error > self._escape[codes.slot])
+        limit = np.maximum(self._escape[codes.slot], SINGLE / np.maximum(codes.inside.sum(axis=1), 1))
+        out: NDArray[np.bool_] = ~codes.fits | (codes.error > limit)
         return out
 
     def _watch(self, rows: Rows, escaped: NDArray[np.bool_]) -> None:
@@ -394,36 +436,36 @@ class Compressor:
 
     # ---- several steps in a row ----
 
-    def _extend(self, rows: Rows, codes: Codes, escaped: NDArray[np.bool_]) -> None:
+    def _extend(self, rows: Rows, escaped: NDArray[np.bool_]) -> None:
         """Puts a step together with those before, kernel by kernel, where nothing has changed."""
         rank = int(rows.row["rank"][0])
-        self._store(rows.select(escaped))
-        fine = rows.select(~escaped)
-        old = self._open.get(rank, rows_of.empty())
-        pair = np.searchsorted(old.row["group"], fine.row["group"])
-        known = np.zeros(len(fine), bool)
-        if len(old):
-            known = old.row["group"][np.minimum(pair, len(old) - 1)] == fine.row["group"]
-        keep = np.zeros(len(old), bool)
-        keep[pair[known]] = True
-        before, now = old.select(keep), fine.select(known)
-        like = np.zeros(len(now), bool)
-        if len(now):
-            usual = self._bank.encode(before, self._slot[before.row["group"]])
-            like = _alike(before.row, usual, now.row, codes, np.flatnonzero(~escaped)[known])
-        merged = rows_of.merge(before.select(like), now.select(like)) if like.any() else rows_of.empty()
-        self._store(before.select(~like))
-        parts = [old.select(~keep), merged, now.select(~like), fine.select(~known)]
+        if escaped.any():
+            self._store(rows.select(escaped))
+            rows = rows.select(~escaped)
+        old = self._open.get(rank)
+        if old is None:
+            if len(rows):
+                self._open[rank] = rows
+            return
+        pair = np.minimum(np.searchsorted(old.row["group"], rows.row["group"]), len(old) - 1)
+        like = old.row["group"][pair] == rows.row["group"]
+        goes_on = np.zeros(len(old), bool)
+        goes_on[pair[like]] = True
+        same = _alike(old.row[pair], rows.row)
+        ends = np.zeros(len(old), bool)
+        ends[pair[like & ~same]] = True
+        like &= same
+        stays = goes_on & ~ends
+        if ends.any():
+            self._store(old.select(ends))
+        parts = [old.select(~goes_on), rows.select(~like)]
+        if like.any():
+            parts.append(rows_of.merge(old.select(stays), rows.select(like)))
         self._open[rank] = _by_group([part for part in parts if len(part)])
 
     def _settle(self, rank: int, step: int) -> None:
         """Stores what has waited long enough."""
-        waiting = self._open.get(rank)
-        if waiting is not None and len(waiting):
-            due = step - waiting.row["step"].astype(np.int64) + 1 >= self.steps_per_row
-            if due.any():
-                self._store(waiting.select(due))
-                self._open[rank] = waiting.select(~due)
+        self._end(rank, step)
         every = self._held > HELD
         due_groups = [
             number
@@ -433,6 +475,18 @@ class Compressor:
         ]
         if due_groups:
             self._mature(due_groups)
+
+    def _end(self, rank: int, step: int) -> None:
+        """Stores open rows of a rank that go no further than a step."""
+        waiting = self._open.get(rank)
+        if waiting is None:
+            return
+        due = waiting.row["step"] // self.steps_per_row < (step + 1) // self.steps_per_row
+        if due.all():
+            self.release(rank)
+        elif due.any():
+            self._store(waiting.select(due))
+            self._open[rank] = waiting.select(~due)
 
     def _enough(self, held: Sequence[_Held]) -> bool:
         """Whether a template can be made. Of a kernel that runs once a step that takes more steps than of others."""
@@ -493,16 +547,41 @@ class Compressor:
             self._held -= sum(len(held.rows.key) for held in kernel.held)
             kernel.held = []
         if enough.any():
+            self._part_from(np.array(chosen)[enough])
             self._learn(
                 np.array(chosen)[enough], pooled[enough], total[enough], limit[enough], rows.select(enough[into])
             )
         waiting = rows.select(~written & enough[into])
-        if len(waiting):
+        if len(waiting) and self.steps_per_row > 1:
+            self._replay(waiting)
+        elif len(waiting):
             self._store(waiting)
         raw = rows.select(~written & ~enough[into])
         if len(raw):
             self.counters["rows_new"] += len(raw)
             self._escape_rows(raw, np.full(len(raw), _NEW))
+
+    def _part_from(self, numbers: NDArray[np.int64]) -> None:
+        """Ends open rows of kernels whose cells are about to change."""
+        for rank, rows in list(self._open.items()):
+            of = np.isin(rows.row["group"], numbers)
+            if of.any():
+                self._store(rows.select(of))
+                self._open[rank] = rows.select(~of)
+            if of.all():
+                del self._open[rank]
+
+    def _replay(self, rows: Rows) -> None:
+        """Puts steps that were held together, as if their templates had been there."""
+        only = rows.row["n"] == 0
+        self._store(rows.select(only))
+        rows = rows.select(~only)
+        which = rows.row["rank"].astype(np.int64) << 32 | rows.row["step"]
+        for at in np.unique(which).tolist():
+            part = _by_group([rows.select(which == at)])
+            codes = self._bank.encode(part, self._slot[part.row["group"]])
+            self._extend(codes.remembered(part), self._escapes(codes))
+            self._end(at >> 32, at & 0xFFFFFFFF)
 
     def _late_spikes(self, rows: Rows, pieces: list[_Held], limit: NDArray[np.float64]) -> Rows:
         """Takes spikes out of rows that were held."""
@@ -656,13 +735,22 @@ def kernel_id(name: str, stream: int, grid: Sequence[int], block: Sequence[int])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def _without(
+    key: NDArray[np.int64], count: NDArray[np.int64], taken: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A histogram less some of its samples: occupied keys and counts, shape (k,); ``taken``: keys, shape (m,)."""
+    np.subtract.at(count, np.searchsorted(key, taken), 1)
+    left = count > 0
+    return key[left], count[left]
+
+
 def _trend(
     n: NDArray[np.int64],
     place: NDArray[np.int64],
     inside: NDArray[np.int64],
     count: NDArray[np.int64],
-    late: NDArray[np.float64],
-    late_sum: NDArray[np.float64],
+    late: NDArray[Any],
+    late_sum: NDArray[Any],
 ) -> NDArray[np.int8]:
     """How much longer kernels took in the step's second half, as a code; 0: not more than chance has it."""
     many = len(n)
@@ -679,21 +767,21 @@ def _trend(
     return np.where(sure, np.clip(np.rint(nepers / TREND[1]), -127, 127), 0).astype(np.int8)
 
 
-def _alike(
-    before: NDArray[np.void], usual: Codes, now: NDArray[np.void], codes: Codes, place: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Which rows are like those of the steps before, shape (r,). ``place``: of each row in ``codes``."""
+def _alike(before: NDArray[np.void], now: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which rows are like those of the steps before, pair by pair, shape (r,)."""
     errors, level, share = UNCHANGED
-    part = now["n"] / before["n"]
-    inside, expected = codes.inside[place], usual.inside * part[:, None]
-    apart = 2 * np.abs(np.sqrt(inside) - np.sqrt(expected)) / np.sqrt(1 + part)[:, None]
+    part = (now["n"] / before["n"])[:, None]
+    inside, expected = now["inside"], before["inside"] * part
+    apart = 2 * np.abs(np.sqrt(inside) - np.sqrt(expected)) / np.sqrt(1 + part)
     moved = np.abs(inside - expected) / now["n"][:, None]
-    same = ((apart <= errors) | (moved <= share)).all(axis=1)
+    same = (((apart <= errors) & (moved <= FEW[0])) | (moved <= share)).all(axis=1)
     steps = (before["last"] - before["step"] + 1).astype(np.float64)
-    same &= np.abs(np.log(now["n"] / before["n"] * steps)) < 0.05
-    apart = np.abs(codes.shift[place] - usual.shift)
-    chance = errors * usual.spread * np.sqrt(1 / now["n"] + 1 / before["n"])
-    out: NDArray[np.bool_] = same & (apart < np.maximum(level, chance)) & (now["trend"] == before["trend"])
+    same &= now["step"] == before["last"] + 1
+    same &= np.abs(np.log(part[:, 0] * steps)) < 0.05
+    chance = errors * before["spread"] * np.sqrt(1 / now["n"] + 1 / before["n"])
+    shift = np.abs(now["shift"] - before["shift"])
+    same &= shift < np.maximum(level, np.minimum(chance, FEW[1]))
+    out: NDArray[np.bool_] = same & (now["trend"] == before["trend"])
     return out
 
 
@@ -707,8 +795,10 @@ def _apart(rows: Rows) -> list[Rows]:
 
 
 def _by_group(parts: list[Rows]) -> Rows:
-    """Rows of one rank in order of their group."""
+    """Rows of one rank in order of their group; each part is in order."""
     rows = rows_of.join(parts)
+    if len(parts) == 1:
+        return rows
     order = np.argsort(rows.row["group"], kind="stable")
     number = np.empty_like(order)
     number[order] = np.arange(len(order))

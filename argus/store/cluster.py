@@ -61,14 +61,18 @@ def render(statement: str, cluster: Cluster) -> list[str]:
         assert source, statement
         rest = re.sub(rf"\b{source.group(1)}\b", source.group(1) + LOCAL, rest)
         return [f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name}{on} TO {target}{LOCAL}{rest}"]
-    if view := re.match(r"CREATE VIEW IF NOT EXISTS (\w+)", statement):
+    if view := re.match(r"CREATE (?:VIEW IF NOT EXISTS|OR REPLACE VIEW) (\w+)", statement):
         return [view.group(0) + on + statement[view.end() :]]
     if altered := re.match(r"ALTER TABLE (\w+)\s+(.*)", statement, re.DOTALL):
         name, change = altered.groups()
         change = change.replace("non_replicated_deduplication_window", "replicated_deduplication_window")
         if not cluster.replicas:
             change = change.replace("replicated_deduplication_window", "non_replicated_deduplication_window")
-        tables = [name + LOCAL] if re.match(r"MODIFY (SETTING|TTL)|ADD INDEX", change) else [name + LOCAL, name]
+        tables = (
+            [name + LOCAL]
+            if re.match(r"MODIFY (SETTING|TTL|COLUMN \w+ CODEC)|ADD INDEX", change)
+            else [name + LOCAL, name]
+        )
         return [f"ALTER TABLE {table}{on} {change}" for table in tables]
     if statement.startswith("INSERT INTO"):
         return []  # what an older schema had stored: there is none, clusters begin with this form
@@ -92,7 +96,8 @@ def _tables(statement: str, name: str, cluster: Cluster) -> list[str]:
     columns = statement[: engine.start()]
     key = "0"
     if re.search(r"^\s+job ", columns, re.MULTILINE):
-        key = "cityHash64(job, rank)" if re.search(r"^\s+rank ", columns, re.MULTILINE) else "cityHash64(job)"
+        by = [name for name in ("job", "rank") if re.search(rf"^\s+{name} ", columns, re.MULTILINE)] or ["host"]
+        key = f"cityHash64({', '.join(by)})"
     comment = _COMMENT.search(statement)
     spread = (
         f"CREATE TABLE IF NOT EXISTS {name}{on} AS {_name(cluster.database)}.{local}"

@@ -14,6 +14,7 @@ import importlib.util
 import logging
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.engine import socket_address
@@ -51,11 +52,17 @@ _AUTHENTICATION = {192, 193, 194, 516}
 
 
 def default_url() -> str:
-    """The store used where neither ``--store`` nor ``ARGUS_STORE`` names one."""
+    """The store used where neither ``--store`` nor ``ARGUS_STORE`` names one.
+
+    Raises:
+        ArgusError: There is no home to have it in.
+    """
     if os.geteuid() == 0:
         return "chdb:///var/lib/argus"
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return f"chdb://{home}/argus"
+    if not home.startswith("/"):
+        raise ArgusError("no store is named, and this user has no home", "Name one: --store chdb:///folder", EXIT_USAGE)
+    return "chdb://" + re.sub("[%?#]", lambda found: quote(found.group()), home) + "/argus"
 
 
 @dataclass
@@ -108,6 +115,10 @@ def parse_url(url: str | None = None) -> Target:
             what = "an embedded store" if parts.scheme == "chdb" else "a spool"
             raise ArgusError(f"'{url}' has options, but {what} takes none", _URL_HINT, EXIT_USAGE)
         folder = Path(os.path.realpath(path))
+        if parts.scheme == "chdb" and "?" in str(folder):  # where chdb takes the rest for settings
+            raise ArgusError(
+                f"the folder of an embedded store may have no '?' in its name: {folder}", _URL_HINT, EXIT_USAGE
+            )
         return Target(url=url, path=folder) if parts.scheme == "chdb" else Target(url=url, spool=folder)
     if parts.scheme == "clickhouse":
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
@@ -170,6 +181,8 @@ class Store:
         self._client: Any = None
         self._anchor: socket.socket | None = None
         self._pid = os.getpid()
+        self._number = 0
+        """Of the newest file that was written to a spool; 0: none was."""
 
     @property
     def url(self) -> str:
@@ -232,7 +245,11 @@ class Store:
         if self.target.spool is not None:
             from argus.store import spool
 
-            spool.write(self.target.spool, table, token, rows, sync=True)
+            # The folder is listed once: from then on this store knows the number of its newest file.
+            file = spool.write(
+                self.target.spool, table, token, rows, number=self._number and self._number + 1, sync=True
+            )
+            self._number = int(file.name.split("-")[0])
             return
         with self.lease(timeout_s) as client:
             from clickhouse_connect.driver.exceptions import Error
@@ -249,15 +266,26 @@ class Store:
 
     def engine_cpu_s(self) -> float:
         """CPU time that the embedded engine has used so far, s; 0 for a server, or where none runs."""
-        holder = None if self.target.path is None else _holder(self.target.path)
-        if not holder:
-            return 0.0
-        try:
-            stat = Path("/proc", holder.split()[0], "stat").read_text()
-        except OSError:
+        stat = self._of_engine("stat")
+        if not stat:
             return 0.0
         user, system = stat[stat.rindex(")") + 2 :].split()[11:13]
         return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def engine_peak_bytes(self) -> int:
+        """The most memory that the embedded engine has had so far; 0 for a server, or where none runs."""
+        lines = self._of_engine("status").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+
+    def _of_engine(self, file: str) -> str:
+        """A file of the embedded engine's process in /proc; empty: none runs."""
+        holder = None if self.target.path is None else _holder(self.target.path)
+        if not holder:
+            return ""
+        try:
+            return Path("/proc", holder.split()[0], file).read_text()
+        except OSError:
+            return ""
 
     def __enter__(self) -> Store:
         return self
@@ -304,6 +332,11 @@ class Store:
                     pool_mgr=_unix_pool(target.path),
                     **common,
                 )
+            verify = _truth("verify", target.options.get("verify", "true"))
+            if not verify:
+                import urllib3
+
+                urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # who asked for it knows
             client = clickhouse_connect.get_client(
                 interface="https" if target.secure else "http",
                 host=target.host,
@@ -311,8 +344,8 @@ class Store:
                 username=target.user,
                 password=_password(),
                 database=target.database,
-                verify=_truth("verify", target.options.get("verify", "true")),
-                ca_cert=target.options.get("ca_cert"),
+                verify=verify,
+                ca_cert=_authority(target),
                 **common,
             )
             # Joins of a cluster's tables, whose rows of one key may be on different shards.
@@ -347,7 +380,8 @@ class Store:
             return disk_full(self.url)
         if code is None and transient(failure):
             where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
-            return ArgusError(f"cannot reach the store {where}: {_reason(failure)}", _REACH_HINT, EXIT_UNAVAILABLE)
+            reason, hint = _reason(failure, self.target)
+            return ArgusError(f"cannot reach the store {where}: {reason}", hint, EXIT_UNAVAILABLE)
         # Whose query took longer than was allowed learns that, and not that the store is away.
         passing = transient(failure) and code != _TIMEOUT_EXCEEDED
         return ArgusError(text, "", EXIT_UNAVAILABLE) if passing else ArgusError(text)
@@ -357,14 +391,27 @@ def spool_not_queried(target: Target) -> ArgusError:
     """The error for a spool where something must be read."""
     return ArgusError(
         f"{target.url} is a spool, which cannot be queried: load it first",
-        f"argus store load {target.spool}",
+        load_command(target),
         EXIT_USAGE,
     )
 
 
+def load_command(target: Target) -> str:
+    """The command that brings a spool's rows into a store."""
+    return f"argus store load {shlex.quote(str(target.spool))}"
+
+
 def disk_full(where: str) -> ArgusError:
     """The error for a store that has no room left."""
-    return ArgusError(f"no space is left on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
+    return ArgusError(f"{_FULL} on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
+
+
+_FULL = "no space is left"
+
+
+def is_full(failure: BaseException | None) -> bool:
+    """Whether a store has no room left (``disk_full``)."""
+    return isinstance(failure, ArgusError) and failure.message.startswith(_FULL)
 
 
 _REACH_HINT = "See whether the server runs and the URL is right (--store, ARGUS_STORE)"
@@ -428,15 +475,55 @@ def _network(failure: BaseException) -> bool:
     return bool(re.search(r"HTTP status (429|502|503|504)|onnection|timed out", str(failure)))
 
 
-def _reason(failure: BaseException) -> str:
+_CERTIFICATE = {
+    "has expired": ("its certificate has expired", "Renew it; verify=false in the URL believes any, for tests"),
+    "not yet valid": ("its certificate is not valid yet", "Compare the clocks of both machines"),
+    "mismatch": ("its certificate is for another name", "Write the host in the URL as the certificate has it"),
+    "": (
+        "its certificate is of an authority that is not trusted here",
+        "Name the authority's certificate in the URL: ca_cert=/path/ca.pem",
+    ),
+}
+"""What OpenSSL says of a certificate that it does not take (X509_verify_cert_error_string), and what to do about it."""
+
+
+def _reason(failure: BaseException, target: Target) -> tuple[str, str]:
+    """Why a server cannot be reached, and a hint."""
     text = str(failure)
-    for phrase in ("Connection refused", "Name or service not known", "timed out", "CERTIFICATE_VERIFY_FAILED",
-                   "Temporary failure in name resolution", "No route to host", "Network is unreachable",
-                   "wrong version number", "record layer failure"):  # fmt: skip
-        if phrase.lower() in text.lower():
-            tls = "TLS was tried on a port that speaks plain HTTP; secure=false"
-            return tls if phrase in ("wrong version number", "record layer failure") else phrase.lower()
-    return first_line(text)
+    told = text.lower()
+    if "certificate_verify_failed" in told:
+        what, hint = next(found for phrase, found in _CERTIFICATE.items() if phrase in told)
+        if what == _CERTIFICATE[""][0] and (file := target.options.get("ca_cert")):
+            return f"its certificate is not of the authority in {file}", hint
+        return what, hint
+    if "wrong version number" in told or "record layer failure" in told:
+        return "TLS was tried on a port that speaks plain HTTP; secure=false", _REACH_HINT
+    ended = ("connection reset", "connection aborted", "remote end closed", "broken pipe")
+    if target.host and not target.secure and any(phrase in told for phrase in ended):
+        return "it ended the connection without an answer", "If the port speaks TLS, say so in the URL: secure=true"
+    for phrase in ("Connection refused", "Name or service not known", "timed out",
+                   "Temporary failure in name resolution", "No route to host", "Network is unreachable"):  # fmt: skip
+        if phrase.lower() in told:
+            return phrase.lower(), _REACH_HINT
+    return first_line(text), _REACH_HINT
+
+
+def _authority(target: Target) -> str | None:
+    """The file of the certificate authority that a URL names.
+
+    Raises:
+        ArgusError: It cannot be read, or is none.
+    """
+    import ssl
+
+    file = target.options.get("ca_cert")
+    if file and target.secure:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+        except OSError as failure:  # an SSLError is one
+            reason = "it holds no certificate in PEM form" if isinstance(failure, ssl.SSLError) else failure.strerror
+            raise ArgusError(f"cannot read ca_cert '{file}': {reason}", "See the store URL", EXIT_UNAVAILABLE) from None
+    return file
 
 
 # ---- the embedded engine -------------------------------------------------------------------------------------------

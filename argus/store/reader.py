@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,10 @@ import pyarrow as pa
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spool
 from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
+from argus.store.schema import schema_state
 
-_UNKNOWN_TABLE = 60
+_UNKNOWN_TABLE, _UNKNOWN_COLUMNS = 60, (16, 47)
+"""ClickHouse's codes; a column is missing by NO_SUCH_COLUMN_IN_TABLE or UNKNOWN_IDENTIFIER."""
 
 
 def query(
@@ -48,6 +51,8 @@ def query(
         except Error as failure:
             if getattr(failure, "code", None) == _UNKNOWN_TABLE and _is_empty(client):
                 raise nothing_stored(store) from None
+            if getattr(failure, "code", None) in (_UNKNOWN_TABLE, *_UNKNOWN_COLUMNS):
+                _refuse_old_tables(store, client, failure)
             raise store.explain(failure) from None
     assert isinstance(table, pa.Table)
     return table
@@ -149,6 +154,20 @@ ORDER BY run DESC, ended DESC, job
 """
 
 
+_NEWEST = """
+SELECT job, run FROM
+(
+  SELECT job, run, max(ifNull(ended, started)) AS last FROM jobs GROUP BY job, run
+  UNION ALL
+  SELECT job, run, max(iteration_rollup.last_ts) AS last FROM iteration_rollup GROUP BY job, run
+)
+WHERE {any:UInt8} = 1 OR job = {job:String}
+GROUP BY job, run
+ORDER BY run DESC, max(last) DESC, job
+LIMIT 1
+"""
+
+
 def list_jobs(store: Store) -> list[str]:
     """The names of the jobs in a store, the one traced last first."""
     return list(dict.fromkeys(run.job for run in list_runs(store)))
@@ -176,6 +195,12 @@ def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
     Raises:
         ArgusError: Nothing is stored, or not of that job.
     """
+    if store.exists():
+        # Sessions and steps tell it at once. Only where neither is there, calls are looked through.
+        with contextlib.suppress(ArgusError):
+            newest = query_columns(store, _NEWEST, {"job": job or "", "any": int(job is None)})
+            if len(newest["run"]):
+                return str(newest["job"][0]), int(newest["run"][0])
     runs = list_runs(store, job)
     if runs:
         return runs[0].job, runs[0].run
@@ -183,6 +208,22 @@ def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
         stored = f"Stored are: {', '.join(jobs[:10])}"
         raise ArgusError(f"no job '{job}' is stored at {store.url}", stored, EXIT_UNAVAILABLE)
     raise nothing_stored(store)
+
+
+def _refuse_old_tables(store: Store, client: Any, failure: Exception) -> None:
+    """Where tables are those of an older Argus, what a query lacks is what was added since.
+
+    Raises:
+        ArgusError: They are.
+    """
+    state = schema_state(store, client)
+    if state.missing:
+        raise ArgusError(
+            f"the store {store.url} has the tables of an older Argus (schema {state.version}, now {state.known}): "
+            f"{store.explain(failure).message}",
+            f"Bring them up to date, what is stored stays: argus store init --store '{store.url}'",
+            EXIT_UNAVAILABLE,
+        ) from None
 
 
 _NOTHING = "nothing is stored yet at "

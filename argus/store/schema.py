@@ -38,6 +38,10 @@ _MAX_TTL_DAYS = 3660
 """Ten years. DateTime ends in 2106, and a sum beyond it wraps round: the rows would expire at once."""
 
 
+EQUIVALENT = {1: ("a293423f2a31dcc26fe6305b93a83a35dd4879d009d38f75d5dc900ceb558696",)}
+"""Checksums of older forms of a file that differ in nothing but the order of rows on disk."""
+
+
 @dataclass(frozen=True)
 class Migration:
     """One file of ``schemas/``."""
@@ -124,7 +128,11 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
             "Upgrade Argus, or name another store with --store",
             EXIT_UNAVAILABLE,
         )
-    changed = [row[1] for row in rows if known[int(row[0])].checksum != row[2]]
+    changed = [
+        name
+        for number, name, checksum in rows
+        if checksum not in (known[int(number)].checksum, *EQUIVALENT.get(int(number), ()))
+    ]
     return SchemaState(version, newest, changed, sorted(set(known) - applied))
 
 
@@ -301,14 +309,16 @@ class Column:
 
 @functools.cache
 def table_keys() -> dict[str, tuple[str, ...]]:
-    """The sorting key of every table that keeps each row it is given: those that keep only the newest are not here."""
+    """The columns of the sorting key of every table that keeps each row it is given: those that keep only the newest
+    are not here. Parts of a key that are made from a column (its minute) are left out."""
     keys = {}
     for migration in migrations():
         for statement in split_statements(migration.text):
             made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement)
-            engine = re.search(r"^\) ENGINE = MergeTree\s(?:.*\s)?ORDER BY \(([^)]*)\)", statement, re.MULTILINE)
+            engine = re.search(r"^\) ENGINE = MergeTree\s(?:.*\s)?ORDER BY \((.*)\)$", statement, re.MULTILINE)
             if made and engine:
-                keys[made.group(1)] = tuple(name.strip() for name in engine.group(1).split(","))
+                names = (name.strip() for name in _split_commas(engine.group(1)))
+                keys[made.group(1)] = tuple(name for name in names if name.isidentifier())
     return keys
 
 

@@ -242,20 +242,46 @@ def waiting(folder: Path) -> Waiting:
 
 
 class Others:
-    """The space that other writers' batches take up: measured now and then, since only the sum has a bound."""
+    """The space that other writers' batches take up: measured now and then, since only the sum has a bound.
+
+    There may be hundreds of thousands of files: a folder is listed only if it has changed since, and only files that
+    were not there are looked at.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._measured = -_RECOUNT_S
         self._bytes = 0
+        self._known: dict[Path, tuple[int, dict[str, int]]] = {}
+        """Of each folder: when it had changed last (``changed_ns``), and the size of its batches."""
 
     def bytes(self, own: Path | None) -> int:
         """Bytes of all folders but ``own``, at most 30 s old."""
         if time.monotonic() - self._measured >= _RECOUNT_S:
-            self._measured, self._bytes = time.monotonic(), 0
+            self._measured = time.monotonic()
+            known, self._known = self._known, {}
             for path in _sessions(self._folder):
                 if path != own:
-                    for _, file in spool.batch_files(path):
-                        with contextlib.suppress(OSError):
-                            self._bytes += file.stat().st_size
+                    changed, sizes = known.get(path, (-1, {}))
+                    # Asked before it is listed: what comes in between is seen the next time.
+                    if (now := changed_ns(path)) != changed:
+                        sizes = {name: sizes.get(name) or _size(path / name) for _, name in spool.names(path)}
+                    # Clocks of file systems are coarse: of a folder that changes now, the next change may not be told.
+                    self._known[path] = now if time.time_ns() - now > 1_000_000_000 else -1, sizes
+            self._bytes = sum(sum(sizes.values()) for _, sizes in self._known.values())
         return self._bytes
+
+
+def changed_ns(folder: Path) -> int:
+    """When a file of a folder was made or taken away last, as the file system tells it; -1: not known."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

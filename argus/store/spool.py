@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,8 @@ _MARK, _ZERO = b"argus-crc32:", b"00000000"
 metadata twice, at the beginning and at the end; both places count. A file stays one that any reader of Arrow takes."""
 _UNFINISHED = ".part"
 _JOURNAL = ".loaded"
-"""Which files are in which store. A store itself remembers only the newest 1000 tokens of a table."""
+"""Which files are in which store. A store itself remembers only the newest 1000 tokens of a table, and of those with a
+partition for each day of storing only that day's."""
 
 
 def prepare(folder: Path) -> None:
@@ -71,7 +74,7 @@ def write(
         ArgusError: There is no room, or the folder cannot be written to; all of that may pass.
     """
     data = _encoded(table, token, rows, sent_s)
-    number = number or 1 + max((number for number, _ in _names(folder)), default=0)
+    number = number or 1 + max((number for number, _ in names(folder)), default=0)
     while True:
         whole = folder / f"{number:06}-{table}.arrow"
         part = whole.with_name(whole.name + _UNFINISHED)
@@ -149,18 +152,18 @@ def _refused(folder: Path, failure: OSError) -> ArgusError:
 
 def batch_files(folder: Path) -> list[tuple[int, Path]]:
     """The finished files of a spool, in order."""
-    return [(number, folder / name) for number, name in sorted(_names(folder))]
+    return [(number, folder / name) for number, name in sorted(names(folder))]
 
 
-def _names(folder: Path) -> list[tuple[int, str]]:
-    """The numbers and names of a spool's finished files, in no order: every batch asks for the highest number."""
+def names(folder: Path) -> list[tuple[int, str]]:
+    """The numbers and names of a spool's finished files, in no order."""
     try:
-        names = os.listdir(folder)
+        found = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as failure:
         raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
-    return [(int(match.group(1)), name) for name in names if (match := _NAME.fullmatch(name))]
+    return [(int(match.group(1)), name) for name in found if (match := _NAME.fullmatch(name))]
 
 
 @dataclass(frozen=True)
@@ -252,42 +255,84 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
     Raises:
         ArgusError: There is no such folder, it holds no file of a spool, or the store cannot be reached.
     """
-    from argus.store.open import transient
+    from argus.store.open import LEASE_TIMEOUT_S, transient
+    from argus.store.writer import replay
 
     if store.spooled:
         raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
-    files = [file for _, file in batch_files(folder)]
-    if not files:
-        what = "holds no file of a spool" if folder.is_dir() else "is no folder"
-        raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
-    result = Loaded(unfinished=sum(name.endswith(_UNFINISHED) for name in os.listdir(folder)))
-    identity = _identity(store)
-    loaded_before = _journal(folder, identity)
-    for done, file in enumerate(files):
-        progress(done, len(files))
-        try:
-            batch = read(file)
-            if batch.token in loaded_before:
-                result.known += 1
-            else:
-                store.insert(batch.table, batch.rows, batch.token)
-                _note(folder, identity, batch.token)
-                result.rows[batch.table] += batch.rows.num_rows
-                result.files += 1
-        except ArgusError as failure:
-            if transient(failure):
-                raise
-            told = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
-            result.trouble.append(told)
-            continue
-        if remove:
-            file.unlink()
-    progress(len(files), len(files))
-    if remove and not result.trouble:
-        (folder / _JOURNAL).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+    with _alone(folder):
+        files = [file for _, file in batch_files(folder)]
+        if not files:
+            what = "holds no file of a spool" if folder.is_dir() else "is no folder"
+            raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
+        result = Loaded(unfinished=sum(name.endswith(_UNFINISHED) for name in os.listdir(folder)))
+        identity = _identity(store)
+        loaded_before, noted = _journal(folder, identity)
+        age_s = max(0.0, time.time() - noted) if noted else 0.0
+        asked: set[str] = set()
+        again = False
+        for done, file in enumerate(files):
+            progress(done, len(files))
+            try:
+                batch = read(file)
+                known = batch.token in loaded_before
+                if not known:
+                    # A load that was killed, or could not write its journal, has left batches of which nobody knows.
+                    # They are the first ones: of each table one is looked for, and each if one was there.
+                    if again or batch.table not in asked:
+                        asked.add(batch.table)
+                        known = not replay(store, replace(batch, doubt=True), age_s, LEASE_TIMEOUT_S)
+                        again |= known
+                    else:
+                        store.insert(batch.table, batch.rows, batch.token)
+                    _note(folder, identity, batch.token)
+                result.known += known
+                result.files += not known
+                if not known:
+                    result.rows[batch.table] += batch.rows.num_rows
+            except ArgusError as failure:
+                if transient(failure):
+                    raise
+                told = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
+                result.trouble.append(told)
+                continue
+            if remove:
+                file.unlink()
+        progress(len(files), len(files))
+        if remove and not result.trouble:
+            (folder / _JOURNAL).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
     return result
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps others from loading a folder at the same time: the one behind would send what the store has forgotten.
+
+    Raises:
+        ArgusError: Somebody loads it.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        fd = -1  # whoever lists it says what is wrong
+    try:
+        if fd >= 0:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArgusError(
+                    f"{folder} is being loaded by another process",
+                    "Wait for it; what it has loaded will not be loaded again",
+                    EXIT_UNAVAILABLE,
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _identity(store: Store) -> str:
@@ -296,15 +341,18 @@ def _identity(store: Store) -> str:
         return str(client.command("SELECT min(toUnixTimestamp64Milli(applied)) FROM schema_migrations"))
 
 
-def _journal(folder: Path, identity: str) -> set[str]:
+def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
+    """The tokens that were loaded into a store, and when the newest was, Unix time; 0: none."""
     try:
-        lines = (folder / _JOURNAL).read_text().splitlines()
+        lines = (folder / _JOURNAL).read_text(errors="replace").splitlines()
+        written = (folder / _JOURNAL).stat().st_mtime
     except OSError:
-        return set()
-    return {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
+        return set(), 0.0
+    tokens = {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
+    return tokens, written if tokens else 0.0
 
 
 def _note(folder: Path, identity: str, token: str) -> None:
-    # A folder that may only be read can be loaded too; the store's own memory of tokens must do then.
+    # A folder that may only be read can be loaded too; the next time, its batches are looked for in the store.
     with contextlib.suppress(OSError), open(folder / _JOURNAL, "a", encoding="utf-8") as journal:
         journal.write(f"{identity} {token}\n")

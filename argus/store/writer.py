@@ -56,6 +56,13 @@ for so long."""
 ROLLED_UP = ("iterations",)
 ADOPT_S = 60.0
 """How often to look for what writers that are gone have left on disk."""
+REFERS = {
+    "kernel_summaries": ("kernel_groups", "kernel_templates"),
+    "kernel_escapes": ("kernel_groups",),
+    "kernel_spikes": ("kernel_groups",),
+    "stack_samples": ("stacks",),
+}
+"""Tables whose rows say nothing without those of others, which are sent before them: a kill must not come between."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
@@ -149,6 +156,8 @@ class Writer:
         self._spill_not_before = 0.0
         self._sending_since = 0.0
         self._next_adoption = 0.0
+        self._listed: dict[Path, tuple[int, deque[Path]]] = {}
+        """The folder that was adopted last: when it had changed then, and what was left in it."""
         self._tally: Counter[str] = Counter()
         self._schema_ready = False
 
@@ -222,11 +231,14 @@ class Writer:
         now = time.monotonic() if now is None else now
         with self._changed:
             for table in list(self._pending):
+                if table not in self._pending:
+                    continue  # what refers to it was due
                 rows = sum(part.num_rows for part in self._pending[table])
                 if rows >= self.flush_rows or now - self._pending_since[table] >= self.flush_s:
                     self._seal(table)
             if self._worker is not None:
-                self._changed.notify_all()
+                if self._outbox:
+                    self._changed.notify_all()
                 return
             due = bool(self._outbox) and now >= self._not_before
         if due:
@@ -243,8 +255,8 @@ class Writer:
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            for table in list(self._pending):
-                self._seal(table)
+            while self._pending:
+                self._seal(next(iter(self._pending)))
             self._not_before = 0.0
             self._changed.notify_all()
             if self._worker is not None:
@@ -322,6 +334,9 @@ class Writer:
     # ---- inside; the condition's lock is held where nothing else is said -------------------------------------------
 
     def _seal(self, table: str) -> None:
+        for other in REFERS.get(table, ()):
+            if other in self._pending:
+                self._seal(other)
         parts = self._pending.pop(table)
         self._pending_since.pop(table)
         alike: dict[tuple[str, ...], list[pa.Table]] = {}
@@ -580,11 +595,16 @@ class Writer:
         assert self.place is not None
         with self._send_lock:
             for folder in spill.abandoned(self.place.folder):
+                left = self._left_in(folder)
                 try:
-                    for file in folder.files():
+                    while left:
                         with self._changed:
                             if self._stop or self._outbox:
                                 return  # looked for again as soon as there is time
+                        file = left[0]
+                        if not file.exists():
+                            left.popleft()  # others had the folder meanwhile
+                            continue
                         try:
                             batch = spool.read(file, summed=True)
                             self._prepare()
@@ -595,14 +615,23 @@ class Writer:
                                     self._failed(failure)
                                     return
                                 self._set_aside(folder, file, failure)
+                            left.popleft()
                             continue
+                        left.popleft()
                         _unlink(file)
                         with self._changed:
                             self._tally["spill_rows_adopted"] += batch.rows.num_rows
                             self._backoff_s = self._not_before = 0.0
                 finally:
+                    self._listed = {folder.path: (spill.changed_ns(folder.path), left)}
                     folder.close()
             self._next_adoption = time.monotonic() + ADOPT_S
+
+    def _left_in(self, folder: spill.Folder) -> deque[Path]:
+        """The batches in a folder. Adopting is interrupted for each batch of this writer's own: the folder is listed
+        again only if somebody else has changed it meanwhile."""
+        changed, left = self._listed.get(folder.path, (-1, deque[Path]()))
+        return left if left and changed == spill.changed_ns(folder.path) else deque(folder.files())
 
 
 _MOMENTS = (
@@ -768,7 +797,7 @@ def _telling(rows: pa.Table, key: list[str], *, by_shard: bool) -> list[int]:
     """The places of the rows by which a batch is told."""
     order = ["ts"] if "ts" in rows.column_names else key
     plain = {}
-    for name in {*order, "job", *(["rank"] if "rank" in rows.column_names else [])}:
+    for name in {*order, *(each for each in ("job", "rank") if each in rows.column_names)}:
         values = rows[name]
         plain[name] = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
     sorted_by = pc.sort_indices(pa.table(plain), [(name, "ascending") for name in order]).to_pylist()

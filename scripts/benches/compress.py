@@ -3,13 +3,16 @@
 Synthetic: 8 ranks, 100,000 launches a rank and step of 60 kinds with 1 to 6 modes, of which a sixth are as noisy as
 communication and an eighth route like mixtures of experts (the weights of their modes change every step); 1 % Pareto
 tails, spikes of 40 times at 1e-4, drift. Real: the kernels of the reference data's traces, cut into windows in time,
-with templates from the first half and tested on the second.
+with templates from the first half and tested on the second; their bytes are those by which
+a store grows that holds another job already, since of a table of a few hundred rows a third is headers of columns, and
+keys, names and templates are left out of all forms alike.
 
 Ours goes through ``Compressor`` into a store, and is decoded from what the store gives back; bytes are those of the
 store after OPTIMIZE FINAL, of all columns. References: the triples (count, p50, p99 of each cluster of a kernel density
 estimate with Scott's bandwidth) of the ARGUS paper in float32 and in 16-bit logarithmic codes; logarithmic bins
-(DDSketch); t-digest and KLL where the package datasketches is there; for speed scipy's gaussian_kde on 256 points where
-scipy is there. W1 is relative to the mean and includes spikes. The ratio is W1 of the float32 triples over ours.
+(DDSketch); t-digest and KLL where the package datasketches is there, at their smallest; for speed scipy's
+gaussian_kde on 256 points where scipy is there, by CPU time. W1 is relative to the mean and includes spikes. The ratio
+is W1 of the float32 triples over ours.
 """
 
 from __future__ import annotations
@@ -49,6 +52,8 @@ SPIKES = 1e-4
 STEP_NS = 1_500_000_000
 GRID = (np.arange(100) + 0.5) / 100
 """Quantiles that detection compares; the last two are left out: spikes rule them."""
+BINS_WIDE = 0.075
+"""Relative error of the logarithmic bins that take about as many bytes as ours."""
 QUANTILES = (0.01, 0.5, 0.9, 0.99, 0.999)
 REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -122,9 +127,10 @@ class Stored:
     def __post_init__(self) -> None:
         self.where: dict[tuple[int, int, int], tuple[int, int]] = {}
         for table, rows in enumerate((self.summaries, self.escapes)):
-            keys = zip(rows["kernel_id"].tolist(), rows["rank"].tolist(), rows["step"].tolist(), strict=True)
-            for place, key in enumerate(keys):
-                self.where[key] = (table, place)
+            keys = zip(*(rows[name].tolist() for name in ("kernel_id", "rank", "step", "steps")), strict=True)
+            for place, (kernel, rank, first, covered) in enumerate(keys):
+                for step in range(first, first + covered):
+                    self.where[kernel, rank, step] = (table, place)
         self.decoded = (decode_summaries(self.summaries, self.templates), decode_escapes(self.escapes))
         self.points = tuple(decoded.points() for decoded in self.decoded)
         order = np.lexsort((self.spikes["step"], self.spikes["rank"], self.spikes["kernel_id"]))
@@ -137,7 +143,8 @@ class Stored:
     def of(self, kernel: int, rank: int, step: int) -> tuple[Floats, Floats]:
         """Durations and weights of one kernel, rank and step, spikes included."""
         table, place = self.where[kernel, rank, step]
-        value, weight = self.points[table][0][place], self.points[table][1][place]
+        covered = (self.summaries, self.escapes)[table]["steps"][place]
+        value, weight = self.points[table][0][place], self.points[table][1][place] / covered
         spikes = self.spike_rows["duration_ns"][self.spike_place.get((kernel, rank, step), [])]
         return np.concatenate([value, spikes]), np.concatenate([weight, np.ones(len(spikes))])
 
@@ -290,8 +297,7 @@ def _sketches() -> dict[str, Callable[[Floats], tuple[Floats, Floats, int]]]:
 
     def tdigest(sample: Floats) -> tuple[Floats, Floats, int]:
         sketch = datasketches.tdigest_double(10)
-        for value in sample.tolist():
-            sketch.update(value)
+        sketch.update(sample)
         return decode(sketch)
 
     def kll(sample: Floats) -> tuple[Floats, Floats, int]:
@@ -383,7 +389,7 @@ def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float],
             )
         some = list(range(0, len(samples), 4))
         few = [samples[k] for k in some]
-        for width in (0.02, 0.15):
+        for width in (0.02, 2 * BINS_WIDE):
             sketched = [log_bins(sample, width) for sample in few]
             size = sum(row[2] for row in sketched) / len(few) * KINDS
             table.add(f"log bins {100 * width / 2:.3g} % (DDSketch)", size, few, [row[:2] for row in sketched])
@@ -432,7 +438,7 @@ def _pooling(folder: Path, steps: int) -> dict[str, float]:
     for calm in (True, False):
         stream = Stream(11)
         stream.routed[:] &= not calm
-        for limit in (1, 10):
+        for limit in (1, 4, 16):
             with tempfile.TemporaryDirectory(dir=folder) as inside, open_store(f"chdb://{inside}/store") as store:
                 ensure_schema(store)
                 ours = Ours(store, "pooled", steps_per_row=limit)
@@ -468,7 +474,8 @@ def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
         "10 x spikes": {"spikes": 10 * SPIKES},
     }  # fmt: skip
     warm = 5
-    forms = ("exact", "triples f32", "ours")
+    sketches = {f"log bins {BINS_WIDE:.0%}": lambda part: log_bins(part, 2 * BINS_WIDE), **_sketches()}
+    forms = ("exact", "triples f32", "ours", *sketches)
     vectors: dict[tuple[str, str], Floats] = {}
     spikes: dict[tuple[str, str], Floats] = {}
     with open_store(f"chdb://{folder}/detection") as store:
@@ -495,6 +502,11 @@ def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
                         found["triples f32"][(*at, k)] = _grid(*decode_triples(rows), GRID[:98])
                         count["exact"][at] += np.sum(part > 10 * np.median(part))
                         count["triples f32"][at] += sum(rows[rows[:, 1] > 10 * np.median(part)][:, 0])
+                        for form, sketch in sketches.items():
+                            value, weight, _ = sketch(part)
+                            found[form][(*at, k)] = _grid(value, weight, GRID[:98])
+                            long = weight[value > 10 * np.median(part)].sum() / weight.sum()
+                            count[form][at] += long * len(part)
             ours.write(final=True)
             stored = ours.read()
             for r, rank in enumerate(ranks):
@@ -520,7 +532,7 @@ def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
                 low, high = spikes[form, "healthy"].ravel(), spikes[form, case].ravel()
             else:
                 scores = _scores(healthy)
-                usual = np.median(scores, axis=(0, 1))
+                usual = np.maximum(np.median(scores, axis=(0, 1)), 1e-6)  # coarse bins mostly do not differ at all
                 low = (scores / usual).ravel()
                 sick = np.concatenate([healthy[:-1], vectors[form, case]])
                 high = (_scores(sick)[-1] / usual).ravel()
@@ -561,61 +573,85 @@ def _real_groups(least: int) -> list[tuple[tuple[Any, ...], Ints, Ints]]:
     return out
 
 
+EXTRA = {"low", "high", "trend", "spikes", "spike_sum", "spike_max", "reason"}
+"""Columns of rows that say what triples do not."""
+KEYS = {"job", "run", "rank", "host", "kernel_id", "kernel", "step", "steps", "template", "stored"}
+
+
+def _row_bytes(store: Store) -> tuple[float, float]:
+    """Bytes of rows and spikes without keys: of columns for what triples say too, and of all."""
+    tables = ("kernel_summaries", "kernel_escapes")
+    spikes = _column_bytes(store, "kernel_spikes", KEYS)
+    return tuple(sum(_column_bytes(store, t, KEYS | more) for t in tables) + spikes for more in (EXTRA, set()))  # type: ignore[return-value]
+
+
+def _filler(ours: Ours) -> tuple[list[tuple[int, int, int]], list[Floats]]:
+    """Rows of another job: a table of a few hundred rows is a third headers of columns."""
+    stream = Stream(7)
+    ids = ours.kinds()
+    keys, samples = [], []
+    for step in range(40):
+        for rank in range(2):
+            kind, start, duration = stream.step(rank, step, events=6_000)
+            ours.compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration)
+            for k in np.unique(kind).tolist():
+                keys.append((ours.compressor._kernels[ids[k]].identity, rank, step))
+                samples.append(duration[kind == k].astype(float))
+    ours.write(final=True)
+    return keys, samples
+
+
 def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], list[str]]:
     groups = _real_groups(least)
-    keys_left_out = {"job", "run", "rank", "host", "kernel_id", "kernel", "step", "steps", "template", "stored"}
     more: dict[str, float] = {}
-    table = Table(f"real: {len(groups)} kernels of {least} launches and more, {windows} windows", "B/row")
-    with open_store(f"chdb://{folder}/real{least}") as store:
-        ensure_schema(store)
-        samples: list[Floats] = []
-        places: list[tuple[int, int, int]] = []
-        ours: dict[int, Ours] = {}
-        for cells in (6, 3):
-            ours[cells] = Ours(store, f"cells{cells}", cells=cells, pool=windows // 2)
-            compressor = ours[cells].compressor
-            ids = [
-                compressor.group(identity[0], identity[1], 0, identity[3], identity[4]) + 0 * identity[2]
-                for identity, *_ in groups
-            ]
-            cuts = [np.array_split(np.arange(len(start)), windows) for _, start, _ in groups]
+    table = Table(f"real: {len(groups)} kernels of {least} launches and more, {windows} windows", "B/window")
+    cuts = [np.array_split(np.arange(len(start)), windows) for _, start, _ in groups]
+    many = len(groups) * windows
+    late = [k * windows + window for k in range(len(groups)) for window in range(windows // 2, windows)]
+    samples = [duration[mine].astype(float) for cut, (*_, duration) in zip(cuts, groups, strict=True) for mine in cut]
+    tested = [samples[place] for place in late]
+    others: tuple[list[tuple[int, int, int]], list[Floats]] = ([], [])
+    identity: list[int] = []
+    for together in (1, 16):
+        with open_store(f"chdb://{folder}/real{least}_{together}") as store:
+            ensure_schema(store)
+            others = _filler(Ours(store, "filler"))
+            before = _row_bytes(store)
+            ours = Ours(store, "real", pool=windows // 2, steps_per_row=together)
+            compressor = ours.compressor
+            ids = [compressor.group(name, stream, 0, grid, block) for (name, stream, _, grid, block), *_ in groups]
+            identity = [compressor._kernels[number].identity for number in ids]
             for window in range(windows):
                 for k, (_, start, duration) in enumerate(groups):
                     mine = cuts[k][window]
-                    if window == 0 and len(mine) == 0:
-                        continue
-                    compressor.feed(
-                        k,
-                        window,
-                        int(start[mine[0]]),
-                        int(start[mine[-1]]) + 1,
-                        np.full(len(mine), ids[k]),
-                        start[mine],
-                        duration[mine],
-                    )
-                    if cells == 6 and window >= windows // 2:
-                        samples.append(duration[mine].astype(float))
-                        places.append((compressor._kernels[ids[k]].identity, k, window))
-            ours[cells].write(final=True)
-            stored = ours[cells].read()
-            size = sum(_column_bytes(store, name, keys_left_out) for name in ("kernel_summaries", "kernel_escapes"))
-            rows = len(stored.summaries["count"]) + len(stored.escapes["count"])
-            more[f"real_{least}_cells{cells}_bytes"] = size / rows
-            more[f"real_{least}_cells{cells}_w1"] = table.add(
-                f"ours, {cells} cells", size / rows, samples, [stored.of(*place) for place in places]
+                    bounds = int(start[mine[0]]), int(start[mine[-1]]) + 1
+                    compressor.feed(k, window, *bounds, np.full(len(mine), ids[k]), start[mine], duration[mine])
+            ours.write(final=True)
+            stored = ours.read()
+            same, every = ((now - was) / many for now, was in zip(_row_bytes(store), before, strict=True))
+            key = f"real_{least}_upto{together}"
+            more[f"{key}_bytes"], more[f"{key}_all_columns_bytes"] = same, every
+            more[f"{key}_rows"] = (len(stored.summaries["count"]) + len(stored.escapes["count"])) / many
+            found = [stored.of(identity[place // windows], place // windows, place % windows) for place in late]
+            more[f"{key}_w1"] = table.add(f"ours, up to {together} a row", same, tested, found)
+            table.lines[-1] += f"   {every:.4g} B with all columns"
+    keys = [(identity[place // windows], place // windows, place % windows) for place in range(many)]
+    reference = triples(samples)
+    with open_store(f"chdb://{folder}/real{least}_triples") as store:
+        sizes = []
+        for name, (keys_of, rows) in (
+            ("filler", (others[0], triples(others[1]))),
+            ("both", (others[0] + keys, triples(others[1]) + reference)),
+        ):
+            store_triples(store, name, keys_of, rows)
+            sizes.append(
+                [_column_bytes(store, f"{name}_{form}", {"kernel", "rank", "step"}) for form in ("f32", "u16")]
             )
-            more[f"real_{least}_cells{cells}_escaped"] = len(stored.escapes["count"]) / rows
-            with store.lease() as client:
-                for name in ("kernel_summaries", "kernel_escapes", "kernel_spikes", "kernel_templates"):
-                    client.command(f"TRUNCATE TABLE {name}")
-        reference = triples(samples)
-        store_triples(store, "triples", places, reference)
-        for form, rows_of in (("f32", reference), ("u16", [_coded(row) for row in reference])):
-            size = _column_bytes(store, f"triples_{form}", {"kernel", "rank", "step"}) / len(samples)
-            more[f"real_{least}_triples_{form}_bytes"] = size
-            more[f"real_{least}_triples_{form}_w1"] = table.add(
-                f"triples {form}", size, samples, [decode_triples(row) for row in rows_of]
-            )
+    for place, (form, rows) in enumerate((("f32", reference), ("u16", [_coded(row) for row in reference]))):
+        size = (sizes[1][place] - sizes[0][place]) / many
+        more[f"real_{least}_triples_{form}_bytes"] = size
+        decoded = [decode_triples(rows[k]) for k in late]
+        more[f"real_{least}_triples_{form}_w1"] = table.add(f"triples {form}", size, tested, decoded)
     return more, table.lines
 
 
@@ -623,7 +659,7 @@ def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], lis
 
 
 def _speed(events: int, repeat: int) -> float:
-    """Events a second, from decoded records to rows, once templates are there."""
+    """Events a second of CPU time, from decoded records to rows, once templates are there."""
     stream = Stream(3)
     compressor = Compressor()
     ids = np.array([compressor.group(f"kind_{kind}", 7, 0, (kind, 1, 1), (128, 1, 1)) for kind in range(KINDS)])
@@ -634,29 +670,29 @@ def _speed(events: int, repeat: int) -> float:
     for step in range(32):
         compressor.feed(0, step, 0, STEP_NS, *batches[step % 4])
     compressor.take()
-    begin = time.perf_counter()
+    begin = time.process_time()
     for step in range(repeat):
         compressor.feed(0, 32 + step, 0, STEP_NS, *batches[step % 4])
         compressor.take()
-    return repeat * events / (time.perf_counter() - begin)
+    return repeat * events / (time.process_time() - begin)
 
 
 def _scipy_speed(events: int) -> float:
-    """Events a second of scipy's density estimate of each kind on 256 points."""
+    """Events a second of CPU time of scipy's density estimate of each kind on 256 points."""
     try:
         from scipy.stats import gaussian_kde
     except ImportError:
         return math.nan
     kind, _, duration = Stream(3).step(0, 0, events=events)
     log = np.log(duration)
-    begin = time.perf_counter()
+    begin = time.process_time()
     some = range(0, KINDS, 6)
     used = 0
     for k in some:
         mine = log[kind == k]
         used += len(mine)
         gaussian_kde(mine)(np.linspace(mine.min(), mine.max(), 256))
-    return used / (time.perf_counter() - begin)
+    return used / (time.process_time() - begin)
 
 
 def run(rounds: int) -> Result:

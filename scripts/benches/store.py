@@ -1,10 +1,16 @@
-"""Rows into the store: Argus's writer against clickhouse-connect's own column insert; small inserts; the spill.
+"""Rows into the store, and out of a large job's: writer, small inserts, spill, and queries at 1,024 and 10,240 ranks.
 
 Ours: numpy columns through ``Writer`` (conversion to Arrow, a token, the answer awaited). Reference: the same rows, as
 columns of Python values made ready beforehand, through ``Client.insert(column_oriented=True)`` of the same client. Both
 go to the table ``collectives`` of one embedded engine, in turn, ``ROWS`` at a time. The ratio is of rows a second,
 median of rounds; ``cpu``: CPU time of the writing process, which shares its node with the job. ``small_N``: inserts a
 second of N rows each, one after the other. ``spill``: rows a second to disk, with fsync, and from there into the store.
+
+``LARGE``: 100 steps of jobs of that many ranks (``_large_job``), each in a store of its own: rows a second, and bytes
+of a rank and step, by table as they lie there, and the time of each query, the best of three, with ``MOST_BYTES`` of
+memory at most: the ten heaviest of a diagnosis, on the newest 20 steps, and such as docs/sql.md shows. ``growth``: how
+many times as many ranks, over how many times as much CPU time of the engine their queries take; above 1: less than
+proportional. CPU time, since it is the same however busy the machine is; two cores share it.
 """
 
 from __future__ import annotations
@@ -17,16 +23,46 @@ from typing import Any
 
 import numpy as np
 
+from argus.diagnose import sql
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema
 from argus.store.spill import Place
 from argus.store.writer import Writer, load_spilled, to_arrow
 from benches import Result
+from benches._large_job import LargeJob
 
 ROWS = 200_000
 SMALL = (1, 10, 100, 1_000, 10_000)
 SMALL_S = 1.0
 T0 = 1_700_000_000_000_000_000
+LARGE = (1_024, 10_240)
+LARGE_STEPS = 100
+MOST_BYTES = 2_000_000_000
+DIAGNOSIS = (
+    "STEPS", "LATENESS", "LEAD", "LAST", "LAST_CALLS", "PHASE_TIME", "GPU_PHASE_TIME", "KERNEL_TIME", "SLOWER",
+    "STEP_TIMES",
+)  # fmt: skip
+USERS = {
+    "kernel_stats_one": """SELECT rank, avg(p50_ns), avg(p99_ns) FROM kernel_stats
+        WHERE job = {job:String} AND kernel = 'flash_bwd' GROUP BY rank""",
+    "kernel_stats_one_step": """SELECT rank, p50_ns FROM kernel_stats
+        WHERE job = {job:String} AND kernel = 'flash_bwd' AND step_from = 50""",
+    "kernel_stats_rank": """SELECT kernel, avg(p50_ns), avg(p99_ns) FROM kernel_stats
+        WHERE job = {job:String} AND rank = 5 GROUP BY kernel""",
+    "kernel_stats_all": """SELECT kernel, rank, avg(p50_ns) AS ns FROM kernel_stats WHERE job = {job:String}
+        GROUP BY kernel, rank ORDER BY ns DESC LIMIT 20""",
+    "kernel_times": "SELECT rank, sum(spent_ns) FROM kernel_times WHERE job = {job:String} GROUP BY rank",
+    "step_times": "SELECT * FROM step_times WHERE job = {job:String} ORDER BY slowest_ns DESC LIMIT 10",
+    "slow_phases": "SELECT * FROM slow_phases WHERE job = {job:String} ORDER BY excess_ns DESC LIMIT 10",
+    "slow_gpu_phases": "SELECT * FROM slow_gpu_phases WHERE job = {job:String} ORDER BY excess_ns DESC LIMIT 10",
+    "collectives_aligned": """SELECT rank, avg(lateness_ns) AS late_ns FROM collectives_aligned
+        WHERE job = {job:String} AND aligned GROUP BY rank ORDER BY late_ns DESC LIMIT 10""",
+    "iterations": """SELECT rank, quantileExact(0.5)(duration_ns) AS ns FROM iterations
+        WHERE job = {job:String} GROUP BY rank ORDER BY ns DESC LIMIT 10""",
+    "gpu_steps": """SELECT rank, quantileExact(0.5)(void_share) AS void, argMax(step, void_share) FROM gpu_steps
+        WHERE job = {job:String} GROUP BY rank ORDER BY void DESC""",
+}
+"""Each stands for those of its kind in docs/sql.md."""
 
 
 def _columns(count: int, seed: int) -> dict[str, Any]:
@@ -72,6 +108,52 @@ def _spill(store: Store, folder: Path) -> dict[str, float]:
     return {"spill_rows_per_s": 4 * ROWS / to_disk, "replay_rows_per_s": 4 * ROWS / back}
 
 
+def _large(folder: Path, ranks: int, steps: int) -> tuple[dict[str, float], float]:
+    """Figures of one job, and the CPU time of its queries together, s."""
+    found: dict[str, float] = {}
+    rows: dict[str, int] = {}
+    spent: dict[str, float] = {}
+    with open_store(f"chdb://{folder}") as store, Writer(store, source="bench") as writer:
+        ensure_schema(store)
+        for table, columns in LargeJob("large", ranks, steps).blocks():
+            begin = time.perf_counter()
+            rows[table] = rows.get(table, 0) + writer.append(table, columns)
+            assert writer.flush(), writer.last_error
+            spent[table] = spent.get(table, 0.0) + time.perf_counter() - begin
+        large = [table for table in rows if rows[table] > ranks]
+        for table in large:
+            found[f"{ranks} ranks: {table}_rows_per_s"] = rows[table] / spent[table]
+        found[f"{ranks} ranks: rows_per_s"] = sum(rows.values()) / sum(spent.values())
+        with store.lease() as client:
+            for table in large:
+                size = client.command(
+                    "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND table = {t:String}",
+                    parameters={"t": table},
+                )
+                found[f"{ranks} ranks: {table}_bytes_per_rank_and_step"] = int(str(size)) / ranks / steps
+            values = {
+                "job": "large", "run": 1, "first": steps - min(20, steps), "last": steps - 1, "onset": steps // 2,
+                "ranks": [37, 0, 1, 2, 3, 4, 5, 6, 7], "members": list(range(40)), "left_out": [], "since_ns": 0,
+            }  # fmt: skip
+            used = store.engine_cpu_s()
+            for name, text in {**{name: getattr(sql, name) for name in DIAGNOSIS}, **USERS}.items():
+                given = {key: value for key, value in values.items() if f"{{{key}:" in text}
+                took = []
+                for _ in range(3):
+                    begin = time.perf_counter()
+                    client.query(text, parameters=given, settings={"max_memory_usage": MOST_BYTES})
+                    took.append(time.perf_counter() - begin)
+                found[f"{ranks} ranks: {name}_ms"] = min(took) * 1e3
+            used = store.engine_cpu_s() - used
+    return found | {f"{ranks} ranks: queries_cpu_s": used / 3}, used
+
+
+def _growth(folder: Path, quick: bool) -> dict[str, float]:
+    sizes = tuple(ranks // 16 for ranks in LARGE) if quick else LARGE
+    (few, few_s), (many, many_s) = (_large(folder / str(ranks), ranks, LARGE_STEPS) for ranks in sizes)
+    return few | many | {"growth": sizes[1] / sizes[0] / (many_s / few_s)}
+
+
 def run(rounds: int) -> Result:
     rows: dict[str, list[float]] = {"Argus's writer": [], "column insert": []}
     used_s: dict[str, list[float]] = {name: [] for name in rows}
@@ -95,5 +177,7 @@ def run(rounds: int) -> Result:
                         used_s[name].append(used)
         costs = {f"cpu_ns_per_row ({name})": statistics.median(s) / ROWS * 1e9 for name, s in used_s.items()}
         more = costs | _small(store) | _spill(store, Path(folder) / "spill")
+    with tempfile.TemporaryDirectory() as folder:
+        more |= _growth(Path(folder), quick=rounds == 1)
     ratio = statistics.median(rows["Argus's writer"]) / statistics.median(rows["column insert"])
     return Result(f"blocks of {ROWS:,} rows of 19 columns into the embedded store", "rows/s", rows, ratio, more)

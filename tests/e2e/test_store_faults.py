@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,14 +21,14 @@ import pytest
 
 from argus.cli.main import main
 from argus.store import spill, spool
-from argus.store.open import _holder, open_store, parse_url
-from argus.store.reader import query_columns
+from argus.store.open import Store, _holder, open_store, parse_url
+from argus.store.reader import query, query_columns
 from argus.store.schema import ensure_schema, init_schema
 from argus.store.writer import load_spilled
 
 from ..clickhouse_server import MISSING, PASSWORD, Server
 from ..kernel.conftest import wait_for_cuda, wait_until
-from .store_writer import ROWS
+from .store_writer import COVERED, ROWS, SPIKE, STEPS, T0, durations
 
 KILLS = int(os.environ.get("ARGUS_FAULTS", "4"))
 SEED = int(os.environ.get("ARGUS_FAULTS_SEED", "1"))
@@ -136,8 +136,52 @@ def audit(url: str, ledger: Ledger) -> None:
             " FROM iteration_rollup GROUP BY step ORDER BY step",
         )
         assert {k: v.tolist() for k, v in rolled.items()} == {k: v.tolist() for k, v in recount.items()}
+        audit_kernels(store, ledger.acknowledged)
     disk = sum(how == "disk" for how in ledger.acknowledged.values())
     print(f"{KILLS} kills, {len(ledger.acknowledged)} batches acknowledged ({disk} on disk), 0 lost, 0 doubled")
+
+
+def audit_kernels(store: Store, acknowledged: Iterable[int]) -> None:
+    """What was fed to the compressor for each batch is in rows, once, to the nanosecond, and can be decoded."""
+
+    def by_batch(sql: str) -> dict[int, list[int]]:
+        found = query_columns(store, f"SELECT rank, {sql} GROUP BY rank")
+        return {
+            rank: list(values) for rank, *values in zip(*(column.tolist() for column in found.values()), strict=True)
+        }
+
+    both = " UNION ALL ".join(
+        f"SELECT rank, step, steps, count, total_ns, spikes FROM {table}"
+        for table in ("kernel_summaries", "kernel_escapes")
+    )
+    told = by_batch(
+        f"sum(steps), uniqExactArray(range(step, step + steps)), sum(count), sum(total_ns), sum(spikes) FROM ({both})"
+    )
+    spikes = by_batch(
+        "count(), uniqExact(ts), sum(duration_ns), sum(toUnixTimestamp64Micro(ts)) * 1000 FROM kernel_spikes"
+    )
+    decoded = by_batch("sum(count), sum(p50_ns BETWEEN 8000 AND 22000), count() FROM kernel_stats")
+    lost, other = [], []
+    for batch in acknowledged:
+        took = durations(batch)
+        spike, at = int(took[SPIKE]), T0 + batch * 1_000_000 + SPIKE[0] * 10_000 + SPIKE[1] * 1000
+        if told.get(batch) != [STEPS, STEPS, took.size, int(took.sum()) - spike, 1]:
+            lost.append((batch, told.get(batch)))
+        if spikes.get(batch) != [1, 1, spike, at]:
+            lost.append((batch, spikes.get(batch)))
+        rows = decoded.get(batch, [0, 0, -1])
+        if rows[0] != took.size or rows[1] != rows[2]:
+            other.append((batch, rows))
+    assert (lost, other) == ([], [])
+    assert [batch for batch, (steps, unlike, *_) in told.items() if steps != unlike] == [], "doubled"
+    assert [batch for batch, (rows, unlike, *_) in spikes.items() if rows != unlike] == [], "doubled"
+    (shape,) = query(
+        store,
+        "SELECT max(steps) AS longest, countIf(template NOT IN (SELECT template FROM kernel_templates)) AS unknown,"
+        " (SELECT count() FROM kernel_escapes) AS escapes FROM kernel_summaries",
+    ).to_pylist()
+    assert (shape["longest"], shape["unknown"]) == (COVERED, 0)
+    assert shape["escapes"] > 0
 
 
 @pytest.fixture(autouse=True)

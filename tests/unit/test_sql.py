@@ -26,6 +26,7 @@ from argus.store.open import open_store
 from argus.store.reader import query
 from argus.store.render import readable_duration, table_lines
 from argus.store.writer import Writer
+from tests.stores import new_store
 
 from .stack_data import T0 as STACKS_T0
 from .stack_data import Row, native, py, stack, store_stacks
@@ -57,7 +58,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store with a job of four ranks and twenty steps, in which rank 2 is late by 3 ms and step 7 is slow. On the GPU
     of rank 1 gemm takes twice as long, on that of rank 3 softmax does from step 12 on. The main thread of rank 2 spends
     its time in a data loader, waits for the GIL, and collects garbage; since step 10 rank 3 tokenizes more."""
-    address = f"chdb://{tmp_path_factory.mktemp('sql')}/store"
+    address = new_store(tmp_path_factory.mktemp("sql"))
     every = [(rank, step) for rank in range(4) for step in range(20)]
     start = [T0 + step * 100 * MS for _, step in every]
     late = [3 * MS if rank == 2 else 0 for rank, _ in every]
@@ -68,6 +69,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             "job": "llama", "run": 1, "host": "node-0", "started": [T0], "ended": None, "world_size": 4,
             "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
             "step_flops": 3.6e14, "peak_flops": 2e15,
+        })  # fmt: skip
+        writer.append("health", {
+            "host": "node-0", "ts": time.time_ns(), "kind": "8 x H100", "check": ["argus", "xid"], "status": "critical",
+            "text": "GPU has fallen off the bus", "hint": "", "facts": [{}, {"driver": "570"}], "duration_ns": 1,
+        })  # fmt: skip
+        writer.append("health_figures", {
+            "host": "node-0", "ts": time.time_ns(), "kind": "8 x H100", "check": "gpu_heat", "figure": "core_c",
+            "device": ["gpu0", "gpu1"], "value": [60.0, 70.0],
         })  # fmt: skip
         writer.append("iterations", {
             **common, "step": [step for _, step in every], "ts": start, "collectives": 1, "launches": 2,
@@ -140,6 +149,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 "overlapped_ns": 15 * MS if phase == "all_reduce" else 0, "operations": 12, "method": "names",
                 "confidence": 0.8,
             })  # fmt: skip
+        writer.append("gpu_collectives", {
+            **common, "pid": 1, "device": 0, "step": [step for _, step in every], "ts": start, "comm": 5,
+            "op": "AllReduce", "peer": -1, "calls": 2, "bytes": 8_000_000, "shortest_ns": 4 * MS,
+            "duration_ns": [(20 if rank == 1 else 26) * MS for rank, _ in every],
+        })  # fmt: skip
+        writer.append("kernel_flops", {
+            **common, "pid": 1, "device": 0, "step": [step for _, step in every], "ts": start, "kind": "gemm",
+            "operator": "aten::mm", "dtype": "bfloat16", "shape": "4096 x 4096 x 4096", "kernel": "gemm", "calls": 2,
+            "kernels": 2, "flops": 2.0 * 2 * 4096**3, "duration_ns": [(2 + (rank == 1)) * MS for rank, _ in every],
+        })  # fmt: skip
         writer.append("raw_requests", {
             "job": "llama", "run": 1, "ts": T0, "until": T0 + 90 * MS, "ranks": [[1]], "why": "by hand",
         })  # fmt: skip

@@ -96,6 +96,12 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert default_url() == "chdb:///home/me/.local/share/argus"
+    monkeypatch.setenv("HOME", "/home/50 % ü#")
+    monkeypatch.delenv("ARGUS_STORE", raising=False)
+    assert open_store().target.path == Path("/home/50 % ü#/.local/share/argus")
+    monkeypatch.setenv("HOME", "~")  # what a user without an entry in passwd gets for one
+    with pytest.raises(ArgusError, match="no home"):
+        default_url()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert default_url() == "chdb:///var/lib/argus"
 
@@ -107,6 +113,7 @@ def test_default_url(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/var/lib/argus", "unknown kind"),
         ("chdb://var/lib/argus", "names no folder"),
         ("chdb://", "names no folder"),
+        ("chdb:///var/lib/a%3Fb", "'?' in its name"),
         ("clickhouse:///argus", "names no host"),
         ("clickhouse://db:http/argus", "bad store URL"),
         ("clickhouse://db:80000/argus", "port is no number up to 65535"),

@@ -15,6 +15,7 @@ from argus.store.reader import latest_run, list_jobs, list_runs, query, query_co
 from argus.store.schema import ensure_schema
 from argus.store.status import describe_table, list_tables, store_status
 from argus.store.writer import Writer
+from tests.stores import new_store
 
 T0 = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -37,7 +38,7 @@ def communicator(job: str, rank: int, offset: int, version: int = 1, **more: Any
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('reader')}/store") as opened:
+    with open_store(new_store(tmp_path_factory.mktemp("reader"))) as opened:
         with Writer(opened, source="test") as writer:
             for job, late in (("a", 5 * MS), ("b", 50 * MS)):
                 writer.append("collectives", collectives(job, 0, [0, 1], [T0, T0 + 100 * MS]))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,12 @@ import pytest
 
 from argus.cli.main import main
 from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.interop import imported
 from argus.store import spool
 from argus.store.open import Store, open_store, transient
 from argus.store.reader import newest_run, query_columns
 from argus.store.schema import ensure_schema, table_columns
-from argus.store.writer import Writer
+from argus.store.writer import Writer, to_arrow
 
 from .test_store_writer import example, iterations, launches
 
@@ -115,16 +118,75 @@ def test_another_store_gets_everything(folder: Path, store: Store, tmp_path: Pat
 
 
 def test_more_files_than_a_store_remembers_tokens(folder: Path, store: Store) -> None:
+    """Of most tables it remembers a thousand; here ten, so that there need not be as many files."""
+    with store.lease() as client:
+        (window,) = client.query(
+            "SELECT extract(engine_full, 'non_replicated_deduplication_window = (\\\\d+)') FROM system.tables"
+            " WHERE database = currentDatabase() AND name = 'collectives'"
+        ).result_rows[0]
+    setting = "ALTER TABLE collectives MODIFY SETTING non_replicated_deduplication_window"
     folder.mkdir()
-    for k in range(1010):
-        rows = pa.table({"job": ["j"], "run": pa.array([k], pa.uint32()), "host": ["h"],
-                         "counter": ["c"], "value": pa.array([k], pa.uint64()), "loss": [False],
-                         "ts": pa.array([HELD], pa.timestamp("s", tz="UTC")).cast(pa.timestamp("ns", tz="UTC")),
-                         "version": pa.array([1], pa.uint64())})  # fmt: skip
-        spool.write(folder, "coverage", f"t/{k}", rows)
-    assert load(folder, store).files == 1010
-    assert load(folder, store).known == 1010
-    assert count(store, "coverage") == 1010
+    for k in range(25):
+        columns = table_columns()["collectives"].items()
+        given = {name: [example(name, c.type)[0]] for name, c in columns if name != "stored"}
+        spool.write(folder, "collectives", f"t/{k}", to_arrow("collectives", {**given, "seq": [k]}))
+    first = spool.read(min(folder.glob("*.arrow")))
+    try:
+        with store.lease() as client:
+            client.command(f"{setting} = 10")
+        assert load(folder, store).files == 25
+        assert load(folder, store).known == 25
+        assert count(store, "collectives") == 25
+        (folder / ".loaded").unlink()  # as if the folder could not be written to
+        again = load(folder, store)
+        assert (again.known, count(store, "collectives")) == (25, 25)
+        store.insert("collectives", first.rows, first.token)
+        assert count(store, "collectives") == 26, "the store itself has forgotten"
+    finally:
+        with store.lease() as client:
+            client.command(f"{setting} = {window}")
+
+
+@pytest.mark.parametrize("noted", ["just now", "long ago"])
+def test_a_load_that_was_killed_before_it_noted_a_batch(
+    folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch, noted: str
+) -> None:
+    """The next one looks for it, unless sending it again under its token may repair a rollup as well."""
+    batches = [
+        (table, rows(5 + k)) for k in range(3) for table, rows in (("iterations", iterations), ("launches", launches))
+    ]
+    write(folder, batches)
+    load(folder, store)
+    rolled_up = "SELECT sum(n) AS n FROM iteration_rollup"
+    before = query_columns(store, rolled_up)["n"].tolist()
+    journal = folder / ".loaded"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:2]))
+    if noted == "long ago":
+        os.utime(journal, (time.time() - 3600,) * 2)
+    sent: list[str] = []
+    real = Store.insert
+
+    def insert(self: Store, table: str, *rest: Any) -> None:
+        sent.append(table)
+        real(self, table, *rest)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    again = load(folder, store)
+    assert sent == (["iterations"] * 2 if noted == "just now" else [])
+    assert again.known == 6 - len(sent)
+    assert (count(store, "iterations"), count(store, "launches")) == (18, 18)
+    assert query_columns(store, rolled_up)["n"].tolist() == before
+
+
+def test_two_do_not_load_a_folder_at_once(folder: Path, store: Store) -> None:
+    write(folder, [("iterations", iterations(7))])
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ArgusError, match="being loaded by another process") as refused:
+        load(folder, store)
+    assert refused.value.exit_code == EXIT_UNAVAILABLE
+    os.close(other)
+    assert load(folder, store).files == 1
 
 
 def test_remove_deletes_what_is_stored_and_only_that(folder: Path, store: Store) -> None:
@@ -201,6 +263,17 @@ def test_load_from_the_command_line(folder: Path, tmp_path: Path, capsys: pytest
     assert main(["store", "load", str(tmp_path), "--store", url]) == EXIT_UNAVAILABLE
 
 
+def test_what_fills_a_spool_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, table = tmp_path / "my spool", tmp_path / "t.csv"
+    table.write_text("rank,step,ms\n" + "".join(f"{rank},{step},9\n" for rank in range(2) for step in range(3)))
+    columns = ["--rank-column", "rank", "--step-column", "step", "--duration-column", "ms"]
+    for words in (["simulate", "--ranks", "2", "--steps", "3"], ["import", "iterations", str(table), *columns]):
+        assert main([*words, "--job", "my job", "--store", f"spool://{folder}"]) == 0
+        told = capsys.readouterr().out
+        assert f"argus store load '{folder}'" in told
+        assert "argus diagnose --job 'my job'" in told
+
+
 def test_two_writers_share_a_folder(folder: Path) -> None:
     folder.mkdir()
     rows = pa.table({"a": [1]})
@@ -248,6 +321,27 @@ def test_a_full_disk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch
     full = True
     writer.append("iterations", iterations(5))
     assert writer.close(timeout_s=0.1).dropped == {"iterations": 5}
+
+
+def test_an_import_does_not_wait_for_long_for_a_full_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    waited: list[float] = []
+    real = Writer.flush
+
+    def flush(self: Writer, timeout_s: float = 30.0) -> bool:
+        done = real(self, min(timeout_s, 0.2))
+        waited.append(0.0 if done else timeout_s)
+        return done
+
+    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr(Writer, "flush", flush)
+    assert main(["simulate", "--ranks", "2", "--steps", "3", "--store", f"spool://{folder}"]) == EXIT_FAILURE
+    assert "no space is left" in capsys.readouterr().err
+    assert 0 < sum(waited) <= imported.FULL_S
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")

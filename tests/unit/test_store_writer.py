@@ -20,13 +20,14 @@ from argus.store import writer as writer_module
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema, table_columns
 from argus.store.writer import Writer, to_arrow
+from tests.stores import new_store
 
 T0 = 1_700_000_000_123_456_789
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('writer')}/store") as store:
+    with open_store(new_store(tmp_path_factory.mktemp("writer"))) as store:
         ensure_schema(store)
         yield store
 
@@ -71,6 +72,7 @@ EXAMPLE: dict[str, tuple[Any, Any]] = {
     "Array(String)": (["a", ""], ["a", ""]), "Array(LowCardinality(String))": (["a", "a", ""], ["a", "a", ""]),
     "DateTime64(6, 'UTC')": (T0, T0 // 1000 * 1000), "Int8": (-1, -1), "UInt16": (2**16 - 1, 2**16 - 1),
     "DateTime64(9, 'UTC')": (T0, T0), "DateTime64(3, 'UTC')": (T0, T0 // 10**6 * 10**6),
+    "Map(String, String)": ({"a": "ü"}, {"a": "ü"}),
     "Nullable(DateTime64(9, 'UTC'))": (None, None), "DateTime('UTC')": (T0, T0 // 10**9 * 10**9),
 }  # fmt: skip
 """For every type in the schema: what is written, and what is read (times in nanoseconds)."""
@@ -195,6 +197,27 @@ def test_flush_is_due_by_rows_and_by_time(store: Store) -> None:
     writer.maybe_flush(now + 6)
     assert writer.rows_written == {"iterations": 11}
     assert writer.bytes_waiting == 0
+
+
+def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a kill leaves without their template, or stack, say nothing."""
+    sent: list[str] = []
+    monkeypatch.setattr(Store, "insert", lambda self, table, *rest: sent.append(table))
+
+    def rows_of(table: str) -> dict[str, Any]:
+        return {name: [example(name, column.type)[0]] for name, column in table_columns()[table].items()}
+
+    writer = Writer(store, source="test", flush_s=5.0)
+    for table in ("kernel_summaries", "stack_samples"):
+        writer.append(table, rows_of(table))
+    later = time.monotonic() + 4
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    for table in ("kernel_templates", "kernel_groups", "stacks", "iterations"):
+        writer.append(table, rows_of(table))
+    writer.maybe_flush(later + 2)
+    assert sent == ["kernel_groups", "kernel_templates", "kernel_summaries", "stacks", "stack_samples"]
+    monkeypatch.undo()
+    writer.close()
 
 
 class _Flaky:

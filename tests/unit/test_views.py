@@ -10,6 +10,7 @@ import pytest
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
+from tests.stores import new_store
 
 T0 = 1_700_000_000_000_000_000
 US = 1_000
@@ -26,7 +27,7 @@ CALLS = (
 
 
 def columns(path: Path, sql: str, **tables: dict[str, Any]) -> dict[str, list[Any]]:
-    with open_store(f"chdb://{path}/store") as store:
+    with open_store(new_store(path)) as store:
         writer = Writer(store, source="test")
         for table, rows in tables.items():
             writer.append(table, rows)
@@ -185,6 +186,36 @@ def test_utilization(tmp_path: Path) -> None:
     assert (found["step"], found["duration_ns"]) == ([7], [1e8])
     assert found["flops_per_gpu"] == pytest.approx([5e15])
     assert found["mfu"] == pytest.approx([0.25])
+
+
+def test_the_rank_that_waits_for_nobody_tells_how_long_the_transfer_takes(tmp_path: Path) -> None:
+    common = {
+        "job": "j",
+        "run": 1,
+        "host": "h",
+        "pid": 1,
+        "ts": T0,
+        "peer": -1,
+        "calls": 2,
+        "bytes": MB,
+        "shortest_ns": 1,
+    }
+    took = [300, 100, 250, 180]
+    found = columns(
+        tmp_path,
+        "SELECT step, op, rank, transfer_ns, waited_ns, calls FROM collective_waits ORDER BY step, op, rank",
+        gpu_collectives={
+            **common, "rank": [*range(4), *range(4), 0], "device": [0] * 8 + [1], "step": [7] * 4 + [8] * 4 + [7],
+            "comm": 5, "op": ["AllReduce"] * 4 + ["SendRecv"] * 4 + ["AllReduce"],
+            "duration_ns": [ns * US for ns in (*took, *took, 10)],
+        },
+        communicators=COMMUNICATORS,
+    )  # fmt: skip
+    # Two GPUs of a rank count as one; sends and receives are no collectives.
+    assert found == {
+        "step": [7] * 4, "op": ["AllReduce"] * 4, "rank": [0, 1, 2, 3], "transfer_ns": [100 * US] * 4,
+        "waited_ns": [210 * US, 0, 150 * US, 80 * US], "calls": [4, 2, 2, 2],
+    }  # fmt: skip
 
 
 def test_slow_gpu_phases(tmp_path: Path) -> None:
