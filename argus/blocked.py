@@ -60,10 +60,14 @@ def assemble(
     """
     python = resolver.chain(frames) if resolver is not None and len(frames) else NO_CHAIN
     believed, complete = symbols.verified(native) if len(native) else (0, False)
-    named = symbols.name(native[:believed]) if believed else []
-    # Where in a function is not said; without it most stacks are stacks that were met before.
-    named = [replace(frame, offset=0) if frame.function else frame for frame in named]
+    named = map(_without_place, symbols.name(native[:believed])) if believed else ()
     return _merged(python, tuple(named), complete, flags)
+
+
+@lru_cache(maxsize=8192)
+def _without_place(frame: NativeFrame) -> NativeFrame:
+    """Where in a function is not said; without it most stacks are stacks that were met before."""
+    return replace(frame, offset=0) if frame.function else frame
 
 
 @lru_cache(maxsize=8192)

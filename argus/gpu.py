@@ -30,7 +30,7 @@ from argus.kernels import KernelSide
 from argus.roster import YOUNG_S, Job, Member
 from argus.semantics.correlation import Correlator
 from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage
-from argus.semantics.gpu_phases import GPU_METHODS, GPU_PHASES, Calls, communicates, kinds_of, what_of
+from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, Calls, communicates, kinds_of, what_of
 from argus.store.writer import Writer
 
 AGAIN_S = 1.0
@@ -266,6 +266,11 @@ class GpuSide:
             if process.job is job and process.member is not None and process.member.rank == rank and not process.over:
                 process.steps.phases.feed_timeline(segments)
 
+    @property
+    def collects(self) -> bool:
+        """Whether records of a process may come."""
+        return any(process.program is not None and not process.over for process in self._processes)
+
     def poll(self, now: float) -> None:
         """Fetches what was recorded. Call it before the rings are read."""
         for process in self._processes:
@@ -399,6 +404,11 @@ class GpuSide:
             for code in np.unique(phases["phase"]).tolist():
                 spent = int(phases["duration_ns"][phases["phase"] == code].sum())
                 process.job.gpu_phase_ns[GPU_PHASES[code]] += spent
+
+        talked = process.steps.take_collectives()
+        talked = talked[np.isin(talked["step"], steps["step"])]
+        if len(talked):
+            self._writer.append("gpu_collectives", gpu_rows.gpu_collectives(talked, origin, rank, pid, GPU_OPS))
 
     def _end(self, process: _Process) -> None:
         """Stores the last windows and lets go."""

@@ -2,6 +2,9 @@
 
 ``KernelSide`` is one trace's. Steps are thinned by powers of two, by number: all ranks of all hosts keep the same
 steps, so that ranks can be compared in them.
+
+A row of the summaries covers several steps while a job is calm (``COVERED``), and one each from the moment on that
+somebody flags one, or that a step takes longer than usual: a flag is what a finding leads to as well.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from numpy.typing import NDArray
 from argus.capture import gpu_rows
 from argus.capture.launches import Origin
 from argus.compress.kernels import Compressor
-from argus.recorder import RAW_ROWS_S, FlightRecorder, called_ns
+from argus.cupti import RAW_ROWS_S
+from argus.recorder import FlightRecorder, called_ns
 from argus.roster import Job
 from argus.semantics.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
 from argus.store.writer import Writer
@@ -38,6 +42,12 @@ SLOW = 1.3
 COMPARED_STEPS = 64
 LATE_NS = 5_000_000_000
 """So long after a moment its operations have come: buffers are handed over every second."""
+COVERED = 16
+"""Steps that a row of a kernel may cover while nothing happens; a power of two, since rows end at multiples of it."""
+ROW_S = 10.0
+"""The longest that a row may be open for."""
+CALM_S = 60.0
+"""How long after something happened every step still gets rows of its own: so long a window of a diagnosis is."""
 OUTSIDE = 1 << 31
 """From here on numbers of steps stand for stretches outside every step: plus the second of the trace they began in."""
 _OF_JOB = ("kernel_groups", "kernel_templates")
@@ -69,13 +79,16 @@ class _Process:
     """When the first operation that was recorded began; 0: none was."""
     windows: list[_Window] = field(default_factory=list)
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=COMPARED_STEPS))
+    open_since: float = 0.0
+    """When the oldest of its open rows was begun, ``time.monotonic()``; 0: none is open."""
     outside: int = OUTSIDE
 
 
 @dataclass
 class _JobKernels:
     """A job's. ``outside``: sums up what is of no step; ``every``: of so many steps one is stored one by one;
-    ``quiet``: since when that could be more; ``left_at``: when the last of its processes had gone, 0: there is one."""
+    ``quiet``: since when that could be more; ``left_at``: when the last of its processes had gone, 0: there is one;
+    ``stirred_at``: when something happened last."""
 
     job: Job
     compressor: Compressor = field(default_factory=lambda: Compressor())
@@ -86,6 +99,7 @@ class _JobKernels:
     quiet: float = 0.0
     left_at: float = 0.0
     flagged_at: float = -FLAG_S
+    stirred_at: float = -CALM_S
 
 
 class KernelSide:
@@ -172,13 +186,6 @@ class KernelSide:
         if process is None:
             return
         of_job = self._of_job(job)
-        for step, begin_ns, end_ns, ops in process.steps.settle(steps, final=final):
-            compressor = of_job.compressor
-            if step == NO_STEP:
-                second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
-                step = process.outside = max(process.outside + 1, second)
-                compressor = of_job.outside
-            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
         for begin_ns, end_ns, step in steps:
             if of_job.every > 1 and step % of_job.every == 0:
                 self._store(process, process.recorder.take_called(begin_ns, end_ns))
@@ -186,7 +193,19 @@ class KernelSide:
             if compared and end_ns - begin_ns > SLOW * float(np.median(process.lengths)):
                 self.flag(job, begin_ns, end_ns, "slow step")
             process.lengths.append(end_ns - begin_ns)
+        for step, begin_ns, end_ns, ops in process.steps.settle(steps, final=final):
+            compressor = of_job.compressor
+            if step == NO_STEP:
+                second = OUTSIDE + max(begin_ns - self._begun_ns, 0) // 1_000_000_000
+                step = process.outside = max(process.outside + 1, second)
+                compressor = of_job.outside
+            compressor.feed(process.rank, step, begin_ns, end_ns, ops.group, ops.start, ops.duration)
+            if not of_job.compressor.holds(process.rank):
+                process.open_since = 0.0
+            elif not process.open_since:
+                process.open_since = time.monotonic()
         if final:
+            of_job.compressor.release(process.rank)
             for window in process.windows:
                 self._close_window(process, window)
             process.recorder.close()
@@ -209,10 +228,14 @@ class KernelSide:
             for window in [window for window in process.windows if window.end_ns + LATE_NS < now_ns]:
                 process.windows.remove(window)
                 self._close_window(process, window)
+            if process.open_since and now - process.open_since >= ROW_S:
+                self._of_job(process.job).compressor.release(process.rank)
+                process.open_since = 0.0
         for key, of_job in list(self._jobs.items()):
             if now - of_job.since >= RATE_S:
                 if of_job.since:
                     self._thin(of_job, of_job.counted / (now - of_job.since), now)
+                    self._cover(of_job, now)
                 of_job.counted, of_job.since = 0, now
             over = bool(of_job.left_at) and now - of_job.left_at > LATE_NS / 1e9
             self._store_summaries(of_job, final=final or over)
@@ -237,6 +260,8 @@ class KernelSide:
             asked: Somebody asked for it. For other reasons it is done now and then only.
         """
         of_job, now, wanted = self._of_job(job), time.monotonic(), set(ranks)
+        of_job.stirred_at = now
+        of_job.compressor.cover(1)
         if self._raw == "all" or begin_ns >= end_ns:
             return
         if not asked:
@@ -322,6 +347,14 @@ class KernelSide:
                 f"job {of_job.job.name}: {rate:,.0f} GPU operations a second; one by one those of 1 step in {every} "
                 "are stored from now on, and all are summed up (--raw)"
             )
+
+    def _cover(self, of_job: _JobKernels, now: float) -> None:
+        """Finds out how many steps a row may cover: none is open for longer than ``ROW_S``."""
+        usual = [np.median(p.lengths) for p in self._processes.values() if p.job is of_job.job and len(p.lengths)]
+        steps = COVERED if usual and now - of_job.stirred_at >= CALM_S else 1
+        while steps > 1 and steps * float(max(usual)) > ROW_S * 1e9:
+            steps //= 2
+        of_job.compressor.cover(steps)
 
     def _store_summaries(self, of_job: _JobKernels, *, final: bool) -> None:
         origin = self._origin(of_job.job)

@@ -15,10 +15,6 @@ from numpy.typing import NDArray
 
 from argus import records
 
-RAW_MODES = ("auto", "all", "flagged")
-"""Which operations are stored one by one: up to ``RAW_ROWS_S`` and what is flagged; all; only what is flagged."""
-RAW_ROWS_S = 50_000.0
-"""Operations a second and job that a host stores one by one: 0.3 MB a second on disk."""
 RECORDER_BYTES = 32 << 20
 """What is kept of a process: a quarter of a million operations, two steps and more of a large model's 100,000."""
 

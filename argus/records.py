@@ -344,6 +344,7 @@ PAUSE = np.dtype(
         ("before_ns", "<u8"),
         ("after_ns", "<u8"),
         ("stack", "<u8"),
+        ("period_ns", "<u8"),
         ("pid", "<u4"),
         ("tid", "<u4"),
     ]

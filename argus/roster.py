@@ -20,6 +20,7 @@ from argus.capture.bpf import Attachment, Probes
 from argus.capture.calls import CALLS, Layer
 from argus.capture.follow import Family
 from argus.capture.names import KernelNames
+from argus.capture.nccl import Place, rank_offset, read_place
 from argus.capture.python import find_interpreter
 from argus.capture.pytorch import Membership, read_group
 from argus.capture.targets import (
@@ -114,6 +115,7 @@ class Job:
     control: dict[int, NDArray[np.void]] = field(default_factory=dict)
     handles: set[tuple[int, int]] = field(default_factory=set)
     named: dict[int, dict[int, Membership]] = field(default_factory=dict)
+    told: dict[int, dict[int, Place | None]] = field(default_factory=dict)
     traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
@@ -170,7 +172,12 @@ class Job:
             nbytes: Their payloads, shape (n,).
         """
         self.calls.setdefault(rank, Calls()).feed(
-            called["ts_ns"], called["tid"], _WHAT[called["call"]], nbytes.astype(np.int64)
+            called["ts_ns"],
+            called["tid"],
+            _WHAT[called["call"]],
+            nbytes.astype(np.int64),
+            called["comm"],
+            called["peer"],
         )
         columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
@@ -212,8 +219,24 @@ class Job:
             ):
                 known[handle] = found
 
+    def ask_communicators(self, member: Member, handles: Iterable[int]) -> None:
+        """Asks a process for its place in NCCL communicators that were not called before."""
+        known = self.told.setdefault(member.rank, {})
+        fresh = [handle for handle in handles if handle and handle not in known]
+        if not fresh:
+            return
+        offsets = (
+            rank_offset(each.open_path, each.stamp) for each in member.target.libraries if "libnccl" in each.roles
+        )
+        offset = next((found for found in offsets if found is not None), None)
+        for handle in fresh:
+            known[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
+
     def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
         """Remembers calls about communicators; those of communicators that were ended are dropped."""
+        made = [CALLS[call].kind in ("comm_init", "comm_split") for call in events["call"].tolist()]
+        for handle in events["handle"][made].tolist():
+            self.told.get(rank, {}).pop(handle, None)  # another object has had this address
         before = self.control.get(rank, np.empty(0, records.CONTROL))
         self.control[rank] = np.concatenate([before, events])[-1024:]
 

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.blocked import assemble, read_blocked
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, offcpu, stack_rows
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, RAISED_RATE_HZ, offcpu, stack_rows
 from argus.capture.code import CodeResolver
 from argus.capture.launches import Origin
 from argus.capture.python import Interpreter, PythonProcess, find_interpreter
 from argus.capture.stacks import Drained, RawStack, StackProbes
 from argus.capture.symbols import Symbols
-from argus.capture.targets import PROC, start_ticks
+from argus.capture.targets import PROC, read_file, start_ticks
 from argus.capture.threads import ThreadWatch
 from argus.errors import ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
@@ -36,18 +36,32 @@ from argus.store.writer import Writer
 
 SWAP_NS = 950_000_000
 """How long counts stay in the kernel. New stacks are fetched at every poll: their code objects may be freed soon."""
-REFRESH_S = 1.0
-"""How often the threads' times are read, and new threads met."""
+FIRST_REFRESH_S, REFRESH_S = 1.0, 3.0
+"""How often the threads' times are read, and new threads met: at first, and later."""
 REFRESH_ALL_S = 5.0
 """How often names, mappings, thread states and children of all threads are looked at again."""
 WAITING_S = 2.0
 """A thread that has been off the CPU for so long is told while it waits: one that hangs never comes back."""
-ROWS_S = 2.0
-"""How often counts become rows: a table costs about a millisecond whatever it holds."""
+ROWS_S = 5.0
+"""How often counts become rows: a table costs about a millisecond whatever it holds, and more in the store. At first it
+is more often."""
+FIRST_ROWS_S = 1.0
 READS_AFTER_END = 2
 """How often counts are read after a process's end until its last ones have come: they lie in either of two maps."""
 POLL_S = 0.1
-"""How often new stacks are fetched. What their frames are called comes with them, so that there is no hurry."""
+"""How often new stacks are fetched while there are many, or a process is new."""
+LONGEST_POLL_S = 1.0
+"""The same when there are few. What their frames are called comes with them, so that there is no hurry."""
+MANY, FEW = 1 / 16, 1 / 64
+"""Parts of a ring."""
+SLACK_S = 0.03
+"""What is due so soon is done at once: a turn costs more than what it does."""
+CALM_S = 60.0
+"""For so long nothing must be the matter before the rate is lowered again: several judgements."""
+DOUBTS = 8
+"""So often the chain of frame pointers at a place must be found wrong, and never right, before the kernel is told to
+leave it out there. What it holds then differs each time, and every sample would be a new stack."""
+_BELIEVED = -1 << 40
 RECENT_S = 5.0
 """What the live view shows."""
 KEPT_STACKS = 100_000
@@ -103,7 +117,9 @@ class _Process:
     retry: bool = True
     python_since_ns: int = 0
     folded: set[int] = field(default_factory=set)
-    """Functions that the kernel was told of."""
+    """Functions that the kernel was told of, and other places that it was asked about."""
+    doubts: Tally[int] = field(default_factory=Tally)
+    """Of places where a stack's leaf was: how often its chain was not believed; far below 0: it once was."""
     ended: bool = False
     ended_reads: int = 0
     drained: bool = False
@@ -142,7 +158,7 @@ class StackSide:
         origin: What a job's rows say besides the records themselves.
         version: Gives the next row version.
         on: Whether stacks are sampled at all.
-        rate_hz: Samples a second and CPU.
+        rate_hz: Samples a second and CPU; None: ``DEFAULT_RATE_HZ``, and more while ``heed`` is told of something.
         off_cpu_ns: Time off the CPU from which on it is told; None: not at all.
     """
 
@@ -153,13 +169,15 @@ class StackSide:
         version: Callable[[], int],
         *,
         on: bool = True,
-        rate_hz: int = DEFAULT_RATE_HZ,
+        rate_hz: int | None = None,
         off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS,
     ) -> None:
         self._writer = writer
         self._origin = origin
         self._version = version
-        self._rate_hz, self._off_cpu_ns = rate_hz, off_cpu_ns
+        self._may_raise = rate_hz is None
+        self._rate_hz, self._off_cpu_ns = rate_hz or DEFAULT_RATE_HZ, off_cpu_ns
+        self._why, self._calm_due = "", 0.0
         self._probes: StackProbes | None = None
         self._reason = "" if on else "off: switched off with --no-stacks"
         self._begun = False
@@ -178,8 +196,13 @@ class StackSide:
         self._collected: dict[int, tuple[int, ...]] = {}
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
-        self._recent: deque[tuple[float, Tally[tuple[str, int]], Tally[str]]] = deque()
+        self._recent: deque[tuple[float, float, Tally[tuple[str, int]], Tally[str]]] = deque()
+        """Of each time that counts became rows: since when they were counted and until when, lines and waits."""
+        self._worked = time.monotonic()
         self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
+        self._usage: list[tuple[_Process, NDArray[np.void]]] = []
+        self._rows_s, self._poll_s, self._refresh_s = FIRST_ROWS_S, POLL_S, FIRST_REFRESH_S
+        self._execs = -1
 
     # ---- who
 
@@ -194,9 +217,43 @@ class StackSide:
             self._reason = f"off: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
 
     @property
+    def due(self) -> float:
+        """When ``poll`` has something to do, as ``time.monotonic`` tells it."""
+        return min(self._poll_due, self._waiting_due) if self._probes is not None else float("inf")
+
+    @property
     def on(self) -> bool:
         """Whether threads are sampled."""
         return self._probes is not None
+
+    def heed(self, why: str, now: float) -> str:
+        """Samples more often while something is the matter, unless the rate was chosen. Call it now and then.
+
+        Args:
+            why: What is the matter; empty: nothing that is known.
+            now: ``time.monotonic()``.
+
+        Returns:
+            What has changed, for people; empty: nothing.
+        """
+        if self._probes is None or not self._may_raise:
+            return ""
+        if why:
+            self._calm_due = now + CALM_S
+        wanted = RAISED_RATE_HZ if now < self._calm_due else DEFAULT_RATE_HZ
+        if wanted == self._rate_hz:
+            return ""
+        try:
+            self._probes.set_rate(wanted)
+        except OSError as refusal:
+            self._may_raise = False
+            return f"stacks: the rate stays at {self._rate_hz} a second: {refusal.strerror}"
+        self._rate_hz, self._why = wanted, why
+        self._counters["stack_rate_changes"] += 1
+        for process in self._processes.values():
+            self._write_sampling(process)
+        reason = why or f"nothing was the matter for {CALM_S:.0f} s"
+        return f"stacks: {wanted} samples a second now: {reason}"
 
     @property
     def state(self) -> str:
@@ -217,7 +274,11 @@ class StackSide:
         wanted = {
             pid: (job, member.rank) for job in jobs for pid, member in job.members.items() if member.state == "traced"
         }
+        now += SLACK_S
         all_of_them = now >= self._refresh_all_due
+        execs = self._probes.execs()
+        may_be_another = all_of_them or execs != self._execs
+        self._execs = execs
         if all_of_them:
             self._refresh_all_due = now + REFRESH_ALL_S
         for pid, whose in list(wanted.items()):
@@ -235,7 +296,7 @@ class StackSide:
             known = self._processes.get(pid)
             if known is None:
                 self._add(pid, job, rank)
-            elif not known.ended and (program := _program(pid)) != known.program:
+            elif may_be_another and not known.ended and (program := _program(pid)) != known.program:
                 known.program = program
                 self._begin_program(known)
             elif not known.ended and known.retry:
@@ -244,7 +305,8 @@ class StackSide:
                 if known.resolver is not before:
                     self._add_target(known)  # the new one is to be told of all code objects
         if now >= self._refresh_due:
-            self._refresh_due = now + REFRESH_S
+            self._refresh_due = now + self._refresh_s
+            self._refresh_s = min(1.25 * self._refresh_s, REFRESH_S)
             for process in self._processes.values():
                 self._refresh(process, all_of_it=all_of_them)
 
@@ -258,6 +320,9 @@ class StackSide:
         except OSError:
             return  # it has ended
         self._processes[pid] = process
+        self._poll_s, self._poll_due, self._execs = POLL_S, 0.0, -1
+        self._refresh_s = FIRST_REFRESH_S
+        self._refresh_due = min(self._refresh_due, time.monotonic() + FIRST_REFRESH_S)
         self._find_python(process)  # first, or the first samples would lack their Python stacks
         self._add_target(process)
         self._refresh(process, all_of_it=True)
@@ -371,22 +436,19 @@ class StackSide:
                 self._count_collections(process, process.python)
             if len(usage):
                 self._tell_asleep(process, usage)
-                self._writer.append(
-                    "thread_usage",
-                    stack_rows.to_usage(
-                        usage,
-                        self._origin(process.job),
-                        np.full(len(usage), process.rank, np.uint32),
-                        [self._thread_name(process, int(tid)) for tid in usage["tid"]],
-                    ),
-                )
+                self._usage.append((process, usage))
             for what, text in process.threads.state.items():
                 state, _, reason = text.partition(": ")
                 self._write_feature(process, f"{what} delay", state, reason)
-            if self._probes is not None:
-                for what, text in self._probes.state.items():
-                    state, _, reason = text.partition(": ")
-                    self._write_feature(process, what, state, reason)
+            self._write_sampling(process)
+
+    def _write_sampling(self, process: _Process) -> None:
+        assert self._probes is not None
+        for what, text in self._probes.state.items():
+            state, _, reason = text.partition(": ")
+            if what == "sampling" and state == "on":
+                reason = f"{self._rate_hz} a second" + (f": {self._why}" if self._why else "")
+            self._write_feature(process, what, state, reason)
 
     def _count_collections(self, process: _Process, python: PythonProcess) -> None:
         collections = python.collections()
@@ -406,13 +468,18 @@ class StackSide:
         """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded."""
         if self._probes is None:
             return
+        now += SLACK_S
         if now >= self._waiting_due or final:
             self._waiting_due = now + WAITING_S
             self._tell_waiting(final=final)
         if now < self._poll_due and not final:
             return
-        self._poll_due = now + POLL_S
         self._take(self._probes.drain(final=final))
+        if self._probes.used > MANY:
+            self._poll_s = POLL_S
+        elif self._probes.used < FEW:
+            self._poll_s = min(2 * self._poll_s, max(min(self._probes.longest_poll_s, LONGEST_POLL_S), POLL_S))
+        self._poll_due = now + self._poll_s
         for process in self._processes.values():
             process.drained = process.ended and self._probes.reads >= process.ended_reads + READS_AFTER_END
 
@@ -456,22 +523,35 @@ class StackSide:
         stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, int(raw.head["flags"]))
         if len(raw.native):
             self._fold(process, int(raw.native[0]))
+        if len(raw.native) > 1:
+            self._doubt(process, int(raw.native[0]), stack.native == "complete")
         self._ids[int(raw.head["stack"])] = stack.id
         self._stacks.setdefault(stack.id, stack)
 
     def _fold(self, process: _Process, leaf: int) -> None:
         """Lets the kernel know the function that a thread was in, so that it takes all of it for one place."""
+        if leaf in process.folded or process.ended:
+            return
+        process.folded.add(leaf)
         found = process.symbols.function(leaf)
-        if found is None or found[0] in process.folded or process.ended:
+        if found is None or (found[0] in process.folded and found[0] != leaf):
             return
         assert self._probes is not None
         process.folded.add(found[0])
         self._probes.set_function(process.pid, *found, near=leaf)
 
+    def _doubt(self, process: _Process, leaf: int, believed: bool) -> None:
+        """Lets the kernel know the places whose chains of frame pointers are worth nothing."""
+        assert self._probes is not None
+        process.doubts[leaf] = _BELIEVED if believed else process.doubts[leaf] + 1
+        if process.doubts[leaf] == DOUBTS and not process.ended:
+            self._probes.set_leaf_only(process.pid, leaf)
+
     def _add_target(self, process: _Process) -> None:
         """From now on the process's stacks have other numbers, and are sent again."""
         assert self._probes is not None
         process.folded.clear()
+        process.doubts.clear()
         self._probes.add_target(process.pid)
 
     def _tell_waiting(self, *, final: bool) -> None:
@@ -528,9 +608,11 @@ class StackSide:
 
     def work(self, now: float, *, final: bool = False) -> None:
         """Turns what was fetched into rows, when that is due."""
+        now += SLACK_S
         if self._probes is None or (now < self._rows_due and not final):
             return
-        self._rows_due = now + ROWS_S
+        self._rows_due = now + self._rows_s
+        self._rows_s = min(1.5 * self._rows_s, ROWS_S)
         counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
         pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
         self._counts, self._pauses = [], []
@@ -539,13 +621,16 @@ class StackSide:
             pids = np.array([process.pid for process in mine], np.uint32)
             self._write_counts(job, counts[np.isin(counts["pid"], pids)], now)
             self._write_pauses(job, pauses[np.isin(pauses["pid"], pids)])
+            self._write_usage(job)
+        self._usage.clear()
         known = np.isin(counts["pid"], np.array(list(self._processes), np.uint32))
         self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
                 self._forget(pid)
-        while self._recent and self._recent[0][0] < now - RECENT_S:
+        while self._recent and self._recent[0][1] < now - RECENT_S + SLACK_S:
             self._recent.popleft()
+        self._worked = now
 
     def _write_counts(self, job: Job, counts: NDArray[np.void], now: float) -> None:
         if not len(counts):
@@ -558,11 +643,10 @@ class StackSide:
         counts, ids = _together(counts, ids)
         ranks, threads = self._whose(counts)
         self._write_stacks(job, ids)
-        assert self._probes is not None
         reasons = offcpu.reasons(counts["what"])
         self._writer.append(
             "stack_samples",
-            stack_rows.to_samples(counts, origin, ranks, threads, ids, self._probes.period_ns, reasons),
+            stack_rows.to_samples(counts, origin, ranks, threads, ids, reasons),
         )
         self._remember(counts, ranks, ids, reasons, now)
 
@@ -587,17 +671,17 @@ class StackSide:
         lines: Tally[tuple[str, int]] = Tally()
         waits: Tally[str] = Tally()
         off = (counts["what"] & records.WHAT_OFF) != 0
-        on = zip(ids[~off].tolist(), ranks[~off].tolist(), counts["count"][~off].tolist(), strict=True)
-        for one, rank, count in on:
+        on = zip(ids[~off].tolist(), ranks[~off].tolist(), counts["ns"][~off].tolist(), strict=True)
+        for one, rank, ns in on:
             line = self._hot_lines.get(one)
             if line is None:
                 stack = self._stack(one)
                 line = self._hot_lines[one] = hot_line(stack) if stack is not None else ""
             if line:
-                lines[(line, rank)] += count
+                lines[(line, rank)] += ns
         for place in np.flatnonzero(off).tolist():
             waits[reasons[place]] += int(counts["ns"][place])
-        self._recent.append((now, lines, waits))
+        self._recent.append((self._worked, now, lines, waits))
 
     def _write_pauses(self, job: Job, pauses: NDArray[np.void]) -> None:
         if not len(pauses):
@@ -613,9 +697,17 @@ class StackSide:
                 ranks,
                 threads,
                 ids,
-                period_ns=self._probes.period_ns if self._probes is not None else 0,
             ),
         )
+
+    def _write_usage(self, job: Job) -> None:
+        mine = [(process, usage) for process, usage in self._usage if process.job is job]
+        if not mine:
+            return
+        ranks = np.repeat([process.rank for process, _ in mine], [len(usage) for _, usage in mine])
+        names = [self._thread_name(process, tid) for process, usage in mine for tid in usage["tid"].tolist()]
+        usage = np.concatenate([usage for _, usage in mine])
+        self._writer.append("thread_usage", stack_rows.to_usage(usage, self._origin(job), ranks, names))
 
     def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
         """Rank and thread name of each record."""
@@ -710,17 +802,17 @@ class StackSide:
         lines: Tally[str] = Tally()
         ranks: dict[str, set[int]] = {}
         waits: Tally[str] = Tally()
-        for _, seen, waited in self._recent:
+        for _, _, seen, waited in self._recent:
             waits.update(waited)
-            for (text, rank), count in seen.items():
-                lines[text] += count
+            for (text, rank), ns in seen.items():
+                lines[text] += ns
                 ranks.setdefault(text, set()).add(rank)
         total = max(lines.total(), 1)
-        span = max(self._recent[-1][0] - self._recent[0][0], 0.25) if self._recent else 1.0
+        span = max(self._recent[-1][1] - self._recent[0][0], 0.25) if self._recent else 1.0
         return StackView(
             self.state,
             self.counters().get("stack_samples", (0, False))[0],
-            [HotLine(text, count / total, len(ranks[text])) for text, count in lines.most_common(8)],
+            [HotLine(text, ns / total, len(ranks[text])) for text, ns in lines.most_common(8)],
             [(reason, ns / 1e9 / span) for reason, ns in waits.most_common(5)],
         )
 
@@ -797,8 +889,8 @@ def _children(pid: int, *, all_threads: bool) -> list[int]:
             one = queue.pop()
             folder = f"{PROC}/{one}/task"
             for tid in os.listdir(folder) if all_threads else (one,):
-                with contextlib.suppress(OSError), open(f"{folder}/{tid}/children", "rb") as listed:
-                    children = [int(word) for word in listed.read().split()]
+                with contextlib.suppress(OSError):
+                    children = [int(word) for word in read_file(f"{folder}/{tid}/children").split()]
                     found += children
                     queue += children
     return found
@@ -807,6 +899,6 @@ def _children(pid: int, *, all_threads: bool) -> list[int]:
 def _program(pid: int) -> bytes:
     """What changes with each exec: the auxiliary vector, whose random bytes and entry point lie elsewhere then."""
     try:
-        return (PROC / str(pid) / "auxv").read_bytes()
+        return read_file(f"{PROC}/{pid}/auxv")
     except OSError:
         return b""

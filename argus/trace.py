@@ -11,13 +11,14 @@ import os
 import socket
 import time
 from collections import Counter as Tally
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import __version__, records
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches
+from argus.capture import DEFAULT_OFF_CPU_NS, calls, collectives, launches
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
@@ -32,14 +33,15 @@ from argus.capture.targets import (
     same_process,
     sees_host_pids,
 )
+from argus.cupti import RAW_ROWS_S
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
 from argus.gpu import GpuSide, GpuView
 from argus.kernels import KernelSide
-from argus.recorder import RAW_ROWS_S
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
+from argus.semantics.flops import utilization
 from argus.semantics.groups import RankCalls, find_groups, keep_alignment
 from argus.semantics.marks import marks_of
 from argus.semantics.mesh import describe, superseded
@@ -47,7 +49,6 @@ from argus.semantics.phases import METHODS as PHASE_METHODS
 from argus.semantics.phases import PHASE, PHASES, PhaseTracker
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
-from argus.stacks import POLL_S as STACKS_POLL_S
 from argus.store import spill
 from argus.store.open import Store
 from argus.store.reader import newest_run
@@ -56,8 +57,14 @@ from argus.store.writer import Writer
 
 POLL_S = 0.02
 """How often the rings are drained while calls are probed."""
+QUIET_POLL_S = 0.1
+"""The same while few calls come, and no GPU's records."""
+QUIET = 1 / 256
+"""Part of a ring."""
 WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
+IDLE_WORK_INTERVAL_S = 1.0
+"""The same while no calls are probed."""
 GROUPS_INTERVAL_S = 1.0
 """How often the communicators are lined up while something about them is unknown."""
 SETTLED_GROUPS_INTERVAL_S = 60.0
@@ -66,9 +73,15 @@ SETTLED_CALLS = 256
 """Collectives of each rank before an alignment counts as settled: dozens of steps."""
 LOOK_INTERVAL_S = 0.5
 """How often every process is looked at: whether it ended, loaded libraries, has children."""
+IDLE_LOOK_INTERVAL_S = 1.0
+"""The same while no calls are probed: a turn costs more than what it does."""
+IDLE_SLACK_S = 0.5
+"""While no calls are probed, what is due so soon is done at once: half of the intervals, or each would have turns of
+its own for ever."""
 QUICK_LOOK_INTERVAL_S = 0.05
 """How often a young child is looked at until it has loaded a library: calls before that go unseen."""
-COVERAGE_INTERVAL_S = 2.0
+FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
+"""How often counters become rows: at first, and later."""
 GPU_STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 KEEP_COLLECTIVES = 4096
@@ -110,11 +123,11 @@ class Options:
         not_armed: Why processes may be without the helper, for people; empty: nobody gave them one.
         all_armed: Every process was started with it.
         stacks: Sample the threads' stacks.
-        rate_hz: Samples a second and CPU.
+        rate_hz: Samples a second and CPU; None: more while something is the matter (``Tracer.heed``).
         off_cpu_ns: Time off the CPU from which on it is told, with its stack and reason; None: not at all.
         step_flops: Floating-point operations of the model in a step, of all ranks; 0: not given.
         peak_flops: What a GPU can do at most in a second; 0: not given.
-        raw: Which operations of the GPUs are stored one by one: one of ``recorder.RAW_MODES``.
+        raw: Which operations of the GPUs are stored one by one: one of ``cupti.RAW_MODES``.
         raw_rows_s: How many a second of each job, at most, where ``raw`` is "auto".
     """
 
@@ -132,7 +145,7 @@ class Options:
     not_armed: str = ""
     all_armed: bool = False
     stacks: bool = False
-    rate_hz: int = DEFAULT_RATE_HZ
+    rate_hz: int | None = None
     off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS
     step_flops: float = 0.0
     peak_flops: float = 0.0
@@ -242,7 +255,11 @@ class Tracer:
         self._written_jobs: set[tuple[str, int]] = set()
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
+        self._coverage_s = FIRST_COVERAGE_S
+        self._polled = 0.0
+        self._ring_poll_s = POLL_S
         self._drained_ns = 0
+        self._seen_ns = 0  # what was called until then has become rows
         self._marks_without_rank = 0
         self._ranges_since = time.monotonic()
         self._ranges_seen = self._marks_seen = self._marks_before = 0
@@ -364,39 +381,54 @@ class Tracer:
         assert self._roster is not None
         # What ended before the rings are read has nothing left in them afterwards.
         ended = self._roster.leaving()
-        now = time.monotonic()
+        now = self._polled = time.monotonic()
+        soon = now + (0.0 if self._calls_come else IDLE_SLACK_S)
         self._gpu.poll(now)
         self._drain()
-        if now >= self._quick_look_due:
+        if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
             if self._roster.look_quickly(now):
                 self._write_ranks()
             self._gpu.look(self.jobs, self._roster.candidates(), now)
         self._stacks.poll(now)
-        if now >= self._work_due:
-            self._work_due = now + WORK_INTERVAL_S
+        if soon >= self._work_due:
+            self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)
             self._stacks.work(now)
             self._roster.retire(ended)
-        if now >= self._look_due:
-            self._look_due = now + LOOK_INTERVAL_S
+        if soon >= self._look_due:
+            self._look_due = now + (LOOK_INTERVAL_S if self._calls_come else IDLE_LOOK_INTERVAL_S)
             changed = self._roster.look(now)
             if self._stacks.on and self._roster.adopt_cpu_ranks(now):
                 changed = True
             if changed:
                 self._write_ranks()
             self._stacks.look(self.jobs, now)
-        if now >= self._coverage_due:
-            self._coverage_due = now + COVERAGE_INTERVAL_S
+        if soon >= self._coverage_due:
+            self._coverage_due = now + self._coverage_s
+            self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
             self._write_coverage()
         self._writer.maybe_flush(now)
 
     @property
     def pace_s(self) -> float:
-        """How soon ``poll`` is to be called again."""
-        if self._roster is not None and (self._roster.attached or self.options.children):
-            return POLL_S
-        return STACKS_POLL_S
+        """How soon after the beginning of the last ``poll`` it is to be called again."""
+        if self._calls_come:
+            return self._ring_poll_s
+        return max(POLL_S, min(self._look_due, self._work_due, self._stacks.due) - self._polled)
+
+    @property
+    def _calls_come(self) -> bool:
+        return self._roster is not None and bool(self._roster.attached or self.options.children)
+
+    def heed(self, matters: Sequence[str]) -> None:
+        """Looks closer while something is the matter with a job. Call it about once a second.
+
+        Args:
+            matters: What, a line each; none: nothing that is known.
+        """
+        if changed := self._stacks.heed(matters[0] if matters else "", time.monotonic()):
+            self._note(changed)
 
     def done(self) -> bool:
         """Whether every target has ended."""
@@ -405,6 +437,11 @@ class Tracer:
     def _drain(self) -> None:
         assert self._probes is not None
         self._drained_ns = time.monotonic_ns()
+        rings = (self._probes.launches, self._probes.collectives, self._probes.control, self._probes.marks)
+        if self.options.children or self._gpu.collects or any(ring.used > QUIET for ring in rings):
+            self._ring_poll_s = POLL_S
+        else:
+            self._ring_poll_s = min(1.25 * self._ring_poll_s, QUIET_POLL_S)
         # Control last: the name of a kernel that was launched is then there as well.
         for name, ring in (
             ("launches", self._probes.launches),
@@ -422,6 +459,7 @@ class Tracer:
 
     def _work(self, now: float, *, final: bool = False) -> None:
         assert self._roster is not None
+        self._seen_ns = self._drained_ns
         control = self._take("control", records.CONTROL)
         cuda = self._take("launches", records.LAUNCH)
         nccl = self._take("collectives", records.COLLECTIVE)
@@ -457,6 +495,7 @@ class Tracer:
             if self._flags.trouble and self._flags.trouble not in self.notes():
                 self._note(self._flags.trouble)
             for job, flag in self._flags.take():
+                self.heed([f"asked for: {flag.why}"])
                 begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
                 self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
         self._kernels.work(now, time.monotonic_ns(), final=final)
@@ -559,6 +598,8 @@ class Tracer:
                 continue
             if of_rank.any():
                 job.count_traffic(member.rank, events[of_rank], nbytes[of_rank])
+                of_nccl = of_rank & collectives.of_nccl(events)
+                job.ask_communicators(member, np.unique(events["comm"][of_nccl]).tolist())
             chosen = events[of_rank & together]
             if not len(chosen):
                 continue
@@ -722,6 +763,7 @@ class Tracer:
                 sync_duration=job.syncs.get(rank, nothing)[:, 1],
                 control=job.control.get(rank, np.empty(0, records.CONTROL)),
                 named=job.named.get(rank, {}),
+                told={comm: place for comm, place in job.told.get(rank, {}).items() if place is not None},
             )
             for rank, recent in sorted(job.recent.items())
         ]
@@ -790,11 +832,7 @@ class Tracer:
             if not (step_flops and peak_flops and job.step_ns and job.step_count):
                 continue
             ranks = max(max((m.target.identity.world_size for m in job.ranks()), default=0), len(job.ranks()))
-            achieved = step_flops / ranks / (job.step_ns / job.step_count / 1e9)
-            lines.append(
-                f"model FLOPs utilization: {achieved / peak_flops:.1%}, "
-                f"{achieved / 1e12:.4g} of {peak_flops / 1e12:.4g} TFLOP/s a GPU on {ranks} ranks"
-            )
+            lines.append(utilization(step_flops, peak_flops, ranks, job.step_ns / job.step_count))
         return lines
 
     def mesh(self) -> list[str]:
@@ -809,6 +847,7 @@ class Tracer:
         assert self._roster is not None
         self._gpu.begin_stop()
         self._roster.family.close()
+        detached_ns = time.monotonic_ns()
         self._probes.detach()
         self._stacks.stop()
         self._stop_gpu()
@@ -820,6 +859,8 @@ class Tracer:
             if len(events):
                 self._drained[name].append(events)
         self._work(time.monotonic(), final=True)
+        # Storing what is left may take long, and calls of that time are not a job's silence.
+        self._seen_ns = detached_ns
         self._write_ranks()
         for job in self.jobs:
             self._write_job(job, ended=True)
@@ -1036,7 +1077,7 @@ class Tracer:
                     "counter": list(found),
                     "value": np.array([value for value, _ in found.values()], np.uint64),
                     "loss": np.array([loss for _, loss in found.values()], bool),
-                    "ts": np.full(len(found), self._now_ns(), np.int64),
+                    "ts": np.full(len(found), (self._seen_ns or time.monotonic_ns()) + self.mono_offset_ns, np.int64),
                     "version": self._next_version(),
                 },
             )

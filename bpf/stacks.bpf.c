@@ -3,7 +3,8 @@
  *
  * Compiled with these definitions (argus/capture/stacks.py):
  *   ARGUS_STACK_PAGES, ARGUS_CODE_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
- *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS  entries of the maps
+ *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
+ *   ARGUS_THREAD_PAGES  pages of threads_known: enough for every thread number there can be
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
  *   ARGUS_PREV_STATE  1: sched_switch tells the state that a thread goes off in (Linux 5.18)
  *   ARGUS_OFF_CPU_NS  shortest time off the CPU that is counted
@@ -40,6 +41,9 @@ static long (*argus_get_stack)(void *ctx, void *to, u32 size, u64 flags) = (void
 #define SEND 2
 #define FRAMES_A_PASS 32
 #define FRAME_STEPS (10 * FRAMES_A_PASS) /* some more than are kept: entry frames are read, and not kept */
+
+#define TARGET_BITS 32768
+#define THREADS_A_PAGE 4096
 
 #define LONG_SITES 8
 #define TRUST_SHIFT 23 /* ns: 8 ms */
@@ -88,6 +92,23 @@ struct nsdata {
 	u32 tgid;
 };
 
+/* CPython 3.11 and later lay frames side by side, a caller's below its callee's: with a frame, so many bytes below it are
+ * read, within its page. */
+#define WINDOW 512
+#define FRAME_BYTES 128
+
+#define KNOWN_CODES 16
+
+/* What the stack being taken has already read of a code object. Between two samples anything may be freed. */
+struct known_code {
+	u64 code;
+	u64 when;          /* s->now of the stack */
+	u64 check;
+	u64 content;       /* 0: not read yet */
+	u64 units;         /* ob_size */
+	u64 firstlineno;
+};
+
 #define BODY (ARGUS_PYTHON_FRAMES * sizeof(struct argus_frame) + ARGUS_NATIVE_FRAMES * 8)
 
 /* Work space, too large for BPF's stack. Variables that live through a loop are here too: a register whose value the
@@ -96,8 +117,11 @@ struct scratch {
 	struct argus_stack head;
 	u8 body[BODY];
 	u8 thread[264];    /* a thread state's beginning */
-	u8 frame[136];
+	u8 frame[2 * WINDOW + FRAME_BYTES]; /* memory from window on */
 	u8 code[264];
+	struct known_code codes[KNOWN_CODES];
+	u64 window;
+	u64 window_bytes;
 	u64 address;       /* of the frame being read */
 	u64 earlier;       /* a frame met before: met again, the chain is a circle */
 	u64 hash;
@@ -126,6 +150,17 @@ struct block {
 	u64 space;
 };
 
+/* Whether a process may be in stack_targets, a bit each by the low bits of its number, and whether a thread is in threads:
+ * one look, at a line that is mostly in a cache, spares those whom nobody traces (every switch of the machine) the rest. */
+struct target_bits {
+	u64 words[TARGET_BITS / 64];
+};
+struct thread_page {
+	u8 known[THREADS_A_PAGE];
+};
+BPF_ARRAY(targets_known, struct target_bits, 1);
+BPF_ARRAY(threads_known, struct thread_page, ARGUS_THREAD_PAGES);
+
 BPF_HASH(stack_targets, u32, struct target, 16384);
 BPF_HASH(pythons, u32, struct argus_python, 4096);
 BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
@@ -137,11 +172,16 @@ BPF_TABLE("lru_hash", u64, u8, seen, ARGUS_SEEN);
 BPF_TABLE("lru_hash", u64, u8, codes_seen, ARGUS_CODES);
 /* Where the function begins that a block lies in. User space tells it of functions that samples met. */
 BPF_TABLE("lru_hash", struct block, u64, blocks, ARGUS_BLOCKS);
+/* Places (a block's number is the address here) whose chains of frame pointers user space has never believed: what such a
+ * chain holds makes stacks different that are the same. */
+BPF_TABLE("lru_hash", struct block, u8, leaf_only, ARGUS_LEAVES);
 BPF_ARRAY(blank_threads, struct thread, 1);
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
 BPF_PERCPU_ARRAY(stack_counters, u64, ARGUS_SC_COUNT);
 /* [0]: which counting map is written. [1]: 1 once all is to end. */
 BPF_ARRAY(switches, u32, 2);
+/* The time between two samples on a CPU, ns: what one stands for. */
+BPF_ARRAY(periods, u64, 1);
 
 BPF_RINGBUF_OUTPUT(stacks, ARGUS_STACK_PAGES);
 BPF_RINGBUF_OUTPUT(codes, ARGUS_CODE_PAGES);
@@ -178,6 +218,33 @@ INLINE u64 is_zero(u64 x)
 
 #define AT(type, buffer, offset, mask) (*(type *)((buffer) + ((offset) & (mask))))
 
+INLINE int may_be_target(u32 tgid)
+{
+	int zero = 0;
+	struct target_bits *bits = targets_known.lookup(&zero);
+	return bits && bits->words[tgid / 64 & (TARGET_BITS / 64 - 1)] >> (tgid & 63) & 1;
+}
+
+INLINE u8 *known_thread(u32 tid)
+{
+	u32 number = tid / THREADS_A_PAGE;
+	struct thread_page *page = threads_known.lookup(&number);
+	return page ? &page->known[tid & (THREADS_A_PAGE - 1)] : 0;
+}
+
+INLINE struct thread *find_thread(u32 tid)
+{
+	u8 *known = known_thread(tid);
+	return known && *known ? threads.lookup(&tid) : 0;
+}
+
+INLINE u64 period_ns(void)
+{
+	int zero = 0;
+	u64 *period = periods.lookup(&zero);
+	return period ? *period : 0;
+}
+
 INLINE struct thread *thread_of(u32 tgid, u32 tid)
 {
 	struct thread *thread = threads.lookup(&tid);
@@ -187,10 +254,12 @@ INLINE struct thread *thread_of(u32 tgid, u32 tid)
 	struct thread *blank = blank_threads.lookup(&zero);
 	if (!blank)
 		return 0;
-	if (threads.update(&tid, blank) != 0) {
+	u8 *known = known_thread(tid);
+	if (!known || threads.update(&tid, blank) != 0) {
 		count(ARGUS_SC_THREADS_FULL);
 		return 0;
 	}
+	*known = 1;
 	thread = threads.lookup(&tid);
 	if (thread)
 		thread->pid = tgid;
@@ -331,12 +400,18 @@ INLINE u64 thread_state(struct scratch *s, struct argus_python *py, struct threa
 
 #define FRAME_OWNED_BY_GENERATOR 1
 
+INLINE struct known_code *known_code(struct scratch *s, u64 code)
+{
+	return &s->codes[(code >> 4 ^ code >> 8) & (KNOWN_CODES - 1)];
+}
+
 /* Goes to the leaf of the thread state in s->thread. */
 INLINE void begin_walk(struct scratch *s, struct argus_python *py)
 {
 	s->bottom = 0;
 	s->earlier = 0;
 	s->steps = 0;
+	s->window_bytes = 0;
 	s->address = AT(u64, s->thread, py->thread_frame, 255);
 	if (py->cframe_frame != ARGUS_NO_OFFSET) {
 		if (read(&s->address, 8, s->address + py->cframe_frame) != 0)
@@ -356,19 +431,33 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 	for (int i = 0; i < FRAMES_A_PASS; i++) {
 		u64 bytes = py->frame_bytes;
 		OPAQUE(bytes);
-		if (bytes > 128)
+		if (bytes > FRAME_BYTES)
 			END(WALK_REJECTED);
-		if (read(s->frame, bytes, s->address) != 0)
-			END(WALK_FAULT);
-		u64 previous = AT(u64, s->frame, py->frame_previous, 127);
+		u64 owner_at = py->frame_owner;
+		if (s->address - s->window + bytes > s->window_bytes || s->address < s->window) {
+			u64 below = s->address & 4095, beyond = (WINDOW - below) >> 63;
+			below ^= (below ^ WINDOW) & -beyond;
+			below &= is_zero(owner_at ^ ARGUS_NO_OFFSET) - 1;
+			u64 size = below + bytes;
+			OPAQUE(size);
+			if (size > WINDOW + FRAME_BYTES)
+				END(WALK_REJECTED);
+			s->window = s->address - below;
+			s->window_bytes = size;
+			if (read(s->frame, size, s->window) != 0)
+				END(WALK_FAULT);
+		}
+		u64 offset = *(volatile u64 *)&s->address - *(volatile u64 *)&s->window;
+		u8 *here = s->frame + (offset & (2 * WINDOW - 1));
+		u64 previous = AT(u64, here, py->frame_previous, 127);
 
-		u64 owner_at = py->frame_owner, owner = AT(u8, s->frame, owner_at, 127);
+		u64 owner = AT(u8, here, owner_at, 127);
 		u64 no_owner = is_zero(owner_at ^ ARGUS_NO_OFFSET);
 		u64 entry = no_owner | is_zero(owner ^ py->owner_entry) | is_zero(owner ^ py->owner_entry_2);
 		u64 no_frame = entry & is_zero(py->entry_is_frame) & ~no_owner;
 		/* In 3.11 a generator that C code resumes is marked before it is linked to its caller. A chain that ends in one
 		 * was cut there: what begins a thread is no generator. Its owner lies behind the mark (pycore_frame.h). */
-		u64 generator = entry & py->entry_is_frame & is_zero(AT(u8, s->frame, owner_at + 1, 127) ^ FRAME_OWNED_BY_GENERATOR);
+		u64 generator = entry & py->entry_is_frame & is_zero(AT(u8, here, owner_at + 1, 127) ^ FRAME_OWNED_BY_GENERATOR);
 		s->bottom = entry & ~(generator & is_zero(is_zero(bytes > owner_at + 1)));
 
 		u64 n = s->frames;
@@ -384,21 +473,36 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 		} else {
 			if (n == ARGUS_PYTHON_FRAMES)
 				END(WALK_CUT);
-			u64 code = AT(u64, s->frame, py->frame_code, 127) & ~((1ull << (py->code_tag_bits & 7)) - 1);
+			u64 code = AT(u64, here, py->frame_code, 127) & ~((1ull << (py->code_tag_bits & 7)) - 1);
 			u64 size = py->code_bytes;
 			OPAQUE(size);
 			if (size > 256)
 				END(WALK_REJECTED);
-			if (read(s->code, size, code) != 0)
-				END(WALK_FAULT);
+			struct known_code *known = known_code(s, code);
+			if (known->code != code || known->when != s->now) {
+				if (read(s->code, size, code) != 0)
+					END(WALK_FAULT);
+				if (*(u64 *)(s->code + 8) != py->code_type)
+					END(WALK_REJECTED);
+				u64 check = mix(AT(u64, s->code, py->code_name, 255));
+				check ^= AT(u64, s->code, py->code_qualname, 255) &
+					 (is_zero(py->code_qualname ^ ARGUS_NO_OFFSET) - 1);
+				check = mix(check) ^ AT(u64, s->code, py->code_filename, 255);
+				known->check = mix(check) ^ AT(u64, s->code, py->code_linetable, 255);
+				known->content = 0;
+				known->units = *(u64 *)(s->code + 16);
+				known->firstlineno = AT(u32, s->code, py->code_firstlineno, 255) & ~ARGUS_FRAME_ENTRY;
+				known->code = code;
+				known->when = s->now;
+			}
+			u64 check = *(volatile u64 *)&known->check;
 			/* The last instruction: an index, or an address inside the code object, whose ob_size, at 16, counts units
 			 * of two bytes. One unit before its first: none has begun. */
 			u64 is_index = is_zero(py->code_adaptive ^ ARGUS_NO_OFFSET);
-			u64 instr = AT(u64, s->frame, py->frame_instr, 127);
+			u64 instr = AT(u64, here, py->frame_instr, 127);
 			s64 at = instr - (code + py->code_adaptive), index = (s64)(s32)instr << (py->instr_shift & 7);
-			u64 outside = is_zero(is_zero((u64)(at + 2) >> 63) & ((u64)(at - (s64)(*(u64 *)(s->code + 16) << 1)) >> 63));
-			u64 wrong = (*(u64 *)(s->code + 8) ^ py->code_type) | (outside & ~is_index);
-			if (wrong)
+			u64 outside = is_zero(is_zero((u64)(at + 2) >> 63) & ((u64)(at - (s64)(*(volatile u64 *)&known->units << 1)) >> 63));
+			if (outside & ~is_index)
 				END(WALK_REJECTED);
 			at ^= (at ^ index) & -is_index;
 			u32 instruction = (u32)at | (u32)(at >> 63);
@@ -410,11 +514,7 @@ INLINE void walk_frames(struct scratch *s, struct argus_python *py)
 			/* In 3.11 such a leaf does not tell yet whether C code called it: left out, its caller is the leaf. */
 			u64 kept = ~(not_begun & -(u64)is_zero(is_zero(py->entry_is_frame)));
 			OPAQUE(kept);
-			u64 check = mix(AT(u64, s->code, py->code_name, 255));
-			check ^= AT(u64, s->code, py->code_qualname, 255) & (is_zero(py->code_qualname ^ ARGUS_NO_OFFSET) - 1);
-			check = mix(check) ^ AT(u64, s->code, py->code_filename, 255);
-			check = mix(check) ^ AT(u64, s->code, py->code_linetable, 255);
-			u32 line = (AT(u32, s->code, py->code_firstlineno, 255) & ~ARGUS_FRAME_ENTRY) | entry << 31;
+			u32 line = *(volatile u32 *)&known->firstlineno | entry << 31;
 
 			struct argus_frame *frame = &frames[n];
 			frame->code = code;
@@ -513,6 +613,30 @@ INLINE int walk_on(void)
 	return *(volatile u32 *)&s->walking ? WALK : FINISH;
 }
 
+#define LARGEST_FRAME (1ull << 26)
+
+/* Reads where the thread is in user space, and the chain of frame pointers. Returns the bytes.
+ *
+ * Most code keeps something else in that register. The kernel's helper took 2 to 3.5 us more for such a thread, and what it
+ * reads on the way makes stacks different that are the same: whatever cannot be a frame is not followed. */
+INLINE long native_stack(void *ctx, u64 *native)
+{
+#if defined(ARGUS_TASK_PID) && !defined(__aarch64__) && !defined(__TARGET_ARCH_arm64)
+	/* bp to sp (arch/x86/include/asm/ptrace.h) */
+	u64 words[16] = {}, frame[2] = {};
+	if (bpf_probe_read_kernel(words, sizeof(words), (void *)argus_task_regs(argus_current_task()) + 32) == 0) {
+		u64 bp = words[0], ip = words[12], sp = words[15];
+		u64 near = bp - sp < LARGEST_FRAME && !(bp & 7);
+		/* A thread that is ending has no memory, and then no stack. */
+		if (read(frame, sizeof(frame), near ? bp : sp) == 0 && (!near || frame[1] - 4096 >= 1ull << 47)) {
+			native[0] = ip;
+			return 8;
+		}
+	}
+#endif
+	return argus_get_stack(ctx, native, ARGUS_NATIVE_FRAMES * 8, USER_STACK);
+}
+
 /* Ends taking the stack. If it is new, s->fresh is set: it is to be sent (send_stack). Returns its number, never 0. */
 INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64 id)
 {
@@ -546,7 +670,7 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 	if (n > ARGUS_PYTHON_FRAMES)
 		return 1;
 	u8 *native = s->body + n * sizeof(struct argus_frame);
-	long got = argus_get_stack(ctx, native, ARGUS_NATIVE_FRAMES * 8, USER_STACK);
+	long got = native_stack(ctx, (u64 *)native);
 	u64 addresses = 0;
 	if (got > 0)
 		addresses = (u64)got / 8;
@@ -561,6 +685,9 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 			*(u64 *)native = py->eval_begin;
 		else if (begin)
 			*(u64 *)native = *begin;
+		block.number = *(u64 *)native;
+		if (addresses > 1 && leaf_only.lookup(&block))
+			addresses = 1;
 	}
 	if (py && s->flags & ARGUS_STACK_PYTHON_REJECTED) { /* else nobody wants to know any more: it was removed just now */
 		if (*(volatile u32 *)&s->result != WALK_FAULT)
@@ -645,6 +772,12 @@ INLINE u64 hash_text(u8 *text, u64 mask, struct argus_python *py)
 /* Finds out which content a frame's code object has, and sends it if that was never met. */
 INLINE void read_content(struct scratch *s, struct argus_python *py, struct argus_frame *frame)
 {
+	struct known_code *known = known_code(s, frame->code);
+	u64 is_known = is_zero(known->code ^ frame->code) & is_zero(known->when ^ s->now);
+	if (is_known && known->content) {
+		frame->content = known->content;
+		return;
+	}
 	u64 size = py->code_bytes;
 	OPAQUE(size);
 	if (size > 256 || read(s->code, size, frame->code) != 0)
@@ -663,6 +796,7 @@ INLINE void read_content(struct scratch *s, struct argus_python *py, struct argu
 	content = mix(content) ^ hash_bytes(s->table, 256 - 8, 32, *(u64 *)(s->table + 16));
 	content += is_zero(content);
 	frame->content = content;
+	known->content ^= (known->content ^ content) & -is_known;
 	u64 number = mix(mix(mix(content ^ s->space) ^ frame->code) ^ frame->check);
 	if (codes_seen.lookup(&number))
 		return;
@@ -734,7 +868,7 @@ INLINE int send_stack(void)
 
 /* ---- counting */
 
-INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 runqueue_ns)
+INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 max_ns, u64 runqueue_ns)
 {
 	struct argus_count_key key = {};
 	key.stack = stack;
@@ -752,8 +886,8 @@ INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 
 		c->count++;
 		c->ns += ns;
 		c->runqueue_ns += runqueue_ns;
-		if (ns > c->max_ns)
-			c->max_ns = ns;
+		if (max_ns > c->max_ns)
+			c->max_ns = max_ns;
 		c->last_ns = last;
 		return;
 	}
@@ -761,7 +895,7 @@ INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 
 	fresh.count = 1;
 	fresh.ns = ns;
 	fresh.runqueue_ns = runqueue_ns;
-	fresh.max_ns = ns;
+	fresh.max_ns = max_ns;
 	fresh.first_ns = first;
 	fresh.last_ns = last;
 	if ((second ? counts_1.update(&key, &fresh) : counts_0.update(&key, &fresh)) != 0)
@@ -776,6 +910,7 @@ INLINE void end_pause(struct thread *thread, u32 tid, u64 after)
 	pause.before_ns = thread->gc_before_ns;
 	pause.after_ns = after;
 	pause.stack = thread->gc_stack;
+	pause.period_ns = period_ns();
 	pause.pid = thread->pid;
 	pause.tid = tid;
 	thread->gc_begin_ns = 0;
@@ -853,7 +988,7 @@ int on_sample(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = (u32)id;
-	if (!tid)
+	if (!tid || !may_be_target(tgid))
 		return 0;
 	struct target *target = stack_targets.lookup(&tgid);
 	if (!target)
@@ -905,7 +1040,7 @@ int finish_sampled(struct pt_regs *ctx)
 	u64 stack = finish_stack(ctx, s, thread, id);
 	if (thread)
 		follow_pause(thread, tid, s->what, stack, s->now);
-	tally(stack, id, s->what, s->now, s->now, 0, 0);
+	tally(stack, id, s->what, s->now, s->now, period_ns(), 0, 0);
 	if (s->fresh) {
 		sample_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);
@@ -925,6 +1060,10 @@ int send_sampled(struct pt_regs *ctx)
 int on_exit(void *ctx)
 {
 	u32 tid = (u32)bpf_get_current_pid_tgid();
+	u8 *known = known_thread(tid);
+	if (!known || !*known)
+		return 0;
+	*known = 0;
 	struct thread *thread = threads.lookup(&tid);
 	if (!thread)
 		return 0;
@@ -939,7 +1078,7 @@ int on_exec(void *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = (u32)id;
-	struct target *target = stack_targets.lookup(&tgid);
+	struct target *target = may_be_target(tgid) ? stack_targets.lookup(&tgid) : 0;
 	if (!target)
 		return 0;
 	count(ARGUS_SC_EXECS);
@@ -1023,7 +1162,7 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 now)
 	else
 		count(ARGUS_SC_OFF_CPU_NO_STACK);
 	was_long(thread, thread->off_site, ns);
-	tally(thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, now, ns, runqueue_ns);
+	tally(thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, now, ns, ns, runqueue_ns);
 }
 
 /* Returns whether a stack is to be taken: the first program that does has been run. */
@@ -1038,6 +1177,9 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 #endif
 	u32 preempted = (ctx->args[0] & 1) || !state;
 	if (!preempted && (state & TASK_DEAD)) {
+		u8 *known = known_thread(tid);
+		if (known)
+			*known = 0;
 		threads.delete(&tid);
 		return 0;
 	}
@@ -1114,8 +1256,8 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = 0;
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[2] + ARGUS_TASK_PID));
-	struct thread *thread = tid ? threads.lookup(&tid) : 0;
-	struct target *target = (u32)id ? stack_targets.lookup(&tgid) : 0;
+	struct thread *thread = find_thread(tid); /* the idle one, 0, is never known */
+	struct target *target = (u32)id && may_be_target(tgid) ? stack_targets.lookup(&tgid) : 0;
 	if (!thread && !target)
 		return 0;
 	u32 *ended = switches.lookup(&one);
@@ -1174,7 +1316,7 @@ int on_wakeup(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tid = 0;
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[0] + ARGUS_TASK_PID));
-	struct thread *thread = threads.lookup(&tid);
+	struct thread *thread = find_thread(tid);
 	if (thread)
 		thread->wake_ns = bpf_ktime_get_ns();
 	return 0;

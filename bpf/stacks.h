@@ -115,9 +115,9 @@ struct argus_count_key {
 };
 struct argus_count {
 	u64 count;                /* samples, or times off the CPU */
-	u64 ns;                   /* time off the CPU in all; 0 for samples */
+	u64 ns;                   /* time off the CPU in all; of samples: the time that they stand for, each by the rate of its moment */
 	u64 runqueue_ns;          /* of that: runnable, waiting for a CPU */
-	u64 max_ns;               /* longest time off the CPU */
+	u64 max_ns;               /* longest time off the CPU; 0 for samples */
 	u64 first_ns;             /* of a sample; for time off the CPU: when it went off */
 	u64 last_ns;              /* of a sample; for time off the CPU: when it came back */
 };
@@ -138,6 +138,7 @@ struct argus_pause {
 	u64 before_ns;            /* the sample before it on that thread: it began after this; 0: unknown */
 	u64 after_ns;             /* the first sample after it: it had ended by then */
 	u64 stack;                /* at the first sample */
+	u64 period_ns;            /* between samples, at its end */
 	u32 pid;
 	u32 tid;
 };

@@ -462,13 +462,15 @@ def module(text: str, flags: list[str], what: str) -> Module:
 
 
 def load_failure(what: str, said: str, reason: Exception) -> ArgusError:
-    text = f"{said}\n{reason}"
-    if "not permitted" in text or "Permission denied" in text or os.geteuid() != 0:
+    # Whatever it refuses, the verifier ends with what it did. To refuse is EACCES for it too, but then it says why.
+    done = ("processed ", "verification time", "stack depth", "insns processed")
+    lines = [text for line in said.splitlines() if (text := line.strip()) and not text.startswith(done)]
+    refused = getattr(reason, "errno", 0) in (errno.EPERM, errno.EACCES) and not lines
+    if refused or "not permitted" in said or os.geteuid() != 0:
         return ArgusError(
             f"no permission to {what}",
             "Run Argus with sudo (or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)",
             EXIT_UNAVAILABLE,
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
     telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))
     return ArgusError(f"cannot {what}: {telling}", "`argus check` says more", EXIT_UNAVAILABLE)

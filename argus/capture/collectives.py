@@ -44,6 +44,12 @@ def tells_count(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
     return mask
 
 
+def of_nccl(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which records are of NCCL's communicators, sends and receives included. Shape (n,)."""
+    mask: NDArray[np.bool_] = ~_OF_TORCH[collectives["call"]] & ~_GROUP[collectives["call"]]
+    return mask
+
+
 def payload_bytes(collectives: NDArray[np.void]) -> NDArray[np.uint64]:
     """Elements times element size, as passed to the call. Shape (n,)."""
     size = _DTYPE_BYTES[collectives["dtype"]]

@@ -218,6 +218,24 @@ def gpu_phases(
     )
 
 
+def gpu_collectives(
+    collectives: NDArray[np.void], origin: Origin, rank: int, pid: int, words: Sequence[str]
+) -> pa.Table:
+    """Rows of the table ``gpu_collectives``. ``collectives``: ``semantics.gpu_phases.GPU_COLLECTIVE`` of one process;
+    ``words``: what its codes are called."""
+    same = ("device", "step", "comm", "peer", "calls", "bytes", "duration_ns", "shortest_ns")
+    distinct = list(dict.fromkeys(words))
+    place = np.array([distinct.index(word) for word in words], np.int32)
+    return pa.table(
+        {
+            **_common(origin, rank, pid, len(collectives)),
+            "ts": _times(collectives["start_ns"], origin.mono_offset_ns),
+            "op": dictionary(place[collectives["what"]], distinct),
+            **{name: np.ascontiguousarray(collectives[name]) for name in same},
+        }
+    )
+
+
 def gpu_usage(windows: NDArray[np.void], origin: Origin, rank: int, pid: int) -> pa.Table:
     """Rows of the table ``gpu_usage``. ``windows``: ``semantics.gpu.USAGE`` of one process."""
     fields = [name for name in windows.dtype.names or () if name != "start_ns"]

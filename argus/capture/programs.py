@@ -45,6 +45,9 @@ _LOG_BYTES = 16 << 20
 _INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("value", "<i4")])
 """``struct bpf_insn``; the source register is in the upper half of its byte."""
 
+_ATTEMPTS = 10
+"""How often a program is given to the kernel whose verifier a signal interrupts (EAGAIN); libbpf tries it 5 times."""
+
 
 class LoadError(OSError):
     """The kernel refuses a program.
@@ -246,15 +249,20 @@ class Module:
                 ),
             )
 
-        try:
-            self.programs[name] = load(None)
-        except OSError as reason:
-            refusal = LoadError(reason.errno, f"program {name}: {reason.strerror}")
-            log = ctypes.create_string_buffer(_LOG_BYTES)
-            with contextlib.suppress(OSError):
-                os.close(load(log))
-            refusal.log = log.value.decode(errors="replace")
-            raise refusal from reason
+        attempts = 0
+        while name not in self.programs:
+            try:
+                self.programs[name] = load(None)
+            except OSError as reason:
+                attempts += 1
+                if reason.errno == errno.EAGAIN and attempts < _ATTEMPTS:
+                    continue
+                refusal = LoadError(reason.errno, f"program {name}: {reason.strerror}")
+                log = ctypes.create_string_buffer(_LOG_BYTES)
+                with contextlib.suppress(OSError):
+                    os.close(load(log))
+                refusal.log = log.value.decode(errors="replace")
+                raise refusal from reason
         return self.programs[name]
 
     def unload(self) -> None:

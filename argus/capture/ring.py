@@ -113,6 +113,11 @@ class Ring:
         self.most_used_bytes = 0
         """The fullest the ring was when it was read: how close it came to dropping."""
 
+    @property
+    def used(self) -> float:
+        """Part of the ring that waits to be read, 0 to 1."""
+        return (int(self._producer[0]) - self._position) / self.size_bytes
+
     def drain(self) -> NDArray[np.void]:
         """Takes every finished record, oldest first.
 
@@ -175,6 +180,11 @@ class VariableRing:
     def most_used_bytes(self) -> int:
         """The fullest the ring was when it was read."""
         return self._ring.most_used_bytes
+
+    @property
+    def used(self) -> float:
+        """Part of the ring that waits to be read, 0 to 1."""
+        return self._ring.used
 
     def drain(self) -> list[NDArray[np.uint8]]:
         """Takes every finished record, oldest first: its bytes, a copy. One still being written ends the batch."""

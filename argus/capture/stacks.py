@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
-from argus.capture import btf
+from argus.capture import RAISED_RATE_HZ, btf
 from argus.capture.bpf import (
     _BCC_PAGE,
     _PERF_FLAG_FD_CLOEXEC,
@@ -64,11 +64,15 @@ STACK_RING_BYTES = 4 << 20
 """Room for some 4,000 stacks of 40 Python frames."""
 CODE_RING_BYTES = 4 << 20
 """Room for some 4,000 code objects: those that a large job met in its first second."""
+_STACK_BYTES = 1024
+"""Of a usual one, 30 frames deep."""
 PAUSE_RING_BYTES = 64 << 10
 SEEN_ENTRIES = 65_536
 CODE_ENTRIES = 32_768
 BLOCK_ENTRIES = 131_072
 """Sixteen bytes of code each: the hottest 2 MiB of all traced processes."""
+LEAF_ENTRIES = 16_384
+"""Places without a believable chain: all functions that a few processes call the kernel from or compute in."""
 _BLOCK_BYTES = 16
 _MAX_BLOCKS = 4096
 """Of one function: one that is longer is folded around the place where it was met."""
@@ -82,6 +86,7 @@ _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_CPU_CLOCK = 0
 _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_DISABLE = 0x2401
+_PERF_EVENT_IOC_PERIOD = 0x40082404
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
 _PROGRAM_INFO_BYTES = 224
 _RUN_TIME_AT = 192
@@ -102,6 +107,10 @@ _THREAD = np.dtype(
 )
 """``struct thread`` of bpf/stacks.bpf.c."""
 _KEY_BYTES = 24
+_TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
+"""TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
+_MOST_THREAD_NUMBERS = 1 << 22
+"""PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _NO_COUNTS = np.empty(0, records.STACK_COUNT)
 
 
@@ -181,6 +190,14 @@ def program_ids() -> set[int]:
         ids.add(number)
 
 
+def _thread_numbers() -> int:
+    """How many numbers threads can have."""
+    try:
+        return min(int(Path("/proc/sys/kernel/pid_max").read_text()), _MOST_THREAD_NUMBERS)
+    except (OSError, ValueError):
+        return _MOST_THREAD_NUMBERS
+
+
 def online_cpus() -> list[int]:
     """CPUs in use."""
     return cpus_of(Path("/sys/devices/system/cpu/online").read_text())
@@ -190,7 +207,7 @@ class StackProbes:
     """The stack sampler's BPF programs and maps.
 
     Args:
-        rate_hz: Samples a second on each CPU; 0: none.
+        rate_hz: Samples a second on each CPU, until ``set_rate``; 0: none.
         off_cpu_ns: Shortest time off the CPU that is counted; None: none is.
         python: Walk Python stacks too.
         stack_ring_bytes: Room for new stacks: a power of two.
@@ -200,7 +217,9 @@ class StackProbes:
 
     Attributes:
         state: "sampling" and "off-cpu": "on", "off: why" or "failed: why".
-        period_ns: Time that one sample stands for.
+        period_ns: Time that one sample stands for now.
+        used: Part of the fullest of its rings that was in use when they were read last, 0 to 1.
+        longest_poll_s: So often ``drain`` is to be called, or rings may overflow if every sample is a new stack.
         reads: How often counts were read. Two reads after a thread has ended, nothing of it is left in the kernel.
 
     Raises:
@@ -210,7 +229,7 @@ class StackProbes:
     def __init__(
         self,
         *,
-        rate_hz: int = 97,
+        rate_hz: int = RAISED_RATE_HZ,
         off_cpu_ns: int | None = 1_000_000,
         python: bool = True,
         stack_ring_bytes: int = STACK_RING_BYTES,
@@ -231,7 +250,7 @@ class StackProbes:
         cpus = online_cpus()
         # Per window and CPU: samples that are all different; and threads that come back from somewhere.
         self._swap_ns = swap_ns
-        per_cpu = int(rate_hz * swap_ns / 1e9) + 512
+        per_cpu = int(max(rate_hz, RAISED_RATE_HZ) * swap_ns / 1e9) + 512
         counts = 1 << max(14, (len(cpus) * per_cpu * 4 - 1).bit_length())
         counts = min(counts, 1 << 17)
         definitions = {
@@ -240,15 +259,19 @@ class StackProbes:
             "ARGUS_PAUSE_PAGES": PAUSE_RING_BYTES // _BCC_PAGE,
             "ARGUS_COUNTS": counts,
             "ARGUS_THREADS": THREAD_ENTRIES,
+            "ARGUS_THREAD_PAGES": -(-_thread_numbers() // _THREADS_A_PAGE),
             "ARGUS_SEEN": SEEN_ENTRIES,
             "ARGUS_CODES": CODE_ENTRIES,
             "ARGUS_BLOCKS": BLOCK_ENTRIES,
+            "ARGUS_LEAVES": LEAF_ENTRIES,
             "ARGUS_OFF_CPU_NS": f"{off_cpu_ns or 0}ull",
             "ARGUS_WALK_NS": f"{walk_ns}ull",
             **types,
         }
         self._module = self._compile(definitions)
+        self._stack_ring_bytes, self._cpus = stack_ring_bytes, len(cpus)
         try:
+            self._set_period(rate_hz)
             self._load(rate_hz, off_cpu_ns, cpus, no_types)
             self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
             self._codes = VariableRing(self._map_fd("codes"), CODE_RING_BYTES)
@@ -263,6 +286,7 @@ class StackProbes:
         self._unread = False
         """Whether the map that is not written may hold rows."""
         self.reads = 0
+        self.used = 0.0
         self._generations: dict[int, int] = {}
         self._generation = 0
         self._told: dict[int, dict[int, int]] = {}
@@ -381,6 +405,28 @@ class StackProbes:
             raise
         return event
 
+    def _set_period(self, rate_hz: int) -> None:
+        self.period_ns = 1_000_000_000 // rate_hz if rate_hz else 0
+        self.longest_poll_s = self._stack_ring_bytes / (2 * _STACK_BYTES * max(rate_hz, 1) * self._cpus)
+        self._module["periods"].set(0, self.period_ns)
+
+    def set_rate(self, rate_hz: int) -> None:
+        """Samples so many times a second from now on, if it samples at all.
+
+        What is counted is weighed by the rate of its moment; a sample taken meanwhile, one a CPU at most, by either.
+
+        Args:
+            rate_hz: Above 0.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        if not self._events:
+            return
+        self._set_period(rate_hz)
+        for event in self._events:
+            fcntl.ioctl(event, _PERF_EVENT_IOC_PERIOD, struct.pack("<Q", self.period_ns))
+
     def _map_fd(self, name: str) -> int:
         return self._module[name].fd
 
@@ -391,6 +437,12 @@ class StackProbes:
         self._generation += 1
         self._module["stack_targets"].set(pid, struct.pack("<II", 0, self._generation))
         self._generations[pid] = self._generation
+        self._tell_targets()
+
+    def _tell_targets(self) -> None:
+        bits = np.zeros(_TARGET_BITS, bool)
+        bits[np.fromiter(self._generations, np.int64, len(self._generations)) % _TARGET_BITS] = True
+        self._module["targets_known"].set(0, np.packbits(bits, bitorder="little").tobytes())
 
     def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
         """Tells where a function of a process lies: where in it a thread is no longer makes stacks different. Holds
@@ -410,6 +462,18 @@ class StackProbes:
         keys[:, 0] = np.arange(first, last, dtype=np.uint64)
         keys[:, 1] = self._generations[pid] << 32 | pid
         self._module["blocks"].update(keys, np.full(last - first, begin, "<u8"))
+
+    def set_leaf_only(self, pid: int, place: int) -> None:
+        """Tells that of stacks with this leaf the chain of frame pointers is not to be kept. Holds until the next
+        ``add_target``.
+
+        Args:
+            pid: The process.
+            place: ``RawStack.native[0]``.
+        """
+        if pid in self._generations:
+            key = struct.pack("<QQ", place, self._generations[pid] << 32 | pid)
+            self._module["leaf_only"].set(key, 1)
 
     def set_python(self, pid: int, layout: NDArray[np.void]) -> None:
         """Takes Python stacks of a process too. Before ``add_target``, or its first samples have none.
@@ -457,6 +521,7 @@ class StackProbes:
             self._module[name].delete(pid)
         self._with_python.discard(pid)
         self._generations.pop(pid, None)
+        self._tell_targets()
         self._forget_states(self._told.pop(pid, {}).keys() | set())
         rows = self._thread_rows()
         for tid in rows["tid"][rows["pid"] == pid].tolist():
@@ -474,7 +539,7 @@ class StackProbes:
     # --- results
 
     def drain(self, *, final: bool = False) -> Drained:
-        """Takes what came since the last call. Call it every 20 to 100 ms.
+        """Takes what came since the last call. Call it after ``longest_poll_s`` at the latest.
 
         Args:
             final: Stop sampling, and take all there is. Nothing comes after it. Of threads that are off the CPU then
@@ -498,6 +563,7 @@ class StackProbes:
                 self._unread = True
         # Counts first: a stack is sent before it is counted.
         rows = np.concatenate(counts) if counts else _NO_COUNTS
+        self.used = max(self._stacks.used, self._codes.used, self._pauses.used)
         # Stacks first: what its frames are called is sent before it.
         stacks = [self._stack(record) for record in self._stacks.drain()]
         return Drained(rows, stacks, [self._code(record) for record in self._codes.drain()], self._pauses.drain())
@@ -549,6 +615,10 @@ class StackProbes:
         }.items():
             out[ours] = rows[theirs]
         return out
+
+    def execs(self) -> int:
+        """How often a traced process has executed another program."""
+        return self._module["stack_counters"].total(StackCounter.EXECS)
 
     def counters(self) -> dict[StackCounter, int]:
         """What the kernel side counted so far, summed over CPUs."""

@@ -184,7 +184,8 @@ class ThreadWatch:
         self._last, self._last_ns, self._asked_ns = tasks, now_ns, asked_ns
         if last is None:
             return np.zeros(0, THREAD_USAGE)
-        self.counters["threads_ended"] += int((~np.isin(last["tid"], tasks["tid"])).sum())
+        if not np.array_equal(last["tid"], tasks["tid"]):
+            self.counters["threads_ended"] += int((~np.isin(last["tid"], tasks["tid"])).sum())
         rows = np.zeros(len(tasks), THREAD_USAGE)
         rows["pid"], rows["tid"] = self._pid, tasks["tid"]
         rows["begin_ns"], rows["end_ns"] = since_ns, now_ns

@@ -22,18 +22,12 @@ import numpy as np
 
 from argus.capture.calls import TORCH_DTYPE
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.imported import (
-    CALL,
-    UNKNOWN_TYPE,
-    CpuRange,
-    Progress,
-    Recording,
-    connect,
-    marks_from,
-    operation_name,
-    take_collectives,
-)
+from argus.interop.imported_collectives import operation_name, take_collectives
+from argus.interop.imported_flops import works_of
+from argus.interop.imported_steps import marks_from
+from argus.interop.recording import CALL, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
+from argus.semantics.flops import OPERATORS, work_of
 
 EXPORT_HINT = "Export one with torch.profiler: profiler.export_chrome_trace('rank0.json.gz')"
 UNREADABLE = 0.01
@@ -79,6 +73,12 @@ class _Columns:
     ranges: list[tuple[str, CpuRange]] = field(default_factory=list)
     """Name, and what the arguments tell, of what may be a collective."""
     annotations: list[tuple[str, int, int, int]] = field(default_factory=list)
+    works: list[tuple[int, int, int, float, int]] = field(default_factory=list)
+    """Begin, end, thread, floating-point operations and place in ``operators``."""
+    operators: dict[tuple[str, str, str, str], int] = field(default_factory=dict)
+    without_shapes: int = 0
+    unknown_work: int = 0
+    guessed_work: int = 0
     processes: dict[int, str] = field(default_factory=dict)
     events: int = 0
     unreadable: int = 0
@@ -282,8 +282,12 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
     kind = _OPERATIONS.get(category)
     if kind is None and category not in _CALLS and category not in _RANGES:
         return
+    works = category in _RANGES and name in OPERATORS
     if category in _RANGES and not (
-        category == "user_annotation" or name == "record_param_comms" or name.startswith(("nccl:", "ProfilerStep"))
+        works
+        or category == "user_annotation"
+        or name == "record_param_comms"
+        or name.startswith(("nccl:", "ProfilerStep"))
     ):
         return
     begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
@@ -303,12 +307,31 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
         tid, pid = _number(event.get("tid")) & 0xFFFFFFFF, _number(event.get("pid"))
         # As an array first: a number too large must not leave half a row.
         columns.calls.extend(array("q", (begin, duration, correlation, tid, function, pid)))
+    elif works:
+        _take_work(name, begin, begin + duration, _number(event.get("tid")) & 0xFFFFFFFF, arguments, columns)
     else:
         tid = _number(event.get("tid")) & 0xFFFFFFFF
         if name == "record_param_comms" or name.startswith("nccl:"):
             columns.ranges.append((name, _described(arguments, begin, begin + duration, tid)))
         else:
             columns.annotations.append((name, begin, begin + duration, tid))
+
+
+def _take_work(name: str, begin: int, end: int, tid: int, arguments: dict[str, Any], columns: _Columns) -> None:
+    dims = arguments.get("Input Dims", arguments.get("Input dims"))
+    if not isinstance(dims, list):
+        columns.without_shapes += 1
+        return
+    work = work_of(name, dims, arguments.get("Concrete Inputs") or [])
+    columns.unknown_work += not work.flops
+    columns.guessed_work += work.guessed and work.flops > 0
+    if not work.flops:
+        return
+    types = arguments.get("Input type") or [""]
+    # The first that is named: a bias, or the gradient, has the type of the factors.
+    dtype = str(types[0]).lower().removeprefix("c10::")
+    key = work.kind, name, dtype, work.shape
+    columns.works.append((begin, end, tid, work.flops, columns.operators.setdefault(key, len(columns.operators))))
 
 
 def _take_operation(
@@ -395,6 +418,15 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     )  # fmt: skip
     recording.functions = list(columns.functions)
     recording.symbols = list(columns.symbols)
+    recording.works, recording.operators = works_of(columns.works), list(columns.operators)
+    for field_name in ("begin_ns", "end_ns"):
+        recording.works[field_name] += base
+    if columns.works or columns.unknown_work:
+        recording.counters["operations_without_shapes"] = columns.without_shapes
+    elif columns.without_shapes:
+        recording.notes.append("no shapes: with record_shapes=True the profiler tells FLOP/s, too")
+    recording.counters["operations_of_unknown_work"] = columns.unknown_work
+    recording.counters["attention_taken_for_not_causal"] = columns.guessed_work
     recording.losses["events_unreadable"] = columns.unreadable
     recording.counters["events_of_other_phases"] = columns.other
     recording.counters["durations_below_zero"] = columns.negative

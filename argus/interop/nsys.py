@@ -19,17 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.imported import (
-    CALL,
-    CpuRange,
-    Progress,
-    Recording,
-    connect,
-    marks_from,
-    operation_name,
-    take_collectives,
-)
+from argus.interop.imported_collectives import operation_name, take_collectives
+from argus.interop.imported_steps import marks_from
 from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
+from argus.interop.recording import CALL, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 
 EXPORT_HINT = "Export one with: nsys export --type sqlite report.nsys-rep"

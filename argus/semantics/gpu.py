@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
-from argus.semantics.gpu_phases import GPU_PHASE, GpuPhases, communicates, what_of
+from argus.semantics.gpu_phases import GPU_COLLECTIVE, GPU_PHASE, GpuPhases, communicates, what_of
 
 WINDOW_NS = 1_000_000_000
 LAG_NS = 4_000_000_000
@@ -205,6 +205,7 @@ class GpuSteps:
         """Operations that were dropped since their step did not come."""
         self.phases = GpuPhases()
         self._split: list[NDArray[np.void]] = []
+        self._collectives: list[NDArray[np.void]] = []
         self._over_now: list[tuple[int, int, int]] = []
         self._ops: dict[int, list[NDArray[np.void]]] = {}
         self._steps: deque[tuple[int, int, int]] = deque(maxlen=KEPT_STEPS)
@@ -241,6 +242,11 @@ class GpuSteps:
         """``gpu_phases.GPU_PHASE`` of the steps that ``advance`` gave since the last call."""
         parts, self._split = self._split, []
         return np.concatenate([np.empty(0, GPU_PHASE), *parts])
+
+    def take_collectives(self) -> NDArray[np.void]:
+        """``gpu_phases.GPU_COLLECTIVE`` of the steps that ``advance`` gave since the last call."""
+        parts, self._collectives = self._collectives, []
+        return np.concatenate([np.empty(0, GPU_COLLECTIVE), *parts])
 
     def take_over(self) -> list[tuple[int, int, int]]:
         """Begin and end on the CPU in ns, and number, of the steps that ``advance`` found over since the last call."""
@@ -326,9 +332,13 @@ class GpuSteps:
                 steps.append(-1)
             edges += [begin, end] if not edges or begin > edges[-1] else [end]
             steps.append(step)
-        split = self.phases.split(ops, np.array(edges, np.int64), np.array(steps, np.int64))
-        split["device"] = number
-        self._split.append(split)
+        windows = np.array(edges, np.int64), np.array(steps, np.int64)
+        for kept, part in (
+            (self._split, self.phases.split(ops, *windows)),
+            (self._collectives, self.phases.collectives(ops, *windows)),
+        ):
+            part["device"] = number
+            kept.append(part)
 
     def _over(self, ops: NDArray[np.void], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
         """When what was launched up to each of these times had ended, shape (n,). ``ops``: in order of launch."""

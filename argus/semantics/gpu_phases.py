@@ -104,6 +104,24 @@ GPU_PHASE = np.dtype(
 """One phase of one step on one device. ``start_ns``: of the step. ``overlapped_ns``: communication while kernels
 computed, which is not in its ``duration_ns``. ``operations``: those of the phase that began in the step."""
 
+GPU_COLLECTIVE = np.dtype(
+    [
+        ("step", "<u4"),
+        ("start_ns", "<i8"),
+        ("device", "<u4"),
+        ("comm", "<u8"),
+        ("peer", "<i4"),
+        ("what", "u1"),
+        ("calls", "<u4"),
+        ("bytes", "<i8"),
+        ("duration_ns", "<i8"),
+        ("shortest_ns", "<i8"),
+    ]
+)
+"""Kernels of NCCL of one communicator (0: not known) that began in one step on one device, by :class:`What`.
+``start_ns``: of the step. ``peer``: who is sent to, received from, or the root, as a rank of the communicator; -1:
+none. ``bytes``: of the calls that launched them, added up; of calls in a group, the last one's."""
+
 _FOREVER = 1 << 62
 _COMPUTES = int(GpuPhase.COMPUTE)
 _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
@@ -135,6 +153,17 @@ OF_NCCL = {
     "Scatter": What.COMMUNICATION,
 }
 """What NCCL's functions do, and its kernels, by the middle of their names."""
+_OPS = {
+    What.ALL_REDUCE: "AllReduce",
+    What.ALL_GATHER: "AllGather",
+    What.REDUCE_SCATTER: "ReduceScatter",
+    What.ALL_TO_ALL: "AlltoAll",
+    What.BROADCAST: "Broadcast",
+    What.REDUCE: "Reduce",
+    What.SEND_RECV: "SendRecv",
+}
+GPU_OPS = tuple(_OPS.get(what, "") for what in What)
+"""Names of ``GPU_COLLECTIVE["what"]``, as the table ``gpu_collectives`` spells them."""
 _OF_MARKS = {
     Phase.FORWARD: GpuPhase.FORWARD,
     Phase.BACKWARD: GpuPhase.BACKWARD,
@@ -247,19 +276,28 @@ class Calls:
         self._parts: deque[NDArray[np.int64]] = deque()
 
     def feed(
-        self, ts_ns: NDArray[np.int64], tid: NDArray[np.int64], what: NDArray[np.uint8], nbytes: NDArray[np.int64]
+        self,
+        ts_ns: NDArray[np.int64],
+        tid: NDArray[np.int64],
+        what: NDArray[np.uint8],
+        nbytes: NDArray[np.int64],
+        comm: NDArray[np.uint64] | None = None,
+        peer: NDArray[np.int32] | None = None,
     ) -> None:
-        """Takes calls, as :class:`What`, each shape (n,); those that are 0 are no collectives and left out."""
+        """Takes calls, as :class:`What`, each shape (n,); those that are 0 are no collectives and left out. ``comm``,
+        ``peer``: their communicators, as the process has them, and ranks in these."""
         chosen = what > 0
         if chosen.any():
-            columns = [np.asarray(column, np.int64) for column in (ts_ns, tid, what, nbytes)]
+            handles = np.zeros(len(what), np.int64) if comm is None else np.ascontiguousarray(comm).view(np.int64)
+            whom = np.full(len(what), -1) if peer is None else peer
+            columns = [*(np.asarray(column, np.int64) for column in (ts_ns, tid, what, nbytes)), handles, whom]
             self._parts.append(np.stack(columns, axis=1)[chosen])
             while len(self._parts) > 1 and sum(map(len, self._parts)) > CALLS:
                 self._parts.popleft()
 
     def of(self, ops: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """The call that each operation was launched in, shape (n, 4), and whether there is one."""
-        calls = np.concatenate([np.zeros((1, 4), np.int64), *self._parts])
+        """The call that each operation was launched in, shape (n, 6), and whether there is one."""
+        calls = np.concatenate([np.zeros((1, 6), np.int64), *self._parts])
         calls = calls[np.lexsort((calls[:, 0], calls[:, 1]))]
         found = np.zeros(len(ops), np.int64)
         tids = ops["tid"].astype(np.int64)
@@ -346,6 +384,36 @@ class GpuPhases:
         ]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return _sweep(columns, len(ops), edges, steps)
+
+    def collectives(
+        self, ops: NDArray[np.void], edges: NDArray[np.int64], steps: NDArray[np.int64]
+    ) -> NDArray[np.void]:
+        """What was spent in each communicator, in windows that follow one another. Arguments as for ``split``.
+
+        Returns:
+            :data:`GPU_COLLECTIVE` without device, by step.
+        """
+        window = np.searchsorted(edges, ops["start"], side="right") - 1
+        inside = communicates(ops["kind"]) & (window >= 0) & (window < len(steps))
+        inside[inside] = steps[window[inside]] >= 0
+        ops, window = ops[inside], window[inside]
+        if not len(ops):
+            return np.empty(0, GPU_COLLECTIVE)
+        calls, known = self.calls.of(ops)
+        what = np.where(known & _vague(ops), calls[:, 2], ops["kind"])
+        comm, peer = np.where(known, calls[:, 4], 0), np.where(known, calls[:, 5], -1)
+        keys, row = np.unique(np.stack([window, comm, what, peer], axis=1), axis=0, return_inverse=True)
+        row = row.ravel()
+        took = ops["end"] - ops["start"]
+        out = np.zeros(len(keys), GPU_COLLECTIVE)
+        out["step"], out["start_ns"] = steps[keys[:, 0]], edges[keys[:, 0]]
+        out["comm"], out["what"], out["peer"] = keys[:, 1].astype(np.uint64), keys[:, 2], keys[:, 3]
+        out["calls"] = np.bincount(row)
+        out["shortest_ns"] = _FOREVER
+        np.add.at(out["bytes"], row, np.where(known, calls[:, 3], 0))
+        np.add.at(out["duration_ns"], row, took)
+        np.minimum.at(out["shortest_ns"], row, took)
+        return out
 
     def _segments(self, since: int) -> NDArray[np.void]:
         while self._timeline and int(self._timeline[0]["end_ns"][-1]) < since - 60_000_000_000:

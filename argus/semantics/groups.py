@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.calls import CALLS
+from argus.capture.nccl import Place
 from argus.capture.pytorch import Membership
 from argus.records import COLLECTIVE, CONTROL
 from argus.semantics.steps import MIN_PERIODS, Prefix, collective_codes, find_period
@@ -80,6 +81,7 @@ class RankCalls:
         clock_ns: Added to this rank's times to compare them with the others'.
         named: What the process said of its process groups, by handle, in the order in which they were met. Their calls
             have the group's own count of collectives, plus 1, in ``stream``.
+        told: What the process's memory said of its NCCL communicators, by handle.
         ends: When each of ``collectives`` ended, where that is known better than by the next wait, shape (m,), ns.
     """
 
@@ -90,6 +92,7 @@ class RankCalls:
     control: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CONTROL))
     clock_ns: int = 0
     named: Mapping[int, Membership] = field(default_factory=dict)
+    told: Mapping[int, Place] = field(default_factory=dict)
     ends: Int | None = None
 
 
@@ -420,6 +423,24 @@ def _together(costs: list[float], wanted: int) -> NDArray[np.bool_]:
     return inside
 
 
+def _confirmed(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], Place]:
+    """Handles whose members the processes' memory tells, by (rank, handle).
+
+    What was read is believed where several processes agree: one key and size, and each another rank. A handle whose
+    memory was given to something else, or an object that is laid out otherwise, would not.
+    """
+    alike: dict[tuple[int, int], list[tuple[tuple[int, int], Place]]] = defaultdict(list)
+    for calls in ranks:
+        for comm, place in calls.told.items():
+            alike[place.key, place.size].append(((calls.rank, comm), place))
+    found: dict[tuple[int, int], Place] = {}
+    for (_, size), members in alike.items():
+        places = {place.rank for _, place in members}
+        if 1 < len(members) <= size and len(places) == len(members) == len({rank for (rank, _), _ in members}):
+            found |= dict(members)
+    return found
+
+
 def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     """Groups the communicators of a job and lines up their calls.
 
@@ -432,6 +453,9 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     """
     made, asked = _made(ranks)
     made |= _named(ranks)
+    confirmed = _confirmed(ranks)
+    for key, told in confirmed.items():
+        asked[key] = told.rank, told.size
     rows = dict(made)
     traffic = [calls for rank in ranks for calls in _traffic(rank)]
     of = {(calls.rank, calls.comm): calls for calls in traffic}
@@ -440,8 +464,11 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     sizes = Counter(row.group for row in made.values())
     open_groups = {key for key, row in made.items() if row.nranks > sizes[row.group] and key in of}
     by_signature: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
+    by_place: dict[tuple[int, int], list[_Calls]] = defaultdict(list)
     for key, calls in of.items():
-        if key not in made or key in open_groups:
+        if key in confirmed and (key not in made or key in open_groups):
+            by_place[confirmed[key].key, confirmed[key].size].append(calls)
+        elif key not in made or key in open_groups:
             size = made[key].nranks if key in made else asked.get(key, (-1, -1))[1]
             by_signature[_signature(calls), size].append(calls)
     for (signature, size), members in list(by_signature.items()):
@@ -467,6 +494,14 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
         for group_rows in _join(members, made, size, several):
             for key, row in group_rows.items():
                 rows.setdefault(key, row)
+    for (_, size), members in by_place.items():
+        for group_rows in _join(members, made, size, several=False):
+            for key, row in group_rows.items():
+                row.joined_by = row.joined_by if key in made else "memory"
+                rows.setdefault(key, row)
+    for key, told in confirmed.items():
+        alone = "sends and receives alone do not tell how calls line up"
+        rows.setdefault(key, _Row(_group_id("memory", told.key, told.size), "memory", error=alone))
     for key, row in rows.items():
         rank, nranks = asked.get(key, (-1, -1))
         row.comm_rank = row.comm_rank if row.comm_rank >= 0 else rank
@@ -488,7 +523,7 @@ def keep_alignment(found: NDArray[np.void], before: NDArray[np.void]) -> NDArray
     Returns:
         ``found``, with whole groups as they were.
     """
-    clear = before[(before["error"] == "") & (before["joined_by"] == "traffic")]
+    clear = before[(before["error"] == "") & np.isin(before["joined_by"], ("traffic", "memory"))]
     doubtful = {(row["rank"], row["comm"]) for row in found[found["error"] != ""]}
     lost = {row["comm_group"] for row in clear if (row["rank"], row["comm"]) in doubtful}
     kept = {(row["rank"], row["comm"]): row for row in clear if row["comm_group"] in lost}

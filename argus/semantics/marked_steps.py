@@ -111,6 +111,10 @@ class _Rank:
     """Time and number of the newest that has."""
     looked: int = 0
     """Time of the newest end whose calls were looked at."""
+    told: int = 0
+    """Rows since its calls were last lined up otherwise."""
+    moved: bool = False
+    """Whether that has happened since the newest step that has a number."""
     merged: bool = False
     """Whether the next step has an end inside of it that was none."""
     usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=USUAL))
@@ -134,7 +138,8 @@ class MarkedSteps:
 
     Attributes:
         counters: ``steps_before_first`` (ended before the first one that was numbered), ``steps_repeated`` (at or
-            before the number before, merged into the next), ``families_joined_by_time``.
+            before the number before, merged into the next), ``families_joined_by_time``, ``steps_counted_anew`` (of
+            a rank whose calls turned out to be lined up otherwise, told with numbers that are not the others').
     """
 
     def __init__(self) -> None:
@@ -196,6 +201,8 @@ class MarkedSteps:
             before = self._lined.get(key, (group, offset))
             if before != (group, offset):
                 moved |= {before[0], group}
+                if rank in self._ranks:
+                    self._ranks[rank].moved = True
             self._groups[key] = group, offset
             seen[group] += 1
             sizes[group] = max(nranks, seen[group])
@@ -337,6 +344,10 @@ class MarkedSteps:
                 unsure = False
             del state.ends[0]
             here = told[0] if told else number + 1
+            if state.moved and keys:
+                # Rows keep their numbers, and only those are wrong that do not lead to this one.
+                self.counters["steps_counted_anew"] += state.told if here != number + 1 else 0
+                state.moved, state.told = False, 0
             if here <= number:
                 self.counters["steps_repeated"] += 1
                 state.merged = True
@@ -350,6 +361,7 @@ class MarkedSteps:
             state.last = end, here
             state.bounds.append(state.last)
             if here > 0:
+                state.told += 1
                 rows.append((state.rank, here - 1, before, end - before, called, launched, BY_MARKS, sure))
             else:
                 self.counters["steps_before_first"] += 1

@@ -307,7 +307,8 @@ def _few(sizes: set[int]) -> str:
 
 
 def describe(groups: list[Group]) -> list[str]:
-    """The mesh in lines for people: its dimensions, then each with its groups."""
+    """The mesh in lines for people: its dimensions, then each with its groups. A size that is a guess has a question
+    mark."""
     parts: dict[str, list[Group]] = {}
     for group in groups:
         parts.setdefault(group.dimension, []).append(group)
@@ -317,7 +318,8 @@ def describe(groups: list[Group]) -> list[str]:
         rank_sets = sorted({group.ranks for group in members})
         widest = max(max(group.size for group in members), *(len(ranks) for ranks in rank_sets))
         if dimension not in ("world", "unknown"):
-            sizes.append(f"{dimension} {widest}")
+            doubt = "?" if all(group.confidence <= GUESSED and group.concluded for group in members) else ""
+            sizes.append(f"{dimension} {widest}{doubt}")
         shown = " · ".join(_ranks(ranks) for ranks in rank_sets[:4])
         more = f" and {len(rank_sets) - 4} more" if len(rank_sets) > 4 else ""
         lines.append(f"  {dimension:5} {WORDS[dimension]}: ranks {shown}{more} ({members[0].why})")

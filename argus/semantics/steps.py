@@ -372,6 +372,8 @@ class StepTracker:
         was begun while :meth:`align` is told of other numbers that differ by the same on all its ranks."""
         self._first = first
         self.counters: Tally[str] = Tally()
+        self._told: Tally[int] = Tally()
+        """Steps by rank that have been told since its calls were last lined up otherwise."""
 
     def align(self, communicators: NDArray[np.void]) -> None:
         """Takes what is known of the communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows, the full table.
@@ -400,8 +402,12 @@ class StepTracker:
             seen[group] += 1
             self._sizes[group] = max(seen[group], nranks)
         self._groups = known
-        for key in self._moved():
+        moved = self._moved()
+        for key in moved:
             del self._counted[key]
+        # Rows that were told keep their numbers.
+        for rank in {rank for rank, comm in moved if (rank, comm) in known}:
+            self.counters["steps_counted_anew"] += self._told.pop(rank, 0)
         lined = {key: row for key, row in known.items() if row[0] not in self._untrusted}
         self._lined = {key: row for key, row in self._lined.items() if key in known} | lined
         for rank, state in self._ranks.items():
@@ -816,6 +822,8 @@ class StepTracker:
         self.counters["steps_before_first"] += int(np.sum(numbers < 0))
         out["step"] = np.maximum(numbers, 0)
         kept: NDArray[np.void] = out[numbers >= 0]
+        for rank, count in zip(*(each.tolist() for each in np.unique(kept["rank"], return_counts=True)), strict=True):
+            self._told[rank] += count
         return kept
 
     def _shift(self, state: _Rank, family: _Family) -> int:

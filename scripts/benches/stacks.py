@@ -15,7 +15,7 @@ preempted: then Argus has few samples to spread its cost over, and the ratio say
 
 Slowdown is measured in pairs of windows, on and off (off: no timer, no tracepoint), by what the target gets done for
 its CPU time, and in wall time. Where the noise is far above the effect, three figures tell more: the BPF time for the
-target's CPU time at the default rate (of the sampling program, and of all); what the target loses for a sample at 50
+target's CPU time at the default rate (of the sampling program, and of all); what the target loses for a sample at 250
 times the rate; and from both the estimate.
 """
 
@@ -49,17 +49,23 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.roster import Job, Member
 from argus.stacks import StackSide
+from argus.trace import IDLE_SLACK_S
 from benches import Result
 
 RATE_HZ = 100
-"""py-spy's default; Argus's is 97."""
+"""py-spy's default; Argus's is 19."""
+WARM_HZ, WARM_S = 2000, 2.0
+"""So long, and so often, Argus samples a target before it is measured: most of its stacks are known then, as after some
+minutes of a job. ``new_stacks_a_sample`` tells how many were not."""
 GOALS = {10: 30.0, 40: 40.0}
 """How much less CPU time than py-spy, by depth."""
 SLOWDOWN_GOAL_PERCENT = 0.1
-TIMES = 50
+TIMES = 250
 """The rate is raised by so much where the slowdown is too small to be seen."""
-POLL_S, WORK_S, LOOK_S = 0.1, 0.25, 0.5
+WORK_S, LOOK_S = 1.0, 1.0
 """As in argus/trace.py, where no calls are probed."""
+CYCLE_S = 6.0
+"""Argus is measured for so long: some of what it does comes round every five seconds."""
 BLOCKS_A_SECOND = 20_000
 PAIRS_A_ROUND = 8
 WINDOW_S = 0.25
@@ -214,6 +220,10 @@ class Spent:
         return (self.outside_ns + self.bpf_ns) / 1e3 / max(self.samples, 1)
 
 
+def _never() -> bool:
+    return False
+
+
 class Ours:
     """Argus's stack side, loaded once; ``off`` leaves neither a timer nor a tracepoint."""
 
@@ -261,18 +271,21 @@ class Ours:
         self.side.work(time.monotonic())
         self.side._forget(pid)
 
-    def follow(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+    def follow(self, seconds: float, until: Callable[[], bool] = _never) -> None:
         """What ``argus.trace.Tracer.poll`` does for stacks."""
         end = time.monotonic() + seconds
         while (now := time.monotonic()) < end and not until():
             self.side.poll(now)
-            if now >= self._work_due:
+            if now + IDLE_SLACK_S >= self._work_due:
                 self._work_due = now + WORK_S
                 self.side.work(now)
-            if now >= self._look_due:
+            if now + IDLE_SLACK_S >= self._look_due:
                 self._look_due = now + LOOK_S
                 self.side.look([self.job], now)
-            time.sleep(max(0.0, min(POLL_S - (time.monotonic() - now), end - time.monotonic())))
+            wake = min(self.side.due, self._work_due, self._look_due, end)
+            if until is not _never:
+                wake = min(wake, now + 0.1)
+            time.sleep(max(0.0, wake - time.monotonic()))
 
     def measure(self, seconds: float) -> Spent:
         bpf, before = self.probes.cpu_ns(), self.probes.counters()
@@ -415,7 +428,7 @@ def _idle_percent(ours: Ours, seconds: float) -> float:
     try:
         ours.add(target.pid)
         ours.on()
-        ours.follow(0.5)
+        ours.follow(3.0)
         spent = ours.measure(seconds)
         ours.off()
         ours.remove(target.pid)
@@ -432,13 +445,16 @@ def _costs(ours: dict[str, Ours], rounds: int) -> Costs:
             for one in ours.values():
                 costs.start_ms.setdefault("argus_target_start_ms", []).append(one.add(target.pid) / 1e6)
                 one.on()
-                one.follow(0.5)
+                one.probes.set_rate(WARM_HZ)
+                one.follow(WARM_S)
+                one.probes.set_rate(RATE_HZ)
+                one.follow(1.5)
                 one.off()
             for _ in range(rounds if case.threads == 1 else max(rounds // 3, 1)):
                 for who, one in ours.items():
                     one.on()
                     one.follow(0.1)
-                    costs.add(case, who, one.measure(2.0 if case.threads == 1 and rounds > 1 else 1.0))
+                    costs.add(case, who, one.measure(CYCLE_S))
                     one.off()
                 for who in (PLAIN, NONBLOCKING):
                     spy = PySpy(target.pid, nonblocking=who == NONBLOCKING)
@@ -728,7 +744,7 @@ def run(rounds: int) -> Result:
         on_cpu = Ours(RATE_HZ, None)
         try:
             with run_time_statistics():
-                idle = _idle_percent(ours, min(rounds, 3))
+                idle = _idle_percent(ours, CYCLE_S)
                 costs = _costs({ARGUS: ours, ON_CPU: on_cpu}, rounds)
             lost = ours.lost() + on_cpu.lost()
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from argus.capture.targets import maps_cuda
+from tests.stores import new_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
 
@@ -31,4 +32,4 @@ def wait_for_cuda(pids: list[int]) -> None:
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
     """An embedded store of the test's own."""
-    return f"chdb://{tmp_path}/store"
+    return new_store(tmp_path)

@@ -59,26 +59,39 @@ static __attribute__((noinline)) void burn(void)
 		;
 }
 
+/* The register holds something else, as in most code: an address that may be readable. */
+static __attribute__((noinline)) void burn_without_frame(u64 value)
+{
+	static u64 words[2] = {0, 0x7000000000};
+	if (!value)
+		value = (u64)words;
+	asm volatile("mov %0, %%rbp\n1: pause\n jmp 1b" : : "r"(value) : "memory");
+}
+
 int main(int argc, char **argv)
 {
 	const char *shape = argv[1];
 	int depth = atoi(argv[2]), used = 0;
 	int is(const char *name) { return strcmp(shape, name) == 0; }
 
+	/* CPython lays a caller's frame below its callee's. */
+	struct frame *frame_of(int i) { return is("downward") || is("recursive") ? &frames[1023 - i] : &frames[i]; }
+
 	for (int i = 0; i < depth; i++) {
-		struct code *code = &codes[i % 512];
-		*code = (struct code){1, (u64)code_type, 4096, 0x1000 + i, 0x2000 + i, 0x3000 + i, 0x4000 + i, 100 + i, 0, {0}};
-		struct frame *frame = &frames[used++];
+		int of = is("recursive") ? i % 2 : i;
+		struct code *code = &codes[of % 512];
+		*code = (struct code){1, (u64)code_type, 4096, 0x1000 + of, 0x2000 + of, 0x3000 + of, 0x4000 + of, 100 + of, 0, {0}};
+		struct frame *frame = frame_of(used++);
 		frame->code = (u64)code;
 		frame->instr = is("index") ? (u64)(i + 1) : (u64)&code->instructions[i];
 		frame->owner = 0;
 		if (is("entry_is_frame"))
 			frame->owner = i == 2 || i == depth - 1 ? 1 : 0;
 		else if (!is("index") && (i == 2 || i == depth - 1))
-			frames[used++].owner = i == 2 ? 3 : 4; /* an entry frame, which is no Python frame */
+			frame_of(used++)->owner = i == 2 ? 3 : 4; /* an entry frame, which is no Python frame */
 	}
 	for (int i = 0; i < used; i++)
-		frames[i].previous = i + 1 < used ? (u64)&frames[i + 1] : 0;
+		frame_of(i)->previous = i + 1 < used ? (u64)frame_of(i + 1) : 0;
 
 	char *unmapped = mmap(0, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (is("wrong_type"))
@@ -111,7 +124,7 @@ int main(int argc, char **argv)
 	struct thread *mine = &threads[is("stranger") ? 255 : states - 1];
 	mine->native_id = syscall(SYS_gettid);
 	mine->id = pthread_self();
-	mine->frame = is("idle") ? 0 : is("unmapped_first") ? (u64)unmapped : (u64)&frames[0];
+	mine->frame = is("idle") ? 0 : is("unmapped_first") ? (u64)unmapped : (u64)frame_of(0);
 	if (is("cframe")) {
 		cframe[1] = mine->frame;
 		mine->frame = (u64)cframe;
@@ -143,6 +156,8 @@ int main(int argc, char **argv)
 	       in_pthread);
 	fflush(stdout);
 	setvbuf(stdout, 0, _IOLBF, 0);
+	if (is("no_frame_pointer"))
+		burn_without_frame(argc > 3 ? strtoull(argv[3], 0, 0) : 0);
 	burn();
 	return argc;
 }

@@ -103,3 +103,33 @@ def test_what_a_full_ring_drops_is_counted_to_the_call(
     assert stored + dropped >= launches
     assert told["value"].tolist() == [dropped]
     assert told["loss"].tolist() == [True]
+
+
+def test_the_time_that_storing_the_rest_takes_is_not_a_silence_of_the_job(
+    store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from run import Job
+
+    slow_s = 3.0
+    work = Tracer._work
+
+    def slow(self: Tracer, now: float, *, final: bool = False) -> None:
+        if final:
+            time.sleep(slow_s)
+        work(self, now, final=final)
+
+    with Job(ranks=2, args=["--steps", "0"]) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        tracer.start()
+        monkeypatch.setattr(Tracer, "_work", slow)
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            tracer.poll()
+            time.sleep(0.02)
+        assert tracer.stop() == {}
+    with open_store(store_url) as store:
+        called = query_columns(store, "SELECT max(toUnixTimestamp64Nano(ts)) AS ns FROM launches")["ns"][0]
+        looked = query_columns(store, "SELECT max(toUnixTimestamp64Nano(ts)) AS ns FROM coverage")["ns"][0]
+    # A launch is made every half a millisecond; half of the time that was slept is left to a busy machine.
+    assert int(looked) - int(called) < slow_s / 2 * 1e9

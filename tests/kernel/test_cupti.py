@@ -332,6 +332,7 @@ def test_every_operation_of_a_job_is_recorded_once_while_it_is_on(tmp_path: Path
         assert not late, "it began before it was launched"
 
 
+@pytest.mark.alone
 def test_nothing_is_lost_at_200_000_kernels_a_second(tmp_path: Path) -> None:
     launches = 400_009
     with burst(tmp_path, "--launches", launches, "--rate", 200_000, "--hold", 30) as job:

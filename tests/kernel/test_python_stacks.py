@@ -563,9 +563,10 @@ def test_every_stack_is_one_that_was(python: str, samples: Samples, run: Callabl
 
     def each_process() -> bool:
         watch(samples, programs, 0.1)
-        if not every <= {role for program in programs for role in program.roles.values()}:
-            return False  # one has not begun yet
         on_cpu = samples.counts[samples.counts["what"] & records.WHAT_OFF == 0]
+        sampled = set(zip(on_cpu["pid"].tolist(), on_cpu["tid"].tolist(), strict=True))
+        if not every <= {role for program in programs for key, role in program.roles.items() if key in sampled}:
+            return False  # one has not begun yet, or had no CPU
         return all(on_cpu["count"][on_cpu["pid"] == pid].sum() > 30 for program in busy for pid in program.pids)
 
     busy = [program for program in programs if program.name != "blocked"]

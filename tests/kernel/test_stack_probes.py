@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import select
 import signal
@@ -157,6 +158,35 @@ def usual() -> Iterator[StackProbes]:
 # ---- on the CPU
 
 
+def test_samples_of_several_rates_stand_for_cpu_time(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """Each is weighed by the rate of its moment, and each rate is kept."""
+    probes = StackProbes(rate_hz=97, off_cpu_ns=None)
+    try:
+        process = start("work", "burn", 1)
+        account = Path(f"/proc/{process.pid}/schedstat")
+        seen = Seen(probes)
+        spent = [int(account.read_text().split()[0])]
+        probes.add_target(process.pid)
+        for rate, samples in ((97, 40), (997, 800), (97, 40)):
+            probes.set_rate(rate)
+            before = seen.samples(process.pid)
+            seen.wait(lambda n=before + samples: seen.samples(process.pid) >= n, f"{samples} samples")
+        probes.remove_target(process.pid)
+        spent.append(int(account.read_text().split()[0]))
+        seen.drain(final=True)
+        rows = seen.of(process.pid)
+        # Weighed by one rate alone it would be a third, or the threefold.
+        assert int(rows["ns"].sum()) == pytest.approx(spent[1] - spent[0], rel=0.4)
+        fast = rows["ns"] == rows["count"] * (1_000_000_000 // 997)
+        slow = rows["ns"] == rows["count"] * (1_000_000_000 // 97)
+        assert (~fast & ~slow).sum() <= 20, "rows of more than one rate"
+        taken = {name: int(rows["count"][of_rate].sum()) for name, of_rate in (("fast", fast), ("slow", slow))}
+        assert taken["fast"] >= 700
+        assert 70 <= taken["slow"] < 400
+    finally:
+        probes.close()
+
+
 @pytest.mark.parametrize("probes", [{"rate_hz": 4999, "off_cpu_ns": 0}], indirect=True)
 def test_every_sample_is_counted_once(probes: StackProbes, start: Callable[..., subprocess.Popen[str]]) -> None:
     """Sum of all rows = counters of the kernel, with many threads, at a high rate, in many windows."""
@@ -194,6 +224,8 @@ def test_samples_stand_for_cpu_time(usual: StackProbes, start: Callable[..., sub
     usual.remove_target(process.pid)
     end_of_windows(seen, ended)
     assert seen.samples(process.pid) * usual.period_ns == pytest.approx(cpu[1] - cpu[0], rel=0.25)
+    assert seen.of(process.pid)["ns"].sum() == seen.samples(process.pid) * usual.period_ns
+    assert (seen.of(process.pid)["max_ns"] == 0).all()
     # Off the CPU and on it are all there is.
     rows = seen.of(process.pid, off=True)
     assert (rows["ns"] >= rows["max_ns"]).all()
@@ -302,6 +334,7 @@ def test_the_place_of_the_longest_waits_always_has_its_stack(
     end_of_windows(seen, time.monotonic_ns())
     taken, long = (usual.counters()[c] - before[c] for c in (StackCounter.OFF_STACKS, StackCounter.OFF_CPU))
     rows = seen.of(process.pid, off=True)
+    rows = rows[(rows["what"] & records.WHAT_PREEMPTED) == 0]  # it may lose its CPU on its way into a wait
     polled = rows[np.isin(rows["what"] & records.WHAT_SYSCALL, list(SYSCALLS["poll"]))]
     assert 40 <= polled["count"].sum() <= 40 + 40 * short_ones  # a moment is long where the CPU is busy
     assert polled["count"][polled["stack"] == 0].sum() <= 2  # the first, before which nothing was known
@@ -336,6 +369,20 @@ def test_where_in_a_function_makes_no_stack_once_it_is_known(
     # Sixteen bytes that belong to two functions are left as they are; one sample may come between the two calls.
     whole = range(-(-begin // 16) * 16, end // 16 * 16)
     assert len([leaf for leaf in leaves() if leaf in whole and leaf != begin]) <= 1
+
+    def chains() -> set[int]:
+        found = [seen.stacks[n].native for n in seen.sent if seen.stacks[n].head["pid"] == process.pid]
+        return {len(native) for native in found if int(native[0]) == begin}
+
+    # Once nobody believes the chain at a place, it is left out there, and only there.
+    assert min(chains()) > 1
+    usual.set_leaf_only(process.pid, begin)
+    seen.wait(lambda: 1 in chains())
+    told = time.monotonic_ns()
+    end_of_windows(seen, told)
+    rows = seen.of(process.pid)
+    later = [seen.stacks[int(n)].native for n in rows["stack"][rows["first_ns"] > told] if int(n)]
+    assert {len(native) for native in later if int(native[0]) == begin} == {1}
     usual.remove_target(process.pid)
     symbols.close()
 
@@ -514,6 +561,8 @@ WALKS = {
     # shape: (depth, changes of the layout)
     "ok": (7, {}),
     "ok at the limit": (256, {}),
+    "downward": (256, {}),
+    "recursive": (256, {}),
     "entry_is_frame": (9, ENTRY_IS_FRAME),
     "index": (11, INDEX | OLD),
     "cframe": (6, {"cframe_frame": 8}),
@@ -581,7 +630,8 @@ def test_a_stack_is_read_exactly(fast: StackProbes, start: Callable[..., subproc
     codes, size = fake.printed[2:4]
     expected = np.zeros(depth, records.FRAME)
     for i in range(depth):
-        expected[i] = (codes + i * size, check_of(i, "code_qualname" not in changes), 0, 2 * i, 100 + i)
+        of = i % 2 if shape == "recursive" else i
+        expected[i] = (codes + of * size, check_of(of, "code_qualname" not in changes), 0, 2 * i, 100 + of)
     if shape == "index":
         expected["instruction"] = [2 * (i + 1) for i in range(depth)]
         expected["firstlineno"] |= records.FRAME_ENTRY
@@ -597,6 +647,18 @@ def test_a_stack_is_read_exactly(fast: StackProbes, start: Callable[..., subproc
         assert stack.frames.tolist() == expected.tolist()
         assert len(stack.native) == stack.head["native_frames"] > 0
     assert fake.counted(StackCounter.PYTHON) >= 19
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the kernel follows every chain")
+@pytest.mark.parametrize("register", ["readable", "0x1", "0x7fffffffe000"])
+def test_where_no_frame_pointer_is_there_is_no_chain(
+    fast: StackProbes, start: Callable[..., subprocess.Popen[str]], register: str
+) -> None:
+    fake = Fake(fast, start("fake", "no_frame_pointer", 3, *([] if register == "readable" else [register])))
+    stacks_seen = fake.sample()
+    assert {len(stack.native) for stack in stacks_seen} == {1}
+    assert all(stack.frames["firstlineno"].tolist()[0] == 100 for stack in stacks_seen)
+    assert fake.counted(StackCounter.NATIVE_NONE) == 0
 
 
 @pytest.mark.parametrize("depth", [257, 300])

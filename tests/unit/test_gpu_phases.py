@@ -319,6 +319,39 @@ def test_how_long_a_transfer_takes_is_known_by_its_size() -> None:
     assert split(phases, ops, 0, 200) == [{"send_recv": 1 + 40 + 40, "pipeline_bubble": 40, "idle": 79}]
 
 
+def test_what_is_spent_in_each_communicator() -> None:
+    calls = Calls()
+    dp, tp, high = 5, 6, (1 << 64) - 1
+    calls.feed(
+        US * np.array([1, 11, 13, 21, 41]), np.array([1, 1, 2, 1, 1]), np.full(5, What.ALL_REDUCE, np.uint8),
+        np.array([100, 200, 400, 800, 1600]), np.array([dp, dp, tp, high, dp], np.uint64), np.array([-1, -1, -1, 2, 3]),
+    )  # fmt: skip
+    phases = GpuPhases()
+    phases.calls = calls
+    ops = operations(
+        (0, 1, 2, What.ALL_REDUCE),  # before the calls that are known
+        (2, 3, 8, What.ALL_REDUCE),
+        (12, 15, 22, What.ALL_REDUCE),
+        (14, 16, 20, What.KERNEL),
+        (15, 16, 19, What.ALL_REDUCE),
+        (22, 28, 33, What.ALL_REDUCE),  # ends in the next step, and counts in the one in which it began
+        (42, 45, 46, What.ALL_REDUCE),
+        (43, 60, 61, What.ALL_REDUCE),  # after the last step
+        tid=[3, 1, 1, 2, 2, 1, 1, 1],
+    )
+    edges, steps = US * np.array([0, 30, 40, 50]), np.array([7, -1, 8])
+    rows = phases.collectives(ops, edges, steps)
+    names = ("step", "start_ns", "comm", "peer", "what", "calls", "bytes", "duration_ns", "shortest_ns")
+    assert sorted(rows[list(names)].tolist()) == [
+        (7, 0, 0, -1, What.ALL_REDUCE, 1, 0, 1 * US, 1 * US),
+        (7, 0, dp, -1, What.ALL_REDUCE, 2, 300, 12 * US, 5 * US),
+        (7, 0, tp, -1, What.ALL_REDUCE, 1, 400, 3 * US, 3 * US),
+        (7, 0, high, 2, What.ALL_REDUCE, 1, 800, 5 * US, 5 * US),
+        (8, 40 * US, dp, 3, What.ALL_REDUCE, 1, 1600, 1 * US, 1 * US),
+    ]
+    assert len(phases.collectives(ops[:0], edges, steps)) == 0
+
+
 def test_the_call_tells_what_the_kernel_s_name_does_not() -> None:
     calls = Calls()
     what = np.array([What.ALL_TO_ALL, 0, What.BROADCAST], np.uint8)

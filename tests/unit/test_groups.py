@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from argus.capture.calls import BY_SYMBOL, CALLS, Layer
+from argus.capture.nccl import Place
 from argus.capture.pytorch import Membership
 from argus.records import COLLECTIVE, CONTROL
 from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups, keep_alignment
@@ -207,6 +209,73 @@ def test_sizes_that_were_asked_for_must_fit() -> None:
 def test_few_calls_are_too_few() -> None:
     rows = find(simulate(2, 1, ddp(layers=2), inits=False))
     assert all("too few" in str(error) for error in rows["error"])
+
+
+def pairs() -> Job:
+    """Two pairs, and two pairs across them, made before Argus came."""
+    groups = {"dp": [(0, 2), (1, 3)], "tp": [(0, 1), (2, 3)]}
+    program = [Op("collective", 0.5, group="tp", count=5), *ddp(end_sync=True)]
+    return simulate(4, 40, program, groups=groups, inits=False)
+
+
+def told(job: Job, ranks: Sequence[int] = (0, 1, 2, 3)) -> list[RankCalls]:
+    """What is known of the ranks where the memory of some tells who is in which communicator."""
+    found = []
+    for rank in job.ranks:
+        tp, dp = (job.handles[rank.rank, dimension] for dimension in ("tp", "dp"))
+        places = {
+            tp: Place(1000 + rank.rank // 2, rank.rank % 2, 2),
+            dp: Place(2000 + rank.rank % 2, rank.rank // 2, 2),
+        }
+        found.append(replace(known(rank), told=places if rank.rank in ranks else {}))
+    return found
+
+
+def members(rows: NDArray[np.void]) -> set[tuple[int, ...]]:
+    return {tuple(rows["rank"][rows["comm_group"] == group].tolist()) for group in np.unique(rows["comm_group"])}
+
+
+def test_pairs_that_always_end_together_are_told_apart_by_their_memory() -> None:
+    job = pairs()
+    guessed = find_groups([known(rank) for rank in job.ranks])
+    assert members(guessed) != {(0, 1), (2, 3), (0, 2), (1, 3)}, "by their calls alone they are not"
+    rows = find_groups(told(job))
+    assert members(rows) == {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert set(rows["joined_by"]) == {"memory"}
+    assert set(rows["nranks"]) == {2}
+    for row in rows:
+        tp = row["comm"] == job.handles[int(row["rank"]), "tp"]
+        assert row["comm_rank"] == (row["rank"] % 2 if tp else row["rank"] // 2)
+    assert set(rows["error"]) == {""}
+    # Each call has one number on both ranks: as often called, as often counted.
+    for group in np.unique(rows["comm_group"]):
+        assert len(np.unique(rows["seq_offset"][rows["comm_group"] == group])) == 1
+
+
+@pytest.mark.parametrize("what", ["one rank", "one key", "one place", "another size"])
+def test_memory_that_makes_no_sense_is_not_believed(what: str) -> None:
+    job = pairs()
+    ranks = told(job, (0,) if what == "one rank" else (0, 1, 2, 3))
+    for place, rank in enumerate(ranks):
+        changed = dict(rank.told)
+        for comm, said in rank.told.items():
+            changed[comm] = {
+                "one key": Place(5, said.rank, said.size), "one place": Place(said.key, 0, said.size),
+                "another size": Place(said.key, said.rank, 2 + rank.rank),
+            }.get(what, said)  # fmt: skip
+        ranks[place] = replace(rank, told=changed)
+    assert "memory" not in find_groups(ranks)["joined_by"].tolist()
+
+
+def test_communicators_that_only_send_have_their_members() -> None:
+    job = pairs()
+    ranks = [replace(known(rank), told={77: Place(9, rank.rank, 4)}) for rank in job.ranks]
+    rows = find_groups(ranks)
+    pipeline = rows[rows["comm"] == 77]
+    assert (pipeline["rank"].tolist(), pipeline["comm_rank"].tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
+    assert len(set(pipeline["comm_group"].tolist())) == 1
+    assert set(pipeline["nranks"]) == {4}
+    assert set(pipeline["error"]) == {"sends and receives alone do not tell how calls line up"}
 
 
 def test_nothing_in_nothing_out() -> None:

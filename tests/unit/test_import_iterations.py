@@ -14,6 +14,7 @@ from argus.cli.main import main
 from argus.interop import iterations_csv
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.stores import new_store
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "alibaba-minibatch"
 reference = pytest.mark.skipif(
@@ -40,7 +41,7 @@ def stored(url: str, text: str) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"chdb://{tmp_path}/store"
+    return new_store(tmp_path)
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,15 @@ import pytest
 
 from argus.cli.main import main
 from argus.interop import imported, kineto
-from argus.interop.imported import Recording, find_all_steps, find_communicators, marks_from
+from argus.interop.imported_flops import achieved
+from argus.interop.imported_groups import find_communicators
+from argus.interop.imported_steps import OFFLINE, ONLINE, RankSteps, find_all_steps, marks_from, sequence
+from argus.interop.recording import KINDS, Recording
 from argus.semantics.offline_steps import find_steps
+from argus.semantics.steps import ITERATION
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", ROOT.parent / "shared" / "data")) / "kineto"
@@ -29,6 +36,23 @@ FIRST_US = 4_458_676_500_000
 STEP_US = 1000
 GEMM, ADAM = "void gemm<float>(int)", "void multi_tensor_apply_kernel<AdamFunctor>(int)"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+OPERATORS: dict[str, list[tuple[str, dict[str, Any]]]] = {
+    GEMM: [
+        ("aten::linear", {"Input Dims": [[64, 32], [128, 32], [128]]}),
+        ("aten::addmm", {"Input Dims": [[128], [64, 32], [32, 128], [], []], "Input type": ["c10::BFloat16"] * 3}),
+        ("aten::mm", {"Input Dims": [[64, 32], [32, 128]], "Input type": ["c10::BFloat16"] * 2}),
+    ],
+    "void gemm_backward(int)": [
+        (
+            "aten::_scaled_dot_product_flash_attention_backward",
+            {
+                "Input Dims": [[2, 8, 64, 16]] * 6, "Input type": ["c10::Half"] * 6,
+                "Concrete Inputs": [*[""] * 8, "64", "64", "0.", "True"],
+            },
+        )
+    ],
+}  # fmt: skip
+"""What launches a kernel: operators in one another. A product of 64 x 32 x 128, and causal attention."""
 NAMES = [GEMM, "void relu(int)", GEMM, "void gemm_backward(int)", NCCL, *[ADAM] * 3, GEMM]
 
 
@@ -52,6 +76,11 @@ def trace(
             copy = place == 0
             call = "cudaMemcpyAsync" if copy else "cudaLaunchKernel"
             events.append(_event("cuda_runtime", call, at, "4.250", 77, {"correlation": correlation, "cbid": 211}))
+            if name in OPERATORS:
+                events += [
+                    _event("cpu_op", operator, f"{float(at) - 6 + k:.3f}", f"{20 - 2 * k}.000", 77, told)
+                    for k, (operator, told) in enumerate(OPERATORS[name])
+                ]
             told: dict[str, Any] = {"device": 0, "context": 1, "stream": 7, "correlation": correlation}
             told |= {"bytes": 4096} if copy else {"grid": [8, 2, 1], "block": [128, 1, 1], "registers per thread": 32}
             length = "10.500"
@@ -81,7 +110,7 @@ def trace(
 def _event(
     category: str, name: str, ts: Any, dur: Any, tid: int, args: dict[str, Any], pid: int = 77
 ) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": {**args}}
 
 
 def write(path: Path, content: Any) -> Path:
@@ -97,7 +126,7 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def steps_by_calls(recordings: list[Recording]) -> dict[int, imported.RankSteps]:
+def steps_by_calls(recordings: list[Recording]) -> dict[int, RankSteps]:
     return find_all_steps(recordings, find_communicators(recordings), ignore_annotations=True)
 
 
@@ -107,8 +136,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder = tmp_path_factory.mktemp("kineto")
     write(folder / "a.json", trace(0))
     write(folder / "b.json.gz", trace(1, late_us=20))
-    url = f"chdb://{folder}/store"
-    assert main(["import", "kineto", str(folder), "--job", "two", "--store", url]) == 0
+    url = new_store(folder)
+    given = ["--step-flops", "1e9", "--peak-tflops", "2"]
+    assert main(["import", "kineto", str(folder), "--job", "two", "--store", url, *given]) == 0
     with open_store(url) as opened:
         yield opened
 
@@ -122,7 +152,7 @@ def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
 
 def test_times_are_exact_to_the_nanosecond(tmp_path: Path) -> None:
     found = kineto.read(write(tmp_path / "t.json", trace()), 0)
-    launches = found.calls[found.calls["kind"] == imported.KINDS.index("kernel")]
+    launches = found.calls[found.calls["kind"] == KINDS.index("kernel")]
     first = BASE + FIRST_US * 1000
     assert int(launches["ts_ns"][0]) == first + 70_000
     assert int(launches["duration_ns"][0]) == 4_250
@@ -214,6 +244,61 @@ def test_what_is_stored_of_steps(store: Store) -> None:
     assert {"all_reduce", "optimizer", "backward", "idle"} <= {phase for (phase,) in phases}
 
 
+def test_what_is_stored_of_flops(store: Store) -> None:
+    """Each operation once, although operators lie in one another, with its own kernels only."""
+    found = rows(
+        store,
+        "SELECT step, kind, operator, dtype, shape, kernel, calls, kernels, flops, duration_ns FROM kernel_flops"
+        " WHERE rank = 1 ORDER BY step, kind",
+    )
+    attention = "aten::_scaled_dot_product_flash_attention_backward"
+    causal = "2 x 8 x 64 x 64 x 16 causal", "void gemm_backward(int)"
+    assert found == [
+        row
+        for step in range(3)
+        for row in (
+            (step, "attention", attention, "half", *causal, 1, 1, 5 * 2 * 16 * 64 * 64 * 16 / 2, 10_500),
+            (step, "gemm", "aten::addmm", "bfloat16", "64 x 32 x 128", GEMM, 3, 3, 3 * 2 * 64 * 32 * 128, 31_500),
+        )
+    ]
+    wanted = "SELECT rank, calls, flops_per_s, peak_share FROM achieved_flops WHERE kind = 'gemm' ORDER BY rank"
+    fast = rows(store, wanted)
+    per_s = 2 * 64 * 32 * 128 / 10_500e-9
+    assert fast == [(rank, 9, pytest.approx(per_s), pytest.approx(per_s / 2e12)) for rank in (0, 1)]
+
+
+def test_model_flops_utilization(store: Store) -> None:
+    """Of 1e9 operations a step on two ranks, whose steps take a millisecond."""
+    found = rows(store, "SELECT step, flops_per_gpu, mfu FROM utilization WHERE step < 2 ORDER BY step")
+    assert found == [(step, pytest.approx(0.5e12), pytest.approx(0.25)) for step in (0, 1)]
+
+
+def test_operations_outside_steps_and_without_kernels(tmp_path: Path) -> None:
+    content = trace(annotated=False, steps=1)
+    lonely = {"Input Dims": [[4, 4], [4, 4]], "Input type": ["float", "float"]}
+    packed = {"Input Dims": [[99, 8, 16]] * 3, "Input type": ["float"] * 3}
+    content["traceEvents"] += [
+        _event("cpu_op", "aten::mm", FIRST_US, 5, 77, lonely),
+        _event("cpu_op", "aten::_flash_attention_forward", FIRST_US + 6, 5, 77, packed),
+        _event("cpu_op", "aten::mm", FIRST_US + 12, 1, 77, {}),
+    ]
+    recording = kineto.read(write(tmp_path / "t.json", content), 0)
+    found = achieved(recording, np.empty(0, ITERATION))
+    assert found.step.tolist() == [-1, -1]
+    assert sorted(found.calls.tolist()) == [1, 3]
+    counted = "operations_without_kernels", "operations_of_unknown_work", "operations_without_shapes"
+    assert [recording.counters[name] for name in counted] == [1, 1, 1]
+
+
+def test_a_recording_without_shapes_says_how_to_have_them(tmp_path: Path) -> None:
+    content = trace()
+    for event in content["traceEvents"]:
+        event.get("args", {}).pop("Input Dims", None)
+    recording = kineto.read(write(tmp_path / "t.json", content), 0)
+    assert recording.notes == ["no shapes: with record_shapes=True the profiler tells FLOP/s, too"]
+    assert not len(achieved(recording, np.empty(0, ITERATION)).flops)
+
+
 def test_what_is_stored_of_the_session(store: Store) -> None:
     assert rows(store, "SELECT job, world_size, launcher, ended IS NULL FROM jobs FINAL") == [("two", 2, "kineto", 0)]
     assert rows(store, "SELECT rank, pid, rank_source, state, command FROM ranks FINAL ORDER BY rank") == [
@@ -231,7 +316,7 @@ def test_an_imported_job_is_diagnosed(store: Store, capsys: pytest.CaptureFixtur
 def test_a_late_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a.json", trace(0, 30))
     write(tmp_path / "b.json", trace(1, 30, late_us=99))
-    url = f"chdb://{tmp_path}/store"
+    url = new_store(tmp_path)
     assert main(["import", "kineto", str(tmp_path), "--job", "late", "--store", url]) == 0
     capsys.readouterr()
     assert main(["diagnose", "--job", "late", "--store", url, "--format", "json"]) == 0
@@ -246,7 +331,7 @@ def test_a_late_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_steps_without_their_annotations(tmp_path: Path) -> None:
     told = kineto.read(write(tmp_path / "t.json", trace(steps=4)), 0)
     hidden = steps_by_calls([told])[1]
-    assert (hidden.method, len(hidden.rows)) == (imported.OFFLINE, 4)
+    assert (hidden.method, len(hidden.rows)) == (OFFLINE, 4)
     assert hidden.rows["launches"].tolist() == [8] * 4
     begins = hidden.rows["ts_ns"].astype(np.int64) - BASE - FIRST_US * 1000
     assert begins.tolist() == [20_000 + 1_000_000 * step for step in range(4)]
@@ -254,7 +339,7 @@ def test_steps_without_their_annotations(tmp_path: Path) -> None:
 
 def test_many_steps_are_found_by_the_detector_of_live_traces(tmp_path: Path) -> None:
     found = steps_by_calls([kineto.read(write(tmp_path / f"{r}.json", trace(r, 40)), 0) for r in (0, 1)])
-    assert {each.method for each in found.values()} == {imported.ONLINE}
+    assert {each.method for each in found.values()} == {ONLINE}
     assert found[0].rows["step"].tolist() == found[1].rows["step"].tolist()
     assert len(found[0].rows) >= 38
 
@@ -317,9 +402,9 @@ def test_amd_and_driver_calls(tmp_path: Path) -> None:
         if event["name"] == "cudaMemcpyAsync":
             event["name"] = "hipMemcpyWithStream"
     found = kineto.read(write(tmp_path / "t.json", content), 0)
-    kinds = np.bincount(found.calls["kind"], minlength=len(imported.KINDS))
-    assert kinds[imported.KINDS.index("kernel")] == 27
-    assert kinds[imported.KINDS.index("memcpy")] == 3
+    kinds = np.bincount(found.calls["kind"], minlength=len(KINDS))
+    assert kinds[KINDS.index("kernel")] == 27
+    assert kinds[KINDS.index("memcpy")] == 3
 
 
 def test_a_driver_call_inside_a_runtime_call_counts_once(tmp_path: Path) -> None:
@@ -352,11 +437,14 @@ def test_importing_twice_makes_another_run(
 
 def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "job.json", trace())
-    assert main(["import", "kineto", str(path), "--store", f"chdb://{tmp_path}/store"]) == 0
+    given = ["--step-flops", "1e9", "--peak-tflops", "2"]
+    assert main(["import", "kineto", str(path), "--store", f"chdb://{tmp_path}/store", *given]) == 0
     out = capsys.readouterr().out
     assert "job.json: rank 1 (by trace)" in out
     assert "30 GPU operations (27 kernels, 3 of NCCL), 33 calls, 3 collectives" in out
     assert "3 steps of 1.0 ms, by annotations: ProfilerStep#N tells (confidence 100%)" in out
+    assert "matrix products and attention: 2.045e-05 TFLOP in 0.1 ms of their kernels, 0.1623 TFLOP/s" in out
+    assert "model FLOPs utilization: 25.0%, 0.5 of 2 TFLOP/s a GPU on 2 ranks" in out
     assert "argus diagnose --job job" in out
 
 
@@ -454,6 +542,12 @@ def test_an_event_that_is_not_json_is_counted(tmp_path: Path) -> None:
 # ---- the reference traces
 
 
+@cache
+def read_reference(name: str) -> Recording:
+    """No test changes it."""
+    return kineto.read(DATA / name, 0)
+
+
 def agreement(recording: Recording) -> tuple[int, int, int, float]:
     """How well steps that are found by the calls agree with those that the trace tells of.
 
@@ -478,7 +572,7 @@ def agreement(recording: Recording) -> tuple[int, int, int, float]:
 @reference
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.json.gz")), ids=lambda path: path.name)
 def test_steps_of_reference_traces_agree_with_their_annotations(path: Path) -> None:
-    recording = kineto.read(path, 0)
+    recording = read_reference(path.name)
     if len(recording.marks) < 2:
         pytest.skip("it has no annotated steps")
     told, found, agreed, least = agreement(recording)
@@ -493,8 +587,8 @@ def test_steps_of_reference_traces_agree_with_their_annotations(path: Path) -> N
 @pytest.mark.parametrize(("begin", "end"), [(0.1, 1.0), (0.25, 0.95), (0.13, 0.77)])
 def test_cut_reference_traces(name: str, begin: float, end: float) -> None:
     """Steps that are cut off at either end: the others are found, moved by one constant number of calls."""
-    recording = kineto.read(DATA / f"{name}.json.gz", 0)
-    codes, ts, gaps = imported.sequence(recording)
+    recording = read_reference(f"{name}.json.gz")
+    codes, ts, gaps = sequence(recording)
     per_step = len(codes) // len(recording.marks)
     low, high = int(begin * len(codes)), int(end * len(codes))
     found = find_steps(codes[low:high], gaps[low:high])
@@ -508,7 +602,7 @@ def test_cut_reference_traces(name: str, begin: float, end: float) -> None:
 
 @reference
 def test_kernels_of_the_reference_traces() -> None:
-    recording = kineto.read(DATA / "df_index_resolver.json.gz", 0)
+    recording = read_reference("df_index_resolver.json.gz")
     kernels = recording.ops["kind"] == 1
     assert (int(kernels.sum()), int(recording.communication().sum())) == (19_370, 2_020)
     assert len(recording.collectives) == 2_020
@@ -517,8 +611,23 @@ def test_kernels_of_the_reference_traces() -> None:
 
 
 @reference
+def test_flops_of_a_reference_trace() -> None:
+    """An A100 in TF32, 156 TFLOP/s at most; what runs in a step is the same in each."""
+    recording = read_reference("control.json.gz")
+    found = achieved(recording, steps_by_calls([recording])[recording.rank].rows)
+    assert {recording.operators[text][1] for text in found.text.tolist()} == {"aten::addmm", "aten::mm", "aten::bmm"}
+    per_step = [found.flops[found.step == step].sum() for step in range(1, 5)]
+    assert np.ptp(per_step) < 0.001 * per_step[0]
+    assert 10e12 < found.flops.sum() / found.duration_ns.sum() * 1e9 < 156e12
+    # Each product has kernels, and every kernel that is called a GEMM is one's.
+    assert recording.counters["operations_without_kernels"] == 0
+    gemms = [place for place, symbol in enumerate(recording.symbols) if re.search("gemm|sgemm|s1688", symbol)]
+    assert found.kernels.sum() >= np.isin(recording.ops["name"], gemms).sum()
+
+
+@reference
 def test_arguments_of_the_reference_traces() -> None:
-    recording = kineto.read(DATA / "nccl_data.json.gz", 0)
+    recording = read_reference("nccl_data.json.gz")
     assert len(recording.collectives) == 21
     assert recording.collectives["count"][recording.collectives["count"] > 0].size == 21
     assert recording.zero == "1970 (UTC)"

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.interop import imported, nsys
-from argus.interop.imported import find_all_steps, find_communicators
+from argus.interop import nsys
+from argus.interop.imported_groups import find_communicators
+from argus.interop.imported_steps import OFFLINE, find_all_steps
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from tests.stores import new_store
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", ROOT.parent / "shared" / "data")) / "nsys"
@@ -112,7 +114,7 @@ def export(
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     folder = tmp_path_factory.mktemp("nsys")
-    url = f"chdb://{folder}/store"
+    url = new_store(folder)
     path = export(folder / "report.sqlite")
     assert main(["import", "nsys", str(path), "--store", url]) == 0
     with open_store(url) as opened:
@@ -175,7 +177,7 @@ def test_steps_without_their_ranges(tmp_path: Path) -> None:
     found = find_all_steps(recordings, find_communicators(recordings), ignore_annotations=True)
     told = find_all_steps(recordings, find_communicators(recordings))
     for rank in (0, 1):
-        assert found[rank].method == imported.OFFLINE
+        assert found[rank].method == OFFLINE
         assert found[rank].rows["step"].tolist() == told[rank].rows["step"].tolist()
         assert found[rank].rows["launches"].tolist() == told[rank].rows["launches"].tolist() == [8] * 4
         shift = found[rank].rows["ts_ns"].astype(np.int64) - told[rank].rows["ts_ns"].astype(np.int64)
@@ -210,7 +212,7 @@ def test_versions_that_lack_something(tmp_path: Path, without: tuple[str, ...]) 
 
 def test_an_export_without_calls(tmp_path: Path) -> None:
     """Steps are found in what ran on the GPU."""
-    url = f"chdb://{tmp_path}/store"
+    url = new_store(tmp_path)
     path = export(tmp_path / "a.sqlite", without=("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"), steps=5)
     assert main(["import", "nsys", str(path), "--store", url]) == 0
     with open_store(url) as opened:

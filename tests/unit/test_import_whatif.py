@@ -19,6 +19,7 @@ from argus.diagnose.verdict import json_schema
 from argus.interop import whatif_parquet
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.stores import new_store
 
 from . import training_job as made
 
@@ -32,7 +33,7 @@ reference = pytest.mark.skipif(
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    return f"chdb://{tmp_path}/store"
+    return new_store(tmp_path)
 
 
 def stored(url: str, text: str) -> list[tuple[Any, ...]]:

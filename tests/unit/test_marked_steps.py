@@ -571,6 +571,31 @@ def test_numbers_stay_right_when_the_calls_are_lined_up_anew() -> None:
         found = found[np.lexsort((found["step"], found["rank"]))]
         assert shift_of(job, found) == 1
         assert set(found["confidence"]) == {1.0}
+        assert not steps.counters["steps_counted_anew"]
+
+
+def test_steps_of_a_rank_that_was_lined_up_wrongly_are_counted() -> None:
+    """Its calls were taken for those of the step before, and it goes on with the others' numbers."""
+    job = play(3, 80, DDP)
+    known = job.communicators()
+    steps, out = MarkedSteps(), [np.empty(0, ITERATION)]
+    wrong = known.copy()
+    wrong["seq_offset"][wrong["rank"] == 2] -= DDP.split().count("dp")
+    for low in range(5000 * MS, 5340 * MS, 3 * MS):
+        for rank, seen in enumerate(job.ranks):
+            steps.feed_marks(rank, between(seen.marks, low, low + 3 * MS))
+            steps.feed_calls(rank, None, between(seen.calls, low, low + 3 * MS))
+        steps.align(known if low > 5150 * MS else wrong)
+        if steps.ready(range(3)):
+            out.append(steps.advance(low + 3 * MS - 1))
+    found = np.concatenate(out)
+    mine, theirs = found[found["rank"] == 2], found[found["rank"] == 0]
+    ends = [part["ts_ns"] + part["duration_ns"] for part in (mine, theirs)]
+    nearest = np.abs(ends[0][:, None].astype(np.int64) - ends[1][None, :].astype(np.int64)).argmin(axis=1)
+    differs = mine["step"].astype(np.int64) != theirs["step"][nearest].astype(np.int64)
+    assert differs.any()
+    assert not differs[-20:].any()
+    assert steps.counters["steps_counted_anew"] == differs.sum()
 
 
 # ---- pieces

@@ -18,6 +18,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
 from argus.trace import Tracer
+from tests.stores import new_store
 
 MB = 1 << 20
 
@@ -66,6 +67,12 @@ class Cluster:
 
     def find(self, command: str = "") -> list[Group]:
         return find_mesh(self.communicators(), self.traffic, world=self.world, command=command)
+
+    def guessed(self) -> list[Group]:
+        """What is found where nobody saw the communicators being made."""
+        rows = self.communicators()
+        rows["joined_by"] = "traffic"
+        return find_mesh(rows, self.traffic, world=self.world)
 
     def dimensions(self, command: str = "") -> dict[str, list[tuple[int, ...]]]:
         found: dict[str, list[tuple[int, ...]]] = {}
@@ -255,6 +262,19 @@ def test_the_mesh_in_words() -> None:
     ]
 
 
+def test_a_guess_is_not_told_as_a_fact() -> None:
+    """Pairs that always end together are taken for one communicator, where nobody saw them made."""
+    job = Cluster(4)
+    job.group((0, 1, 2, 3), ACTIVATIONS)
+    job.group((0, 1, 2, 3), BUCKETS)
+    lines = describe(job.guessed())
+    assert lines[0] == "mesh: dp 4?"
+    assert all("is a guess from equal calls: it was made before Argus came" in line for line in lines[1:])
+    job = Cluster(4)
+    job.group((0, 1, 2, 3), BUCKETS)
+    assert describe(job.guessed())[0] == "mesh: dp 4", "there is nothing to confuse it with"
+
+
 def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> None:
     """Ranks 1 and 2 call first; then rank 0 is seen to be one of them, and gives the group its name."""
     cluster = Cluster(3)
@@ -265,7 +285,7 @@ def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> No
     two = rows[1:].copy()
     two["comm_group"][:2] += 1
     job = Job("j", 1, traffic=cluster.traffic)
-    with open_store(f"chdb://{tmp_path}/store") as store:
+    with open_store(new_store(tmp_path)) as store:
         writer = Writer(store, source="test")
         versions = itertools.count(1)
         tracer: Any = SimpleNamespace(host="h", _writer=writer, _next_version=lambda: next(versions))

@@ -633,7 +633,7 @@ def test_what_is_fed_may_be_overwritten_by_its_owner() -> None:
 
 def test_marks_of_told_steps_are_dropped() -> None:
     tracker = PhaseTracker()
-    for i in range(2_000):
+    for i in range(4 * phases.BOUNDARIES):
         at = i * 20
         tracker.feed(
             stream(

@@ -17,8 +17,9 @@ from argus.store.open import open_store
 from argus.store.reader import query
 from argus.store.stacks import read_stacks
 from argus.store.writer import Writer, to_arrow
+from tests.stores import new_store
 
-from .stack_data import MS, native, py, stack
+from .stack_data import native, py, stack
 
 ORIGIN = Origin("llama", 7, "node-3", 1_000)
 
@@ -38,7 +39,7 @@ def counts() -> np.ndarray:
         records.WHAT_OFF | records.WHAT_GIL_WAIT | 202,
         records.WHAT_OFF | records.WHAT_PREEMPTED | records.NO_SYSCALL,
     ]
-    made["count"], made["ns"] = [5, 2, 1], [0, 900, 70]
+    made["count"], made["ns"] = [5, 2, 1], [50, 900, 70]
     made["runqueue_ns"], made["max_ns"] = [0, 30, 70], [0, 500, 70]
     made["first_ns"], made["last_ns"] = [100, 200, 300], [150, 260, 370]
     return made
@@ -51,7 +52,6 @@ def test_samples() -> None:
         np.array([0, 0, 1], np.uint32),
         ["main", "worker", "worker"],
         np.array([2**64 - 1, 5, 0], np.uint64),
-        10,
         ["nonsense", "gil", "runqueue"],
     )
     rows = table.to_pylist()
@@ -77,7 +77,7 @@ def test_samples() -> None:
 def test_words_may_come_as_dictionaries_with_duplicates() -> None:
     names = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2], pa.int32()), pa.array(["a", "a", "b"]))
     made = counts()
-    table = to_samples(made, ORIGIN, np.zeros(3, np.uint32), names, np.zeros(3, np.uint64), 10, names)
+    table = to_samples(made, ORIGIN, np.zeros(3, np.uint32), names, np.zeros(3, np.uint64), names)
     assert table["thread"].to_pylist() == ["a", "a", "b"]
     assert table["reason"].to_pylist() == ["", "a", "b"]
     assert table["thread"].combine_chunks().dictionary.to_pylist() == ["a", "b"]
@@ -88,7 +88,7 @@ def test_no_rows() -> None:
     empty = np.empty(0, np.uint32)
     none = np.empty(0, np.uint64)
     for table, rows in (
-        ("stack_samples", to_samples(np.empty(0, records.STACK_COUNT), ORIGIN, empty, [], none, 10, [])),
+        ("stack_samples", to_samples(np.empty(0, records.STACK_COUNT), ORIGIN, empty, [], none, [])),
         ("stacks", to_stacks([], ORIGIN)),
         ("gc_pauses", to_pauses(np.empty(0, records.PAUSE), ORIGIN, empty, [], none)),
         ("thread_usage", to_usage(np.empty(0, USAGE), ORIGIN, empty, [])),
@@ -112,8 +112,9 @@ def test_columns_of_stacks() -> None:
     assert (none["depth"], none["leaf_function"], none["python_function"], none["python_line"]) == (0, "", "", 0)
 
 
-def pause(begin: int, end: int, before: int, after: int) -> np.ndarray:
+def pause(begin: int, end: int, before: int, after: int, period: int = 0) -> np.ndarray:
     made = np.zeros(1, records.PAUSE)
+    made["period_ns"] = period
     made["begin_ns"], made["end_ns"], made["before_ns"], made["after_ns"], made["pid"], made["tid"] = (
         begin, end, before, after, 40, 41,
     )  # fmt: skip
@@ -132,9 +133,7 @@ def pause(begin: int, end: int, before: int, after: int) -> np.ndarray:
     ],
 )
 def test_pauses(seen: tuple[int, int, int, int], period: int, ts: int, took: int, uncertainty: int) -> None:
-    table = to_pauses(
-        pause(*seen), ORIGIN, np.zeros(1, np.uint32), ["main"], np.array([9], np.uint64), period_ns=period
-    )
+    table = to_pauses(pause(*seen, period), ORIGIN, np.zeros(1, np.uint32), ["main"], np.array([9], np.uint64))
     row = table.to_pylist()[0]
     assert table["ts"].cast(pa.int64()).to_pylist() == [1000 + ts]
     assert (row["duration_ns"], row["uncertainty_ns"], row["generation"], row["stack_id"]) == (took, uncertainty, -1, 9)
@@ -147,6 +146,13 @@ def test_pauses(seen: tuple[int, int, int, int], period: int, ts: int, took: int
         generations=np.array([2], np.int8),
     )
     assert again["generation"].to_pylist() == [2]
+
+
+def test_pauses_of_a_time_in_which_the_rate_changed() -> None:
+    both = np.concatenate([pause(1000, 1300, 10, 9000, 100), pause(2000, 2300, 10, 9000, 20)])
+    table = to_pauses(both, ORIGIN, np.zeros(2, np.uint32), ["main"] * 2, np.zeros(2, np.uint64))
+    assert table["duration_ns"].to_pylist() == [400, 320]
+    assert table["uncertainty_ns"].to_pylist() == [100, 20]
 
 
 def test_usage() -> None:
@@ -167,7 +173,7 @@ def test_stacks_come_back_as_they_were_whatever_the_names(tmp_path: Path) -> Non
     ]  # fmt: skip
     whole = stack(*hostile, native="complete")
     broken = stack(py("\udc80bad", 1))
-    with open_store(f"chdb://{tmp_path}/store") as store:
+    with open_store(new_store(tmp_path)) as store:
         with Writer(store, source="test") as writer:
             for _ in range(3):  # re-sent stacks are harmless
                 writer.append("stacks", to_stacks([whole, broken, Stack((), "none", "none")], ORIGIN))
@@ -188,6 +194,6 @@ def test_columns_are_made_without_a_loop_over_rows() -> None:
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(made), np.int32)), pa.array(["main"]))
     ids = np.arange(len(made), dtype=np.uint64)
     begin = time.process_time()
-    table = to_samples(made, ORIGIN, np.zeros(len(made), np.uint32), names, ids, 10 * MS, names)
+    table = to_samples(made, ORIGIN, np.zeros(len(made), np.uint32), names, ids, names)
     assert table.num_rows == len(made)
     assert time.process_time() - begin < 1.0

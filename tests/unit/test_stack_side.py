@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import time
 from collections import defaultdict
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from argus import records, stacks
 from argus.capture.launches import Origin
 from argus.capture.stacks import Drained, RawStack
 from argus.records import StackCounter
+from argus.semantics.stacks import Stack
 from argus.stacks import StackSide
 
 PID = os.getpid()
@@ -31,6 +33,8 @@ class Sampler:
     """Stands in for ``StackProbes``: gives out what is put into it, once."""
 
     period_ns = 10_000_000
+    used = 0.0
+    longest_poll_s = 1.0
 
     def __init__(self, **options: Any) -> None:
         self.state = {"sampling": "on", "off-cpu": "on"}
@@ -39,7 +43,9 @@ class Sampler:
         self.off = np.zeros(0, records.OFF_NOW)
         self.targets: list[int] = []
         self.functions: list[tuple[int, int, int]] = []
-        self.reads = 0
+        self.reads = self.executed = 0
+        self.rates: list[int] = []
+        self.leaves: list[int] = []
 
     def add_target(self, pid: int) -> None:
         self.targets.append(pid)
@@ -55,6 +61,16 @@ class Sampler:
 
     def counters(self) -> dict[StackCounter, int]:
         return dict.fromkeys(StackCounter, 0)
+
+    def set_leaf_only(self, pid: int, place: int) -> None:
+        self.leaves.append(place)
+
+    def set_rate(self, rate_hz: int) -> None:
+        self.rates.append(rate_hz)
+        self.period_ns = S // rate_hz
+
+    def execs(self) -> int:
+        return self.executed
 
     def off_now(self) -> np.ndarray[Any, Any]:
         return self.off
@@ -78,17 +94,22 @@ class Sampler:
         row["what"] = records.NO_SYSCALL
         for name, value in values.items():
             row[name] = value
+        if not row["what"] & records.WHAT_OFF:
+            row["ns"] = row["count"] * self.period_ns
         self.counts.append(row)
 
 
 class Session:
     """A session with this very process as its rank 3."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate_hz: int | None = None) -> None:
         monkeypatch.setattr(stacks, "StackProbes", Sampler)
+        # Tests before this one may have left children of this process.
+        monkeypatch.setattr(stacks, "_children", lambda pid, *, all_threads: [])
         self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
         origin = Origin("j", 7, "host", 0)
-        self.side = StackSide(self, lambda job: origin, lambda: 1)  # type: ignore[arg-type]
+        self.features: list[dict[str, Any]] = []
+        self.side = StackSide(self, lambda job: origin, lambda: 1, rate_hz=rate_hz)  # type: ignore[arg-type]
         self.side.start()
         self.sampler: Any = self.side._probes
         member = SimpleNamespace(rank=3, state="traced")
@@ -100,6 +121,8 @@ class Session:
         if hasattr(rows, "to_pylist"):
             # Libraries of this process have threads that wait: they are told, too.
             self.rows[table] += [row for row in rows.to_pylist() if row.get("tid", PID) == PID]
+        elif table == "features":
+            self.features.append(rows)
         return 1
 
     @property
@@ -188,6 +211,32 @@ def test_a_wait_that_was_told_while_it_lasted_is_not_told_twice(session: Session
     assert not session.side._told
 
 
+def test_places_whose_chains_are_never_believed_are_told_to_the_kernel(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chains = iter(range(1000))
+
+    def stacks_at(function: str, count: int) -> None:
+        for _ in range(count):
+            number = next(chains)
+            session.sampler.stack(1000 + number, function)
+            raw = session.sampler.new[-1]
+            raw.native = np.append(raw.native, np.uint64(8 * number + 8))  # no return address
+        session.go()
+
+    stacks_at("getppid", stacks.DOUBTS - 1)
+    assert session.sampler.leaves == []
+    stacks_at("getuid", 1)
+    stacks_at("getppid", 3)
+    assert session.sampler.leaves == [address("getppid")], "once"
+    # A place where a chain was believed once keeps its chains.
+    with monkeypatch.context() as patched:
+        patched.setattr(stacks, "assemble", lambda *_: Stack((), "none", "complete"))
+        stacks_at("getgid", 1)
+    stacks_at("getgid", 2 * stacks.DOUBTS)
+    assert session.sampler.leaves == [address("getppid")]
+
+
 def test_samples_without_their_stack_are_counted(session: Session) -> None:
     session.sampler.row(99, count=5)
     session.go()
@@ -211,6 +260,122 @@ def test_a_dictionary_that_begins_anew_loses_nothing(session: Session, monkeypat
     session.go()
     assert session.functions == ["getppid", "getuid", "getppid"]
     assert not any(value for value, loss in session.side.counters().values() if loss)
+
+
+def test_stacks_are_fetched_often_while_there_are_many(session: Session) -> None:
+    def waits() -> list[float]:
+        found = []
+        for _ in range(5):
+            session.now = max(session.now, session.side._poll_due)
+            session.side.poll(session.now)
+            found.append(round(session.side._poll_due - session.now - stacks.SLACK_S, 6))
+        return found
+
+    session.go()
+    assert waits()[-1] == stacks.LONGEST_POLL_S
+    session.sampler.used = 0.1
+    assert waits() == [stacks.POLL_S] * 5
+    session.sampler.used = 0.03  # as it is
+    assert waits() == [stacks.POLL_S] * 5
+    session.sampler.used = 0.0
+    assert waits() == [0.2, 0.4, 0.8, 1.0, 1.0]
+    session.sampler.longest_poll_s = 0.3
+    assert waits()[-1] == 0.3
+    session.sampler.longest_poll_s = 0.01
+    assert waits()[-1] == stacks.POLL_S
+
+
+def test_the_rate_is_raised_while_something_is_the_matter(session: Session) -> None:
+    side, probes = session.side, session.sampler
+    assert side.heed("", session.now) == ""
+    assert side.heed("jitter: rank 3", session.now) == "stacks: 97 samples a second now: jitter: rank 3"
+    assert side.heed("jitter: rank 3", session.now + 100) == ""
+    assert side.heed("", session.now + 100 + stacks.CALM_S - 1) == ""
+    assert side.heed("jitter: rank 3", session.now + 150) == ""
+    assert side.heed("", session.now + 150 + stacks.CALM_S - 1) == ""
+    said = side.heed("", session.now + 150 + stacks.CALM_S)
+    assert said == "stacks: 19 samples a second now: nothing was the matter for 60 s"
+    assert probes.rates == [97, 19]
+    told = [row["reason"][0] for row in session.features if row["feature"] == "sampling"]
+    assert told == ["19 a second", "97 a second: jitter: rank 3", "19 a second"]
+    assert side.counters()["stack_rate_changes"] == (2, False)
+
+
+def test_a_rate_that_was_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(monkeypatch, rate_hz=19)
+    assert session.side.heed("jitter: rank 3", session.now) == ""
+    assert session.sampler.rates == []
+
+
+def test_a_kernel_that_refuses_another_rate_is_told_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(rate_hz: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(session.sampler, "set_rate", refuses)
+    said = session.side.heed("jitter: rank 3", session.now)
+    assert said == "stacks: the rate stays at 19 a second: Invalid argument"
+    assert session.side.heed("jitter: rank 3", session.now) == ""
+
+
+def test_the_hottest_lines_are_those_of_most_time_whatever_the_rate(session: Session) -> None:
+    session.sampler.stack(11, "getppid")
+    session.sampler.stack(12, "getuid")
+    session.sampler.row(11, count=3)
+    session.sampler.set_rate(1000)
+    session.sampler.row(12, count=10)
+    session.go()
+    assert {row["count"]: row["ns"] for row in session.told} == {3: 30_000_000, 10: 10_000_000}
+    assert [(line.text.split()[0], round(line.share, 2)) for line in session.side.view().lines] == [
+        ("getppid", 0.75),
+        ("getuid", 0.25),
+    ]
+
+
+def test_a_process_that_came_is_looked_at_at_once(session: Session) -> None:
+    for _ in range(4):
+        session.go()
+    assert session.side._poll_s == stacks.LONGEST_POLL_S
+    with subprocess.Popen(["sleep", "60"]) as other:
+        session.job.members[other.pid] = SimpleNamespace(rank=4, state="traced")
+        session.side.look([session.job], session.now)
+        assert session.side._poll_s == stacks.POLL_S
+        assert session.side.due <= session.now
+        other.kill()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_exec_is_looked_for_when_the_kernel_tells_of_one_and_now_and_then(
+    session: Session, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    session.side.look([session.job], session.now)
+    session.side.look([session.job], session.now + 0.5)
+    before = len(session.sampler.targets)
+    monkeypatch.setattr(stacks, "_program", lambda pid: b"another")
+    session.side.look([session.job], session.now + 1.0)
+    assert len(session.sampler.targets) == before
+    session.sampler.executed += told
+    session.side.look([session.job], session.now + (1.5 if told else stacks.REFRESH_ALL_S + 0.5))
+    assert len(session.sampler.targets) == before + 1
+
+
+def test_times_of_threads_become_rows_together(session: Session) -> None:
+    for second in (1, 3, 5):
+        session.side.look([session.job], session.now + second)
+    assert not session.rows["thread_usage"]
+    session.go(5)
+    mine = [row for row in session.rows["thread_usage"] if row["tid"] == PID]
+    assert [row["rank"] for row in mine] == [3] * 4, "the first as it came"
+    session.go(5)
+    assert len([row for row in session.rows["thread_usage"] if row["tid"] == PID]) == 4
+
+
+def test_waits_in_the_view_are_seconds_a_second(session: Session) -> None:
+    session.go(10)
+    for _ in range(3):
+        session.sampler.row(0, what=records.WHAT_OFF, ns=2 * S, max_ns=S)
+        session.go(5)
+    waits = session.side.view().waits
+    assert sum(seconds for _, seconds in waits) == pytest.approx(0.4, rel=0.1)
 
 
 def test_what_is_not_of_a_rank_is_counted(session: Session) -> None:

@@ -14,6 +14,7 @@ from argus.store.open import Store, open_store
 from argus.store.reader import query
 from argus.store.stacks import Selection, newest_sample_ns, read_profile, read_threads
 from argus.store.writer import Writer
+from tests.stores import new_store
 
 from .stack_data import MS, PERIOD, T0, Row, native, py, stack, store_run, store_stacks
 
@@ -26,7 +27,7 @@ WORKER = stack(native("clone3"), native("worker"), python="none", native="comple
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """Two ranks, three steps of 100 ms from T0 on. One sample is 10 ms."""
-    with open_store(f"chdb://{tmp_path_factory.mktemp('stacks')}/store") as opened:
+    with open_store(new_store(tmp_path_factory.mktemp("stacks"))) as opened:
         with Writer(opened, source="test") as writer:
             store_run(writer, [0, 1], steps=3)
             store_stacks(writer, [

@@ -306,6 +306,7 @@ def test_groups_that_are_seen_otherwise_leave_steps_alone(what: str) -> None:
     ends = steps["ts_ns"] + steps["duration_ns"]
     true = [np.searchsorted(job.boundaries[:, r], end) for r, end in zip(steps["rank"], ends, strict=True)]
     assert len(np.unique(np.array(true) - steps["step"])) == 1
+    assert not tracker.counters["steps_counted_anew"]
     assert len(np.unique(steps["collectives"])) == 1, "all end with the same call"
     for rank in range(4):
         mine = steps["step"][steps["rank"] == rank].astype(np.int64)
@@ -354,6 +355,8 @@ def test_a_rank_that_was_lined_up_wrongly_is_counted_anew(wrong: tuple[int, ...]
         assert len(confidence) > 20
         assert confidence.max() < 0.6 if doubtful and steps is out[0] else confidence.min() == 1
     assert len(out[1]) > 4 * 50
+    if wrong == (3,):
+        assert tracker.counters["steps_counted_anew"] == np.sum(out[0]["rank"] == 3)
     if not doubtful and wrong == (3,):
         kept = [steps["step"][steps["rank"] == 0].astype(np.int64) for steps in out]
         assert kept[1][0] == kept[0][-1] + 1, "of those who were right nothing changes"

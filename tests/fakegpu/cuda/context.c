@@ -95,10 +95,11 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     DRIVER_CALL;
-    static const struct {
+    const struct {
         int attribute, value;
     } known[] = {{1, 1024} /* threads a block */, {10, 32} /* warp size */, {16, 132} /* multiprocessors */,
-                 {41, 1} /* unified addressing */, {75, 9}, {76, 0} /* compute capability */,
+                 {41, 1} /* unified addressing */,
+                 {75, (int)settings.capability / 10}, {76, (int)settings.capability % 10} /* compute capability */,
                  {115, 1} /* memory pools */};
     if (!value || attribute <= 0) RETURN(CUDA_ERROR_INVALID_VALUE);
     *value = 0;
@@ -157,8 +158,9 @@ CUresult cuCtxSynchronize(void) {
     if (result) RETURN(result);
     engine_lock();
     device_synchronize(device);
+    if (device == settings.broken_device) result = CUDA_ERROR_LAUNCH_FAILED;
     engine_unlock();
-    RETURN(CUDA_SUCCESS);
+    RETURN(result);
 }
 
 CUresult cuCtxDestroy_v2(CUcontext context) {

@@ -1,4 +1,7 @@
-/* Copies and fills. Time passes, bytes do not move: device memory has no content. */
+/* Copies and fills. Time passes, bytes do not move: device memory has no content. (With FAKEGPU_COMPUTE the synchronous
+ * copies between host and device move them.) */
+#include <string.h>
+
 #include "engine.h"
 #include "settings.h"
 
@@ -128,18 +131,29 @@ CUresult cuMemsetD32Async_ptsz(CUdeviceptr dst, unsigned value, size_t count, CU
     RETURN(FILL(4, true));
 }
 
+static void with_content(CUresult result, CUdeviceptr there, void *to, const void *from, size_t bytes) {
+    if (result || !settings.compute) return;
+    engine_lock();
+    if (from) memory_back(there, bytes);
+    void *content = memory_content(there, bytes);
+    if (content) memcpy(to ? to : content, to ? content : from, bytes);
+    engine_unlock();
+}
+
 CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes) {
     DRIVER_CALL;
-    (void)dst;
     CUstream stream = CU_STREAM_LEGACY;
-    RETURN(TO_DEVICE(false, SYNCHRONOUS));
+    CUresult result = TO_DEVICE(false, SYNCHRONOUS);
+    with_content(result, dst, NULL, src, bytes);
+    RETURN(result);
 }
 
 CUresult cuMemcpyDtoH_v2(void *dst, CUdeviceptr src, size_t bytes) {
     DRIVER_CALL;
-    (void)src;
     CUstream stream = CU_STREAM_LEGACY;
-    RETURN(TO_HOST(false, SYNCHRONOUS));
+    CUresult result = TO_HOST(false, SYNCHRONOUS);
+    with_content(result, src, dst, NULL, bytes);
+    RETURN(result);
 }
 
 CUresult cuMemcpy(CUdeviceptr dst, CUdeviceptr src, size_t bytes) {

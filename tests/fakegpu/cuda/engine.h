@@ -115,6 +115,16 @@ void graph_exec_release(struct graph_exec *exec);
 /* Node number `index` of a launched graph, false behind the last. */
 bool graph_node_record(const struct op *op, uint32_t index, struct fakegpu_record *record);
 
+/* ---- memory.c: locked ---- */
+/* Gives the beginning of an allocation of device memory content, where that can be done. */
+void memory_back(uint64_t address, uint64_t bytes);
+/* Where the content of device memory lies, NULL if it has none. */
+void *memory_content(uint64_t address, uint64_t bytes);
+
+/* ---- product.c: locked ---- */
+/* Computes what a launch of a kernel of that name leaves in memory, if it is one that is computed. */
+void product_run(const char *name, unsigned blocks, void **params, int device);
+
 /* ---- copy.c ---- */
 int64_t copy_duration_ns(enum fakegpu_copy copy, uint64_t bytes);
 

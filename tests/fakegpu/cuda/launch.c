@@ -21,7 +21,7 @@ static bool shape_good(const struct shape *shape) {
 }
 
 static CUresult launch(CUfunction handle, const struct shape *shape, CUstream stream_handle, bool per_thread,
-                       uint64_t correlation) {
+                       uint64_t correlation, void **params) {
     struct fakegpu_remote *remote = next_remote;
     next_remote = NULL;
     if (!shape_good(shape)) return CUDA_ERROR_INVALID_VALUE;
@@ -43,10 +43,12 @@ static CUresult launch(CUfunction handle, const struct shape *shape, CUstream st
         if (remote) {
             op.remote = remote;
         } else {
-            double factor = fault_active(settings.slow_rank) ? settings.slow_factor : 1;
+            bool slow = fault_active(settings.slow_rank) || stream->device == settings.slow_device;
+            double factor = slow ? settings.slow_factor : 1;
             op.duration_ns = (int64_t)((double)function->duration_ns * factor * engine_jitter());
         }
         result = stream_submit(stream, &op);
+        if (!result && !stream->capture) product_run(function->name, shape->grid[0], params, stream->device);
     }
     engine_unlock();
     return result;
@@ -63,32 +65,31 @@ static CUresult launch(CUfunction handle, const struct shape *shape, CUstream st
 
 CUresult cuLaunchKernel(KERNEL_PARAMETERS, void **params, void **extra) {
     DRIVER_CALL;
-    (void)params, (void)extra;
-    RETURN(launch(function, KERNEL_SHAPE, stream, false, CORRELATION));
+    (void)extra;
+    RETURN(launch(function, KERNEL_SHAPE, stream, false, CORRELATION, params));
 }
 
 CUresult cuLaunchKernel_ptsz(KERNEL_PARAMETERS, void **params, void **extra) {
     DRIVER_CALL;
-    (void)params, (void)extra;
-    RETURN(launch(function, KERNEL_SHAPE, stream, true, CORRELATION));
+    (void)extra;
+    RETURN(launch(function, KERNEL_SHAPE, stream, true, CORRELATION, params));
 }
 
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
     DRIVER_CALL;
-    (void)params, (void)extra;
+    (void)extra;
     if (!config) RETURN(CUDA_ERROR_INVALID_VALUE);
-    RETURN(launch(function, CONFIG_SHAPE, config->hStream, false, CORRELATION));
+    RETURN(launch(function, CONFIG_SHAPE, config->hStream, false, CORRELATION, params));
 }
 
 CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **params, void **extra) {
     DRIVER_CALL;
-    (void)params, (void)extra;
+    (void)extra;
     if (!config) RETURN(CUDA_ERROR_INVALID_VALUE);
-    RETURN(launch(function, CONFIG_SHAPE, config->hStream, true, CORRELATION));
+    RETURN(launch(function, CONFIG_SHAPE, config->hStream, true, CORRELATION, params));
 }
 
 CUresult cuLaunchCooperativeKernel(KERNEL_PARAMETERS, void **params) {
     DRIVER_CALL;
-    (void)params;
-    RETURN(launch(function, KERNEL_SHAPE, stream, false, CORRELATION));
+    RETURN(launch(function, KERNEL_SHAPE, stream, false, CORRELATION, params));
 }

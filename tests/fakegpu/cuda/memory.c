@@ -107,6 +107,30 @@ static CUresult release(uint64_t address, bool host) {
     return CUDA_SUCCESS;
 }
 
+#define MAX_BACKED 64
+#define MAX_BACKED_BYTES (64ull << 20)
+static struct {
+    uint64_t address, bytes;
+} backed[MAX_BACKED]; /* guarded by the engine's lock */
+static int backed_count;
+
+void memory_back(uint64_t address, uint64_t bytes) {
+    if (memory_content(address, bytes)) return;
+    struct block *block = *bucket_of(address);
+    while (block && block->address != address) block = block->next;
+    if (!block || block->place != DEVICE || bytes > block->bytes || bytes > MAX_BACKED_BYTES || address % 4096) return;
+    if (backed_count == MAX_BACKED || mprotect((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE)) return;
+    backed[backed_count].address = address;
+    backed[backed_count++].bytes = bytes;
+}
+
+void *memory_content(uint64_t address, uint64_t bytes) {
+    for (int i = 0; i < backed_count; i++)
+        if (address >= backed[i].address && address + bytes <= backed[i].address + backed[i].bytes)
+            return (void *)(uintptr_t)address;
+    return NULL;
+}
+
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
     DRIVER_CALL;
     RETURN(allocate(pointer, bytes, DEVICE));

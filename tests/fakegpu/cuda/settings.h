@@ -14,7 +14,7 @@ struct kernel_pattern {
 
 struct settings {
     /* this process */
-    int64_t rank, devices, seed, memory_gb;
+    int64_t rank, devices, seed, memory_gb, capability, compute;
     double jitter;
     double copy_gbps, link_gbps;
     int64_t link_latency_ns;
@@ -25,6 +25,7 @@ struct settings {
     int64_t slow_rank, slow_link_rank, jit_rank, data_rank, hang_rank;
     double slow_factor, slow_link_factor, jit_ms, data_ms;
     int64_t jit_every, hang_step, from_step;
+    int64_t slow_device, wrong_device, broken_device; /* -1: none */
 };
 
 /* The settings in force. Read with the engine's lock held. */

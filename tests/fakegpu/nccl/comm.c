@@ -94,6 +94,7 @@ static ncclResult_t make(ncclComm_t *made, int nranks, const void *id, int rank)
     if (comm->sent && comm->received && comm->ops && comm->parts)
         result = cudaGetDevice(&comm->device) ? ncclUnhandledCudaError : ncclSuccess;
     if (!result) result = channel_join(&address, nranks, rank, &comm->channel);
+    if (!result) comm->key = channel_key(comm->channel);
     if (result) {
         release(comm);
         return result;

@@ -29,6 +29,7 @@ struct comm_op {
 
 struct ncclComm {
     uint64_t magic;
+    uint64_t key; /* then rank, nranks and device: the order that NCCL's own communicators have */
     int rank, nranks, device;
     struct channel *channel;
     struct fakegpu_link link;

@@ -1,0 +1,107 @@
+"""Who is in an NCCL communicator, asked in the process's own memory.
+
+A communicator that was made before Argus came is a pointer, and equal calls do not tell parallel ones apart. Its object
+does: NCCL keeps there a hash of the unique id (of a split, of the parent's hash and the colour), which is the same on
+all ranks, and rank, number of ranks and device, one after the other (``commHash``, ``rank``, ``nRanks`` and ``cudaDev``
+of ``struct ncclComm``, src/include/comm.h). Where in the object is another matter in each version; but the functions
+that NCCL exports to ask for rank, size and device load just these fields, so their code tells.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+from argus.capture.elf import Elf, NotElf
+
+GETTERS = ("ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice")
+"""What returns rank, number of ranks and device: int32 one after the other."""
+_HASH_BYTES = 8
+"""The hash lies before them."""
+MAX_CODE = 8192
+"""A getter's code is some 700 bytes, with checks and logging."""
+MAX_RANKS = 1 << 22
+_LOAD = 0x8B
+_WIDE = frozenset((0x48, 0x49, 0x4C, 0x4D))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in a communicator: a number that is the same on all of its ranks, and rank and size in it."""
+
+    key: int
+    rank: int
+    size: int
+
+
+@lru_cache(maxsize=256)
+def rank_offset(library: str, stamp: tuple[int, int]) -> int | None:
+    """Offset in bytes of the rank in a communicator. None: not told by the code of this library, or no x86_64.
+
+    Args:
+        library: Path by which the file can be opened.
+        stamp: Its size and time of change.
+    """
+    if platform.machine() != "x86_64":
+        return None
+    try:
+        elf = Elf(library, dynamic_only=True)
+        getters = elf.symbols(GETTERS)
+        loads = []
+        with open(library, "rb") as file:
+            for name in GETTERS:
+                offset = elf.file_offset(getters[name].address)
+                if offset is None:
+                    return None
+                file.seek(offset)
+                loads.append(loads_in(file.read(min(getters[name].size, MAX_CODE))))
+    except (OSError, NotElf, KeyError):
+        return None
+    return common_offset(*loads)
+
+
+def loads_in(code: bytes) -> set[int]:
+    """Displacements, in bytes, of the loads of 32 bits in x86_64 code. What only looks like one may be among them."""
+    found = set()
+    for at in range(len(code) - 2):
+        # mov r32, [register + displacement]; with REX.W it loads 64 bits.
+        if code[at] != _LOAD or (at and code[at - 1] in _WIDE):
+            continue
+        mode, base = code[at + 1] >> 6, code[at + 1] & 7
+        place = at + 2 + (base == 4)
+        if mode == 2 and place + 4 <= len(code):
+            found.add(struct.unpack_from("<i", code, place)[0])
+        elif mode == 1 and place < len(code):
+            found.add(struct.unpack_from("<b", code, place)[0])
+    return {offset for offset in found if offset >= _HASH_BYTES}
+
+
+def common_offset(of_rank: set[int], of_size: set[int], of_device: set[int]) -> int | None:
+    """The offset at which rank, size and device follow one another, as the loads of the three getters have it. None:
+    there is none, or several."""
+    found = [offset for offset in of_rank if offset + 4 in of_size and offset + 8 in of_device]
+    return found[0] if len(found) == 1 else None
+
+
+def read_place(pid: int, address: int, offset: int) -> Place | None:
+    """What a process says of one of its communicators. None: it cannot be read, or makes no sense.
+
+    Args:
+        pid: The process.
+        address: The communicator's handle.
+        offset: Of the rank in it (:func:`rank_offset`).
+    """
+    try:
+        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        key, rank, size = struct.unpack("<Qii", os.pread(memory, 16, address + offset - _HASH_BYTES))
+    except (OSError, OverflowError, struct.error):
+        return None
+    finally:
+        os.close(memory)
+    return Place(key, rank, size) if key and 0 <= rank < size <= MAX_RANKS else None

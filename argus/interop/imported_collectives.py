@@ -1,0 +1,142 @@
+"""The collectives of a recording: from what the CPU's side tells, and from NCCL's kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+import numpy as np
+
+from argus import records
+from argus.capture import calls as hooked
+from argus.interop.recording import UNKNOWN_TYPE, CpuRange, Recording
+from argus.records import COLLECTIVE
+
+_OPS = {
+    "allreduce": "AllReduce", "allreducesparse": "AllReduce", "allreducecoalesced": "AllReduce",
+    "allgather": "AllGather", "allgatherbase": "AllGather", "allgatherintotensor": "AllGather",
+    "allgatherintotensorcoalesced": "AllGather", "allgathercoalesced": "AllGather", "allgathertotensor": "AllGather",
+    "reducescatter": "ReduceScatter", "reducescatterbase": "ReduceScatter", "reducescattertensor": "ReduceScatter",
+    "reducescattertensorcoalesced": "ReduceScatter", "broadcast": "Broadcast", "bcast": "Broadcast",
+    "broadcastoop": "Broadcast", "reduce": "Reduce", "reduceoop": "Reduce", "alltoall": "AlltoAll",
+    "alltoallbase": "AlltoAll", "alltoallv": "AlltoAll", "gather": "Gather", "scatter": "Scatter",
+    "barrier": "Barrier", "send": "Send", "recv": "Recv",
+}  # fmt: skip
+_CALL_OF = {op: hooked.BY_SYMBOL[hooked.symbol_of(op)].id for op in dict.fromkeys(_OPS.values())}
+POINT_TO_POINT = [_CALL_OF["Send"], _CALL_OF["Recv"]]
+_KERNEL_OP = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+?)(?:_|\(|$)")
+
+
+def operation_name(text: str) -> str:
+    """The collective that PyTorch, NCCL or a kernel of NCCL calls so; empty: none."""
+    kernel = _KERNEL_OP.search(text)
+    name = kernel[1] if kernel else text.split(",")[0].removeprefix("nccl:").removeprefix("c10d::")
+    name = re.sub(r"[^a-z]", "", name.split(" ")[0].lower().removeprefix("nccl"))
+    return _OPS.get(name, "")
+
+
+def take_collectives(recording: Recording, ranges: Sequence[CpuRange], detail: dict[int, CpuRange]) -> None:
+    """Makes collectives of CPU ranges and of NCCL's kernels. A kernel launched in a range is that call.
+
+    Args:
+        recording: With calls and operations connected.
+        ranges: What the CPU side tells; of ranges in one another, the outer one.
+        detail: By place in ``recording.ops``: what a kernel itself tells. Its times are not looked at.
+    """
+    ranges = sorted(ranges, key=lambda each: (each.tid, each.begin_ns))
+    ops = recording.ops
+    kernels = np.flatnonzero(recording.communication())
+    begins = np.array([each.begin_ns for each in ranges], np.int64)
+    tids = np.array([each.tid for each in ranges], np.int64)
+    of_range: dict[int, list[int]] = {}
+    alone: list[int] = []
+    first = {tid: int(np.searchsorted(tids, tid)) for tid in set(tids.tolist())}
+    last = {tid: int(np.searchsorted(tids, tid, side="right")) for tid in first}
+    for place in kernels.tolist():
+        launched, tid = int(ops["launch_ns"][place]), int(ops["launch_tid"][place])
+        low = first.get(tid, 0)
+        near = low + int(np.searchsorted(begins[low : last.get(tid, 0)], launched, side="right")) - 1
+        if launched and tid in first and near >= low and launched <= ranges[near].end_ns:
+            of_range.setdefault(near, []).append(place)
+        else:
+            alone.append(place)
+    found: list[tuple[int, int, int, int, str, CpuRange | None, int]] = []
+    for number, each in enumerate(ranges):
+        mine = of_range.get(number, [])
+        told = next((detail[place] for place in mine if place in detail), None)
+        op = each.op or (told.op if told else "") or _kernel_operation(recording, mine)
+        if not op:
+            continue  # a wait
+        chosen = each if each.count or each.group[0] or told is None else told
+        end = max((int(ops["end_ns"][place]) for place in mine), default=-1)
+        stream = int(ops["stream"][mine[0]]) if mine else -1
+        found.append((each.begin_ns, each.end_ns - each.begin_ns, each.tid, end, op, chosen, stream))
+    for place in alone:
+        told = detail.get(place)
+        op = (told.op if told else "") or _kernel_operation(recording, [place])
+        if not op:
+            recording.counters["collectives_not_understood"] += 1
+            continue
+        launched = int(ops["launch_ns"][place])
+        inside = int(ops["launch_end_ns"][place]) - launched if launched else records.NOT_MEASURED
+        begin = launched or int(ops["start_ns"][place])
+        end, stream, tid = int(ops["end_ns"][place]), int(ops["stream"][place]), int(ops["launch_tid"][place])
+        found.append((begin, inside, tid, end, op, told, stream))
+    found.sort(key=lambda row: row[0])
+    _fill_collectives(recording, found)
+
+
+def _kernel_operation(recording: Recording, places: list[int]) -> str:
+    for place in places:
+        symbol = recording.symbols[recording.ops["name"][place]]
+        if op := operation_name(symbol):
+            return op
+        if "SendRecv" in symbol:
+            # NCCL has one kernel for Send, Recv and all-to-all, which is made of them.
+            recording.counters["collectives_send_or_receive"] += 1
+            return "Send"
+    return ""
+
+
+def _fill_collectives(recording: Recording, found: list[tuple[int, int, int, int, str, CpuRange | None, int]]) -> None:
+    out = np.zeros(len(found), COLLECTIVE)
+    recording.gpu_end = np.full(len(found), -1, np.int64)
+    recording.numbers = np.full(len(found), -1, np.int64)
+    counted: Tally[tuple[int, bool]] = Tally()
+    # A call whose kernel was not recorded is of the stream that most such calls have, or of most calls'.
+    of_op: dict[str, Tally[int]] = {op: Tally() for _, _, _, _, op, _, _ in found}
+    for _, _, _, _, op, _, stream in found:
+        of_op[op][stream] += stream >= 0
+    every = sum(of_op.values(), Tally()) or Tally([-1])
+    streams = {op: max((each if +each else every).most_common(1)[0][0], -1) for op, each in of_op.items()}
+    for place, (begin, inside, tid, end, op, told, stream) in enumerate(found):
+        row = out[place]
+        row["ts_ns"], row["duration_ns"], row["tid"], row["pid"] = begin, inside, tid, recording.pid
+        row["call"], row["redop"], row["peer"] = _CALL_OF[op], 255, -1
+        row["dtype"] = UNKNOWN_TYPE
+        recording.gpu_end[place] = end
+        name, ranks, size = "", "", -1
+        if told is not None:
+            row["count"], row["dtype"], row["peer"] = told.count, told.dtype, told.peer
+            recording.numbers[place] = told.number
+            (name, ranks), size = told.group, told.size
+        if op == "Barrier":
+            row["count"] = 0
+        elif row["dtype"] == UNKNOWN_TYPE:
+            recording.counters["collectives_without_size"] += 1
+        # Without a name: PyTorch gives each process group a stream of its own, which tells them apart.
+        handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
+        if name or ranks:
+            members = tuple(int(word) for word in re.findall(r"\d+", ranks)) if "..." not in ranks else ()
+            recording.groups[handle] = (name, members, size)
+        row["comm"] = handle
+        key = handle, op in ("Send", "Recv")
+        row["seq"] = counted[key]
+        counted[key] += 1
+    recording.collectives = out
+
+
+def _handle(name: str, ranks: str) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{name}/{ranks}".encode(), digest_size=7).digest(), "little")

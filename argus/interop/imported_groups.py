@@ -1,0 +1,123 @@
+"""The communicators of recordings, and what they are for."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture import calls as hooked
+from argus.capture import collectives
+from argus.capture.pytorch import Membership
+from argus.interop.imported_collectives import POINT_TO_POINT
+from argus.interop.recording import UNKNOWN_TYPE, Int, Recording
+from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
+from argus.semantics.mesh import Group, Traffic, find_mesh
+
+ALIGN_WITHIN = 1024
+"""Calls that two ranks' recordings of one communicator may begin apart."""
+
+
+def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
+    """Which communicators are one on several ranks, and how their calls line up: ``groups.COMMUNICATOR`` rows."""
+    known = []
+    offsets = _line_up(recordings)
+    for each in recordings:
+        rows = each.collectives.copy()
+        together = ~np.isin(rows["call"], POINT_TO_POINT)
+        named: dict[int, Membership] = {}
+        rows["stream"] = 0
+        for comm, (name, members, size) in each.groups.items():
+            offset = offsets.get((each.rank, comm))
+            if offset is None or (members and each.rank not in members):
+                continue
+            mine = together & (rows["comm"] == comm)
+            rows["stream"][mine] = rows["seq"][mine] + offset + 1
+            ranks = ",".join(map(str, members))
+            named[comm] = Membership(f"{name}/{ranks}", members.index(each.rank) if members else -1, size)
+        ended = each.gpu_end >= 0
+        ts = rows["ts_ns"].astype(np.int64)
+        chosen = ended & together
+        known.append(
+            RankCalls(
+                rank=each.rank,
+                collectives=np.ascontiguousarray(rows[together]),
+                # A collective ends on the GPU, and all its ranks end together: better than a wait on the CPU.
+                sync_ts=ts[chosen],
+                sync_duration=np.maximum(each.gpu_end - ts, 0)[chosen],
+                named=named,
+            )
+        )
+    return find_groups(known) if known else np.empty(0, COMMUNICATOR)
+
+
+def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
+    """What makes each rank's call numbers in a named group those of the group, by (rank, handle): by its own numbers,
+    else by calls that are equal and end together. Those that are not clear are missing."""
+    out: dict[tuple[int, int], int] = {}
+    for comm in sorted({comm for each in recordings for comm in each.groups}):
+        members = []
+        for each in recordings:
+            of_group = each.collectives["comm"] == comm
+            mine = np.flatnonzero(of_group & ~np.isin(each.collectives["call"], POINT_TO_POINT))
+            if len(mine):
+                members.append((each.rank, each.collectives[mine], each.gpu_end[mine], each.numbers[mine]))
+        if all((numbers >= 0).all() and len(np.unique(numbers - rows["seq"].astype(np.int64))) == 1
+               for _, rows, _, numbers in members):  # fmt: skip
+            for rank, rows, _, numbers in members:
+                out[rank, comm] = int(numbers[0]) - int(rows["seq"][0])
+            continue
+        if not members:
+            continue
+        offsets: dict[int, int] = {members[0][0]: 0}
+        codes = [_codes(rows) for _, rows, _, _ in members]
+        for (rank, _, end, _), code in zip(members[1:], codes[1:], strict=True):
+            offset = _offset(codes[0], members[0][2], code, end)
+            if offset is not None:
+                offsets[rank] = offset
+        lowest = min(offsets.values())
+        out |= {(rank, comm): offset - lowest for rank, offset in offsets.items()}
+    return out
+
+
+def _codes(rows: NDArray[np.void]) -> Int:
+    return rows["call"].astype(np.int64) << 56 | rows["dtype"].astype(np.int64) << 48 | rows["count"].astype(np.int64)
+
+
+def _offset(code: Int, end: Int, other_code: Int, other_end: Int) -> int | None:
+    """Added to the places of the other rank's calls, it gives those of the same calls; None: not clear."""
+    costs: list[tuple[float, int]] = []
+    least = max(min(len(code), len(other_code)) // 2, 1)
+    for offset in range(-min(len(other_code), ALIGN_WITHIN), min(len(code), ALIGN_WITHIN) + 1):
+        low, high = max(offset, 0), min(offset + len(other_code), len(code))
+        if high - low < least:
+            continue
+        mine, theirs = slice(low, high), slice(low - offset, high - offset)
+        if np.mean(code[mine] == other_code[theirs]) < 0.98:
+            continue
+        both = (end[mine] >= 0) & (other_end[theirs] >= 0)
+        if both.any():
+            costs.append((float(np.median(np.abs(end[mine] - other_end[theirs])[both])), offset))
+    costs.sort()
+    if not costs or (len(costs) > 1 and costs[0][0] > 0.5 * costs[1][0]):
+        return None
+    return costs[0][1]
+
+
+def mesh_of(recordings: Sequence[Recording], communicators: NDArray[np.void]) -> list[Group]:
+    """What the communicators are for."""
+    traffic: dict[tuple[int, int], Traffic] = {}
+    for each in recordings:
+        # What a communicator is for is told by sizes: where they are not known, nothing is said.
+        rows = each.collectives[each.collectives["dtype"] != UNKNOWN_TYPE]
+        sizes = collectives.payload_bytes(rows)
+        unique: Tally[tuple[int, int, int, int]] = Tally(
+            zip(rows["comm"].tolist(), rows["call"].tolist(), sizes.tolist(), rows["peer"].tolist(), strict=True)
+        )
+        for (comm, call, size, peer), count in unique.items():
+            traffic.setdefault((each.rank, comm), Traffic()).add(hooked.CALLS[call].kind, size, peer, count)
+    world = max((each.world_size for each in recordings), default=0)
+    told = np.array([(rank, comm) in traffic for rank, comm in communicators[["rank", "comm"]].tolist()], bool)
+    return find_mesh(communicators[told], traffic, world=world, command="")
