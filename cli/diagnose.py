@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import click
 
+from argus.diagnose.follow import INTERVAL_S, Follower, Round, follow
 from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
 from argus.diagnose.verdict import Verdict, to_json
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
 from .options import format_option, store_option
+from .selection import parse_span, parse_time
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
 """Exit codes with --exit-code."""
@@ -37,6 +45,17 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option("--job", metavar="NAME", help="The job. Default: the one traced last.")
 @click.option("--run", type=click.IntRange(min=0), metavar="N", help="Its tracing session. Default: the newest.")
 @click.option("--steps", metavar="A:B", callback=_steps, help="Look only at steps A to B; either may be missing.")
+@click.option("--since", metavar="TIME", help="Look only at what came since: 10m (of the end of the run), or a time.")
+@click.option("--follow", "following", is_flag=True, help="Judge it again and again, and print what changes.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.5),
+    default=INTERVAL_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --follow: how often.",
+)
 @click.option(
     "--threshold",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
@@ -67,6 +86,9 @@ def command(
     job: str | None,
     run: int | None,
     steps: tuple[int | None, int | None],
+    since: str | None,
+    following: bool,
+    interval_s: float,
     threshold: float,
     hang_after: float,
     output_format: str,
@@ -82,19 +104,41 @@ def command(
     \b
       argus diagnose                          the job traced last
       argus diagnose --job llama --steps 500:
+      argus diagnose --since 10m              its last ten minutes
+      argus diagnose --follow                 while it runs: what changes, until the trace ends
       argus diagnose --sql                    with the queries behind it
       argus diagnose --format json | jq '.findings[0]'
       argus diagnose --exit-code || alert     for scripts
     """
+    if following and steps != (None, None):
+        raise ArgusError("--follow goes not with --steps", "Use --since, or leave out --follow", EXIT_USAGE)
     with open_store(store_url, create=False) as store:
+        given, ended_ns = run, 0
         if job is None or run is None:
             found = latest_run(store, job)
             job, run = found[0], found[1] if run is None else run
-        if run not in [known.run for known in list_runs(store, job)]:
-            stored = ", ".join(str(known.run) for known in list_runs(store, job)[:8])
-            raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
+        # All runs are looked through only if that is needed: of a large job it takes seconds.
+        if given is not None or since is not None:
+            runs = list_runs(store, job)
+            chosen = next((known for known in runs if known.run == run), None)
+            if chosen is None:
+                stored = ", ".join(str(known.run) for known in runs[:8])
+                raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
+            ended_ns = chosen.ended_ns
+        since_ns = _since(since, ended_ns)
+        if following:
+            follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
+            last = _follow(follower, interval_s, output_format, with_sql, keep=not no_store)
+            return EXIT_CODES[last] if exit_code else 0
         verdict = diagnose_store(
-            store, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after, keep=not no_store
+            store,
+            job,
+            run,
+            steps=steps,
+            threshold=threshold,
+            hang_after_s=hang_after,
+            keep=not no_store,
+            since_ns=since_ns,
         )
         if output_format == "json":
             click.echo(to_json(verdict))
@@ -105,7 +149,80 @@ def command(
     return EXIT_CODES[verdict["status"]] if exit_code else 0
 
 
-def _print(verdict: Verdict, with_sql: bool) -> None:
+def _since(word: str | None, ended_ns: int) -> int:
+    """Wall time; 0: no limit."""
+    if word is None:
+        return 0
+    if re.fullmatch(r"\d{1,8}(?:\.\d+)?\s*(ms|[smhd])?", word):
+        return max(ended_ns - parse_span(word), 0)
+    return parse_time(word)
+
+
+@contextlib.contextmanager
+def _until_stopped() -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C, or SIGTERM, sets; a second one ends the program."""
+    stop = threading.Event()
+
+    def note(_received: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _follow(follower: Follower, interval_s: float, output_format: str, with_sql: bool, *, keep: bool) -> str:
+    """Prints what changes until the trace ends or somebody stops it; returns the last status."""
+    status, told = "inconclusive", ""
+
+    def trouble(failure: ArgusError) -> None:
+        nonlocal told
+        if failure.message != told:
+            told = failure.message
+            click.echo(f"argus: {failure.message}; trying again", err=True)
+
+    with _until_stopped() as stop:
+        for found in follow(follower, stop.wait, trouble, interval_s):
+            status, told = found.verdict["status"], ""
+            if output_format == "json" and (found.changed or found.ended):
+                click.echo(_json_line(found))
+            elif output_format == "text" and found.changed:
+                _print_round(found, with_sql)
+            if keep and found.changed:
+                save(follower.store, found.verdict)
+            if stop.is_set():
+                break
+        else:
+            if output_format == "text" and not stop.is_set():
+                click.echo("the trace has ended")
+    return status
+
+
+def _json_line(found: Round) -> str:
+    change = {
+        "at_ns": found.at_ns,
+        "took_ms": round(found.took_s * 1e3),
+        "new": [{"kind": finding["kind"], "ranks": finding["ranks"]} for finding in found.new],
+        "gone": [{"kind": finding["kind"], "ranks": finding["ranks"]} for finding in found.gone],
+        "ended": found.ended,
+    }
+    return json.dumps({**found.verdict, "change": change}, ensure_ascii=False, allow_nan=False)
+
+
+def _print_round(found: Round, with_sql: bool) -> None:
+    at = datetime.fromtimestamp(found.at_ns / 1e9, timezone.utc).strftime("%H:%M:%S UTC")
+    click.echo(f"---- {at}")
+    for finding in found.gone:
+        click.echo(f"over: {finding['kind'].replace('_', ' ')}  {_ranks(finding['ranks'])}".rstrip())
+    _print({**found.verdict, "findings": found.new}, with_sql, hints=False)
+
+
+def _print(verdict: Verdict, with_sql: bool, *, hints: bool = True) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
@@ -153,11 +270,13 @@ def _print(verdict: Verdict, with_sql: bool) -> None:
             for evidence in finding["evidence"]:
                 line()
                 line(evidence["sql"], 5, "dim")
-    if verdict["findings"]:
+    if verdict["findings"] and hints:
         line()
         if not with_sql:
             line("argus diagnose --sql prints the queries that show this again.", style="dim")
     coverage = verdict["coverage"]
+    if coverage["complete"] and not hints:
+        return
     if coverage["complete"]:
         so_far = "" if coverage["ended"] else " so far (the trace goes on, or was cut off)"
         line(f"coverage: complete{so_far}", style="dim")

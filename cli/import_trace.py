@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import Any, TypeVar
 import click
 
 from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
-from argus.interop.imported import Progress, Recording
+from argus.interop.imported_groups import find_communicators
+from argus.interop.imported_steps import find_all_steps
+from argus.interop.recording import Progress, Recording
 from argus.interop.rows import Told
-from argus.store.open import open_store
+from argus.semantics.flops import utilization as flops_utilization
+from argus.store.open import load_command, open_store, parse_url
 
-from .options import format_option, store_option
+from .options import flops, format_option, peak_tflops_option, step_flops_option, store_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -45,10 +49,18 @@ def command() -> None:
 @click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
 @_job
 @_ignore
+@step_flops_option
+@peak_tflops_option
 @format_option()
 @store_option
 def import_kineto(
-    paths: tuple[Path, ...], job: str | None, ignore_annotations: bool, output_format: str, store_url: str | None
+    paths: tuple[Path, ...],
+    job: str | None,
+    ignore_annotations: bool,
+    step_flops: float,
+    peak_tflops: float,
+    output_format: str,
+    store_url: str | None,
 ) -> None:
     """Import traces of the PyTorch profiler (Kineto): .json or .json.gz files, one a rank, or folders of them.
 
@@ -57,22 +69,31 @@ def import_kineto(
       argus import kineto ./log/profile --job llama
       argus import kineto rank0.json --ignore-annotations    steps by the calls alone
     """
+    utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
     with _progress() as told:
         for place, file in enumerate(kineto.find_files(paths)):
             recordings.append(kineto.read(file, place, told))
         imported.check_ranks(recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, output_format, store_url, told)
+        _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)
 
 
 @command.command("nsys")
 @click.argument("paths", metavar="FILE...", type=_PATHS, nargs=-1, required=True)
 @_job
 @_ignore
+@step_flops_option
+@peak_tflops_option
 @format_option()
 @store_option
 def import_nsys(
-    paths: tuple[Path, ...], job: str | None, ignore_annotations: bool, output_format: str, store_url: str | None
+    paths: tuple[Path, ...],
+    job: str | None,
+    ignore_annotations: bool,
+    step_flops: float,
+    peak_tflops: float,
+    output_format: str,
+    store_url: str | None,
 ) -> None:
     """Import recordings of Nsight Systems, exported to SQLite. Each process that used a GPU is a rank.
 
@@ -80,12 +101,13 @@ def import_nsys(
       nsys export --type sqlite report.nsys-rep
       argus import nsys report.sqlite --job llama
     """
+    utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
     with _progress() as told:
         for file in paths:
             recordings += nsys.read(file, len(recordings), told)
         imported.check_ranks(recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, output_format, store_url, told)
+        _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)
 
 
 @command.command("whatif")
@@ -180,7 +202,14 @@ def _print_stored(job: str, run: int, url: str, told: Told, notes: list[str]) ->
     if counted:
         click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counted.items()))
     click.echo(f"{job}: {len(told.ranks)} ranks stored as run {run} in {url}")
-    click.echo(f"  argus diagnose --job {job}")
+    _print_next(job, url)
+
+
+def _print_next(job: str, url: str) -> None:
+    target = parse_url(url)
+    if target.spool is not None:
+        click.echo(f"  {load_command(target)}")
+    click.echo(f"  argus diagnose --job {shlex.quote(job)}")
 
 
 def _name(paths: tuple[Path, ...]) -> str:
@@ -206,25 +235,32 @@ def _store(
     recordings: list[Recording],
     job: str,
     ignore_annotations: bool,
+    utilization: tuple[float, float],
     output_format: str,
     store_url: str | None,
     told: Progress,
 ) -> None:
     told("finding steps", 0.0)
-    communicators = imported.find_communicators(recordings)
-    steps = imported.find_all_steps(recordings, communicators, ignore_annotations=ignore_annotations)
+    communicators = find_communicators(recordings)
+    steps = find_all_steps(recordings, communicators, ignore_annotations=ignore_annotations)
     with open_store(store_url) as store:
-        run = imported.write(store, job, recordings, steps, communicators, told)
+        run = imported.write(store, job, recordings, steps, communicators, told, utilization)
         url = store.url
     found = [imported.summary(each, steps[each.rank]) for each in recordings]
     told("done", 1.0)
     if output_format == "json":
         click.echo(json.dumps({"job": job, "run": run, "store": url, "recordings": found}, indent=2))
     else:
-        _print(found, job, run, url)
+        told_ns = [each["step_ns"] for each in found if each["steps"]]
+        ranks = max(len(found), *(each.world_size for each in recordings))
+        if utilization[0] and told_ns:
+            said = [flops_utilization(*utilization, ranks, sum(told_ns) / len(told_ns))]
+        else:
+            said = []
+        _print(found, said, job, run, url)
 
 
-def _print(found: list[dict[str, Any]], job: str, run: int, url: str) -> None:
+def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url: str) -> None:
     for each in found:
         click.echo(f"{Path(each['file']).name}: rank {each['rank']} (by {each['rank_source']})")
         click.echo(
@@ -238,6 +274,12 @@ def _print(found: list[dict[str, Any]], job: str, run: int, url: str) -> None:
             )
         else:
             click.echo(f"  no steps found: {each['why']}")
+        if each["flops"]:
+            work, spent, rate = each["flops"] / 1e12, each["flops_ns"] / 1e6, each["flops_per_s"] / 1e12
+            click.echo(
+                f"  matrix products and attention: {work:,.4g} TFLOP in {spent:,.1f} ms of their kernels, "
+                f"{rate:,.4g} TFLOP/s"
+            )
         if each["zero"] != "1970 (UTC)":
             click.echo(f"  time zero is {each['zero']}")
         for note in each["notes"]:
@@ -246,7 +288,9 @@ def _print(found: list[dict[str, Any]], job: str, run: int, url: str) -> None:
             counted = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
             click.echo(f"  counted: {counted}")
     ranks = "1 rank" if len(found) == 1 else f"{len(found)} ranks"
+    for line in said:
+        click.echo(line)
     quoted = job.replace("'", "''")
     click.echo(f"{job}: {ranks} stored as run {run} in {url}")
-    click.echo(f"  argus diagnose --job {job}")
+    _print_next(job, url)
     click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -11,6 +13,7 @@ from argus.gpu import GpuView
 from argus.trace import View
 
 MAX_RANKS_SHOWN = 16
+MAX_FINDINGS_SHOWN = 4
 STALE_NS = 10_000_000_000
 """Numbers older than this are told to be old; windows close about five seconds after their end."""
 _UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -50,8 +53,8 @@ def clip(text: str, width: int) -> str:
     return text[: keep - keep // 3] + "…" + text[-(keep // 3) :]
 
 
-def picture(view: View, width: int = 100) -> RenderableType:
-    """The whole live view."""
+def picture(view: View, width: int = 100, findings: Sequence[str] = ()) -> RenderableType:
+    """The whole live view. ``findings``: what the diagnosis says is the matter now."""
     looking = "finding the period" if view.launches + view.collective_calls else "no calls yet"
     ranks = Table(box=None, pad_edge=False, header_style="bold")
     for heading, justify in (
@@ -101,7 +104,8 @@ def picture(view: View, width: int = 100) -> RenderableType:
         traffic.add_row(op, f"{count:,}", size(nbytes))
 
     # Totals and losses first: on a small terminal the rest is cut off.
-    parts: list[RenderableType] = [totals(view), Text(), ranks, Text()]
+    found = [Text(clip(line, max(width - 4, 40)), style="bold red") for line in findings[:MAX_FINDINGS_SHOWN]]
+    parts: list[RenderableType] = [totals(view), *found, Text(), ranks, Text()]
     if view.steps_go:
         parts += [*map(Text, view.steps_go), Text()]
     if view.gpu:

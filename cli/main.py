@@ -12,6 +12,7 @@ import click
 
 from argus import __version__
 from argus.errors import EXIT_FAILURE, ArgusError
+from argus.lean import be_lean
 
 VERBS = {
     "check": "Say whether tracing works on this machine, and what to do if not.",
@@ -20,11 +21,13 @@ VERBS = {
     "arm": "Prepare programs so that their GPU times can be traced whenever you want.",
     "dump": "Show what every thread does at this instant.",
     "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
+    "simulate": "Store the trace of a job that never ran, with known faults.",
     "diagnose": "Name what slows a job down, with evidence.",
     "stacks": "Show which ranks are in the same place, and who is not.",
     "export": "Write flame graphs, timelines, and stacks for other tools.",
     "flag": "Keep every GPU operation of a moment.",
     "sql": "Query everything Argus stored.",
+    "health": "Check this node from cron, and rank nodes to be drained.",
     "store": "Create the tables, load what was spooled, show what is stored.",
 }
 """Every verb and its one-line help: kept here so that ``argus --help`` imports no verb."""
@@ -66,6 +69,8 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs ``argus`` with ``argv`` (default: the process's own arguments) and returns its exit code."""
+    if argv is None:
+        be_lean()
     for stream in (sys.stdout, sys.stderr):
         # A locale of the last century, or a byte from a database, must not end a command.
         if isinstance(stream, io.TextIOWrapper):

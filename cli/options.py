@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 
 import click
 
-from argus.capture import DEFAULT_RATE_HZ
-from argus.cupti import MINIMUM_SHARE
+from argus.capture import DEFAULT_RATE_HZ, RAISED_RATE_HZ
+from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
 from argus.errors import EXIT_USAGE, ArgusError
-from argus.recorder import RAW_MODES, RAW_ROWS_S
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -100,9 +99,16 @@ rate_option = click.option(
     "--rate",
     "rate_hz",
     type=click.IntRange(1, 10_000),
-    default=DEFAULT_RATE_HZ,
-    show_default=True,
     metavar="HZ",
-    help="Samples of stacks a second and CPU.",
+    help=f"Samples of stacks a second and CPU. Default: {DEFAULT_RATE_HZ}, and {RAISED_RATE_HZ} while something is the "
+    "matter with the job.",
 )
 """``--rate HZ``, passed as ``rate_hz``."""
+
+diagnose_option = click.option(
+    "--diagnose/--no-diagnose",
+    default=True,
+    show_default=True,
+    help="Judge the job every 10 s, and tell what is found; what argus diagnose --follow does.",
+)
+"""``--diagnose/--no-diagnose``, passed as ``diagnose``."""

@@ -13,12 +13,23 @@ from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
-from .options import flops, gpu_share_option, peak_tflops_option, raw_option, step_flops_option, store_option
+from .options import (
+    diagnose_option,
+    flops,
+    gpu_share_option,
+    peak_tflops_option,
+    raw_option,
+    step_flops_option,
+    store_option,
+)
 
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
 CUPTI_WAIT_MS = 1000
 """``cuInit`` of a traced process does not wait longer than this for GPU times to begin."""
+
+JUDGED_EVERY_S = 1.0
+"""How often the diagnosis, which has a pace of its own, is told of jobs and asked what it found."""
 
 DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or it could make no shared memory"
 
@@ -34,6 +45,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @raw_option
 @step_flops_option
 @peak_tflops_option
+@diagnose_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
 @store_option
 def command(
@@ -47,6 +59,7 @@ def command(
     raw: str,
     step_flops: float,
     peak_tflops: float,
+    diagnose: bool,
     strict: bool,
     store_url: str | None,
 ) -> int:
@@ -81,7 +94,7 @@ def command(
         root = os.getpid()
         watcher = Watcher(
             lambda watched: _trace(
-                watched, root, job, run, store_url, cupti, arming, utilization, raw, log is not None
+                watched, root, job, run, store_url, cupti, arming, utilization, raw, diagnose, log is not None
             ),
             output,
         )
@@ -134,7 +147,8 @@ def _trace(
     arming: Arming,
     utilization: tuple[float, float],
     raw: str,
-    notes_too: bool,
+    diagnose: bool,
+    meanwhile: bool,
 ) -> int:
     """What the watcher does: traces a process and its descendants until the command has ended.
 
@@ -146,11 +160,13 @@ def _trace(
         arming: Whether the command has the helper.
         utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
         raw: Which GPU operations are stored one by one.
-        notes_too: Say also what happens meanwhile: it would stand amid the command's own output.
+        diagnose: Judge the job while it is traced.
+        meanwhile: Say what is noted and found at once, not at the end: it would stand amid the command's own output.
     """
     # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
     from rich.console import Console
 
+    from argus.diagnose.watch import Watch
     from argus.store.open import open_store
     from argus.trace import Options, Tracer
 
@@ -169,17 +185,32 @@ def _trace(
         peak_flops=utilization[1],
         raw=raw,
     )
-    tracer = Tracer(open_store(store_url), options)
+    store = open_store(store_url)
+    tracer = Tracer(store, options)
+    watch = Watch(store, tracer.host) if diagnose else None
     tracer.start()
     watched.ready()
-    told = 0
+    told, judged = 0, 0.0
     while not watched.over():
         begun = time.monotonic()
         tracer.poll()
-        if notes_too:
+        if watch is not None and begun >= judged:
+            judged = begun + JUDGED_EVERY_S
+            watch.look((job.name, job.run) for job in tracer.jobs)
+            tracer.heed(watch.lines())
+        if meanwhile:
             notes = tracer.notes()
             for note in notes[told:]:
                 click.echo(f"note: {note}")
             told = len(notes)
+            for line in watch.take() if watch is not None else ():
+                click.echo(line)
         time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))
-    return sum_up(Console(), tracer, tracer.stop())
+    if watch is not None:
+        watch.end()
+    lost = tracer.stop()
+    if watch is not None:
+        watch.close()
+        for line in watch.take():
+            click.echo(line)
+    return sum_up(Console(), tracer, lost)

@@ -16,6 +16,7 @@ from rich.live import Live
 
 from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
+from argus.diagnose.watch import Watch
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import Store
 from argus.trace import Options, Tracer
@@ -27,7 +28,9 @@ EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
 
 
-def trace_session(store: Store, options: Options, *, duration: float | None, steps: int | None, plain: bool) -> int:
+def trace_session(
+    store: Store, options: Options, *, duration: float | None, steps: int | None, plain: bool, diagnose: bool = True
+) -> int:
     """Traces until there is a reason to stop, and says what happened.
 
     Args:
@@ -36,6 +39,7 @@ def trace_session(store: Store, options: Options, *, duration: float | None, ste
         duration: End after so many seconds; None: when the targets end or somebody stops it.
         steps: End once every rank has so many steps; None: do not.
         plain: Plain lines even on a terminal.
+        diagnose: Judge the job while it is traced.
 
     Returns:
         The exit code.
@@ -45,17 +49,22 @@ def trace_session(store: Store, options: Options, *, duration: float | None, ste
     """
     tracer = Tracer(store, options)
     console = Console(stderr=False)
+    watch = Watch(store, tracer.host) if diagnose else None
     with _stop_on_signals() as stopping:
         tracer.start()
         deadline = None if duration is None else time.monotonic() + duration
         try:
             try:
                 _say_what_is_attached(console, tracer)
-                _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal)
+                _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal, watch)
             finally:
+                if watch is not None:
+                    watch.end()
                 if stopping:
                     click.echo("storing what is left (a second Ctrl-C gives it up)", err=True)
                 lost = tracer.stop()
+                if watch is not None:
+                    watch.close()
         except KeyboardInterrupt:
             tracer.abort()
             click.echo("argus: stopped at once; rows that were not stored yet are lost", err=True)
@@ -120,29 +129,43 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
 
 
 def _watch(
-    console: Console, tracer: Tracer, stopping: list[int], deadline: float | None, steps: int | None, plain: bool
+    console: Console,
+    tracer: Tracer,
+    stopping: list[int],
+    deadline: float | None,
+    steps: int | None,
+    plain: bool,
+    watch: Watch | None,
 ) -> None:
     """Polls until there is a reason to stop."""
     told = 0
     gpu_times: list[str] = []
     live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
     shown = time.monotonic()
+    judged = 0.0
     with live or contextlib.nullcontext():
         while not stopping and not tracer.done():
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return
             tracer.poll()
+            if now >= judged:
+                judged = now + 1.0
+                if watch is not None:
+                    watch.look((job.name, job.run) for job in tracer.jobs)
+                tracer.heed(watch.lines() if watch is not None else [])
             if steps is not None and _all_have(tracer, steps):
                 return
             if live is not None and now - shown >= 0.5:
-                live.update(picture(tracer.view(), console.width), refresh=True)
+                live.update(picture(tracer.view(), console.width, watch.lines() if watch else []), refresh=True)
                 shown = now
             elif live is None:
                 notes = tracer.notes()
                 for note in notes[told:]:
                     _say(console, f"note: {note}")
                 told = len(notes)
+                for line in watch.take() if watch is not None else []:
+                    _say(console, line)
                 known = tracer.gpu_times()
                 for line in known:
                     if line not in gpu_times:
@@ -151,7 +174,8 @@ def _watch(
                 if now - shown >= PLAIN_INTERVAL_S:
                     _say(console, plain_line(tracer.view()))
                     shown = now
-            time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - now)))
+            until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
+            time.sleep(max(0.0, until - time.monotonic()))
 
 
 def _all_have(tracer: Tracer, steps: int) -> bool:

@@ -11,6 +11,7 @@ from argus.store.open import open_store
 from argus.trace import Options
 
 from .options import (
+    diagnose_option,
     flops,
     gpu_share_option,
     peak_tflops_option,
@@ -63,6 +64,7 @@ from .session import trace_session
 @raw_rate_option
 @step_flops_option
 @peak_tflops_option
+@diagnose_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
 def command(
@@ -81,12 +83,13 @@ def command(
     gpu_share: float,
     inject: bool,
     stacks: bool,
-    rate_hz: int,
+    rate_hz: int | None,
     off_cpu_ms: float,
     raw: str,
     raw_rate: float,
     step_flops: float,
     peak_tflops: float,
+    diagnose: bool,
     plain: bool,
     store_url: str | None,
 ) -> int:
@@ -132,4 +135,4 @@ def command(
         raw=raw,
         raw_rows_s=raw_rate,
     )
-    return trace_session(store, options, duration=duration, steps=steps, plain=plain)
+    return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose)

@@ -37,7 +37,12 @@ class Cause:
     phase: str = ""
 
 
-def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_ns: float) -> Cause:
+def attribute(
+    columns: Mapping[str, NDArray[Any]],
+    ranks: tuple[int, ...],
+    late_ns: float,
+    gpu_ns: tuple[float, float] | None = None,
+) -> Cause:
     """The kind of a straggler.
 
     The slow rank's steps are as long as everybody's, so a delay on its CPU (data, compiling, launching) shows as
@@ -48,8 +53,16 @@ def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_
         columns: As :data:`argus.diagnose.sql.CPU_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
+        gpu_ns: By how much their GPUs compute longer, and have nothing to do for longer; None: not known. A CPU that
+            waits since its GPU's queue is full looks like one that is slow; the GPU has nothing to do where it is.
     """
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
+    if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
+        text = (
+            f"its GPU is to blame: it computes {gpu_ns[0] / 1e6:.1f} ms a step longer than those with the same work, "
+            f"and has nothing to do for {gpu_ns[1] / 1e6:+.1f} ms"
+        )
+        return Cause("compute_straggler", text, True)
     if not slow.any() or slow.all():
         return Cause("compute_straggler", "no CUDA calls were stored that could tell the GPU from the CPU", False)
 
@@ -65,6 +78,12 @@ def attribute(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], late_
     ):
         if parts[name] >= HALF * late_ns and parts[name] == max(parts["module"], parts["data"], parts["other"]):
             return Cause(kind, f"{parts[name] / 1e6:.1f} ms a step more than the others {words}", True)
+    if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
+        text = (
+            f"its GPU is not to blame: it has nothing to do for {gpu_ns[1] / 1e6:.1f} ms a step longer than those with "
+            f"the same work, and computes {gpu_ns[0] / 1e6:+.1f} ms longer; kernels are launched too slowly"
+        )
+        return Cause("kernel_issue_stall", text, True)
     # Rounded first: "-0.0 ms" reads like a measurement.
     data, other, module = (round(parts[name] / 1e6, 1) + 0.0 for name in ("data", "other", "module"))
     text = (

@@ -1,28 +1,138 @@
-"""A job that stopped making steps: since when, in which collective, and who did not come to it."""
+"""A job that stopped making steps: since when, in which collective, who did not come to it, and where those are.
+
+Each communicator has a first collective that not all of its ranks called: the one that the others wait in. A rank that
+is missing in one communicator, and itself waits for somebody in another one, is a victim; those that wait for
+nobody are to be looked at. What is read are the last calls of each rank: the work does not grow with the job's past.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.verdict import Evidence, Finding
+from argus.diagnose.stacks import ROLES, Place, StackReader, compare
+from argus.diagnose.verdict import Collective, Evidence, Finding
+from argus.semantics.stacks import label, rank_text
 
-HANG_S = 30.0
+HANG_S = 20.0
 """Silence that counts as a hang, s, or :data:`HANG_STEPS` if that is longer. A checkpoint or an evaluation that keeps
-other ranks waiting for so long is worth the same look."""
+other ranks waiting for so long is worth the same look. Rows are stored within 3 s and judged every 5 s: a hang is
+named within 30 s."""
 HANG_STEPS = 20
 """Silence of so many typical steps."""
 SURE, UNSURE = 0.9, 0.5
 """Confidence where the missing ranks are known, and where they are not."""
-
-
 PAUSE_S = 5.0
 """Silence that keeps a verdict from being "healthy": more than the delay with which steps reach the store (2 s)."""
+LOOK_BACK_S = 600.0
+"""Calls so long before the last step count: ranks that run ahead of others do so by less."""
+PLACES_S = 10.0
+"""Where threads are is told from so many of the last seconds."""
+MISSING, PEERS = 8, 16
+"""So many of the missing ranks' stacks are looked at, and of the others'."""
 
 
-def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float) -> tuple[Finding | None, str]:
+@dataclass(frozen=True)
+class Stuck:
+    """A collective that some ranks of a communicator have called and others have not.
+
+    Attributes:
+        group: The communicator.
+        seq: The collective's number in it.
+        came, missing: Ranks.
+    """
+
+    group: int
+    seq: int
+    came: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def stuck_calls(groups: Sequence[int], ranks: Sequence[int], last: Sequence[int]) -> list[Stuck]:
+    """The first collective of each communicator that not all of its ranks called, where there is one.
+
+    Args:
+        groups, ranks, last: The number of the last collective that each rank called in each of its communicators.
+
+    Returns:
+        Those that the most ranks wait in first.
+    """
+    by_group: dict[int, dict[int, int]] = {}
+    for group, rank, seq in zip(groups, ranks, last, strict=True):
+        by_group.setdefault(int(group), {})[int(rank)] = int(seq)
+    found = []
+    for group, members in by_group.items():
+        least = min(members.values())
+        came = tuple(sorted(rank for rank, seq in members.items() if seq > least))
+        if came:
+            found.append(Stuck(group, least + 1, came, tuple(sorted(members.keys() - set(came)))))
+    return sorted(found, key=lambda one: (-len(one.came), one.group))
+
+
+def stuck_transfers(columns: Mapping[str, NDArray[Any]]) -> list[Stuck]:
+    """Sends and receives that one rank called and the other did not.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.LAST_TRANSFERS` returns them.
+
+    Returns:
+        One for each rank that waits for another, with -1 as its number.
+    """
+    names = ("comm_group", "rank", "comm_rank", "peer", "sent", "received")
+    rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
+    ranks = {(group, place): rank for group, rank, place, *_ in rows}
+    calls = {(group, place, peer): (sent, received) for group, _, place, peer, sent, received in rows}
+    found = []
+    for group, rank, place, peer, sent, received in rows:
+        there, back = calls.get((group, peer, place), (0, 0))
+        if (group, peer) in ranks and (received > there or sent > back):
+            found.append(Stuck(group, -1, (rank,), (ranks[group, peer],)))
+    return found
+
+
+def root_causes(stuck: Sequence[Stuck]) -> tuple[list[int], bool]:
+    """The ranks that others wait for, and that wait for nobody themselves.
+
+    Returns:
+        The ranks; and whether there are none, so that they wait for one another: then all who are waited for.
+    """
+    missing = {rank for one in stuck for rank in one.missing}
+    waiting = {rank for one in stuck for rank in one.came}
+    roots = sorted(missing - waiting)
+    return (roots, False) if roots else (sorted(missing), bool(missing))
+
+
+def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mapping[str, NDArray[Any]]) -> list[int]:
+    """Of ranks that others wait for, those whose neighbours in the pipeline wait for nobody else: one that does has
+    nothing to hand on. All of them, if that leaves none.
+
+    Args:
+        roots: As :func:`root_causes` returns them.
+        stuck: What ranks wait in.
+        columns: As :data:`argus.diagnose.sql.LAST_TRANSFERS` returns them.
+    """
+    names = ("comm_group", "rank", "comm_rank", "peer")
+    rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
+    ranks = {(group, place): rank for group, rank, place, _ in rows}
+    missed: dict[int, set[int]] = {}
+    for one in stuck:
+        for rank in one.came:
+            missed.setdefault(rank, set()).update(one.missing)
+    left = set(roots)
+    for group, rank, _, peer in rows:
+        if rank in left and missed.get(ranks.get((group, peer), -1), set()) - {rank}:
+            left.discard(rank)
+    return sorted(left) or list(roots)
+
+
+def find_hang(
+    query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float, stacks: StackReader | None = None
+) -> tuple[Finding | None, str]:
     """Whether the job had stopped when Argus last looked at it.
 
     Args:
@@ -30,6 +140,7 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         params: job, run, first, last.
         step_ns: A typical step.
         after_s: Silence that counts.
+        stacks: Where threads were; None: nobody knows.
 
     Returns:
         The finding, if it had; and otherwise a sentence on why its last moments are in doubt (empty: it went on, every
@@ -56,28 +167,44 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
             None,
             f"no step was seen for the last {stepless_s:.0f} s ({stepless_s * 1e9 / step_ns:.0f} usual steps), {doing}",
         )
-    calls = query(sql.LAST_CALLS, params)
-    missing: list[int] = []
-    where = "a collective"
-    if len(calls["rank"]):
-        newest = int(calls["seq"].max())
-        missing = sorted(calls["rank"][calls["seq"] < newest].astype(np.int64).tolist())
-        where = f"{calls['call'][int(calls['seq'].argmax())]} {newest}"
+    since = {**params, "since_ns": max(0, stepped - int(LOOK_BACK_S * 1e9))}
+    calls = query(sql.LAST_CALLS, since)
+    stuck = stuck_calls(calls["comm_group"].tolist(), calls["rank"].tolist(), calls["seq"].tolist())
+    missing, circle = root_causes(stuck)
+    # Stages wait for one another by sends and receives: who is missed may wait for such a one.
+    transfers = query(sql.LAST_TRANSFERS, since)
+    handed = stuck_transfers(transfers)
+    roots, around = root_causes([*stuck, *handed])
+    if not around:
+        roots = not_downstream(roots, [*stuck, *handed], transfers)
+    if handed and not around and (not missing or set(roots) <= set(missing)):
+        missing, circle = roots, False
     evidence: list[Evidence] = [
         {
             "text": f"no step has finished for {silent_s:.0f} s, where one took {step_ns / 1e6:.1f} ms",
             "sql": sql.shown(sql.LAST_LOOK, params),
         }
     ]
+    collective: Collective | None = None
     if missing:
-        others = sorted(set(calls["rank"].astype(np.int64).tolist()) - set(missing))
-        evidence.append(
-            {
-                "text": f"{len(others)} ranks called {where} of their communicator; {_ranks(missing)} did not come",
-                "sql": sql.shown(sql.LAST_CALLS, params),
-            }
-        )
-        action = f"Look at {_ranks(missing)}: what its processes are doing (py-spy dump), its kernel log, its GPU."
+        # The collective that these are missed in; if in several, the one that the most ranks wait in.
+        held = [one for one in stuck if set(one.missing) & set(missing)]
+        if not held:
+            text = f"{len({one.came for one in handed})} ranks wait for what {_ranks(missing)} did not send or receive"
+            evidence.append({"text": text, "sql": sql.shown(sql.LAST_TRANSFERS, since)})
+        for one in held if circle else held[:1]:
+            told, text, query_text = _collective(query, since, one, sorted(set(one.missing) & set(missing)))
+            collective = collective or told
+            evidence.append({"text": text, "sql": query_text})
+        if circle:
+            action = f"{_ranks(missing).capitalize()} wait for one another: do all ranks call their collectives in the "
+            action += "same order?"
+        else:
+            action = f"Look at {_ranks(missing)}: what its processes are doing, its kernel log, its GPU."
+            others = len(stuck) - len(held)
+            if others:
+                text = f"ranks of {others} other communicators wait, for ranks that wait themselves"
+                evidence.append({"text": text, "sql": sql.shown(sql.LAST_CALLS, since)})
     else:
         action = "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
     missing = missing or sorted(gone)
@@ -86,6 +213,20 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         evidence.append({"text": f"{_ranks(dead)} has no process any more", "sql": sql.shown(sql.STATES, params)})
         action = f"Restart the job, and find out what ended {_ranks(dead)}: its log, the kernel log (OOM, XID)."
     hosts = {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}
+    level = "phase"
+    if not circle and (alive := [rank for rank in missing if rank not in dead]):
+        places = None
+        everyone = sorted(hosts)
+        window = max(max(stepped, called), looked - int(PLACES_S * 1e9)), looked + int(PAUSE_S * 1e9)
+        if stacks is not None:
+            places = _places(stacks, alive, [rank for rank in everyone if rank not in missing], window)
+        if places:
+            level = "stack"
+            at = {**params, "ranks": alive[:MISSING], "from_ns": window[0], "to_ns": window[1]}
+            evidence += [{"text": place.text, "sql": sql.shown(sql.PLACES, at)} for place in places[:ROLES]]
+            action = _look_there(places[0], alive, hosts)
+        else:
+            action += f" {_dump(query, params, alive)}"
     last = int(params["last"])
     finding = Finding(
         kind="hang",
@@ -96,12 +237,65 @@ def find_hang(query: sql.Query, params: dict[str, Any], step_ns: float, after_s:
         kernels=[],
         slowdown=round(1 + silent_s * 1e9 / max(step_ns, 1.0), 4),
         share=1.0,
-        confidence=SURE if missing else UNSURE,
-        level="phase",
+        confidence=SURE if missing and not circle else UNSURE,
+        level=level,
         evidence=evidence,
         action=action,
     )
+    if collective is not None:
+        finding["collective"] = collective
     return finding, ""
+
+
+def _collective(
+    query: sql.Query, params: dict[str, Any], one: Stuck, missing: list[int]
+) -> tuple[Collective, str, str]:
+    """A collective that waits for somebody: as columns, in words, and the query that shows it."""
+    at = {**params, "group": one.group, "seq": one.seq}
+    call = query(sql.STUCK_CALL, at)
+    op = str(call["call"][0]) if len(call["call"]) and call["call"][0] else "a collective"
+    known = query(sql.DIMENSION, at)["dimension"]
+    dimension = str(known[0]) if len(known) else ""
+    kind = f" ({dimension})" if dimension not in ("", "unknown", "world") else ""
+    members = rank_text((*one.came, *one.missing)) if len(one.came) + len(one.missing) <= MISSING * 4 else ""
+    whose = f"their communicator{kind}" + (f" of ranks {members}" if members else "")
+    came = f"{len(one.came)} rank{'s' * (len(one.came) > 1)}"
+    text = f"{came} called {op} {one.seq} of {whose}; {_ranks(missing)} did not come"
+    told = Collective(
+        op=op, comm_group=str(one.group), seq=one.seq, came=list(one.came), missing=list(one.missing),
+        dimension=dimension,
+    )  # fmt: skip
+    return told, text, sql.shown(sql.STUCK_CALL, at)
+
+
+def _places(stacks: StackReader, alive: list[int], others: list[int], window: tuple[int, int]) -> list[Place]:
+    """Where the threads of missing ranks are that are elsewhere; where none is, their main threads."""
+    chosen, peers = alive[:MISSING], others[:: max(1, len(others) // PEERS)][:PEERS]
+    found = [place for place in compare(stacks.threads([*chosen, *peers], *window), chosen) if place.frames]
+    return [place for place in found if place.differs] or [place for place in found if place.role == "main"]
+
+
+def _look_there(place: Place, alive: list[int], hosts: dict[int, str]) -> str:
+    rank = place.ranks[0]
+    where = label(place.frames[place.odd], lines=True)
+    on = f" on {hosts[rank]}" if rank in hosts else ""
+    if not place.differs:
+        return (
+            f"{_ranks(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look at its "
+            "GPU (nvidia-smi -q, the kernel log: XID) and its network."
+        )
+    return f"See why {_ranks(list(place.ranks))}{on} stays in {where}: argus stacks --rank {rank} shows its threads."
+
+
+def _dump(query: sql.Query, params: dict[str, Any], alive: list[int]) -> str:
+    """How to get the stacks that are not stored."""
+    known = query(sql.PROCESSES, {**params, "ranks": alive[:1]})
+    if not len(known["pid"]):
+        return "No stacks of it are stored: argus dump --pid PID shows where its threads are."
+    return (
+        f"No stacks of it are stored: argus dump --pid {int(known['pid'][0])} on {known['host'][0]} shows where its "
+        "threads are now."
+    )
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -29,6 +29,7 @@ from argus.semantics.clocks import (
 )
 from argus.semantics.groups import VIOLATIONS, RankCalls, find_groups
 from argus.store.open import Store
+from argus.store.reader import query_columns
 from argus.store.writer import Writer
 
 Int = NDArray[np.int64]
@@ -278,48 +279,73 @@ def prepare(store: Store, query: sql.Query, job: str, run: int) -> Hosts | None:
 
 
 def store_hosts(store: Store, hosts: Hosts, job: str, run: int) -> Hosts:
-    """Adds the estimates to ``clocks``, ``step_shifts`` and ``group_joins``. Returns them, with what came of it."""
+    """Adds the estimates to ``clocks``, ``step_shifts`` and ``group_joins``, unless the newest there are the same.
+    Returns them, with what came of it."""
     shared = {"job": job, "run": run}
-    version = time.time_ns()
-    clocks = hosts.clocks
-    through = [hosts.names[t] if t >= 0 else "" for t in clocks["through"].tolist()]
-    writer = Writer(store, source="hosts")
-    writer.append(
-        "clocks",
-        {
-            **shared,
-            "host": [hosts.names[host] for host in clocks["host"].tolist()],
-            "reference": hosts.names[0],
-            "ts": clocks["since_ns"].copy(),
-            "at": clocks["at_ns"].copy(),
-            **{name: clocks[name].copy() for name in ("offset_ns", "drift_ppb", "error_ns", "calls")},
-            "method": [METHODS[method] for method in clocks["method"].tolist()],
-            "through": through,
-            "version": version,
-        },
-    )
-    writer.append(
-        "step_shifts",
-        {
-            **shared,
-            "host": list(hosts.names),
-            **{
-                name: [getattr(shift, name) for shift in hosts.shifts]
-                for name in ("shift", "how", "calls", "confidence", "error")
-            },
-            "version": version,
-        },
-    )
-    if hosts.joins:
-        names = ("host", "comm_group", "joined_group", "seq_shift", "error")
-        columns = {name: [getattr(join, name) for join in hosts.joins] for name in names}
-        writer.append("group_joins", {**shared, **columns, "version": version})
+    tables = _tables(hosts)
+    if _stored_already(store, tables, shared):
+        return replace(hosts, stored=True, not_stored="")
+    writer, version = Writer(store, source="hosts"), time.time_ns()
+    for table, columns in tables.items():
+        writer.append(table, {**shared, **columns, "version": version})
     try:
         report = writer.close(timeout_s=5.0)
         why = (report.last_error or "it did not answer") if report.dropped else ""
     except ArgusError as failure:
         why = failure.message
     return replace(hosts, stored=True, not_stored=why.splitlines()[0] if why else "")
+
+
+def _tables(hosts: Hosts) -> dict[str, dict[str, Any]]:
+    """Columns of the estimates, by table."""
+    clocks = hosts.clocks
+    found: dict[str, dict[str, Any]] = {
+        "clocks": {
+            "host": [hosts.names[host] for host in clocks["host"].tolist()],
+            "reference": [hosts.names[0]] * len(clocks),
+            "ts": clocks["since_ns"].copy(),
+            "at": clocks["at_ns"].copy(),
+            **{name: clocks[name].copy() for name in ("offset_ns", "drift_ppb", "error_ns", "calls")},
+            "method": [METHODS[method] for method in clocks["method"].tolist()],
+            "through": [hosts.names[t] if t >= 0 else "" for t in clocks["through"].tolist()],
+        },
+        "step_shifts": {
+            "host": list(hosts.names),
+            **{
+                name: [getattr(shift, name) for shift in hosts.shifts]
+                for name in ("shift", "how", "calls", "confidence", "error")
+            },
+        },
+    }
+    if hosts.joins:
+        names = ("host", "comm_group", "joined_group", "seq_shift", "error")
+        found["group_joins"] = {name: [getattr(join, name) for join in hosts.joins] for name in names}
+    return found
+
+
+def _stored_already(store: Store, tables: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> bool:
+    """Whether the newest estimate of the run that the store has is this one: a diagnosis that is asked for again finds
+    the same."""
+    try:
+        for table, columns in tables.items():
+            newest = query_columns(
+                store,
+                f"SELECT {', '.join(columns)} FROM {table} WHERE job = {{job:String}} AND run = {{run:UInt32}}"
+                " AND version = (SELECT max(version) FROM clocks WHERE job = {job:String} AND run = {run:UInt32})",
+                shared,
+            )
+            there = Counter(zip(*(_plain(newest[name]) for name in columns), strict=True))
+            if there != Counter(zip(*(_plain(columns[name]) for name in columns), strict=True)):
+                return False
+    except ArgusError:
+        return False
+    return True
+
+
+def _plain(column: NDArray[Any] | list[Any]) -> list[Any]:
+    """Values as the store gives them back: it has shares in single precision."""
+    values: list[Any] = column if isinstance(column, list) else column.tolist()
+    return [float(np.float32(value)) if isinstance(value, float) else value for value in values]
 
 
 # ---- clocks

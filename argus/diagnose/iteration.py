@@ -8,6 +8,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.diagnose.online import STEEPEST, powers
+
 Float = NDArray[np.float64]
 
 REGRESSION = 0.10
@@ -105,3 +107,55 @@ def _splits(logs: Float, offset: int, least: float) -> list[int]:
         offset + place,
         *_splits(logs[place:], offset + place, least),
     ]
+
+
+VARIES = 0.05
+"""Scatter of the step time (MAD over median) from which it is asked what the work explains; healthy steps of equal work
+scatter by less."""
+
+
+def without_work(durations: Float, work: Float) -> Float:
+    """Step times less what the work of each step explains: as if each had the typical work.
+
+    Args:
+        durations: Shape (steps,), ns.
+        work: Measures of each step's work, above 0, shape (steps, measures); NaN: not known.
+
+    Returns:
+        Shape (steps,), ns; as they are where the work explains nothing.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.log(np.where(work > 0, work, np.nan))
+    power = powers(np.log(np.maximum(durations, 1.0))[None], logs[None])[0]
+    rest: Float = np.asarray(durations, np.float64).copy()
+    for which in np.flatnonzero(power).tolist():
+        more = logs[:, which] - np.nanmedian(logs[:, which])
+        rest = np.asarray(rest * np.exp(-power[which] * np.nan_to_num(more)))
+    return rest
+
+
+def more_to_do(found: Regression, work: Float) -> tuple[int, float] | None:
+    """Whether the work of a step grew when steps became longer, by so much that it explains it: time grows with the
+    square of the work at most.
+
+    Args:
+        found: In the steps that ``work`` is of.
+        work: As of :func:`without_work`.
+
+    Returns:
+        Which measure, and by which factor it grew; None: none explains it.
+    """
+    grown = found.after_ns / found.before_ns
+    best: tuple[int, float] | None = None
+    for which in range(work.shape[1]):
+        before, after = work[: found.index, which], work[found.index :, which]
+        before, after = before[np.isfinite(before)], after[np.isfinite(after)]
+        if len(before) < MIN_STEPS or len(after) < MIN_STEPS:
+            continue
+        factor = float(np.median(after) / max(float(np.median(before)), 1e-9))
+        if factor**STEEPEST * (1 + REGRESSION / 2) >= grown and (best is None or factor > best[1]):
+            # What varied as much before, without steps being longer, is no growth.
+            by_chance = float(np.quantile(before, 0.95))
+            if float(np.median(after)) > by_chance and factor > 1:
+                best = which, factor
+    return best

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import gpu, sql
 from argus.diagnose.phase import ALPHA, by_chance
 from argus.diagnose.verdict import Evidence, Finding
 
@@ -16,10 +16,18 @@ WINDOW = 200
 OUTLIER = 1.5
 """Steps this much longer than the median count as stalled. Healthy steps on a busy machine stay below 1.35 (the fake
 GPU's job on two shared cores)."""
+SCATTER = 8.0
+"""Where the GPUs' own times tell whose stalls are: steps this many standard deviations over the typical one count,
+too, if that is less; but no less than the threshold."""
+QUARTER_TO_LOW, QUARTER_TO_MIDDLE = 0.970, 0.674
+"""Standard deviations between quantiles 0.05 and 0.25, and 0.25 and 0.5, of normal values."""
 LONGEST_STALL = 5
 """More stalled steps in a row are an episode, which the comparison of ranks judges."""
 LEAST_STALLS = 3
 """One or two long steps may be a checkpoint or an evaluation: said, not judged."""
+ALPHA_OWN = 0.02
+"""Chance that the stalls of ranks by turns all hit one, where the GPUs' own times tell whose they are: that stalls cost
+so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
 SAME_RANK = 0.6
 """Share of the stalled steps in which one rank must have been the last, to be named."""
 
@@ -32,6 +40,8 @@ def find_jitter(
     hosts: dict[int, str],
     threshold: float,
     blur_ns: int = 0,
+    reach: int = WINDOW,
+    gpus: gpu.Seen | None = None,
 ) -> tuple[Finding | None, str]:
     """Steps that took much longer than the others, time and again, because of one rank.
 
@@ -43,6 +53,8 @@ def find_jitter(
         hosts: Node of each rank.
         threshold: Lost share of the time that counts.
         blur_ns: What times of two ranks may differ by because of their hosts' clocks.
+        gpus: What the GPUs did; it tells who was slow itself, where whole pipelines are late.
+        reach: Steps whose calls may be compared at once; of larger jobs only the newest stalled steps are looked at.
 
     Returns:
         A finding, whose ``share`` is the lost time of an average step in ns; or a sentence on long steps that are too
@@ -50,13 +62,30 @@ def find_jitter(
     """
     numbers, durations = numbers[-WINDOW:], durations[-WINDOW:]
     typical = float(np.median(durations))
-    stalled = _isolated(durations > OUTLIER * typical)
+    limit = OUTLIER
+    if gpus is not None:
+        # In pipelines a stall makes two steps long: up to half of them may be, and the rest tells what is usual.
+        low, quarter = np.quantile(durations, [0.05, 0.25])
+        scatter = float(quarter - low) / QUARTER_TO_LOW
+        typical = float(min(typical, quarter + QUARTER_TO_MIDDLE * scatter))
+        limit = 1 + float(np.clip(SCATTER * scatter / typical, threshold, OUTLIER - 1))
+    stalled = _isolated(durations > limit * typical)
+    if not stalled.any():
+        return None, ""
+    if gpus is not None:
+        # Since they began: half of what lies between two of them before the first.
+        first, among = int(np.argmax(stalled)), int(stalled.sum())
+        since = max(0, first - (len(stalled) - first) // among)
+        numbers, durations, stalled = numbers[since:], durations[since:], stalled[since:]
     lost = float(np.sum(durations[stalled] - typical))
     share = lost / float(np.sum(durations))
-    if not stalled.any() or share < threshold:
+    if share < (threshold if gpus is None else gpu.LEAST_SHARE):
         return None, ""
     count = int(stalled.sum())
-    what = f"{count} of the newest {len(numbers)} steps took over {OUTLIER:g}x the typical time, and cost {share:.0%}"
+    small = share < threshold
+    what = f"{count} of the newest {len(numbers)} steps took over {limit:.2g}x the typical time, and cost {share:.0%}"
+    if count < LEAST_STALLS and small:
+        return None, ""
     if count < LEAST_STALLS:
         return None, f"{what} of the time: a checkpoint, an evaluation, or a stall"
     window = {**params, "first": int(numbers[0])}
@@ -67,7 +96,13 @@ def find_jitter(
         }
     ]
     kind, ranks, persistence, p_value = "jitter", list[int](), 0.0, 1.0
-    last = query(sql.LAST, window)
+    if reach < len(numbers):
+        newest = numbers[stalled][-max(LEAST_STALLS, reach // 2) :].tolist()
+        parts = [query(sql.LAST, {**window, "first": max(step - 1, 0), "last": step}) for step in newest]
+        last = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        stalled &= np.isin(numbers, newest)
+    else:
+        last = query(sql.LAST, window)
     by_step = dict(
         zip(
             last["step"].astype(np.int64).tolist(),
@@ -82,18 +117,33 @@ def find_jitter(
         for step in numbers[stalled].tolist()
     ]
     who = [row for row in latest if row is not None]
+    shown = sql.shown(sql.LAST, window)
+    words = "was the last to come in"
+    own = _slowest(gpus, numbers[stalled]) if gpus is not None else []
+    if own and gpus is not None:
+        who, shown, words = (
+            own,
+            sql.shown(sql.GPU_TIMES, gpus.window),
+            "computed or did nothing for longer than others in",
+        )
     if who:
         candidates, times = np.unique([row[0] for row in who], return_counts=True)
         persistence = float(times.max() / len(who))
         rank = int(candidates[times.argmax()])
         lead = float(np.median([row[1] for row in who if row[0] == rank]))
-        p_value = by_chance(int(times.max()), len(who), 1, len(np.unique(last["rank"])))
-        if persistence >= SAME_RANK and p_value <= ALPHA and lead >= max(0.25 * lost / count, blur_ns):
+        # Whoever is not told by its own GPU's time is one of those that came last in some step.
+        many = len(np.unique(last["rank"])) if not own or gpus is None else len(gpus.now.ranks)
+        p_value = by_chance(int(times.max()), len(who), 1, many, windows=1)
+        if (
+            persistence >= SAME_RANK
+            and p_value <= (ALPHA if not own else ALPHA_OWN)
+            and lead >= max(0.25 * lost / count, blur_ns)
+        ):
             ranks = [rank]
             evidence.append(
                 {
-                    "text": f"rank {rank} was the last to come in {persistence:.0%} of them, by {lead / 1e6:,.1f} ms",
-                    "sql": sql.shown(sql.LAST, window),
+                    "text": f"rank {rank} {words} {persistence:.0%} of them, by {lead / 1e6:,.1f} ms",
+                    "sql": shown,
                 }
             )
             loading = query(sql.LOADING, window)
@@ -106,6 +156,8 @@ def find_jitter(
                         "sql": sql.shown(sql.LOADING, window),
                     }
                 )
+    if not ranks and small:
+        return None, ""
     if not ranks:
         return None, f"{what} of the time; no single rank is behind it"
     name = f"rank {ranks[0]}"
@@ -130,6 +182,22 @@ def find_jitter(
         action=actions[kind],
     )
     return finding, ""
+
+
+def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> list[tuple[int, float]]:
+    """Of each of these steps, or the one before, the rank that was slow itself and by how much more than any other,
+    ns."""
+    more = np.nan_to_num(gpu.by_step(gpus.now, gpus.mesh))
+    found = []
+    for step in steps.tolist():
+        places = np.flatnonzero(np.isin(gpus.now.steps, (step - 1, step)))
+        if not len(places) or len(more) < 2:
+            continue
+        ordered = np.sort(more[:, places], axis=0)
+        lead = ordered[-1] - ordered[-2]
+        best = int(places[lead.argmax()])
+        found.append((int(gpus.now.ranks[more[:, best].argmax()]), float(lead.max())))
+    return found
 
 
 def _isolated(stalled: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose import sql
 from argus.diagnose.phase import find_onset
-from argus.diagnose.verdict import Evidence, Finding
+from argus.diagnose.verdict import Evidence, Finding, named
 from argus.diagnose.whatif import BACKWARD, COMMUNICATION, FORWARD, P2P, Layout, Model, Operations, WhatIf
 
 Float = NDArray[np.float64]
@@ -260,7 +260,7 @@ def _workers(context: _Context, suspects: Bool, ratio: Float, lost_ns: float) ->
         grown = {name: float(_growth(model, mine, name)) for name in (FORWARD, BACKWARD) if _is(model, name).any()}
         phase = max(grown, key=lambda name: grown[name]).split("-")[0]
         held = float(np.mean(series[onset:] >= excess[worst] / 2))
-        who = _name(ranks)
+        who = named(ranks)
         where = f"rank {model.rank[model.stage == worst[0]][0, worst[1]]} (stage {worst[0]}, data-parallel rank "
         where += f"{model.dp_ranks[worst[1]]})" + (f", the slowest of {who}," if len(ranks) > 1 else "")
         texts = [
@@ -269,7 +269,7 @@ def _workers(context: _Context, suspects: Bool, ratio: Float, lost_ns: float) ->
         ]
         if not of_data:
             texts.append(
-                f"with the slowest {len(answers.slowest)} of {len(answers.by_rank)} workers ({_name(answers.slowest)}) "
+                f"with the slowest {len(answers.slowest)} of {len(answers.by_rank)} workers ({named(answers.slowest)}) "
                 f"at ideal speed, {answers.workers.share:.0%} of the lost time is won back (M_W)"
             )
             action = (
@@ -362,8 +362,8 @@ def _workers_left(context: _Context, lost_ns: float, times: Float) -> _Part:
     ranks = context.ranks(mine)
     return context.finding(
         "compute_straggler", ranks, lost_ns, phase="", confidence=0.5,
-        texts=[f"{_name(ranks)} compute up to {1 + most:.2f} times as long as others of their stage, on average"],
-        action=f"Check the GPUs of {_name(ranks)} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC).",
+        texts=[f"{named(ranks)} compute up to {1 + most:.2f} times as long as others of their stage, on average"],
+        action=f"Check the GPUs of {named(ranks)} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC).",
     )  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def _stages(context: _Context, lost_ns: float, times: Float) -> _Part:
     series = answers.step_by_stage[worst] - 1
     held = float(np.mean(series >= (answers.by_stage[worst] - 1) / 2))
     texts = [
-        f"{which} ({_name(ranks)}) computes {1 + float(excess.max()):.2f} times as long as the median stage, "
+        f"{which} ({named(ranks)}) computes {1 + float(excess.max()):.2f} times as long as the median stage, "
         "on all its data-parallel ranks"
     ]
     if last:
@@ -415,7 +415,7 @@ def _links(context: _Context, lost_ns: float, times: Float) -> _Part:
     slow = place >= 0.5 * float(place.max())
     # Where half of the ranks or more are slow, it is not a matter of single links.
     ranks = context.ranks(slow) if 2 * slow.sum() <= slow.size or slow.size <= 2 else []
-    where = _name(ranks) if ranks else "most ranks"
+    where = named(ranks) if ranks else "most ranks"
     mine = model.op == code
     typical = float(np.median(times[mine][:, slow.any(axis=0)]))
     long = np.median(times[mine].max(axis=(0, 1)))
@@ -443,10 +443,3 @@ def _mixed(context: _Context, lost_ns: float) -> _Part:
 
 def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.1f} ms"
-
-
-def _name(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    listed = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -68,19 +68,21 @@ def lateness_of(columns: Mapping[str, NDArray[Any]], steps: Int) -> Lateness:
     ranks, rank_at = np.unique(rows["rank"].astype(np.int64), return_inverse=True)
     kept, step_at = np.unique(rows["step"].astype(np.int64), return_inverse=True)
     shape = (len(ranks), len(kept))
+    _, group = np.unique(rows["comm_group"], return_inverse=True)
+    # Of the communicators of a rank in a step the one with the most lateness, of equals the first.
+    cell = rank_at * len(kept) + step_at
+    order = np.lexsort((-group, rows["peak_ns"], cell))
+    most = order[np.append(np.diff(cell[order]) > 0, True)] if len(order) else order
     peak, first, last = (np.full(shape, np.nan) for _ in range(3))
+    for target, name in ((peak, "peak_ns"), (first, "first_ns"), (last, "last_ns")):
+        target[rank_at[most], step_at[most]] = rows[name][most]
+    order = np.argsort(group, kind="stable")
     groups = []
-    for group in np.unique(rows["comm_group"]):
-        own = rows["comm_group"] == group
-        at = rank_at[own], step_at[own]
-        values = np.full(shape, np.nan)
-        values[at] = rows["peak_ns"][own]
-        members = np.flatnonzero(~np.isnan(values).all(axis=1))
-        groups.append((members, values[members]))
-        better = ~(peak[at] >= rows["peak_ns"][own])
-        place = at[0][better], at[1][better]
-        for target, name in ((peak, "peak_ns"), (first, "first_ns"), (last, "last_ns")):
-            target[place] = rows[name][own][better]
+    for own in np.split(order, np.flatnonzero(np.diff(group[order])) + 1) if len(order) else ():
+        members, place = np.unique(rank_at[own], return_inverse=True)
+        values = np.full((len(members), len(kept)), np.nan)
+        values[place, step_at[own]] = rows["peak_ns"][own]
+        groups.append((members, values))
     return Lateness(ranks, kept, peak, first, last, tuple(groups))
 
 
@@ -174,15 +176,15 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
     return found
 
 
-def by_chance(hits: int, steps: int, size: int, count: int) -> float:
-    """Chance of at least ``hits`` of ``steps`` steps whose last rank is in the luckiest set of ``size`` of
-    ``count``."""
+def by_chance(hits: int, steps: int, size: int, count: int, windows: int = len(WINDOWS)) -> float:
+    """Chance of at least ``hits`` of ``steps`` steps whose last rank is in the luckiest set of ``size`` of ``count``,
+    in any of so many windows."""
     share = size / count
     k = np.arange(hits, steps + 1)
     logs = np.array([lgamma(steps + 1) - lgamma(i + 1) - lgamma(steps - i + 1) for i in k.tolist()])
     tail = float(np.logaddexp.reduce(logs + k * np.log(share) + (steps - k) * np.log1p(-share)))
     sets = lgamma(count + 1) - lgamma(size + 1) - lgamma(count - size + 1)
-    return float(min(1.0, np.exp(min(0.0, tail + sets + np.log(len(WINDOWS))))))
+    return float(min(1.0, np.exp(min(0.0, tail + sets + np.log(windows)))))
 
 
 def _not_victims(lateness: Lateness, suspects: Int, typical: Float) -> Int:

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import operations, sql, step_times, whatif
+from argus.diagnose import (
+    balance,
+    gpu,
+    issue,
+    links,
+    node_health,
+    operations,
+    patterns,
+    single_kernels,
+    sql,
+    step_times,
+    whatif,
+)
 from argus.diagnose.cause import (
     FLAT,
     HIDDEN_BACKWARD,
@@ -28,12 +40,15 @@ from argus.diagnose.cause import (
     long_kernels,
     slow_kernels,
 )
+from argus.diagnose.contention import explain_jitter, look_closer
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
-from argus.diagnose.iteration import find_regression
+from argus.diagnose.iteration import VARIES, Regression, find_regression, more_to_do, without_work
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
+from argus.diagnose.peers import between_stages
 from argus.diagnose.phase import (
+    PERSISTENCE,
     RECENT_STEPS,
     WINDOWS,
     Lateness,
@@ -43,7 +58,8 @@ from argus.diagnose.phase import (
     find_stragglers,
     lateness_of,
 )
-from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, to_json
+from argus.diagnose.stacks import StackReader
+from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, named, to_json
 from argus.diagnose.whatif import Layout, Operations
 from argus.errors import ArgusError
 from argus.flags import Flag, flag
@@ -60,11 +76,16 @@ SURE_STEP = 0.8
 """Steps whose boundary is less sure than this (an evaluation among them, lost records) are left out."""
 UNKNOWN_CAUSE = 0.7
 CUT_OFF_S = 15.0
-"""An open trace that has not written its counters for so long was killed, or could not store them (every 2 s else)."""
+"""An open trace that has not written its counters for so long was killed, or could not store them (every 4 s else)."""
 FLAGGED_NS = 5_000_000_000
 """How much of a running job's next moments is kept operation by operation once something was found, ns."""
 FLAGGED_RANKS = 8
 """Of so many of the ranks found, and of some others."""
+MOST_CALLS = 1_500_000
+"""Collective calls that are compared at once: half a second of a query, and 150 MB. Of larger jobs fewer of the newest
+steps are looked at (:data:`argus.diagnose.phase.WINDOWS` [0] at least), and since when is found by halving."""
+BLOCK = 10
+"""Steps that are looked at to tell whether ranks were late before them."""
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
 
@@ -80,6 +101,9 @@ class _Loss:
     evidence: list[Evidence]
     phase: str
     kernels: list[str]
+    action: str
+    """Over what the kind of cause says; with a level of "stack" and a cause of another kind, in addition."""
+    level: str
 
 
 def diagnose(
@@ -91,6 +115,9 @@ def diagnose(
     threshold: float = THRESHOLD,
     hang_after_s: float = HANG_S,
     across: Hosts | None = None,
+    stacks: StackReader | None = None,
+    since_ns: int = 0,
+    newest: int | None = None,
 ) -> Verdict:
     """Judges one run of one job.
 
@@ -102,14 +129,18 @@ def diagnose(
         threshold: Lost share of the step time that counts.
         hang_after_s: Silence after the last step that counts as a hang, s.
         across: How the hosts of the job go together; None: it has one, or all have the same clock.
+        stacks: Where threads were; None: nothing is known of them.
+        since_ns: Only what came later, wall time.
+        newest: Only so many of the newest steps; None: all.
 
     Returns:
         The verdict. What the job does now, in the newest of these steps, decides.
     """
-    params: dict[str, Any] = {"job": job, "run": run}
+    params: dict[str, Any] = {"job": job, "run": run, "since_ns": since_ns}
     if across is not None:
         query = sql.of_job(query)
         params |= across.params()
+    query = sql.remembered(query)
     verdict = Verdict(
         schema=SCHEMA,
         job=job,
@@ -133,7 +164,7 @@ def diagnose(
     verdict["coverage"] = {"complete": not dropped, "dropped": dropped, "ended": ended}
     span = query(sql.SPAN, params)
     if not len(span["n"]) or not int(span["n"][0]):
-        verdict["reason"] = "no whole training step was seen"
+        verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
         traced = query(sql.STATES, params)["state"]
         if int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
             verdict["reason"] = (
@@ -142,6 +173,10 @@ def diagnose(
         return verdict
     params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
     params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
+    if since_ns:
+        params["first"] = max(params["first"], int(span["first"][0]))
+    if newest is not None:
+        params["first"] = max(params["first"], params["last"] - newest + 1)
     known = operations.read(query, params)
     if known is not None:
         _by_operations(verdict, query, params, known, threshold, world_size)
@@ -162,13 +197,18 @@ def diagnose(
 
     doubt = ""
     if steps[1] is None:
-        hang, doubt = find_hang(query, params, float(np.median(durations)), hang_after_s)
+        hang, doubt = find_hang(query, params, float(np.median(durations)), hang_after_s, stacks)
         if hang is not None:
             verdict["status"], verdict["slowdown"] = "hung", hang["slowdown"]
             verdict["findings"].append(hang)
+            node_health.add(query, params, verdict["findings"])
             return verdict
 
-    lateness, why_not = _lateness(query, params, numbers)
+    # Calls of a step, of all ranks.
+    calls = float(np.median(series["calls"][sure]) * verdict["ranks"])
+    reach = int(np.clip(MOST_CALLS / max(calls, 1.0), WINDOWS[0], max(WINDOWS)))
+    params["left_out"] = between_stages(query(sql.GROUPS, params), gpu.joined(across))
+    lateness, why_not = _lateness(query, params, numbers, reach)
     hosts = _hosts(query, params)
     by_times = None
     if lateness is None and across is None:
@@ -178,51 +218,94 @@ def diagnose(
             why_not = "" if by_times is not None else "step times of fewer than 2 ranks are stored, and nothing else"
     losses: list[_Loss] = []
     blurred = ""
+    seen_gpus = gpu.read(query, params, numbers, len(hosts), across)
+    stragglers: list[Straggler] = []
     if lateness is not None:
         at = np.searchsorted(numbers, lateness.steps)
         # Where only the forward is visible, a third of the loss is: the cause decides below.
-        least = threshold / (1 + HIDDEN_BACKWARD)
-        for straggler in find_stragglers(lateness, durations[at], least):
+        for straggler in find_stragglers(lateness, durations[at], threshold / (1 + HIDDEN_BACKWARD)):
             mine, others = _places(straggler, lateness, hosts)
             error_ns = across.between(mine, others) if across is not None else 0
             if straggler.gain_ns <= error_ns:
                 blurred = (
-                    f"{_name(straggler.ranks)} came {spoken(straggler.gain_ns)} after everybody else, "
+                    f"{named(straggler.ranks)} came {spoken(straggler.gain_ns)} after everybody else, "
                     f"less than the clocks of the hosts may differ by ({spoken(error_ns)})"
                 )
                 continue
-            loss = _judge(query, params, straggler, lateness, numbers, durations)
-            if across is not None and (agreement := across.agreement(mine, others)):
+            if (narrowed := _narrowed(straggler, seen_gpus)) is not None:
+                stragglers.append(narrowed)
+    starved: dict[int, gpu.SlowGpu] = {}
+    if seen_gpus is not None:
+        late = {rank for straggler in stragglers for rank in straggler.ranks + straggler.waiting}
+        least_ns = gpu.LEAST_SHARE * float(np.median(durations[-RECENT_STEPS:]))
+        for slow in gpu.find_starved(seen_gpus.now, seen_gpus.mesh, seen_gpus.before):
+            if slow.cost_ns >= least_ns:
+                alike = [place for place, one in enumerate(stragglers) if one.ranks == slow.ranks]
+                starved.update(dict.fromkeys(alike, slow))
+            if not late & set(slow.ranks) and slow.cost_ns >= least_ns:
+                window = min(gpu.WINDOWS[0], len(seen_gpus.now.steps))
+                starved[len(stragglers)] = slow
+                stragglers.append(Straggler(slow.ranks, slow.cost_ns, slow.persistence, 0.0, window))
+    for place, straggler in enumerate(stragglers):
+        begun = gpu.starved_since(seen_gpus, starved[place]) if seen_gpus is not None and place in starved else None
+        onset = _onset(query, params, straggler, lateness, numbers, calls) if begun is None else begun
+        loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
+        if across is not None and lateness is not None:
+            mine, others = _places(straggler, lateness, hosts)
+            if agreement := across.agreement(mine, others):
                 loss.evidence.append({"text": agreement, "sql": sql.shown(sql.CLOCKS, params)})
-            if loss.loss_ns >= threshold * float(np.median(durations[-straggler.window :])):
-                losses.append(loss)
+        least = gpu.LEAST_SHARE if place in starved else threshold
+        if loss.loss_ns >= least * float(np.median(durations[-straggler.window :])):
+            losses.append(loss)
+    slow_gpus = slow_links = list[Finding]()
+    if seen_gpus is not None:
+        slow_gpus = gpu.judge(seen_gpus, query, params, numbers, durations, hosts, threshold)
+        slow_links = links.judge(seen_gpus, query, params, numbers, durations, hosts, across)
+    losses, slow_gpus = _united(losses, slow_gpus, staged=seen_gpus is not None and seen_gpus.mesh.staged)
+    slow_gpus += slow_links
     now = float(np.median(durations[-RECENT_STEPS:]))
-    saved = min(sum(loss.loss_ns for loss in losses), 0.95 * now)
+    saved = min(sum(loss.loss_ns for loss in losses) + sum(finding["share"] for finding in slow_gpus), 0.95 * now)
     ideal = now - saved
+    verdict["findings"] += slow_gpus
     if by_times is not None:
         verdict["findings"] += by_times.findings
         # Whoever waits for the slowest rank takes as long as it does.
         now *= by_times.slowest
-    regression = find_regression(durations)
+    confirmed = None
+    if seen_gpus is not None and not (losses or slow_gpus):
+        confirmed = partial(gpu.all_grown, seen_gpus)
+    regression, more_work = _regression(
+        query, params, numbers, durations, hosts, threshold, blamed=bool(losses or slow_gpus), confirmed=confirmed
+    )
     if regression is not None:
         onset = int(numbers[regression.index])
-        onsets = [int(np.searchsorted(numbers, loss.onset)) for loss in losses]
+        since = [loss.onset for loss in losses] + [finding["steps"][0] for finding in slow_gpus if finding["share"]]
+        onsets = [int(np.searchsorted(numbers, step)) for step in since]
         explained = any(abs(place - regression.index) <= MIN_STEPS for place in onsets)
         slower = None if explained else _slower(query, {**params, "onset": onset})
         if explained or slower is None:
+            regression = None
+        elif behind := _behind(slow_gpus, numbers, regression):
+            ideal /= _unmask(behind, regression, now, sql.shown(sql.SLOWER, {**params, "onset": onset}))
             regression = None
         else:
             grown = regression.after_ns / regression.before_ns
             ideal /= grown
             findings_sql = sql.shown(sql.SLOWER, {**params, "onset": onset})
+            some = sorted(hosts)[:: max(1, len(hosts) // issue.RANKS)][: issue.RANKS]
+            found, issue_sql = issue.against_past(query, params, onset, some)
+            stalled = found is not None and found.stalled
             text = (
                 f"from step {onset} on a step takes {_ms(regression.after_ns)} instead of {_ms(regression.before_ns)}, "
                 f"on {slower:.0%} of the ranks, and no rank holds up the others more than before"
             )
+            told: list[Evidence] = [{"text": text, "sql": findings_sql}]
+            if found is not None:
+                told.append({"text": found.text("the GPUs", "before"), "sql": issue_sql})
             lost_ns = now - now / grown
             verdict["findings"].append(
                 Finding(
-                    kind="regression",
+                    kind="kernel_issue_stall" if stalled else "regression",
                     ranks=[],
                     hosts=[],
                     steps=[onset, int(numbers[-1])],
@@ -232,20 +315,55 @@ def diagnose(
                     share=lost_ns,
                     confidence=round(regression.confidence, 4),
                     level="iteration",
-                    evidence=[{"text": text, "sql": findings_sql}],
-                    action=f"Find out what changed for all ranks at step {onset}: batch or sequence length, "
+                    evidence=told,
+                    action=f"Find out what changed on the CPUs of all ranks at step {onset}: synchronisation or timers "
+                    "that were added, garbage collection, checks in Python, smaller kernels."
+                    if stalled
+                    else f"Find out what changed for all ranks at step {onset}: batch or sequence length, "
                     "checkpointing, the network, a power or thermal limit.",
                 )
             )
     for loss in losses:
         verdict["findings"].append(_finding(loss, hosts, now))
+    if seen_gpus is not None:
+        named_ranks = {rank for finding in verdict["findings"] for rank in finding["ranks"]}
+        odd_kernels = single_kernels.judge(
+            query, params, seen_gpus.mesh, numbers, durations, hosts, threshold, named_ranks
+        )
+        verdict["findings"] += odd_kernels
+        ideal -= sum(finding["share"] for finding in odd_kernels)
+    if seen_gpus is not None and not verdict["findings"]:
+        chunks = links.chunks(query, params, numbers) if seen_gpus.mesh.staged else 1
+        layout = balance.judge(seen_gpus, params, numbers, durations, hosts, threshold, chunks=chunks)
+        verdict["findings"] += layout
+        ideal -= sum(finding["share"] for finding in layout)
+    elif seen_gpus is not None and regression is not None and len(verdict["findings"]) == 1:
+        # A layout that was not so before is what the regression is.
+        layout = balance.judge(seen_gpus, params, numbers, durations, hosts, threshold, fresh=onset)
+        if layout:
+            layout[0]["steps"][0] = verdict["findings"][0]["steps"][0]
+            layout[0]["evidence"] += verdict["findings"][0]["evidence"]
+            verdict["findings"] = layout
     jitter, long_steps = find_jitter(
-        query, params, numbers, durations, hosts, threshold, across.worst_ns if across is not None else 0
+        query,
+        params,
+        numbers,
+        durations,
+        hosts,
+        threshold,
+        across.worst_ns if across is not None else 0,
+        reach,
+        seen_gpus,
     )
+    if jitter is not None:
+        explain_jitter(query, params, jitter, min(len(numbers), JITTER_STEPS))
     if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
         now, ideal = now + jitter["share"], min(ideal, mean - jitter["share"])
+    if seen_gpus is not None:
+        _behaviour(query, params, verdict["findings"], seen_gpus)
+    node_health.add(query, params, verdict["findings"])
     lost_ns = max(sum(finding["share"] for finding in verdict["findings"]), 1.0)
     for finding in verdict["findings"]:
         finding["share"] = round(finding["share"] / lost_ns, 4)
@@ -255,7 +373,7 @@ def diagnose(
     if across is not None and lateness is not None:
         alone = sorted(set(hosts) - set(lateness.ranks.tolist()))
         if alone and not trouble:
-            trouble = f"{_name(alone)} could not be compared with others, which collectives are the same is not known"
+            trouble = f"{named(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
         judged = lateness is not None or by_times is not None
@@ -279,9 +397,11 @@ def diagnose(
         verdict["slowdown"] = 1.0
         past = by_times.note if by_times is not None else ""
         if lateness is not None:
-            past = _history(query, params, numbers, durations, threshold, across.worst_ns if across is not None else 0)
+            blur_ns = across.worst_ns if across is not None else 0
+            many = max(reach, int(MOST_CALLS / max(calls, 1.0)))
+            past = _history(query, params, numbers, durations, threshold, blur_ns, many)
         agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
-        verdict["reason"] = long_steps or past or agreement
+        verdict["reason"] = long_steps or more_work or past or agreement
     if across is not None and across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
@@ -328,6 +448,62 @@ def _by_operations(
         verdict["reason"] = left_out
 
 
+def _behind(slow_gpus: list[Finding], numbers: NDArray[np.int64], regression: Regression) -> Finding | None:
+    """A slow GPU that nobody seems to wait for, and that is slow since all steps are longer."""
+    for finding in slow_gpus:
+        place = int(np.searchsorted(numbers, finding["steps"][0]))
+        if finding["kind"] == "masked_compute_straggler" and abs(place - regression.index) <= MIN_STEPS:
+            return finding
+    return None
+
+
+def _unmask(finding: Finding, regression: Regression, now: float, shown: str) -> float:
+    """Makes a slow GPU answer for what the steps became longer by, as a factor, which it returns: though others have as
+    much to do, the pipeline fills and empties more slowly."""
+    grown = regression.after_ns / regression.before_ns
+    finding["kind"], finding["slowdown"], finding["share"] = "compute_straggler", round(grown, 4), now - now / grown
+    text = f"since then a step takes {_ms(regression.after_ns)} instead of {_ms(regression.before_ns)}"
+    finding["evidence"][1] = {"text": text, "sql": shown}
+    return grown
+
+
+def _united(losses: list[_Loss], slow_gpus: list[Finding], *, staged: bool) -> tuple[list[_Loss], list[Finding]]:
+    """What came late and what computes slowly, each told once.
+
+    The GPUs' own times know better than the order of arrivals who of several late ranks is slow: a late pipeline is
+    late on all of its stages. Where just the slow ones came late, what that costs the others is known better, but for
+    pipelines: who comes late to a stage's collective may be waited for by nobody.
+    """
+    slow = [set(finding["ranks"]) for finding in slow_gpus if staged or finding["kind"] == "compute_straggler"]
+    kept = []
+    for loss in losses:
+        late = set(loss.straggler.ranks)
+        if loss.cause.kind == "compute_straggler" and slow and (late not in slow or staged):
+            continue
+        kept.append(loss)
+    told = [set(loss.straggler.ranks) for loss in kept]
+    return kept, [finding for finding in slow_gpus if set(finding["ranks"]) not in told]
+
+
+def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
+    """A straggler, of whose ranks those that the GPUs' own times say nothing of only wait for the others; None: by
+    these times it is late by chance (batches whose lengths vary)."""
+    if seen is None:
+        return straggler
+    compute, idle, beyond = gpu.own_excess(seen.now, seen.mesh)
+    own = dict(zip(seen.now.ranks.tolist(), (compute + idle).tolist(), strict=True))
+    late = straggler.ranks + straggler.waiting
+    known = np.isin(seen.now.ranks, late)
+    if known.sum() == len(late) and not beyond[known].any():
+        return None
+    most = max((own.get(rank, 0.0) for rank in late), default=0.0)
+    guilty = tuple(rank for rank in late if own.get(rank, 0.0) >= most / 2)
+    if most < straggler.gain_ns / 2 or not guilty:
+        return straggler
+    waiting = tuple(rank for rank in late if rank not in guilty)
+    return replace(straggler, ranks=tuple(sorted(guilty)), waiting=tuple(sorted(waiting)))
+
+
 def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> tuple[list[str], list[str]]:
     """The hosts of ranks that come late, and those of the others."""
     late = straggler.ranks + straggler.waiting
@@ -335,9 +511,11 @@ def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> 
     return mine, [hosts[rank] for rank in lateness.ranks.tolist() if rank not in late and rank in hosts]
 
 
-def _lateness(query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int64]) -> tuple[Lateness | None, str]:
-    """Lateness in the newest steps, or why there is none."""
-    recent = numbers[-max(WINDOWS) :]
+def _lateness(
+    query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int64], reach: int
+) -> tuple[Lateness | None, str]:
+    """Lateness in the newest ``reach`` steps, or why there is none."""
+    recent = numbers[-reach:]
     rows = query(sql.LATENESS, {**params, "first": int(recent[0])})
     lateness = lateness_of(rows, recent)
     if len(lateness.ranks) > 1 and len(lateness.steps) >= MIN_STEPS:
@@ -352,38 +530,110 @@ def _lateness(query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int6
     return None, f"only {len(lateness.steps)} steps have collectives that most of their ranks were seen in"
 
 
+def _members(lateness: Lateness | None, ranks: list[int]) -> list[int]:
+    """Ranks that are in communicators with these."""
+    if lateness is None:
+        return ranks
+    inside = np.flatnonzero(np.isin(lateness.ranks, ranks))
+    together = [members for members, _ in lateness.groups if np.isin(members, inside).any()]
+    return sorted(set(lateness.ranks[np.concatenate([inside, *together])].tolist()))
+
+
+def _onset(
+    query: sql.Query,
+    params: dict[str, Any],
+    straggler: Straggler,
+    lateness: Lateness | None,
+    numbers: NDArray[np.int64],
+    calls: float,
+) -> int:
+    """The step since which a straggler holds the others up."""
+    late = [*straggler.ranks, *straggler.waiting]
+    cited = {**params, "ranks": late, "members": _members(lateness, late)}
+
+    def lead(low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        rows = query(sql.LEAD, {**cited, "first": int(numbers[low]), "last": int(numbers[high - 1])})
+        kept = np.isin(rows["step"].astype(np.int64), numbers)
+        return rows["step"][kept].astype(np.int64), (rows["suspects_ns"] - rows["others_ns"])[kept]
+
+    low, high = 0, len(numbers)
+    if calls * high > 8 * MOST_CALLS:
+        # Back from the newest steps, farther and farther, until some in which it was not late; then halve.
+        far = 2 * BLOCK
+        late_from, fine = max(0, high - far), -1
+        while late_from > 0 and fine < 0:
+            far *= 2
+            probe = max(0, high - far)
+            steps, ahead = lead(probe, min(probe + BLOCK, high))
+            if len(steps) and np.mean(ahead >= straggler.gain_ns / 2) < PERSISTENCE:
+                fine = probe
+            else:
+                late_from = probe
+        while fine >= 0 and late_from - fine > 2 * BLOCK:
+            probe = (late_from + fine) // 2
+            steps, ahead = lead(probe, min(probe + BLOCK, high))
+            if len(steps) and np.mean(ahead >= straggler.gain_ns / 2) < PERSISTENCE:
+                fine = probe
+            else:
+                late_from = probe
+        if fine < 0:
+            return int(numbers[0])
+        low, high = fine, min(late_from + 2 * BLOCK, high)
+    steps, ahead = lead(low, high)
+    since = find_onset(ahead, straggler.gain_ns) if len(steps) else 0
+    # Late in all steps in which it could be compared: others may have been seen for longer.
+    return int(steps[since]) if since else int(numbers[low])
+
+
 def _judge(
     query: sql.Query,
     params: dict[str, Any],
     straggler: Straggler,
-    lateness: Lateness,
+    onset: int,
+    lateness: Lateness | None,
     numbers: NDArray[np.int64],
     durations: NDArray[np.float64],
+    stacks: StackReader | None,
+    gpus: gpu.Seen | None,
 ) -> _Loss:
-    """Since when, why, and how much a straggler costs."""
+    """Why, and how much a straggler costs."""
     ranks = list(straggler.ranks)
     late = ranks + list(straggler.waiting)
-    lead = query(sql.LEAD, {**params, "ranks": late})
-    kept = np.isin(lead["step"].astype(np.int64), numbers)
-    lead_steps = lead["step"][kept].astype(np.int64)
-    lead_ns = (lead["suspects_ns"] - lead["others_ns"])[kept]
-    since = find_onset(lead_ns, straggler.gain_ns) if len(lead_steps) else 0
-    # Late in all steps in which it could be compared: others may have been seen for longer.
-    onset = int(lead_steps[since]) if since else int(numbers[0])
     last = int(numbers[-1])
-    cited = {**params, "ranks": late, "first": onset}
+    cited = {**params, "ranks": late, "first": onset, "members": _members(lateness, late)}
 
-    others = [int(rank) for rank in lateness.ranks if rank not in late]
+    others = [int(rank) for rank in lateness.ranks if rank not in late] if lateness is not None else []
+    gpu_ns = None
+    if gpus is not None:
+        compute, idle, _ = gpu.own_excess(gpus.now, gpus.mesh)
+        mine = np.isin(gpus.now.ranks, ranks)
+        if mine.any():
+            gpu_ns = float(np.median(compute[mine])), float(np.median(idle[mine]))
+            same = np.isin(gpus.mesh.stage, gpus.mesh.stage[mine]) & ~np.isin(gpus.now.ranks, late)
+            others = gpus.now.ranks[same].tolist() or others
     chosen = others[:: max(1, len(others) // REFERENCES)][:REFERENCES]
-    window = {**params, "first": max(onset, int(lateness.steps[-straggler.window :][0])), "ranks": ranks + chosen}
+    window = {**params, "first": max(onset, int(numbers[-straggler.window :][0])), "ranks": ranks + chosen}
     cpu = query(sql.CPU_TIME, window)
-    cause = attribute(cpu, straggler.ranks, straggler.gain_ns)
+    cause = attribute(cpu, straggler.ranks, straggler.gain_ns, gpu_ns)
     compared = sql.CPU_TIME
     if not cause.known:
         by_phase = attribute_by_phases(query(sql.PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
         if by_phase is not None:
             cause, compared = by_phase, sql.PHASE_TIME
 
+    seen = look_closer(
+        query,
+        {**params, "first": onset, "last": last},
+        cause,
+        ranks,
+        chosen,
+        straggler.gain_ns,
+        named(ranks),
+        stacks,
+    )
+    said, cause = cause, seen.cause
+    # That its CPU is not to blame is what a GPU is blamed by.
+    told = cause.kind == said.kind or said.kind != "compute_straggler" or bool(said.phase)
     kernels = longer = None
     if cause.kind == "compute_straggler" and not cause.phase:
         kernels = slow_kernels(query(sql.GPU_PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
@@ -391,19 +641,22 @@ def _judge(
         longer = long_kernels(query(sql.KERNEL_TIME, summed), straggler.ranks, straggler.gain_ns)
 
     step_ns = float(np.median(durations[-straggler.window :]))
-    inside = np.isin(lateness.ranks, ranks)
-    tail = lateness.tail(straggler.window)
-    first_ns = float(np.nanmedian(tail.first[inside]))
-    last_ns = float(np.nanmedian(tail.last[inside]))
-    flat = last_ns <= FLAT * first_ns
-    name = _name(ranks)
+    flat = False
+    if lateness is not None and (inside := np.isin(lateness.ranks, ranks)).any():
+        tail = lateness.tail(straggler.window)
+        first_ns = float(np.nanmedian(tail.first[inside]))
+        last_ns = float(np.nanmedian(tail.last[inside]))
+        flat = last_ns <= FLAT * first_ns
+    name = named(ranks)
+    because: Evidence = {"text": said.text, "sql": sql.shown(compared, window)}
     evidence: list[Evidence] = [
         {
             "text": f"{name} came last to the collectives in {straggler.persistence:.0%} of the newest "
             f"{straggler.window} steps, {_ms(straggler.gain_ns)} after everybody else, of {_ms(step_ns)} a step",
             "sql": sql.shown(sql.LEAD, cited),
         },
-        {"text": cause.text, "sql": sql.shown(compared, window)},
+        *([because] if told else []),
+        *seen.evidence,
     ]
     if kernels is not None:
         evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
@@ -432,17 +685,18 @@ def _judge(
         )
         evidence.append({"text": text, "sql": sql.shown(sql.LATENESS, cited)})
     phase = (
-        cause.phase
+        said.phase
         or (kernels.phase if kernels is not None else "")
         or ("before the first collective" if flat else "between the collectives")
     )
-    return _Loss(straggler, onset, last, cause, loss, evidence, phase, [] if longer is None else longer.names)
+    names = [] if longer is None else longer.names
+    return _Loss(straggler, onset, last, cause, loss, evidence, phase, names, seen.action, seen.level)
 
 
 def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
     straggler = loss.straggler
     names = list(dict.fromkeys(hosts[rank] for rank in straggler.ranks if rank in hosts))
-    where = _name(list(straggler.ranks)) + (f" on {', '.join(names[:4])}" if names else "")
+    where = named(list(straggler.ranks)) + (f" on {', '.join(names[:4])}" if names else "")
     ideal = max(step_ns - loss.loss_ns, 0.05 * step_ns)
     actions = {
         "jit_stall": f"Find what compiles or loads GPU code in every step of {where}: shapes that change, or a cache "
@@ -455,9 +709,8 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         "the rank if it stays slow.",
     }
     if loss.cause.kind == "compute_straggler" and loss.cause.phase:
-        actions["compute_straggler"] = (
-            f"See what {where} does there that the others do not: "
-            f"argus export svg --rank {straggler.ranks[0]} --diff rank=others -o diff.svg."
+        actions["compute_straggler"] = f"See what {where} does there that the others do not" + (
+            ":" if loss.action else f": argus export svg --rank {straggler.ranks[0]} --diff rank=others -o diff.svg."
         )
     certainty = straggler.persistence * (1 - straggler.p_value) * (1.0 if loss.cause.known else UNKNOWN_CAUSE)
     return Finding(
@@ -470,10 +723,101 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         slowdown=round(step_ns / ideal, 4),
         share=loss.loss_ns,
         confidence=round(certainty, 4),
-        level="kernel" if loss.kernels else "phase",
+        level=loss.level or ("kernel" if loss.kernels else "phase"),
         evidence=loss.evidence,
-        action=actions[loss.cause.kind],
+        action=" ".join(filter(None, [actions.get(loss.cause.kind, ""), loss.action])),
     )
+
+
+ISSUED = ("compute_straggler", "masked_compute_straggler", "kernel_issue_stall", "host_contention", "gc_pause")
+"""Kinds of which it is told whether the GPU was kept waiting."""
+
+
+def _behaviour(query: sql.Query, params: dict[str, Any], findings: list[Finding], gpus: gpu.Seen) -> None:
+    """Adds what behaves differently on the ranks found to the evidence: whether their GPUs were kept waiting, and which
+    functions take longer than on ranks with the same work."""
+    for finding in findings:
+        if not finding["ranks"] or finding["kind"] not in ISSUED:
+            continue
+        mine = np.isin(gpus.now.ranks, finding["ranks"])
+        same = np.isin(gpus.mesh.stage, gpus.mesh.stage[mine]) & ~mine
+        peers = gpus.now.ranks[same].tolist()
+        peers = peers[:: max(1, len(peers) // REFERENCES)][:REFERENCES]
+        ranks = finding["ranks"][:REFERENCES]
+        if not peers:
+            continue
+        steps = gpus.now.steps[-gpu.WINDOWS[0] :]
+        window = {**params, "first": max(finding["steps"][0], int(steps[0])), "last": int(steps[-1])}
+        waited, shown = issue.against_peers(query, window, ranks, peers)
+        if waited is not None and (waited.stalled or waited.busy):
+            finding["evidence"].append({"text": waited.text(f"the GPU of {named(ranks)}", "on others"), "sql": shown})
+        odd, shown = patterns.explain(query, window, ranks, peers)
+        finding["evidence"] += [{"text": one.text(), "sql": shown} for one in odd]
+
+
+MEASURES = ("launches", "collective calls", "bytes of collectives")
+"""What :data:`argus.diagnose.sql.WORK` measures, in words."""
+WORKERS = 4
+"""Ranks whose work is looked at."""
+
+
+def _regression(
+    query: sql.Query,
+    params: dict[str, Any],
+    numbers: NDArray[np.int64],
+    durations: NDArray[np.float64],
+    hosts: dict[int, str],
+    threshold: float,
+    *,
+    blamed: bool,
+    confirmed: Callable[[int], bool] | None,
+) -> tuple[Regression | None, str]:
+    """The regression that the newest steps are in, and that their work does not explain; or a sentence on the work.
+
+    Args:
+        threshold: Slowdown from which on small ones count that are confirmed.
+        blamed: Ranks or links were found, and their work is not looked at.
+        confirmed: Whether the GPUs' own times say that all compute longer from a step on than at first; None: unknown.
+    """
+
+    def find(durations: NDArray[np.float64]) -> Regression | None:
+        found = find_regression(durations)
+        if found is None and confirmed is not None:
+            found = find_regression(durations, least=threshold)
+            if found is not None and not confirmed(int(numbers[found.index])):
+                return None
+        return found
+
+    found = find(durations)
+    if blamed:
+        return found, ""
+    median = float(np.median(durations))
+    if found is None and float(np.median(np.abs(durations - median))) < VARIES * median:
+        return None, ""
+    ranks = sorted(hosts)[:: max(1, len(hosts) // WORKERS)][:WORKERS]
+    rows = query(sql.WORK, {**params, "ranks": ranks})
+    work = work_of(rows, numbers)
+    if not np.isfinite(work).any():
+        return found, ""
+    if found is not None and (more := more_to_do(found, work)) is not None:
+        which, factor = more
+        text = (
+            f"from step {numbers[found.index]} on a step takes {_ms(found.after_ns)} instead of {_ms(found.before_ns)}"
+        )
+        return None, f"{text}, and has more to do: {factor:.2f} times as many {MEASURES[which]}"
+    return find(without_work(durations, work)), ""
+
+
+def work_of(rows: Mapping[str, NDArray[Any]], numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The measures of :data:`argus.diagnose.sql.WORK` by step, shape (steps, measures); NaN: not known."""
+    work = np.full((len(numbers), len(MEASURES)), np.nan)
+    if len(rows["step"]):
+        at = np.minimum(np.searchsorted(numbers, rows["step"].astype(np.int64)), len(numbers) - 1)
+        known = numbers[at] == rows["step"]
+        for which, name in enumerate(("launches", "calls", "bytes")):
+            values = rows[name][known].astype(np.float64)
+            work[at[known], which] = np.where(values > 0, values, np.nan)
+    return work
 
 
 def _slower(query: sql.Query, params: dict[str, Any]) -> float | None:
@@ -491,10 +835,18 @@ def _history(
     durations: NDArray[np.float64],
     threshold: float,
     blur_ns: int,
+    reach: int,
 ) -> str:
     """A sentence on what a job that is healthy now went through before; empty: nothing. Ranks' times may be ``blur_ns``
-    off one another."""
-    rows = query(sql.LAST, params)
+    off one another; at most ``reach`` steps are looked at."""
+    # Where steps took no longer for a while, nobody held them up.
+    usual = float(np.quantile(durations, 0.1))
+    longer = find_episode(durations >= (1 + threshold) * usual)
+    if longer is None:
+        return ""
+    begin = max(0, longer[0] - MIN_STEPS)
+    end = min(longer[1] + MIN_STEPS, begin + reach, len(numbers))
+    rows = query(sql.LAST, {**params, "first": int(numbers[begin]), "last": int(numbers[end - 1])})
     steps = rows["step"].astype(np.int64)
     at = np.minimum(np.searchsorted(numbers, steps), len(numbers) - 1)
     known = numbers[at] == steps
@@ -519,13 +871,6 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:,.1f} ms"
 
 
-def _name(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    listed = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
 def diagnose_store(
     store: Store,
     job: str,
@@ -535,11 +880,15 @@ def diagnose_store(
     threshold: float = THRESHOLD,
     hang_after_s: float = HANG_S,
     keep: bool = True,
+    since_ns: int = 0,
 ) -> Verdict:
     """:func:`diagnose` on a store. ``keep``: how the hosts of the job go together is stored."""
     query = partial(query_columns, store)
     across = prepare(store, query, job, run) if keep else align_hosts(query, job, run)
-    return diagnose(query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s, across=across)
+    return diagnose(
+        query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s, across=across,
+        stacks=StackReader(store, job, run), since_ns=since_ns,
+    )  # fmt: skip
 
 
 def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> None:

@@ -25,8 +25,11 @@ _ONE_HOST = {
     "$iterations": "iterations",
     "$phases": "phases",
     "$gpuphases": "gpu_phases",
+    "$gpusteps": "gpu_steps",
     "$kerneltimes": "kernel_times",
-    "$collectives": "collectives_aligned",
+    "$gpucollectives": "gpu_collectives",
+    "$linkhost": "''",
+    "$collectives": "calls_aligned",
     "$communicators": "communicators FINAL",
     "$known": "error = ''",
     "$arrival": "toUnixTimestamp64Nano(ts)",
@@ -39,9 +42,12 @@ _SEVERAL_HOSTS = {
     "$iterations": "iterations_across",
     "$phases": "phases_across",
     "$gpuphases": "gpu_phases_across",
+    "$gpusteps": "gpu_steps_across",
     "$kerneltimes": "kernel_times_across",
-    "$collectives": "collectives_across",
-    "$communicators": "collectives_across",
+    "$gpucollectives": "gpu_collectives_across",
+    "$linkhost": "toString(g.host)",
+    "$collectives": "calls_across",
+    "$communicators": "calls_across",
     "$known": "aligned",
     "$arrival": "at_ns",
     "$numbered": "AND rank IN (SELECT rank FROM iterations_across WHERE job = {job:String} AND run = {run:UInt32})",
@@ -71,15 +77,49 @@ _ITERATIONS = (
 
 STEPS = _query(
     f"""
-SELECT step, toFloat64(median(duration_ns)) AS duration_ns, toFloat64(median(confidence)) AS confidence,
-       uniqExact(rank) AS ranks
+SELECT step, toFloat64(quantileExactInclusive(duration_ns)) AS duration_ns,
+       toFloat64(quantileExactInclusive(confidence)) AS confidence,
+       groupBitmap(rank) AS ranks, toFloat64(avg(collectives)) AS calls
 FROM {_ITERATIONS}
 GROUP BY step ORDER BY step
 """
 )
-"""The job's step times: the median over ranks."""
+"""The job's step times: the median over ranks. (``median`` draws a sample from 8,192 values on, which takes longer.)"""
 
-_LATE = f"""
+WORK = _query(
+    f"""
+WITH
+  (SELECT min(ts) FROM {_ITERATIONS}) AS begin,
+  (SELECT max(addNanoseconds(ts, duration_ns)) FROM {_ITERATIONS}) AS end
+SELECT s.step AS step, toFloat64(avg(s.launches)) AS launches, toFloat64(avg(c.calls)) AS calls,
+       toFloat64(avg(c.bytes)) AS bytes
+FROM
+(
+  SELECT rank, step, launches FROM {_ITERATIONS} AND rank IN {{ranks:Array(UInt32)}}
+) AS s
+LEFT JOIN
+(
+  SELECT l.rank AS rank, i.step AS step, count() AS calls, sum(l.bytes) AS bytes
+  FROM
+  (
+    SELECT rank, ts, bytes FROM collectives
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND ts > begin AND ts <= end AND rank IN {{ranks:Array(UInt32)}}
+      AND op NOT IN ('GroupStart', 'GroupEnd')
+  ) AS l
+  ASOF JOIN
+  (
+    SELECT rank, ts, step, addNanoseconds(ts, duration_ns) AS ts_end FROM {_ITERATIONS}
+      AND rank IN {{ranks:Array(UInt32)}}
+  ) AS i ON l.rank = i.rank AND l.ts > i.ts
+  WHERE l.ts <= i.ts_end
+  GROUP BY rank, step
+) AS c ON s.rank = c.rank AND s.step = c.step
+GROUP BY step ORDER BY step
+"""
+)
+"""What some ranks had to do in each step: launches, collective calls and their bytes, of a rank."""
+
+_LATE_OF = f"""
 WITH
   (SELECT min(ts) FROM {_ITERATIONS}) AS begin,
   (SELECT max(addNanoseconds(ts, duration_ns)) FROM {_ITERATIONS}) AS end,
@@ -89,7 +129,8 @@ WITH
            min(rank) AS ref_rank, argMin(ts, rank) AS ref_ts
     FROM $collectives
     WHERE job = {{job:String}} AND run = {{run:UInt32}} AND aligned AND ts > begin AND ts <= end
-      AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd') $numbered
+      AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd') AND comm_group NOT IN {{left_out:Array(UInt64)}}
+      $members $numbered
     GROUP BY comm_group, aligned_seq$aside
     HAVING length(ranks) > 1
   ),
@@ -115,6 +156,9 @@ WITH
 # The low median: of two ranks the earlier counts as on time, of four with two late ones the punctual pair does. A
 # call that more than a tenth of its ranks lack (attached later, records lost) says nothing about who was late.
 
+_LATE = _LATE_OF.replace("      $members $numbered\n", "      $numbered\n")
+_LATE_AMONG = _LATE_OF.replace("$members", "AND rank IN {members:Array(UInt32)}")
+
 LATENESS = _query(
     _LATE
     + """
@@ -128,7 +172,7 @@ ORDER BY step, rank, comm_group
 """How late each rank came to the collectives of each step, against the median rank: most, first and last call."""
 
 LEAD = _query(
-    _LATE
+    _LATE_AMONG
     + """
 SELECT step, toFloat64(maxIf(late_ns, has({ranks:Array(UInt32)}, rank))) AS suspects_ns,
        toFloat64(maxIf(late_ns, NOT has({ranks:Array(UInt32)}, rank))) AS others_ns
@@ -138,7 +182,8 @@ HAVING countIf(has({ranks:Array(UInt32)}, rank)) > 0 AND countIf(NOT has({ranks:
 ORDER BY step
 """
 )
-"""The latest of some ranks and the latest of all others, by step: the difference is what the others lose."""
+"""The latest of some ranks and the latest of all others among ``members``, by step: the difference is what these
+lose."""
 
 LAST = _query(
     _LATE
@@ -168,7 +213,7 @@ WITH
     (
       SELECT rank, ts, kind, duration_ns FROM launches
       WHERE job = {{job:String}} AND run = {{run:UInt32}} AND ts > begin AND ts <= end AND NOT in_nccl
-        AND has({{ranks:Array(UInt32)}}, rank)
+        AND rank IN {{ranks:Array(UInt32)}}
     ) AS l
     ASOF JOIN
     (
@@ -192,7 +237,7 @@ PHASE_TIME = _query(
     """
 SELECT rank, step, phase, toFloat64(duration_ns) AS duration_ns FROM $phases
 WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
-  AND has({ranks:Array(UInt32)}, rank)
+  AND rank IN {ranks:Array(UInt32)}
 ORDER BY step, rank, phase
 """
 )
@@ -202,12 +247,89 @@ GPU_PHASE_TIME = _query(
     """
 SELECT rank, step, phase, toFloat64(sum(duration_ns)) AS duration_ns FROM $gpuphases
 WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
-  AND has({ranks:Array(UInt32)}, rank) AND phase IN ('forward', 'backward', 'optimizer', 'compute')
+  AND rank IN {ranks:Array(UInt32)} AND phase IN ('forward', 'backward', 'optimizer', 'compute')
 GROUP BY rank, step, phase
 ORDER BY step, rank, phase
 """
 )
 """How long kernels computed on some ranks' GPUs, by step and phase."""
+
+GPU_TIMES = _query(
+    """
+SELECT rank, step,
+       toFloat64(sumIf(duration_ns, phase = 'forward')) AS forward_ns,
+       toFloat64(sumIf(duration_ns, phase = 'backward')) AS backward_ns,
+       toFloat64(sumIf(duration_ns, phase = 'optimizer')) AS optimizer_ns,
+       toFloat64(sumIf(duration_ns, phase = 'compute')) AS compute_ns,
+       toFloat64(sumIf(duration_ns, phase IN ('all_reduce', 'all_gather', 'reduce_scatter', 'all_to_all', 'broadcast',
+                                              'reduce', 'communication'))) AS collective_ns,
+       toFloat64(sumIf(duration_ns, phase IN ('send_recv', 'pipeline_bubble'))) AS pipeline_ns,
+       toFloat64(sumIf(duration_ns, phase IN ('idle', 'data_loading', 'memcpy', 'checkpoint'))) AS idle_ns,
+       toFloat64(sum(duration_ns)) AS step_ns,
+       toInt64(sumIf(operations, phase IN ('forward', 'backward', 'optimizer', 'compute'))) AS kernels
+FROM $gpuphases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank, step
+ORDER BY rank, step
+"""
+)
+"""How long each rank's GPU computed, was in collectives, handed on data between stages or waited for it, and had
+nothing to do or waited for data, by step."""
+
+GPU_COMPUTE = _query(
+    """
+SELECT rank, step, toFloat64(sum(duration_ns)) AS compute_ns
+FROM $gpuphases
+WHERE job = {job:String} AND run = {run:UInt32} AND step IN {steps:Array(UInt32)}
+  AND rank IN {ranks:Array(UInt32)} AND phase IN ('forward', 'backward', 'optimizer', 'compute')
+GROUP BY rank, step
+ORDER BY step, rank
+"""
+)
+"""How long kernels computed on some ranks' GPUs in some steps."""
+
+_TRANSFERS = """
+FROM
+(
+  SELECT g.rank AS rank, $linkhost AS host, m.comm_group AS comm_group, g.op AS op, g.step AS step,
+         g.op = 'SendRecv' AS pairwise, if(pairwise, least(m.comm_rank, g.peer), -1) AS one,
+         if(pairwise, greatest(m.comm_rank, g.peer), -1) AS other,
+         toFloat64(if(pairwise, min(g.shortest_ns), sum(g.duration_ns))) AS took,
+         toInt64(sum(g.calls)) AS calls, toInt64(sum(g.bytes)) AS bytes
+  FROM $gpucollectives AS g
+  INNER JOIN
+  (
+    SELECT rank, comm, comm_group, comm_rank FROM communicators FINAL
+    WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+  ) AS m ON g.rank = m.rank AND g.comm = m.comm
+  WHERE g.job = {job:String} AND g.run = {run:UInt32} AND g.step BETWEEN {first:UInt32} AND {last:UInt32} AND g.op != ''
+  GROUP BY rank, host, comm_group, op, step, one, other
+)
+WHERE NOT pairwise OR one >= 0
+"""
+# A pair of which one number is not known cannot be told from others.
+
+TRANSFERS = _query(
+    """
+SELECT comm_group, host, op, one, other, step, min(took) AS took_ns, max(calls) AS calls, max(bytes) AS bytes"""
+    + _TRANSFERS
+    + "GROUP BY comm_group, host, op, one, other, step\n"
+)
+"""What each communicator's collectives took the rank that waited for nobody, and transfers between two ranks (``one``
+and ``other``, as numbered in the communicator) the one that waited less, by step and operation."""
+
+TRANSFER_RANKS = _query(
+    """
+SELECT comm_group, host, op, one, other, groupUniqArray(rank) AS ranks"""
+    + _TRANSFERS
+    + "GROUP BY comm_group, host, op, one, other\n"
+)
+"""Who takes part in them."""
+
+GROUPS = """
+SELECT host, comm_group, dimension, ranks FROM parallel_groups FINAL WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""What each communicator is for, and who is in it, as each host saw it."""
 
 KERNEL_TIME = _query(
     """
@@ -219,12 +341,124 @@ LEFT ANY JOIN
   SELECT kernel_id, kernel FROM kernel_groups WHERE job = {job:String} AND run = {run:UInt32}
 ) AS g ON s.kernel_id = g.kernel_id
 WHERE s.job = {job:String} AND s.run = {run:UInt32} AND s.step BETWEEN {first:UInt32} AND {last:UInt32}
-  AND has({ranks:Array(UInt32)}, s.rank) AND g.kernel != '' AND NOT startsWith(g.kernel, 'nccl')
+  AND s.rank IN {ranks:Array(UInt32)} AND g.kernel != '' AND NOT startsWith(g.kernel, 'nccl')
 GROUP BY kernel_id, kernel, rank
 ORDER BY kernel_id, rank
 """
 )
 """Launches and time of each kernel that does not communicate, by rank, from the summaries."""
+
+KERNEL_STEPS = _query(
+    """
+SELECT toInt64(min(t.step)) AS since, toFloat64(sum(t.spent_ns)) / sum(t.launches) AS mean_ns
+FROM $kerneltimes AS t
+WHERE t.job = {job:String} AND t.run = {run:UInt32} AND t.step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND t.rank IN {ranks:Array(UInt32)} AND t.kernel_id = {kernel:UInt64} AND t.launches > 0
+GROUP BY intDiv(t.step, {width:UInt32})
+ORDER BY since
+"""
+)
+"""Mean duration of a kernel on some ranks, some steps together."""
+
+_ROWS_OF_KERNEL = """
+WHERE job = {job:String} AND run = {run:UInt32} AND kernel_id = {kernel:UInt64} AND rank IN {ranks:Array(UInt32)}
+  AND step BETWEEN {first:UInt32} AND {last:UInt32}
+ORDER BY rank, step
+"""
+KERNEL_ROWS = f"""
+SELECT rank, template, count, spikes, total_ns, count_codes, mean_codes FROM kernel_summaries{_ROWS_OF_KERNEL}"""
+KERNEL_ESCAPED = f"""
+SELECT rank, total_ns, bins, counts FROM kernel_escapes{_ROWS_OF_KERNEL}"""
+KERNEL_TEMPLATES = """
+SELECT template, any(heaviest) AS heaviest, any(mode) AS mode, any(share) AS share, any(mean_ns) AS mean_ns,
+       any(unit) AS unit, any(shape) AS shape
+FROM kernel_templates WHERE job = {job:String} AND run = {run:UInt32} AND kernel_id = {kernel:UInt64}
+GROUP BY template
+"""
+"""What :mod:`argus.compress.decode` rebuilds durations from. Steps are the hosts' own: some more or less do not
+matter."""
+
+ISSUE = _query(
+    """
+SELECT rank, step, toFloat64(issue_latency_p50_ns) AS p50_ns, toFloat64(issue_latency_p99_ns) AS p99_ns,
+       toFloat64(void_share) AS void_share
+FROM $gpusteps
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+  AND rank IN {ranks:Array(UInt32)} AND kernels > 0
+ORDER BY step, rank
+"""
+)
+"""How long operations of some ranks waited from launch to begin, and the share of each step without any."""
+
+PATTERNS = _query(
+    f"""
+WITH
+  spans AS
+  (
+    SELECT rank, toFloat64(sum(duration_ns)) AS span_ns, min(toUnixTimestamp64Nano(ts)) AS begin,
+           max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) AS done
+    FROM {_ITERATIONS} AND rank IN {{ranks:Array(UInt32)}}
+    GROUP BY rank
+  )
+SELECT p.kind AS kind, p.function AS function, p.rank AS rank, p.spent_ns / s.span_ns AS beta, p.mu AS mu,
+       p.sigma AS sigma
+FROM
+(
+  SELECT 'kernel' AS kind, rank, g.kernel AS function, sum(spent) AS spent_ns, sum(best) / sum(spent) AS mu,
+         stddevPop(best / spent) AS sigma
+  FROM
+  (
+    SELECT rank, kernel_id, step, toFloat64(sum(spent_ns)) AS spent, sum(launches) AS times,
+           least(times * min(sum(spent_ns) / sum(launches)) OVER (PARTITION BY kernel_id, step), spent) AS best
+    FROM $kerneltimes
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND step BETWEEN {{first:UInt32}} AND {{last:UInt32}}
+      AND rank IN {{ranks:Array(UInt32)}} AND launches > 0 AND spent_ns > 0
+    GROUP BY rank, kernel_id, step
+  ) AS k
+  LEFT ANY JOIN
+  (
+    SELECT kernel_id, kernel FROM kernel_groups WHERE job = {{job:String}} AND run = {{run:UInt32}}
+  ) AS g ON k.kernel_id = g.kernel_id
+  WHERE g.kernel != '' AND NOT startsWith(g.kernel, 'nccl')
+  GROUP BY rank, function
+  UNION ALL
+  SELECT 'python' AS kind, rank, k.python_function AS function, toFloat64(sum(t.ns)) AS spent_ns,
+         sumIf(t.ns, t.kind = 'cpu') / spent_ns AS mu, 0 AS sigma
+  FROM
+  (
+    SELECT job, run, rank, stack_id, kind, sum(ns) AS ns FROM stack_samples
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND rank IN {{ranks:Array(UInt32)}} AND tid = pid
+      AND ts >= fromUnixTimestamp64Nano((SELECT min(begin) FROM spans))
+      AND ts < fromUnixTimestamp64Nano((SELECT max(done) FROM spans))
+    GROUP BY job, run, rank, stack_id, kind
+  ) AS t
+  INNER JOIN (SELECT DISTINCT stack_id, python_function FROM stacks
+              WHERE job = {{job:String}} AND run = {{run:UInt32}} AND python_function != '') AS k
+    ON t.stack_id = k.stack_id
+  GROUP BY rank, function
+) AS p
+INNER JOIN spans AS s ON p.rank = s.rank
+WHERE beta > 0.002
+ORDER BY kind, function, rank
+"""
+)
+"""Behaviour of functions on some ranks: share of the time, how well it uses what it runs on, and how much that
+varies."""
+
+NODE_HEALTH = """
+WITH
+  (SELECT min(first_ts) FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}) AS begun,
+  (SELECT max(last_ts) FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}) AS ended
+SELECT h.host AS host, h.check AS check, argMax(h.status, h.ts) AS status, argMax(h.text, h.ts) AS text,
+       toUnixTimestamp64Nano(max(h.ts)) AS ts_ns
+FROM health AS h
+WHERE h.host IN {hosts:Array(String)} AND h.status IN ('warning', 'critical') AND h.check != 'argus'
+  AND h.ts BETWEEN begun - INTERVAL 1 HOUR AND ended + INTERVAL 10 MINUTE
+GROUP BY host, check
+ORDER BY host, check
+"""
+"""What checks of these nodes complained of last, from an hour before the job's first step to ten minutes after its
+last."""
 
 FLAGGED = """
 SELECT count() AS n FROM raw_requests
@@ -250,18 +484,32 @@ WHERE job = {job:String} AND run = {run:UInt32}
 """Tracing sessions (hosts) that have not closed their books, and how many ranks the launcher speaks of."""
 
 LAST_LOOK = """
+WITH
+  latest AS
+  (
+    SELECT step, addNanoseconds(max(last_ts), max(max_ns)) AS at_most, max(last_ts) AS begun FROM iteration_rollup
+    WHERE job = {job:String} AND run = {run:UInt32} GROUP BY step
+  ),
+  (SELECT max(addNanoseconds(ts, duration_ns)) FROM iterations
+    WHERE job = {job:String} AND run = {run:UInt32} AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+      AND step IN (SELECT step FROM latest WHERE at_most >= (SELECT max(begun) FROM latest))) AS ended
 SELECT
   (SELECT toUnixTimestamp64Milli(max(ts)) * 1000000 FROM coverage WHERE job = {job:String} AND run = {run:UInt32})
     AS looked_ns,
-  (SELECT max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) FROM iterations
-    WHERE job = {job:String} AND run = {run:UInt32}) AS stepped_ns,
+  toUnixTimestamp64Nano(ended) AS stepped_ns,
   greatest(
-    (SELECT max(toUnixTimestamp64Nano(ts)) FROM launches WHERE job = {job:String} AND run = {run:UInt32}),
-    (SELECT max(toUnixTimestamp64Nano(ts)) FROM collectives WHERE job = {job:String} AND run = {run:UInt32})
+    (SELECT max(toUnixTimestamp64Nano(ts)) FROM launches
+      WHERE job = {job:String} AND run = {run:UInt32} AND ts >= ended
+        AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})),
+    (SELECT max(toUnixTimestamp64Nano(ts)) FROM collectives
+      WHERE job = {job:String} AND run = {run:UInt32} AND ts >= ended
+        AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})),
+    stepped_ns
   ) AS called_ns,
   toUnixTimestamp64Nano(now64(9)) AS now_ns
 """
-"""When Argus last looked at the job, when a step last ended, when a call was last made (0: never), and now."""
+"""When Argus last looked at the job, when a step last ended, when a call was last made (the later of the two; 0:
+never), and now. Of the steps only those are read that may have ended last."""
 
 LOADING = _query(
     """
@@ -283,19 +531,132 @@ WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent' GROU
 
 LAST_CALLS = _query(
     """
-WITH
-  (
-    SELECT comm_group FROM $communicators WHERE job = {job:String} AND run = {run:UInt32} AND $known
-    GROUP BY comm_group ORDER BY uniqExact(rank) DESC, comm_group LIMIT 1
-  ) AS widest
-SELECT rank, toInt64(max(aligned_seq)) AS seq, argMax(op, aligned_seq) AS call
+SELECT comm_group, rank, toInt64(max(aligned_seq)) AS seq, toInt64(max(toUnixTimestamp64Nano(ts))) AS called_ns
 FROM $collectives
-WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND comm_group = widest
+WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
   AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd')
-GROUP BY rank ORDER BY rank
+GROUP BY comm_group, rank ORDER BY comm_group, rank
 """
 )
-"""The last collective that each rank called on the widest communicator."""
+"""The last collective that each rank called on each of its communicators."""
+
+LAST_TRANSFERS = _query(
+    """
+SELECT c.comm_group AS comm_group, c.rank AS rank, any(c.comm_rank) AS comm_rank, c.peer AS peer,
+       countIf(c.op = 'Send' AND c.ts > i.ended) AS sent, countIf(c.op = 'Recv' AND c.ts > i.ended) AS received
+FROM $collectives AS c
+INNER JOIN
+(
+  SELECT rank, max(addNanoseconds(ts, duration_ns)) AS ended FROM iterations
+  WHERE job = {job:String} AND run = {run:UInt32} AND step + 50 >= {last:UInt32} GROUP BY rank
+) AS i ON c.rank = i.rank
+WHERE c.job = {job:String} AND c.run = {run:UInt32} AND c.aligned AND c.ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+  AND c.op IN ('Send', 'Recv')
+GROUP BY comm_group, rank, peer
+"""
+)
+"""Sends and receives that each rank called since its last whole step, by peer."""
+
+STUCK_CALL = _query(
+    """
+SELECT any(op) AS call, arraySort(groupUniqArray(rank)) AS came
+FROM $collectives
+WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+  AND comm_group = {group:UInt64} AND aligned_seq = {seq:Int64}
+  AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd')
+"""
+)
+"""One collective, and who called it."""
+
+DIMENSION = """
+SELECT any(dimension) AS dimension FROM parallel_groups FINAL
+WHERE job = {job:String} AND run = {run:UInt32} AND comm_group = {group:UInt64}
+"""
+"""What a communicator is for; empty: not known."""
+
+PLACES = """
+SELECT t.rank AS rank, t.host AS host, t.pid AS pid, t.tid AS tid, t.thread AS thread, t.reason AS reason,
+       t.seconds AS seconds, k.functions AS functions, k.files AS files, k.lines AS lines
+FROM
+(
+  SELECT job, run, rank, any(host) AS host, pid, tid, any(thread) AS thread, reason, stack_id, sum(ns) / 1e9 AS seconds
+  FROM stack_samples
+  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+    AND last_ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+  GROUP BY job, run, rank, pid, tid, reason, stack_id
+) AS t
+LEFT ANY JOIN stacks AS k ON t.job = k.job AND t.run = k.run AND t.stack_id = k.stack_id
+ORDER BY rank, seconds DESC
+"""
+"""Where the threads of some ranks were, and for how long."""
+
+SPAN_NS = _query(
+    f"""
+SELECT toInt64(min(toUnixTimestamp64Nano(ts))) AS begin_ns,
+       toInt64(max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns))) AS end_ns, uniqExact(step) AS steps,
+       toFloat64(median(duration_ns)) AS step_ns
+FROM {_ITERATIONS}
+"""
+)
+"""When some steps were, and how long a typical one took."""
+
+HOST_TIME = """
+SELECT rank, argMax(pid, runqueue) AS process, argMax(name, runqueue) AS thread,
+       if(max(seen) = 0, -1, max(runqueue / greatest(seen, 1))) AS runqueue_share,
+       if(max(seen) = 0, -1, argMax(cpu / greatest(seen, 1), runqueue)) AS cpu_share,
+       if(max(io_seen) = 0, -1, max(io / greatest(io_seen, 1))) AS io_share,
+       if(max(taken_seen) = 0, -1, 1e9 * sum(taken) / max(taken_seen)) AS taken_per_s
+FROM
+(
+  SELECT rank, pid, tid, any(thread) AS name,
+         sumIf(cpu_ns, runqueue_ns >= 0) AS cpu,
+         sumIf(runqueue_ns, runqueue_ns >= 0) AS runqueue, sumIf(interval_ns, runqueue_ns >= 0) AS seen,
+         sumIf(io_ns, io_ns >= 0) AS io, sumIf(interval_ns, io_ns >= 0) AS io_seen,
+         sumIf(involuntary, involuntary >= 0) AS taken, sumIf(interval_ns, involuntary >= 0) AS taken_seen
+  FROM thread_usage
+  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+    AND ts >= fromUnixTimestamp64Nano({from_ns:Int64} - 500000000) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+  GROUP BY rank, pid, tid
+)
+GROUP BY rank ORDER BY rank
+"""
+"""The thread of each rank that waited the most for a CPU, and for a disk: as shares of the time."""
+
+SAMPLED_TIME = """
+SELECT rank, toFloat64(sum(gc_ns)) / greatest(max(last) - min(first), 1) AS gc_share,
+       toFloat64(max(io_ns)) / greatest(max(last) - min(first), 1) AS io_share
+FROM
+(
+  SELECT rank, pid, tid, sumIf(ns, kind = 'cpu' AND gc) AS gc_ns,
+         sumIf(ns, kind = 'off' AND reason IN ('disk', 'page_fault')) AS io_ns,
+         min(toUnixTimestamp64Nano(ts)) AS first, max(toUnixTimestamp64Nano(last_ts)) AS last
+  FROM stack_samples
+  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+    AND ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+  GROUP BY rank, pid, tid
+)
+GROUP BY rank ORDER BY rank
+"""
+"""How much of the time each rank collected garbage, and a thread of it waited for a disk, by stacks."""
+
+PAUSES = """
+SELECT count() AS pauses, toFloat64(sum(p.duration_ns)) AS total_ns, toFloat64(median(p.duration_ns)) AS usual_ns,
+       max(p.generation) AS generation,
+       topK(1)((toString(k.python_function), toString(k.python_file), k.python_line))[1] AS place,
+       place.1 AS function, place.2 AS file, place.3 AS line
+FROM gc_pauses AS p
+LEFT ANY JOIN stacks AS k ON p.job = k.job AND p.run = k.run AND p.stack_id = k.stack_id
+WHERE p.job = {job:String} AND p.run = {run:UInt32} AND p.rank IN {ranks:Array(UInt32)}
+  AND p.ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND p.ts < fromUnixTimestamp64Nano({to_ns:Int64})
+"""
+"""Pauses for garbage collection of some ranks, and where most of them were."""
+
+PROCESSES = """
+SELECT rank, argMax(pid, version) AS pid, argMax(host, version) AS host FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)} AND rank_source != 'parent'
+GROUP BY rank ORDER BY rank
+"""
+"""The processes of some ranks."""
 
 COVERAGE = """
 SELECT counter, sum(value) AS value FROM coverage FINAL
@@ -305,14 +666,20 @@ WHERE job = {job:String} AND run = {run:UInt32} AND loss GROUP BY counter ORDER 
 SPAN = _query(
     """
 SELECT min(step) AS first, max(step) AS last, count() AS n FROM $iterations
-WHERE job = {job:String} AND run = {run:UInt32}
+WHERE job = {job:String} AND run = {run:UInt32} AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
 """
 )
 
+NEWEST_STEP = """
+SELECT max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) AS ns FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND ts >= fromUnixTimestamp64Nano({since_ns:Int64} - 60000000000)
+"""
+"""When the newest step ended."""
+
 SLOWER = _query(
     f"""
-SELECT rank, toFloat64(medianIf(duration_ns, step < {{onset:UInt32}})) AS before_ns,
-       toFloat64(medianIf(duration_ns, step >= {{onset:UInt32}})) AS after_ns
+SELECT rank, toFloat64(quantileExactInclusiveIf(duration_ns, step < {{onset:UInt32}})) AS before_ns,
+       toFloat64(quantileExactInclusiveIf(duration_ns, step >= {{onset:UInt32}})) AS after_ns
 FROM {_ITERATIONS}
 GROUP BY rank ORDER BY rank
 """
@@ -416,7 +783,7 @@ ORDER BY ts DESC LIMIT {most:UInt32} BY rank, comm
 
 NEWEST_WAITS = """
 SELECT rank, toUnixTimestamp64Nano(ts) AS ts_ns, duration_ns FROM launches
-WHERE job = {job:String} AND run = {run:UInt32} AND has({ranks:Array(UInt32)}, rank)
+WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
   AND kind = 'sync' AND NOT in_nccl AND duration_ns >= 0
 ORDER BY ts DESC LIMIT {most:UInt32} BY rank
 """
@@ -604,10 +971,10 @@ _GIVEN = """
 @functools.cache
 def _views() -> dict[str, str]:
     """What the views ``*_across`` are, as the schema files say."""
-    text = (resource_dir("schemas") / "006_clocks.sql").read_text(encoding="utf-8")
     found = (
-        re.match(r"CREATE VIEW IF NOT EXISTS (\w+)\s+AS (.*)\nCOMMENT '", one, re.DOTALL)
-        for one in split_statements(text)
+        re.match(r"CREATE (?:OR REPLACE VIEW|VIEW IF NOT EXISTS) (\w+_across)\s+AS (.*)\nCOMMENT '", one, re.DOTALL)
+        for file in sorted(resource_dir("schemas").glob("*.sql"))
+        for one in split_statements(file.read_text(encoding="utf-8"))
     )
     return {match[1]: match[2] for match in found if match}
 
@@ -637,6 +1004,20 @@ def of_job(query: Query) -> Query:
             return query(text, params)
         chosen = across(text, params["across"])
         return query(chosen, {name: value for name, value in params.items() if name != "across"})
+
+    return run
+
+
+def remembered(query: Query) -> Query:
+    """Runs those queries once that several parts of a diagnosis ask for, and whose answer is the same to all."""
+    answers: dict[str, dict[str, npt.NDArray[Any]]] = {}
+
+    def run(text: str, params: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        if text not in (GROUPS, STATES, LAST_LOOK):
+            return query(text, params)
+        if text not in answers:
+            answers[text] = query(text, params)
+        return answers[text]
 
     return run
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from argus.diagnose import sql
 from argus.diagnose.iteration import MIN_STEPS, find_regression
 from argus.diagnose.phase import find_episode, find_onset
-from argus.diagnose.verdict import Evidence, Finding
+from argus.diagnose.verdict import Evidence, Finding, named
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -220,7 +220,7 @@ def _findings(
         since = int(steps[min(one.since for one in members)])
         numbers = [int(ranks[one.place]) for one in members]
         names = list(dict.fromkeys(hosts[number] for number in numbers if number in hosts))
-        first, name, worst = members[0], _name(numbers), max(one.level for one in members)
+        first, name, worst = members[0], named(numbers), max(one.level for one in members)
         takes = "takes" if len(numbers) == 1 else "take"
         each = _list(one.level for one in members)
         spread = f"the others take {others.min():.2f} to {others.max():.2f}" if len(others) else ""
@@ -277,10 +277,3 @@ def _note(ranks: Int, steps: Int, level: Float, usual: Float, threshold: float) 
 
 def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in list(values)[:8])
-
-
-def _name(ranks: list[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    listed = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {listed}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

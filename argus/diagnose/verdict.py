@@ -4,6 +4,7 @@ file."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -39,9 +40,26 @@ class Evidence(TypedDict):
     sql: str
 
 
-class Finding(TypedDict):
+class Collective(TypedDict):
+    """The collective in which ranks wait for others: number ``seq`` of the communicator ``comm_group`` (as text: it has
+    64 bits), whom it ``came`` to and who is ``missing``; ``dimension`` is what the communicator is for, if known."""
+
+    op: str
+    comm_group: str
+    seq: int
+    came: list[int]
+    missing: list[int]
+    dimension: str
+
+
+class _Hung(TypedDict, total=False):
+    collective: Collective
+
+
+class Finding(_Hung):
     """One cause of lost time. ``slowdown`` is actual ÷ what the step would take without it; ``share`` its part of the
-    lost time; ``confidence`` is explained where it is computed (:mod:`argus.diagnose.run`)."""
+    lost time; ``confidence`` is explained where it is computed (:mod:`argus.diagnose.run`). Of a hang ``collective`` is
+    there where it is known."""
 
     kind: str
     ranks: list[int]
@@ -84,6 +102,16 @@ class Verdict(_WhatIf):
     findings: list[Finding]
     coverage: Coverage
     reason: str
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """The first eight ranks, and how many more there are."""
+    return ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in words: rank 3; ranks 3, 7."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
 
 
 def json_schema() -> dict[str, Any]:

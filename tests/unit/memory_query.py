@@ -15,6 +15,14 @@ from argus.diagnose import sql
 from .stored_job import analyse
 from .synthetic_job import H2D, MODULE, SYNC, Job
 
+_GPU_TIMES = (
+    *(
+        f"{part}_ns"
+        for part in ("forward", "backward", "optimizer", "compute", "collective", "pipeline", "idle", "step")
+    ),
+    "kernels",
+)
+
 
 class MemoryQuery:
     """Callable like ``query_columns`` with the store bound."""
@@ -37,6 +45,18 @@ class MemoryQuery:
         if text == sql.LAST_LOOK:
             # A synthetic job is like an imported one: nobody looked at it, so it cannot be seen to hang.
             return {name: np.array([0]) for name in ("looked_ns", "stepped_ns", "called_ns", "now_ns")}
+        if text == sql.NODE_HEALTH:
+            return dict.fromkeys(("host", "check", "status", "text", "ts_ns"), empty)
+        if text == sql.GROUPS:
+            return dict.fromkeys(("host", "comm_group", "dimension", "ranks"), empty)
+        if text == sql.GPU_TIMES:
+            return {"rank": empty, "step": empty, **dict.fromkeys(_GPU_TIMES, empty)}
+        if text == sql.ISSUE:
+            return dict.fromkeys(("rank", "step", "p50_ns", "p99_ns", "void_share"), empty)
+        if text == sql.PATTERNS:
+            return dict.fromkeys(("kind", "function", "rank", "beta", "mu", "sigma"), empty)
+        if text == sql.SPAN_NS:
+            return {"end_ns": empty}  # nothing is known of threads
         if text == sql.LOADING:
             return {"rank": empty, "loading_ns": empty}
         if text == sql.OPERATIONS:
@@ -66,9 +86,12 @@ class MemoryQuery:
             return {
                 "step": numbers,
                 "duration_ns": np.array([np.median(r["duration_ns"]) for r in rows]),
+                "calls": np.array([np.mean(r["collectives"]) for r in rows]),
                 "confidence": np.array([np.median(r["confidence"]) for r in rows]),
                 "ranks": np.array([len(r) for r in rows]),
             }
+        if text == sql.WORK:
+            return self._work(steps, params["ranks"])
         if text == sql.SLOWER:
             ranks = np.unique(steps["rank"])
             before = [
@@ -109,6 +132,16 @@ class MemoryQuery:
             "rank": np.array([t[0][0] for t in top]),
             "lead_ns": np.array([t[0][1] - t[1][1] for t in top]),
         }
+
+    def _work(self, steps: NDArray[np.void], ranks: list[int]) -> dict[str, NDArray[Any]]:
+        rows = defaultdict(list)
+        for row in steps[np.isin(steps["rank"], ranks)]:
+            calls = self.job.ranks[row["rank"]].collectives
+            ts = calls["ts_ns"].astype(np.int64)
+            inside = (ts > int(row["ts_ns"])) & (ts <= int(row["ts_ns"] + row["duration_ns"]))
+            rows[int(row["step"])].append((row["launches"], inside.sum(), 4 * calls["count"][inside].sum()))
+        values = np.array([np.mean(rows[step], axis=0) for step in sorted(rows)], np.float64).reshape(-1, 3)
+        return {"step": np.array(sorted(rows)), **dict(zip(("launches", "calls", "bytes"), values.T, strict=True))}
 
     def _late(self, steps: NDArray[np.void]) -> dict[str, NDArray[Any]]:
         out: dict[str, list[NDArray[Any]]] = defaultdict(list)

@@ -3,6 +3,7 @@ believed."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import bcc, bpf, compile
+from argus.capture import bcc, bpf, compile, programs
 from argus.capture.programs import RAW_TRACEPOINT, LoadError, Module
 from argus.capture.syscalls import bpf as bpf_call
 from argus.errors import ArgusError
@@ -186,6 +187,32 @@ def test_what_was_kept_runs_in_the_kernel(cache: Path) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(("times", "loads"), [(3, True), (1000, False)])
+def test_a_verifier_that_signals_interrupt_is_asked_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, times: int, loads: bool
+) -> None:
+    asked = 0
+
+    def interrupted(command: int, attributes: bytes) -> int:
+        nonlocal asked
+        asked += 1
+        if asked <= times:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return bpf_call(command, attributes)
+
+    module = Module(compile.compiled(SOURCE, FLAGS))
+    monkeypatch.setattr(programs, "bpf", interrupted)
+    try:
+        if loads:
+            assert module.load("good", RAW_TRACEPOINT) >= 0
+        else:
+            with pytest.raises(LoadError, match="program good: Resource temporarily unavailable"):
+                module.load("good", RAW_TRACEPOINT)
+    finally:
+        module.close()
+
+
+@pytest.mark.kernel
 def test_maps_are_read_and_written(cache: Path) -> None:
     module = Module(compile.compiled(SOURCE, FLAGS))
     try:
@@ -248,3 +275,15 @@ def test_without_bcc_it_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(bcc, "find", lambda: None)
     with pytest.raises(ArgusError, match="bcc, which compiles eBPF programs, is not installed"):
         compile.compiled(SOURCE, FLAGS)
+
+
+def test_what_the_verifier_objects_to_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    said = "0: R1=ctx()\nR0 invalid mem access 'map_value_or_null'\nprocessed 5 insns (limit 1000000) max_states 0\n"
+    failure = bpf.load_failure("load the BPF programs", said, LoadError(13, "program x: Permission denied"))
+    assert failure.message == "cannot load the BPF programs: R0 invalid mem access 'map_value_or_null'"
+    failure = bpf.load_failure("load the BPF programs", "processed 5 insns\n", OSError(12, "Cannot allocate memory"))
+    assert failure.message.endswith("Cannot allocate memory")
+    for code in (errno.EPERM, errno.EACCES):
+        failure = bpf.load_failure("load the BPF programs", "", LoadError(code, os.strerror(code)))
+        assert failure.message == "no permission to load the BPF programs"

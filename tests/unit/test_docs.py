@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from argus import records
+from argus.health import config
 
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = ("argus/stacks.py", "argus/capture/code.py", "argus/capture/symbols.py", "argus/capture/threads.py")
@@ -46,3 +47,14 @@ def test_losses_are_marked_as_such() -> None:
         assert (counter.name.lower() in losses) == (counter in records.LOSS_COUNTERS), counter
     for one in records.StackCounter:
         assert (f"stack_{one.name.lower()}" in losses) == (one in records.STACK_LOSS_COUNTERS), one
+
+
+def test_every_check_of_a_node_is_explained() -> None:
+    text = (ROOT / "docs" / "health.md").read_text()
+    for check in config.builtin():
+        part = text.split(f"**`{check.name}`**")[1].split("\n**`")[0]
+        for name, limit in check.limits.items():
+            row = next(line for line in part.splitlines() if line.startswith(f"| `{name}` |"))
+            default = str(limit.default).lower().replace("'", '"')
+            assert default in row.lower(), (check.name, name)
+            assert limit.meaning in row, (check.name, name)

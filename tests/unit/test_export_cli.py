@@ -18,6 +18,7 @@ from argus.cli.selection import parse_ranks, parse_span, parse_steps, parse_time
 from argus.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.writer import Writer
+from tests.stores import new_store
 
 from .stack_data import MS, Row, native, py, stack, store_run, store_stacks
 
@@ -34,7 +35,7 @@ DOG = stack(native("clone3"), native("watch"), python="none", native="complete")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Four ranks, 20 steps of 100 ms: 60 ms of computing each; rank 2 loads for 30 ms more, all load from step 10 on.
     Then three ranks wait in a barrier for rank 2, which saves. A second job has other functions."""
-    address = f"chdb://{tmp_path_factory.mktemp('export')}/store"
+    address = new_store(tmp_path_factory.mktemp("export"))
     with open_store(address) as store, Writer(store, source="test") as writer:
         store_run(writer, range(4), steps=20)
         rows = []

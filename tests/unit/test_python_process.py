@@ -91,10 +91,15 @@ def test_the_gil_s_holder_is_the_thread_that_spins(python: str) -> None:
         for _ in range(2):
             spinning = _ask(program, "spin")
             _until(lambda tid=spinning: process.gil_holder() == tid)  # type: ignore[misc]
-            # It lets go of it only when another thread asks.
-            held = [process.gil_holder() for _ in range(50)]
+            # It lets go of it only when another thread asks, which may lose its CPU while it has it.
+            held: list[int] = []
+            for _ in range(100):
+                held = [process.gil_holder() for _ in range(50)]
+                assert set(held) <= {spinning, 0, program.pid}
+                if held.count(spinning) > 40:
+                    break
+                time.sleep(0.05)
             assert held.count(spinning) > 40
-            assert set(held) <= {spinning, 0, program.pid}
             _ask(program, "stop")
             _until(lambda: process.gil_holder() == 0)
         process.close()

@@ -197,7 +197,8 @@ def test_cpu_time_and_switches_are_what_the_thread_itself_counted(program: Progr
     program.do("sleep 101")
     asleep(program.pid, program.worker)
     row = row_of(watch.usage(now()), program.worker)
-    assert 101 <= row["switches_voluntary"] <= 106
+    # Who loses the CPU after the sleep was set up, and gets it back when that is over, does not go by itself.
+    assert 101 - row["switches_involuntary"] <= row["switches_voluntary"] <= 106
     row = row_of(watch.usage(now()), program.worker)
     assert (row["cpu_ns"], row["switches_voluntary"], row["runqueue_ns"]) == (0, 0, 0)
 
@@ -339,8 +340,9 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
             source, rejected, seen = threads._taskstats(), 0, []
             assert not isinstance(source, str)
 
-            def told_by_the_kernel() -> int:
-                return int(source.ask([new.worker])[0]["blkio_delay"][0])
+            def told_by_the_kernel() -> dict[int, int]:
+                both = (new.pid, new.worker)
+                return dict(zip(both, source.ask(list(both))[0]["blkio_delay"].tolist(), strict=True))
 
             for _ in range(50):
                 begin, before_ns = now(), told_by_the_kernel()
@@ -351,15 +353,18 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
                 rows = watch.usage(now())
                 took = now() - begin
                 assert watch.state["I/O"] == "on"
-                assert row_of(rows, new.pid)["io_ns"] == 0
-                row = row_of(rows, new.worker)
-                if row["io_ns"] == NOT_MEASURED:
-                    # The kernel counted from an earlier wait, or from boot: more than there was.
-                    assert told_by_the_kernel() - before_ns > least - row["cpu_ns"] - row["runqueue_ns"]
-                    rejected += 1
-                else:
-                    assert 0 <= row["io_ns"] <= took + threads._ROUNDING_NS
-                    seen.append(int(row["io_ns"]))
+                for tid in (new.pid, new.worker):
+                    row = row_of(rows, tid)
+                    if row["io_ns"] == NOT_MEASURED:
+                        # The kernel counted from an earlier wait, or from boot: more than there was.
+                        grown = told_by_the_kernel()[tid] - before_ns[tid]
+                        assert grown > least - row["cpu_ns"] - row["runqueue_ns"]
+                        rejected += 1
+                    elif tid == new.pid:
+                        assert row["io_ns"] == 0
+                    else:
+                        assert 0 <= row["io_ns"] <= took + threads._ROUNDING_NS
+                        seen.append(int(row["io_ns"]))
                 assert watch.counters["thread_times_rejected"] == rejected
             if not any(seen):
                 pytest.skip(f"no wait for a disk that can be believed: {len(seen)} of 0 ns, {rejected} impossible")
@@ -370,6 +375,7 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
         old.end()
 
 
+@pytest.mark.alone  # a thread that does not get its CPU is told of otherwise
 def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

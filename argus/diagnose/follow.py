@@ -1,0 +1,193 @@
+"""A job judged again and again while it runs, at a cost that does not grow with its past."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from argus.diagnose import sql
+from argus.diagnose.continuous import Continuous
+from argus.diagnose.hang import HANG_S
+from argus.diagnose.hosts import Hosts, align_hosts, prepare
+from argus.diagnose.iteration import REGRESSION
+from argus.diagnose.run import THRESHOLD, diagnose
+from argus.diagnose.stacks import StackReader
+from argus.diagnose.verdict import Finding, Verdict
+from argus.errors import ArgusError
+from argus.store.open import Store
+from argus.store.reader import query_columns
+
+INTERVAL_S = 5.0
+"""How often a job is judged, s."""
+SPAN_NS = 900_000_000_000
+"""Rows of the last so many ns are read, counted from the newest step (a job that hangs is not forgotten)."""
+STEPS = 500
+"""Of those the newest steps: twice what the longest comparison takes."""
+HOSTS_S = 60.0
+"""How often the hosts of a job are lined up anew: their clocks drift by some ms an hour."""
+AGAIN = 1.25
+"""A finding is told again once its slowdown has changed by this factor."""
+LEAST_PAUSE = 4.0
+"""The pause after a round is at least so many times as long as it took: a slow store is not kept busy."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round found.
+
+    Attributes:
+        at_ns: Wall time.
+        took_s: How long it took.
+        verdict: All of it.
+        new: Findings that were not there before, or whose slowdown has changed much.
+        gone: Those that are not there any more.
+        changed: Whether there is something to tell: the first verdict, another status, findings that came or went.
+        ended: The trace has ended, or was cut off: there will be nothing new.
+    """
+
+    at_ns: int
+    took_s: float
+    verdict: Verdict
+    new: list[Finding]
+    gone: list[Finding]
+    changed: bool
+    ended: bool
+
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+def _key(finding: Finding) -> _Key:
+    return finding["kind"], tuple(finding["ranks"])
+
+
+@dataclass
+class Follower:
+    """Judges one run of one job, round after round.
+
+    Attributes:
+        store: The store.
+        job, run: Whose.
+        threshold, hang_after_s: As of :func:`argus.diagnose.run.diagnose`.
+        since_ns: Wall time before which nothing counts; 0: no limit but :data:`SPAN_NS`.
+        keep: How the hosts of the job go together is stored.
+        settings: ClickHouse settings of all queries, such as ``max_threads``.
+    """
+
+    store: Store
+    job: str
+    run: int
+    threshold: float = THRESHOLD
+    hang_after_s: float = HANG_S
+    since_ns: int = 0
+    keep: bool = True
+    settings: dict[str, int] = field(default_factory=dict)
+    _newest_ns: int = 0
+    _status: str = ""
+    _told: dict[_Key, Finding] = field(default_factory=dict)
+    _begun: dict[_Key, int] = field(default_factory=dict)
+    _across: Hosts | None = None
+    _across_due: float = 0.0
+    _steps: Continuous | None = None
+
+    def look(self) -> Round:
+        """Judges the job as it is now.
+
+        Raises:
+            ArgusError: The store cannot be asked.
+        """
+        started = time.monotonic()
+        query: sql.Query = partial(query_columns, self.store, settings=self.settings)
+        newest = query(sql.NEWEST_STEP, {"job": self.job, "run": self.run, "since_ns": self._newest_ns})
+        self._newest_ns = max(self._newest_ns, int(newest["ns"][0]) if len(newest["ns"]) else 0)
+        since = max(self.since_ns, self._newest_ns - SPAN_NS, 0)
+        if started >= self._across_due:
+            # One host: a short query.
+            lined_up = prepare(self.store, query, self.job, self.run) if self.keep else None
+            self._across = lined_up if self.keep else align_hosts(query, self.job, self.run)
+            self._across_due = time.monotonic() + (HOSTS_S if self._across is not None else 0.0)
+        verdict = diagnose(
+            query,
+            self.job,
+            self.run,
+            threshold=self.threshold,
+            hang_after_s=self.hang_after_s,
+            across=self._across,
+            stacks=StackReader(self.store, self.job, self.run),
+            since_ns=since,
+            newest=STEPS,
+        )
+        self._watch(query, verdict)
+        return self._round(verdict, time.monotonic() - started)
+
+    def _watch(self, query: sql.Query, verdict: Verdict) -> None:
+        """Feeds the steps that are new to what remembers growth, and adds what that tells."""
+        if not verdict["steps"]:
+            return
+        if self._steps is None:
+            self._steps = Continuous(least=max(self.threshold, REGRESSION))
+        params: dict[str, Any] = {"job": self.job, "run": self.run}
+        if self._across is not None:
+            query = sql.of_job(query)
+            params |= self._across.params()
+        rows = query(sql.HOSTS, params)
+        hosts = dict(zip(rows["rank"].astype(int).tolist(), rows["host"].tolist(), strict=True))
+        last = verdict["steps"][1]
+        self._steps.look(query, params, last, list(hosts))
+        self._steps.look_at_ranks(query, params, last, self._across)
+        self._steps.add(verdict, params)
+        self._steps.add_ranks(verdict, params, hosts)
+
+    def _round(self, verdict: Verdict, took_s: float) -> Round:
+        now = {_key(finding): finding for finding in verdict["findings"]}
+        new = []
+        for key, finding in now.items():
+            # The window moves on: what was there when it began has not begun there.
+            self._begun[key] = finding["steps"][0] = min(finding["steps"][0], self._begun.get(key, 1 << 31))
+            before = self._told.get(key)
+            grown = 1.0 if before is None else finding["slowdown"] / before["slowdown"]
+            # How long a hang lasts is no news.
+            if before is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
+                new.append(finding)
+        gone = [finding for key, finding in self._told.items() if key not in now]
+        changed = verdict["status"] != self._status or bool(new or gone)
+        self._status = verdict["status"]
+        kept = {key: finding for key, finding in self._told.items() if key in now}
+        self._told = kept | {_key(finding): finding for finding in new}
+        self._begun = {key: step for key, step in self._begun.items() if key in now}
+        coverage = verdict["coverage"]
+        ended = coverage["ended"] or "trace_cut_off" in coverage["dropped"]
+        return Round(time.time_ns(), took_s, verdict, new, gone, changed, ended)
+
+
+def follow(
+    follower: Follower,
+    wait: Callable[[float], bool],
+    trouble: Callable[[ArgusError], None],
+    interval_s: float = INTERVAL_S,
+) -> Iterator[Round]:
+    """Rounds until the trace ends or somebody stops it.
+
+    Args:
+        follower: Judges.
+        wait: Waits for so many seconds; true: stop.
+        trouble: Told of a round that failed, as when the store is away; the next one may not.
+        interval_s: From the begin of a round to that of the next one, at least.
+    """
+    while True:
+        started = time.monotonic()
+        pause = interval_s
+        try:
+            found = follower.look()
+        except ArgusError as failure:
+            trouble(failure)
+        else:
+            yield found
+            if found.ended:
+                return
+            pause = max(interval_s - (time.monotonic() - started), LEAST_PAUSE * found.took_s)
+        if wait(max(pause, 0.1)):
+            return

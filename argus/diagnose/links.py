@@ -1,0 +1,382 @@
+"""Links that became slow, or are slower than others that carry the same: by what transfers take, not by who waits.
+
+A collective takes as long as its last rank's kernel runs: that one waits for nobody. So of a communicator the least
+time of any rank is the transfer's, step by step; of two stages that exchange data, the shortest kernel of either. Both
+hold where the whole step is no longer for it, since other work hides it. Communicators are compared with others of the
+same dimension that send as much, and with their own first steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.diagnose.gpu import (
+    FEWEST,
+    MIN_STEPS,
+    WINDOWS,
+    GpuTimes,
+    Seen,
+    above,
+    first_steps,
+    grown,
+    joined,
+    levels,
+    low_median,
+)
+from argus.diagnose.hosts import Hosts
+from argus.diagnose.peers import Mesh
+from argus.diagnose.phase import find_onset
+from argus.diagnose.verdict import Evidence, Finding, listed
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+LEAST = 0.2
+"""Least excess of a transfer over the others. A link that lost one of its lanes, or a ring one of its network cards,
+takes longer by much more; how much the others scatter is asked for on top (argus.diagnose.gpu.SPREADS)."""
+LEAST_SHARE = 0.01
+"""Less than this share of the step is not told: ranks that come last by turns leave as much in what looks like
+transfer."""
+ALIKE = 0.05
+"""Bytes of a step differ by less than this if as much is sent."""
+P2P = "SendRecv"
+MOST_ROWS = 120_000
+"""Steps of ranks that are read at once: some five rows each, which the store makes fewer."""
+BLOCK = 10
+"""Steps that are looked at to tell whether a transfer was slow before."""
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What transfers took in some steps, by communicator and operation, or by pair of ranks.
+
+    Attributes:
+        steps: Shape (steps,).
+        names: What each is: (communicator, operation, pair of its ranks), shape (links,).
+        members: Global ranks of each.
+        alike: The same number for those that should take equally long, shape (links,).
+        took: Shape (links, steps), ns; NaN where not known.
+        calls: Of a step, shape (links,).
+        nbytes: That are sent in a step, shape (links,).
+    """
+
+    steps: Int
+    names: list[tuple[int, str, tuple[int, int]]]
+    members: list[tuple[int, ...]]
+    alike: Int
+    took: Float
+    calls: Float
+    nbytes: Float
+
+
+def transfers_of(
+    columns: Mapping[str, NDArray[Any]],
+    ranks: Mapping[str, NDArray[Any]],
+    steps: Int,
+    dimensions: Mapping[int, str],
+    one_number: Mapping[tuple[str, int], int],
+    mesh: Mesh,
+) -> Transfers:
+    """Arranges the rows of :data:`argus.diagnose.sql.TRANSFERS`.
+
+    Args:
+        columns: Each shape (rows,).
+        ranks: As :data:`argus.diagnose.sql.TRANSFER_RANKS` returns them.
+        steps: Those to keep, ascending, shape (steps,).
+        dimensions: Of each communicator: what it is for.
+        one_number: Of a communicator on all hosts, by (host, number on that host).
+        mesh: Which ranks are on one stage.
+    """
+    numbers: dict[tuple[int, str, int, int], int] = {}
+
+    def places(rows: Mapping[str, NDArray[Any]], kept: Any) -> Int:
+        """The number of each row's link; hosts have rows of their own."""
+        coded: list[Any] = []
+        back: list[Int] = []
+        for column in (rows[name][kept] for name in ("host", "comm_group", "op", "one", "other")):
+            if column.dtype == object:
+                # Few different words: far quicker than to sort them.
+                seen: dict[Any, int] = {}
+                place = np.fromiter(
+                    (seen.setdefault(word, len(seen)) for word in column.tolist()), np.int64, len(column)
+                )
+                values: Any = list(seen)
+            else:
+                values, place = np.unique(column, return_inverse=True)
+            coded.append(values)
+            back.append(place)
+        code = np.zeros(len(back[0]), np.int64)
+        for values, place in zip(coded, back, strict=True):
+            code = code * max(len(values), 1) + place
+        _, first, row = np.unique(code, return_index=True, return_inverse=True)
+        found = []
+        for at in first.tolist():
+            host, group, op, one, other = (values[place[at]] for values, place in zip(coded, back, strict=True))
+            number = one_number.get((str(host), int(group)), int(group))
+            found.append(numbers.setdefault((number, str(op), int(one), int(other)), len(numbers)))
+        return np.array(found, np.int64)[row] if found else np.empty(0, np.int64)
+
+    # What all ranks tell one another, such as a norm, is too little to tell a link by.
+    small = [number for number, dimension in dimensions.items() if dimension == "world"]
+    kept = np.isin(columns["step"], steps) & ~np.isin(columns["comm_group"], small)
+    link = places(columns, kept)
+    of_ranks = places(ranks, ~np.isin(ranks["comm_group"], small))
+    least = np.full((len(numbers), len(steps)), np.inf)
+    np.minimum.at(least, (link, np.searchsorted(steps, columns["step"][kept])), columns["took_ns"][kept])
+    together: list[set[int]] = [set() for _ in numbers]
+    large = ranks["ranks"][~np.isin(ranks["comm_group"], small)]
+    for place, those in zip(of_ranks.tolist(), large.tolist(), strict=True):
+        together[place].update(int(rank) for rank in those)
+    members = [tuple(sorted(those)) for those in together]
+    # Of one rank alone it is not known how long it waited.
+    least[[len(part) < 2 for part in members]] = np.inf
+    least[np.isinf(least)] = np.nan
+    per_step, size = np.zeros((2, len(numbers)))
+    np.maximum.at(per_step, link, columns["calls"][kept])
+    np.maximum.at(size, link, columns["bytes"][kept])
+    stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
+    classes: dict[Any, int] = {}
+    alike = []
+    for number, ((group, op, one, _), part) in enumerate(zip(numbers, members, strict=True)):
+        volume = round(float(per_step[number]), 1), round(float(np.log(max(size[number], 1.0))), 1)
+        stages = tuple(sorted({stage.get(rank, -1) for rank in part}))
+        kind: Any = (dimensions.get(group, "unknown"), op, len(part), stages, *volume)
+        if one >= 0:
+            kind = (P2P, tuple(sorted(stage.get(rank, -1) for rank in part)))
+        alike.append(classes.setdefault(kind, len(classes)))
+    names = [(group, op, (one, other)) for group, op, one, other in numbers]
+    return Transfers(steps, names, members, np.array(alike, np.int64), least, per_step, size)
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A transfer that takes longer than others, or than before.
+
+    Attributes:
+        number: Of the link, among those given.
+        factor: How many times as long.
+        excess_ns: Time more in a step.
+        took_ns: Its time in a step, or of one transfer between two ranks.
+        peers: Communicators that it was compared with; 0: with its own past.
+    """
+
+    number: int
+    factor: float
+    excess_ns: float
+    took_ns: float
+    peers: int
+
+
+def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: float = LEAST) -> list[SlowLink]:
+    """Transfers that take longer than the others of their kind, those that cost most first.
+
+    Args:
+        now: Of the newest steps, at least :data:`argus.diagnose.gpu.MIN_STEPS`.
+        before: Of the first ones.
+        least: Excess that counts, as a share of the transfer.
+    """
+    if len(now.steps) < MIN_STEPS or not len(now.names):
+        return []
+    recent = now.took[:, -WINDOWS[0] :]
+    excess = np.zeros(len(now.names))
+    usual = np.full(len(now.names), np.nan)
+    peers = np.zeros(len(now.names), np.int64)
+    for label in np.unique(now.alike).tolist():
+        links = np.flatnonzero((now.alike == label) & ~np.isnan(recent).all(axis=1))
+        if len(links) > 1:
+            norm = np.maximum(low_median(recent[links]), 1.0)
+            excess[links] = above(recent[links] / norm, least)
+            usual[links], peers[links] = float(np.nanmedian(norm)), len(links) - 1
+    if before is not None:
+        place = {name: number for number, name in enumerate(before.names)}
+        # Where more is sent than was, it takes longer.
+        both = [
+            number
+            for number, name in enumerate(now.names)
+            if name in place and abs(now.nbytes[number] - before.nbytes[place[name]]) <= ALIKE * now.nbytes[number]
+        ]
+        was = before.took[[place[now.names[number]] for number in both]]
+        by_past = grown(recent[both], was, least, alone=True)
+        for number, more in zip(both, by_past.tolist(), strict=True):
+            if more > 0 and excess[number] == 0:
+                excess[number], peers[number] = more, 0
+                usual[number] = float(np.nanmedian(before.took[place[now.names[number]]]))
+    level = levels(recent)[0]
+    found = []
+    for number in np.flatnonzero(excess > 0).tolist():
+        times = now.calls[number] if now.names[number][1] == P2P else 1.0
+        more, factor = (level[number] - usual[number]) * times, level[number] / usual[number]
+        found.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
+    return sorted(found, key=lambda link: -link.excess_ns)
+
+
+def chunks(query: sql.Query, params: Mapping[str, Any], numbers: Int) -> int:
+    """Model chunks a stage, at least: 2 where the last stage hands on to the first one (the interleaved schedule of
+    Megatron-LM, SC '21), else 1. Two stages hand on to one another in either case.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run.
+        numbers: Sure steps, ascending, shape (steps,).
+    """
+    rows = query(sql.TRANSFER_RANKS, {**params, "first": int(numbers[-3:][0]), "last": int(numbers[-1])})
+    pairs: dict[tuple[str, int], set[tuple[int, int]]] = {}
+    names = ("host", "comm_group", "op", "one", "other")
+    for host, group, op, one, other in zip(*(rows[name].tolist() for name in names), strict=True):
+        if op == P2P:
+            pairs.setdefault((str(host), int(group)), set()).add((int(one), int(other)))
+    last = {key: max(other for _, other in those) for key, those in pairs.items()}
+    return 2 if any(last[key] > 1 and (0, last[key]) in those for key, those in pairs.items()) else 1
+
+
+def judge(
+    seen: Seen,
+    query: sql.Query,
+    params: Mapping[str, Any],
+    numbers: Int,
+    durations: Float,
+    hosts: Mapping[int, str],
+    across: Hosts | None,
+) -> list[Finding]:
+    """What transfers tell of slow links. Arguments as for :func:`argus.diagnose.gpu.judge`.
+
+    Returns:
+        At most one finding; ``share`` is what a step is longer for it, in ns.
+    """
+    one = joined(across)
+    groups = query(sql.GROUPS, params)
+    rows = zip(groups["host"].tolist(), groups["comm_group"].tolist(), groups["dimension"].tolist(), strict=True)
+    dimensions = {one.get((str(host), int(group)), int(group)): str(what) for host, group, what in rows}
+    newest = numbers[-int(np.clip(MOST_ROWS // max(len(hosts), 1), FEWEST, WINDOWS[-1])) :]
+    window = {**params, "first": int(newest[0]), "last": int(newest[-1])}
+
+    def read(steps: Int) -> Transfers:
+        asked = {**params, "first": int(steps[0]), "last": int(steps[-1])}
+        who = {**params, "first": int(steps[-3:][0]), "last": int(steps[-1])}
+        ranks = query(sql.TRANSFER_RANKS, who)
+        return transfers_of(query(sql.TRANSFERS, asked), ranks, steps, dimensions, one, seen.mesh)
+
+    now = read(newest)
+    first = first_steps(numbers)[: len(newest)]
+    # Their own past is needed by those that have no like.
+    alone = len(now.names) > 0 and bool((np.bincount(now.alike) == 1).any())
+    before = read(first) if len(first) and alone else None
+    slow = find_slow_links(now, before)
+    step_ns = float(np.median(durations[-WINDOWS[0] :]))
+    if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
+        return []
+    worst = slow[0]
+    kind = [number for number, name in enumerate(now.names) if name[1] == now.names[worst.number][1]]
+    if len(kind) > 2 and 2 * sum(link.number in kind for link in slow) > len(kind):
+        return []  # nearly all: more is sent, or the network as a whole is slow
+    # A rank or a host that all slow transfers have in common is where the link is.
+    ranks = set(now.members[worst.number])
+    places = {hosts[rank] for rank in ranks if rank in hosts}
+    for link in slow[1:]:
+        ranks = ranks & set(now.members[link.number]) or ranks
+        places = places & {hosts[rank] for rank in now.members[link.number] if rank in hosts} or places
+    common = sorted(places if len(slow) > 1 else ())
+    onset = _onset(now, before, worst, newest, numbers, read)
+    shown = sql.shown(sql.TRANSFERS, window)
+    what = dimensions.get(now.names[worst.number][0], "unknown")
+    return [_finding(now, slow, sorted(ranks), common, what, onset, int(numbers[-1]), hosts, step_ns, seen.now, shown)]
+
+
+def _onset(
+    now: Transfers,
+    before: Transfers | None,
+    slow: SlowLink,
+    newest: Int,
+    numbers: Int,
+    read: Callable[[Int], Transfers],
+) -> int:
+    """The step since which a transfer is slow."""
+    name = now.names[slow.number]
+
+    def lead(some: Transfers) -> Float:
+        if name not in some.names:
+            return np.zeros(len(some.steps))
+        number = some.names.index(name)
+        others = np.flatnonzero(some.alike == some.alike[number])
+        norm = np.full(len(some.steps), slow.took_ns / slow.factor)
+        if slow.peers and len(others) > 1:
+            norm = np.maximum(low_median(some.took[others]), 1.0)
+        return np.asarray(np.nan_to_num(some.took[number] / norm - 1))
+
+    since = find_onset(lead(now), slow.factor - 1)
+    if since or len(newest) == len(numbers):
+        return int(newest[since])
+    low, high = 0, len(numbers) - len(newest)  # slow from `high` on
+    if before is not None and np.median(lead(before)) >= (slow.factor - 1) / 2:
+        return int(numbers[0])
+    while high - low > BLOCK:
+        middle = (low + high) // 2
+        some = lead(read(numbers[middle : middle + BLOCK]))
+        low, high = (low, middle) if np.median(some) >= (slow.factor - 1) / 2 else (middle, high)
+    part = numbers[low : high + BLOCK]
+    return int(part[find_onset(lead(read(part)), slow.factor - 1)])
+
+
+def _finding(
+    now: Transfers,
+    slow: list[SlowLink],
+    ranks: list[int],
+    common: list[str],
+    dimension: str,
+    onset: int,
+    last: int,
+    hosts: Mapping[int, str],
+    step_ns: float,
+    times: GpuTimes,
+    shown: str,
+) -> Finding:
+    worst = slow[0]
+    members, op = now.members[worst.number], now.names[worst.number][1]
+    names = common or sorted({hosts[rank] for rank in ranks if rank in hosts})
+    inside = np.isin(times.ranks, members)
+    exposed = float(np.median(levels(times.collective[inside] + times.pipeline[inside])[0])) if inside.any() else 0.0
+    cost = min(worst.excess_ns, exposed)
+    what = (
+        f"a transfer between ranks {listed(members)}"
+        if op == P2P
+        else f"{op} of the {dimension} communicator of ranks {listed(members)}"
+    )
+    against = f"{worst.peers} others that send as much" if worst.peers else "its own first steps"
+    evidence: list[Evidence] = [
+        {
+            "text": f"{what} takes {worst.took_ns / 1e6:,.2f} ms without anybody waiting, {worst.factor:.2f}x what "
+            f"it takes for {against}",
+            "sql": shown,
+        },
+        {
+            "text": f"{worst.excess_ns / 1e6:,.1f} ms a step more, of which at most {cost / 1e6:,.1f} ms are not "
+            "hidden behind other work",
+            "sql": shown,
+        },
+    ]
+    if len(slow) > 1 and len(ranks) < len(members):
+        text = f"{len(slow)} kinds of transfers are slow; rank {listed(ranks)} takes part in all of them"
+        evidence.append({"text": text, "sql": shown})
+    ideal = max(step_ns - cost, 0.05 * step_ns)
+    where = f" on {', '.join(names[:4])}" if names else ""
+    return Finding(
+        kind="link_degradation",
+        ranks=ranks,
+        hosts=names,
+        steps=[onset, last],
+        phase=op,
+        kernels=[],
+        slowdown=round(step_ns / ideal, 4),
+        share=cost,
+        confidence=0.9 if worst.peers > 1 else 0.7,
+        level="phase",
+        evidence=evidence,
+        action=f"Check the links of these ranks{where}: nvidia-smi nvlink -e, ibstat and the ports' error counters, "
+        "ethtool -S; run an NCCL bandwidth test there.",
+    )

@@ -1,0 +1,103 @@
+"""Which ranks do the same work: those that the job's parallel groups put on one pipeline stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
+
+SAME_STAGE = ("tp", "cp", "ep", "fsdp", "dp")
+"""Dimensions along which ranks have the same layers."""
+LOCKSTEP = ("tp", "cp")
+"""Dimensions whose ranks wait for one another in every layer."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """How ranks belong together. Labels are arbitrary numbers, the same for ranks that do.
+
+    Attributes:
+        ranks: Global ranks, ascending, shape (n,).
+        stage: Ranks with the same layers, shape (n,).
+        lockstep: Ranks that work on the same layer of the same data together, shape (n,).
+        pipeline: Ranks that hand on the same data from stage to stage, shape (n,).
+        staged: Whether the job has pipeline stages that are known.
+    """
+
+    ranks: Int
+    stage: Int
+    lockstep: Int
+    pipeline: Int
+    staged: bool
+
+
+def mesh_of(
+    groups: Mapping[str, NDArray[Any]], ranks: Int, work: Int, joined: Mapping[tuple[str, int], int] | None = None
+) -> Mesh:
+    """How the ranks of a job belong together.
+
+    Args:
+        groups: As :data:`argus.diagnose.sql.GROUPS` returns them.
+        ranks: Global ranks, ascending, shape (n,).
+        work: Kernels that each launches in a step. Ranks that no group puts on a stage with others are compared with
+            those among them that launch as many, shape (n,).
+        joined: The number that a communicator has on all hosts, by (host, number on that host).
+    """
+    stage = _connected(groups, ranks, SAME_STAGE, joined)
+    staged = "pp" in groups["dimension"].tolist()
+    alone = np.bincount(stage, minlength=len(ranks))[stage] == 1
+    if alone.any() and not staged:
+        stage[alone] = len(ranks) + np.unique(work[alone], return_inverse=True)[1]
+    lockstep = _connected(groups, ranks, LOCKSTEP, joined)
+    return Mesh(ranks, stage, lockstep, _connected(groups, ranks, ("pp",), joined), staged)
+
+
+def _connected(
+    groups: Mapping[str, NDArray[Any]],
+    ranks: Int,
+    dimensions: tuple[str, ...],
+    joined: Mapping[tuple[str, int], int] | None,
+) -> Int:
+    """A label for each rank, the same for those that groups of these dimensions connect, shape (n,)."""
+    chosen = np.flatnonzero(np.isin(groups["dimension"], dimensions))
+    names = [(str(groups["host"][row]), int(groups["comm_group"][row])) for row in chosen.tolist()]
+    numbers: dict[Any, int] = {}
+    one = [numbers.setdefault((joined or {}).get(name, name[1]), len(numbers)) for name in names]
+    members = [np.asarray(groups["ranks"][row], np.int64) for row in chosen.tolist()]
+    node = np.repeat(np.array(one, np.int64), [len(part) for part in members])
+    rank = np.concatenate([np.empty(0, np.int64), *members])
+    known = np.isin(rank, ranks)
+    rank, node = np.searchsorted(ranks, rank[known]), node[known]
+    labels = np.arange(len(ranks))
+    while True:
+        # The least label of each group, then the least of each rank's groups; a mesh needs one round a dimension.
+        least = np.full(len(numbers), len(ranks))
+        np.minimum.at(least, node, labels[rank])
+        spread = labels.copy()
+        np.minimum.at(spread, rank, least[node])
+        if np.array_equal(spread, labels):
+            return labels
+        labels = spread
+
+
+def between_stages(
+    groups: Mapping[str, NDArray[Any]], joined: Mapping[tuple[str, int], int] | None = None
+) -> list[int]:
+    """Communicators among ranks of several pipeline stages, by their number on all hosts: who comes late there tells
+    the order of the stages and no fault. Arguments as for :func:`mesh_of`; empty where there are no stages."""
+    dimension = np.asarray(groups["dimension"], object)
+    if "pp" not in dimension.tolist():
+        return []
+    ranks = np.unique(np.concatenate([np.asarray(members, np.int64) for members in groups["ranks"]]))
+    stage = _connected(groups, ranks, SAME_STAGE, joined)
+    found: dict[int, set[int]] = {}
+    for host, group, members in zip(groups["host"], groups["comm_group"], groups["ranks"], strict=True):
+        number = (joined or {}).get((str(host), int(group)), int(group))
+        places = np.searchsorted(ranks, np.asarray(members, np.int64))
+        found.setdefault(number, set()).update(stage[places].tolist())
+    return sorted(number for number, stages in found.items() if len(stages) > 1)

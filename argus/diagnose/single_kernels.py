@@ -1,0 +1,302 @@
+"""Kernels that take longer on some ranks, or longer than they did: by their stored distributions.
+
+Phases hide them: a kernel that takes 3 % of a step may take twice as long and nobody sees it in the sum. The mean of
+each kernel (name, stream, grid, block) on each rank is compared first; of those that stand out the distributions are
+rebuilt from their summaries and compared by the first Wasserstein distance, as ARGUS (arXiv 2606.20374) does. Its mean
+over all pairs of ranks says nothing where half of them is slow: here the reference is the low median of the ranks'
+quantile functions, point by point, which a slow half does not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.compress.decode import Decoded, decode_escapes, decode_summaries
+from argus.diagnose import sql
+from argus.diagnose.peers import Mesh
+from argus.diagnose.verdict import Evidence, Finding, named
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+LEAST = 0.2
+"""Excess of a kernel's mean that counts: single kernels of GPUs of one model that are well differ by up to 8 % and more
+where caches and clocks are shared ("Not All GPUs Are Created Equal", SC '22); EROICA's delta is 0.4."""
+COST = 0.01
+"""Share of the step that it must cost."""
+SPREADS = 4.0
+"""How many times the scatter of the mean among the other ranks the excess must be, and how many times their distances
+the rank's."""
+RANKS = 128
+"""Ranks that are compared, at most: of more, evenly chosen ones."""
+STEPS = 20
+"""Newest steps, and first ones: of 300 kernels on so many ranks three quarters of a million rows."""
+BLOCKS = 60
+"""Of so many stretches of steps it is looked at since when a kernel is slow."""
+CHECKED = 3
+"""Kernels whose distributions are rebuilt, at most, by what they cost."""
+SAMPLE = 48
+"""Ranks whose distributions are rebuilt, at most."""
+QUANTILES = (np.arange(64) + 0.5) / 64
+
+
+@dataclass(frozen=True)
+class SlowKernel:
+    """A kernel that takes longer on some ranks.
+
+    Attributes:
+        kernel_id, kernel: Which.
+        ranks: Where.
+        factor: Its mean there over that of the peers (or its own past).
+        cost_ns: What it takes longer in a step there.
+        w1: Distance of its durations from the reference's, over the mean: median over ``ranks``.
+        others: The largest of any other rank.
+        before: Whether it is compared with its own past: all ranks became slower, or there is no peer.
+    """
+
+    kernel_id: int
+    kernel: str
+    ranks: tuple[int, ...]
+    factor: float
+    cost_ns: float
+    w1: float
+    others: float
+    before: bool
+
+
+def quantiles(value: Float, weight: Float) -> Float:
+    """:data:`QUANTILES` of weighted points, a row each: shape (rows, 64)."""
+    order = np.argsort(value, axis=1)
+    value, weight = np.take_along_axis(value, order, 1), np.take_along_axis(weight, order, 1)
+    upto = np.cumsum(weight, axis=1)
+    out = np.empty((len(value), len(QUANTILES)))
+    for row in range(len(value)):
+        place = np.searchsorted(upto[row], QUANTILES * upto[row, -1])
+        out[row] = value[row, np.minimum(place, value.shape[1] - 1)]
+    return out
+
+
+def distances(each: Float) -> Float:
+    """W1 of each rank's durations from the low median of all, over its mean: shape (ranks,).
+
+    The area between two quantile functions (Vallender 1974). ``each``: quantiles, shape (ranks, points), ns.
+    """
+    low = np.sort(each, axis=0)[(len(each) - 1) // 2]
+    return np.asarray(np.abs(each - low).mean(axis=1) / max(float(low.mean()), 1.0))
+
+
+def candidates(columns: Mapping[str, NDArray[Any]], stage: Mapping[int, int], step_ns: float) -> list[SlowKernel]:
+    """Kernels whose mean is longer on some ranks than on those with the same work, those that cost most first.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them.
+        stage: Which ranks have the same work: a label of each.
+        step_ns: A step.
+
+    Returns:
+        With ``w1`` 0: nothing of the distributions is known yet.
+    """
+    found = []
+    rank = columns["rank"].astype(np.int64)
+    label = np.array([stage.get(one, -1) for one in rank.tolist()], np.int64)
+    launches = np.maximum(columns["launches"].astype(np.float64), 1.0)
+    mean = columns["spent_ns"].astype(np.float64) / launches
+    often = launches / np.maximum(columns["steps"].astype(np.float64), 1.0)
+    keys = np.stack([columns["kernel_id"].astype(np.uint64).view(np.int64), label], axis=1)
+    _, which = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-2))
+    for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        rows = order[begin:end]
+        if len(rows) < 2 or label[rows[0]] < 0:
+            continue
+        norm = float(np.sort(mean[rows])[(len(rows) - 1) // 2])
+        ratio = mean[rows] / max(norm, 1.0)
+        cost = (mean[rows] - norm) * often[rows]
+        high = (ratio >= 1 + LEAST) & (cost >= COST * step_ns)
+        others = ratio[~high]
+        if not high.any() or not len(others):
+            continue
+        scatter = 1.4826 * float(np.median(np.abs(others - np.median(others))))
+        high &= ratio - 1 >= SPREADS * scatter
+        # Ranks that launch it more or less often do not do the same with it.
+        usual = float(np.median(often[rows][ratio < 1 + LEAST]))
+        high &= np.abs(often[rows] / max(usual, 1e-9) - 1) < LEAST / 2
+        if high.any():
+            name = str(columns["kernel"][rows[0]])
+            ranks = tuple(np.sort(rank[rows][high]).tolist())
+            number = int(columns["kernel_id"][rows[0]])
+            median = float(np.median(ratio[high]))
+            found.append(SlowKernel(number, name, ranks, median, float(np.median(cost[high])), 0.0, 0.0, before=False))
+    return sorted(found, key=lambda one: -one.cost_ns * len(one.ranks))
+
+
+def by_distribution(
+    query: sql.Query, window: Mapping[str, Any], kernel_id: int, ranks: Sequence[int]
+) -> tuple[Int, Float]:
+    """Quantiles of a kernel's durations on some ranks in some steps, spikes left out.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        window: job, run, first, last.
+        kernel_id: Which kernel.
+        ranks: Whose.
+
+    Returns:
+        Ranks that have some, ascending, shape (n,); quantiles, shape (n, 64), ns.
+    """
+    asked = {**window, "ranks": list(ranks), "kernel": kernel_id}
+    parts: list[tuple[Int, Decoded]] = []
+    rows = query(sql.KERNEL_ROWS, asked)
+    if len(rows["rank"]):
+        parts.append((rows["rank"].astype(np.int64), decode_summaries(rows, query(sql.KERNEL_TEMPLATES, asked))))
+    escaped = query(sql.KERNEL_ESCAPED, asked)
+    if len(escaped["rank"]):
+        parts.append((escaped["rank"].astype(np.int64), decode_escapes(escaped)))
+    known = np.unique(np.concatenate([np.empty(0, np.int64), *(part[0] for part in parts)]))
+    out = np.zeros((len(known), len(QUANTILES)))
+    for place, one in enumerate(known.tolist()):
+        points, weights = [], []
+        for rank, decoded in parts:
+            value, weight = decoded.points()
+            points.append(value[rank == one].ravel())
+            weights.append(weight[rank == one].ravel())
+        out[place] = quantiles(np.concatenate(points)[None], np.concatenate(weights)[None])[0]
+    return known, out
+
+
+def confirmed(one: SlowKernel, ranks: Int, each: Float) -> SlowKernel | None:
+    """With the distance of its distributions; None: these do not tell the ranks from the others."""
+    slow = np.isin(ranks, one.ranks)
+    if not slow.any() or slow.all():
+        return None
+    distance = distances(each)
+    mine, others = float(np.median(distance[slow])), float(distance[~slow].max())
+    if mine < LEAST / 2 or mine < 1.5 * others:
+        return None
+    return SlowKernel(one.kernel_id, one.kernel, one.ranks, one.factor, one.cost_ns, mine, others, one.before)
+
+
+def judge(
+    query: sql.Query,
+    params: Mapping[str, Any],
+    mesh: Mesh,
+    numbers: Int,
+    durations: Float,
+    hosts: Mapping[int, str],
+    threshold: float,
+    told: set[int],
+) -> list[Finding]:
+    """Kernels that take longer on some ranks, where nothing else was found on them.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run, first, last.
+        mesh: Which ranks have the same work.
+        numbers: Sure steps, ascending, shape (steps,).
+        durations: The job's time of each, ns.
+        hosts: Node of each rank.
+        threshold: Lost share of the step from which the job counts as slower.
+        told: Ranks of other findings.
+
+    Returns:
+        Findings whose ``share`` is ns of a step.
+    """
+    newest = numbers[-STEPS:]
+    step_ns = float(np.median(durations[-STEPS:]))
+    ranks = mesh.ranks[:: -(-len(mesh.ranks) // RANKS)].tolist()
+    window = {**params, "first": int(newest[0]), "last": int(newest[-1]), "ranks": ranks}
+    stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
+    columns = query(sql.KERNEL_TIME, window)
+    by_ranks: dict[tuple[int, ...], list[SlowKernel]] = {}
+    for one in candidates(columns, stage, step_ns)[:CHECKED]:
+        if told & set(one.ranks):
+            continue
+        peers = [rank for rank in ranks if stage[rank] == stage[one.ranks[0]] and rank not in one.ranks]
+        chosen = [*one.ranks[: SAMPLE // 2], *peers[:: max(1, -(-len(peers) // (SAMPLE // 2)))]]
+        if (sure := confirmed(one, *by_distribution(query, window, one.kernel_id, chosen))) is not None:
+            by_ranks.setdefault(sure.ranks, []).append(sure)
+    findings = []
+    for slow, kernels in by_ranks.items():
+        since, past = _since(query, params, numbers, kernels[0])
+        findings.append(_finding(slow, kernels, since, past, numbers, hosts, step_ns, threshold, window))
+    return findings
+
+
+def _since(query: sql.Query, params: Mapping[str, Any], numbers: Int, one: SlowKernel) -> tuple[int, float]:
+    """The step since which a kernel is slow, to a sixtieth of all steps, and how far its durations are from
+    what they were in the first steps (W1 over the mean; 0: not known, or as ever)."""
+    first = numbers[:STEPS] if len(numbers) >= 2 * STEPS else numbers[: len(numbers) // 3]
+    whole = {**params, "first": int(numbers[0]), "last": int(numbers[-1]), "ranks": list(one.ranks[:8])}
+    rows = query(sql.KERNEL_STEPS, {**whole, "kernel": one.kernel_id, "width": max(1, len(numbers) // BLOCKS)})
+    if len(rows["since"]) < 3:
+        return int(numbers[0]), 0.0
+    mean = rows["mean_ns"].astype(np.float64)
+    now = float(np.median(mean[-max(1, len(mean) // 5) :]))
+    late = mean >= now * (1 + 1 / one.factor) / 2
+    if late.all() or not len(first):
+        return int(numbers[0]), 0.0
+    changed = int(np.flatnonzero(~late)[-1]) + 1
+    if changed >= len(late):
+        return int(numbers[0]), 0.0
+    since = int(rows["since"][changed])
+    before = {**params, "first": int(first[0]), "last": int(first[-1])}
+    after = {**params, "first": since, "last": int(numbers[-1])}
+    was, then = by_distribution(query, before, one.kernel_id, one.ranks[:8])
+    is_, here = by_distribution(query, after, one.kernel_id, one.ranks[:8])
+    both, a, b = np.intersect1d(was, is_, return_indices=True)
+    if not len(both):
+        return since, 0.0
+    apart = np.abs(here[b] - then[a]).mean(axis=1) / np.maximum(then[a].mean(axis=1), 1.0)
+    return since, float(np.median(apart))
+
+
+def _finding(
+    slow: tuple[int, ...],
+    kernels: list[SlowKernel],
+    since: int,
+    past: float,
+    numbers: Int,
+    hosts: Mapping[int, str],
+    step_ns: float,
+    threshold: float,
+    window: Mapping[str, Any],
+) -> Finding:
+    names = list(dict.fromkeys(hosts[rank] for rank in slow if rank in hosts))
+    where = named(list(slow)) + (f" on {', '.join(names[:4])}" if names else "")
+    cost = sum(one.cost_ns for one in kernels)
+    visible = cost >= threshold * step_ns
+    shown = sql.shown(sql.KERNEL_TIME, window)
+    evidence: list[Evidence] = [
+        {
+            "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "
+            f"{one.cost_ns / 1e6:,.2f} ms more a step; its durations are {one.w1:.2f} of the mean away from theirs "
+            f"(W1), of any other rank {one.others:.2f} at most",
+            "sql": shown,
+        }
+        for one in kernels
+    ]
+    if past:
+        text = f"from step {since} on they are {past:.2f} of the mean away from what they were in the first steps"
+        evidence.append({"text": text, "sql": shown})
+    ideal = max(step_ns - cost, 0.05 * step_ns)
+    return Finding(
+        kind="compute_straggler" if visible else "masked_compute_straggler",
+        ranks=list(slow),
+        hosts=names,
+        steps=[since, int(numbers[-1])],
+        phase="",
+        kernels=[one.kernel for one in kernels],
+        slowdown=round(step_ns / ideal, 4),
+        share=cost if visible else 0.0,
+        confidence=0.9,
+        level="kernel",
+        evidence=evidence,
+        action=f"See what is different about {kernels[0].kernel} on {where}: inputs, libraries, "
+        "clocks and memory of the GPU (nvidia-smi -q -d CLOCK,PERFORMANCE,ECC).",
+    )

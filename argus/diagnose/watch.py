@@ -1,0 +1,148 @@
+"""The diagnosis that runs beside a trace: what it finds is told, stored, and looked at more closely.
+
+A thread of the tracer's process asks the store; most of a round is the store's work, on one thread, and most of what is
+left is waiting. It never runs for more than a fifth of the time. Of a job that is traced on several hosts only one
+judges: the one that has the job's lowest rank.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from argus.diagnose.follow import LEAST_PAUSE, Follower, Round
+from argus.diagnose.run import save
+from argus.diagnose.verdict import Finding
+from argus.errors import ArgusError
+from argus.semantics.stacks import rank_text
+from argus.store.open import Store
+from argus.store.reader import query_columns
+
+INTERVAL_S = 10.0
+"""How often, s. Rows reach the store within 3 s, and a hang counts from 20 s on: it is named within 35 s."""
+SETTINGS = {"max_threads": 1, "max_execution_time": 20, "max_memory_usage": 1_000_000_000}
+"""Of its queries: the tracer's own rows, and the job, go first."""
+
+_IN_CHARGE = """
+SELECT argMin(host, (rank, host)) AS host FROM
+(
+  SELECT rank, argMax(host, version) AS host, argMax(state, version) AS state FROM ranks
+  WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
+)
+"""
+_NEWEST = """
+SELECT evidence FROM findings
+WHERE job = {job:String} AND run = {run:UInt32} AND kind != ''
+  AND created = (SELECT max(created) FROM findings WHERE job = {job:String} AND run = {run:UInt32})
+ORDER BY share DESC
+"""
+
+
+def in_words(finding: Finding) -> str:
+    """A finding in a line: ``gc pause: rank 2 on node7 since step 121, 1.45x: argus diagnose tells more``."""
+    ranks = finding["ranks"]
+    who = f" rank{'s' * (len(ranks) > 1)} {rank_text(ranks)}" if ranks else ""
+    hosts = f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else ""
+    cost = "" if finding["kind"] == "hang" else f", {finding['slowdown']:.2f}x"
+    return f"{finding['kind'].replace('_', ' ')}:{who}{hosts} since step {finding['steps'][0]}{cost}"
+
+
+class Watch:
+    """Judges the jobs of a trace while it runs.
+
+    Args:
+        store: Where the rows are. A connection of its own is made: the tracer's is not waited for.
+        host: This one.
+        interval_s: How often.
+
+    Attributes:
+        state: "on", or "off: why".
+        rounds, busy_s: How many there were, and how long they took together.
+    """
+
+    def __init__(self, store: Store, host: str, interval_s: float = INTERVAL_S) -> None:
+        self.state = "off: a spool is not read" if store.spooled else "on"
+        self.rounds, self.busy_s = 0, 0.0
+        self._store = Store(store.target, create=False)
+        self._host, self._interval_s = host, interval_s
+        self._runs: set[tuple[str, int]] = set()
+        self._followers: dict[tuple[str, int], Follower] = {}
+        self._found: dict[tuple[str, int], list[str]] = {}
+        self._news: deque[str] = deque()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self, runs: Iterable[tuple[str, int]]) -> None:
+        """Says which runs are traced: (job, run). The first call begins."""
+        self._runs = set(runs)
+        if self._thread is None and self.state == "on" and self._runs and not self._stop.is_set():
+            self._thread = threading.Thread(target=self._go_on, name="argus-diagnose", daemon=True)
+            self._thread.start()
+
+    def take(self) -> list[str]:
+        """What has changed since the last call, a line each."""
+        news = []
+        while self._news:
+            news.append(self._news.popleft())
+        return news
+
+    def lines(self) -> list[str]:
+        """What is the matter now, a line each."""
+        return [line for found in list(self._found.values()) for line in found]
+
+    def end(self) -> None:
+        """No round begins any more."""
+        self._stop.set()
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Ends it. A round that takes longer is not waited for."""
+        self.end()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        if self._thread is None or not self._thread.is_alive():
+            self._store.close()
+
+    def _go_on(self) -> None:
+        pause = self._interval_s
+        while not self._stop.wait(pause):
+            took = 0.0
+            for run in sorted(self._runs):
+                try:
+                    took += self.judge(*run)
+                except ArgusError:
+                    pass  # the store is away: the writer tells
+                except Exception as failure:  # a defect, or a driver's own: the trace goes on without
+                    self.state = f"off: it failed ({type(failure).__name__}: {failure})"
+                    self._news.append(f"diagnosis {self.state}")
+                    return
+            pause = max(self._interval_s - took, LEAST_PAUSE * took)
+
+    def judge(self, job: str, run: int) -> float:
+        """One round of one run; returns how long it took, s. If another host judges it, what that one found is taken
+        over: every tracer looks closer.
+
+        Raises:
+            ArgusError: The store cannot be asked.
+        """
+        if self._followers.get((job, run)) is None:
+            self._followers[job, run] = Follower(self._store, job, run, keep=False, settings=dict(SETTINGS))
+        host = query_columns(self._store, _IN_CHARGE, {"job": job, "run": run}, settings=SETTINGS)["host"]
+        if not len(host) or host[0] != self._host:
+            told = query_columns(self._store, _NEWEST, {"job": job, "run": run}, settings=SETTINGS)["evidence"]
+            self._found[job, run] = [in_words(json.loads(finding)) for finding in told.tolist()]
+            return 0.0
+        found = self._followers[job, run].look()
+        self.rounds, self.busy_s = self.rounds + 1, self.busy_s + found.took_s
+        self._tell(job, run, found)
+        return found.took_s
+
+    def _tell(self, job: str, run: int, found: Round) -> None:
+        self._found[job, run] = [in_words(finding) for finding in found.verdict["findings"]]
+        if not (found.new or found.gone):
+            return
+        self._news.extend(f"found: {in_words(finding)}. {finding['action']}" for finding in found.new)
+        self._news.extend(f"over: {in_words(finding)}" for finding in found.gone)
+        # Stores the findings, and has all tracers of the job keep every GPU operation of the next seconds.
+        save(self._store, found.verdict)

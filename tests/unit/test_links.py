@@ -1,0 +1,243 @@
+"""Slow links, by what transfers take; and how work is shared out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.diagnose import balance, links, sql
+from argus.diagnose.gpu import Seen, read
+from argus.diagnose.verdict import Finding
+
+from .test_slow_gpus import MS, Cluster
+
+HOSTS = {rank: f"node-{rank // 4}" for rank in range(64)}
+
+
+class Network(Cluster):
+    """A cluster with what its transfers take: by dimension, of the rank that waits for nobody, ms a step."""
+
+    TAKES: ClassVar = {"tp": 6.0, "dp": 8.0, "pp": 0.4}
+    OPS: ClassVar = {"tp": "AllReduce", "dp": "AllReduce", "pp": "SendRecv"}
+
+    def __init__(self, dp: int, **shape: int) -> None:
+        super().__init__(dp, **shape)
+        self.link = np.ones((self.count, self.steps))
+        """Factor of transfers that a rank takes part in."""
+        self.load = dict.fromkeys(self.TAKES, 1.0)
+        self.only = ("tp", "dp", "pp")
+
+    def transfers(self) -> dict[str, NDArray[Any]]:
+        rows: list[tuple[Any, ...]] = []
+        groups = self.groups()
+        for number, dimension, members in zip(*(groups[n] for n in ("comm_group", "dimension", "ranks")), strict=True):
+            if dimension not in self.only:
+                continue
+            pairs = [members] if dimension != "pp" else list(itertools.pairwise(members))
+            for pair in pairs:
+                took = self.TAKES[dimension] * MS * self.link[list(pair)].max(axis=0) * self.load[dimension]
+                took = took * np.exp(self.random.normal(0, 0.03, self.steps))
+                # Each step another one comes last, and the others wait for it.
+                waits = self.random.exponential(3 * MS, (len(pair), self.steps))
+                waits -= waits.min(axis=0)
+                for rank, wait in zip(pair, waits, strict=True):
+                    place = members.index(rank)
+                    peer = -1 if dimension != "pp" else members.index(pair[0] if rank == pair[1] else pair[1])
+                    for step in range(self.steps):
+                        spent = took[step] + wait[step]
+                        rows.append((rank, HOSTS[rank], number, place, peer, self.OPS[dimension], step, 8 * spent,
+                                     spent, 8, 1 << 24))  # fmt: skip
+        names = ("rank", "host", "comm_group", "comm_rank", "peer", "op", "step", "duration_ns", "shortest_ns", "calls",
+                 "bytes")  # fmt: skip
+        return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+    def query(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        if text not in (sql.TRANSFERS, sql.TRANSFER_RANKS):
+            return super().query(text, params)
+        columns = self.transfers()
+        took: dict[Any, float] = {}
+        ranks: dict[Any, set[int]] = {}
+        names = ("comm_group", "op", "comm_rank", "peer", "step", "rank", "duration_ns", "shortest_ns")
+        for group, op, place, peer, step, rank, spent, shortest in zip(
+            *(columns[n].tolist() for n in names), strict=True
+        ):
+            if params["first"] <= step <= params["last"]:
+                pair = (-1, -1) if peer < 0 else (min(place, peer), max(place, peer))
+                key = group, "", op, *pair
+                at = (*key, step)
+                took[at] = min(took.get(at, np.inf), spent if peer < 0 else shortest)
+                ranks.setdefault(key, set()).add(rank)
+        rows: list[tuple[Any, ...]] = [(*key, ns, 8, 1 << 24) for key, ns in took.items()]
+        names = ("comm_group", "host", "op", "one", "other", "step", "took_ns", "calls", "bytes")
+        if text == sql.TRANSFER_RANKS:
+            rows, names = list(ranks), names[:5]
+        out = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+        if text == sql.TRANSFER_RANKS:
+            out["ranks"] = np.empty(len(rows), object)
+            out["ranks"][:] = [sorted(those) for those in ranks.values()]
+        return out
+
+    def seen(self) -> Seen:
+        seen = read(self.query, {"job": "j", "run": 1}, np.arange(self.steps), self.count, None)
+        assert seen is not None
+        return seen
+
+    def slow_links(self) -> list[Finding]:
+        durations = self.columns()["step_ns"][: self.steps]
+        numbers = np.arange(self.steps)
+        return links.judge(self.seen(), self.query, {"job": "j", "run": 1}, numbers, durations, HOSTS, None)
+
+    def layout(self) -> list[Finding]:
+        durations = self.columns()["step_ns"][: self.steps]
+        return balance.judge(self.seen(), {"job": "j", "run": 1}, np.arange(self.steps), durations, HOSTS, 0.05)
+
+
+@pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 4, "pp": 4}])
+def test_healthy_networks_have_no_slow_link(shape: dict[str, int]) -> None:
+    assert Network(**shape).slow_links() == []
+
+
+def test_a_slow_communicator_is_named_with_its_ranks() -> None:
+    network = Network(4, tp=4)
+    network.only = ("tp",)
+    network.link[8:12, 20:] = 1.6
+    (found,) = network.slow_links()
+    assert (found["kind"], found["ranks"], found["hosts"]) == ("link_degradation", [8, 9, 10, 11], ["node-2"])
+    assert found["steps"] == [20, 59]
+    assert "1.6" in found["evidence"][0]["text"]
+    assert "3 others that send as much" in found["evidence"][0]["text"]
+
+
+def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
+    network = Network(4, tp=2, pp=2)
+    slow = network.rank(2, 1, 1)
+    network.link[slow] = 3.0
+    (found,) = network.slow_links()
+    assert found["ranks"] == [slow]
+
+
+def test_the_only_communicator_is_compared_with_its_own_past() -> None:
+    network = Network(8, steps=100)
+    assert network.slow_links() == []
+    network.link[:, 60:] = 2.0
+    (found,) = network.slow_links()
+    assert found["ranks"] == list(range(8))
+    assert found["steps"][0] == pytest.approx(60, abs=1)
+    assert "its own first steps" in found["evidence"][0]["text"]
+
+
+def test_waiting_for_others_is_no_slow_link() -> None:
+    """A slow GPU keeps its lockstep group and all its peers waiting: no transfer takes longer."""
+    assert Network(4, tp=4).slow([5], 2.0).slow_links() == []
+
+
+def test_what_hides_behind_other_work_is_found_and_costs_nothing() -> None:
+    network = Network(4, tp=4)
+    network.only = ("tp",)
+    network.link[8:12] = 2.0
+    columns = network.columns()
+    columns["collective_ns"][:] = 0
+    network.columns = lambda: {name: values.copy() for name, values in columns.items()}  # type: ignore[method-assign]
+    (found,) = network.slow_links()
+    assert (found["share"], found["slowdown"]) == (0.0, 1.0)
+
+
+def test_what_is_little_in_a_step_is_not_told() -> None:
+    network = Network(4, tp=4)
+    network.only = ("tp",)
+    network.load["tp"] = 0.01
+    network.link[8:12] = 2.0
+    assert network.slow_links() == []
+
+
+def test_a_pair_is_alike_others_between_the_same_stages() -> None:
+    network = Network(4, pp=2)
+    network.only = ("pp",)
+    network.load["pp"] = 5.0
+    network.link[network.rank(1, pp=1)] = 4.0
+    (found,) = network.slow_links()
+    assert found["ranks"] == [network.rank(1), network.rank(1, pp=1)]
+    assert found["evidence"][0]["text"].startswith("a transfer between ranks 1, 5 takes")
+
+
+# ---- how work is shared out
+
+
+@pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2, "pp": 2}, {"dp": 2, "pp": 4}, {"dp": 1, "pp": 8}])
+def test_an_even_layout_is_no_finding(shape: dict[str, int]) -> None:
+    assert Network(**shape, micro=4 * shape.get("pp", 1)).layout() == []
+
+
+def test_a_stage_with_more_work() -> None:
+    network = Network(2, pp=4, micro=16)
+    network.stage_work[3] = 1.4
+    (found,) = network.layout()
+    assert (found["kind"], found["ranks"]) == ("stage_imbalance", [6, 7])
+    assert "(1.37x)" in found["evidence"][0]["text"]
+    # Shared out evenly it would be 1.1 for each.
+    assert found["share"] == pytest.approx(0.3 * 60 * MS, rel=0.1)
+
+
+def test_batches_of_different_length() -> None:
+    network = Network(8)
+    network.length = network.random.lognormal(0, 0.2, (8, network.steps))
+    (found,) = network.layout()
+    assert (found["kind"], found["ranks"]) == ("sequence_imbalance", list(range(8)))
+
+
+def test_batches_that_vary_for_all_ranks_alike_are_even() -> None:
+    network = Network(8)
+    network.length = np.broadcast_to(network.random.lognormal(0, 0.3, network.steps), (8, network.steps))
+    assert network.layout() == []
+
+
+def test_noise_of_a_phase_alone_is_not_the_batch_s() -> None:
+    network = Network(8)
+    network.backward = network.random.lognormal(0, 0.2, (8, network.steps))
+    assert network.layout() == []
+
+
+@pytest.mark.parametrize(("micro", "told"), [(2, True), (4, True), (7, False), (16, False)])
+def test_a_pipeline_without_work(micro: int, told: bool) -> None:
+    found = Network(2, pp=4, micro=micro).layout()
+    assert [finding["kind"] for finding in found] == ["pipeline_bubble"] * told
+
+
+def test_a_layout_is_fresh_only_if_it_was_not_so_before() -> None:
+    network = Network(8, steps=120)
+    for start, told in ((60, ["sequence_imbalance"]), (0, [])):
+        network.length = np.ones((8, 120))
+        network.length[:, start:] = network.random.lognormal(0, 0.2, (8, 120 - start))
+        durations = network.columns()["step_ns"][:120]
+        found = balance.judge(network.seen(), {"job": "j", "run": 1}, np.arange(120), durations, HOSTS, 0.05, fresh=60)
+        assert [finding["kind"] for finding in found] == told
+
+
+def test_since_when_a_link_is_slow_is_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if only the newest 20 steps could be read at once."""
+    monkeypatch.setattr("argus.diagnose.links.MOST_ROWS", 1)
+    network = Network(4, tp=2, steps=160)
+    network.only = ("tp",)
+    network.link[2:4, 77:] = 2.0
+    (found,) = network.slow_links()
+    assert (found["ranks"], found["steps"][0]) == ([2, 3], 77)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "told"),
+    [([(0, 1), (1, 2), (2, 3)], 1), ([(0, 1), (1, 2), (2, 3), (0, 3)], 2), ([(0, 1)], 1), ([(0, 1), (0, 2)], 2)],
+)
+def test_a_last_stage_that_hands_on_to_the_first_has_several_chunks(pairs: list[tuple[int, int]], told: int) -> None:
+    def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        assert text == sql.TRANSFER_RANKS
+        assert (params["first"], params["last"]) == (7, 9)
+        rows = [("", 4, "SendRecv", *pair) for pair in pairs] + [("", 4, "AllReduce", -1, -1)]
+        names = ("host", "comm_group", "op", "one", "other")
+        return {name: np.array(column, object) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+    assert links.chunks(query, {}, np.arange(10)) == told

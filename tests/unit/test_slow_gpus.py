@@ -1,0 +1,353 @@
+"""GPUs that compute slower than those with the same work, by GPU times alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
+from argus.diagnose.peers import Mesh, mesh_of
+
+MS = 1e6
+USUAL = {"forward": 20.0, "backward": 40.0, "optimizer": 3.0, "compute": 1.0}
+
+
+class Cluster:
+    """A training cluster's GPU times. Ranks are numbered tensor-parallel first, then data-parallel, then by stage.
+
+    A micro-batch goes through the stages one after the other (1F1B takes ``micro + stages - 1`` slots of the slowest
+    stage), then all replicas of a stage reduce their gradients: those that are early wait.
+    """
+
+    def __init__(self, dp: int, *, tp: int = 1, pp: int = 1, micro: int = 8, steps: int = 60, seed: int = 1) -> None:
+        self.dp, self.tp, self.pp, self.micro, self.steps = dp, tp, pp, micro, steps
+        self.count = dp * tp * pp
+        self.random = np.random.default_rng(seed)
+        self.place = np.array([(d, t, p) for p, d, t in product(range(pp), range(dp), range(tp))])
+        self.factor = np.ones((self.count, steps))
+        self.backward = np.ones((self.count, steps))
+        self.length = np.ones((self.count, steps))
+        self.stage_work = np.ones(pp)
+        self.idle = np.full((self.count, steps), 2 * MS)
+        self.noise = 0.01
+
+    def rank(self, dp: int, tp: int = 0, pp: int = 0) -> int:
+        return (pp * self.dp + dp) * self.tp + tp
+
+    def slow(self, ranks: list[int], factor: float, start: int = 0, *, backward: bool = False) -> Cluster:
+        (self.backward if backward else self.factor)[ranks, start:] *= factor
+        return self
+
+    def columns(self) -> dict[str, NDArray[Any]]:
+        d, p = self.place[:, 0], self.place[:, 2]
+        shape = (self.count, self.steps)
+        drawn = {name: ms * MS * np.exp(self.random.normal(0, self.noise, shape)) for name, ms in USUAL.items()}
+        work = self.stage_work[p][:, None] * self.length
+        drawn["forward"] *= work * self.factor
+        drawn["backward"] *= work * self.factor * self.backward
+        compute = sum(drawn.values())
+        assert isinstance(compute, np.ndarray)
+        # The slowest of a lockstep group sets its pace; the slowest stage the pipeline's.
+        group = d + self.dp * p
+        pace = np.zeros((self.dp * self.pp, self.steps))
+        np.maximum.at(pace, group, compute)
+        wait_mates = pace[group] - compute
+        pipeline = np.stack([pace[group[d == one]].max(axis=0) for one in range(self.dp)])
+        longest = pipeline * (self.micro + self.pp - 1) / self.micro
+        step = longest.max(axis=0)
+        wait_peers = step - longest[d]
+        bubble = longest[d] - pace[group]
+        numbers = np.broadcast_to(np.arange(self.steps), shape)
+        columns = {f"{name}_ns": values for name, values in drawn.items()}
+        columns |= {"collective_ns": wait_mates + wait_peers + 2 * MS, "pipeline_ns": bubble}
+        columns |= {"idle_ns": self.idle * np.ones(shape)}
+        columns |= {"step_ns": np.broadcast_to(step + 2 * MS, shape), "kernels": np.full(shape, 500)}
+        columns |= {"rank": np.broadcast_to(np.arange(self.count)[:, None], shape), "step": numbers}
+        return {name: np.ascontiguousarray(values).ravel() for name, values in columns.items()}
+
+    def groups(self) -> dict[str, NDArray[Any]]:
+        rows: list[tuple[str, list[int]]] = []
+        d, t, p = self.place.T
+        for name, size, same in (("tp", self.tp, (d, p)), ("dp", self.dp, (t, p)), ("pp", self.pp, (d, t))):
+            if size > 1:
+                keys = np.unique(np.stack(same, axis=1), axis=0)
+                rows += [(name, np.flatnonzero((np.stack(same, axis=1) == key).all(axis=1)).tolist()) for key in keys]
+        ranks = np.empty(len(rows), object)
+        ranks[:] = [members for _, members in rows]
+        return {
+            "host": np.full(len(rows), "h"), "comm_group": np.arange(len(rows)) + 100, "ranks": ranks,
+            "dimension": np.array([name for name, _ in rows], object),
+        }  # fmt: skip
+
+    def mesh(self) -> Mesh:
+        return mesh_of(self.groups(), np.arange(self.count), np.full(self.count, 500))
+
+    def query(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        if text == sql.GROUPS:
+            return self.groups()
+        columns = self.columns()
+        if text == sql.GPU_TIMES:
+            kept = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
+        else:
+            assert text == sql.GPU_COMPUTE
+            kept = np.isin(columns["step"], params["steps"]) & np.isin(columns["rank"], params["ranks"])
+            columns["compute_ns"] = np.sum([columns[f"{name}_ns"] for name in COMPUTES], axis=0)
+        return {name: values[kept] for name, values in columns.items()}
+
+    def judge(self, threshold: float = 0.05) -> list[dict[str, Any]]:
+        durations = self.columns()["step_ns"][: self.steps]
+        numbers = np.arange(self.steps)
+        hosts = {rank: f"node-{rank // 8}" for rank in range(self.count)}
+        params = {"job": "j", "run": 1}
+        seen = read(self.query, params, numbers, self.count, None)
+        assert seen is not None
+        found = judge(seen, self.query, params, numbers, durations, hosts, threshold)
+        return [dict(finding) for finding in found]
+
+
+def named(cluster: Cluster) -> list[tuple[str, list[int]]]:
+    return [(finding["kind"], finding["ranks"]) for finding in cluster.judge()]
+
+
+@pytest.mark.parametrize("shape", [{"dp": 2}, {"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 64}, {"dp": 4, "tp": 2, "pp": 4}])
+def test_healthy_clusters_have_no_slow_gpu(shape: dict[str, int]) -> None:
+    for seed in range(5):
+        assert named(Cluster(**shape, seed=seed)) == []
+
+
+def test_ranks_that_differ_all_along_as_gpus_do_are_no_finding() -> None:
+    cluster = Cluster(32)
+    cluster.factor *= cluster.random.normal(1, 0.03, (32, 1))
+    assert named(cluster) == []
+    # Among such ones a rank that is a tenth slower is nothing special; among equal ones it is.
+    spread = np.linspace(0.92, 1.08, 32)
+    spread[7] = 1.1
+    cluster.factor[:] = spread[:, None]
+    assert named(cluster) == []
+    cluster.factor[:] = np.where(np.arange(32) == 7, 1.1, 1.0)[:, None]
+    assert named(cluster) == [("compute_straggler", [7])]
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks"),
+    [
+        ({"dp": 8}, [3]),
+        ({"dp": 2}, [1]),
+        ({"dp": 64}, [7, 40]),
+        ({"dp": 1, "tp": 8}, [5]),
+        ({"dp": 4, "tp": 2, "pp": 2}, [9]),
+    ],
+)
+def test_a_slow_gpu_that_others_wait_for(shape: dict[str, int], ranks: list[int]) -> None:
+    cluster = Cluster(**shape).slow(ranks, 1.3, 25)
+    (found,) = cluster.judge()
+    assert (found["kind"], found["ranks"], found["phase"]) == ("compute_straggler", ranks, "backward")
+    assert found["steps"] == [25, 59]
+    # Of 64 ms a step 18 more; a pipeline of two stages makes 9 slots of 8 micro-batches' time.
+    slots = (8 + cluster.pp - 1) / 8
+    assert found["share"] == pytest.approx(18 * slots * MS, rel=0.25)
+
+
+def test_a_slow_gpu_that_the_pipeline_hides() -> None:
+    """The stage has half of the others' work, so it may take 1.9 times as long and nobody notices."""
+    cluster = Cluster(4, pp=4)
+    cluster.stage_work[2] = 0.45
+    slow = cluster.rank(1, pp=2)
+    cluster.slow([slow], 1.9, 30, backward=True)
+    (found,) = cluster.judge()
+    assert (found["kind"], found["ranks"]) == ("masked_compute_straggler", [slow])
+    assert found["phase"] == "backward"
+    assert found["steps"][0] == 30
+    assert found["share"] < 0.02 * 64 * MS
+    assert found["slowdown"] == pytest.approx(1, abs=0.02)
+    assert "backward (1.9" in found["evidence"][0]["text"]
+    assert "nobody waits" in found["evidence"][1]["text"]
+
+
+@pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2}])
+def test_half_of_a_group(shape: dict[str, int]) -> None:
+    cluster = Cluster(**shape)
+    half = list(range(cluster.count // 2))
+    assert named(cluster.slow(half, 1.25, 20)) == [("compute_straggler", half)]
+
+
+def test_most_of_a_group_are_told_from_their_own_past() -> None:
+    slow = [0, 1, 2, 3, 4, 6]
+    assert named(Cluster(8, steps=80).slow(slow, 1.25, 40)) == [("compute_straggler", slow)]
+
+
+def test_a_rank_that_is_now_as_its_peers_is_none() -> None:
+    """It had been faster, for a reason of its own."""
+    cluster = Cluster(8, steps=80)
+    cluster.factor[3, :40] = 0.8
+    assert named(cluster) == []
+
+
+def test_the_only_rank_of_a_stage_is_compared_with_its_own_past() -> None:
+    assert named(Cluster(1, pp=4, steps=80).slow([2], 1.3, 40)) == [("compute_straggler", [2])]
+
+
+def test_all_ranks_slower_is_no_rank_s_fault() -> None:
+    assert named(Cluster(8, steps=80).slow(list(range(8)), 1.3, 40)) == []
+
+
+def test_stages_with_other_work_are_not_compared() -> None:
+    cluster = Cluster(4, pp=2)
+    cluster.stage_work[1] = 1.5
+    assert named(cluster) == []
+
+
+def test_batches_of_varying_length_are_no_fault() -> None:
+    for seed in range(5):
+        cluster = Cluster(8, seed=seed)
+        cluster.length = cluster.random.lognormal(0, 0.15, (8, cluster.steps))
+        assert named(cluster) == []
+
+
+def test_different_faults_are_told_apart() -> None:
+    cluster = Cluster(8, steps=80).slow([1], 1.2, 20).slow([6], 2.0, 40)
+    assert [(f["ranks"], f["steps"][0]) for f in cluster.judge()] == [([6], 40), ([1], 20)]
+
+
+def test_the_first_slow_step_of_a_long_job_is_found_exactly() -> None:
+    (found,) = Cluster(4, steps=1500).slow([2], 1.4, 433).judge()
+    assert found["steps"] == [433, 1499]
+
+
+def test_a_recovered_gpu_is_no_finding() -> None:
+    cluster = Cluster(8, steps=400)
+    cluster.factor[3, 20:100] = 1.5
+    assert named(cluster) == []
+
+
+def test_gaps_in_what_is_known() -> None:
+    """Ranks whose GPU times are missing in some steps, or altogether, are not in the way."""
+    cluster = Cluster(8).slow([3], 1.4)
+    columns = cluster.columns()
+    kept = cluster.random.random(len(columns["rank"])) > 0.2
+    kept &= columns["rank"] != 5
+    now = times_of({name: values[kept] for name, values in columns.items()})
+    mesh = mesh_of(cluster.groups(), now.ranks, now.kernels)
+    assert [slow.ranks for slow in find_slow(now, mesh)] == [(3,)]
+    few = columns["step"] < 9
+    assert find_slow(times_of({name: values[few] for name, values in columns.items()}), cluster.mesh()) == []
+
+
+# ---- what changed is told more finely than what differs all along
+
+
+def test_a_small_change_is_told_and_a_constant_difference_of_that_size_is_not() -> None:
+    assert named(Cluster(8).slow([3], 1.06, 25)) == [("compute_straggler", [3])]
+    assert named(Cluster(8).slow([3], 1.06)) == []
+
+
+@pytest.mark.parametrize("start", [12, 20, 30])
+def test_a_stage_that_has_more_to_do_since_early_on(start: int) -> None:
+    """Most of the first steps are slow already; the first ten are not."""
+    cluster = Cluster(2, tp=2, pp=2)
+    stage = [cluster.rank(d, t, 1) for d in range(2) for t in range(2)]
+    (found,) = cluster.slow(stage, 1.08, start).judge()
+    assert (found["kind"], found["ranks"], found["steps"][0]) == ("stage_imbalance", stage, start)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_ranks_that_drift_each_on_its_own_are_healthy(ranks: int) -> None:
+    """Clocks and temperatures wander by 2.5 %: newest and first steps differ by far more than their errors say."""
+    for seed in range(4):
+        cluster = Cluster(ranks, seed=seed)
+        walk = np.zeros((ranks, cluster.steps))
+        for step in range(1, cluster.steps):
+            walk[:, step] = 0.95 * walk[:, step - 1] + 0.025 * np.sqrt(1 - 0.95**2) * cluster.random.standard_normal(
+                ranks
+            )
+        cluster.factor *= np.exp(walk)
+        assert named(cluster) == []
+        assert (
+            find_starved(times_of(cluster.columns()), cluster.mesh(), times_of(cluster.columns()).cut(slice(40))) == []
+        )
+
+
+def test_a_gpu_that_waits_a_little_for_its_cpu_since_a_step_is_told() -> None:
+    def starved(since: int) -> list[tuple[tuple[int, ...], int | None]]:
+        cluster = Cluster(8)
+        cluster.idle[5, since:] += 2 * MS
+        seen = read(cluster.query, {}, np.arange(60), 8, None)
+        assert seen is not None
+        return [(one.ranks, starved_since(seen, one)) for one in find_starved(seen.now, seen.mesh, seen.before)]
+
+    assert starved(20) == [((5,), 20)]
+    assert starved(0) == []
+
+
+def test_all_gpus_that_became_slower_confirm_a_regression() -> None:
+    def confirmed(share: float, factor: float) -> bool:
+        cluster = Cluster(10).slow(list(range(round(10 * share))), factor, 30)
+        seen = read(cluster.query, {}, np.arange(60), 10, None)
+        assert seen is not None
+        return all_grown(seen, 30)
+
+    assert confirmed(1.0, 1.08)
+    assert not confirmed(0.7, 1.08)
+    assert not confirmed(1.0, 1.02)
+
+
+# ---- who does the same work
+
+
+def test_ranks_of_a_stage_belong_together() -> None:
+    cluster = Cluster(4, tp=2, pp=3)
+    mesh = cluster.mesh()
+    _, t, p = cluster.place.T
+    d = cluster.place[:, 0]
+    for labels, same in ((mesh.stage, p), (mesh.lockstep, d + 4 * p), (mesh.pipeline, d * 2 + t)):
+        assert np.array_equal(labels[:, None] == labels[None, :], same[:, None] == same[None, :])
+    assert mesh.staged
+
+
+def test_the_only_ranks_of_their_stages_are_not_alike() -> None:
+    assert len(set(Cluster(1, pp=4).mesh().stage.tolist())) == 4
+
+
+def test_groups_that_each_host_saw_a_part_of_are_one() -> None:
+    ranks = np.empty(3, object)
+    ranks[:] = [[0, 1], [2, 3], [4, 5]]
+    groups = {
+        "host": np.array(["a", "b", "c"]), "comm_group": np.array([7, 8, 9]), "ranks": ranks,
+        "dimension": np.array(["dp", "dp", "dp"]),
+    }  # fmt: skip
+    mesh = mesh_of(groups, np.arange(6), np.arange(6), {("a", 7): 50, ("b", 8): 50})
+    assert mesh.stage.tolist() == [0, 0, 0, 0, 4, 4]
+
+
+def test_without_groups_those_with_as_many_kernels_are_compared() -> None:
+    none = {name: np.empty(0, object) for name in ("host", "comm_group", "dimension", "ranks")}
+    mesh = mesh_of(none, np.arange(4), np.array([500, 300, 500, 300]))
+    assert mesh.stage[0] == mesh.stage[2] != mesh.stage[1] == mesh.stage[3]
+    assert not mesh.staged
+
+
+def test_a_whole_stage_that_becomes_slow_has_more_to_do() -> None:
+    cluster = Cluster(2, tp=2, pp=2, steps=80)
+    stage = [cluster.rank(d, t, 1) for d in range(2) for t in range(2)]
+    assert named(cluster.slow(stage, 1.4, 40)) == [("stage_imbalance", stage)]
+
+
+def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
+    cluster = Cluster(8)
+    times = times_of(cluster.columns())
+    assert find_starved(times, cluster.mesh()) == []
+    cluster.idle[5] += 20 * MS
+    times = times_of(cluster.columns())
+    (found,) = find_starved(times, cluster.mesh())
+    assert (found.ranks, found.phase) == ((5,), "idle")
+    assert found.cost_ns == pytest.approx(20 * MS, rel=0.1)
+    # Its kernels take no longer.
+    assert find_slow(times, cluster.mesh()) == []
+    # A slow GPU is not starved.
+    assert find_starved(times_of(Cluster(8).slow([3], 1.5).columns()), cluster.mesh()) == []
