@@ -20,7 +20,7 @@ from argus.errors import ArgusError
 
 
 def main() -> int:
-    names = [module.name for module in pkgutil.iter_modules(benches.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(benches.__path__) if not module.name.startswith("_")]
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="?", choices=names)
     parser.add_argument("--json", action="store_true", help="end with one JSON object on a line of its own")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stores import new_store
+
 from ..kernel.conftest import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
@@ -26,7 +28,7 @@ Argus = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def store_url(tmp_path: Path) -> str:
     """An embedded store of the test's own."""
-    return f"chdb://{tmp_path}/store"
+    return new_store(tmp_path)
 
 
 def argus_with(store_url: str) -> Argus:

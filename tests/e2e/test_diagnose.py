@@ -16,6 +16,7 @@ import pytest
 from run import Job
 
 from argus.diagnose.verdict import json_schema
+from tests.stores import new_store
 
 from ..kernel.conftest import wait_for_cuda, wait_until
 from .conftest import Argus, Log, argus_with, attached, pid_words, start_trace, wait_for_silence
@@ -73,7 +74,7 @@ class Traced:
     """One of these jobs while it is traced."""
 
     def __init__(self, folder: Path, faulty: Faulty) -> None:
-        self.store_url = f"chdb://{folder}/store"
+        self.store_url = new_store(folder)
         self.log = Log(folder, faulty.ranks)
         self.job = Job(ranks=faulty.ranks, args=self.log.args, env=faulty.env)
         try:
@@ -185,7 +186,7 @@ def test_ranks_that_were_not_traced_keep_a_job_from_being_healthy(start: Start) 
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Argus:
     """A store with a job that was traced for some steps, until rank 3 stopped calling, and for six seconds after."""
     folder = tmp_path_factory.mktemp("stopped")
-    store_url = f"chdb://{folder}/store"
+    store_url = new_store(folder)
     control, log = folder / "control", Log(folder, 4)
     with Job(ranks=4, args=log.args, env={"FAKEGPU_CONTROL": str(control)}) as job:
         wait_for_cuda(job.pids)
@@ -257,9 +258,9 @@ def test_a_job_that_ended_does_not_hang(argus: Argus, store_url: str, tmp_path: 
     assert verdict["coverage"]["ended"] is True
 
 
-def test_an_empty_store_says_what_to_do(argus: Argus) -> None:
+def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
     for verb in (("diagnose",), ("sql", "SELECT 1 FROM jobs")):
-        done = argus(*verb)
+        done = argus_with(f"chdb://{tmp_path}/none")(*verb)
         assert done.returncode == 3
         assert "argus trace --pid" in done.stderr
         assert "Traceback" not in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ PROGRAM = Path(__file__).with_name("programs") / "gloo_train.py"
 RANKS = 4
 FAULTS = ("", "forward", "data_loading", "optimizer")
 """What is slow on the rank of the same number, for a segment of steps each in turn."""
-SEGMENT = 60
+SEGMENT = int(os.environ.get("ARGUS_DDP_SEGMENT", "50"))
 SLEEP_S = 0.012
 STEPS = 5 * SEGMENT + 20
 """So many contain every segment whole, wherever they begin."""

@@ -77,6 +77,30 @@ def test_the_ranks_of_a_launcher_are_traced(run: Run, store_url: str, root: Path
     assert count(store_url, "SELECT uniqExact(rank) AS n FROM launches") == 3
 
 
+@pytest.mark.kernel
+def test_a_command_is_judged_while_it_runs(store_url: str, root: Path, tmp_path: Path) -> None:
+    """What is found goes to the log at once. Rounds come every 2 s here, every 10 s elsewhere."""
+    often = (
+        "from argus.diagnose.watch import Watch; Watch.__init__.__defaults__ = (2.0,)\n"
+        "import sys; from cli.main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    log, stop = tmp_path / "argus.log", tmp_path / "stop"
+    # The job ends when what was found has been told, or after half a minute.
+    job = (
+        f"{sys.executable} {root}/tests/fakegpu/run.py --ranks 3 --cupti --env FAKEGPU_SLOW_RANK=1"
+        " --env FAKEGPU_SLOW_FACTOR=2 -- --steps 0 & pid=$!;"
+        f" for i in $(seq 60); do grep -q found: {log} && break; sleep 0.5; done;"
+        f" grep -c found: {log} >{stop}; kill $pid; wait $pid; true"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", often, "run", "--store", store_url, "--log", str(log), "--", "sh", "-c", job],
+        capture_output=True, text=True, timeout=120, check=False, cwd=root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "found: compute straggler: rank 1" in log.read_text()
+    assert int(stop.read_text()) >= 1  # it was there before the command had ended
+
+
 # ---- the command's own
 
 

@@ -174,7 +174,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         wait_for_steps(folder, 3)
         traced.pids = [process.pid for process in job]
         traced.workers = {worker: rank for rank in (0, 1) for worker in descendants([traced.pids[rank]])}
-        tracing = start_trace(traced.url, *pid_words(traced.pids))
+        tracing = start_trace(traced.url, *pid_words(traced.pids), "--rate", "97")
         try:
             assert tracing.stdout is not None
             first = tracing.stdout.readline()
@@ -210,7 +210,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     try:
         wait_until(lambda: len(descendants([job.pid])) >= 2, 60, "torchrun to start its ranks")
         with open(folder / "said", "w", encoding="utf-8") as said:
-            words = [*ARGUS, "trace", "--pid", str(job.pid), "--children", "--store", traced.url]
+            words = [*ARGUS, "trace", "--pid", str(job.pid), "--children", "--rate", "97", "--store", traced.url]
             tracing = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, text=True)
         try:
             wait_for_steps(folder, 3)

@@ -96,7 +96,7 @@ def test_parts_on_the_fake_gpu(tmp_path: Path, fakegpu: Path) -> None:
         "tests.gpu.check",
         "--fake",
         "--only",
-        "machine,bpf,callers",
+        "machine,bpf,callers,health",
         "--out",
         str(tmp_path),
     ]
