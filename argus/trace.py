@@ -260,6 +260,8 @@ class Tracer:
         self._ring_poll_s = POLL_S
         self._drained_ns = 0
         self._seen_ns = 0  # what was called until then has become rows
+        self._end_ns: int | None = None  # when the probes began to go: of later calls only some were seen
+        self._calls_after_end = 0
         self._marks_without_rank = 0
         self._ranges_since = time.monotonic()
         self._ranges_seen = self._marks_seen = self._marks_before = 0
@@ -469,6 +471,9 @@ class Tracer:
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()
         callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
+        launched = cuda
+        if self._end_ns is not None:
+            cuda, nccl, marks = (self._until_the_end(events) for events in (cuda, nccl, marks))
         self._number_groups(control, nccl)
         if self._roster.adopt_callers(callers - self._roster.by_pid.keys()):
             self._write_ranks()
@@ -489,7 +494,7 @@ class Tracer:
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._gpu.work(cuda, now, time.monotonic_ns(), final=final)
+        self._gpu.work(launched, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
             self._flags.look({(job.name, job.run): job for job in self.jobs})
             if self._flags.trouble and self._flags.trouble not in self.notes():
@@ -499,6 +504,12 @@ class Tracer:
                 begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
                 self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
         self._kernels.work(now, time.monotonic_ns(), final=final)
+
+    def _until_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
+        """Without calls made while the probes went: some functions had theirs yet, and steps would look otherwise."""
+        before = events["ts_ns"] < self._end_ns
+        self._calls_after_end += int(np.sum(~before))
+        return events[before]
 
     def _number_groups(self, control: NDArray[np.void], called: NDArray[np.void]) -> None:
         """Tells process groups apart that were at the same address one after the other: in ``called``, in place."""
@@ -847,7 +858,7 @@ class Tracer:
         assert self._roster is not None
         self._gpu.begin_stop()
         self._roster.family.close()
-        detached_ns = time.monotonic_ns()
+        self._end_ns = time.monotonic_ns()
         self._probes.detach()
         self._stacks.stop()
         self._stop_gpu()
@@ -860,7 +871,7 @@ class Tracer:
                 self._drained[name].append(events)
         self._work(time.monotonic(), final=True)
         # Storing what is left may take long, and calls of that time are not a job's silence.
-        self._seen_ns = detached_ns
+        self._seen_ns = self._end_ns
         self._write_ranks()
         for job in self.jobs:
             self._write_job(job, ended=True)
@@ -925,6 +936,7 @@ class Tracer:
         found["range_probes_detached"] = (int(not self._probes.ranges), True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
+        found["calls_after_end"] = (self._calls_after_end, False)
         found["kernels_without_name"] = (self._names.unresolved, False)
         found["kernel_names_cut"] = (self._names.cut, False)
         found["communicators_not_aligned"] = (

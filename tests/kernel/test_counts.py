@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from argus.capture.bpf import Attachment, Probes
 from argus.records import LOSS_COUNTERS, Counter
 from argus.store.open import open_store
 from argus.store.reader import query_columns
@@ -133,3 +135,44 @@ def test_the_time_that_storing_the_rest_takes_is_not_a_silence_of_the_job(
         looked = query_columns(store, "SELECT max(toUnixTimestamp64Nano(ts)) AS ns FROM coverage")["ns"][0]
     # A launch is made every half a millisecond; half of the time that was slept is left to a busy machine.
     assert int(looked) - int(called) < slow_s / 2 * 1e9
+
+
+def test_calls_made_while_the_probes_go_are_in_no_step(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches lose their probe first, and collectives go on: a step without its launches would look like another."""
+    from run import Job
+
+    detach = Probes.detach
+
+    def slowly(self: Probes, attachments: Iterable[Attachment] | None = None) -> None:
+        cuda = [each for each in self.attachments if "libcuda" in Path(each.library.path).name]
+        if attachments is None and cuda:
+            detach(self, cuda)
+            time.sleep(0.5)
+        detach(self, attachments)
+
+    with Job(ranks=2, args=["--steps", "0"]) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        tracer.start()
+        monkeypatch.setattr(Probes, "detach", slowly)
+        until = time.monotonic() + 1.5
+        while time.monotonic() < until:
+            tracer.poll()
+            time.sleep(0.02)
+        assert tracer.stop() == {}
+    with open_store(store_url) as store:
+        last = {
+            table: query_columns(
+                store,
+                f"SELECT max(toUnixTimestamp64Nano(ts)) - any(j.offset) AS ns FROM {table} CROSS JOIN"
+                " (SELECT any(mono_offset_ns) AS offset FROM jobs FINAL) AS j",
+            )["ns"][0]
+            for table in ("launches", "collectives")
+        }
+        steps = query_columns(store, "SELECT uniqExact(launches, collectives) AS kinds, count() AS n FROM iterations")
+        told = query_columns(store, "SELECT value FROM coverage FINAL WHERE counter = 'calls_after_end'")["value"]
+    assert steps["n"][0] > 20
+    assert steps["kinds"][0] == 1
+    # Both end at one moment, and not half a second apart.
+    assert abs(int(last["launches"]) - int(last["collectives"])) < 250_000_000, last
+    assert told[0] > 0

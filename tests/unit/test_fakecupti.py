@@ -433,15 +433,16 @@ def test_records_reserved_at_the_launch_are_completed_at_the_end(script):
         sync(); flush()
         whole = [(int(r["end"] - r["start"]), int(r["correlation_id"])) for r in records(KERNEL)]
         assert [w[0] for w in whole] == [50_000_000] * 3 and whole[0][1] < whole[2][1] and len(records(COPY)) == 1
-        launch(2, s, function_of(b"slow")); time.sleep(0.06); flush(1); n = len(records())
+        launch(1, s, function_of(b"slow")); launch(1, s, function_of(b"slowest"))
+        time.sleep(0.06); flush(1); n = len(records())
         forced = [(int(r["start"]) > 0, name_of(r)) for r in records(KERNEL)[3:]]
         sync(); flush(1); show(held, forced, len(records()) - n, dropped())
         """,
         FAKEGPU_CUPTI_RESERVE="1",
-        FAKEGPU_KERNEL_NS="slow=50000000,*=1000",
+        FAKEGPU_KERNEL_NS="slow=50000000,slowest=2000000000,*=1000",
     )
     assert held == 0
-    assert forced == [[True, "slow"], [False, "slow"]]
+    assert forced == [[True, "slow"], [False, "slowest"]]
     assert later == 0
     assert dropped == 0
 
