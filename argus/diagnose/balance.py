@@ -168,7 +168,8 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
     inside = levels(now.collective)[0]
     least = min(float(np.median(inside[part])) for part in members)
     waits = levels(now.pipeline)[0] + np.maximum(inside - least, 0.0)
-    passes = sum(levels(now.parts[name])[0] for name in ("forward", "backward", "compute"))
+    # What every stage spends in collectives is in its passes (tensor parallelism): more micro-batches would not end it.
+    passes = least + sum(levels(now.parts[name])[0] for name in ("forward", "backward", "compute"))
     share = float(np.median(waits / np.maximum(waits + passes, 1.0)))
     few = (stages - 1) / (chunks * BATCHES_A_STAGE * stages + stages - 1)
     if share < few:

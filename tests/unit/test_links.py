@@ -208,6 +208,13 @@ def test_a_pipeline_without_work(micro: int, told: bool) -> None:
     assert [finding["kind"] for finding in found] == ["pipeline_bubble"] * told
 
 
+def test_collectives_inside_the_passes_are_no_bubble() -> None:
+    """Two stages with four micro-batches wait for a fifth of the time, however they spend the rest."""
+    network = Network(2, tp=2, pp=2, micro=4)
+    network.tensor = 0.6
+    assert network.layout() == []
+
+
 def test_a_layout_is_fresh_only_if_it_was_not_so_before() -> None:
     network = Network(8, steps=120)
     for start, told in ((60, ["sequence_imbalance"]), (0, [])):

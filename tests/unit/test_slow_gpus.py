@@ -36,6 +36,8 @@ class Cluster:
         self.stage_work = np.ones(pp)
         self.idle = np.full((self.count, steps), 2 * MS)
         self.noise = 0.01
+        self.tensor = 0.0
+        """Time of the passes in collectives of a lockstep group, of that of their computing."""
 
     def rank(self, dp: int, tp: int = 0, pp: int = 0) -> int:
         return (pp * self.dp + dp) * self.tp + tp
@@ -56,7 +58,8 @@ class Cluster:
         # The slowest of a lockstep group sets its pace; the slowest stage the pipeline's.
         group = d + self.dp * p
         pace = np.zeros((self.dp * self.pp, self.steps))
-        np.maximum.at(pace, group, compute)
+        passes = compute * (1 + self.tensor)
+        np.maximum.at(pace, group, passes)
         wait_mates = pace[group] - compute
         pipeline = np.stack([pace[group[d == one]].max(axis=0) for one in range(self.dp)])
         longest = pipeline * (self.micro + self.pp - 1) / self.micro
