@@ -42,6 +42,14 @@ def truth(log: Path, ranks: int) -> tuple[list[Any], list[list[Any]]]:
     return [lines[0] for lines in files], [lines[1:] for lines in files]
 
 
+def wait_for_steps(log: Path, rank: int, count: int) -> None:
+    path = Path(f"{log}.{rank}")
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.read_text().count("\n") <= count:
+        assert time.monotonic() < deadline, f"{count} steps of rank {rank}"
+        time.sleep(0.01)
+
+
 def kernels(log: Path, pid: int) -> list[tuple[str, int]]:
     """Name and duration of each kernel that ran, but NCCL's."""
     ops, names = ops_log(log, pid)
@@ -127,7 +135,7 @@ def test_a_key_draws_the_same_whatever_was_drawn_before(program: Path, tmp_path:
 def test_all_ranks_end_after_the_same_step(program: Path, tmp_path: Path, told: int) -> None:
     log = tmp_path / "log"
     with Job(4, [SHAPES["pp_1f1b"].write(tmp_path), "--log", str(log)], program=program) as job:
-        time.sleep(0.4)
+        wait_for_steps(log, told, 3)
         os.kill(job.pids[told], signal.SIGTERM)
         assert job.wait(20) == [0] * 4
     _, steps = truth(log, 4)
@@ -139,7 +147,7 @@ def test_ranks_that_never_meet_end_after_the_same_step(program: Path, tmp_path: 
     log = tmp_path / "log"
     texts = [f"step\nhost {us}\nend\n" for us in (1000, 1500)]
     with Job(2, [plan(tmp_path, *texts), "--log", str(log)], program=program) as job:
-        time.sleep(0.3)
+        wait_for_steps(log, 1, 11)
         job.processes[1].terminate()
         assert job.wait(20) == [0, 0]
     _, (fast, slow) = truth(log, 2)

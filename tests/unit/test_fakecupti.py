@@ -381,7 +381,7 @@ def test_buffers_are_zeroed_unless_the_client_says_they_are(script):
 
 def test_the_lock_is_held_in_callbacks(script):
     waited_s, flushed = script("""
-        client.completed_sleep_us = 300_000; setup(); enable(DRIVER); launch(); result = []
+        client.completed_sleep_us = 1_000_000; setup(); enable(DRIVER); launch(); result = []
         flusher = threading.Thread(target=flush); flusher.start(); time.sleep(0.1)
         start = time.monotonic(); launch(); waited = time.monotonic() - start
         flusher.join(); client.completed_sleep_us = 0

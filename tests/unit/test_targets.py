@@ -71,7 +71,6 @@ def test_a_pod_names_the_job_where_nothing_else_does() -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RANK": "1"})
-    time.sleep(0.1)
     yield process
     process.kill()
     process.wait()
@@ -111,7 +110,7 @@ def test_a_thread_leads_to_its_process() -> None:
 
 def test_a_zombie_is_named_as_such() -> None:
     process = subprocess.Popen(["true"])
-    time.sleep(0.2)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     try:
         with pytest.raises(ArgusError, match=f"process {process.pid} has ended"):
             targets.open_target(process.pid)
@@ -159,9 +158,12 @@ def test_a_foreign_process_asks_for_sudo(sleeper: subprocess.Popen[bytes], monke
 def test_descendants_are_found_through_generations() -> None:
     process = subprocess.Popen(["sh", "-c", "sh -c 'sleep 30 & wait' & wait"], start_new_session=True)
     try:
-        time.sleep(0.3)
-        below = targets.descendants([process.pid])
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in below]
+        names: list[str] = []
+        deadline = time.monotonic() + 20
+        while sorted(names) != ["sh", "sleep"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+            below = targets.descendants([process.pid])
+            names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in below]
         assert sorted(names) == ["sh", "sleep"]
         assert process.pid not in below
     finally:
