@@ -474,7 +474,15 @@ class Writer:
             # How long the token is remembered depends on how many write. To look is cheap, and seldom needed.
             if (forgotten or batch.table not in ROLLED_UP) and self._holds(batch.table, rows, forgotten):
                 return
-        self.store.insert(batch.table, rows, batch.token, _LEASE_S)
+        if since is None:
+            self.store.insert(batch.table, rows, batch.token, _LEASE_S)
+        else:
+            self._sent_again(batch.table, insert_again(self.store, batch.table, rows, batch.token, _LEASE_S))
+
+    def _sent_again(self, table: str, anew: bool) -> None:
+        if anew and table in ROLLED_UP:
+            with self._changed:
+                self._tally["batches_rolled_up_twice"] += 1
 
     def _prepare(self) -> None:
         """Sees to the store's tables, once. Whatever is wrong with them, the rows are not to blame: they wait."""
@@ -608,7 +616,7 @@ class Writer:
                         try:
                             batch = spool.read(file, summed=True)
                             self._prepare()
-                            replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds)
+                            replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds, self._sent_again)
                         except Exception as failure:
                             with self._changed:
                                 if transient(failure):
@@ -647,8 +655,9 @@ _COUNTERS = (
     "spill_files_damaged",
     "spill_files_refused",
     "batches_in_part",
+    "batches_rolled_up_twice",
 )
-_LOSSES = ("spill_files_damaged", "spill_files_refused", "batches_in_part")
+_LOSSES = ("spill_files_damaged", "spill_files_refused", "batches_in_part", "batches_rolled_up_twice")
 
 
 def _unlink(file: Path | None) -> None:
@@ -668,6 +677,7 @@ def replay(
     age_s: float,
     timeout_s: float,
     holds_it: Callable[[str, pa.Table, bool], bool] | None = None,
+    sent_again: Callable[[str, bool], None] = lambda table, anew: None,
 ) -> bool:
     """Stores a batch that a writer left on disk, unless the store has it. Returns whether it was sent.
 
@@ -679,6 +689,7 @@ def replay(
         age_s: How long ago it may have been sent first; 0: not known.
         timeout_s: How long to wait for the store.
         holds_it: Asks the store for (table, rows, whether the token may be forgotten); None: ``holds`` does.
+        sent_again: Told (table, what ``insert_again`` returns).
 
     Raises:
         ArgusError: As ``Store.insert``.
@@ -688,7 +699,41 @@ def replay(
         known = holds_it(batch.table, batch.rows, forgotten) if holds_it else holds(store, batch.table, batch.rows)
         if known:
             return False
-    store.insert(batch.table, batch.rows, batch.token, timeout_s)
+    if forgotten or batch.doubt:
+        sent_again(batch.table, insert_again(store, batch.table, batch.rows, batch.token, timeout_s))
+    else:
+        store.insert(batch.table, batch.rows, batch.token, timeout_s)
+    return True
+
+
+def insert_again(store: Store, table: str, rows: pa.Table, token: str, timeout_s: float) -> bool:
+    """Stores a batch that was sent before and is not there, or perhaps is.
+
+    ClickHouse notes a block's token before the block is in place (``MergeTreeSink``: the deduplication log, then the
+    part's name). An engine that was killed between the two takes the token for stored, and the rows are nowhere. A
+    living one does both under one lock: rows that are not there after their token was taken are in no one's hands, and
+    are sent under another token. Copies of a replicated table note the token along with the block, and may lag: there,
+    and of shards, the token is believed.
+
+    Returns:
+        Whether rows were sent under another token because the store had lost them. Of a table with a rollup that has
+        them twice.
+
+    Raises:
+        ArgusError: As ``Store.insert``.
+    """
+    if table not in table_keys() and not store.spooled:
+        # What keeps the newest version of a row does not mind a repetition.
+        store.insert(table, rows, f"{token}/{uuid.uuid4().hex[:8]}", timeout_s)
+        return False
+    store.insert(table, rows, token, timeout_s)
+    if store.spooled or _distributed(store, table):
+        return False
+    with store.lease(timeout_s):
+        found, asked = look_up(store, table, rows)
+    if found or not asked:
+        return False
+    store.insert(table, rows, f"{token}/lost", timeout_s)
     return True
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store import spool
 from argus.store import writer as writer_module
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema, table_columns
@@ -60,6 +61,13 @@ def launches(count: int, handle: int = 0) -> dict[str, Any]:
         "shared_bytes": 0, "grid": np.tile(np.array([[4, 2, 1]], "u4"), (count, 1)),
         "block": [[1, 2, 3]] * count, "ts": T0 + np.arange(count), "duration_ns": -1, "result": 0, "in_nccl": False,
     }  # fmt: skip
+
+
+def stacks(count: int) -> dict[str, Any]:
+    """Rows of a table that keeps the newest version of each."""
+    one = {name: [example(name, column.type)[0]] * count for name, column in table_columns()["stacks"].items()}
+    # Stored long ago would have expired.
+    return {**one, "stack_id": np.arange(count, dtype="u8"), "stored": time.time_ns()}
 
 
 EXAMPLE: dict[str, tuple[Any, Any]] = {
@@ -319,6 +327,47 @@ def test_a_batch_sent_again_is_looked_for_first(store: Store, monkeypatch: pytes
     assert writer.close().written == {"launches": 10}
     assert rows(store, "SELECT count() FROM launches") == [(10,)]
     assert calls == 1
+
+
+@pytest.mark.parametrize("table", ["launches", "iterations", "stacks"])
+@pytest.mark.parametrize("again", ["by the same writer", "from disk"])
+def test_a_block_that_the_engine_noted_and_lost_is_sent_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, again: str
+) -> None:
+    """As where the engine is killed between noting a block's token and putting the block in its place: here it gets
+    another block under that token."""
+    columns = {"launches": launches(10), "iterations": iterations(10), "stacks": stacks(10)}[table]
+    count = f"SELECT count() FROM {table}{' FINAL' * (table == 'stacks')} WHERE job != 'other'"
+    other = to_arrow(table, {**columns, "job": "other"})
+    real = Store.insert
+    tokens: list[str] = []
+
+    def insert(self: Store, table: str, batch: pa.Table, token: str, *rest: Any) -> None:
+        tokens.append(token)
+        real(self, table, other if len(tokens) == 1 else batch, token, *rest)
+        if len(tokens) == 1:
+            raise ArgusError("the engine was killed", "", EXIT_UNAVAILABLE)
+
+    monkeypatch.setattr(Store, "insert", insert)
+    writer = Writer(store, source="test")
+    if again == "from disk":
+        batch = to_arrow(table, columns)
+        with pytest.raises(ArgusError):
+            store.insert(table, batch, f"token/{table}")
+        assert rows(store, count) == [(0,)]
+        real(store, table, batch, f"token/{table}")
+        assert rows(store, count) == [(0,)], "the engine takes it for stored"
+        file = spool.write(tmp_path, table, f"token/{table}", batch, sent_s=time.time())
+        assert writer_module.replay(store, spool.read(file), 1.0, 30.0)
+    else:
+        writer.append(table, columns)
+        assert writer.flush(timeout_s=30)
+    assert rows(store, count) == [(10,)]
+    assert len(set(tokens)) == 2
+    report = writer.close()
+    assert report.dropped == {}
+    told = {"batches_rolled_up_twice": (1, True)} if table == "iterations" and again != "from disk" else {}
+    assert {name: each for name, each in writer.counters().items() if "rolled_up" in name and each[0]} == told
 
 
 def test_what_the_store_refuses_is_dropped_and_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
