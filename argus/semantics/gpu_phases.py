@@ -197,6 +197,8 @@ LARGE_COPY = 1 << 20
 """Bytes of a copy to the host that may be of a checkpoint: what programs read back to print is a few bytes."""
 USUAL = 32
 """Newest steps whose large copies to the host are the usual ones (optimiser states kept on the host)."""
+FEWEST = 3
+"""Steps that tell what is usual: with fewer, the median is a step's own or half of it."""
 UNUSUAL = 4
 """A checkpoint is this many times what is usual, at least."""
 
@@ -562,10 +564,16 @@ class GpuPhases:
         large, window = large[inside], window[inside]
         total = np.bincount(window, ops["identity"][large], minlength=len(steps)).astype(np.int64)
         found = np.zeros(len(steps), bool)
-        for number in np.flatnonzero(steps >= 0).tolist():
-            if len(self._large) >= USUAL // 4:
-                found[number] = total[number] > UNUSUAL * np.median(self._large)
-            self._large.append(int(total[number]))
+        real = np.flatnonzero(steps >= 0)
+        # Those after a step tell what is usual, too: the first that Argus sees may well be one with a checkpoint.
+        ahead = deque(total[real[:USUAL]].tolist())
+        for place, number in enumerate(real.tolist()):
+            near = [*self._large, *ahead]
+            if len(near) >= FEWEST:
+                found[number] = total[number] > UNUSUAL * np.median(near)
+            self._large.append(ahead.popleft())
+            if place + USUAL < len(real):
+                ahead.append(int(total[real[place + USUAL]]))
         chosen: NDArray[np.int64] = large[found[window]]
         return chosen
 
@@ -574,18 +582,19 @@ class GpuPhases:
         ops: NDArray[np.void], what: NDArray[np.uint8], checkpoint: NDArray[np.int64], segments: NDArray[np.void]
     ) -> list[tuple[NDArray[Any], ...]]:
         """What a GPU without work waited for, as intervals that are weaker than all work."""
-        launched = ops["launch"] >= 0
         at = ops["launch"]
         parts = []
         loading = segments[segments["phase"] == Phase.DATA_LOADING]
         parts.append(_pseudo(loading["begin_ns"], loading["end_ns"], GpuPhase.DATA_LOADING, Method.MARKS, 0.95))
-        if len(ops) > 1:
-            # A batch: since all launched before it had ended the CPU had nothing for the GPU.
-            ended = np.maximum.accumulate(ops["end"])
-            first = np.flatnonzero((what[1:] == What.COPY_IN) & launched[1:] & launched[:-1]) + 1
-            first = first[~_at(segments, at[first])[1]]
-            since = np.maximum(at[first - 1], ended[first - 1])
-            parts.append(_pseudo(since, ops["start"][first], GpuPhase.DATA_LOADING, Method.CALLS, 0.8))
+        known = np.flatnonzero(at >= 0)
+        if len(known) > 1:
+            # A batch: since all launched before it had ended the CPU had nothing for the GPU. What was launched nobody
+            # knows when (the last before CUPTI goes, whose calls have no record) is before nothing.
+            launched, ended = at[known], np.maximum.accumulate(ops["end"][known])
+            first = np.flatnonzero(what[known[1:]] == What.COPY_IN) + 1
+            first = first[~_at(segments, launched[first])[1]]
+            since = np.maximum(launched[first - 1], ended[first - 1])
+            parts.append(_pseudo(since, ops["start"][known[first]], GpuPhase.DATA_LOADING, Method.CALLS, 0.8))
         if len(checkpoint):
             following = np.minimum(checkpoint + 1, len(ops) - 1)
             parts.append(_pseudo(ops["end"][checkpoint], at[following], GpuPhase.CHECKPOINT, Method.CALLS, 0.8))
