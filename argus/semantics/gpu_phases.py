@@ -123,6 +123,8 @@ GPU_COLLECTIVE = np.dtype(
 none. ``bytes``: of the calls that launched them, added up; of calls in a group, the last one's."""
 
 _FOREVER = 1 << 62
+_WAYS = len(GpuPhase), len(Method), 101
+"""Phase, method and confidence in percent, to be told apart as one number."""
 _COMPUTES = int(GpuPhase.COMPUTE)
 _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
 
@@ -656,15 +658,16 @@ def _sweep(
     keep = begin < end
     begin, end, label, method, sure = begin[keep], end[keep], label[keep], method[keep], sure[keep]
     # Labels that are told in different ways are kept apart, so that each moment has one way.
-    codes = (label.astype(np.int64) << 16) | (method.astype(np.int64) << 8) | np.round(sure * 100).astype(np.int64)
-    ways, way = _distinct(codes)
+    told = label, method, np.round(sure * 100).astype(np.int64)
+    ways, way = _distinct(np.ravel_multi_index(told, _WAYS))
+    label_of, method_of, percent_of = np.unravel_index(ways, _WAYS)
     times = np.concatenate([begin, end, edges])
     order = np.argsort(times, kind="stable")
     times = times[order]
     place = np.empty(len(times), np.int64)
     place[order] = np.arange(len(times))
     length = np.diff(times)
-    phase_of = np.append(ways >> 16, GpuPhase.IDLE)
+    phase_of = np.append(label_of, GpuPhase.IDLE)
     winner = np.full(len(length), len(ways), np.int64)
     talks = np.zeros((len(GpuPhase), len(length)), np.bool_)
     by_way = np.argsort(way, kind="stable")
@@ -683,22 +686,25 @@ def _sweep(
     for phase in range(_COMPUTES + 1, _COMMUNICATES + 1):
         behind = talks[phase] & computing
         hidden[:, phase] = _sums(window[behind], length[behind], len(steps))
-    method_of = np.append(ways >> 8 & 0xFF, Method.RECORDS)
-    sure_of = np.append((ways & 0xFF) / 100, 1.0)
-    rows = []
-    for number, step in enumerate(steps.tolist()):
-        if step < 0:
+    method_of = np.append(method_of, Method.RECORDS)
+    sure_of = np.append(percent_of / 100, 1.0)
+    parts = []
+    for phase in GpuPhase:
+        of = np.flatnonzero(phase_of == phase)
+        mine = spent[:, of]
+        duration, overlapped = mine.sum(axis=1), hidden[:, phase]
+        there = np.flatnonzero((steps >= 0) & ((duration > 0) | (overlapped > 0)))
+        if not len(there):
             continue
-        for phase in GpuPhase:
-            of = np.flatnonzero(phase_of == phase)
-            mine = spent[number, of]
-            duration, overlapped = int(mine.sum()), int(hidden[number, phase])
-            if not duration and not overlapped:
-                continue
-            most = int(of[mine.argmax()])
-            confidence = float(mine @ sure_of[of]) / duration if duration else float(sure_of[most])
-            rows.append(
-                (step, edges[number], 0, phase, method_of[most], duration, overlapped,
-                 operations[number * phases + phase], confidence)
-            )  # fmt: skip
-    return np.array(rows, GPU_PHASE)
+        mine, duration = mine[there], duration[there]
+        most = of[mine.argmax(axis=1)]
+        part = np.zeros(len(there), GPU_PHASE)
+        part["step"], part["start_ns"], part["phase"] = steps[there], edges[there], phase
+        part["duration_ns"], part["overlapped_ns"] = duration, overlapped[there]
+        part["operations"] = operations[there * phases + phase]
+        part["method"] = method_of[most]
+        part["confidence"] = np.where(duration > 0, mine @ sure_of[of] / np.maximum(duration, 1), sure_of[most])
+        parts.append(part)
+    rows = np.concatenate([np.empty(0, GPU_PHASE), *parts])
+    in_order: NDArray[np.void] = rows[np.argsort(rows["start_ns"], kind="stable")]
+    return in_order
