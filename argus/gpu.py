@@ -28,7 +28,7 @@ from argus.cupti.inject import inject
 from argus.errors import ArgusError
 from argus.kernels import KernelSide
 from argus.roster import YOUNG_S, Job, Member
-from argus.semantics.correlation import Correlator
+from argus.semantics.correlation import KEEP_PROBED, Correlator
 from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, Calls, communicates, kinds_of, what_of
 from argus.store.writer import Writer
@@ -131,7 +131,8 @@ class _Process:
     was_on: bool = False
     kernels: int = 0
     unanswered: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    """Times of launches, since GPU times are on, after the newest one of which an operation is known."""
+    """Times of launches, since GPU times are on, after the newest one of which an operation is known: the newest
+    ``KEEP_PROBED``, as many as an operation can still be matched with."""
     written: tuple[str, str] = ("", "")
     again_at: float = 0.0
     ended_at: float = 0.0
@@ -350,7 +351,10 @@ class GpuSide:
         assert process.job is not None
         gpu, host = program.take()
         if process.was_on and self._options.api and self._options.share == 1:
-            process.unanswered = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
+            # While another profiler has CUPTI nothing answers, for hours maybe: the process's state says so.
+            kept = 0 if program.collector.state is CollectorState.IGNORED else KEEP_PROBED
+            asked = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
+            process.unanswered = asked[max(len(asked) - kept, 0) :]
         self._hand_over(process, program, program.correlator.feed(gpu, host, launches, now_ns))
         events = host[gpu_rows.is_event(host)]
         if len(events):

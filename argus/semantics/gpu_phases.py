@@ -123,6 +123,8 @@ GPU_COLLECTIVE = np.dtype(
 none. ``bytes``: of the calls that launched them, added up; of calls in a group, the last one's."""
 
 _FOREVER = 1 << 62
+_WAYS = len(GpuPhase), len(Method), 101
+"""Phase, method and confidence in percent, to be told apart as one number."""
 _COMPUTES = int(GpuPhase.COMPUTE)
 _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
 
@@ -197,6 +199,8 @@ LARGE_COPY = 1 << 20
 """Bytes of a copy to the host that may be of a checkpoint: what programs read back to print is a few bytes."""
 USUAL = 32
 """Newest steps whose large copies to the host are the usual ones (optimiser states kept on the host)."""
+FEWEST = 3
+"""Steps that tell what is usual: with fewer, the median is a step's own or half of it."""
 UNUSUAL = 4
 """A checkpoint is this many times what is usual, at least."""
 
@@ -562,10 +566,16 @@ class GpuPhases:
         large, window = large[inside], window[inside]
         total = np.bincount(window, ops["identity"][large], minlength=len(steps)).astype(np.int64)
         found = np.zeros(len(steps), bool)
-        for number in np.flatnonzero(steps >= 0).tolist():
-            if len(self._large) >= USUAL // 4:
-                found[number] = total[number] > UNUSUAL * np.median(self._large)
-            self._large.append(int(total[number]))
+        real = np.flatnonzero(steps >= 0)
+        # Those after a step tell what is usual, too: the first that Argus sees may well be one with a checkpoint.
+        ahead = deque(total[real[:USUAL]].tolist())
+        for place, number in enumerate(real.tolist()):
+            near = [*self._large, *ahead]
+            if len(near) >= FEWEST:
+                found[number] = total[number] > UNUSUAL * np.median(near)
+            self._large.append(ahead.popleft())
+            if place + USUAL < len(real):
+                ahead.append(int(total[real[place + USUAL]]))
         chosen: NDArray[np.int64] = large[found[window]]
         return chosen
 
@@ -574,18 +584,19 @@ class GpuPhases:
         ops: NDArray[np.void], what: NDArray[np.uint8], checkpoint: NDArray[np.int64], segments: NDArray[np.void]
     ) -> list[tuple[NDArray[Any], ...]]:
         """What a GPU without work waited for, as intervals that are weaker than all work."""
-        launched = ops["launch"] >= 0
         at = ops["launch"]
         parts = []
         loading = segments[segments["phase"] == Phase.DATA_LOADING]
         parts.append(_pseudo(loading["begin_ns"], loading["end_ns"], GpuPhase.DATA_LOADING, Method.MARKS, 0.95))
-        if len(ops) > 1:
-            # A batch: since all launched before it had ended the CPU had nothing for the GPU.
-            ended = np.maximum.accumulate(ops["end"])
-            first = np.flatnonzero((what[1:] == What.COPY_IN) & launched[1:] & launched[:-1]) + 1
-            first = first[~_at(segments, at[first])[1]]
-            since = np.maximum(at[first - 1], ended[first - 1])
-            parts.append(_pseudo(since, ops["start"][first], GpuPhase.DATA_LOADING, Method.CALLS, 0.8))
+        known = np.flatnonzero(at >= 0)
+        if len(known) > 1:
+            # A batch: since all launched before it had ended the CPU had nothing for the GPU. What was launched nobody
+            # knows when (the last before CUPTI goes, whose calls have no record) is before nothing.
+            launched, ended = at[known], np.maximum.accumulate(ops["end"][known])
+            first = np.flatnonzero(what[known[1:]] == What.COPY_IN) + 1
+            first = first[~_at(segments, launched[first])[1]]
+            since = np.maximum(launched[first - 1], ended[first - 1])
+            parts.append(_pseudo(since, ops["start"][known[first]], GpuPhase.DATA_LOADING, Method.CALLS, 0.8))
         if len(checkpoint):
             following = np.minimum(checkpoint + 1, len(ops) - 1)
             parts.append(_pseudo(ops["end"][checkpoint], at[following], GpuPhase.CHECKPOINT, Method.CALLS, 0.8))
@@ -647,15 +658,16 @@ def _sweep(
     keep = begin < end
     begin, end, label, method, sure = begin[keep], end[keep], label[keep], method[keep], sure[keep]
     # Labels that are told in different ways are kept apart, so that each moment has one way.
-    codes = (label.astype(np.int64) << 16) | (method.astype(np.int64) << 8) | np.round(sure * 100).astype(np.int64)
-    ways, way = _distinct(codes)
+    told = label, method, np.round(sure * 100).astype(np.int64)
+    ways, way = _distinct(np.ravel_multi_index(told, _WAYS))
+    label_of, method_of, percent_of = np.unravel_index(ways, _WAYS)
     times = np.concatenate([begin, end, edges])
     order = np.argsort(times, kind="stable")
     times = times[order]
     place = np.empty(len(times), np.int64)
     place[order] = np.arange(len(times))
     length = np.diff(times)
-    phase_of = np.append(ways >> 16, GpuPhase.IDLE)
+    phase_of = np.append(label_of, GpuPhase.IDLE)
     winner = np.full(len(length), len(ways), np.int64)
     talks = np.zeros((len(GpuPhase), len(length)), np.bool_)
     by_way = np.argsort(way, kind="stable")
@@ -674,22 +686,25 @@ def _sweep(
     for phase in range(_COMPUTES + 1, _COMMUNICATES + 1):
         behind = talks[phase] & computing
         hidden[:, phase] = _sums(window[behind], length[behind], len(steps))
-    method_of = np.append(ways >> 8 & 0xFF, Method.RECORDS)
-    sure_of = np.append((ways & 0xFF) / 100, 1.0)
-    rows = []
-    for number, step in enumerate(steps.tolist()):
-        if step < 0:
+    method_of = np.append(method_of, Method.RECORDS)
+    sure_of = np.append(percent_of / 100, 1.0)
+    parts = []
+    for phase in GpuPhase:
+        of = np.flatnonzero(phase_of == phase)
+        mine = spent[:, of]
+        duration, overlapped = mine.sum(axis=1), hidden[:, phase]
+        there = np.flatnonzero((steps >= 0) & ((duration > 0) | (overlapped > 0)))
+        if not len(there):
             continue
-        for phase in GpuPhase:
-            of = np.flatnonzero(phase_of == phase)
-            mine = spent[number, of]
-            duration, overlapped = int(mine.sum()), int(hidden[number, phase])
-            if not duration and not overlapped:
-                continue
-            most = int(of[mine.argmax()])
-            confidence = float(mine @ sure_of[of]) / duration if duration else float(sure_of[most])
-            rows.append(
-                (step, edges[number], 0, phase, method_of[most], duration, overlapped,
-                 operations[number * phases + phase], confidence)
-            )  # fmt: skip
-    return np.array(rows, GPU_PHASE)
+        mine, duration = mine[there], duration[there]
+        most = of[mine.argmax(axis=1)]
+        part = np.zeros(len(there), GPU_PHASE)
+        part["step"], part["start_ns"], part["phase"] = steps[there], edges[there], phase
+        part["duration_ns"], part["overlapped_ns"] = duration, overlapped[there]
+        part["operations"] = operations[there * phases + phase]
+        part["method"] = method_of[most]
+        part["confidence"] = np.where(duration > 0, mine @ sure_of[of] / np.maximum(duration, 1), sure_of[most])
+        parts.append(part)
+    rows = np.concatenate([np.empty(0, GPU_PHASE), *parts])
+    in_order: NDArray[np.void] = rows[np.argsort(rows["start_ns"], kind="stable")]
+    return in_order

@@ -349,6 +349,29 @@ def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
     ]
 
 
+def test_launches_that_nothing_answers_are_bounded(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever becomes of their records; and none are missing while another profiler has CUPTI."""
+    monkeypatch.setattr(gpu_module, "KEEP_PROBED", 1000)
+    session = Session()
+    session.rank(0, 77)
+    launched = np.zeros(300, LAUNCH)
+    launched["pid"], launched["call"] = 77, BY_SYMBOL["cudaLaunchKernel"].id
+    for k in range(5):
+        launched["ts_ns"] = (1000 + k) * S + np.arange(300)
+        session.go(1.0, launched)
+    (process,) = session.side._processes
+    assert process.unanswered.tolist() == [(1000 + k) * S + n for k in range(1, 5) for n in range(300)][200:]
+    made[0].state, made[0].reason = CollectorState.IGNORED, "torch.profiler holds CUPTI"
+    session.go(1.0, launched)
+    assert not len(process.unanswered)
+    made[0].state, made[0].reason = CollectorState.ON, ""
+    session.go(1.0, launched)
+    session.job.members[77].state = "exited"
+    made[0].end("the process ended")
+    session.go()
+    assert session.side.counters()["gpu_launches_unanswered"] == (300, True)
+
+
 def test_other_records_are_stored_and_calls_are_not(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(3, 77)

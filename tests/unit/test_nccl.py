@@ -6,10 +6,16 @@ import ctypes
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from argus.capture.calls import BY_SYMBOL
 from argus.capture.nccl import Place, common_offset, loads_in, rank_offset, read_place
+from argus.capture.targets import Library
+from argus.records import CONTROL
+from argus.roster import Job, Member
 
 LIBRARY = """
 struct ncclComm {{ char before[{before}]; unsigned long hash; int rank, size, device; }};
@@ -73,3 +79,33 @@ def test_what_could_be_meant_twice_is_not_guessed() -> None:
 )
 def test_loads(code: str, found: set[int]) -> None:
     assert loads_in(bytes.fromhex(code)) == found
+
+
+@pytest.mark.parametrize("made", ["ncclCommInitRank", "ncclCommSplit"])
+def test_a_communicator_at_the_address_of_another_is_asked_anew(tmp_path: Path, made: str) -> None:
+    """Only of the one that was made, and on its rank: asking costs a read of the process's memory."""
+    path, stamp = build(tmp_path, 24)
+    library = Library(path, path, "", 0, False, {}, ("libnccl",), stamp)
+    target = SimpleNamespace(pid=os.getpid(), libraries=[library])
+    members = [Member(target, rank, "test") for rank in range(2)]  # type: ignore[arg-type]
+    blocks = [ctypes.create_string_buffer(64) for _ in range(2)]
+    handles = [ctypes.addressof(block) for block in blocks]
+    job = Job("job", 1)
+
+    def told(key: int, *call: str) -> list[int]:
+        """The keys known of each communicator on each rank, once memory has this one and this call was made."""
+        for block in blocks:
+            block[24:44] = key.to_bytes(8, "little") + b"\3\0\0\0\x08\0\0\0\0\0\0\0"
+        event = np.zeros(len(call), CONTROL)
+        event["call"], event["handle"] = [BY_SYMBOL[name].id for name in call], handles[0]
+        job.keep_control(0, event)
+        for member in members:
+            job.ask_communicators(member, handles)
+        return [place.key for rank in range(2) for place in job.told[rank].values() if place is not None]
+
+    assert told(7) == [7, 7, 7, 7]
+    assert told(8) == [7, 7, 7, 7]
+    assert told(9, "ncclCommDestroy") == [7, 7, 7, 7]
+    assert sorted(told(10, made)) == [7, 7, 7, 10]
+    assert sorted(told(11)) == [7, 7, 7, 10]
+    assert job.told[0][handles[0]] == Place(10, 3, 8)
