@@ -309,7 +309,7 @@ class Switch:
     def __init__(self, probes: StackProbes) -> None:
         self._probes = probes
         programs = {"sched_switch": "on_switch", "sched_wakeup": "on_wakeup", "sched_process_exit": "on_exit"}
-        programs["sched_process_exec"] = "on_exec"
+        programs |= {"sched_process_exec": "on_exec", "sched_process_fork": "on_fork"}
         self._programs = {k: v for k, v in programs.items() if k in probes._tracepoints}
         self._is_on = True
 

@@ -489,7 +489,7 @@ def test_nothing_is_left_after_kill(programs: dict[str, Path]) -> None:
     try:
         assert process.stdout is not None
         descriptors = process.stdout.readline().split()[1:]
-        assert len(descriptors) == 11
+        assert len(descriptors) == 12
         info = [Path(f"/proc/{process.pid}/fdinfo/{fd}").read_text() for fd in descriptors]
         ids = {int(re.search(r"prog_id:\s+(\d+)", text).group(1)) for text in info}  # type: ignore[union-attr]
         assert ids <= stacks.program_ids()

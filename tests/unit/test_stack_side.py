@@ -43,7 +43,7 @@ class Sampler:
         self.off = np.zeros(0, records.OFF_NOW)
         self.targets: list[int] = []
         self.functions: list[tuple[int, int, int]] = []
-        self.reads = self.executed = 0
+        self.reads = self.executed = self.cloned = self.swaps = 0
         self.rates: list[int] = []
         self.leaves: list[int] = []
 
@@ -71,6 +71,12 @@ class Sampler:
 
     def execs(self) -> int:
         return self.executed
+
+    def clones(self) -> int:
+        return self.cloned
+
+    def swap(self) -> None:
+        self.swaps += 1
 
     def off_now(self) -> np.ndarray[Any, Any]:
         return self.off
@@ -398,7 +404,9 @@ def test_the_last_samples_of_a_process_that_ended_become_rows(
 ) -> None:
     """They lie in either of two maps: the second read after the end brings them."""
     session.go()
-    monkeypatch.setattr(stacks, "start_ticks", lambda pid: None)
+    pidfd = session.side._processes[PID].pidfd
+    ends = SimpleNamespace(poll=lambda timeout: [(pidfd, 1)], unregister=lambda fd: None, close=lambda: None)
+    monkeypatch.setattr(session.side, "_ends", ends)
     session.side.look([session.job], session.now)
     session.sampler.stack(11, "getppid")
     session.go()
