@@ -493,11 +493,17 @@ class StackSide:
 
     # ---- what
 
-    def poll(self, now: float, *, final: bool = False) -> None:
-        """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded."""
+    def poll(self, now: float, *, slack_s: float = SLACK_S, final: bool = False) -> None:
+        """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded.
+
+        Args:
+            now: ``time.monotonic()``.
+            slack_s: What is due so soon is done now, since others have something to do; half of its interval at most.
+            final: Nothing comes after it.
+        """
         if self._probes is None:
             return
-        now += SLACK_S
+        now += max(SLACK_S, min(slack_s, self._poll_s / 2))
         tells_waiting = final or now >= self._waiting_due
         if now < self._poll_due and not tells_waiting:
             return
@@ -655,14 +661,17 @@ class StackSide:
         counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
         pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
         self._counts, self._pauses = [], []
+        known = np.zeros(len(counts), bool)
         for job in {id(process.job): process.job for process in self._processes.values()}.values():
-            mine = [process for process in self._processes.values() if process.job is job]
-            pids = np.array([process.pid for process in mine], np.uint32)
-            self._write_counts(job, counts[np.isin(counts["pid"], pids)], now)
-            self._write_pauses(job, pauses[np.isin(pauses["pid"], pids)])
+            pids = np.array([pid for pid, process in self._processes.items() if process.job is job], np.uint32)
+            pids.sort()
+            mine = _among(counts["pid"], pids)
+            known |= mine
+            self._write_counts(job, counts[mine], now)
+            if len(pauses):
+                self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
             self._write_usage(job)
         self._usage.clear()
-        known = np.isin(counts["pid"], np.array(list(self._processes), np.uint32))
         self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
@@ -691,9 +700,8 @@ class StackSide:
 
     def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
         """Those that the job's dictionary lacks."""
-        used = {int(one) for one in np.unique(ids) if one}
         written = self._written.setdefault((job.name, job.run), set())
-        fresh = [stack for one in used - written if (stack := self._stack(one)) is not None]
+        fresh = [stack for one in set(ids.tolist()) - written if one and (stack := self._stack(one)) is not None]
         if fresh:
             self._writer.append("stacks", stack_rows.to_stacks(fresh, self._origin(job)))
             written |= {stack.id for stack in fresh}
@@ -750,23 +758,13 @@ class StackSide:
 
     def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
         """Rank and thread name of each record."""
-        pairs, inverse = np.unique(
-            events["pid"].astype(np.uint64) << np.uint64(32) | events["tid"], return_inverse=True
-        )
-        ranks = np.empty(len(pairs), np.uint32)
-        names = []
-        for place, pair in enumerate(pairs.tolist()):
-            process = self._processes[pair >> 32]
-            ranks[place] = process.rank
-            names.append(self._thread_name(process, pair & 0xFFFFFFFF))
-        return ranks[inverse], [names[place] for place in inverse.tolist()]
+        processes = [self._processes[pid] for pid in events["pid"].tolist()]
+        ranks = np.array([process.rank for process in processes], np.uint32)
+        return ranks, list(map(self._thread_name, processes, events["tid"].tolist()))
 
     def _content_ids(self, stacks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        unique, inverse = np.unique(stacks, return_inverse=True)
-        before = self._before[0]
-        found = np.array([self._ids.get(one) or before.get(one, 0) for one in unique.tolist()], np.uint64)
-        ids: NDArray[np.uint64] = found[inverse]
-        return ids
+        now, before = self._ids, self._before[0]
+        return np.array([now.get(one) or before.get(one, 0) for one in stacks.tolist()], np.uint64)
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
@@ -877,6 +875,13 @@ class StackSide:
             if found.get(name) or name in ("stack_python", "stack_samples_dropped"):
                 parts.append(f"{found.get(name, 0):,} {words}")
         return ["stacks: " + ", ".join(parts)]
+
+
+def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which numbers are among those that are wanted, of which there is one at least, in order."""
+    places = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
+    found: NDArray[np.bool_] = wanted[places] == numbers
+    return found
 
 
 def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArray[np.void], NDArray[np.uint64]]:

@@ -392,7 +392,7 @@ class Tracer:
             if self._roster.look_quickly(now):
                 self._write_ranks()
             self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._stacks.poll(now)
+        self._stacks.poll(now, slack_s=soon - now)
         if soon >= self._work_due:
             self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)

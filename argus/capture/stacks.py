@@ -118,6 +118,7 @@ _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _NO_COUNTS = np.empty(0, records.STACK_COUNT)
+_NO_PAUSES = np.empty(0, records.PAUSE)
 
 
 @dataclass
@@ -573,13 +574,17 @@ class StackProbes:
         # Counts first: a stack is sent before it is counted.
         rows = np.concatenate(counts) if len(counts) > 1 else counts[0] if counts else _NO_COUNTS
         self.used = max(self._stacks.used, self._codes.used, self._pauses.used)
+        if not self.used:
+            return Drained(rows, [], [], _NO_PAUSES)
         # Stacks first: what its frames are called is sent before it.
         stacks = [self._stack(record) for record in self._stacks.drain()]
         return Drained(rows, stacks, [self._code(record) for record in self._codes.drain()], self._pauses.drain())
 
     def swap(self) -> None:
-        """Lets what was counted so far come with the next ``drain`` that is ``GRACE_NS`` later, instead of when it is due.
-        What came before and was not taken yet goes first: then nothing is done."""
+        """Lets what was counted so far come with the next ``drain`` that is ``GRACE_NS`` later, before it is due.
+
+        What came earlier and was not taken yet goes first: then nothing is done.
+        """
         if not self._unread:
             self._active = 1 - self._active
             self._board["active"] = self._active

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.targets import PROC
+from argus.capture.targets import PROC, read_file
 from argus.records import NOT_MEASURED, THREAD_USAGE
 
 _NETLINK_GENERIC = 16
@@ -90,6 +90,8 @@ _SWITCHES = re.compile(rb"ctxt_switches:\s*(\d+)\s*nonvoluntary_ctxt_switches:\s
 _SAME_BEGIN_NS = 100_000_000
 """A thread that began so much later than the one of its number before is another."""
 
+_CPUCLOCK_SCHED = 2
+"""A clock of a process's CPU time is numbered by the process and this (include/linux/posix-timers_types.h)."""
 _ROUNDING_NS = 1_000_000
 """The kernel tells a thread's CPU time, and its wait for a CPU, as of two moments that may lie so far apart."""
 
@@ -128,6 +130,9 @@ class ThreadWatch:
         # Descriptors of a process that ended never show the next process of its number.
         self._tasks = os.open(PROC / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last: NDArray[np.void] | None = None
+        self._rows = np.zeros(0, THREAD_USAGE)
+        self._seen = (-1, "")
+        """The process's CPU time before the last reading, and whether delays were accounted then."""
         self._last_ns = self._asked_ns = 0
         self.counters = {"threads_ended": 0, "threads_unread": 0, "thread_times_rejected": 0}
         self.state = {"run-queue": _runqueue_state(), "I/O": "off: not read yet"}
@@ -178,6 +183,9 @@ class ThreadWatch:
             thread that began since the previous call begins with the thread.
         """
         asked_ns = time.monotonic_ns()
+        before, self._seen = self._seen, (_process_cpu_ns(self._pid), _delays_state())
+        if before == self._seen and before[0] >= 0 and self._last is not None and len(self._rows) == len(self._last):
+            return self._nothing(now_ns, asked_ns)
         tasks = self._read(now_ns)
         spent_ns = time.monotonic_ns() - self._asked_ns
         last, since_ns = self._last, self._last_ns
@@ -214,8 +222,17 @@ class ThreadWatch:
         self.counters["thread_times_rejected"] += int(impossible.sum())
         # One that was there before, but not read: what it spent since then is not known.
         told = same | (tasks["began_ns"] == 0) | (tasks["began_ns"] > since_ns - _SAME_BEGIN_NS)
-        chosen: NDArray[np.void] = rows[told]
-        return chosen
+        self._rows = rows[told]
+        return self._rows
+
+    def _nothing(self, now_ns: int, asked_ns: int) -> NDArray[np.void]:
+        """Of a process that has not run since the previous reading: the same threads, which have spent nothing."""
+        rows = self._rows.copy()
+        rows["begin_ns"], rows["end_ns"] = self._last_ns, now_ns
+        for name in _ACCOUNTS:
+            np.minimum(rows[name], 0, out=rows[name])  # what was not measured was not
+        self._last_ns, self._asked_ns, self._rows = now_ns, asked_ns, rows
+        return rows
 
     def _read(self, now_ns: int) -> NDArray[np.void]:
         """The accounts of all threads, by thread number."""
@@ -270,6 +287,14 @@ class ThreadWatch:
         return np.array(rows, _TASK)
 
 
+def _process_cpu_ns(pid: int) -> int:
+    """CPU time of all threads that a process has and had; -1: not known."""
+    try:
+        return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
+    except OSError:
+        return -1
+
+
 @cache
 def _runqueue_state() -> str:
     try:
@@ -282,10 +307,10 @@ def _runqueue_state() -> str:
 
 def _delays_state() -> str:
     try:
-        value = _SYSCTL.read_text().strip()
+        value = read_file(str(_SYSCTL)).strip()
     except OSError:
         return "off: the kernel does not account for it (CONFIG_TASK_DELAY_ACCT)"
-    return "on" if value != "0" else "off: kernel.task_delayacct is 0 (sysctl -w kernel.task_delayacct=1)"
+    return "on" if value != b"0" else "off: kernel.task_delayacct is 0 (sysctl -w kernel.task_delayacct=1)"
 
 
 _accounted_ns: list[int] = []

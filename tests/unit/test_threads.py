@@ -396,6 +396,7 @@ def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
     monkeypatch.setattr(threads, "_SYSCTL", tmp_path / "sysctl")
     monkeypatch.setattr(threads, "_accounted_ns", [0])
     monkeypatch.setattr(threads, "_taskstats", WithWaits)
+    monkeypatch.setattr(threads, "_process_cpu_ns", lambda pid: -1)  # else what has not run is not asked for
     watch = ThreadWatch(program.pid)
 
     def told(more_ns: int, meanwhile: Callable[[], object]) -> int:
