@@ -516,7 +516,7 @@ class StackSide:
         elif self._probes.used < FEW:
             self._poll_s = min(2 * self._poll_s, max(min(self._probes.longest_poll_s, LONGEST_POLL_S), POLL_S))
         self._poll_due = now + self._poll_s
-        if not final and (self._poll_due >= self._rows_due or len(self._live) < len(self._processes)):
+        if not final and (self._poll_due >= self._waiting_due or len(self._live) < len(self._processes)):
             self._probes.swap()  # what was counted until now comes with the next call, and becomes rows
         for process in self._processes.values():
             process.drained = process.ended and self._probes.reads >= process.ended_reads + READS_AFTER_END

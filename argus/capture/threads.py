@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.targets import PROC, read_file
+from argus.capture.targets import PROC, cpu_ns, read_file
 from argus.records import NOT_MEASURED, THREAD_USAGE
 
 _NETLINK_GENERIC = 16
@@ -90,8 +90,6 @@ _SWITCHES = re.compile(rb"ctxt_switches:\s*(\d+)\s*nonvoluntary_ctxt_switches:\s
 _SAME_BEGIN_NS = 100_000_000
 """A thread that began so much later than the one of its number before is another."""
 
-_CPUCLOCK_SCHED = 2
-"""A clock of a process's CPU time is numbered by the process and this (include/linux/posix-timers_types.h)."""
 _ROUNDING_NS = 1_000_000
 """The kernel tells a thread's CPU time, and its wait for a CPU, as of two moments that may lie so far apart."""
 
@@ -130,7 +128,7 @@ class ThreadWatch:
         # Descriptors of a process that ended never show the next process of its number.
         self._tasks = os.open(PROC / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last: NDArray[np.void] | None = None
-        self._rows = np.zeros(0, THREAD_USAGE)
+        self._rows: NDArray[np.void] = np.zeros(0, THREAD_USAGE)
         self._seen = (-1, "")
         """The process's CPU time before the last reading, and whether delays were accounted then."""
         self._last_ns = self._asked_ns = 0
@@ -183,8 +181,10 @@ class ThreadWatch:
             thread that began since the previous call begins with the thread.
         """
         asked_ns = time.monotonic_ns()
-        before, self._seen = self._seen, (_process_cpu_ns(self._pid), _delays_state())
-        if before == self._seen and before[0] >= 0 and self._last is not None and len(self._rows) == len(self._last):
+        seen = cpu_ns(self._pid), _delays_state()
+        ran = seen != self._seen or seen[0] < 0
+        self._seen = seen
+        if not ran and self._last is not None and len(self._rows) == len(self._last):
             return self._nothing(now_ns, asked_ns)
         tasks = self._read(now_ns)
         spent_ns = time.monotonic_ns() - self._asked_ns
@@ -222,8 +222,9 @@ class ThreadWatch:
         self.counters["thread_times_rejected"] += int(impossible.sum())
         # One that was there before, but not read: what it spent since then is not known.
         told = same | (tasks["began_ns"] == 0) | (tasks["began_ns"] > since_ns - _SAME_BEGIN_NS)
-        self._rows = rows[told]
-        return self._rows
+        chosen: NDArray[np.void] = rows[told]
+        self._rows = chosen
+        return chosen
 
     def _nothing(self, now_ns: int, asked_ns: int) -> NDArray[np.void]:
         """Of a process that has not run since the previous reading: the same threads, which have spent nothing."""
@@ -285,14 +286,6 @@ class ThreadWatch:
                 runqueue = NOT_MEASURED
             rows.append((tid, cpu, runqueue, NOT_MEASURED, *counts, 0))
         return np.array(rows, _TASK)
-
-
-def _process_cpu_ns(pid: int) -> int:
-    """CPU time of all threads that a process has and had; -1: not known."""
-    try:
-        return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
-    except OSError:
-        return -1
 
 
 @cache
