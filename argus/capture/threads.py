@@ -228,7 +228,7 @@ class ThreadWatch:
 
     def _nothing(self, now_ns: int, asked_ns: int) -> NDArray[np.void]:
         """Of a process that has not run since the previous reading: the same threads, which have spent nothing."""
-        rows = self._rows.copy()
+        rows: NDArray[np.void] = self._rows.copy()
         rows["begin_ns"], rows["end_ns"] = self._last_ns, now_ns
         for name in _ACCOUNTS:
             np.minimum(rows[name], 0, out=rows[name])  # what was not measured was not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -25,9 +26,8 @@ def test_what_a_process_maps_is_read_again_only_after_it_has_run(monkeypatch: py
         process.stdin.flush()
         process.stdout.readline()
         ran = -1
-        while ran != cpu_ns(process.pid):  # until it waits for more
-            ran = cpu_ns(process.pid)
-            subprocess.run(["sleep", "0.01"], check=True)
+        while ran != (ran := cpu_ns(process.pid)):  # until it waits for more
+            time.sleep(0.05)
         target = SimpleNamespace(libraries=[])
         for _ in range(3):
             who._look_for_libraries(process.pid, target)  # type: ignore[arg-type]

@@ -378,9 +378,12 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
 def test_a_process_that_has_not_run_is_not_asked_for(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = ThreadWatch(program.pid)
     program.do("burn 1")
+    ran = -1
+    while ran != (ran := threads.cpu_ns(program.pid)):  # until it waits for the next line
+        time.sleep(0.05)
     watch.usage(now())
     watch.usage(now())
-    asked = []
+    asked: list[int] = []
     real = watch._read
     monkeypatch.setattr(watch, "_read", lambda now_ns: asked.append(now_ns) or real(now_ns))
     begin, end = watch._last_ns, now()
