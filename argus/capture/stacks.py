@@ -57,8 +57,8 @@ apart by: that is the window of ``bpf/stacks.h``. Reading a map costs some 0.1 m
 LONG_OFF_NS = 95_000_000
 """From when on ``off_now`` tells of a thread."""
 FULL = 1 / 8
-"""Part of a counting map: with so many entries it is left at once. A second of the densest switches is less than the
-rest of it."""
+"""Part of a counting map: with so many entries it is left at the next ``drain``, whatever is due. The rest is for what
+comes until then."""
 GRACE_NS = 5_000_000
 """What was left is read no sooner. Programs run for microseconds, with interrupts off."""
 LAST_GRACE_S = 0.05
