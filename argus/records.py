@@ -351,6 +351,19 @@ PAUSE = np.dtype(
 )
 """``struct argus_pause``: a pause for garbage collection, from the first to the last sample that saw it."""
 
+BOARD = np.dtype(
+    [
+        ("active", "<u4"),
+        ("ended", "<u4"),
+        ("period_ns", "<u8"),
+        ("entries_0", "<u8"),
+        ("entries_1", "<u8"),
+        ("clones", "<u8"),
+        ("execs", "<u8"),
+    ]
+)
+"""``struct argus_board``: what the stack sampler's two sides look at often, in memory that both have."""
+
 
 OFF_NOW = np.dtype(
     [("stack", "<u8"), ("pid", "<u4"), ("tid", "<u4"), ("since_ns", "<u8"), ("what", "<u4"), ("reserved", "<u4")]

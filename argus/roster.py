@@ -28,6 +28,7 @@ from argus.capture.targets import (
     FileKey,
     Library,
     Target,
+    cpu_ns,
     executable_mappings,
     find_libraries,
     identity_of,
@@ -281,6 +282,8 @@ class Roster:
         self._current: dict[str, Job] = {}
         self._candidates: dict[int, _Candidate] = {}
         self._signatures: dict[int, int] = {}
+        self._ran: dict[int, int] = {}
+        """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
         self._shared: dict[FileKey, bool] = {}
         self._leaving: list[int] = []
         self._named: set[int] = set()
@@ -393,6 +396,7 @@ class Roster:
             self.family.dismiss(pid)
             self._names.forget(pid)
             self._signatures.pop(pid, None)
+            self._ran.pop(pid, None)
             candidate = self._candidates.pop(pid, None)
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
@@ -545,15 +549,19 @@ class Roster:
 
     def _look_for_libraries(self, pid: int, target: Target) -> bool:
         """Whether a process maps other traceable libraries than when it was last looked at."""
+        ran = cpu_ns(pid)
+        if 0 <= ran == self._ran.get(pid):
+            return False
         try:
             mappings = executable_mappings(pid)
             signature = hash(tuple((m.start, m.device, m.inode) for m in mappings))
             if self._signatures.get(pid) == signature:
+                self._ran[pid] = ran
                 return False
             found = find_libraries(pid)
         except OSError:
             return False
-        self._signatures[pid] = signature
+        self._signatures[pid], self._ran[pid] = signature, ran
         before = {library.key for library in target.libraries}
         now = {library.key for library in found}
         if before and not before & now:

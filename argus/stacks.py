@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from collections import Counter as Tally
 from collections import deque
@@ -26,7 +27,7 @@ from argus.capture.launches import Origin
 from argus.capture.python import Interpreter, PythonProcess, find_interpreter
 from argus.capture.stacks import Drained, RawStack, StackProbes
 from argus.capture.symbols import Symbols
-from argus.capture.targets import PROC, read_file, start_ticks
+from argus.capture.targets import PROC, read_file
 from argus.capture.threads import ThreadWatch
 from argus.errors import ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
@@ -34,14 +35,15 @@ from argus.roster import Job
 from argus.semantics.stacks import Frame, Stack
 from argus.store.writer import Writer
 
-SWAP_NS = 950_000_000
-"""How long counts stay in the kernel. New stacks are fetched at every poll: their code objects may be freed soon."""
+SWAP_NS = 10_000_000_000
+"""The longest that counts stay in the kernel: they are fetched when they are to become rows, or are many."""
 FIRST_REFRESH_S, REFRESH_S = 1.0, 3.0
 """How often the threads' times are read, and new threads met: at first, and later."""
 REFRESH_ALL_S = 5.0
 """How often names, mappings, thread states and children of all threads are looked at again."""
 WAITING_S = 2.0
-"""A thread that has been off the CPU for so long is told while it waits: one that hangs never comes back."""
+"""A thread that has been off the CPU for so long is told while it waits, whenever counts become rows: one that hangs
+never comes back."""
 ROWS_S = 5.0
 """How often counts become rows: a table costs about a millisecond whatever it holds, and more in the store. At first it
 is more often."""
@@ -62,6 +64,7 @@ DOUBTS = 8
 """So often the chain of frame pointers at a place must be found wrong, and never right, before the kernel is told to
 leave it out there. What it holds then differs each time, and every sample would be a new stack."""
 _BELIEVED = -1 << 40
+_SIGNS_OF_LIFE = ("switches_voluntary", "switches_involuntary", "cpu_ns")
 RECENT_S = 5.0
 """What the live view shows."""
 KEPT_STACKS = 100_000
@@ -101,11 +104,11 @@ class _Process:
     """A sampled process."""
 
     pid: int
-    started: int
     job: Job
     rank: int
     symbols: Symbols
     threads: ThreadWatch
+    pidfd: int
     program: bytes = b""
     interpreter: Interpreter | None = None
     python: PythonProcess | None = None
@@ -114,6 +117,8 @@ class _Process:
     asleep: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Threads that have not run since the process was first seen, so that no switch told of them: (stack, what)."""
     awake: set[int] = field(default_factory=set)
+    ran: bool = True
+    """Whether it may have run since all of it was looked at: what has not run has not changed."""
     retry: bool = True
     python_since_ns: int = 0
     folded: set[int] = field(default_factory=set)
@@ -136,6 +141,7 @@ class _Process:
             self.python.close()
         self.symbols.close()
         self.threads.close()
+        os.close(self.pidfd)
 
 
 @dataclass
@@ -148,6 +154,8 @@ class _Told:
     what: int
     kernel_stack: int
     """As the kernel numbers it: 0: it took none."""
+    over_reads: int | None = None
+    """How often counts had been read when it was found to be over: two reads later it is in no count to come."""
 
 
 class StackSide:
@@ -182,6 +190,9 @@ class StackSide:
         self._reason = "" if on else "off: switched off with --no-stacks"
         self._begun = False
         self._processes: dict[int, _Process] = {}
+        self._ends: select.epoll | None = None
+        self._live: dict[int, _Process] = {}
+        """By the descriptor of which ``_ends`` tells that the process has ended."""
         self._ids: dict[int, int] = {}
         self._stacks: dict[int, Stack] = {}
         self._hot_lines: dict[int, str] = {}
@@ -189,7 +200,8 @@ class StackSide:
         self._written: dict[tuple[str, int], set[int]] = {}
         self._counts: list[NDArray[np.void]] = []
         self._pauses: list[NDArray[np.void]] = []
-        self._told: dict[tuple[int, int], _Told] = {}
+        self._told: dict[tuple[int, int, int], _Told] = {}
+        """By process, thread, and since when it waits."""
         self._off: set[tuple[int, int]] = set()
         self._losses: Tally[str] = Tally()
         self._counters: Tally[str] = Tally()
@@ -202,7 +214,7 @@ class StackSide:
         self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
         self._usage: list[tuple[_Process, NDArray[np.void]]] = []
         self._rows_s, self._poll_s, self._refresh_s = FIRST_ROWS_S, POLL_S, FIRST_REFRESH_S
-        self._execs = -1
+        self._execs = self._clones = self._clones_of_threads = -1
 
     # ---- who
 
@@ -213,13 +225,14 @@ class StackSide:
         try:
             self._probes = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns, swap_ns=SWAP_NS)
             self._begun = True
+            self._ends = select.epoll()
         except ArgusError as failure:
             self._reason = f"off: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
 
     @property
     def due(self) -> float:
         """When ``poll`` has something to do, as ``time.monotonic`` tells it."""
-        return min(self._poll_due, self._waiting_due) if self._probes is not None else float("inf")
+        return self._poll_due if self._probes is not None else float("inf")
 
     @property
     def on(self) -> bool:
@@ -276,22 +289,21 @@ class StackSide:
         }
         now += SLACK_S
         all_of_them = now >= self._refresh_all_due
-        execs = self._probes.execs()
+        execs, clones = self._probes.execs(), self._probes.clones()
         may_be_another = all_of_them or execs != self._execs
         self._execs = execs
         if all_of_them:
             self._refresh_all_due = now + REFRESH_ALL_S
-        for pid, whose in list(wanted.items()):
-            for child in _children(pid, all_threads=all_of_them):
-                wanted.setdefault(child, whose)
-        for pid, process in list(self._processes.items()):
-            if process.ended:
-                continue
-            if start_ticks(pid) != process.started:
-                # Kept until its last samples are rows.
-                process.ended, process.ended_reads = True, self._probes.reads
-            else:
-                wanted.setdefault(pid, (process.job, process.rank))
+        if clones != self._clones or (all_of_them and clones != self._clones_of_threads):
+            self._clones = clones
+            if all_of_them:
+                self._clones_of_threads = clones
+            for pid, whose in list(wanted.items()):
+                for child in _children(pid, all_threads=all_of_them):
+                    wanted.setdefault(child, whose)
+        self._see_ends()
+        for process in self._live.values():
+            wanted.setdefault(process.pid, (process.job, process.rank))
         for pid, (job, rank) in wanted.items():
             known = self._processes.get(pid)
             if known is None:
@@ -310,17 +322,30 @@ class StackSide:
             for process in self._processes.values():
                 self._refresh(process, all_of_it=all_of_them)
 
+    def _see_ends(self) -> None:
+        """Takes note of processes that have ended. They are kept until their last samples are rows."""
+        assert self._probes is not None
+        assert self._ends is not None
+        for pidfd, _ in self._ends.poll(0):
+            self._ends.unregister(pidfd)
+            process = self._live.pop(pidfd)
+            process.ended, process.ended_reads = True, self._probes.reads
+
     def _add(self, pid: int, job: Job, rank: int) -> None:
         assert self._probes is not None
-        started = start_ticks(pid)
-        if started is None:
-            return
+        assert self._ends is not None
         try:
-            process = _Process(pid, started, job, rank, Symbols(pid), ThreadWatch(pid), _program(pid))
+            pidfd = os.pidfd_open(pid)
         except OSError:
             return  # it has ended
-        self._processes[pid] = process
-        self._poll_s, self._poll_due, self._execs = POLL_S, 0.0, -1
+        try:
+            process = _Process(pid, job, rank, Symbols(pid), ThreadWatch(pid), pidfd, _program(pid))
+        except OSError:
+            os.close(pidfd)
+            return
+        self._processes[pid] = self._live[pidfd] = process
+        self._ends.register(pidfd, select.EPOLLIN)
+        self._poll_s, self._poll_due, self._execs, self._clones = POLL_S, 0.0, -1, -1
         self._refresh_s = FIRST_REFRESH_S
         self._refresh_due = min(self._refresh_due, time.monotonic() + FIRST_REFRESH_S)
         self._find_python(process)  # first, or the first samples would lack their Python stacks
@@ -371,7 +396,7 @@ class StackSide:
 
     def _tell_asleep(self, process: _Process, usage: NDArray[np.void]) -> None:
         """Rows for threads that were off the CPU when Argus came, and have been since: those of a job that hangs."""
-        ran = (usage["switches_voluntary"] > 0) | (usage["switches_involuntary"] > 0) | (usage["cpu_ns"] > 0)
+        ran = np.logical_or.reduce([usage[name] > 0 for name in _SIGNS_OF_LIFE])
         process.awake.update(usage["tid"][ran].tolist())
         for tid in list(process.asleep.keys() & process.awake):
             del process.asleep[tid]
@@ -426,13 +451,18 @@ class StackSide:
             return
         with contextlib.suppress(OSError):
             usage = process.threads.usage(time.monotonic_ns())
-            if all_of_it or not process.names.keys() >= set(usage["tid"].tolist()):
+            # What was not measured is not 0.
+            ran = not len(usage) or any(usage[name].any() for name in _SIGNS_OF_LIFE)
+            process.ran |= ran
+            if (all_of_it and process.ran) or not process.names.keys() >= set(usage["tid"].tolist()):
+                process.ran = False
                 if process.symbols.refresh():
                     self._add_target(process)  # other code may lie where functions were that the kernel was told of
                 process.names.update(process.threads.names())
                 if process.python is not None:
                     self._probes.set_threads(process.pid, process.python.thread_states())
-            if process.python is not None:
+                self._write_sampling(process)
+            if process.python is not None and ran:
                 self._count_collections(process, process.python)
             if len(usage):
                 self._tell_asleep(process, usage)
@@ -440,7 +470,6 @@ class StackSide:
             for what, text in process.threads.state.items():
                 state, _, reason = text.partition(": ")
                 self._write_feature(process, f"{what} delay", state, reason)
-            self._write_sampling(process)
 
     def _write_sampling(self, process: _Process) -> None:
         assert self._probes is not None
@@ -464,22 +493,31 @@ class StackSide:
 
     # ---- what
 
-    def poll(self, now: float, *, final: bool = False) -> None:
-        """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded."""
+    def poll(self, now: float, *, slack_s: float = SLACK_S, final: bool = False) -> None:
+        """Fetches counts and resolves stacks that are new, at once: code objects are freed, libraries unloaded.
+
+        Args:
+            now: ``time.monotonic()``.
+            slack_s: What is due so soon is done now, since others have something to do; half of its interval at most.
+            final: Nothing comes after it.
+        """
         if self._probes is None:
             return
-        now += SLACK_S
-        if now >= self._waiting_due or final:
-            self._waiting_due = now + WAITING_S
-            self._tell_waiting(final=final)
-        if now < self._poll_due and not final:
+        now += max(SLACK_S, min(slack_s, self._poll_s / 2))
+        tells_waiting = final or now >= self._waiting_due
+        if now < self._poll_due and not tells_waiting:
             return
+        if tells_waiting:
+            self._waiting_due = float("inf")  # until there are rows
+            self._tell_waiting(final=final)
         self._take(self._probes.drain(final=final))
         if self._probes.used > MANY:
             self._poll_s = POLL_S
         elif self._probes.used < FEW:
             self._poll_s = min(2 * self._poll_s, max(min(self._probes.longest_poll_s, LONGEST_POLL_S), POLL_S))
         self._poll_due = now + self._poll_s
+        if not final and (self._poll_due >= self._waiting_due or len(self._live) < len(self._processes)):
+            self._probes.swap()  # what was counted until now comes with the next call, and becomes rows
         for process in self._processes.values():
             process.drained = process.ended and self._probes.reads >= process.ended_reads + READS_AFTER_END
 
@@ -563,30 +601,37 @@ class StackSide:
         used = 0
         self._off = set()
         for one in off:
-            key = (int(one["pid"]), int(one["tid"]))
-            since = int(one["since_ns"])
-            self._off.add(key)
-            told = self._told.get(key)
-            if told is None or told.since_ns != since:
+            pid, tid, since = int(one["pid"]), int(one["tid"]), int(one["since_ns"])
+            self._off.add((pid, tid))
+            told = self._told.get((pid, tid, since))
+            if told is None:
                 told = _Told(since, 0, int(one["stack"]), int(one["what"]), int(one["stack"]))
+            told.over_reads = None
             fresh = now_ns - since - told.told_ns
             if fresh < (self._off_cpu_ns or 0 if final else WAITING_S * 1e9):
                 continue
-            process = self._processes.get(key[0])
+            process = self._processes.get(pid)
             if process is not None and not told.told_ns and (not told.stack or since < process.python_since_ns):
                 # The kernel took no stack when it went, or took it before it knew of the interpreter.
-                found = self._read_blocked(process, key[1])
+                found = self._read_blocked(process, tid)
                 told.stack = told.stack if found is None else found[0]
             row = rows[used]
-            row["stack"], row["pid"], row["tid"], row["what"] = told.stack, *key, told.what
+            row["stack"], row["pid"], row["tid"], row["what"] = told.stack, pid, tid, told.what
             row["count"] = 0 if told.told_ns else 1
             row["ns"] = row["max_ns"] = fresh
             row["first_ns"], row["last_ns"] = since + told.told_ns, now_ns
             told.told_ns += fresh
-            self._told[key] = told
+            self._told[pid, tid, since] = told
             used += 1
         if used:
             self._counts.append(rows[:used].copy())
+        waits = set(zip(off["pid"].tolist(), off["tid"].tolist(), off["since_ns"].tolist(), strict=True))
+        for wait in self._told.keys() - waits:
+            told = self._told[wait]
+            if told.over_reads is None:
+                told.over_reads = self._probes.reads
+            elif self._probes.reads >= told.over_reads + READS_AFTER_END:
+                del self._told[wait]  # the thread has ended: no count tells of it
 
     def _without_told(self, counts: NDArray[np.void]) -> NDArray[np.void]:
         """Takes off what was told already of waits that are over now."""
@@ -596,7 +641,7 @@ class StackSide:
         for key, told in list(self._told.items()):
             mine = (counts["pid"] == key[0]) & (counts["tid"] == key[1]) & (counts["stack"] == told.kernel_stack)
             mine &= (counts["what"] & records.WHAT_OFF) != 0
-            mine &= counts["max_ns"] >= told.told_ns
+            mine &= (counts["max_ns"] >= told.told_ns) & (counts["first_ns"] <= told.since_ns)
             for place in np.flatnonzero(mine & (counts["last_ns"] >= told.since_ns + told.told_ns))[:1]:
                 row = counts[place]
                 row["ns"] -= min(told.told_ns, int(row["ns"]))
@@ -611,19 +656,22 @@ class StackSide:
         now += SLACK_S
         if self._probes is None or (now < self._rows_due and not final):
             return
-        self._rows_due = now + self._rows_s
+        self._rows_due = self._waiting_due = now + self._rows_s
         self._rows_s = min(1.5 * self._rows_s, ROWS_S)
         counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
         pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
         self._counts, self._pauses = [], []
+        known = np.zeros(len(counts), bool)
         for job in {id(process.job): process.job for process in self._processes.values()}.values():
-            mine = [process for process in self._processes.values() if process.job is job]
-            pids = np.array([process.pid for process in mine], np.uint32)
-            self._write_counts(job, counts[np.isin(counts["pid"], pids)], now)
-            self._write_pauses(job, pauses[np.isin(pauses["pid"], pids)])
+            pids = np.array([pid for pid, process in self._processes.items() if process.job is job], np.uint32)
+            pids.sort()
+            mine = _among(counts["pid"], pids)
+            known |= mine
+            self._write_counts(job, counts[mine], now)
+            if len(pauses):
+                self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
             self._write_usage(job)
         self._usage.clear()
-        known = np.isin(counts["pid"], np.array(list(self._processes), np.uint32))
         self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
@@ -652,9 +700,8 @@ class StackSide:
 
     def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
         """Those that the job's dictionary lacks."""
-        used = {int(one) for one in np.unique(ids) if one}
         written = self._written.setdefault((job.name, job.run), set())
-        fresh = [stack for one in used - written if (stack := self._stack(one)) is not None]
+        fresh = [stack for one in set(ids.tolist()) - written if one and (stack := self._stack(one)) is not None]
         if fresh:
             self._writer.append("stacks", stack_rows.to_stacks(fresh, self._origin(job)))
             written |= {stack.id for stack in fresh}
@@ -711,26 +758,17 @@ class StackSide:
 
     def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
         """Rank and thread name of each record."""
-        pairs, inverse = np.unique(
-            events["pid"].astype(np.uint64) << np.uint64(32) | events["tid"], return_inverse=True
-        )
-        ranks = np.empty(len(pairs), np.uint32)
-        names = []
-        for place, pair in enumerate(pairs.tolist()):
-            process = self._processes[pair >> 32]
-            ranks[place] = process.rank
-            names.append(self._thread_name(process, pair & 0xFFFFFFFF))
-        return ranks[inverse], [names[place] for place in inverse.tolist()]
+        processes = [self._processes[pid] for pid in events["pid"].tolist()]
+        ranks = np.array([process.rank for process in processes], np.uint32)
+        return ranks, list(map(self._thread_name, processes, events["tid"].tolist()))
 
     def _content_ids(self, stacks: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        unique, inverse = np.unique(stacks, return_inverse=True)
-        before = self._before[0]
-        found = np.array([self._ids.get(one) or before.get(one, 0) for one in unique.tolist()], np.uint64)
-        ids: NDArray[np.uint64] = found[inverse]
-        return ids
+        now, before = self._ids, self._before[0]
+        return np.array([now.get(one) or before.get(one, 0) for one in stacks.tolist()], np.uint64)
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
+        self._live.pop(process.pidfd, None)
         if self._probes is not None:
             self._probes.remove_target(pid)
         self._counters.update(process.counters())
@@ -754,6 +792,10 @@ class StackSide:
             process = self._processes.pop(pid)
             self._counters.update(process.counters())
             process.close()
+        self._live.clear()
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
         if self._probes is not None:
             self._kernel = self._probes.counters()
             self._probes.close()
@@ -833,6 +875,13 @@ class StackSide:
             if found.get(name) or name in ("stack_python", "stack_samples_dropped"):
                 parts.append(f"{found.get(name, 0):,} {words}")
         return ["stacks: " + ", ".join(parts)]
+
+
+def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which numbers are among those that are wanted, of which there is one at least, in order."""
+    places = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
+    found: NDArray[np.bool_] = wanted[places] == numbers
+    return found
 
 
 def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArray[np.void], NDArray[np.uint64]]:

@@ -392,7 +392,7 @@ class Tracer:
             if self._roster.look_quickly(now):
                 self._write_ranks()
             self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._stacks.poll(now)
+        self._stacks.poll(now, slack_s=soon - now)
         if soon >= self._work_due:
             self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)
@@ -462,6 +462,25 @@ class Tracer:
     def _work(self, now: float, *, final: bool = False) -> None:
         assert self._roster is not None
         self._seen_ns = self._drained_ns
+        if final or self._calls_come or self._gpu.collects or any(self._drained.values()):
+            launched = self._work_on_calls(now, final=final)
+        else:
+            launched = np.empty(0, records.LAUNCH)
+        self._gpu.look(self.jobs, self._roster.candidates(), now)
+        self._gpu.work(launched, now, time.monotonic_ns(), final=final)
+        if self._kernels.keeps:
+            self._flags.look({(job.name, job.run): job for job in self.jobs})
+            if self._flags.trouble and self._flags.trouble not in self.notes():
+                self._note(self._flags.trouble)
+            for job, flag in self._flags.take():
+                self.heed([f"asked for: {flag.why}"])
+                begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
+                self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
+        self._kernels.work(now, time.monotonic_ns(), final=final)
+
+    def _work_on_calls(self, now: float, *, final: bool) -> NDArray[np.void]:
+        """Turns what the rings brought into rows and steps. Returns the CUDA calls among it."""
+        assert self._roster is not None
         control = self._take("control", records.CONTROL)
         cuda = self._take("launches", records.LAUNCH)
         nccl = self._take("collectives", records.COLLECTIVE)
@@ -493,17 +512,7 @@ class Tracer:
         self._watch_ranges(marks, now)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
-        self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._gpu.work(launched, now, time.monotonic_ns(), final=final)
-        if self._kernels.keeps:
-            self._flags.look({(job.name, job.run): job for job in self.jobs})
-            if self._flags.trouble and self._flags.trouble not in self.notes():
-                self._note(self._flags.trouble)
-            for job, flag in self._flags.take():
-                self.heed([f"asked for: {flag.why}"])
-                begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
-                self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
-        self._kernels.work(now, time.monotonic_ns(), final=final)
+        return launched
 
     def _until_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
         """Without calls made while the probes went: some functions had theirs yet, and steps would look otherwise."""

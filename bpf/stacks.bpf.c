@@ -177,11 +177,11 @@ BPF_TABLE("lru_hash", struct block, u64, blocks, ARGUS_BLOCKS);
 BPF_TABLE("lru_hash", struct block, u8, leaf_only, ARGUS_LEAVES);
 BPF_ARRAY(blank_threads, struct thread, 1);
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
-BPF_PERCPU_ARRAY(stack_counters, u64, ARGUS_SC_COUNT);
-/* [0]: which counting map is written. [1]: 1 once all is to end. */
-BPF_ARRAY(switches, u32, 2);
-/* The time between two samples on a CPU, ns: what one stands for. */
-BPF_ARRAY(periods, u64, 1);
+struct counters {
+	u64 values[ARGUS_SC_COUNT];
+};
+BPF_PERCPU_ARRAY(stack_counters, struct counters, 1);
+BPF_F_TABLE("array", int, struct argus_board, board, 1, BPF_F_MMAPABLE);
 
 BPF_RINGBUF_OUTPUT(stacks, ARGUS_STACK_PAGES);
 BPF_RINGBUF_OUTPUT(codes, ARGUS_CODE_PAGES);
@@ -192,9 +192,10 @@ BPF_PROG_ARRAY(switch_programs, 3);
 
 INLINE void count(int which)
 {
-	u64 *value = stack_counters.lookup(&which);
-	if (value)
-		__sync_fetch_and_add(value, 1);
+	int zero = 0;
+	struct counters *counters = stack_counters.lookup(&zero);
+	if (counters)
+		__sync_fetch_and_add(&counters->values[which], 1);
 }
 
 INLINE u64 mix(u64 x)
@@ -238,11 +239,16 @@ INLINE struct thread *find_thread(u32 tid)
 	return known && *known ? threads.lookup(&tid) : 0;
 }
 
-INLINE u64 period_ns(void)
+INLINE struct argus_board *the_board(void)
 {
 	int zero = 0;
-	u64 *period = periods.lookup(&zero);
-	return period ? *period : 0;
+	return board.lookup(&zero);
+}
+
+INLINE u64 period_ns(void)
+{
+	struct argus_board *b = the_board();
+	return b ? b->period_ns : 0;
 }
 
 INLINE struct thread *thread_of(u32 tgid, u32 tid)
@@ -876,11 +882,10 @@ INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 
 	key.tid = (u32)id;
 	key.what = what;
 	key.window = (u32)(last >> ARGUS_WINDOW_BITS);
-	int zero = 0;
-	u32 *active = switches.lookup(&zero);
-	if (!active)
+	struct argus_board *b = the_board();
+	if (!b)
 		return;
-	u32 second = *active;
+	u32 second = b->active;
 	struct argus_count *c = second ? counts_1.lookup(&key) : counts_0.lookup(&key);
 	if (c) {
 		c->count++;
@@ -900,6 +905,8 @@ INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 
 	fresh.last_ns = last;
 	if ((second ? counts_1.update(&key, &fresh) : counts_0.update(&key, &fresh)) != 0)
 		count(ARGUS_SC_SAMPLES_DROPPED);
+	else
+		__sync_fetch_and_add(second ? &b->entries_1 : &b->entries_0, 1);
 }
 
 INLINE void end_pause(struct thread *thread, u32 tid, u64 after)
@@ -993,10 +1000,10 @@ int on_sample(struct pt_regs *ctx)
 	struct target *target = stack_targets.lookup(&tgid);
 	if (!target)
 		return 0;
-	int zero = 0, one = 1;
-	u32 *ended = switches.lookup(&one);
+	int zero = 0;
+	struct argus_board *b = the_board();
 	struct scratch *s = scratches.lookup(&zero);
-	if (!s || !ended || *ended)
+	if (!s || !b || b->ended)
 		return 0;
 	count(ARGUS_SC_SAMPLES);
 	u64 now = bpf_ktime_get_ns();
@@ -1074,6 +1081,18 @@ int on_exit(void *ctx)
 	return 0;
 }
 
+/* The parent is the current one. */
+int on_fork(void *ctx)
+{
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	if (!may_be_target(tgid) || !stack_targets.lookup(&tgid))
+		return 0;
+	struct argus_board *b = the_board();
+	if (b)
+		__sync_fetch_and_add(&b->clones, 1);
+	return 0;
+}
+
 int on_exec(void *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -1082,6 +1101,9 @@ int on_exec(void *ctx)
 	if (!target)
 		return 0;
 	count(ARGUS_SC_EXECS);
+	struct argus_board *b = the_board();
+	if (b)
+		__sync_fetch_and_add(&b->execs, 1);
 	u64 now = bpf_ktime_get_ns();
 	target->generation = (u32)mix(now ^ tgid);
 	pythons.delete(&tgid);
@@ -1252,7 +1274,6 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
-	int one = 1;
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = 0;
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[2] + ARGUS_TASK_PID));
@@ -1260,8 +1281,8 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	struct target *target = (u32)id && may_be_target(tgid) ? stack_targets.lookup(&tgid) : 0;
 	if (!thread && !target)
 		return 0;
-	u32 *ended = switches.lookup(&one);
-	if (!ended || *ended)
+	struct argus_board *b = the_board();
+	if (!b || b->ended)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
 	if (thread && thread->off_ns)

@@ -143,6 +143,16 @@ struct argus_pause {
 	u32 tid;
 };
 
+/* What both sides look at often: map "board", one entry, which user space maps into its memory. */
+struct argus_board {
+	u32 active;               /* which of counts_0 and counts_1 is counted in; user space sets it */
+	u32 ended;                /* 1 once all is to end; user space sets it */
+	u64 period_ns;            /* time between two samples on a CPU: what one stands for; user space sets it */
+	u64 entries_0, entries_1; /* made in counts_0 and counts_1 since user space set them to 0 */
+	u64 clones;               /* processes and threads that traced processes have made */
+	u64 execs;                /* programs that they have executed */
+};
+
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
 enum argus_stack_counter {
 	ARGUS_SC_SAMPLES,              /* samples of traced threads on the CPU */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -48,9 +49,14 @@ def dictionary(codes: NDArray[np.int32], words: list[str]) -> pa.DictionaryArray
     return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(words, pa.string()))
 
 
+@lru_cache(maxsize=64)
+def _one_word(word: str) -> pa.Array:
+    return pa.array([word], pa.string())
+
+
 def constant(word: str, count: int) -> pa.DictionaryArray:
     """One string ``count`` times."""
-    return dictionary(np.zeros(count, np.int32), [word])
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), _one_word(word))
 
 
 @dataclass(frozen=True)

@@ -180,6 +180,6 @@ def reasons(what: NDArray[np.uint32]) -> list[str]:
     Args:
         what: ``STACK_COUNT.what``, shape (n,).
     """
-    different, places = np.unique(what, return_inverse=True)
-    words = [reason(int(value)) for value in different]
-    return [words[place] for place in places.tolist()]
+    values = what.tolist()
+    words = {value: reason(value) for value in set(values)}
+    return [words[value] for value in values]

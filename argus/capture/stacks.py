@@ -5,7 +5,9 @@ A perf event on each CPU (cpu-clock, which needs no hardware counters) fires the
 the scheduler follow threads off the CPU. Both vanish with the process that made them, even if it is killed.
 
 The kernel counts into one of two maps while the other is read; they change places now and then, and the one that
-was left is read only one ``drain`` later, when no program that had begun before can still write to it.
+was left is read only one ``drain`` later, when no program that had begun before can still write to it. Which of them is
+counted in, how much, and what else is looked at often lies in memory that both sides have (``records.BOARD``): a look
+at it is no system call.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import struct
 import time
@@ -53,6 +56,9 @@ SWAP_NS = 95_000_000
 apart by: that is the window of ``bpf/stacks.h``. Reading a map costs some 0.1 ms, be it empty."""
 LONG_OFF_NS = 95_000_000
 """From when on ``off_now`` tells of a thread."""
+FULL = 1 / 8
+"""Part of a counting map: with so many entries it is left at the next ``drain``, whatever is due. The rest is for what
+comes until then."""
 GRACE_NS = 5_000_000
 """What was left is read no sooner. Programs run for microseconds, with interrupts off."""
 LAST_GRACE_S = 0.05
@@ -112,6 +118,7 @@ _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _NO_COUNTS = np.empty(0, records.STACK_COUNT)
+_NO_PAUSES = np.empty(0, records.PAUSE)
 
 
 @dataclass
@@ -271,6 +278,8 @@ class StackProbes:
         self._module = self._compile(definitions)
         self._stack_ring_bytes, self._cpus = stack_ring_bytes, len(cpus)
         try:
+            self._board_map = mmap.mmap(self._map_fd("board"), mmap.PAGESIZE)
+            self._board = np.frombuffer(self._board_map, records.BOARD, 1)
             self._set_period(rate_hz)
             self._load(rate_hz, off_cpu_ns, cpus, no_types)
             self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
@@ -281,6 +290,8 @@ class StackProbes:
             self._module.close()
             raise
         self._counts = [self._module[f"counts_{i}"] for i in (0, 1)]
+        self._entries = [self._board[f"entries_{i}"] for i in (0, 1)]
+        self._many_entries = int(counts * FULL)
         self._active = 0
         self._swapped_ns = time.monotonic_ns()
         self._unread = False
@@ -343,6 +354,7 @@ class StackProbes:
                 why = self.state["off-cpu"].partition(": ")[2]
                 failure = ArgusError(f"no stacks can be sampled: {why}", "", EXIT_UNAVAILABLE)
             raise failure
+        self._attach_tracepoint("sched_process_fork", "on_fork")
         self._attach_tracepoint("sched_process_exit", "on_exit")
         self._attach_tracepoint("sched_process_exec", "on_exec")
 
@@ -408,7 +420,7 @@ class StackProbes:
     def _set_period(self, rate_hz: int) -> None:
         self.period_ns = 1_000_000_000 // rate_hz if rate_hz else 0
         self.longest_poll_s = self._stack_ring_bytes / (2 * _STACK_BYTES * max(rate_hz, 1) * self._cpus)
-        self._module["periods"].set(0, self.period_ns)
+        self._board["period_ns"] = self.period_ns
 
     def set_rate(self, rate_hz: int) -> None:
         """Samples so many times a second from now on, if it samples at all.
@@ -556,27 +568,42 @@ class StackProbes:
             if self._unread and now - self._swapped_ns >= GRACE_NS:
                 counts.append(self._read_counts(1 - self._active))
                 self._unread = False
-            if not self._unread and now - self._swapped_ns >= self._swap_ns:
-                self._active = 1 - self._active
-                self._module["switches"].set(0, self._active)
-                self._swapped_ns = now
-                self._unread = True
+            is_full = self._entries[self._active][0] >= self._many_entries
+            if is_full or now - self._swapped_ns >= self._swap_ns:
+                self.swap()
         # Counts first: a stack is sent before it is counted.
-        rows = np.concatenate(counts) if counts else _NO_COUNTS
+        rows = np.concatenate(counts) if len(counts) > 1 else counts[0] if counts else _NO_COUNTS
         self.used = max(self._stacks.used, self._codes.used, self._pauses.used)
+        if not self.used:
+            return Drained(rows, [], [], _NO_PAUSES)
         # Stacks first: what its frames are called is sent before it.
         stacks = [self._stack(record) for record in self._stacks.drain()]
         return Drained(rows, stacks, [self._code(record) for record in self._codes.drain()], self._pauses.drain())
+
+    def swap(self) -> None:
+        """Lets what was counted so far come with the next ``drain`` that is ``GRACE_NS`` later, before it is due.
+
+        What came earlier and was not taken yet goes first: then nothing is done.
+        """
+        if not self._unread:
+            self._active = 1 - self._active
+            self._board["active"] = self._active
+            self._swapped_ns = time.monotonic_ns()
+            self._unread = True
 
     def _stop(self) -> None:
         for event in self._events:
             os.close(event)
         self._events.clear()
-        self._module["switches"].set(1, 1)
+        self._board["ended"] = 1
         time.sleep(LAST_GRACE_S)
 
     def _read_counts(self, which: int) -> NDArray[np.void]:
         self.reads += 1
+        if not self._entries[which][0]:
+            return _NO_COUNTS
+        # Before they are read: what a program that was interrupted for long adds meanwhile is seen later.
+        self._entries[which][0] = 0
         keys, values = self._counts[which].read(delete=True)
         rows = np.empty(len(keys), records.STACK_COUNT)
         raw = rows.view(np.uint8).reshape(len(keys), records.STACK_COUNT.itemsize)
@@ -618,12 +645,16 @@ class StackProbes:
 
     def execs(self) -> int:
         """How often a traced process has executed another program."""
-        return self._module["stack_counters"].total(StackCounter.EXECS)
+        return int(self._board["execs"][0])
+
+    def clones(self) -> int:
+        """How often a traced process has made a process or a thread."""
+        return int(self._board["clones"][0])
 
     def counters(self) -> dict[StackCounter, int]:
         """What the kernel side counted so far, summed over CPUs."""
-        table = self._module["stack_counters"]
-        return {counter: table.total(counter) for counter in StackCounter}
+        of_cpus = np.frombuffer(self._module["stack_counters"].get(0) or b"", "<u8").reshape(-1, len(StackCounter))
+        return dict(zip(StackCounter, of_cpus.sum(axis=0).tolist(), strict=True))
 
     def cpu_ns(self) -> int:
         """Time that its programs have run for, where the kernel measures it (``run_time_statistics``); else 0."""
@@ -653,4 +684,6 @@ class StackProbes:
         self._stacks.close()
         self._codes.close()
         self._pauses.close()
+        del self._board, self._entries  # numpy's views keep the map open
+        self._board_map.close()
         self._module.close()

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.targets import PROC
+from argus.capture.targets import PROC, cpu_ns, read_file
 from argus.records import NOT_MEASURED, THREAD_USAGE
 
 _NETLINK_GENERIC = 16
@@ -128,6 +128,9 @@ class ThreadWatch:
         # Descriptors of a process that ended never show the next process of its number.
         self._tasks = os.open(PROC / str(pid) / "task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last: NDArray[np.void] | None = None
+        self._rows: NDArray[np.void] = np.zeros(0, THREAD_USAGE)
+        self._seen = (-1, "")
+        """The process's CPU time before the last reading, and whether delays were accounted then."""
         self._last_ns = self._asked_ns = 0
         self.counters = {"threads_ended": 0, "threads_unread": 0, "thread_times_rejected": 0}
         self.state = {"run-queue": _runqueue_state(), "I/O": "off: not read yet"}
@@ -178,6 +181,11 @@ class ThreadWatch:
             thread that began since the previous call begins with the thread.
         """
         asked_ns = time.monotonic_ns()
+        seen = cpu_ns(self._pid), _delays_state()
+        ran = seen != self._seen or seen[0] < 0
+        self._seen = seen
+        if not ran and self._last is not None and len(self._rows) == len(self._last):
+            return self._nothing(now_ns, asked_ns)
         tasks = self._read(now_ns)
         spent_ns = time.monotonic_ns() - self._asked_ns
         last, since_ns = self._last, self._last_ns
@@ -215,7 +223,17 @@ class ThreadWatch:
         # One that was there before, but not read: what it spent since then is not known.
         told = same | (tasks["began_ns"] == 0) | (tasks["began_ns"] > since_ns - _SAME_BEGIN_NS)
         chosen: NDArray[np.void] = rows[told]
+        self._rows = chosen
         return chosen
+
+    def _nothing(self, now_ns: int, asked_ns: int) -> NDArray[np.void]:
+        """Of a process that has not run since the previous reading: the same threads, which have spent nothing."""
+        rows: NDArray[np.void] = self._rows.copy()
+        rows["begin_ns"], rows["end_ns"] = self._last_ns, now_ns
+        for name in _ACCOUNTS:
+            np.minimum(rows[name], 0, out=rows[name])  # what was not measured was not
+        self._last_ns, self._asked_ns, self._rows = now_ns, asked_ns, rows
+        return rows
 
     def _read(self, now_ns: int) -> NDArray[np.void]:
         """The accounts of all threads, by thread number."""
@@ -282,10 +300,10 @@ def _runqueue_state() -> str:
 
 def _delays_state() -> str:
     try:
-        value = _SYSCTL.read_text().strip()
+        value = read_file(str(_SYSCTL)).strip()
     except OSError:
         return "off: the kernel does not account for it (CONFIG_TASK_DELAY_ACCT)"
-    return "on" if value != "0" else "off: kernel.task_delayacct is 0 (sysctl -w kernel.task_delayacct=1)"
+    return "on" if value != b"0" else "off: kernel.task_delayacct is 0 (sysctl -w kernel.task_delayacct=1)"
 
 
 _accounted_ns: list[int] = []

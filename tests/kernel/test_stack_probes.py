@@ -212,6 +212,64 @@ def test_every_sample_is_counted_once(probes: StackProbes, start: Callable[..., 
     wait_until(lambda: set(probes._thread_rows()["tid"].tolist()) <= alive, what="threads that ended to be forgotten")
 
 
+def test_counts_that_are_many_or_asked_for_come_before_they_are_due(
+    start: Callable[..., subprocess.Popen[str]],
+) -> None:
+    probes = StackProbes(rate_hz=997, off_cpu_ns=None, swap_ns=3_600_000_000_000)
+    try:
+        seen = Seen(probes)
+        process = start("work", "burn", 2)
+        seen.drain()
+        assert probes.reads == 0, "an hour has not gone by"
+        probes.add_target(process.pid)
+        wait_until(lambda: probes.counters()[StackCounter.SAMPLES] >= 53, what="53 samples")
+        entries = int(probes._board["entries_0"][0])
+        assert 0 < entries <= probes.counters()[StackCounter.SAMPLES]
+        probes.swap()
+        probes.swap()  # there is one to be read: nothing is done
+        seen.wait(lambda: not probes._unread)
+        assert probes.reads == 1
+        assert len(seen.counts) >= entries
+        assert seen.samples(process.pid) >= 53
+        probes._many_entries = 3
+        seen.wait(lambda: probes.reads > 1, "more than so many entries")
+        process.kill()
+        process.wait()
+        probes._many_entries = 1 << 30
+        for _ in range(2):
+            probes.swap()
+            seen.wait(lambda: not probes._unread)
+        monkey, probes._counts = probes._counts, []  # nothing was counted: neither is read
+        for _ in range(2):
+            probes.swap()
+            seen.wait(lambda: not probes._unread)
+        probes._counts = monkey
+        assert probes.counters()[StackCounter.SAMPLES] == seen.samples(process.pid)
+    finally:
+        probes.close()
+
+
+def test_every_process_and_thread_that_is_made_is_told(
+    usual: StackProbes, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    process = start("work", "threads", 7)
+    script = "read x; for i in 1 2 3 4 5; do : & done; wait; echo done; read x"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
+        usual.add_target(shell.pid)
+        before = usual.clones()
+        tell(shell)
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == "done\n"
+        assert usual.clones() == before + 5
+        usual.remove_target(shell.pid)
+        shell.kill()
+    usual.add_target(process.pid)
+    before = usual.clones()
+    tell(process)
+    wait_until(lambda: usual.clones() >= before + 7, what="seven threads")
+    usual.remove_target(process.pid)
+
+
 def test_samples_stand_for_cpu_time(usual: StackProbes, start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("work", "burn", 1)
     seen = Seen(usual)
@@ -489,7 +547,7 @@ def test_nothing_is_left_after_kill(programs: dict[str, Path]) -> None:
     try:
         assert process.stdout is not None
         descriptors = process.stdout.readline().split()[1:]
-        assert len(descriptors) == 11
+        assert len(descriptors) == 12
         info = [Path(f"/proc/{process.pid}/fdinfo/{fd}").read_text() for fd in descriptors]
         ids = {int(re.search(r"prog_id:\s+(\d+)", text).group(1)) for text in info}  # type: ignore[union-attr]
         assert ids <= stacks.program_ids()

@@ -21,6 +21,7 @@ STRUCTS = {
     "argus_code": records.CODE,
     "argus_stack": records.STACK,
     "argus_pause": records.PAUSE,
+    "argus_board": records.BOARD,
 }
 COUNT_KEY = ("stack", "pid", "tid", "what", "window")
 STACK_FLAGS = ("PYTHON", "PYTHON_CUT", "PYTHON_REJECTED", "NATIVE_CUT", "KERNEL", "IDLE_PYTHON")

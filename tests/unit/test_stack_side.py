@@ -43,7 +43,7 @@ class Sampler:
         self.off = np.zeros(0, records.OFF_NOW)
         self.targets: list[int] = []
         self.functions: list[tuple[int, int, int]] = []
-        self.reads = self.executed = 0
+        self.reads = self.executed = self.cloned = self.swaps = 0
         self.rates: list[int] = []
         self.leaves: list[int] = []
 
@@ -71,6 +71,12 @@ class Sampler:
 
     def execs(self) -> int:
         return self.executed
+
+    def clones(self) -> int:
+        return self.cloned
+
+    def swap(self) -> None:
+        self.swaps += 1
 
     def off_now(self) -> np.ndarray[Any, Any]:
         return self.off
@@ -211,6 +217,36 @@ def test_a_wait_that_was_told_while_it_lasted_is_not_told_twice(session: Session
     assert not session.side._told
 
 
+def test_a_wait_that_begins_before_the_last_one_s_count_has_come(session: Session) -> None:
+    session.sampler.stack(31, "read")
+    now = time.monotonic_ns()
+    first, second = now - 20 * S, now - 4 * S
+    what = records.WHAT_OFF | 0
+
+    def off_since(since: int) -> None:
+        session.sampler.off = np.zeros(1, records.OFF_NOW)
+        session.sampler.off["pid"] = session.sampler.off["tid"] = PID
+        session.sampler.off["since_ns"], session.sampler.off["stack"], session.sampler.off["what"] = since, 31, what
+        session.go()
+
+    off_since(first)
+    off_since(second)
+    assert len(session.told) == 2, "both were told while they lasted"
+    spent = 15 * S
+    session.sampler.row(31, what=what, ns=spent, max_ns=spent, first_ns=first, last_ns=first + spent)
+    # That it was told for longer than it was is this test's doing: it says how long by the clock.
+    next(told for told in session.side._told.values() if told.since_ns == first).told_ns = 10 * S
+    before = sum(row["ns"] for row in session.told)
+    session.go()
+    assert sum(row["ns"] for row in session.told) - before == 5 * S
+    assert sum(row["count"] for row in session.told) == 2, "two waits"
+    assert [told.since_ns for told in session.side._told.values()] == [second]
+    session.sampler.off = np.zeros(0, records.OFF_NOW)
+    for _ in range(5):
+        session.go()
+    assert not session.side._told, "no count will come: the thread has ended"
+
+
 def test_places_whose_chains_are_never_believed_are_told_to_the_kernel(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +379,60 @@ def test_a_process_that_came_is_looked_at_at_once(session: Session) -> None:
         other.kill()
 
 
+def test_children_are_looked_for_when_the_kernel_tells_of_one(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bool] = []
+    monkeypatch.setattr(stacks, "_children", lambda pid, *, all_threads: looked.append(all_threads) or [])
+    at = session.now + stacks.REFRESH_ALL_S + 1  # once more: this process has just come
+    session.side.look([session.job], at)
+    looked.clear()
+    for seconds in range(1, 12):
+        session.side.look([session.job], at + seconds)
+    assert looked == []
+    session.sampler.cloned += 1
+    for seconds in range(12, 24):
+        session.side.look([session.job], at + seconds)
+    assert looked == [False, True], "of its main thread at once, of the others when all is looked at"
+
+
+def test_a_process_that_ends_is_seen_to_and_its_number_may_be_another_s(session: Session) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        session.job.members[other.pid] = SimpleNamespace(rank=4, state="traced")
+        session.side.look([session.job], session.now)
+        mine, its = (session.side._processes[pid] for pid in (PID, other.pid))
+        session.side.look([session.job], session.now)
+        assert not its.ended
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        session.side.look([session.job], session.now)
+        assert (mine.ended, its.ended) == (False, True)
+    del session.job.members[other.pid]
+    swaps = session.sampler.swaps
+    for _ in range(4):
+        session.go()
+    assert list(session.side._processes) == [PID]
+    assert session.sampler.swaps >= swaps + 2, "its last samples are in either of two maps"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(its.pidfd)
+
+
+def test_counts_are_left_to_be_fetched_when_rows_are_due(session: Session) -> None:
+    while session.side._rows_s < stacks.ROWS_S:
+        session.go()
+    assert session.side._poll_s == stacks.LONGEST_POLL_S
+    swaps: list[float] = []
+    before = session.sampler.swaps
+    rows_due = []
+    for _ in range(20):
+        session.go(1.0)
+        if session.side._rows_due not in rows_due:
+            rows_due.append(session.side._rows_due)
+        swaps += [session.now] * (session.sampler.swaps - before - len(swaps))
+    assert 3 <= len(swaps) <= 5, "once for each time that counts become rows"
+    assert all(any(0 <= due - at <= stacks.LONGEST_POLL_S + 2 * stacks.SLACK_S for due in rows_due) for at in swaps)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_an_exec_is_looked_for_when_the_kernel_tells_of_one_and_now_and_then(
     session: Session, monkeypatch: pytest.MonkeyPatch, told: bool
@@ -398,7 +488,9 @@ def test_the_last_samples_of_a_process_that_ended_become_rows(
 ) -> None:
     """They lie in either of two maps: the second read after the end brings them."""
     session.go()
-    monkeypatch.setattr(stacks, "start_ticks", lambda pid: None)
+    pidfd = session.side._processes[PID].pidfd
+    ends = SimpleNamespace(poll=lambda timeout: [(pidfd, 1)], unregister=lambda fd: None, close=lambda: None)
+    monkeypatch.setattr(session.side, "_ends", ends)
     session.side.look([session.job], session.now)
     session.sampler.stack(11, "getppid")
     session.go()

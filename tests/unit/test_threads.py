@@ -375,6 +375,32 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
         old.end()
 
 
+def test_a_process_that_has_not_run_is_not_asked_for(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = ThreadWatch(program.pid)
+    program.do("burn 1")
+    ran = -1
+    while ran != (ran := threads.cpu_ns(program.pid)):  # until it waits for the next line
+        time.sleep(0.05)
+    watch.usage(now())
+    watch.usage(now())
+    asked: list[int] = []
+    real = watch._read
+    monkeypatch.setattr(watch, "_read", lambda now_ns: asked.append(now_ns) or real(now_ns))
+    begin, end = watch._last_ns, now()
+    rows = watch.usage(end)
+    assert asked == []
+    assert program.worker in rows["tid"].tolist()
+    assert set(rows["begin_ns"].tolist()) == {begin}
+    assert set(rows["end_ns"].tolist()) == {end}
+    assert not rows["cpu_ns"].any()
+    assert set(rows["io_ns"].tolist()) <= {0, NOT_MEASURED}
+    program.do("burn 20")
+    row = row_of(watch.usage(now()), program.worker)
+    assert len(asked) == 1
+    assert row["begin_ns"] == end
+    assert row["cpu_ns"] >= 20 * MS
+
+
 @pytest.mark.alone  # a thread that does not get its CPU is told of otherwise
 def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -396,6 +422,7 @@ def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
     monkeypatch.setattr(threads, "_SYSCTL", tmp_path / "sysctl")
     monkeypatch.setattr(threads, "_accounted_ns", [0])
     monkeypatch.setattr(threads, "_taskstats", WithWaits)
+    monkeypatch.setattr(threads, "cpu_ns", lambda pid: -1)  # else what has not run is not asked for
     watch = ThreadWatch(program.pid)
 
     def told(more_ns: int, meanwhile: Callable[[], object]) -> int:
