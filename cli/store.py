@@ -13,7 +13,7 @@ import click
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.store import spill, spool
 from argus.store.open import open_store
-from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, ensure_schema, init_schema
+from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
 from argus.store.status import StoreStatus, store_status
 from argus.store.writer import load_spilled
 
@@ -77,8 +77,6 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
       argus store load --store clickhouse://argus@db/argus  what waits for that store
     """
     with open_store(store_url) as store:
-        if not store.spooled:
-            ensure_schema(store)
         terminal = sys.stderr.isatty()
 
         def progress(done: int, files: int) -> None:

@@ -131,9 +131,10 @@ def flush_whole(writer: Writer, job: str, run: int) -> None:
         writer.close(timeout_s=0)  # else whoever leaves it waits once more
         why = str(writer.last_error or "the store does not answer")
         raise ArgusError(
-            f"run {run} of {job} was not stored as a whole: {why}", "It has no end in the table jobs; import again",
+            f"run {run} of {job} was not stored as a whole: {why}",
+            "It has no end in the table jobs; give the same command again",
             EXIT_FAILURE,
-        )  # fmt: skip
+        )
 
 
 def _write_job(

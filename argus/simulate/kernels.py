@@ -58,8 +58,28 @@ class Kernels:
             phase.append(np.full(count, PHASES.index(name_of_phase)))
         self._group, self._weight, self._phase = map(np.concatenate, (group, weight, phase))
 
+    @property
+    def group(self) -> NDArray[np.int64]:
+        """The kernel of each launch of a step, as a place in :attr:`names`, shape (n,)."""
+        return self._group
+
+    @property
+    def names(self) -> list[str]:
+        """Of the kernels."""
+        return [name for _, name, *_ in CATALOG]
+
     def feed(self, step: Step) -> None:
-        """The kernels of a step: in each phase as much time as the GPU computed in it, but for spikes."""
+        """Sums the kernels of a step up."""
+        for rank, begin_ns, end_ns, start_ns, duration_ns in self.launches(step):
+            self._compressor.feed(rank, step.number, begin_ns, end_ns, self._group, start_ns, duration_ns)
+
+    def launches(self, step: Step) -> Iterator[tuple[int, int, int, NDArray[np.int64], NDArray[np.int64]]]:
+        """The kernels of a step: in each phase as much time as the GPU computed in it, but for spikes.
+
+        Yields:
+            Of each rank: its number, begin and end of the step on its GPU, ns; begin and duration of each launch, ns,
+            shape (n,), in the order of :attr:`group`.
+        """
         rng = np.random.default_rng([self._seed, step.number + 2, 4])
         spent = step.phases.reshape(len(step.phases), -1)
         begins, ends = step.gpu_begin.ravel(), step.gpu_end.ravel()
@@ -70,9 +90,7 @@ class Kernels:
             ns = took * (spent[:, rank] / np.maximum(total[: len(spent)], 1e-12))[self._phase]
             ns = np.where(rng.random(len(ns)) < SPIKE, 40 * ns, ns).astype(np.int64)
             start = begins[rank] + np.linspace(0, ends[rank] - begins[rank], len(ns), endpoint=False)
-            self._compressor.feed(
-                rank, step.number, int(begins[rank]), int(ends[rank]), self._group, start.astype(np.int64), ns
-            )
+            yield rank, int(begins[rank]), int(ends[rank]), start.astype(np.int64), ns
 
     def tables(self, *, final: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
         """Rows that are ready."""

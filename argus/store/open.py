@@ -161,9 +161,10 @@ def _password() -> str:
     if name := os.environ.get("ARGUS_STORE_PASSWORD_FILE"):
         try:
             return Path(name).read_text().rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as failure:
+        except (OSError, ValueError) as failure:
+            reason = failure.strerror if isinstance(failure, OSError) else "it is no text in UTF-8"
             raise ArgusError(
-                f"cannot read the password file '{name}': {failure}", "See ARGUS_STORE_PASSWORD_FILE", EXIT_UNAVAILABLE
+                f"cannot read the password file '{name}': {reason}", "See ARGUS_STORE_PASSWORD_FILE", EXIT_UNAVAILABLE
             ) from None
     return ""
 

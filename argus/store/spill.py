@@ -159,17 +159,12 @@ def create(where: Place, session: str) -> Folder:
         ArgusError: It cannot be made, or belongs to somebody else.
     """
     try:
-        where.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if where.folder.stat().st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user")
-        path = where.folder / session
-        # Locked before it has its name: whoever looks for abandoned folders must never see one that is just being made.
-        new = where.folder / f"{_NEW}-{uuid.uuid4().hex}"
-        new.mkdir(mode=0o700)
-        lock = os.open(new / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.write(lock, f"{os.getpid()}\n".encode())
-        new.rename(path)
+        path, lock = where.folder / session, None
+        while lock is None:
+            where.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if where.folder.stat().st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to another user")
+            lock = _made(path)
         spool.sync_folder(where.folder)
     except OSError as failure:
         reason = failure.strerror or str(failure)
@@ -177,6 +172,36 @@ def create(where: Place, session: str) -> Folder:
             f"cannot spill to {where.folder}: {reason}", "Name another place: ARGUS_SPILL_DIR", EXIT_UNAVAILABLE
         ) from None
     return Folder(path, lock)
+
+
+def _made(path: Path) -> int | None:
+    """Makes a writer's folder, and returns the lock on it; None: it was tidied away meanwhile."""
+    # Locked before it has its name: whoever looks for abandoned folders must never see one that is just being made.
+    new, lock = path.parent / f"{_NEW}-{uuid.uuid4().hex}", -1
+    try:
+        new.mkdir(mode=0o700)
+        lock = os.open(new / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        os.write(lock, f"{os.getpid()}\n".encode())
+        new.rename(path)
+    except OSError as failure:
+        if lock >= 0:
+            os.close(lock)
+        if isinstance(failure, FileNotFoundError):
+            return None
+        raise
+    return lock
+
+
+def _tidy(folder: Path) -> None:
+    """Removes folders whose makers were killed before they gave them their names. Who loses one so that it is just
+    making notices, since it can no longer be named, and makes another."""
+    for path in _listed(folder):
+        if path.name.startswith(_NEW):
+            if (found := lock(path)) is not None:
+                found.close()
+            with contextlib.suppress(OSError):  # what has an owner is not empty
+                os.rmdir(path)
 
 
 def lock(path: Path) -> Folder | None:
@@ -208,19 +233,23 @@ def owned(path: Path) -> bool:
 
 def abandoned(folder: Path) -> Iterator[Folder]:
     """Takes over, one after the other, the folders whose writers are gone. Each must be closed."""
+    _tidy(folder)
     for path in _sessions(folder):
         if (found := lock(path)) is not None:
             yield found
 
 
 def _sessions(folder: Path) -> list[Path]:
+    return [path for path in _listed(folder) if path.name != _ASIDE and not path.name.startswith(_NEW)]
+
+
+def _listed(folder: Path) -> list[Path]:
     try:
         if folder.stat().st_uid != os.geteuid():
             return []  # what others put there is not believed
-        names = sorted(os.listdir(folder))
+        return [folder / name for name in sorted(os.listdir(folder))]
     except OSError:
         return []
-    return [folder / name for name in names if name != _ASIDE and not name.startswith(_NEW)]
 
 
 def waiting(folder: Path) -> Waiting:

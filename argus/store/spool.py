@@ -243,12 +243,22 @@ class Loaded:
     """A line for each file that could not be loaded."""
 
 
+def check_target(store: Store) -> None:
+    """Refuses to load files into files.
+
+    Raises:
+        ArgusError: The store is a spool itself.
+    """
+    if store.spooled:
+        raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
+
+
 def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable[[int, int], None]) -> Loaded:
     """Sends the files of a spool to a store, in the order they were written.
 
     Args:
         folder: The spool.
-        store: Where to; its tables must be there.
+        store: Where to. An embedded one is made if there is something to load.
         remove: Delete each file once it is stored.
         progress: Called with (files done, files in all) before each file and at the end.
 
@@ -256,15 +266,16 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
         ArgusError: There is no such folder, it holds no file of a spool, or the store cannot be reached.
     """
     from argus.store.open import LEASE_TIMEOUT_S, transient
+    from argus.store.schema import ensure_schema
     from argus.store.writer import replay
 
-    if store.spooled:
-        raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
+    check_target(store)
     with _alone(folder):
         files = [file for _, file in batch_files(folder)]
         if not files:
             what = "holds no file of a spool" if folder.is_dir() else "is no folder"
             raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
+        ensure_schema(store)
         result = Loaded(unfinished=sum(name.endswith(_UNFINISHED) for name in os.listdir(folder)))
         identity = _identity(store)
         loaded_before, noted = _journal(folder, identity)

@@ -752,15 +752,18 @@ def load_spilled(
     """Stores what writers that are gone have left on disk for a store. Files that cannot be stored are set aside.
 
     Args:
-        store: Where to; its tables must be there.
+        store: Where to. An embedded one is made if there is something to load.
         folder: The store's folder (``spill.place``), or another one's, where it was copied from.
         progress: Called with (files done, files in all) before each file and at the end.
 
     Raises:
-        ArgusError: The store cannot be reached.
+        ArgusError: The store cannot be reached, or is a spool itself.
     """
+    spool.check_target(store)
     result = spool.Loaded()
     files, done = spill.waiting(folder).files, 0
+    if files:
+        ensure_schema(store)
     for abandoned in spill.abandoned(folder):
         try:
             for file in abandoned.files():

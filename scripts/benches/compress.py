@@ -1,115 +1,100 @@
 """Kernel durations compressed: bytes, fidelity, detection and speed, against what others store.
 
-Synthetic: 8 ranks, 100,000 launches a rank and step of 60 kinds with 1 to 6 modes, of which a sixth are as noisy as
-communication and an eighth route like mixtures of experts (the weights of their modes change every step); 1 % Pareto
-tails, spikes of 40 times at 1e-4, drift. Real: the kernels of the reference data's traces, cut into windows in time,
-with templates from the first half and tested on the second; their bytes are those by which
-a store grows that holds another job already, since of a table of a few hundred rows a third is headers of columns, and
-keys, names and templates are left out of all forms alike.
+Four kinds of jobs (``_jobs.py``): synthetic, 8 ranks with 100,000 launches a rank and step of 60 kinds; the kernels of
+the reference data's real traces, cut into windows in time, with templates from the first half and tested on the second
+(left out, with a line, where they are not there); a job that ``argus simulate`` makes; and one on the fake GPU, traced
+by ``argus trace`` there and then, where the rows that the trace has stored are compared with the kernels that it has
+stored one by one (left out where nothing can be traced).
 
-Ours goes through ``Compressor`` into a store, and is decoded from what the store gives back; bytes are those of the
-store after OPTIMIZE FINAL, of all columns. References: the triples (count, p50, p99 of each cluster of a kernel density
-estimate with Scott's bandwidth) of the ARGUS paper in float32 and in 16-bit logarithmic codes; logarithmic bins
-(DDSketch); t-digest and KLL where the package datasketches is there, at their smallest; for speed scipy's
-gaussian_kde on 256 points where scipy is there, by CPU time. W1 is relative to the mean and includes spikes. The ratio
-is W1 of the float32 triples over ours.
+Of each: what is stored goes through a store, bytes are those on its disk after OPTIMIZE FINAL of all columns, and W1
+over the mean, quantiles and outliers (longer than ten times their kernel's median; told: to a tenth of their duration)
+are of what is decoded from the store's answer. Then faults are planted on the launches of one rank, one kind of kernel
+at a time: 5 % slower; 4 % shorter or longer at the same mean; spikes ten times as frequent. Scores are of one rank,
+step and kind against the median of the other ranks; those of spikes count outliers of a rank.
+
+References: the triples (count, p50, p99 of each cluster of a kernel density estimate with Scott's bandwidth) of the
+ARGUS paper in float32 and in 16-bit logarithmic codes; logarithmic bins (DDSketch); t-digest and KLL where the package
+datasketches is there, at their smallest. Of all of them the second time at equal bytes: one for so many steps together
+that it takes no more bytes a step than ours; when a fault is looked for, only the newest of these steps has it. For
+speed scipy's gaussian_kde on 256 points where scipy is there, by CPU time. The ratio is W1 of the float32 triples over
+ours.
+
+Bytes of real traces are those by which a store grows that holds another job already, since of a table of a few hundred
+rows a third is headers of columns; keys, names and templates are left out of all forms alike. Faults are planted on
+jobs whose launches are drawn at random from the real ones.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from argus.compress.bins import BINS, CENTER_LOG, PER_NEPER, bins_of
 from argus.compress.decode import decode_escapes, decode_summaries
-from argus.compress.fidelity import auc, power, quantile_error, recall, w1
+from argus.compress.fidelity import auc, power, recall
 from argus.compress.kernels import Compressor
-from argus.compress.templates import valleys
 from argus.errors import ArgusError
-from argus.interop import kineto, nsys
-from argus.records import GpuKind
 from argus.store.open import Store, open_store
 from argus.store.reader import query
-from argus.store.schema import ensure_schema
+from argus.store.schema import ensure_schema, table_columns
 from argus.store.writer import Writer
 from benches import Result
+from benches._forms import (
+    FAR,
+    Floats,
+    Form,
+    Ints,
+    Points,
+    Table,
+    coded,
+    decode_triples,
+    f32_triples,
+    grid,
+    sketches,
+    store_triples,
+    triples,
+)
+from benches._jobs import (
+    CASES,
+    EVENTS,
+    KINDS,
+    REFERENCE,
+    SPIKE,
+    STEP_NS,
+    Drawn,
+    Job,
+    Kernel,
+    Launches,
+    Stream,
+    by_kind,
+    planted,
+    real_groups,
+    record_fake_gpu,
+    recorded,
+    simulated,
+)
 
-KINDS = 60
-RANKS = 8
-EVENTS = 100_000
-SPIKES = 1e-4
-STEP_NS = 1_500_000_000
-GRID = (np.arange(100) + 0.5) / 100
+GRID = ((np.arange(100) + 0.5) / 100)[:98]
 """Quantiles that detection compares; the last two are left out: spikes rule them."""
-BINS_WIDE = 0.075
-"""Relative error of the logarithmic bins that take about as many bytes as ours."""
-QUANTILES = (0.01, 0.5, 0.9, 0.99, 0.999)
-REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+TABLES = ("kernel_groups", "kernel_templates", "kernel_summaries", "kernel_escapes", "kernel_spikes")
+STEPS = 100
+"""Of the synthetic job."""
+SKETCHED = 240
+"""Samples at most of which sketches are made."""
 
 
-class Stream:
-    """Launches of one job, the same for the same seed."""
-
-    def __init__(self, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.seed = seed
-        self.share = rng.dirichlet(np.full(KINDS, 3.0))
-        self.noisy = rng.random(KINDS) < 1 / 6
-        self.routed = ~self.noisy & (rng.random(KINDS) < 1 / 8)
-        self.modes = np.where(self.noisy, 1, rng.integers(1, 7, KINDS))
-        self.modes[self.routed] = np.maximum(self.modes[self.routed], 3)
-        self.center = rng.normal(10.5, 1.0, KINDS)[:, None] + np.cumsum(rng.uniform(0.1, 0.6, (KINDS, 6)), axis=1)
-        self.spread = rng.uniform(0.005, 0.03, (KINDS, 6))
-        self.spread[self.noisy] = rng.uniform(0.15, 0.4, (int(self.noisy.sum()), 6))
-        self.weight = rng.dirichlet(np.full(6, 2.0), KINDS) * (np.arange(6) < self.modes[:, None])
-        self.drift = rng.normal(0, 3e-4, KINDS)
-
-    def step(
-        self,
-        rank: int,
-        step: int,
-        *,
-        slower: float = 1.0,
-        split: float = 0.0,
-        spikes: float = SPIKES,
-        events: int = EVENTS,
-    ) -> tuple[Ints, Ints, Ints]:
-        """(kind, start_ns, duration_ns) of a rank and step, in order of time."""
-        rng = np.random.default_rng((self.seed, rank, step))
-        weight = self.weight.copy()
-        weight[self.routed] *= rng.gamma(4.0, 0.25, (int(self.routed.sum()), 6))
-        upto = np.cumsum(weight, axis=1)
-        # A program launches each kernel as often in every step; how often experts are called depends on the data.
-        often = np.rint(self.share * events)
-        often[self.routed] *= rng.normal(1, 0.05, int(self.routed.sum()))
-        kind = rng.permutation(np.repeat(np.arange(KINDS), np.maximum(often, 1).astype(np.int64)))
-        events = len(kind)
-        mode = (rng.random(events)[:, None] * upto[kind, -1:] > upto[kind]).sum(axis=1)
-        log = self.center[kind, mode] + self.spread[kind, mode] * rng.standard_normal(events) + self.drift[kind] * step
-        tail = rng.random(events) < 0.01
-        log[tail] += np.minimum(rng.exponential(1 / 3.0, int(tail.sum())), 1.0)
-        if split:
-            # Two halves further apart, with the mean kept.
-            half = np.where(rng.random(events) < 0.5, 1 + split, 1 - split)
-            log += np.log(half)
-        duration = np.exp(log) * slower
-        duration[rng.random(events) < spikes] *= 40
-        start = np.sort(rng.integers(0, STEP_NS, events)) + step * STEP_NS
-        return kind, start, duration.astype(np.int64)
+def _say(text: str) -> None:
+    print(f"bench: {text} …", file=sys.stderr, flush=True)
 
 
 # ---- ours ----
@@ -140,63 +125,76 @@ class Stored:
         for place, key in enumerate(keys):
             self.spike_place.setdefault(key, []).append(place)
 
-    def of(self, kernel: int, rank: int, step: int) -> tuple[Floats, Floats]:
+    def calm(self, kernel: int, rank: int, step: int) -> Points:
+        """Durations and weights of one kernel, rank and step, without spikes."""
+        table, place = self.where[kernel, rank, step]
+        return self.points[table][0][place], self.points[table][1][place]
+
+    def of(self, kernel: int, rank: int, step: int) -> Points:
         """Durations and weights of one kernel, rank and step, spikes included."""
         table, place = self.where[kernel, rank, step]
-        covered = (self.summaries, self.escapes)[table]["steps"][place]
-        value, weight = self.points[table][0][place], self.points[table][1][place] / covered
+        value, weight = self.calm(kernel, rank, step)
+        weight = weight / (self.summaries, self.escapes)[table]["steps"][place]
         spikes = self.spike_rows["duration_ns"][self.spike_place.get((kernel, rank, step), [])]
         return np.concatenate([value, spikes]), np.concatenate([weight, np.ones(len(spikes))])
+
+
+def _read(store: Store) -> Stored:
+    """What a store has of its only job."""
+    tables = []
+    for table in TABLES[1:]:
+        sql = f"SELECT * EXCEPT (stored) FROM {table}"
+        if table == "kernel_templates":
+            sql = "SELECT * FROM kernel_templates FINAL"
+        if table == "kernel_spikes":
+            sql = "SELECT rank, kernel_id, step, toUnixTimestamp64Micro(ts) AS ts, duration_ns FROM kernel_spikes"
+        found = query(store, sql)
+        flat = {name: found.column(name).combine_chunks() for name in found.column_names}
+        tables.append({
+            name: column if pa.types.is_list(column.type) else column.to_numpy(zero_copy_only=False)
+            for name, column in flat.items()
+        })  # fmt: skip
+    templates, summaries, escapes, spikes = tables
+    return Stored(summaries, templates, escapes, spikes)
 
 
 class Ours:
     """The compressor, a store, and what becomes of rows in it."""
 
-    def __init__(self, store: Store, job: str, **options: Any) -> None:
-        self.store, self.job = store, job
+    def __init__(self, store: Store, kernels: Sequence[Kernel], **options: Any) -> None:
+        self.store = store
         self.compressor = Compressor(**options)
         self.writer = Writer(store, source="bench")
+        self.numbers = np.array([self.compressor.group(*kernel[:2], 0, *kernel[2:]) for kernel in kernels])
+        self.ids = [self.compressor._kernels[number].identity for number in self.numbers]
 
-    def kinds(self) -> Ints:
-        return np.array(
-            [
-                self.compressor.group(f"void kind_{kind}<float>(int)", 7, 0, (kind, 1, 1), (128, 1, 1))
-                for kind in range(KINDS)
-            ]
-        )
+    def feed(self, rank: int, step: int, launches: Launches) -> None:
+        kind, start, duration = launches
+        self.compressor.feed(rank, step, int(start[0]), int(start[-1]) + 1, self.numbers[kind], start, duration)
 
-    def write(self, *, final: bool = False) -> None:
+    def write(self, *, final: bool = False, job: str = "job") -> None:
         for table, columns in self.compressor.take(final=final).items():
             host = {} if table in ("kernel_groups", "kernel_templates") else {"host": "node-0"}
-            self.writer.append(table, {"job": self.job, "run": 1, **host, **columns})
+            self.writer.append(table, {"job": job, "run": 1, **host, **columns})
         if final and not self.writer.flush(timeout_s=60):
             raise ArgusError(f"the store takes no rows: {self.writer.last_error}")
 
-    def read(self) -> Stored:
-        tables = []
-        for table in ("kernel_summaries", "kernel_templates", "kernel_escapes", "kernel_spikes"):
-            sql = f"SELECT * EXCEPT (stored) FROM {table} WHERE job = {{job:String}}"
-            if table == "kernel_spikes":
-                sql = sql.replace(
-                    "* EXCEPT (stored)", "rank, kernel_id, step, toUnixTimestamp64Micro(ts) AS ts, duration_ns"
-                )
-            found = query(self.store, sql, {"job": self.job})
-            flat = {name: found.column(name).combine_chunks() for name in found.column_names}
-            tables.append({
-                name: column if pa.types.is_list(column.type) else column.to_numpy(zero_copy_only=False)
-                for name, column in flat.items()
-            })  # fmt: skip
-        return Stored(*tables)
 
-
-def _bytes(store: Store, tables: str = "kernel_%") -> dict[str, float]:
+def _emptied(store: Store) -> Store:
     with store.lease() as client:
-        for name in ("kernel_groups", "kernel_templates", "kernel_summaries", "kernel_escapes", "kernel_spikes"):
+        for table in TABLES:
+            client.command(f"TRUNCATE TABLE {table}")
+    return store
+
+
+def _bytes(store: Store) -> dict[str, float]:
+    with store.lease() as client:
+        for name in TABLES:
             client.command(f"ALTER TABLE {name} MODIFY SETTING min_bytes_for_wide_part = 0")
             client.command(f"OPTIMIZE TABLE {name} FINAL")
         found = client.query(
             "SELECT table, sum(data_compressed_bytes) FROM system.parts"
-            f" WHERE active AND table LIKE '{tables}' GROUP BY table"
+            f" WHERE active AND table IN {TABLES} GROUP BY table ORDER BY table"
         )
         return {table: float(size) for table, size in found.result_rows}
 
@@ -213,214 +211,146 @@ def _column_bytes(store: Store, table: str, without: set[str]) -> float:
         return sum(float(size) for name, size in found.result_rows if name not in without)
 
 
-# ---- what others store ----
-
-
-def _clusters(counts: Ints) -> list[Ints]:
-    """Where the density estimate with Scott's bandwidth (1.06 σ n^-1/5, of logarithms) has its valleys."""
-    n = counts.sum(axis=1)
-    mean = counts @ CENTER_LOG / n
-    spread = np.sqrt(np.maximum(counts @ CENTER_LOG**2 / n - mean**2, 1e-6))
-    return valleys(counts, np.maximum(1.06 * spread * n**-0.2, 1 / PER_NEPER))
-
-
-def triples(samples: list[Floats]) -> list[Floats]:
-    """(count, p50, p99) of each cluster of each sample: shape (clusters, 3)."""
-    counts = np.zeros((len(samples), BINS), np.int64)
-    for row, sample in zip(counts, samples, strict=True):
-        np.add.at(row, bins_of(sample.astype(np.int64)).astype(np.int64), 1)
-    out = []
-    for sample, cuts in zip(samples, _clusters(counts), strict=True):
-        parts = np.split(np.sort(sample), np.searchsorted(np.sort(sample), np.exp(cuts / PER_NEPER)))
-        out.append(np.array([(len(p), *np.quantile(p, (0.5, 0.99))) for p in parts if len(p)]))
-    return out
-
-
-_NORMAL = np.array([statistics.NormalDist().inv_cdf((j + 0.5) / 64) for j in range(64)])
-
-
-def decode_triples(rows: Floats) -> tuple[Floats, Floats]:
-    """A log-normal distribution for each cluster, by its median and 99th percentile."""
-    spread = np.log(np.maximum(rows[:, 2] / rows[:, 1], 1)) / 2.3263
-    value = rows[:, 1:2] * np.exp(spread[:, None] * _NORMAL)
-    return value.ravel(), np.repeat(rows[:, 0] / 64, 64)
-
-
-def _coded(rows: Floats) -> Floats:
-    """Triples after 16-bit codes of logarithms, 1/2048 neper."""
-    return np.column_stack([rows[:, 0], np.exp(np.rint(np.log(np.maximum(rows[:, 1:], 1)) * 2048) / 2048)])
-
-
-def store_triples(store: Store, name: str, keys: list[tuple[int, int, int]], rows: list[Floats]) -> None:
-    """Stores triples as well as they can be: sorted, the best codecs found for each."""
-    with store.lease() as client:
-        for form, of, codec in (("f32", "Float32", "ZSTD(6)"), ("u16", "UInt16", "T64, ZSTD(6)")):
-            client.command(
-                f"CREATE TABLE {name}_{form} (kernel UInt64 CODEC(ZSTD(3)),"
-                " rank UInt32 CODEC(Delta, ZSTD(3)), step UInt32"
-                f" CODEC(Delta, ZSTD(3)), count Array(UInt32) CODEC(T64, ZSTD(6)), p50 Array({of}) CODEC({codec}),"
-                f" p99 Array({of}) CODEC({codec})) ENGINE = MergeTree"
-                " ORDER BY (kernel, rank, step) SETTINGS min_bytes_for_wide_part = 0"
-            )
-            code = (lambda x: np.rint(np.log(np.maximum(x, 1)) * 2048)) if form == "u16" else (lambda x: x)
-            kind = pa.uint16() if form == "u16" else pa.float32()
-            floats = pa.list_(pa.float64())
-            table = pa.table({
-                "kernel": pa.array([key[0] for key in keys], pa.uint64()),
-                "rank": pa.array([key[1] for key in keys], pa.uint32()),
-                "step": pa.array([key[2] for key in keys], pa.uint32()),
-                "count": pa.array([row[:, 0].astype(np.uint32).tolist() for row in rows], pa.list_(pa.uint32())),
-                "p50": pa.array([code(row[:, 1]).tolist() for row in rows], floats).cast(pa.list_(kind)),
-                "p99": pa.array([code(row[:, 2]).tolist() for row in rows], floats).cast(pa.list_(kind)),
-            })  # fmt: skip
-            client.insert_arrow(f"{name}_{form}", table)
-
-
-def log_bins(sample: Floats, width: float) -> tuple[Floats, Floats, int]:
-    """DDSketch as logarithmic bins: points, weights, and bytes (numbers of bins and counts, zstd)."""
-    bins, counts = np.unique(np.floor(np.log(np.maximum(sample, 1)) / width).astype(np.int64), return_counts=True)
-    packed = np.diff(bins, prepend=0).astype(np.uint16).tobytes() + counts.astype(np.uint32).tobytes()
-    return np.exp((bins + 0.5) * width), counts.astype(float), len(pa.Codec("zstd", 6).compress(packed, asbytes=True))
-
-
-def _sketches() -> dict[str, Callable[[Floats], tuple[Floats, Floats, int]]]:
-    """t-digest and KLL by the package datasketches, at their smallest sensible sizes."""
-    try:
-        import datasketches
-    except ImportError:
-        return {}
-
-    def decode(sketch: Any) -> tuple[Floats, Floats, int]:
-        blob = pa.Codec("zstd", 6).compress(sketch.serialize(), asbytes=True)
-        value = np.array([sketch.get_quantile(q) for q in (np.arange(256) + 0.5) / 256])
-        return value, np.ones(256), len(blob)
-
-    def tdigest(sample: Floats) -> tuple[Floats, Floats, int]:
-        sketch = datasketches.tdigest_double(10)
-        sketch.update(sample)
-        return decode(sketch)
-
-    def kll(sample: Floats) -> tuple[Floats, Floats, int]:
-        sketch = datasketches.kll_floats_sketch(8)
-        sketch.update(sample.astype(np.float32))
-        return decode(sketch)
-
-    return {"t-digest k=10": tdigest, "KLL k=8": kll}
-
-
 # ---- fidelity ----
 
 
-def _grid(value: Floats, weight: Floats, q: Floats) -> Floats:
-    order = np.argsort(value, kind="stable")
-    upto = np.cumsum(weight[order])
-    return value[order][np.minimum(np.searchsorted(upto, q * upto[-1]), len(value) - 1)]
+@dataclass
+class Pooled:
+    """How many steps a form has to put together to take no more bytes than ours."""
+
+    form: Form
+    steps: int
 
 
-class Table:
-    """Lines of fidelity: name, bytes, W1 and errors of quantiles."""
+class History:
+    """Durations of each kernel by rank and step, and of several steps together."""
 
-    def __init__(self, title: str, unit: str) -> None:
-        self.lines = [
-            title,
-            f"{'':<30} {unit:>11} {'W1 mean':>8} {'median':>8} "
-            + " ".join(f"{f'p{100 * q:g}':>7}" for q in QUANTILES)
-            + " %",
-        ]
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._known: dict[tuple[int, int], list[Floats]] = {}
 
-    def add(self, name: str, size: float, samples: list[Floats], found: list[tuple[Floats, Floats]]) -> float:
-        distance = [w1(sample, *points) for sample, points in zip(samples, found, strict=True)]
-        q = np.array(QUANTILES)
-        errors = [quantile_error(sample, _grid(*points, q), q) for sample, points in zip(samples, found, strict=True)]
-        means = " ".join(f"{100 * error:>7.2f}" for error in np.mean(errors, axis=0))
-        mean = float(np.mean(distance))
-        self.lines.append(
-            f"{name:<30} {size:>11.4g} {100 * mean:>8.3f} {100 * float(np.median(distance)):>8.3f} {means}"
-        )
-        return mean
+    def take(self, rank: int, step: int, launches: Launches) -> None:
+        self._known[rank, step] = by_kind(launches, len(self.job.kernels))
+
+    def of(self, rank: int, step: int) -> list[Floats]:
+        if (rank, step) not in self._known:
+            self.take(rank, step, self.job.step(rank, step))
+        return self._known[rank, step]
+
+    def together(self, kind: int, rank: int, step: int, steps: int) -> Floats:
+        """Those of so many steps up to this one, or from the first one on."""
+        first = max(0, step - steps + 1)
+        return np.concatenate([self.of(rank, s)[kind] for s in range(first, first + steps)])
 
 
-def _synthetic(folder: Path, steps: int, tested: int) -> tuple[dict[str, float], list[str]]:
-    stream = Stream(11)
-    more: dict[str, float] = {}
-    with open_store(f"chdb://{folder}/synthetic") as store:
-        ensure_schema(store)
-        ours = Ours(store, "plain")
-        ids = ours.kinds()
-        kept: dict[tuple[int, int], tuple[Ints, Ints, Ints]] = {}
-        for step in range(steps):
-            for rank in range(RANKS):
-                kind, start, duration = stream.step(rank, step)
-                ours.compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration)
-                if step >= steps - tested and rank < 4:
-                    kept[rank, step] = (kind, start, duration)
-            ours.write(final=step == steps - 1)
-        sizes = _bytes(store)
-        for table, size in sizes.items():
-            more[f"bytes_{table}"] = size / (steps * RANKS)
-        more["bytes_per_rank_step"] = sum(sizes.values()) / (steps * RANKS)
-        stored = ours.read()
-        more["escaped_share"] = len(stored.escapes["count"]) / (
-            len(stored.escapes["count"]) + len(stored.summaries["count"])
-        )
-        more.update(_query_times(store, steps))
+def _compared(
+    store: Store,
+    job: Job,
+    title: str,
+    key: str,
+    stored: Stored,
+    ids: list[int],
+    first: int,
+    tested: list[tuple[int, int]],
+) -> tuple[Table, dict[str, Pooled]]:
+    """What is stored of a job, and what others would, against its launches.
 
-        identity = [kernel.identity for kernel in ours.compressor._kernels]
-        keys, samples = [], []
-        for (rank, step), (kind, _, duration) in kept.items():
-            order = np.argsort(kind, kind="stable")
-            edges = np.searchsorted(kind[order], np.arange(KINDS + 1))
-            for k in range(KINDS):
-                mine = order[edges[k] : edges[k + 1]]
-                keys.append((identity[k], rank, step))
-                samples.append(duration[mine].astype(float))
-        table = Table(
-            f"synthetic: {steps} steps of {RANKS} ranks, the newest {tested} of 4 ranks compared", "B/rank-step"
-        )
-        mine = table.add("ours", more["bytes_per_rank_step"], samples, [stored.of(*key) for key in keys])
-        more["w1"] = mine
-        reference = triples(samples)
-        store_triples(store, "triples", keys, reference)
-        for form, rows in (("f32", reference), ("u16", [_coded(row) for row in reference])):
-            size = _column_bytes(store, f"triples_{form}", set()) / len(kept)
-            more[f"triples_{form}_bytes_per_rank_step"] = size
-            more[f"triples_{form}_w1"] = table.add(
-                f"triples {form}", size, samples, [decode_triples(row) for row in rows]
-            )
-        some = list(range(0, len(samples), 4))
-        few = [samples[k] for k in some]
-        for width in (0.02, 2 * BINS_WIDE):
-            sketched = [log_bins(sample, width) for sample in few]
-            size = sum(row[2] for row in sketched) / len(few) * KINDS
-            table.add(f"log bins {100 * width / 2:.3g} % (DDSketch)", size, few, [row[:2] for row in sketched])
-        for name, sketch in _sketches().items():
-            sketched = [sketch(sample) for sample in few]
-            size = sum(row[2] for row in sketched) / len(few) * KINDS
-            table.add(name, size, few, [row[:2] for row in sketched])
-        planted, found = _planted(stream, stored, identity, kept)
-        more["spike_recall"] = recall(planted, found)
-    return more, table.lines
+    Args:
+        store: Takes the triples.
+        job: The job, of which ``stored`` is what is stored.
+        title: Of the table.
+        key: Of the figures.
+        stored: As a store gives it back.
+        ids: ``kernel_id`` of the job's kernels.
+        first: Number of the job's first step in the store.
+        tested: Ranks and steps that are compared.
+
+    Returns:
+        The table, and what of other forms takes no more bytes.
+    """
+    history = History(job)
+    keys = [(kind, *at) for at in tested for kind, sample in enumerate(history.of(*at)) if len(sample)]
+    samples = [history.of(rank, step)[kind] for kind, rank, step in keys]
+    groups = len(keys) / len(tested)
+    table = Table(title, "B/rank-step", key)
+    mine = sum(_bytes(store).values()) / (job.ranks * job.steps)
+    table.add("ours", mine, samples, [stored.of(ids[kind], rank, first + step) for kind, rank, step in keys])
+    reference = triples(samples)
+    store_triples(store, key, [(ids[kind], rank, step) for kind, rank, step in keys], reference)
+    sizes = {}
+    for form, rows in (("f32", reference), ("u16", [coded(row) for row in reference])):
+        sizes[form] = _column_bytes(store, f"{key}_{form}", set()) / len(tested)
+        table.add(f"triples {form}", sizes[form], samples, [decode_triples(row) for row in rows])
+    some = np.linspace(0, len(keys) - 1, min(SKETCHED, len(keys))).astype(int).tolist()
+    few = [samples[k] for k in some]
+    forms: dict[str, tuple[Form, float]] = {"triples": (f32_triples, min(sizes.values()))}
+    for name, form in sketches().items():
+        found = form(few)
+        size = sum(row[2] for row in found) / len(few) * groups
+        table.add(name, size, few, [row[:2] for row in found])
+        forms[name] = form, size
+    pooled = {}
+    for name, (form, size) in forms.items():
+        steps = max(1, math.ceil(size / mine))
+        while steps <= job.steps:
+            found = form([history.together(*keys[k], steps) for k in some])
+            each = sum(row[2] for row in found) / len(few) * groups / steps
+            if name == "triples":  # their table's columns are smaller than their arrays
+                each = size / steps
+            if each <= mine:
+                if steps > 1:
+                    table.add(f"{name}, {steps} steps together", each, few, [row[:2] for row in found])
+                if steps > 1 or name != "triples":  # those are looked at step by step in any case
+                    pooled[name] = Pooled(form, steps)
+                break
+            steps = max(steps + 1, math.ceil(steps * each / mine))
+        else:
+            table.lines.append(f"{name}: never as small as ours in {job.steps} steps")
+    return table, pooled
 
 
-def _planted(
-    stream: Stream, stored: Stored, identity: list[int], kept: dict[tuple[int, int], tuple[Ints, Ints, Ints]]
-) -> tuple[Ints, Ints]:
-    """Times of spikes as planted (30 times its kind's highest mode and more), and as stored."""
+def _stored_job(store: Store, job: Job) -> tuple[Stored, list[int]]:
+    """Sums up all steps of a job, stores that, and reads it."""
+    ours = Ours(_emptied(store), job.kernels)
+    for step in range(job.steps):
+        for rank in range(job.ranks):
+            ours.feed(rank, step, job.step(rank, step))
+        ours.write(final=step == job.steps - 1)
+    return _read(store), ours.ids
+
+
+def _synthetic(store: Store, steps: int, tested: int) -> tuple[Table, dict[str, Pooled]]:
+    stream = Stream(11, steps=steps)
+    stored, ids = _stored_job(store, stream)
+    kept = [(rank, step) for rank in range(0, stream.ranks, 2) for step in range(steps - tested, steps)]
+    title = f"synthetic: {steps} steps of {stream.ranks} ranks, {len(kept)} of them compared"
+    table, pooled = _compared(store, stream, title, "synthetic", stored, ids, 0, kept)
+    more = table.figures
+    more["w1"], more["bytes_per_rank_step"] = more["synthetic_ours_w1"], more["synthetic_ours_bytes"]
+    more["triples_f32_w1"] = more["synthetic_triples_f32_w1"]
+    for name, size in _bytes(store).items():
+        more[f"bytes_{name}"] = size / (steps * stream.ranks)
+    rows = len(stored.summaries["count"]), len(stored.escapes["count"])
+    more["escaped_share"] = rows[1] / sum(rows)
+    more.update(_query_times(store, sum(rows)))
+    # As planted: 40 times one of its kind's modes.
     top = np.exp(np.where(stream.weight > 0, stream.center, -np.inf).max(axis=1))
-    planted = [start[duration > 15 * top[kind]] // 1000 for kind, start, duration in kept.values()]
-    return np.concatenate(planted), stored.spikes["ts"]
+    launches = [stream.step(*at) for at in kept]
+    spikes = np.concatenate([start[took > 3 / 8 * SPIKE * top[kind]] for kind, start, took in launches])
+    more["spike_recall"] = recall(spikes // 1000, stored.spikes["ts"])
+    return table, pooled
 
 
-def _query_times(store: Store, steps: int) -> dict[str, float]:
+def _query_times(store: Store, rows: int) -> dict[str, float]:
     """Rows a second that the view decodes, and what three quantiles cost."""
     spent = {}
     for name, sql in (
-        ("view_p99", "SELECT kernel, rank, avg(p99_ns) FROM kernel_stats WHERE job = 'plain' GROUP BY kernel, rank"),
+        ("view_p99", "SELECT kernel, rank, avg(p99_ns) FROM kernel_stats GROUP BY kernel, rank"),
         (
             "view_total",
-            "SELECT kernel, rank, sum(total_ns) FROM kernel_stats WHERE job = 'plain' GROUP BY kernel, rank",
+            "SELECT kernel, rank, sum(total_ns) FROM kernel_stats GROUP BY kernel, rank",
         ),
-        ("view_all", "SELECT * FROM kernel_stats WHERE job = 'plain' FORMAT Null"),
+        ("view_all", "SELECT * FROM kernel_stats FORMAT Null"),
     ):
         best = math.inf
         for _ in range(2):
@@ -428,30 +358,24 @@ def _query_times(store: Store, steps: int) -> dict[str, float]:
             with store.lease() as client:
                 client.command(sql) if "FORMAT" in sql else client.query(sql)
             best = min(best, time.perf_counter() - begin)
-        spent[f"{name}_rows_per_s"] = steps * RANKS * KINDS / best
+        spent[f"{name}_rows_per_s"] = rows / best
     return spent
 
 
-def _pooling(folder: Path, steps: int) -> dict[str, float]:
+def _pooling(store: Store, steps: int) -> dict[str, float]:
     """What it buys to put steps together: a calm job (no routing) and the stream above."""
     more = {}
     for calm in (True, False):
-        stream = Stream(11)
+        stream = Stream(11, ranks=2, steps=steps, events=EVENTS // 4)
         stream.routed[:] &= not calm
         for limit in (1, 4, 16):
-            with tempfile.TemporaryDirectory(dir=folder) as inside, open_store(f"chdb://{inside}/store") as store:
-                ensure_schema(store)
-                ours = Ours(store, "pooled", steps_per_row=limit)
-                ids = ours.kinds()
-                for step in range(steps):
-                    for rank in range(2):
-                        kind, start, duration = stream.step(rank, step, events=EVENTS // 4)
-                        ours.compressor.feed(
-                            rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration
-                        )
-                ours.write(final=True)
-                size = sum(v for k, v in _bytes(store).items() if k != "kernel_templates")
-                more[f"pooled_{'calm' if calm else 'routed'}_{limit}_bytes"] = size / (2 * steps)
+            ours = Ours(_emptied(store), stream.kernels, steps_per_row=limit)
+            for step in range(steps):
+                for rank in range(stream.ranks):
+                    ours.feed(rank, step, stream.step(rank, step))
+            ours.write(final=True)
+            size = sum(v for k, v in _bytes(store).items() if k != "kernel_templates")
+            more[f"pooled_{'calm' if calm else 'routed'}_{limit}_bytes"] = size / (stream.ranks * steps)
     return more
 
 
@@ -467,110 +391,146 @@ def _scores(vectors: Floats) -> Floats:
     return out
 
 
-def _detection(folder: Path, steps: int) -> tuple[dict[str, float], list[str]]:
-    stream = Stream(5)
-    cases: dict[str, dict[str, float]] = {
-        "healthy": {}, "5 % slower": {"slower": 1.05}, "split, same mean": {"split": 0.04},
-        "10 x spikes": {"spikes": 10 * SPIKES},
-    }  # fmt: skip
-    warm = 5
-    sketches = {f"log bins {BINS_WIDE:.0%}": lambda part: log_bins(part, 2 * BINS_WIDE), **_sketches()}
-    forms = ("exact", "triples f32", "ours", *sketches)
+def _far(value: Floats, weight: Floats, launches: int) -> float:
+    """Outliers among so many launches, as the points have them."""
+    median = grid(value, weight, np.array([0.5]))[0]
+    return float(weight[value > FAR * median].sum() / weight.sum() * launches)
+
+
+def _of_take(*taken: dict[str, dict[str, Any]]) -> Stored:
+    """What ``Compressor.take`` gave, one time after the other, as a store would give it back."""
+    tables = []
+    for table in ("kernel_summaries", "kernel_templates", "kernel_escapes", "kernel_spikes"):
+        parts = [one[table] for one in taken if table in one] or [_empty(table)]
+        tables.append({name: _joined([part[name] for part in parts]) for name in parts[0]})
+    return Stored(*tables)
+
+
+def _empty(table: str) -> dict[str, Any]:
+    lists = pa.array([], pa.list_(pa.int64()))
+    return {
+        name: lists if column.type.startswith("Array") else np.empty(0, np.int64)
+        for name, column in table_columns()[table].items()
+    }
+
+
+def _joined(parts: list[Any]) -> Any:
+    arrow = isinstance(parts[0], (pa.Array, pa.ChunkedArray))
+    return pa.chunked_array(parts).combine_chunks() if arrow else np.concatenate(parts)
+
+
+def _detection(
+    job: Job, title: str, key: str, pooled: dict[str, Pooled], steps: int, window: int
+) -> tuple[dict[str, float], list[str]]:
+    """How well each form tells faults of ``CASES`` on the last rank.
+
+    Args:
+        job: Without faults.
+        title: What it is.
+        key: Of the figures.
+        pooled: Forms at equal bytes; triples are shown a step each as well.
+        steps: How many are looked at, each by itself; those before them are healthy.
+        window: Steps over which outliers are counted.
+    """
+    warm = min(max([5, *(one.steps for one in pooled.values())]), job.steps - steps)
+    kinds, sick = len(job.kernels), job.ranks - 1
+    history, compressor = History(job), Compressor()
+    numbers = np.array([compressor.group(*kernel[:2], 0, *kernel[2:]) for kernel in job.kernels])
+    ids = [compressor._kernels[number].identity for number in numbers]
+
+    def feed(into: Compressor, rank: int, step: int, launches: Launches) -> None:
+        kind, start, duration = launches
+        into.feed(rank, step, int(start[0]), int(start[-1]) + 1, numbers[kind], start, duration)
+
+    for step in range(warm):
+        for rank in range(job.ranks):
+            launches = job.step(rank, step)
+            feed(compressor, rank, step, launches)
+            history.take(rank, step, launches)
+    before = compressor.take()
+    newest = {(rank, step): job.step(rank, step) for step in range(warm, warm + steps) for rank in range(job.ranks)}
+    of_forms: dict[str, Pooled] = {"triples": Pooled(f32_triples, 1)}
+    of_forms |= {f"{name}, {one.steps}": one for name, one in pooled.items()}
+    forms = ("exact", "ours", *of_forms)
     vectors: dict[tuple[str, str], Floats] = {}
-    spikes: dict[tuple[str, str], Floats] = {}
-    with open_store(f"chdb://{folder}/detection") as store:
-        ensure_schema(store)
-        for number, (case, change) in enumerate(cases.items()):
-            ours = Ours(store, f"case{number}")
-            ids = ours.kinds()
-            ranks = range(RANKS) if case == "healthy" else [RANKS - 1]
-            found = {form: np.empty((len(ranks), steps, KINDS, 98)) for form in forms}
-            count = {form: np.zeros((len(ranks), steps)) for form in forms}
-            identity = [kernel.identity for kernel in ours.compressor._kernels]
-            for step in range(warm + steps):
-                for rank in range(RANKS):
-                    sick = rank == RANKS - 1 and step >= warm and case != "healthy"
-                    kind, start, duration = stream.step(rank, step, **(change if sick else {}))  # type: ignore[arg-type]
-                    ours.compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration)
-                    if step < warm or rank not in ranks:
-                        continue
-                    at = ranks.index(rank), step - warm
-                    order = np.lexsort((duration, kind))
-                    parts = np.split(duration[order].astype(float), np.searchsorted(kind[order], np.arange(1, KINDS)))
-                    for k, (part, rows) in enumerate(zip(parts, triples(parts), strict=True)):
-                        found["exact"][(*at, k)] = part[(GRID[:98] * len(part)).astype(int)]
-                        found["triples f32"][(*at, k)] = _grid(*decode_triples(rows), GRID[:98])
-                        count["exact"][at] += np.sum(part > 10 * np.median(part))
-                        count["triples f32"][at] += sum(rows[rows[:, 1] > 10 * np.median(part)][:, 0])
-                        for form, sketch in sketches.items():
-                            value, weight, _ = sketch(part)
-                            found[form][(*at, k)] = _grid(value, weight, GRID[:98])
-                            long = weight[value > 10 * np.median(part)].sum() / weight.sum()
-                            count[form][at] += long * len(part)
-            ours.write(final=True)
-            stored = ours.read()
-            for r, rank in enumerate(ranks):
-                for s in range(steps):
-                    for k in range(KINDS):
-                        table, place = stored.where[identity[k], rank, s + warm]
-                        points = (stored.points[table][0][place], stored.points[table][1][place])
-                        found["ours"][r, s, k] = _grid(*points, GRID[:98])
-                    count["ours"][r, s] = np.sum((stored.spikes["rank"] == rank) & (stored.spikes["step"] == s + warm))
-            for form in forms:
-                vectors[form, case] = found[form]
-                spikes[form, case] = count[form]
-    more, lines = (
-        {},
-        [f"detection, one kernel kind of one rank in one step: AUC / found at 1 false alarm in 1,000 ({steps} steps)"],
-    )
-    lines.append(f"{'':<20}" + "".join(f"{form:>18}" for form in forms))
-    for case in list(cases)[1:]:
+    counts: dict[tuple[str, str], Floats] = {}
+    for case in ("healthy", *CASES):
+        ranks = [sick] if case in CASES else list(range(job.ranks))
+        mine = copy.deepcopy(compressor)
+        now = dict(newest)
+        for step in range(warm, warm + steps):
+            for rank in range(job.ranks):
+                if case in CASES and rank == sick:
+                    now[rank, step] = planted(case, now[rank, step], (rank, step))
+                feed(mine, rank, step, now[rank, step])
+        stored = _of_take(before, mine.take(final=True))
+        found = {form: np.full((len(ranks), steps, kinds, len(GRID)), np.nan) for form in forms}
+        far = {form: np.zeros((len(ranks), steps)) for form in forms}
+        for r, rank in enumerate(ranks):
+            for s in range(steps):
+                parts = by_kind(now[rank, warm + s], kinds)
+                there = [kind for kind, part in enumerate(parts) if len(part)]
+                points: dict[str, list[Points]] = {"exact": [(parts[k], np.ones(len(parts[k]))) for k in there]}
+                points["ours"] = [stored.of(ids[k], rank, warm + s) for k in there]
+                for name, one in of_forms.items():
+                    first = warm + s - one.steps + 1
+                    samples = [
+                        np.concatenate([*(history.of(rank, past)[k] for past in range(first, warm + s)), parts[k]])
+                        for k in there
+                    ]
+                    points[name] = [row[:2] for row in one.form(samples)]
+                for form, rows in points.items():
+                    for k, row in zip(there, rows, strict=True):
+                        # Ours keeps spikes apart, so that they do not rule what is compared.
+                        shown = stored.calm(ids[k], rank, warm + s) if form == "ours" else row
+                        if shown[1].sum() > 0:
+                            found[form][r, s, k] = grid(*shown, GRID)
+                        far[form][r, s] += _far(*row, len(parts[k]))
+        for form in forms:
+            vectors[form, case], counts[form, case] = found[form], far[form]
+        if case == "healthy":
+            for (rank, step), launches in newest.items():
+                history.take(rank, step, launches)
+    return _judged(title, key, forms, vectors, counts, window)
+
+
+def _judged(
+    title: str,
+    key: str,
+    forms: Sequence[str],
+    vectors: dict[tuple[str, str], Floats],
+    counts: dict[tuple[str, str], Floats],
+    window: int,
+) -> tuple[dict[str, float], list[str]]:
+    """AUC and power of each form and case; the table's lines."""
+    more: dict[str, float] = {}
+    lines = [f"{title}: AUC / found at 1 false alarm in 1,000; of others, so many steps together as take no more bytes"]
+    lines.append(f"{'':<20}" + "".join(f"{form:>20}" for form in forms))
+    for case in CASES:
         shown = []
         for form in forms:
-            healthy = vectors[form, "healthy"]
+            healthy, faulty = vectors[form, "healthy"], vectors[form, case]
             if case == "10 x spikes":
-                low, high = spikes[form, "healthy"].ravel(), spikes[form, case].ravel()
+                low, high = (
+                    each[:, : each.shape[1] // window * window].reshape(len(each), -1, window).sum(axis=-1).ravel()
+                    for each in (counts[form, "healthy"], counts[form, case])
+                )
             else:
-                scores = _scores(healthy)
+                whole = ~np.isnan(np.concatenate([healthy, faulty])).any(axis=(0, 1, 3))
+                scores = _scores(healthy[:, :, whole])
                 usual = np.maximum(np.median(scores, axis=(0, 1)), 1e-6)  # coarse bins mostly do not differ at all
                 low = (scores / usual).ravel()
-                sick = np.concatenate([healthy[:-1], vectors[form, case]])
-                high = (_scores(sick)[-1] / usual).ravel()
-            key = f"{form.split()[0]}_{case.replace(' %', '').replace(',', '').replace(' ', '_')}"
-            more[f"auc_{key}"], more[f"tpr_{key}"] = auc(low, high), power(low, high)
-            shown.append(f"{more[f'auc_{key}']:.3f} / {more[f'tpr_{key}']:.2f}")
-        lines.append(f"{case:<20}" + "".join(f"{text:>18}" for text in shown))
+                high = (_scores(np.concatenate([healthy[:-1], faulty])[:, :, whole])[-1] / usual).ravel()
+            judged = auc(low, high), power(low, high)
+            shown.append(f"{judged[0]:.3f} / {judged[1]:.2f}")
+            if form in ("exact", "ours", "triples"):
+                name = f"{key}_{form}_{case.split(',')[0]}".replace(" %", "").replace(" ", "_")
+                more[f"{name}_auc"], more[f"{name}_found"] = judged
+        lines.append(f"{case:<20}" + "".join(f"{text:>20}" for text in shown))
     return more, lines
 
 
 # ---- real traces ----
-
-
-def _real_groups(least: int) -> list[tuple[tuple[Any, ...], Ints, Ints]]:
-    """(identity, start_ns, duration_ns) of each kernel of each recording with at least so many launches."""
-    recordings = [
-        kineto.read(path, place) for place, path in enumerate(sorted((REFERENCE / "kineto").glob("*.json.gz")))
-    ]
-    for path in sorted((REFERENCE / "nsys").glob("*.sqlite")):
-        recordings += nsys.read(path, 0)
-    out = []
-    for place, recording in enumerate(recordings):
-        ops = recording.ops[recording.ops["kind"] == GpuKind.KERNEL]
-        ops = ops[np.argsort(ops["start_ns"], kind="stable")]
-        keys = np.column_stack([ops["name"], ops["stream"], ops["device"], ops["grid"], ops["block"]])
-        unique, inverse = np.unique(keys.astype(np.int64), axis=0, return_inverse=True)
-        for number in np.flatnonzero(np.bincount(inverse) >= least).tolist():
-            chosen = ops[inverse == number]
-            name, stream, device, *shape = unique[number].tolist()
-            identity = (f"{place}:{recording.symbols[name]}", stream, device, tuple(shape[:3]), tuple(shape[3:]))
-            out.append(
-                (
-                    identity,
-                    chosen["start_ns"].astype(np.int64),
-                    (chosen["end_ns"] - chosen["start_ns"]).astype(np.int64),
-                )
-            )
-    return out
 
 
 EXTRA = {"low", "high", "trend", "spikes", "spike_sum", "spike_max", "reason"}
@@ -585,74 +545,97 @@ def _row_bytes(store: Store) -> tuple[float, float]:
     return tuple(sum(_column_bytes(store, t, KEYS | more) for t in tables) + spikes for more in (EXTRA, set()))  # type: ignore[return-value]
 
 
-def _filler(ours: Ours) -> tuple[list[tuple[int, int, int]], list[Floats]]:
+def _filler(store: Store) -> tuple[list[tuple[int, int, int]], list[Floats]]:
     """Rows of another job: a table of a few hundred rows is a third headers of columns."""
-    stream = Stream(7)
-    ids = ours.kinds()
+    stream = Stream(7, ranks=2, steps=40, events=6_000)
+    ours = Ours(store, stream.kernels)
     keys, samples = [], []
-    for step in range(40):
-        for rank in range(2):
-            kind, start, duration = stream.step(rank, step, events=6_000)
-            ours.compressor.feed(rank, step, step * STEP_NS, (step + 1) * STEP_NS, ids[kind], start, duration)
-            for k in np.unique(kind).tolist():
-                keys.append((ours.compressor._kernels[ids[k]].identity, rank, step))
-                samples.append(duration[kind == k].astype(float))
-    ours.write(final=True)
+    for step in range(stream.steps):
+        for rank in range(stream.ranks):
+            launches = stream.step(rank, step)
+            ours.feed(rank, step, launches)
+            for k, sample in enumerate(by_kind(launches, KINDS)):
+                keys.append((ours.ids[k], rank, step))
+                samples.append(sample)
+    ours.write(final=True, job="filler")
     return keys, samples
 
 
-def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], list[str]]:
-    groups = _real_groups(least)
-    more: dict[str, float] = {}
-    table = Table(f"real: {len(groups)} kernels of {least} launches and more, {windows} windows", "B/window")
+def _real(store: Store, groups: list[tuple[Kernel, Ints, Ints]], least: int, windows: int) -> Table:
+    groups = [group for group in groups if len(group[1]) >= least]
+    key = f"real_{least}"
+    table = Table(f"real: {len(groups)} kernels of {least} launches and more, {windows} windows", "B/window", key)
     cuts = [np.array_split(np.arange(len(start)), windows) for _, start, _ in groups]
     many = len(groups) * windows
     late = [k * windows + window for k in range(len(groups)) for window in range(windows // 2, windows)]
     samples = [duration[mine].astype(float) for cut, (*_, duration) in zip(cuts, groups, strict=True) for mine in cut]
     tested = [samples[place] for place in late]
     others: tuple[list[tuple[int, int, int]], list[Floats]] = ([], [])
-    identity: list[int] = []
+    ids: list[int] = []
     for together in (1, 16):
-        with open_store(f"chdb://{folder}/real{least}_{together}") as store:
-            ensure_schema(store)
-            others = _filler(Ours(store, "filler"))
-            before = _row_bytes(store)
-            ours = Ours(store, "real", pool=windows // 2, steps_per_row=together)
-            compressor = ours.compressor
-            ids = [compressor.group(name, stream, 0, grid, block) for (name, stream, _, grid, block), *_ in groups]
-            identity = [compressor._kernels[number].identity for number in ids]
-            for window in range(windows):
-                for k, (_, start, duration) in enumerate(groups):
-                    mine = cuts[k][window]
-                    bounds = int(start[mine[0]]), int(start[mine[-1]]) + 1
-                    compressor.feed(k, window, *bounds, np.full(len(mine), ids[k]), start[mine], duration[mine])
-            ours.write(final=True)
-            stored = ours.read()
-            same, every = ((now - was) / many for now, was in zip(_row_bytes(store), before, strict=True))
-            key = f"real_{least}_upto{together}"
-            more[f"{key}_bytes"], more[f"{key}_all_columns_bytes"] = same, every
-            more[f"{key}_rows"] = (len(stored.summaries["count"]) + len(stored.escapes["count"])) / many
-            found = [stored.of(identity[place // windows], place // windows, place % windows) for place in late]
-            more[f"{key}_w1"] = table.add(f"ours, up to {together} a row", same, tested, found)
-            table.lines[-1] += f"   {every:.4g} B with all columns"
-    keys = [(identity[place // windows], place // windows, place % windows) for place in range(many)]
+        others = _filler(_emptied(store))
+        before = _row_bytes(store)
+        ours = Ours(store, [kernel for kernel, *_ in groups], pool=windows // 2, steps_per_row=together)
+        ids = ours.ids
+        for window in range(windows):
+            for k, (_, start, duration) in enumerate(groups):
+                mine = cuts[k][window]
+                ours.feed(k, window, (np.full(len(mine), k), start[mine], duration[mine]))
+        ours.write(final=True)
+        stored = _read(store)
+        same, every = ((now - was) / many for now, was in zip(_row_bytes(store), before, strict=True))
+        found = [stored.of(ids[place // windows], place // windows, place % windows) for place in late]
+        name = f"ours, up to {together} a row"
+        table.add(name, same, tested, found)
+        table.lines[-1] += f"   {every:.4g} B with all columns"
+        table.figures[f"{key}_upto{together}_all_columns_bytes"] = every
+    keys = [(ids[place // windows], place // windows, place % windows) for place in range(many)]
     reference = triples(samples)
-    with open_store(f"chdb://{folder}/real{least}_triples") as store:
-        sizes = []
-        for name, (keys_of, rows) in (
-            ("filler", (others[0], triples(others[1]))),
-            ("both", (others[0] + keys, triples(others[1]) + reference)),
-        ):
-            store_triples(store, name, keys_of, rows)
-            sizes.append(
-                [_column_bytes(store, f"{name}_{form}", {"kernel", "rank", "step"}) for form in ("f32", "u16")]
-            )
-    for place, (form, rows) in enumerate((("f32", reference), ("u16", [_coded(row) for row in reference]))):
+    sizes = []
+    for name, (keys_of, rows) in (
+        ("filler", (others[0], triples(others[1]))),
+        ("both", (others[0] + keys, triples(others[1]) + reference)),
+    ):
+        store_triples(store, f"{key}_{name}", keys_of, rows)
+        sizes.append(
+            [_column_bytes(store, f"{key}_{name}_{form}", {"kernel", "rank", "step"}) for form in ("f32", "u16")]
+        )
+    for place, (form, rows) in enumerate((("f32", reference), ("u16", [coded(row) for row in reference]))):
         size = (sizes[1][place] - sizes[0][place]) / many
-        more[f"real_{least}_triples_{form}_bytes"] = size
-        decoded = [decode_triples(rows[k]) for k in late]
-        more[f"real_{least}_triples_{form}_w1"] = table.add(f"triples {form}", size, tested, decoded)
-    return more, table.lines
+        table.add(f"triples {form}", size, tested, [decode_triples(rows[k]) for k in late])
+    for name, sketch in sketches().items():
+        rows_of = sketch(tested)
+        table.add(name, sum(row[2] for row in rows_of) / len(tested), tested, [row[:2] for row in rows_of])
+    return table
+
+
+# ---- the fake GPU, and what is simulated ----
+
+
+def _recorded(folder: Path, compare: int) -> tuple[Job, Table, dict[str, Pooled]]:
+    with open_store(f"chdb://{folder}/recorded") as store:
+        record_fake_gpu(store)
+        job, ids, first = recorded(store)
+        stored = _read(store)
+        step = list(range(max(0, job.steps - compare), job.steps))
+        tested = [(rank, s) for rank in range(job.ranks) for s in step]
+        launches = sum(len(job.step(*at)[0]) for at in tested) / len(tested)
+        title = f"fake GPU, traced: {job.steps} steps of {job.ranks} ranks, {launches:.0f} kernels each"
+        table, pooled = _compared(store, job, title, "recorded", stored, ids, first, tested)
+        with store.lease() as client:
+            raw = client.command(
+                "SELECT sum(data_compressed_bytes) FROM system.parts WHERE active AND table = 'kernel_events'"
+            )
+        table.figures["recorded_raw_bytes_per_rank_step"] = float(str(raw)) / (job.ranks * job.steps)
+        summed = [stored.of(ids[kind], rank, first + s)[1].sum() for rank, s in tested for kind in _kinds(job, rank, s)]
+        there = [len(sample) for at in tested for sample in by_kind(job.step(*at), len(ids)) if len(sample)]
+        off = np.abs(np.array(summed) - np.array(there)).sum() / sum(there)
+        table.figures["recorded_launches_miscounted_share"] = float(off)
+        return job, table, pooled
+
+
+def _kinds(job: Job, rank: int, step: int) -> list[int]:
+    return [kind for kind, sample in enumerate(by_kind(job.step(rank, step), len(job.kernels))) if len(sample)]
 
 
 # ---- speed ----
@@ -660,13 +643,10 @@ def _real(folder: Path, least: int, windows: int) -> tuple[dict[str, float], lis
 
 def _speed(events: int, repeat: int) -> float:
     """Events a second of CPU time, from decoded records to rows, once templates are there."""
-    stream = Stream(3)
+    stream = Stream(3, events=events)
     compressor = Compressor()
-    ids = np.array([compressor.group(f"kind_{kind}", 7, 0, (kind, 1, 1), (128, 1, 1)) for kind in range(KINDS)])
-    batches = [
-        (ids[kind], start, duration)
-        for kind, start, duration in (stream.step(0, step, events=events) for step in range(4))
-    ]
+    ids = np.array([compressor.group(*kernel[:2], 0, *kernel[2:]) for kernel in stream.kernels])
+    batches = [(ids[kind], start, duration) for kind, start, duration in (stream.step(0, step) for step in range(4))]
     for step in range(32):
         compressor.feed(0, step, 0, STEP_NS, *batches[step % 4])
     compressor.take()
@@ -683,7 +663,7 @@ def _scipy_speed(events: int) -> float:
         from scipy.stats import gaussian_kde
     except ImportError:
         return math.nan
-    kind, _, duration = Stream(3).step(0, 0, events=events)
+    kind, _, duration = Stream(3, events=events).step(0, 0)
     log = np.log(duration)
     begin = time.process_time()
     some = range(0, KINDS, 6)
@@ -697,7 +677,9 @@ def _scipy_speed(events: int) -> float:
 
 def run(rounds: int) -> Result:
     quick = rounds <= 1
+    begun = time.perf_counter()
     rows: dict[str, list[float]] = {}
+    _say("speed")
     for _ in range(min(rounds, 3)):
         for name, value in (
             ("ours, 100,000 launches a batch", _speed(100_000, 10)),
@@ -707,17 +689,59 @@ def run(rounds: int) -> Result:
         ):
             rows.setdefault(name, []).append(value / 1e6)
     more: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="argus-bench-") as name:
-        folder = Path(name)
-        parts = [_synthetic(folder, 24 if quick else 200, 2 if quick else 5), _detection(folder, 4 if quick else 12)]
-        if REFERENCE.is_dir():
-            parts += [_real(folder, 100, 4), _real(folder, 200, 8)]
-        if not quick:
-            more.update(_pooling(folder, 60))
-    for figures, lines in parts:
+    looked_at = 4 if quick else 8
+
+    def show(figures: dict[str, float], lines: list[str]) -> None:
         more.update(figures)
-        print("\n".join(lines), end="\n\n")
+        print("\n".join(lines), end="\n\n", flush=True)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="argus-bench-", ignore_cleanup_errors=True) as name,
+        open_store(f"chdb://{name}/store") as store,
+    ):
+        ensure_schema(store)
+        _say("the synthetic job")
+        table, pooled = _synthetic(store, 24 if quick else STEPS, 1 if quick else 4)
+        show(table.figures, table.lines)
+        _say("faults in it")
+        show(*_detection(Stream(5), "synthetic", "synthetic", pooled, looked_at, 1))
+        if not quick:
+            _say("several steps a row")
+            more.update(_pooling(store, 60))
+        groups = real_groups(100) if REFERENCE.is_dir() else []
+        if groups:
+            _say("real traces")
+            for least, windows in ((100, 4), (200, 8)):
+                table = _real(store, groups, least, windows)
+                show(table.figures, table.lines)
+            _say("faults in jobs drawn from them")
+            drawn = Drawn(groups, 8, 40, 13)
+            stored, ids = _stored_job(store, drawn)
+            tested = [(rank, step) for rank in range(drawn.ranks) for step in range(36, 40)]
+            table, pooled = _compared(store, drawn, "drawn from real traces", "drawn", stored, ids, 0, tested)
+            show(table.figures, table.lines)
+            show(*_detection(drawn, "drawn from real traces", "drawn", pooled, looked_at, 2))
+        else:
+            print(f"real traces: left out, there are none in {REFERENCE} (ARGUS_REFERENCE_DATA)\n")
+        _say("a simulated job")
+        made = simulated(8, 40 if quick else 60, 17)
+        stored, ids = _stored_job(store, made)
+        tested = [(rank, step) for rank in range(made.ranks) for step in range(made.steps - 4, made.steps)]
+        table, pooled = _compared(
+            store, made, f"simulated: {made.steps} steps of 8 ranks", "simulated", stored, ids, 0, tested
+        )
+        show(table.figures, table.lines)
+        show(*_detection(made, "simulated", "simulated", pooled, looked_at, 4))
+        _say("a job on the fake GPU, traced")
+        try:
+            job, table, pooled = _recorded(Path(name), 10)
+            show(table.figures, table.lines)
+            show(*_detection(job, "fake GPU", "recorded", pooled, 2 * looked_at, 8))
+        except ArgusError as failure:
+            print(f"fake GPU: left out, {failure}\n")
     for size, label in (("100,000", "100k"), ("1,000,000", "1M")):
         mine, other = rows[f"ours, {size} launches a batch"], rows[f"scipy, {size}"]
         more[f"speedup_over_scipy_{label}"] = statistics.median(mine) / statistics.median(other)
-    return Result("kernel durations compressed", "M events/s/core", rows, more["triples_f32_w1"] / more["w1"], more)
+    more["seconds"] = time.perf_counter() - begun
+    ratio = more["triples_f32_w1"] / more["w1"]
+    return Result("kernel durations compressed", "M events/s/core", rows, ratio, more)

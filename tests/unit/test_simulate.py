@@ -17,7 +17,9 @@ from argus.diagnose import sql
 from argus.diagnose.peers import between_stages
 from argus.diagnose.run import diagnose_store
 from argus.errors import ArgusError
+from argus.simulate.engine import PHASES
 from argus.simulate.faults import KINDS, parse
+from argus.simulate.kernels import Kernels
 from argus.simulate.mesh import Mesh
 from argus.simulate.noise import QUIET, Noise
 from argus.simulate.program import Program
@@ -366,3 +368,26 @@ def test_since_when_is_found_in_parts_of_a_large_job(store: Store, monkeypatch: 
     (finding,) = diagnose_store(store, "long", 98)["findings"]
     assert finding["ranks"] == [3]
     assert abs(finding["steps"][0] - 43) <= 1
+
+
+def test_kernels_are_summed_up_as_they_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argus.simulate.kernels.SPIKE", 0.0)
+    spec = Spec(Mesh(dp=2), steps=3, kernels=2)
+    kernels = Kernels(spec.rows(0), spec.program, [0, 1], 0)
+    took = dict.fromkeys(kernels.names, 0)
+    for step in spec.play():
+        for rank, begin_ns, end_ns, start_ns, duration_ns in kernels.launches(step):
+            assert begin_ns <= start_ns.min()
+            assert start_ns.max() < end_ns
+            forward = duration_ns[kernels.group < 4].sum()
+            assert forward == pytest.approx(step.phases[PHASES.index("forward")].ravel()[rank], rel=1e-4)
+            for place, name in enumerate(kernels.names):
+                took[name] += int(duration_ns[kernels.group == place].sum())
+        kernels.feed(step)
+    stored = dict.fromkeys(kernels.names, 0)
+    tables = dict(kernels.tables(final=True))
+    names = dict(zip(tables["kernel_groups"]["kernel_id"].tolist(), kernels.names, strict=True))
+    for table in tables.keys() & {"kernel_summaries", "kernel_escapes"}:
+        for number, total in zip(tables[table]["kernel_id"].tolist(), tables[table]["total_ns"].tolist(), strict=True):
+            stored[names[number]] += total
+    assert stored == took

@@ -478,9 +478,17 @@ def test_a_refused_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert failure.value.exit_code == EXIT_UNAVAILABLE
     assert "hunter2" not in str(failure.value)
     assert seen[0] == "Basic bWU6aHVudGVyMg=="
-    monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", str(tmp_path / "absent"))
-    with pytest.raises(ArgusError, match="cannot read the password file"), open_store("clickhouse://db/argus").lease():
-        pass
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name, reason in (
+        ("absent", "No such file or directory"),
+        ("", "Is a directory"),
+        ("binary", "it is no text in UTF-8"),
+    ):
+        path = str(tmp_path / name)
+        monkeypatch.setenv("ARGUS_STORE_PASSWORD_FILE", path)
+        with pytest.raises(ArgusError) as failure, open_store("clickhouse://db/argus").lease():
+            pass
+        assert failure.value.message == f"cannot read the password file '{path}': {reason}"
 
 
 def test_errors_are_cut_to_one_line() -> None:

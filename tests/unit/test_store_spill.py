@@ -150,6 +150,38 @@ def test_a_folder_is_never_taken_over_twice(place: spill.Place) -> None:
     again.close()
 
 
+def test_what_a_writer_left_that_was_killed_while_it_made_its_folder_is_tidied(place: spill.Place) -> None:
+    mine = spill.create(place, "mine")
+    unlocked, bare = place.folder / f"{spill._NEW}-1", place.folder / f"{spill._NEW}-2"
+    for made in (unlocked, bare):
+        made.mkdir()
+    (unlocked / spill._OWNER).write_text("4821\n")
+    assert list(spill.abandoned(place.folder)) == []
+    assert os.listdir(place.folder) == ["mine"]
+    mine.close()
+
+
+def test_a_folder_that_is_tidied_away_while_it_is_made_is_made_again(
+    place: spill.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = os.open, []
+
+    def slow(path: Any, *arguments: Any, **options: Any) -> int:
+        opened = real(path, *arguments, **options)
+        if str(path).endswith(spill._OWNER) and not calls:
+            calls.append(path)
+            assert list(spill.abandoned(place.folder)) == []  # between the file and its lock
+            assert not Path(path).parent.exists()
+        return opened
+
+    monkeypatch.setattr(os, "open", slow)
+    made = spill.create(place, "mine")
+    assert calls
+    assert os.listdir(place.folder) == ["mine"]
+    assert list(spill.abandoned(place.folder)) == [], "it is not locked"
+    made.close()
+
+
 def test_stored_just_before_the_kill_is_not_stored_again(store: Store, place: spill.Place) -> None:
     """The answer came, the file was not deleted yet, and the store has forgotten the token since."""
     (file,) = leave(place, ("launches", launches(10)))

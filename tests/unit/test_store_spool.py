@@ -259,8 +259,10 @@ def test_load_from_the_command_line(folder: Path, tmp_path: Path, capsys: pytest
     assert "2 were there already" in captured.out
     assert "not loaded: 000003-launches.arrow" in captured.err
     assert "1 unfinished" in captured.err
-    assert main(["store", "load", str(tmp_path / "none"), "--store", url]) == EXIT_UNAVAILABLE
-    assert main(["store", "load", str(tmp_path), "--store", url]) == EXIT_UNAVAILABLE
+    other = tmp_path / "other"
+    for wrong in (tmp_path / "none", tmp_path):
+        assert main(["store", "load", str(wrong), "--store", f"chdb://{other}"]) == EXIT_UNAVAILABLE
+        assert not other.exists(), "an empty store was made"
 
 
 def test_what_fills_a_spool_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
