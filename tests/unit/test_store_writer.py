@@ -355,12 +355,12 @@ def test_what_the_rows_are_not_to_blame_for_is_waited_for(
 
 
 def test_without_a_right_nobody_waits_until_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals: list[Exception | str] = [refusal(497) for _ in range(100)]
+    refusals: list[Exception | str] = [refusal(497) for _ in range(20)]
     _Flaky(store, refusals).install(monkeypatch)
     writer = Writer(store, source="test")
     writer.append("iterations", iterations(10))
-    assert writer.close(timeout_s=10**6).dropped == {"iterations": 10}
-    assert len(refusals) > 50, "it went on trying"
+    assert writer.close(timeout_s=20).dropped == {"iterations": 10}
+    assert len(refusals) > 12, "it went on trying"
 
 
 def test_a_refused_password_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
