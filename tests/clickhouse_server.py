@@ -37,7 +37,7 @@ _CONFIG = """<clickhouse>
 </clickhouse>
 """
 _USERS = """<clickhouse>
-  <profiles><default><max_threads>2</max_threads></default></profiles><quotas><default/></quotas>
+  <profiles><default><max_threads>2</max_threads></default><readonly><readonly>1</readonly></readonly></profiles><quotas><default/></quotas>
   <users>
     <default><no_password/><networks><ip>127.0.0.1</ip></networks><profile>default</profile><quota>default</quota>
       <access_management>1</access_management></default>

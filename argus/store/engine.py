@@ -249,8 +249,9 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     except OSError:
         say("busy")
         return
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()} {starter}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # a full disk: what is stored can be read there all the same
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()} {starter}\n".encode(), 0)
     # Yields to the traced job in everything: CPU, and memory when the node runs out of it.
     with contextlib.suppress(OSError):
         os.nice(10)
@@ -283,21 +284,29 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     while True:
         stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
         server.cancel_abandoned()
+        if not _is_ours(folder, own_socket):
+            break  # the folder was removed: whoever comes next makes it anew, and an engine for it
         with server.guard:
             idle = server.connections == 0
             linger = 0.0 if stop.is_set() else LINGER_S
             if idle and time.monotonic() - server.idle_since >= linger:
                 break
     # Whoever connects from here on is refused, waits for the lock and starts the next engine.
-    with contextlib.suppress(FileNotFoundError):
-        # The folder may have been removed and made anew, with another engine in it.
-        if os.stat(folder / "socket").st_ino == own_socket:
-            (folder / "socket").unlink()
-    server.socket.close()
-    with contextlib.suppress(Exception):
-        keeper.close()
+    if _is_ours(folder, own_socket):
+        (folder / "socket").unlink(missing_ok=True)
+        server.socket.close()
+        with contextlib.suppress(Exception):
+            keeper.close()
     # Python's own exit would run chdb's destructors beside its live threads.
     os._exit(0)
+
+
+def _is_ours(folder: Path, socket_inode: int) -> bool:
+    """Whether a folder still has an engine's socket: it may have been removed, and made anew with another one in it."""
+    try:
+        return os.stat(folder / "socket").st_ino == socket_inode
+    except FileNotFoundError:
+        return False
 
 
 def main() -> None:

@@ -31,18 +31,29 @@ from argus.store.engine import socket_address
 
 LEASE_TIMEOUT_S = 30.0
 """How long to wait for another process to let go of an embedded store."""
+CONNECT_S = 30
+"""How long a server may take to answer when a connection is made."""
+QUERY_S = 3600
+"""How long it may take to answer later."""
 
-_PASSING = {159, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
-"""Codes of what may pass: timeouts, memory limits, too many queries or parts, no space, trouble with Keeper or network,
-a read-only replica, a shutdown."""
+_PASSING = {159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
+"""Codes of what may pass: timeouts, memory limits, quotas, too many queries or parts, no space, trouble with Keeper or
+network, a read-only replica, a shutdown."""
+_DISK = {74, 75, 76, 88, 107, 1000, 1001}
+"""Codes of trouble with the store's own files: a disk that failed and is read-only since, a folder that is gone, wrong
+rights. They come as CANNOT_OPEN_FILE and its like, or as what the C++ library says (POCO_EXCEPTION, STD_EXCEPTION)."""
+_FORBIDDEN = {164, 497}
+"""Codes of what this user may not do, until somebody grants it: READONLY, ACCESS_DENIED."""
+_UNKNOWN_TABLE = 60
 _TIMEOUT_EXCEEDED = 159
 _UNKNOWN_DATABASE = 81
 _NO_SPACE = 243
 _INSERT = {
     # An imported trace may span months; ClickHouse's own limit is 100 partitions (days) in one insert.
     "max_partitions_per_insert_block": 5000,
-    # The token's promise holds for synchronous inserts.
+    # The token's promise holds for synchronous inserts, and not where a user's profile has switched it off.
     "async_insert": 0,
+    "deduplicate_insert": "enable",
     # A rollup keeps it as well: a retry repairs the rollup where the engine was killed between the two.
     "deduplicate_blocks_in_dependent_materialized_views": 1,
     # Of a cluster: acknowledged means that every shard has its rows.
@@ -235,7 +246,15 @@ class Store:
             if self._client is None:
                 self._client = self._connect(timeout_s)
             client = self._client
-        yield client
+        try:
+            yield client
+        except Exception as failure:
+            if code_of(failure) in _AUTHENTICATION:
+                # Passwords change, in the file that holds them too: it is read when the next connection is made.
+                with self._guard:
+                    if self._client is client:
+                        self._drop()
+            raise
 
     def insert(self, table: str, rows: Any, token: str, timeout_s: float = LEASE_TIMEOUT_S) -> None:
         """Stores rows (an Arrow table of ``writer.to_arrow``'s types); of a token that was stored before, nothing.
@@ -318,10 +337,12 @@ class Store:
         common: dict[str, Any] = {
             "autogenerate_session_id": False,
             "connect_timeout": 10,
-            "send_receive_timeout": 3600,
+            "send_receive_timeout": QUERY_S,
             "query_retries": 0,
             "client_name": "argus",
         }
+        from urllib3.util import Timeout
+
         try:
             if target.path is not None:
                 return clickhouse_connect.get_client(
@@ -347,8 +368,10 @@ class Store:
                 database=target.database,
                 verify=verify,
                 ca_cert=_authority(target),
-                **common,
+                # What is asked to begin with takes no time: a server that hangs is told from a query that takes long.
+                **{**common, "send_receive_timeout": CONNECT_S},
             )
+            client.timeout = Timeout(connect=common["connect_timeout"], read=QUERY_S)
             # Joins of a cluster's tables, whose rows of one key may be on different shards.
             mode = client.server_settings.get("distributed_product_mode")
             if mode is not None and not mode.readonly:
@@ -379,6 +402,8 @@ class Store:
             )
         if code == _NO_SPACE or "No space left" in text:
             return disk_full(self.url)
+        if code in _FORBIDDEN or (code is None and _readonly_setting(failure)):
+            return ArgusError(text, _RIGHTS_HINT, EXIT_UNAVAILABLE)
         if code is None and transient(failure):
             where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
             reason, hint = _reason(failure, self.target)
@@ -415,6 +440,7 @@ def is_full(failure: BaseException | None) -> bool:
     return isinstance(failure, ArgusError) and failure.message.startswith(_FULL)
 
 
+_RIGHTS_HINT = "docs/store.md lists the rights that Argus needs"
 _REACH_HINT = "See whether the server runs and the URL is right (--store, ARGUS_STORE)"
 
 
@@ -460,9 +486,9 @@ def transient(failure: BaseException) -> bool:
     if not isinstance(failure, Error):
         return False
     code = getattr(failure, "code", None)
-    if code in _PASSING:
+    if code in _PASSING | _DISK | _FORBIDDEN:
         return True
-    return code is None and _network(failure)
+    return code is None and (_network(failure) or _readonly_setting(failure))
 
 
 def _network(failure: BaseException) -> bool:
@@ -473,7 +499,32 @@ def _network(failure: BaseException) -> bool:
         if isinstance(seen, (HTTPError, OSError)):
             return True
         seen = seen.__cause__ or seen.__context__
-    return bool(re.search(r"HTTP status (429|502|503|504)|onnection|timed out", str(failure)))
+    # ClickHouse gives each refusal a code: an answer without one is of something in between.
+    return bool(re.search(r"HTTP status \d|onnection|timed out", str(failure)))
+
+
+def _readonly_setting(failure: BaseException) -> bool:
+    """Whether the driver has refused a request since the user may change no settings (profiles with readonly = 1)."""
+    return bool(re.search(r"Setting \w+ is readonly", str(failure)))
+
+
+def code_of(failure: BaseException | None) -> int | None:
+    """ClickHouse's code of a failure, or of the one that it was made from; None: it has none."""
+    while failure is not None:
+        if (code := getattr(failure, "code", None)) is not None:
+            return int(code)
+        failure = failure.__cause__ or failure.__context__
+    return None
+
+
+def lacks_table(failure: BaseException) -> bool:
+    """Whether a request failed since a table is not there."""
+    return code_of(failure) == _UNKNOWN_TABLE
+
+
+def is_forbidden(failure: BaseException | None) -> bool:
+    """Whether a store refuses since its user lacks rights: that passes, but not by itself."""
+    return isinstance(failure, ArgusError) and failure.hint == _RIGHTS_HINT
 
 
 _CERTIFICATE = {
@@ -683,6 +734,13 @@ _FOLDER_HINT = "Name another folder: --store chdb:///path"
 def _forbidden(folder: Path) -> ArgusError:
     import pwd
 
+    with contextlib.suppress(OSError):
+        if os.statvfs(folder).f_flag & os.ST_RDONLY:
+            return ArgusError(
+                f"the store's folder {folder} is on a file system that is mounted read-only",
+                f"The engine writes even where it is only asked: copy it. {_FOLDER_HINT}",
+                EXIT_UNAVAILABLE,
+            )
     owner: object = "somebody else"
     with contextlib.suppress(KeyError, OSError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name

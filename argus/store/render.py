@@ -77,12 +77,12 @@ def run_statement(
     with store.lease(LEASE_TIMEOUT_S) as client:
         try:
             if not returns_rows(statement):
-                client.command(statement, parameters=dict(params or {}), settings=settings)
+                client.command(statement, parameters=dict(params or {}), settings=_allowed(client, settings))
                 return 0, 0
             stream = client.raw_stream(
                 statement,
                 parameters=dict(params or {}),
-                settings={**_SETTINGS, **settings},
+                settings=_allowed(client, {**_SETTINGS, **settings}),
                 # Not as a clause: errors would quote it, and `SELECT 1 FROM` would read from a table called FORMAT.
                 transport_settings={"X-ClickHouse-Format": _CLICKHOUSE_FORMAT[output_format]},
             )
@@ -99,6 +99,13 @@ def run_statement(
                 return max(0, count - (output_format != "jsonl")), 0
         except (Error, HTTPError) as failure:
             raise store.explain(failure) from None
+
+
+def _allowed(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without those that the user may not change. ClickHouse's own profile ``readonly`` lets its users change
+    none (``readonly = 1``): they still get answers, in the server's way of writing them, and within its limits."""
+    known = client.server_settings
+    return {name: value for name, value in settings.items() if name not in known or not known[name].readonly}
 
 
 def _lines(stream: Any) -> Iterator[str]:

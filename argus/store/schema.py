@@ -10,7 +10,7 @@ from typing import Any
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.resources import resource_dir
-from argus.store.cluster import Cluster, render
+from argus.store.cluster import LOCAL, Cluster, render
 from argus.store.open import LEASE_TIMEOUT_S, Store, spool_not_queried
 from argus.store.statements import split_statements
 
@@ -195,7 +195,6 @@ def init_schema(
         raise spool_not_queried(store.target)
     from clickhouse_connect.driver.exceptions import Error
 
-    values = {"ttl": interval(ttl or DEFAULT_TTL), "raw_ttl": interval(raw_ttl or DEFAULT_RAW_TTL)}
     explicit = {name for name, given in (("ttl", ttl), ("raw_ttl", raw_ttl)) if given}
     if not store.embedded and store.database != "default":
         _create_database(store, timeout_s, f" ON CLUSTER `{cluster}`" if cluster and replicas else "")
@@ -203,6 +202,11 @@ def init_schema(
         try:
             before = schema_state(store, client)
             form = _cluster(store, client, cluster, replicas)
+            # Tables that come with an upgrade keep their rows for as long as those that are there.
+            values = {
+                "ttl": interval(ttl or _kept(client, "iterations") or DEFAULT_TTL),
+                "raw_ttl": interval(raw_ttl or _kept(client, "launches") or DEFAULT_RAW_TTL),
+            }
 
             def rendered(statement: str) -> list[str]:
                 filled = _fill(statement, values)
@@ -258,6 +262,17 @@ def _cluster(store: Store, client: Any, name: str, replicas: bool) -> Cluster | 
     if match is None:
         return None
     return Cluster(match.group(1), store.database, engines["jobs_local"][0].startswith("Replicated"))
+
+
+def _kept(client: Any, table: str) -> str:
+    """How long a table keeps its rows, as ``interval`` reads it; empty: there is no such table."""
+    rows = client.query(
+        "SELECT extractGroups(engine_full, 'TTL \\\\w+ \\\\+ toInterval([A-Za-z]+)\\\\((\\\\d+)\\\\)') AS ttl"
+        " FROM system.tables WHERE database = currentDatabase() AND name IN ({name:String}, {local:String})"
+        " ORDER BY empty(ttl) LIMIT 1",
+        parameters={"name": table, "local": table + LOCAL},
+    ).result_rows
+    return f"{rows[0][0][1]} {rows[0][0][0]}" if rows and rows[0][0] else ""
 
 
 def _create_database(store: Store, timeout_s: float, everywhere: str) -> None:

@@ -84,6 +84,9 @@ def write(
         except FileExistsError:
             number += 1
             continue
+        except FileNotFoundError:
+            prepare(folder)  # whoever has loaded what was there has removed it as well
+            continue
         except OSError as failure:
             raise _refused(folder, failure) from None
         try:

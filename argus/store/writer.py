@@ -20,6 +20,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +31,7 @@ import pyarrow.compute as pc
 
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill, spool
-from argus.store.open import LEASE_TIMEOUT_S, Store, transient
+from argus.store.open import LEASE_TIMEOUT_S, Store, is_forbidden, lacks_table, transient
 from argus.store.schema import Column, ensure_schema, table_columns, table_keys
 
 Values: TypeAlias = "npt.NDArray[Any] | Sequence[Any] | str | int | float | bool | None"
@@ -68,6 +69,8 @@ FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 
 _BACKOFF_S = (0.05, 5.0)
 _LEASE_S = 5.0
+_GRANT_S = 1.0
+"""Once tries are so far apart, whoever waits for rows to be stored learns that its user has no right to."""
 
 
 @dataclass(eq=False)
@@ -171,7 +174,8 @@ class Writer:
     def trouble(self) -> str:
         """Why rows cannot be stored at present; empty: they can."""
         if not self._backoff_s:
-            return ""
+            stuck_s = self._stuck_s()
+            return f"no answer to an insert for {stuck_s:.0f} s" if stuck_s > STUCK_S else ""
         text: str = getattr(self.last_error, "message", str(self.last_error))
         if self.spill_error is not None:
             return f"{text}; rows wait in memory: {getattr(self.spill_error, 'message', self.spill_error)}"
@@ -249,6 +253,7 @@ class Writer:
 
         Args:
             timeout_s: How long to try while the store is away. Rows not stored by then wait, in memory or on disk.
+                Where the user has no right to store them, it is a second or two.
 
         Returns:
             Whether every row that was appended has been stored; ``last_error`` tells why not.
@@ -290,7 +295,8 @@ class Writer:
             timeout_s: How long to try while the store is away; at most 5 s where rows are safe on disk.
         """
         with self._changed:
-            safe = self.place is not None and self._backoff_s > 0 and self.spill_error is None
+            away = self._backoff_s > 0 or self._stuck_s() > STUCK_S
+            safe = self.place is not None and away and self.spill_error is None
         self.flush(min(timeout_s, STUCK_S) if safe else timeout_s)
         with self._changed:
             self._stop = True
@@ -422,7 +428,7 @@ class Writer:
                     self._sending_since = time.monotonic()
                 failure: Exception | None = None
                 try:
-                    self._send(batch)
+                    self._with_tables(partial(self._send, batch))
                 except Exception as raised:
                     failure = raised
                 with self._changed:
@@ -450,7 +456,7 @@ class Writer:
                     self._changed.notify_all()
                     not_before = self._not_before
                 if failure is not None and not_before:
-                    if not_before >= deadline:
+                    if not_before >= deadline or (is_forbidden(failure) and self._backoff_s > _GRANT_S):
                         return
                     time.sleep(max(0.0, not_before - time.monotonic()))
 
@@ -461,7 +467,6 @@ class Writer:
             self._not_before = time.monotonic() + self._backoff_s
 
     def _send(self, batch: _Batch) -> None:
-        self._prepare()
         rows = batch.rows
         if rows is None:
             assert batch.file is not None
@@ -469,20 +474,32 @@ class Writer:
         since = batch.doubt_since
         if since is None:
             batch.doubt_since, batch.sent_s = time.monotonic(), time.time()
-        else:
-            forgotten = _forgotten(batch.table, time.monotonic() - since)
-            # How long the token is remembered depends on how many write. To look is cheap, and seldom needed.
-            if (forgotten or batch.table not in ROLLED_UP) and self._holds(batch.table, rows, forgotten):
-                return
-        if since is None:
             self.store.insert(batch.table, rows, batch.token, _LEASE_S)
-        else:
-            self._sent_again(batch.table, insert_again(self.store, batch.table, rows, batch.token, _LEASE_S))
+            return
+        forgotten = _forgotten(batch.table, time.monotonic() - since)
+        # How long the token is remembered depends on how many write. To look is cheap, and seldom needed.
+        if (forgotten or batch.table not in ROLLED_UP) and self._holds(batch.table, rows, forgotten):
+            return
+        self._sent_again(batch.table, insert_again(self.store, batch.table, rows, batch.token, _LEASE_S))
 
     def _sent_again(self, table: str, anew: bool) -> None:
         if anew and table in ROLLED_UP:
             with self._changed:
                 self._tally["batches_rolled_up_twice"] += 1
+
+    def _with_tables(self, send: Callable[[], object]) -> None:
+        """Sends rows; where their table is gone, sees to the tables again, and sends once more: the folder or the
+        database may have been removed meanwhile, or made anew."""
+        self._prepare()
+        try:
+            send()
+            return
+        except ArgusError as failure:
+            if not lacks_table(failure):
+                raise
+        self._schema_ready = False
+        self._prepare()
+        send()
 
     def _prepare(self) -> None:
         """Sees to the store's tables, once. Whatever is wrong with them, the rows are not to blame: they wait."""
@@ -510,6 +527,10 @@ class Writer:
 
     # ---- on disk ----
 
+    def _stuck_s(self) -> float:
+        """How long the insert that is being sent has had no answer, s; 0: none is."""
+        return 0.0 if self._sending is None else time.monotonic() - self._sending_since
+
     def _spill_work(self) -> None:
         while True:
             with self._changed:
@@ -524,7 +545,7 @@ class Writer:
         now = time.monotonic()
         if self.place is None or now < self._spill_not_before:
             return None
-        stuck = self._sending is not None and now - self._sending_since > STUCK_S
+        stuck = self._stuck_s() > STUCK_S
         if not (closing or stuck or self._backoff_s > 0 or self._bytes > SPILL_BYTES):
             return None
         # What is being sent stays in memory for as long as an answer may be near.
@@ -615,8 +636,7 @@ class Writer:
                             continue
                         try:
                             batch = spool.read(file, summed=True)
-                            self._prepare()
-                            replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds, self._sent_again)
+                            self._with_tables(partial(self._replay, file, batch))
                         except Exception as failure:
                             with self._changed:
                                 if transient(failure):
@@ -634,6 +654,9 @@ class Writer:
                     self._listed = {folder.path: (spill.changed_ns(folder.path), left)}
                     folder.close()
             self._next_adoption = time.monotonic() + ADOPT_S
+
+    def _replay(self, file: Path, batch: spool.Spooled) -> None:
+        replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds, self._sent_again)
 
     def _left_in(self, folder: spill.Folder) -> deque[Path]:
         """The batches in a folder. Adopting is interrupted for each batch of this writer's own: the folder is listed

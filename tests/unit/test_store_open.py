@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,6 +199,34 @@ def test_a_killed_engine_is_replaced(url: str, tmp_path: Path) -> None:
             assert client.query("SELECT a FROM t").result_rows == [(7,)]
 
 
+def test_an_engine_whose_folder_was_removed_ends(url: str, tmp_path: Path) -> None:
+    with open_store(url) as store:
+        with store.lease() as client:
+            assert client.command("SELECT 1") == 1
+        engine = engine_pid(tmp_path / "store")
+        (tmp_path / "store").rename(tmp_path / "gone")
+        assert wait_until(lambda: not running(engine), 60)
+        assert wait_until(lambda: store._anchor is not None and not open_module._alive(store._anchor))
+        with store.lease() as client:
+            assert client.command("SELECT 2") == 2
+        assert engine_pid(tmp_path / "store") != engine
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_new_store_on_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mount is not allowed here")
+    try:
+        with contextlib.suppress(OSError):
+            (disk / "fill").write_bytes(b"x" * 65536)
+        with open_store(f"chdb://{disk}/store") as store, pytest.raises(ArgusError, match="no space is left"):
+            ensure_schema(store)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
 def test_a_long_path_fits_the_socket(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     with open_store(f"chdb://{folder}") as store, store.lease() as client:
@@ -370,6 +399,9 @@ def test_unusable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     # Root may write anywhere, so the refusal is made here.
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(ArgusError, match="may not use"), open_store(f"chdb://{tmp_path}/locked").lease():
+        pass
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(ArgusError, match="mounted read-only"), open_store(f"chdb://{tmp_path}/locked").lease():
         pass
 
 

@@ -286,6 +286,14 @@ def test_times_to_live(store: Store) -> None:
     init_schema(store, ttl="90d")
     assert ttl("iterations") == "stored + toIntervalDay(90)"
     assert ttl("launches") == "stored + toIntervalHour(3)"
+    # Tables that an upgrade adds are kept as the others are.
+    with store.lease() as client:
+        client.command("DROP TABLE phase_ops")
+        client.command("DROP TABLE gpu_host_events")
+        client.command("ALTER TABLE schema_migrations DELETE WHERE version IN (3, 8) SETTINGS mutations_sync = 2")
+    ensure_schema(store)
+    assert ttl("phase_ops") == "stored + toIntervalDay(90)"
+    assert ttl("gpu_host_events") == "stored + toIntervalHour(3)"
 
 
 def test_two_processes_may_create_the_tables_at_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE
 from argus.store.cluster import Cluster, render
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from argus.store.render import FORMATS
 from argus.store.schema import _fill, ensure_schema, init_schema, migrations, table_columns
 from argus.store.statements import split_statements
 from argus.store.status import store_status
@@ -37,6 +38,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         + "".join(f"<query>{statement}</query>" for statement in documented_grants(user))
         + f"</grants></{user}>"
         for user in ("argus_writer", "argus_reader")
+    ) + (
+        "<may_change_nothing><password>x</password><networks><ip>127.0.0.1</ip></networks><profile>readonly</profile>"
+        "<quota>default</quota></may_change_nothing>"
     )
     with Server(tmp_path_factory.mktemp("server"), users=grants) as running:
         yield running
@@ -133,6 +137,19 @@ def test_the_documented_rights_suffice(
         writer.append("iterations", iterations(1))
         assert not writer.flush(timeout_s=0) or writer.rows_dropped
         assert "ACCESS_DENIED" in str(writer.last_error) or "privileges" in str(writer.last_error)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_user_of_the_profile_readonly_can_ask(
+    server: Server, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """ClickHouse's own: ``readonly = 1`` refuses every setting of a query."""
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "x")
+    where = ["--store", server.url(user="may_change_nothing"), "--format", form]
+    assert main(["sql", "SELECT toUInt64(2) * 7 AS n", *where]) == 0
+    assert "14" in capsys.readouterr().out
+    assert main(["sql", "--write", "TRUNCATE TABLE iterations", *where]) == EXIT_UNAVAILABLE
+    assert "READONLY" in capsys.readouterr().err
 
 
 def test_a_verdict_from_a_server(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

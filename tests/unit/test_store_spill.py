@@ -519,6 +519,7 @@ def test_a_stuck_insert_does_not_keep_the_rest_in_memory(
         writer.append("iterations", iterations(10, k))
         writer.maybe_flush()
     wait_for(lambda: writer.counters().get("rows_spilled", (0,))[0] == 30, "still in memory")
+    assert "no answer to an insert" in writer.trouble
     answer.set()
     assert writer.flush(60)
     writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -291,6 +292,17 @@ def test_two_writers_share_a_folder(folder: Path) -> None:
         thread.join()
     tokens = [spool.read(file).token for file in folder.iterdir()]
     assert len(tokens) == len(set(tokens)) == 303
+
+
+def test_a_folder_that_was_loaded_and_removed_meanwhile_is_made_anew(folder: Path) -> None:
+    """``argus store load --remove`` of a spool that is still written to."""
+    with Writer(open_store(f"spool://{folder}"), source="test") as writer:
+        writer.append("iterations", iterations(7))
+        assert writer.flush()
+        shutil.rmtree(folder)
+        writer.append("iterations", iterations(3))
+        assert writer.flush(timeout_s=0), writer.last_error
+    assert [spool.read(file).rows.num_rows for _, file in spool.batch_files(folder)] == [3]
 
 
 def test_a_killed_writer_leaves_no_half_file(folder: Path, store: Store) -> None:

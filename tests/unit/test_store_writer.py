@@ -250,6 +250,14 @@ class _Flaky:
             monkeypatch.setattr(client, "insert_arrow", insert_arrow)
 
 
+def refusal(code: int) -> Exception:
+    from clickhouse_connect.driver.exceptions import DatabaseError
+
+    failure = DatabaseError("Code: x. DB::Exception: no")
+    failure.code = code
+    return failure
+
+
 def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     _Flaky(store, ["lose the answer", "lose the answer"]).install(monkeypatch)
     with Writer(store, source="test") as writer:
@@ -380,6 +388,66 @@ def test_what_the_store_refuses_is_dropped_and_counted(store: Store, monkeypatch
     assert report.dropped == {"iterations": 10}
     assert report.written == {"launches": 3}
     assert report.last_error == "no such column"
+
+
+@pytest.mark.parametrize("code", [497, 164, 1001, 76])
+def test_what_the_rows_are_not_to_blame_for_is_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """A right that is granted a moment later, a disk that is read-only for a while."""
+    _Flaky(store, [refusal(code), refusal(code)]).install(monkeypatch)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    assert writer.flush(timeout_s=30)
+    report = writer.close()
+    assert (report.written, report.dropped) == ({"iterations": 10}, {})
+
+
+def test_without_a_right_nobody_waits_until_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    refusals: list[Exception | str] = [refusal(497) for _ in range(20)]
+    _Flaky(store, refusals).install(monkeypatch)
+    writer = Writer(store, source="test")
+    writer.append("iterations", iterations(10))
+    assert writer.close(timeout_s=20).dropped == {"iterations": 10}
+    assert len(refusals) > 12, "it went on trying"
+
+
+def test_a_refused_password_is_read_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have changed, in the file that holds it as well."""
+    with store.lease() as before:
+        pass
+    _Flaky(store, [refusal(516)]).install(monkeypatch)
+    with pytest.raises(ArgusError, match="refused user"):
+        store.insert("iterations", to_arrow("iterations", iterations(1)), "one")
+    with store.lease() as after:
+        assert after is not before
+
+
+@pytest.mark.parametrize("made_anew", [True, False])
+def test_where_a_table_is_gone_the_schema_is_seen_to_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, made_anew: bool
+) -> None:
+    """Its folder or database was removed while it was written to. What is still not there is refused for good."""
+    monkeypatch.setattr(writer_module, "ensure_schema", lambda *_, **__: made_anew and rename("gone", "launches"))
+
+    def rename(old: str, new: str) -> None:
+        with store.lease() as client:
+            if client.command(f"EXISTS TABLE {old}"):
+                client.command(f"RENAME TABLE {old} TO {new}")
+
+    try:
+        writer = Writer(store, source="test")
+        writer.append("iterations", iterations(10))
+        assert writer.flush()
+        rename("launches", "gone")
+        writer.append("launches", launches(7))
+        writer.flush()
+        report = writer.close()
+        assert report.dropped == ({} if made_anew else {"launches": 7})
+        assert made_anew or "UNKNOWN_TABLE" in report.last_error
+    finally:
+        rename("gone", "launches")
+    assert rows(store, "SELECT count() FROM launches") == [(7 if made_anew else 0,)]
 
 
 def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
