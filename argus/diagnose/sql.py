@@ -843,22 +843,67 @@ GROUP BY rank, comm, seq
 """
 """When the kernels of the newest calls of some handles ran: those that were launched inside the call."""
 
-SPANNING = _query("""
-SELECT comm_group, uniqExact(host) AS hosts, count() AS calls FROM $collectives
-WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND has({ops:Array(String)}, op)
+_OF_ALL_HOSTS = """
+    SELECT m.rank AS rank, m.comm AS comm, if(j.joined_group = 0, m.comm_group, j.joined_group) AS comm_group,
+           m.seq_offset + j.seq_shift AS seq_offset
+    FROM
+    (
+      SELECT rank, comm, comm_group, seq_offset FROM communicators FINAL
+      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+    ) AS m
+    INNER JOIN
+    (
+      SELECT rank, argMax(host, version) AS host FROM ranks
+      WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
+    ) AS r ON m.rank = r.rank
+    LEFT ANY JOIN
+    (
+      SELECT host, comm_group, joined_group, seq_shift FROM group_joins
+      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+        AND version = (SELECT max(version) FROM clocks WHERE job = {job:String} AND run = {run:UInt32})
+    ) AS j ON r.host = j.host AND m.comm_group = j.comm_group
+"""
+"""What each handle is on all hosts. Calls are joined with this first, by numbers alone: of a large job they are
+hundreds of millions, and few are of use."""
+
+SPANNING = _query(f"""
+SELECT m.comm_group AS comm_group, uniqExact(n.host) AS hosts, sum(n.calls) AS calls
+FROM
+(
+  SELECT rank, comm, any(host) AS host, count() AS calls FROM collectives
+  WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
+  GROUP BY rank, comm
+) AS n
+INNER JOIN
+(
+{_OF_ALL_HOSTS}
+) AS m ON n.rank = m.rank AND n.comm = m.comm
 GROUP BY comm_group
 HAVING hosts > 1
 ORDER BY comm_group
 """)
 """Communicators that span hosts."""
 
-_SAMPLED = """
+_SAMPLED = f"""
 WITH
+  members AS
+  (
+    SELECT rank, comm, comm_group, seq_offset FROM
+    (
+{_OF_ALL_HOSTS}
+    ) WHERE has({{groups:Array(UInt64)}}, comm_group)
+  ),
   sampled AS
   (
-    SELECT rank, host, tid, comm_group, aligned_seq, ts, duration_ns FROM $collectives
-    WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND has({groups:Array(UInt64)}, comm_group)
-      AND has({ops:Array(String)}, op) AND cityHash64(aligned_seq) % {stride:UInt32} = 0
+    SELECT c.rank AS rank, c.host AS host, c.tid AS tid, m.comm_group AS comm_group,
+           toInt64(c.seq) + m.seq_offset AS aligned_seq, c.ts AS ts, c.duration_ns AS duration_ns
+    FROM
+    (
+      SELECT rank, host, tid, comm, seq, ts, duration_ns FROM collectives
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
+    ) AS c
+    INNER JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
+    WHERE cityHash64(aligned_seq) % {{stride:UInt32}} = 0
   )
 """
 
