@@ -472,17 +472,25 @@ def read(query: sql.Query, params: Mapping[str, Any], numbers: Int, ranks: int, 
         ranks: How many there are, roughly.
         across: How the hosts go together; None: it is one.
     """
-    newest = numbers[-int(np.clip(MOST_VALUES // max(ranks, 1), WINDOWS[0], WINDOWS[-1])) :]
-    window = {**params, "first": int(newest[0]), "last": int(newest[-1])}
-    now = times_of(query(sql.GPU_TIMES, window), newest)
+    window, *past = windows(params, numbers, ranks)
+
+    def of(asked: dict[str, Any]) -> GpuTimes:
+        kept = numbers[(numbers >= asked["first"]) & (numbers <= asked["last"])]
+        return times_of(query(sql.GPU_TIMES, asked), kept)
+
+    now = of(window)
+    before = of(past[0]) if past else None
     if len(now.steps) < MIN_STEPS:
         return None
-    before = None
-    first = first_steps(numbers)[: int(np.clip(MOST_VALUES // (2 * max(ranks, 1)), FEWEST, len(newest)))]
-    if len(first):
-        before = times_of(query(sql.GPU_TIMES, {**params, "first": int(first[0]), "last": int(first[-1])}), first)
     mesh = mesh_of(query(sql.GROUPS, params), now.ranks, now.kernels, joined(across))
     return Seen(now, before, mesh, window)
+
+
+def windows(params: Mapping[str, Any], numbers: Int, ranks: int) -> list[dict[str, Any]]:
+    """Parameters of the steps that :func:`read` reads: the newest, and the first if there are enough besides."""
+    newest = numbers[-int(np.clip(MOST_VALUES // max(ranks, 1), WINDOWS[0], WINDOWS[-1])) :]
+    first = first_steps(numbers)[: int(np.clip(MOST_VALUES // (2 * max(ranks, 1)), FEWEST, len(newest)))]
+    return [{**params, "first": int(some[0]), "last": int(some[-1])} for some in (newest, first) if len(some)]
 
 
 def first_steps(numbers: Int) -> Int:

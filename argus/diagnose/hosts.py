@@ -121,8 +121,10 @@ class Hosts:
 
     def params(self) -> dict[str, Any]:
         """What queries need besides job and run; see :func:`argus.diagnose.sql.across`."""
+        # The lowest is 0.
+        shared = {"apart_ns": self.apart_ns, "most_shift": max(shift.shift for shift in self.shifts)}
         if self.stored and not self.not_stored:
-            return {"across": "stored", "apart_ns": self.apart_ns}
+            return {"across": "stored", **shared}
         # They travel with each query: of a long run on many hosts only the newest.
         kept = max(1, MAX_GIVEN // len(self.names))
         parts = [self.clocks[self.clocks["host"] == place][-kept:] for place in range(len(self.names))]
@@ -132,7 +134,7 @@ class Hosts:
         good = [join for join in self.joins if not join.error]
         return {
             "across": "given",
-            "apart_ns": self.apart_ns,
+            **shared,
             "clock_host": [self.names[host] for host in clocks["host"].tolist()],
             "clock_ts": clocks["since_ns"].tolist(),
             "clock_at": clocks["at_ns"].tolist(),

@@ -235,6 +235,24 @@ def chunks(query: sql.Query, params: Mapping[str, Any], numbers: Int) -> int:
     return 2 if any(last[key] > 1 and (0, last[key]) in those for key, those in pairs.items()) else 1
 
 
+def _newest(numbers: Int, ranks: int) -> Int:
+    return numbers[-int(np.clip(MOST_ROWS // max(ranks, 1), FEWEST, WINDOWS[-1])) :]
+
+
+def _asked(params: Mapping[str, Any], steps: Int) -> list[tuple[str, dict[str, Any]]]:
+    """The queries for the transfers of some steps: who takes part, by the last of them, and what they took."""
+    last = int(steps[-1])
+    return [
+        (sql.TRANSFER_RANKS, {**params, "first": int(steps[-3:][0]), "last": last}),
+        (sql.TRANSFERS, {**params, "first": int(steps[0]), "last": last}),
+    ]
+
+
+def newest(params: Mapping[str, Any], numbers: Int, ranks: int) -> list[tuple[str, dict[str, Any]]]:
+    """The queries that :func:`judge` asks first, of a job of about so many ranks."""
+    return _asked(params, _newest(numbers, ranks))
+
+
 def judge(
     seen: Seen,
     query: sql.Query,
@@ -253,14 +271,12 @@ def judge(
     groups = query(sql.GROUPS, params)
     rows = zip(groups["host"].tolist(), groups["comm_group"].tolist(), groups["dimension"].tolist(), strict=True)
     dimensions = {one.get((str(host), int(group)), int(group)): str(what) for host, group, what in rows}
-    newest = numbers[-int(np.clip(MOST_ROWS // max(len(hosts), 1), FEWEST, WINDOWS[-1])) :]
-    window = {**params, "first": int(newest[0]), "last": int(newest[-1])}
+    newest = _newest(numbers, len(hosts))
+    window = _asked(params, newest)[1][1]
 
     def read(steps: Int) -> Transfers:
-        asked = {**params, "first": int(steps[0]), "last": int(steps[-1])}
-        who = {**params, "first": int(steps[-3:][0]), "last": int(steps[-1])}
-        ranks = query(sql.TRANSFER_RANKS, who)
-        return transfers_of(query(sql.TRANSFERS, asked), ranks, steps, dimensions, one, seen.mesh)
+        ranks, rows = (query(text, asked) for text, asked in _asked(params, steps))
+        return transfers_of(rows, ranks, steps, dimensions, one, seen.mesh)
 
     now = read(newest)
     first = first_steps(numbers)[: len(newest)]

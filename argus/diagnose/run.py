@@ -30,6 +30,7 @@ from argus.diagnose import (
     step_times,
     whatif,
 )
+from argus.diagnose.ahead import Ahead
 from argus.diagnose.cause import (
     FLAT,
     HIDDEN_BACKWARD,
@@ -140,7 +141,25 @@ def diagnose(
     if across is not None:
         query = sql.of_job(query)
         params |= across.params()
-    query = sql.remembered(query)
+    with Ahead(query) as ahead:
+        return _diagnose(ahead, params, steps, threshold, hang_after_s, across, stacks, newest)
+
+
+def _diagnose(
+    ahead: Ahead,
+    params: dict[str, Any],
+    steps: tuple[int | None, int | None],
+    threshold: float,
+    hang_after_s: float,
+    across: Hosts | None,
+    stacks: StackReader | None,
+    newest: int | None,
+) -> Verdict:
+    """:func:`diagnose` with a query that can be begun before."""
+    job, run, since_ns = params["job"], params["run"], params["since_ns"]
+    for text in (sql.SPAN, sql.LAST_LOOK, sql.GROUPS, sql.STATES, sql.HOSTS):
+        ahead.start(text, params)
+    query = sql.remembered(ahead)
     verdict = Verdict(
         schema=SCHEMA,
         job=job,
@@ -177,6 +196,7 @@ def diagnose(
         params["first"] = max(params["first"], int(span["first"][0]))
     if newest is not None:
         params["first"] = max(params["first"], params["last"] - newest + 1)
+    ahead.start(sql.STEPS, params)
     known = operations.read(query, params)
     if known is not None:
         _by_operations(verdict, query, params, known, threshold, world_size)
@@ -208,8 +228,13 @@ def diagnose(
     calls = float(np.median(series["calls"][sure]) * verdict["ranks"])
     reach = int(np.clip(MOST_CALLS / max(calls, 1.0), WINDOWS[0], max(WINDOWS)))
     params["left_out"] = between_stages(query(sql.GROUPS, params), gpu.joined(across))
-    lateness, why_not = _lateness(query, params, numbers, reach)
     hosts = _hosts(query, params)
+    ahead.start(sql.LATENESS, _newest(params, numbers, reach))
+    for asked in gpu.windows(params, numbers, len(hosts)):
+        ahead.start(sql.GPU_TIMES, asked)
+    for text, asked in links.newest(params, numbers, len(hosts)):
+        ahead.start(text, asked)
+    lateness, why_not = _lateness(query, params, numbers, reach)
     by_times = None
     if lateness is None and across is None:
         only = query(sql.ONLY_STEPS, params)
@@ -511,13 +536,16 @@ def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> 
     return mine, [hosts[rank] for rank in lateness.ranks.tolist() if rank not in late and rank in hosts]
 
 
+def _newest(params: Mapping[str, Any], numbers: NDArray[np.int64], reach: int) -> dict[str, Any]:
+    """Parameters of the newest ``reach`` steps."""
+    return {**params, "first": int(numbers[-reach:][0])}
+
+
 def _lateness(
     query: sql.Query, params: dict[str, Any], numbers: NDArray[np.int64], reach: int
 ) -> tuple[Lateness | None, str]:
     """Lateness in the newest ``reach`` steps, or why there is none."""
-    recent = numbers[-reach:]
-    rows = query(sql.LATENESS, {**params, "first": int(recent[0])})
-    lateness = lateness_of(rows, recent)
+    lateness = lateness_of(query(sql.LATENESS, _newest(params, numbers, reach)), numbers[-reach:])
     if len(lateness.ranks) > 1 and len(lateness.steps) >= MIN_STEPS:
         return lateness, ""
     known = query(sql.ALIGNMENT, params)

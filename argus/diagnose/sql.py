@@ -21,6 +21,18 @@ from argus.store.statements import split_statements
 Query: TypeAlias = Callable[[str, Mapping[str, Any]], dict[str, npt.NDArray[Any]]]
 """Runs SQL with parameters and returns columns: ``functools.partial(argus.store.reader.query_columns, store)``."""
 
+_CALLS = """(
+      SELECT {job:String} AS job, {run:UInt32} AS run, c.rank AS rank, c.op AS op, c.ts AS ts, true AS aligned,
+             m.comm_group AS comm_group, toInt64(c.seq) + m.seq_offset AS aligned_seq
+      FROM (SELECT * FROM collectives WHERE job = {job:String} AND run = {run:UInt32}) AS c
+      INNER JOIN
+      (
+        SELECT rank, comm, comm_group, seq_offset FROM communicators FINAL
+        WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+      ) AS m ON c.rank = m.rank AND c.comm = m.comm
+    )"""
+"""``calls_aligned`` of one run, as far as it is aligned: joined by numbers alone, in half of the time."""
+
 _ONE_HOST = {
     "$iterations": "iterations",
     "$phases": "phases",
@@ -30,6 +42,9 @@ _ONE_HOST = {
     "$gpucollectives": "gpu_collectives",
     "$linkhost": "''",
     "$collectives": "calls_aligned",
+    "$calls": _CALLS,
+    "$begun": "last_ts",
+    "$spans": "iteration_rollup",
     "$communicators": "communicators FINAL",
     "$known": "error = ''",
     "$arrival": "toUnixTimestamp64Nano(ts)",
@@ -37,6 +52,8 @@ _ONE_HOST = {
     "$side": "",
     "$group": "w.comm_group",
     "$aside": "",
+    "$near": "",
+    "$among": "",
 }
 _SEVERAL_HOSTS = {
     "$iterations": "iterations_across",
@@ -47,6 +64,9 @@ _SEVERAL_HOSTS = {
     "$gpucollectives": "gpu_collectives_across",
     "$linkhost": "toString(g.host)",
     "$collectives": "calls_across",
+    "$calls": "calls_across",
+    "$begun": "ts",
+    "$spans": "iterations_across",
     "$communicators": "calls_across",
     "$known": "aligned",
     "$arrival": "at_ns",
@@ -55,6 +75,12 @@ _SEVERAL_HOSTS = {
     "$side": " if(cluster = '' AND clock_error_ns > {apart_ns:Int64}, toString(host), cluster) AS side,",
     "$group": "cityHash64(w.comm_group, w.side)",
     "$aside": ", side",
+    # Tables are ordered by the hosts' own numbers: what is far from those asked for is not read.
+    "$near": " AND host_step BETWEEN greatest(0, toInt64({first:UInt32}) - {most_shift:Int64}) AND {last:UInt32}",
+    "$among": (
+        " AND host_step IN (SELECT toUInt32(greatest(0, toInt64(arrayJoin({steps:Array(UInt32)})) - toInt64(number)))"
+        " FROM numbers(toUInt64({most_shift:Int64} + 1)))"
+    ),
 }
 _FORMS: dict[str, str] = {}
 """The form for several hosts of each query that has one, by the form for one."""
@@ -72,7 +98,7 @@ def _query(template: str) -> str:
 
 
 _ITERATIONS = (
-    "$iterations WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}"
+    "$iterations WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near"
 )
 
 STEPS = _query(
@@ -127,7 +153,7 @@ WITH
   (
     SELECT comm_group, aligned_seq,$side groupArray(rank) AS ranks, groupArray($arrival) AS times,
            min(rank) AS ref_rank, argMin(ts, rank) AS ref_ts
-    FROM $collectives
+    FROM $calls
     WHERE job = {{job:String}} AND run = {{run:UInt32}} AND aligned AND ts > begin AND ts <= end
       AND op NOT IN ('Send', 'Recv', 'GroupStart', 'GroupEnd') AND comm_group NOT IN {{left_out:Array(UInt64)}}
       $members $numbered
@@ -166,10 +192,10 @@ SELECT comm_group, rank, step, toFloat64(max(late_ns)) AS peak_ns, toFloat64(arg
        toFloat64(argMax(late_ns, aligned_seq)) AS last_ns
 FROM late
 GROUP BY comm_group, rank, step
-ORDER BY step, rank, comm_group
 """
 )
-"""How late each rank came to the collectives of each step, against the median rank: most, first and last call."""
+"""How late each rank came to the collectives of each step, against the median rank: most, first and last call. In no
+order."""
 
 LEAD = _query(
     _LATE_AMONG
@@ -236,7 +262,7 @@ outside CUDA otherwise."""
 PHASE_TIME = _query(
     """
 SELECT rank, step, phase, toFloat64(duration_ns) AS duration_ns FROM $phases
-WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
   AND rank IN {ranks:Array(UInt32)}
 ORDER BY step, rank, phase
 """
@@ -246,7 +272,7 @@ ORDER BY step, rank, phase
 GPU_PHASE_TIME = _query(
     """
 SELECT rank, step, phase, toFloat64(sum(duration_ns)) AS duration_ns FROM $gpuphases
-WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
   AND rank IN {ranks:Array(UInt32)} AND phase IN ('forward', 'backward', 'optimizer', 'compute')
 GROUP BY rank, step, phase
 ORDER BY step, rank, phase
@@ -268,19 +294,18 @@ SELECT rank, step,
        toFloat64(sum(duration_ns)) AS step_ns,
        toInt64(sumIf(operations, phase IN ('forward', 'backward', 'optimizer', 'compute'))) AS kernels
 FROM $gpuphases
-WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
 GROUP BY rank, step
-ORDER BY rank, step
 """
 )
 """How long each rank's GPU computed, was in collectives, handed on data between stages or waited for it, and had
-nothing to do or waited for data, by step."""
+nothing to do or waited for data, by step. In no order."""
 
 GPU_COMPUTE = _query(
     """
 SELECT rank, step, toFloat64(sum(duration_ns)) AS compute_ns
 FROM $gpuphases
-WHERE job = {job:String} AND run = {run:UInt32} AND step IN {steps:Array(UInt32)}
+WHERE job = {job:String} AND run = {run:UInt32} AND step IN {steps:Array(UInt32)}$among
   AND rank IN {ranks:Array(UInt32)} AND phase IN ('forward', 'backward', 'optimizer', 'compute')
 GROUP BY rank, step
 ORDER BY step, rank
@@ -302,7 +327,8 @@ FROM
     SELECT rank, comm, comm_group, comm_rank FROM communicators FINAL
     WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
   ) AS m ON g.rank = m.rank AND g.comm = m.comm
-  WHERE g.job = {job:String} AND g.run = {run:UInt32} AND g.step BETWEEN {first:UInt32} AND {last:UInt32} AND g.op != ''
+  WHERE g.job = {job:String} AND g.run = {run:UInt32} AND g.step BETWEEN {first:UInt32} AND {last:UInt32}$near
+    AND g.op != ''
   GROUP BY rank, host, comm_group, op, step, one, other
 )
 WHERE NOT pairwise OR one >= 0
@@ -383,7 +409,7 @@ ISSUE = _query(
 SELECT rank, step, toFloat64(issue_latency_p50_ns) AS p50_ns, toFloat64(issue_latency_p99_ns) AS p99_ns,
        toFloat64(void_share) AS void_share
 FROM $gpusteps
-WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near
   AND rank IN {ranks:Array(UInt32)} AND kernels > 0
 ORDER BY step, rank
 """
@@ -665,10 +691,11 @@ WHERE job = {job:String} AND run = {run:UInt32} AND loss GROUP BY counter ORDER 
 
 SPAN = _query(
     """
-SELECT min(step) AS first, max(step) AS last, count() AS n FROM $iterations
-WHERE job = {job:String} AND run = {run:UInt32} AND ts >= fromUnixTimestamp64Nano({since_ns:Int64})
+SELECT min(step) AS first, max(step) AS last, count() AS n FROM $spans
+WHERE job = {job:String} AND run = {run:UInt32} AND $begun >= fromUnixTimestamp64Nano({since_ns:Int64})
 """
 )
+"""The first and the last step since then; ``n`` is 0 if there is none."""
 
 NEWEST_STEP = """
 SELECT max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) AS ns FROM iterations
@@ -816,22 +843,67 @@ GROUP BY rank, comm, seq
 """
 """When the kernels of the newest calls of some handles ran: those that were launched inside the call."""
 
-SPANNING = _query("""
-SELECT comm_group, uniqExact(host) AS hosts, count() AS calls FROM $collectives
-WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND has({ops:Array(String)}, op)
+_OF_ALL_HOSTS = """
+    SELECT m.rank AS rank, m.comm AS comm, if(j.joined_group = 0, m.comm_group, j.joined_group) AS comm_group,
+           m.seq_offset + j.seq_shift AS seq_offset
+    FROM
+    (
+      SELECT rank, comm, comm_group, seq_offset FROM communicators FINAL
+      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+    ) AS m
+    INNER JOIN
+    (
+      SELECT rank, argMax(host, version) AS host FROM ranks
+      WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
+    ) AS r ON m.rank = r.rank
+    LEFT ANY JOIN
+    (
+      SELECT host, comm_group, joined_group, seq_shift FROM group_joins
+      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+        AND version = (SELECT max(version) FROM clocks WHERE job = {job:String} AND run = {run:UInt32})
+    ) AS j ON r.host = j.host AND m.comm_group = j.comm_group
+"""
+"""What each handle is on all hosts. Calls are joined with this first, by numbers alone: of a large job they are
+hundreds of millions, and few are of use."""
+
+SPANNING = _query(f"""
+SELECT m.comm_group AS comm_group, uniqExact(n.host) AS hosts, sum(n.calls) AS calls
+FROM
+(
+  SELECT rank, comm, any(host) AS host, count() AS calls FROM collectives
+  WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
+  GROUP BY rank, comm
+) AS n
+INNER JOIN
+(
+{_OF_ALL_HOSTS}
+) AS m ON n.rank = m.rank AND n.comm = m.comm
 GROUP BY comm_group
 HAVING hosts > 1
 ORDER BY comm_group
 """)
 """Communicators that span hosts."""
 
-_SAMPLED = """
+_SAMPLED = f"""
 WITH
+  members AS
+  (
+    SELECT rank, comm, comm_group, seq_offset FROM
+    (
+{_OF_ALL_HOSTS}
+    ) WHERE has({{groups:Array(UInt64)}}, comm_group)
+  ),
   sampled AS
   (
-    SELECT rank, host, tid, comm_group, aligned_seq, ts, duration_ns FROM $collectives
-    WHERE job = {job:String} AND run = {run:UInt32} AND aligned AND has({groups:Array(UInt64)}, comm_group)
-      AND has({ops:Array(String)}, op) AND cityHash64(aligned_seq) % {stride:UInt32} = 0
+    SELECT c.rank AS rank, c.host AS host, c.tid AS tid, m.comm_group AS comm_group,
+           toInt64(c.seq) + m.seq_offset AS aligned_seq, c.ts AS ts, c.duration_ns AS duration_ns
+    FROM
+    (
+      SELECT rank, host, tid, comm, seq, ts, duration_ns FROM collectives
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
+    ) AS c
+    INNER JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
+    WHERE cityHash64(aligned_seq) % {{stride:UInt32}} = 0
   )
 """
 

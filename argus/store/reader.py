@@ -81,7 +81,12 @@ def query_columns(
 def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.timestamp("ns", tz=values.type.tz)).cast(pa.int64())
-    if pa.types.is_string(values.type) or pa.types.is_nested(values.type):
+    if pa.types.is_string(values.type):
+        # Few different ones, mostly: each is made once.
+        coded = pa.chunked_array(values.chunks, pa.string()).combine_chunks().dictionary_encode()
+        words = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
+        return np.asarray(words[coded.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)])
+    if pa.types.is_nested(values.type):
         out = np.empty(len(values), dtype=object)
         out[:] = values.to_pylist()
         return out

@@ -16,6 +16,7 @@ class Result:
         rows: Values of each round by what was measured.
         ratio: How much better ours is than the reference; above 1 is better.
         more: Other figures for the JSON.
+        plot: Lines that are printed below.
     """
 
     title: str
@@ -23,6 +24,7 @@ class Result:
     rows: dict[str, list[float]]
     ratio: float
     more: dict[str, float] = field(default_factory=dict)
+    plot: list[str] = field(default_factory=list)
 
     def show(self) -> None:
         width = max(map(len, self.rows))
@@ -33,6 +35,7 @@ class Result:
         for name, value in self.more.items():
             print(f"{name}: {value:.4g}")
         print(f"ratio {self.ratio:.1f}")
+        print("\n".join(self.plot), end="\n" if self.plot else "")
 
     def as_json(self) -> dict[str, object]:
         medians = {name: statistics.median(values) for name, values in self.rows.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -307,6 +308,23 @@ def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> Non
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, b[name].tolist())), (name, text)
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, c[name].tolist())), (name, text)
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, d[name].tolist())), (name, text)
+
+
+@pytest.mark.parametrize("text", [sql.STEPS, sql.CPU_TIME, sql.WORK])
+def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(store: Store, text: str) -> None:
+    query = partial(query_columns, store)
+    hosts = prepare(store, query, "late", 1)
+    assert hosts is not None
+    assert [shift.shift for shift in hosts.shifts] == [0, 6]
+    ranks = [int(rank) for rank in query(sql.HOSTS, {"job": "late", "run": 1})["rank"]]
+    params = {"job": "late", "run": 1, "first": 10, "last": 14, "ranks": ranks, **hosts.params()}
+    near = sql.of_job(query)(text, params)
+    whole, times = re.subn(r" AND host_step BETWEEN .*? AND \{last:UInt32\}", "", sql.across(text, "stored"))
+    assert times
+    every = query(whole, {name: value for name, value in params.items() if name != "across"})
+    assert len(every["step"])
+    for name, values in every.items():
+        np.testing.assert_array_equal(near[name], values, name)
 
 
 def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

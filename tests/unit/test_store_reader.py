@@ -105,6 +105,13 @@ def test_columns(store: Store) -> None:
     assert (empty["ts"].dtype, len(empty["job"])) == (np.int64, 0)
 
 
+def test_words_that_repeat_and_lack(store: Store) -> None:
+    words = "SELECT if(number % 3 = 2, NULL, toString(number % 3)) AS w FROM numbers({n:UInt32}) ORDER BY number"
+    assert query_columns(store, words, {"n": 6})["w"].tolist() == ["0", "1", None, "0", "1", None]
+    none = query_columns(store, words, {"n": 0})["w"]
+    assert (none.dtype, none.tolist()) == (np.dtype(object), [])
+
+
 def test_errors_are_one_line(store: Store) -> None:
     with pytest.raises(ArgusError, match="Unknown expression identifier `nope`") as failure:
         query(store, "SELECT nope FROM jobs")
