@@ -75,8 +75,7 @@ def judge(
             continue
         if fresh is not None and found.since is None:
             before = seen.now if seen.before is None else seen.before
-            at = int(np.searchsorted(before.steps, fresh))
-            before = before.cut(slice(0, max(at - BEFORE, min(at, MIN_STEPS))))
+            before = before.cut(slice(0, int(np.searchsorted(before.steps, fresh - BEFORE))))
             if len(before.steps) < MIN_STEPS or not np.array_equal(before.ranks, now.ranks):
                 return []
             took = float(np.median(levels(before.step)[0]))

@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.cause import attribute
 from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
 from argus.diagnose.peers import Mesh, mesh_of
 from argus.diagnose.phase import Straggler
-from argus.diagnose.run import _narrowed
+from argus.diagnose.run import _lost_its_lead, _narrowed
 
 MS = 1e6
 USUAL = {"forward": 20.0, "backward": 40.0, "optimizer": 3.0, "compute": 1.0}
@@ -333,7 +334,7 @@ def test_the_latest_of_many_does_not_excuse_the_others() -> None:
     """Ranks of one host wait for a CPU, some by chance for longer: who waits for less than half of the longest is as
     guilty as those that wait for half of what is typical."""
     cluster = Cluster(16)
-    cluster.idle[:8, 20:] += np.array([4, 4, 4, 4, 4, 4, 3, 6.5])[:, None] * MS
+    cluster.idle[:8, 20:] += np.array([4, 4, 4, 4, 4, 4, 2.7, 6.8])[:, None] * MS
     found = late(cluster, tuple(range(8)), 5)
     assert found is not None
     assert found.ranks == tuple(range(8))
@@ -404,3 +405,27 @@ def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
     assert find_slow(times, cluster.mesh()) == []
     # A slow GPU is not starved.
     assert find_starved(times_of(Cluster(8).slow([3], 1.5).columns()), cluster.mesh()) == []
+
+
+@pytest.mark.parametrize(("since", "told"), [(20, True), (0, False), (52, False)])
+def test_a_lead_that_was_lost(since: int, told: bool) -> None:
+    """Who always came late, or since a few steps only, has lost none."""
+    ahead = np.full(60, -1.0 * MS)
+    ahead[since:] = 5 * MS
+
+    def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        assert (text, params["ranks"]) == (sql.LEAD, [3])
+        return {"step": np.arange(60), "suspects_ns": ahead, "others_ns": np.zeros(60)}
+
+    assert _lost_its_lead(query, {}, Straggler((3,), 5 * MS, 1.0, 0.0, 20, hidden=True), None) is told
+
+
+@pytest.mark.parametrize(("hidden", "kind"), [(True, "kernel_issue_stall"), (False, "compute_straggler")])
+def test_a_gpu_that_is_not_late_is_not_to_blame(hidden: bool, kind: str) -> None:
+    """Its CPU comes 10 ms late by nothing that its calls show."""
+    columns = {
+        "rank": np.array([0, 1, 2]),
+        **{f"{name}_ns": np.full(3, MS) for name in ("module", "data", "other", "sync")},
+    }
+    cause = attribute(columns, (0,), 10 * MS, (0.5 * MS, 0.0), hidden=hidden)
+    assert (cause.kind, cause.known) == (kind, True)
