@@ -438,7 +438,8 @@ def all_grown(seen: Seen, onset: int) -> bool:
 def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool_]]:
     """By how much each rank's GPU computes longer, and has nothing to do for longer, than those with the same work, in
     the newest steps: shape (ranks,) each, ns; and whether the two together are beyond chance. What it waits for other
-    ranks is in neither; so of ranks that are late together it tells which one the others wait for."""
+    ranks is in neither; so of ranks that are late together it tells which one the others wait for. Time with nothing to
+    do has a noise of its own, and where it is most of the two, it is enough that it is beyond chance itself."""
     recent = now.cut(slice(-WINDOWS[0], None))
     out = []
     for values in (recent.compute, recent.idle):
@@ -448,7 +449,9 @@ def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool
             more[members] = values[members] - low_median(values[members])
         out.append(more)
     level, error = levels(out[0] + out[1])
-    return _median(out[0]), _median(out[1]), level >= ERRORS * error
+    idle, idle_error = levels(out[1])
+    sure = (level >= ERRORS * error) | ((idle > ERRORS * idle_error) & (idle >= level / 2))
+    return _median(out[0]), idle, sure
 
 
 def own_lateness(seen: Seen) -> tuple[Float, NDArray[np.bool_]]:

@@ -502,7 +502,12 @@ def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
     late = straggler.ranks + straggler.waiting
     known = np.isin(seen.now.ranks, late)
     most = float(own[known].max(initial=0.0))
-    if most >= straggler.gain_ns / 2 and sure[known].any():
+    # Of several ranks that are late alike the mean is known better than each.
+    level, error = gpu.levels(
+        gpu.by_step(seen.now.cut(slice(-gpu.WINDOWS[0], None)), seen.mesh)[known].mean(axis=0)[None]
+    )
+    beyond = sure[known].any() or level[0] > gpu.ERRORS * error[0]
+    if beyond and most >= straggler.gain_ns / 2:
         # Half as late as a typical one of them: the latest of many is late by chance, too.
         typical = float(np.median(own[known & (own >= most / 2)]))
         guilty = tuple(sorted(seen.now.ranks[known & (own >= typical / 2)].tolist()))

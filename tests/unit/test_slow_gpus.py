@@ -340,6 +340,28 @@ def test_the_latest_of_many_does_not_excuse_the_others() -> None:
     assert found.ranks == tuple(range(8))
 
 
+def test_lateness_of_a_gpu_that_waits_is_sure_by_the_noise_of_its_waits() -> None:
+    """Computing varies by 8 ms a step, what is waited for the CPU hardly."""
+    cluster = Cluster(8)
+    cluster.noise = 0.15
+    cluster.idle[5, 20:] += 4 * MS
+    found = late(cluster, (5,), 5)
+    assert found is not None
+    assert not found.hidden
+
+
+def test_ranks_that_are_late_together_are_sure_together() -> None:
+    """Eight GPUs wait for up to 12 ms a step: of one it is not sure in 20 steps, of five it is."""
+    cluster = Cluster(16)
+    cluster.noise = 0.03
+    cluster.idle[:8, 20:] += cluster.random.uniform(-2, 12, (8, 40)).clip(0) * MS
+    alone, found = late(cluster, (2,), 8), late(cluster, (2, 3, 4, 5, 6), 8)
+    assert alone is not None
+    assert alone.hidden
+    assert found is not None
+    assert not found.hidden
+
+
 def test_all_gpus_that_became_slower_confirm_a_regression() -> None:
     def confirmed(share: float, factor: float) -> bool:
         cluster = Cluster(10).slow(list(range(round(10 * share))), factor, 30)
