@@ -69,7 +69,8 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
             healthy = kind in (HEALTHY, VARIABLE)
             doses = [""] if healthy else ["loud"] if ranks == 10240 else options.doses
             for dose in doses:
-                for seed in range(seeds * (3 if healthy and ranks < 1024 else 1)):
+                first, many = options.first_seed, seeds * (3 if healthy and ranks < 1024 else 1)
+                for seed in range(first, first + many):
                     yield Cell(kind, dose, ranks, seed)
 
 
@@ -177,6 +178,9 @@ def main() -> int:
     parser.add_argument("--kinds", type=words, default=[HEALTHY, VARIABLE, *KINDS])
     parser.add_argument("--doses", type=words, default=list(DOSES))
     parser.add_argument("--seeds", type=int, help="seeds of each cell (default: 20 up to 64 ranks, then 3, then 1)")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="they are counted from (others than any that rules were mended with)"
+    )
     parser.add_argument("--part", default="1/1", help="K/N: every N-th cell, from the K-th")
     parser.add_argument("--out", type=Path, default=Path("build/grid.jsonl"))
     parser.add_argument("--store", help="where to (default: in memory)")

@@ -7,13 +7,15 @@ explains the time.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.gpu import ERRORS, LEAST, MIN_STEPS, WINDOWS, GpuTimes, Seen, levels
+from argus.diagnose.gpu import ERRORS, LEAST, LEAST_SHARE, MIN_STEPS, WINDOWS, GpuTimes, Seen, levels
+from argus.diagnose.iteration import find_regression
 from argus.diagnose.peers import Mesh
 from argus.diagnose.verdict import Evidence, Finding, listed
 
@@ -24,6 +26,14 @@ LENGTHS, LENGTHS_STAGED = 0.055, 0.0167
 """Share of the step that is lost to batches of different length from which it is told: batches that are packed to
 nearly equal length (2 %) cost 64 ranks 5 %. In a pipeline the micro-batches of a step level one another out: what its
 sum shows is a third to a half of what is lost, and a third of :data:`argus.diagnose.run.THRESHOLD` is enough."""
+HIDDEN = 3.0
+"""What is lost in a pipeline to batches of different length over what its sum shows, at most."""
+WIDENED = 1.0
+"""Growth of how much batches differ from which on they differ more than before: twice as much. (A job whose lengths
+vary does so all along, and stays as it is.)"""
+ERRORS_WIDENED = 3.1
+"""Standard errors by which steps with more of it must come later: one in 1,000 by chance, of jobs that lose
+:data:`argus.diagnose.gpu.LEAST_SHARE` to it, forward and backward alike. Of two batches a step tells little."""
 VARIANCE = 0.71
 """Correlation of forward and backward from which half of their variance is the work's (as in
 argus.diagnose.operations)."""
@@ -59,11 +69,11 @@ def judge(
         return []
     step_ns = float(np.median(durations[-WINDOWS[0] :]))
     shown = sql.shown(sql.GPU_TIMES, seen.window)
-    last = int(numbers[-1])
-    for judged in (_stages, _lengths, partial(_bubble, chunks)):
+    lengths = partial(_lengths, _widened(seen, numbers, durations))
+    for judged in (_stages, lengths, partial(_bubble, chunks)):
         if (found := judged(now, seen.mesh, step_ns, threshold)) is None:
             continue
-        if fresh is not None:
+        if fresh is not None and found.since is None:
             before = seen.now if seen.before is None else seen.before
             before = before.cut(slice(0, int(np.searchsorted(before.steps, fresh - BEFORE))))
             if len(before.steps) < MIN_STEPS or not np.array_equal(before.ranks, now.ranks):
@@ -71,28 +81,96 @@ def judge(
             took = float(np.median(levels(before.step)[0]))
             if judged(before, seen.mesh, took, threshold) is not None:
                 return []
-        kind, ranks, phase, loss, confidence, texts, action = found
-        evidence: list[Evidence] = [{"text": text, "sql": shown} for text in texts]
+        first = int(numbers[0]) if fresh is None else fresh
+        evidence: list[Evidence] = [{"text": text, "sql": shown} for text in found.texts]
         return [
             Finding(
-                kind=kind,
-                ranks=ranks,
-                hosts=list(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts)),
-                steps=[int(numbers[0]), last],
-                phase=phase,
+                kind=found.kind,
+                ranks=found.ranks,
+                hosts=list(dict.fromkeys(hosts[rank] for rank in found.ranks if rank in hosts)),
+                steps=[first if found.since is None else found.since, int(numbers[-1])],
+                phase=found.phase,
                 kernels=[],
-                slowdown=round(step_ns / max(step_ns - loss, 0.05 * step_ns), 4),
-                share=loss,
-                confidence=confidence,
+                slowdown=round(step_ns / max(step_ns - found.loss_ns, 0.05 * step_ns), 4),
+                share=found.loss_ns,
+                confidence=found.confidence,
                 level="phase",
                 evidence=evidence,
-                action=action,
+                action=found.action,
             )
         ]
     return []
 
 
-_Found = tuple[str, list[int], str, float, float, list[str], str]
+@dataclass(frozen=True)
+class _Found:
+    """Attributes:
+    kind, ranks, phase, confidence, action: As of a finding.
+    loss_ns: What a step is longer for it.
+    texts: Of the evidence.
+    since: First step; None: as far back as anything is known.
+    """
+
+    kind: str
+    ranks: list[int]
+    phase: str
+    loss_ns: float
+    confidence: float
+    texts: list[str]
+    action: str
+    since: int | None = None
+
+
+@dataclass(frozen=True)
+class _Widened:
+    """Attributes:
+    since: Step from which on batches differ more than before.
+    growth_ns: What an average step is longer since then.
+    """
+
+    since: int
+    growth_ns: float
+
+
+def _widened(seen: Seen, numbers: Int, durations: Float) -> _Widened | None:
+    """Since when batches differ more than they did; None: all along, or not at all."""
+    steps, apart = seen.now.steps, _apart(seen.now, seen.mesh)
+    if seen.before is not None and np.array_equal(seen.before.ranks, seen.now.ranks):
+        earlier = seen.before.cut(slice(0, int(np.searchsorted(seen.before.steps, steps[0]))))
+        if len(earlier.steps):
+            steps = np.concatenate([earlier.steps, steps])
+            apart = np.concatenate([_apart(earlier, seen.mesh), apart])
+    known = apart > 0
+    change = find_regression(apart[known], least=WIDENED, errors=ERRORS_WIDENED)
+    if change is None:
+        return None
+    since = int(steps[known][change.index])
+    after = numbers >= since
+    if after.all() or not after.any():
+        return None
+    return _Widened(since, float(np.mean(durations[after]) - np.mean(durations[~after])))
+
+
+def _batches(mesh: Mesh) -> list[Int]:
+    """Of each stage a rank of each batch: those in lockstep have the same. Stages of two batches or more."""
+    found = []
+    for label in np.unique(mesh.stage).tolist():
+        members = np.flatnonzero(mesh.stage == label)
+        _, first = np.unique(mesh.lockstep[members], return_index=True)
+        if len(first) > 1:
+            found.append(members[first])
+    return found
+
+
+def _apart(times: GpuTimes, mesh: Mesh) -> Float:
+    """By how much the longest batch of each step takes longer than the average one, the mean over the stages, shape
+    (steps,), ns; NaN: not known."""
+    apart = []
+    for one in _batches(mesh):
+        level = levels(times.compute[one])[0][:, None]
+        ratio = times.compute[one] / np.maximum(level, 1.0)
+        apart.append((np.nanmax(ratio, axis=0) - np.nanmean(ratio, axis=0)) * np.median(level))
+    return np.asarray(np.nanmean(apart, axis=0)) if apart else np.full(len(times.steps), np.nan)
 
 
 def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
@@ -118,43 +196,46 @@ def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Fou
         f"of the other {len(others)} for {usual / 1e6:,.1f} ms ({typical[most] / usual:.2f}x); all of its ranks do"
     ]
     action = "Move layers from this stage to the others, or split the embedding or the loss off it."
-    return "stage_imbalance", ranks, "backward", loss, 0.9, texts, action
+    return _Found("stage_imbalance", ranks, "backward", loss, 0.9, texts, action)
 
 
-def _lengths(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
-    """Batches whose work differs from rank to rank and from step to step."""
-    lost, likeness, ranks = [], [], []
-    for label in np.unique(mesh.stage).tolist():
-        members = np.flatnonzero(mesh.stage == label)
-        # Ranks in lockstep have the same batch.
-        _, first = np.unique(mesh.lockstep[members], return_index=True)
-        one = members[first]
-        if len(one) < 2:
-            continue
-        compute = now.compute[one]
-        level = levels(compute)[0][:, None]
-        ratio = compute / np.maximum(level, 1.0)
-        lost.append(np.nanmean(np.nanmax(ratio, axis=0) - np.nanmean(ratio, axis=0)) * float(np.median(level)))
+def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
+    """Batches whose work differs from rank to rank and from step to step. ``widened``: more than before."""
+    if widened is not None:
+        now = now.cut(slice(int(np.searchsorted(now.steps, widened.since)), None))
+    likeness, ranks = [], []
+    for one in _batches(mesh):
         both = [now.parts[name][one] for name in ("forward", "backward")]
         moved = [(part / np.maximum(levels(part)[0][:, None], 1.0) - 1).ravel() for part in both]
         known = ~np.isnan(moved[0]) & ~np.isnan(moved[1])
         if known.sum() > 2 and all(part[known].std() > 0 for part in moved):
             likeness.append(float(np.corrcoef(moved[0][known], moved[1][known])[0, 1]))
-        ranks += now.ranks[members].tolist()
-    if not lost or not likeness:
+        ranks += now.ranks[mesh.stage == mesh.stage[one[0]]].tolist()
+    apart = _apart(now, mesh)
+    if not likeness or np.isnan(apart).all():
         return None
-    loss, alike = float(np.max(lost)), float(np.median(likeness))
-    if loss < (LENGTHS_STAGED if mesh.staged else max(threshold, LENGTHS)) * step_ns or alike < VARIANCE:
-        return None
+    loss, alike = float(np.nanmean(apart)), float(np.median(likeness))
+    least = LENGTHS_STAGED if mesh.staged else max(threshold, LENGTHS)
     texts = [
         f"batches differ in work: the longest of a step takes {loss / 1e6:,.1f} ms more than the average one "
         f"({loss / step_ns:.0%} of the step), another rank's each time; forward and backward go together "
         f"(correlation {alike:.2f})"
     ]
+    if widened is not None:
+        # What was not so before counts from as little on as a transfer or a GPU that changed.
+        least = LEAST_SHARE
+        loss = float(np.clip(widened.growth_ns, loss, (HIDDEN if mesh.staged else 1.0) * loss))
+        texts.append(
+            f"they do since step {widened.since}, and an average step is {widened.growth_ns / 1e6:+,.1f} ms longer"
+        )
+    if loss < least * step_ns or alike < VARIANCE:
+        return None
     action = (
         "Share sequences out by their length: sort or pack batches so that all data-parallel ranks get as many tokens."
     )
-    return "sequence_imbalance", sorted(ranks), "forward", loss, round(min(0.95, alike), 4), texts, action
+    since = None if widened is None else widened.since
+    confidence = round(min(0.95, alike), 4)
+    return _Found("sequence_imbalance", sorted(ranks), "forward", loss, confidence, texts, action, since)
 
 
 def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
@@ -183,4 +264,4 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
         f"micro-batches each would wait for {best:.0%}"
     ]
     action = "Split the batch into more micro-batches, or interleave stages (virtual pipeline)."
-    return "pipeline_bubble", now.ranks.tolist(), "pipeline_bubble", loss, 0.8, texts, action
+    return _Found("pipeline_bubble", now.ranks.tolist(), "pipeline_bubble", loss, 0.8, texts, action)

@@ -42,6 +42,8 @@ def attribute(
     ranks: tuple[int, ...],
     late_ns: float,
     gpu_ns: tuple[float, float] | None = None,
+    *,
+    hidden: bool = False,
 ) -> Cause:
     """The kind of a straggler.
 
@@ -55,6 +57,7 @@ def attribute(
         late_ns: How late they are.
         gpu_ns: By how much their GPUs compute longer, and have nothing to do for longer; None: not known. A CPU that
             waits since its GPU's queue is full looks like one that is slow; the GPU has nothing to do where it is.
+        hidden: The GPU's own times say that it is not late itself.
     """
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
@@ -82,6 +85,12 @@ def attribute(
         text = (
             f"its GPU is not to blame: it has nothing to do for {gpu_ns[1] / 1e6:.1f} ms a step longer than those with "
             f"the same work, and computes {gpu_ns[0] / 1e6:+.1f} ms longer; kernels are launched too slowly"
+        )
+        return Cause("kernel_issue_stall", text, True)
+    if hidden and gpu_ns is not None:
+        text = (
+            f"its GPU is not late: against those with the same work it computes {gpu_ns[0] / 1e6 + 0.0:+.1f} ms a step "
+            f"longer, and has nothing to do for {gpu_ns[1] / 1e6 + 0.0:+.1f} ms; its CPU no longer runs as far ahead"
         )
         return Cause("kernel_issue_stall", text, True)
     # Rounded first: "-0.0 ms" reads like a measurement.

@@ -385,14 +385,32 @@ def _cost(now: GpuTimes, mesh: Mesh, slow: Int, found: Int, excess: float, befor
 def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> list[SlowGpu]:
     """Ranks whose GPUs have nothing to do for longer than those with the same work: their CPUs keep them waiting.
 
+    Time with nothing to do is compared by its own noise: all ranks with the same work count as computing for as long as
+    their low median does. What it costs is told from all that each of them has to do, as for slow GPUs.
+
     Arguments and returns as for :func:`find_slow`; ``phase`` is "idle".
     """
 
-    def with_idle(times: GpuTimes) -> GpuTimes:
-        return replace(times, parts={**times.parts, "idle": times.idle}, compute=times.compute + times.idle)
+    def only_idle(times: GpuTimes) -> GpuTimes:
+        common = usual_compute(times, mesh)
+        return replace(
+            times, parts={"idle": times.idle}, compute=common + times.idle, idle=times.compute - common
+        )  # compute + idle is what it was
 
-    slow = find_slow(with_idle(now), mesh, None if before is None else with_idle(before), LEAST, LEAST_SHARE)
+    same = before is not None and np.array_equal(before.ranks, now.ranks)
+    slow = find_slow(
+        only_idle(now), mesh, only_idle(before) if before is not None and same else None, LEAST, LEAST_SHARE
+    )
     return [one for one in slow if one.phase == "idle"]
+
+
+def usual_compute(times: GpuTimes, mesh: Mesh) -> Float:
+    """The low median of the compute time of the ranks of each stage, by step, shape (ranks, steps)."""
+    usual = np.empty_like(times.compute)
+    for label in np.unique(mesh.stage).tolist():
+        members = np.flatnonzero(mesh.stage == label)
+        usual[members] = low_median(times.compute[members])
+    return usual
 
 
 def starved_since(seen: Seen, slow: SlowGpu) -> int | None:
@@ -420,7 +438,8 @@ def all_grown(seen: Seen, onset: int) -> bool:
 def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool_]]:
     """By how much each rank's GPU computes longer, and has nothing to do for longer, than those with the same work, in
     the newest steps: shape (ranks,) each, ns; and whether the two together are beyond chance. What it waits for other
-    ranks is in neither; so of ranks that are late together it tells which one the others wait for."""
+    ranks is in neither; so of ranks that are late together it tells which one the others wait for. Time with nothing to
+    do has a noise of its own, and where it is most of the two, it is enough that it is beyond chance itself."""
     recent = now.cut(slice(-WINDOWS[0], None))
     out = []
     for values in (recent.compute, recent.idle):
@@ -430,7 +449,24 @@ def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool
             more[members] = values[members] - low_median(values[members])
         out.append(more)
     level, error = levels(out[0] + out[1])
-    return _median(out[0]), _median(out[1]), level >= ERRORS * error
+    idle, idle_error = levels(out[1])
+    sure = (level >= ERRORS * error) | ((idle > ERRORS * idle_error) & (idle >= level / 2))
+    return _median(out[0]), idle, sure
+
+
+def own_lateness(seen: Seen) -> tuple[Float, NDArray[np.bool_]]:
+    """By how much each rank's GPU is late itself in the newest steps, computing or having nothing to do: longer than
+    the ranks with the same work, or than itself at first (all of a stage may be late). Shape (ranks,) each, ns; and
+    whether that is beyond chance."""
+    compute, idle, sure = own_excess(seen.now, seen.mesh)
+    own = compute + idle
+    if seen.before is not None and np.array_equal(seen.before.ranks, seen.now.ranks):
+        recent, first = seen.now.cut(slice(-WINDOWS[0], None)), seen.before.cut(slice(0, PAST[-1]))
+        level, error = levels(recent.compute + recent.idle)
+        was, was_error = levels(first.compute + first.idle)
+        own = np.maximum(own, level - was)
+        sure = sure | (level - was >= ERRORS * np.hypot(error, was_error))
+    return own, sure
 
 
 def by_step(now: GpuTimes, mesh: Mesh) -> Float:

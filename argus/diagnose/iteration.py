@@ -45,7 +45,7 @@ class Regression:
     confidence: float
 
 
-def find_regression(durations: Float, *, least: float = REGRESSION) -> Regression | None:
+def find_regression(durations: Float, *, least: float = REGRESSION, errors: float = RANK_SUM) -> Regression | None:
     """The newest lasting growth of the step time.
 
     Splits the log durations, clipped to their 2nd to 98th percentile so that single spikes do not count, where two
@@ -55,6 +55,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION) -> Regressio
     Args:
         durations: Job step times in order, shape (steps,), ns.
         least: Growth that counts.
+        errors: Standard errors by which pairs must be in order.
 
     Returns:
         The regression that the last stretch is in, or None.
@@ -81,7 +82,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION) -> Regressio
     here, there = durations[onset:], durations[cuts[last - 1] : onset]
     sure = float(np.mean(here[:, None] > there[None, :]))
     by_chance = float(np.sqrt((len(here) + len(there) + 1) / (12 * len(here) * len(there))))
-    if sure < SEPARATE and sure - 0.5 < RANK_SUM * by_chance:
+    if sure < SEPARATE and sure - 0.5 < errors * by_chance:
         return None
     return Regression(onset, before, after, sure)
 

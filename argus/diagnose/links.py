@@ -19,6 +19,7 @@ from argus.diagnose import sql
 from argus.diagnose.gpu import (
     FEWEST,
     MIN_STEPS,
+    PAST,
     WINDOWS,
     GpuTimes,
     Seen,
@@ -192,7 +193,8 @@ def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: f
         if len(links) > 1:
             norm = np.maximum(low_median(recent[links]), 1.0)
             excess[links] = above(recent[links] / norm, least)
-            usual[links], peers[links] = float(np.nanmedian(norm)), len(links) - 1
+            usual[links] = float(np.nanmedian(norm))
+            peers[links[excess[links] > 0]] = len(links) - 1
     if before is not None:
         place = {name: number for number, name in enumerate(before.names)}
         # Where more is sent than was, it takes longer.
@@ -202,11 +204,12 @@ def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: f
             if name in place and abs(now.nbytes[number] - before.nbytes[place[name]]) <= ALIKE * now.nbytes[number]
         ]
         was = before.took[[place[now.names[number]] for number in both]]
-        by_past = grown(recent[both], was, least, alone=True)
-        for number, more in zip(both, by_past.tolist(), strict=True):
-            if more > 0 and excess[number] == 0:
-                excess[number], peers[number] = more, 0
-                usual[number] = float(np.nanmedian(before.took[place[now.names[number]]]))
+        # Fewer of the first steps, too: the rest may be slow already.
+        for count in sorted({min(count, was.shape[1]) for count in PAST}):
+            by_past = grown(recent[both], was[:, :count], least, alone=True)
+            for number, took, more in zip(both, was[:, :count], by_past.tolist(), strict=True):
+                if more > excess[number] and not peers[number]:
+                    excess[number], usual[number] = more, float(np.nanmedian(took))
     level = levels(recent)[0]
     found = []
     for number in np.flatnonzero(excess > 0).tolist():

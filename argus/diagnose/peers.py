@@ -15,6 +15,8 @@ SAME_STAGE = ("tp", "cp", "ep", "fsdp", "dp")
 """Dimensions along which ranks have the same layers."""
 LOCKSTEP = ("tp", "cp")
 """Dimensions whose ranks wait for one another in every layer."""
+REPLICA = (*LOCKSTEP, "pp")
+"""Dimensions whose ranks work on the same data."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,15 @@ class Mesh:
         ranks: Global ranks, ascending, shape (n,).
         stage: Ranks with the same layers, shape (n,).
         lockstep: Ranks that work on the same layer of the same data together, shape (n,).
-        pipeline: Ranks that hand on the same data from stage to stage, shape (n,).
+        replica: Ranks that work on the same data, in lockstep or stage after stage, and so wait for one another, shape
+            (n,).
         staged: Whether the job has pipeline stages that are known.
     """
 
     ranks: Int
     stage: Int
     lockstep: Int
-    pipeline: Int
+    replica: Int
     staged: bool
 
 
@@ -53,8 +56,8 @@ def mesh_of(
     alone = np.bincount(stage, minlength=len(ranks))[stage] == 1
     if alone.any() and not staged:
         stage[alone] = len(ranks) + np.unique(work[alone], return_inverse=True)[1]
-    lockstep = _connected(groups, ranks, LOCKSTEP, joined)
-    return Mesh(ranks, stage, lockstep, _connected(groups, ranks, ("pp",), joined), staged)
+    lockstep, replica = (_connected(groups, ranks, dimensions, joined) for dimensions in (LOCKSTEP, REPLICA))
+    return Mesh(ranks, stage, lockstep, replica, staged)
 
 
 def _connected(

@@ -97,6 +97,7 @@ class Straggler:
         p_value: Chance that ranks that are last by turns look like this (Bonferroni over sets of ranks and windows).
         window: Steps judged.
         waiting: Ranks that come late only because they wait for these.
+        hidden: Their CPUs come late, and their GPUs, whose times are known, lose nothing by it.
     """
 
     ranks: tuple[int, ...]
@@ -105,6 +106,7 @@ class Straggler:
     p_value: float
     window: int
     waiting: tuple[int, ...] = ()
+    hidden: bool = False
 
 
 def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[Straggler]:

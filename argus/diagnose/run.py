@@ -44,7 +44,7 @@ from argus.diagnose.cause import (
 from argus.diagnose.contention import explain_jitter, look_closer
 from argus.diagnose.hang import HANG_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
-from argus.diagnose.iteration import VARIES, Regression, find_regression, more_to_do, without_work
+from argus.diagnose.iteration import SEPARATE, VARIES, Regression, find_regression, more_to_do, without_work
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
 from argus.diagnose.peers import between_stages
@@ -259,6 +259,9 @@ def _diagnose(
                 continue
             if (narrowed := _narrowed(straggler, seen_gpus)) is not None:
                 stragglers.append(narrowed)
+    # Whose GPUs lose nothing costs nothing yet, and is told where nothing else is found.
+    hidden = [straggler for straggler in stragglers if straggler.hidden]
+    stragglers = [straggler for straggler in stragglers if not straggler.hidden]
     starved: dict[int, gpu.SlowGpu] = {}
     if seen_gpus is not None:
         late = {rank for straggler in stragglers for rank in straggler.ranks + straggler.waiting}
@@ -366,7 +369,6 @@ def _diagnose(
         # A layout that was not so before is what the regression is.
         layout = balance.judge(seen_gpus, params, numbers, durations, hosts, threshold, fresh=onset)
         if layout:
-            layout[0]["steps"][0] = verdict["findings"][0]["steps"][0]
             layout[0]["evidence"] += verdict["findings"][0]["evidence"]
             verdict["findings"] = layout
     jitter, long_steps = find_jitter(
@@ -386,6 +388,12 @@ def _diagnose(
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
         now, ideal = now + jitter["share"], min(ideal, mean - jitter["share"])
+    if not verdict["findings"] and calls * len(numbers) <= 8 * MOST_CALLS:
+        for straggler in hidden:
+            if _lost_its_lead(query, params, straggler, lateness):
+                onset = _onset(query, params, straggler, lateness, numbers, calls)
+                loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
+                verdict["findings"].append(_finding(loss, hosts, now))
     if seen_gpus is not None:
         _behaviour(query, params, verdict["findings"], seen_gpus)
     node_health.add(query, params, verdict["findings"])
@@ -511,22 +519,42 @@ def _united(losses: list[_Loss], slow_gpus: list[Finding], *, staged: bool) -> t
 
 
 def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
-    """A straggler, of whose ranks those that the GPUs' own times say nothing of only wait for the others; None: by
-    these times it is late by chance (batches whose lengths vary)."""
+    """A straggler, of whose ranks those that the GPUs' own times say nothing of only wait for the others; None: all of
+    them wait, for a rank that their pipeline or their tensor-parallel peers have."""
     if seen is None:
         return straggler
-    compute, idle, beyond = gpu.own_excess(seen.now, seen.mesh)
-    own = dict(zip(seen.now.ranks.tolist(), (compute + idle).tolist(), strict=True))
+    own, sure = gpu.own_lateness(seen)
     late = straggler.ranks + straggler.waiting
     known = np.isin(seen.now.ranks, late)
-    if known.sum() == len(late) and not beyond[known].any():
-        return None
-    most = max((own.get(rank, 0.0) for rank in late), default=0.0)
-    guilty = tuple(rank for rank in late if own.get(rank, 0.0) >= most / 2)
-    if most < straggler.gain_ns / 2 or not guilty:
+    most = float(own[known].max(initial=0.0))
+    # Of several ranks that are late alike the mean is known better than each.
+    level, error = gpu.levels(
+        gpu.by_step(seen.now.cut(slice(-gpu.WINDOWS[0], None)), seen.mesh)[known].mean(axis=0)[None]
+    )
+    beyond = sure[known].any() or level[0] > gpu.ERRORS * error[0]
+    if beyond and most >= straggler.gain_ns / 2:
+        # Half as late as a typical one of them: the latest of many is late by chance, too.
+        typical = float(np.median(own[known & (own >= most / 2)]))
+        guilty = tuple(sorted(seen.now.ranks[known & (own >= typical / 2)].tolist()))
+        return replace(straggler, ranks=guilty, waiting=tuple(sorted(set(late) - set(guilty))))
+    if known.sum() < len(late):
         return straggler
-    waiting = tuple(rank for rank in late if rank not in guilty)
-    return replace(straggler, ranks=tuple(sorted(guilty)), waiting=tuple(sorted(waiting)))
+    together = seen.mesh.replica
+    slow = ~known & sure & (own >= straggler.gain_ns / 2)
+    if np.isin(together[known], together[slow]).any():
+        return None
+    return replace(straggler, hidden=True)
+
+
+def _lost_its_lead(query: sql.Query, params: dict[str, Any], straggler: Straggler, lateness: Lateness | None) -> bool:
+    """Whether ranks that come late came earlier before, in nearly every step of theirs: that they always come late may
+    be what they do besides."""
+    late = [*straggler.ranks, *straggler.waiting]
+    rows = query(sql.LEAD, {**params, "ranks": late, "members": _members(lateness, late)})
+    ahead = rows["suspects_ns"] - rows["others_ns"]
+    since = find_onset(ahead, straggler.gain_ns)
+    before, after = ahead[:since], ahead[since:]
+    return min(len(before), len(after)) >= MIN_STEPS and bool(np.mean(after[:, None] > before[None, :]) >= SEPARATE)
 
 
 def _places(straggler: Straggler, lateness: Lateness, hosts: dict[int, str]) -> tuple[list[str], list[str]]:
@@ -642,7 +670,7 @@ def _judge(
     chosen = others[:: max(1, len(others) // REFERENCES)][:REFERENCES]
     window = {**params, "first": max(onset, int(numbers[-straggler.window :][0])), "ranks": ranks + chosen}
     cpu = query(sql.CPU_TIME, window)
-    cause = attribute(cpu, straggler.ranks, straggler.gain_ns, gpu_ns)
+    cause = attribute(cpu, straggler.ranks, straggler.gain_ns, gpu_ns, hidden=straggler.hidden)
     compared = sql.CPU_TIME
     if not cause.known:
         by_phase = attribute_by_phases(query(sql.PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
@@ -691,6 +719,8 @@ def _judge(
     if longer is not None:
         evidence.append({"text": longer.text, "sql": sql.shown(sql.KERNEL_TIME, summed)})
     loss = straggler.gain_ns if kernels is None else max(straggler.gain_ns, min(kernels.excess_ns, step_ns))
+    if straggler.hidden and gpu_ns is not None:
+        loss = float(np.clip(sum(gpu_ns), 0.0, loss))
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
         was = float(np.median(before[-max(WINDOWS) :]))

@@ -131,6 +131,15 @@ def test_the_only_communicator_is_compared_with_its_own_past() -> None:
     assert "its own first steps" in found["evidence"][0]["text"]
 
 
+def test_a_link_that_was_well_in_the_first_steps_only() -> None:
+    """Most of the steps that the newest are compared with are slow already."""
+    network = Network(8)
+    network.link[:, 12:] = 2.0
+    (found,) = network.slow_links()
+    assert found["steps"][0] == pytest.approx(12, abs=1)
+    assert "its own first steps" in found["evidence"][0]["text"]
+
+
 def test_waiting_for_others_is_no_slow_link() -> None:
     """A slow GPU keeps its lockstep group and all its peers waiting: no transfer takes longer."""
     assert Network(4, tp=4).slow([5], 2.0).slow_links() == []
@@ -188,6 +197,17 @@ def test_batches_of_different_length() -> None:
     network.length = network.random.lognormal(0, 0.2, (8, network.steps))
     (found,) = network.layout()
     assert (found["kind"], found["ranks"]) == ("sequence_imbalance", list(range(8)))
+
+
+def test_batches_that_differ_more_than_before_count_from_less_on() -> None:
+    """Sums of a pipeline's micro-batches that differ by 3.5 % between two replicas cost too little to be told, unless
+    they did not do so before."""
+    for start, told in ((0, []), (16, [("sequence_imbalance", 16)])):
+        network = Network(2, tp=2, pp=2, micro=16)
+        each = network.random.normal(0, 0.035, (2, network.steps))
+        network.length[:, start:] = np.exp(each[network.place[:, 0], start:])
+        network.noise = 0.002
+        assert [(found["kind"], found["steps"][0]) for found in network.layout()] == told
 
 
 def test_batches_that_vary_for_all_ranks_alike_are_even() -> None:

@@ -11,8 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.cause import attribute
 from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
 from argus.diagnose.peers import Mesh, mesh_of
+from argus.diagnose.phase import Straggler
+from argus.diagnose.run import _lost_its_lead, _narrowed
 
 MS = 1e6
 USUAL = {"forward": 20.0, "backward": 40.0, "optimizer": 3.0, "compute": 1.0}
@@ -288,6 +291,77 @@ def test_a_gpu_that_waits_a_little_for_its_cpu_since_a_step_is_told() -> None:
     assert starved(0) == []
 
 
+def test_what_a_gpu_waits_for_its_cpu_is_judged_by_its_own_noise() -> None:
+    """Computing varies by more than the wait takes: 1.5 ms of a step of 60."""
+    cluster = Cluster(8)
+    cluster.noise = 0.06
+    assert find_starved(times_of(cluster.columns()), cluster.mesh()) == []
+    cluster.idle[5, 20:] += 1.5 * MS
+    seen = read(cluster.query, {}, np.arange(60), 8, None)
+    assert seen is not None
+    assert [one.ranks for one in find_starved(seen.now, seen.mesh, seen.before)] == [(5,)]
+
+
+# ---- who comes late, and whose GPU does
+
+
+def late(cluster: Cluster, ranks: tuple[int, ...], gain_ms: float) -> Straggler | None:
+    seen = read(cluster.query, {}, np.arange(cluster.steps), cluster.count, None)
+    assert seen is not None
+    return _narrowed(Straggler(ranks, gain_ms * MS, 1.0, 0.0, 20), seen)
+
+
+def test_ranks_that_wait_for_a_slow_gpu_of_their_pipeline_are_not_to_blame() -> None:
+    """Rank 0 computes slower; ranks 4 and 5, the next stage of its data, come late to their own collectives for it."""
+    assert late(Cluster(2, tp=2, pp=2).slow([0], 1.4, 20), (4, 5), 5) is None
+
+
+def test_a_cpu_that_comes_late_and_a_gpu_that_does_not() -> None:
+    found = late(Cluster(2, tp=2, pp=2), (0,), 5)
+    assert found is not None
+    assert (found.ranks, found.hidden) == ((0,), True)
+
+
+def test_a_gpu_that_is_late_itself_is_not_hidden() -> None:
+    cluster = Cluster(4, tp=2)
+    cluster.idle[[2, 3], 20:] += np.array([[6.0], [3.5]]) * MS
+    found = late(cluster, (2, 3, 4), 5)
+    assert found is not None
+    assert (found.ranks, found.waiting, found.hidden) == ((2, 3), (4,), False)
+
+
+def test_the_latest_of_many_does_not_excuse_the_others() -> None:
+    """Ranks of one host wait for a CPU, some by chance for longer: who waits for less than half of the longest is as
+    guilty as those that wait for half of what is typical."""
+    cluster = Cluster(16)
+    cluster.idle[:8, 20:] += np.array([4, 4, 4, 4, 4, 4, 2.7, 6.8])[:, None] * MS
+    found = late(cluster, tuple(range(8)), 5)
+    assert found is not None
+    assert found.ranks == tuple(range(8))
+
+
+def test_lateness_of_a_gpu_that_waits_is_sure_by_the_noise_of_its_waits() -> None:
+    """Computing varies by 8 ms a step, what is waited for the CPU hardly."""
+    cluster = Cluster(8)
+    cluster.noise = 0.15
+    cluster.idle[5, 20:] += 4 * MS
+    found = late(cluster, (5,), 5)
+    assert found is not None
+    assert not found.hidden
+
+
+def test_ranks_that_are_late_together_are_sure_together() -> None:
+    """Eight GPUs wait for up to 12 ms a step: of one it is not sure in 20 steps, of five it is."""
+    cluster = Cluster(16)
+    cluster.noise = 0.03
+    cluster.idle[:8, 20:] += cluster.random.uniform(-2, 12, (8, 40)).clip(0) * MS
+    alone, found = late(cluster, (2,), 8), late(cluster, (2, 3, 4, 5, 6), 8)
+    assert alone is not None
+    assert alone.hidden
+    assert found is not None
+    assert not found.hidden
+
+
 def test_all_gpus_that_became_slower_confirm_a_regression() -> None:
     def confirmed(share: float, factor: float) -> bool:
         cluster = Cluster(10).slow(list(range(round(10 * share))), factor, 30)
@@ -306,9 +380,8 @@ def test_all_gpus_that_became_slower_confirm_a_regression() -> None:
 def test_ranks_of_a_stage_belong_together() -> None:
     cluster = Cluster(4, tp=2, pp=3)
     mesh = cluster.mesh()
-    _, t, p = cluster.place.T
-    d = cluster.place[:, 0]
-    for labels, same in ((mesh.stage, p), (mesh.lockstep, d + 4 * p), (mesh.pipeline, d * 2 + t)):
+    d, _, p = cluster.place.T
+    for labels, same in ((mesh.stage, p), (mesh.lockstep, d + 4 * p), (mesh.replica, d)):
         assert np.array_equal(labels[:, None] == labels[None, :], same[:, None] == same[None, :])
     assert mesh.staged
 
@@ -354,3 +427,27 @@ def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
     assert find_slow(times, cluster.mesh()) == []
     # A slow GPU is not starved.
     assert find_starved(times_of(Cluster(8).slow([3], 1.5).columns()), cluster.mesh()) == []
+
+
+@pytest.mark.parametrize(("since", "told"), [(20, True), (0, False), (52, False)])
+def test_a_lead_that_was_lost(since: int, told: bool) -> None:
+    """Who always came late, or since a few steps only, has lost none."""
+    ahead = np.full(60, -1.0 * MS)
+    ahead[since:] = 5 * MS
+
+    def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        assert (text, params["ranks"]) == (sql.LEAD, [3])
+        return {"step": np.arange(60), "suspects_ns": ahead, "others_ns": np.zeros(60)}
+
+    assert _lost_its_lead(query, {}, Straggler((3,), 5 * MS, 1.0, 0.0, 20, hidden=True), None) is told
+
+
+@pytest.mark.parametrize(("hidden", "kind"), [(True, "kernel_issue_stall"), (False, "compute_straggler")])
+def test_a_gpu_that_is_not_late_is_not_to_blame(hidden: bool, kind: str) -> None:
+    """Its CPU comes 10 ms late by nothing that its calls show."""
+    columns = {
+        "rank": np.array([0, 1, 2]),
+        **{f"{name}_ns": np.full(3, MS) for name in ("module", "data", "other", "sync")},
+    }
+    cause = attribute(columns, (0,), 10 * MS, (0.5 * MS, 0.0), hidden=hidden)
+    assert (cause.kind, cause.known) == (kind, True)
