@@ -42,7 +42,8 @@ network, a read-only replica, a shutdown."""
 _DISK = {74, 75, 76, 88, 107, 1000, 1001}
 """Codes of trouble with the store's own files: a disk that failed and is read-only since, a folder that is gone, wrong
 rights. They come as CANNOT_OPEN_FILE and its like, or as what the C++ library says (POCO_EXCEPTION, STD_EXCEPTION)."""
-_FORBIDDEN = {164, 497}
+READONLY = 164
+_FORBIDDEN = {READONLY, 497}
 """Codes of what this user may not do, until somebody grants it: READONLY, ACCESS_DENIED."""
 _UNKNOWN_TABLE = 60
 _TIMEOUT_EXCEEDED = 159

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from argus.store.open import LEASE_TIMEOUT_S, Store
+from argus.errors import ArgusError
+from argus.store.open import LEASE_TIMEOUT_S, READONLY, Store, first_line
 from argus.store.statements import check_no_format, check_read_only, returns_rows
 
 FORMATS = ("table", "json", "jsonl", "csv", "tsv")
@@ -98,6 +99,9 @@ def run_statement(
                     count += 1
                 return max(0, count - (output_format != "jsonl")), 0
         except (Error, HTTPError) as failure:
+            if not allow_writes and getattr(failure, "code", None) == READONLY:
+                # The query's own doing, whatever the user's rights.
+                raise ArgusError(first_line(str(failure))) from None
             raise store.explain(failure) from None
 
 
