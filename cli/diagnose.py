@@ -20,7 +20,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
-from .options import format_option, store_option
+from .options import format_option, job_name, store_option
 from .selection import parse_span, parse_time
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
@@ -42,7 +42,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 
 
 @click.command()
-@click.option("--job", metavar="NAME", help="The job. Default: the one traced last.")
+@click.option("--job", type=job_name, metavar="NAME", help="The job. Default: the one traced last.")
 @click.option("--run", type=click.IntRange(min=0), metavar="N", help="Its tracing session. Default: the newest.")
 @click.option("--steps", metavar="A:B", callback=_steps, help="Look only at steps A to B; either may be missing.")
 @click.option("--since", metavar="TIME", help="Look only at what came since: 10m (of the end of the run), or a time.")

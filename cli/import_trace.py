@@ -21,12 +21,17 @@ from argus.interop.rows import Told
 from argus.semantics.flops import utilization as flops_utilization
 from argus.store.open import load_command, open_store, parse_url
 
-from .options import flops, format_option, peak_tflops_option, step_flops_option, store_option
+from .options import flops, format_option, new_job_name, peak_tflops_option, step_flops_option, store_option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _PATHS = click.Path(path_type=Path)
-_job = click.option("--job", metavar="NAME", help="The job's name. Default: that of the folder or the first file.")
+_job = click.option(
+    "--job",
+    type=new_job_name,
+    metavar="NAME",
+    help="The job's name. Default: that of the folder or the first file.",
+)
 _ignore = click.option(
     "--ignore-annotations", is_flag=True, help="Find steps by the calls alone, whatever the trace says of them."
 )

@@ -25,6 +25,22 @@ store_option = click.option(
 """``--store URL``, passed as ``store_url`` (None: the default). Give it to ``argus.store.open.open_store``."""
 
 
+def job_name(value: str) -> str:
+    """A job's name as somebody gave it, for ``type`` of an option."""
+    if not value.strip():
+        raise click.BadParameter("a job's name cannot be empty")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise click.BadParameter(f"{value!a} is not UTF-8")
+    return value
+
+
+def new_job_name(value: str) -> str:
+    """The same of a job that gets this name."""
+    if not job_name(value).isprintable():
+        raise click.BadParameter(f"{value!a} holds what cannot be printed")
+    return value
+
+
 def format_option(
     choices: Sequence[str] = ("text", "json"), default: str | None = "text"
 ) -> Callable[[Command], Command]:

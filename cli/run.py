@@ -17,6 +17,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    new_job_name,
     peak_tflops_option,
     raw_option,
     step_flops_option,
@@ -36,7 +37,12 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGUMENT]...")
-@click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
+@click.option(
+    "--job",
+    type=new_job_name,
+    metavar="NAME",
+    help="Name of the job. Default: what the launcher's environment says.",
+)
 @click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
 @click.option("--log", metavar="FILE", help="Argus's own lines go to this file, not to standard error.")
 @click.option("--user", metavar="NAME", help="Run the command as this user. Default: as Argus itself runs.")

@@ -15,6 +15,8 @@ from argus.store.open import Store
 from argus.store.reader import latest_run, list_runs
 from argus.store.stacks import Selection
 
+from .options import job_name
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MAX_SPAN_NS = 366 * 86400 * 10**9
@@ -25,7 +27,7 @@ def selection_options(command: Command) -> Command:
     """``--job --run --rank --thread --step --from --to --last``, for ``make_selection``."""
     for option in reversed(
         (
-            click.option("--job", metavar="NAME", help="The job. Default: the one traced last."),
+            click.option("--job", type=job_name, metavar="NAME", help="The job. Default: the one traced last."),
             click.option("--run", type=click.IntRange(min=0), metavar="N", help="Its session. Default: the newest."),
             click.option(
                 "--rank", "ranks", multiple=True, metavar="R", help="Ranks, such as 3 or 0-7,12. Default: all."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -215,6 +216,6 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     # Root's default store is not the user's.
     argus = "sudo argus" if os.environ.get("SUDO_USER") else "argus"
     names = {job.name for job in tracer.jobs}
-    which = f" --job '{tracer.jobs[-1].name}'" if len(names) > 1 else ""
+    which = f" --job {shlex.quote(tracer.jobs[-1].name)}" if len(names) > 1 else ""
     _say(console, f"next: {argus} diagnose{which}   or: {argus} sql")
     return 0

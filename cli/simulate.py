@@ -17,7 +17,7 @@ from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
 from argus.store.open import load_command, open_store
 
-from .options import format_option, store_option
+from .options import format_option, new_job_name, store_option
 
 
 @click.command()
@@ -48,7 +48,9 @@ from .options import format_option, store_option
               help="Ranks whose kernels are summed up, those of faults first: some ms each a step.")  # fmt: skip
 @click.option("--layout", is_flag=True, help="Also store how the job is split, which no trace knows.")
 @click.option("--one-clock", is_flag=True, help="All hosts have the same clock. Else each has its own, ms apart.")
-@click.option("--job", default="simulated", show_default=True, metavar="NAME", help="The job's name.")
+@click.option(
+    "--job", type=new_job_name, default="simulated", show_default=True, metavar="NAME", help="The job's name."
+)
 @click.option(
     "--truth", "truth_file", type=click.Path(path_type=Path), metavar="FILE", help="Write what is true there."
 )

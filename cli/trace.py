@@ -14,6 +14,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    new_job_name,
     peak_tflops_option,
     rate_option,
     raw_option,
@@ -32,7 +33,12 @@ from .session import trace_session
 @click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
 @click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
 @click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
-@click.option("--job", metavar="NAME", help="Name of the job. Default: what the launcher's environment says.")
+@click.option(
+    "--job",
+    type=new_job_name,
+    metavar="NAME",
+    help="Name of the job. Default: what the launcher's environment says.",
+)
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
 @click.option(

@@ -198,6 +198,8 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         ArgusError: It cannot be read.
     """
     try:
+        if file.exists() and not file.is_file():
+            raise Damaged(f"{file.name} is no file")  # a pipe would be waited for
         data = bytearray(file.read_bytes())
         places = _sum_places(data)
         told = {bytes(data[place : place + len(_ZERO)]) for place in places}

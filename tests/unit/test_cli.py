@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 
@@ -87,3 +88,19 @@ def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_usage_ends_with_two(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["simulate", "--job", " "], "cannot be empty"),
+        (["simulate", "--job", "a\nb"], "'a\\\\nb' holds what cannot be printed"),
+        (["simulate", "--job", "\x1b[31m"], "holds what cannot be printed"),
+        (["run", "--job", "\udcff", "--", "true"], "'\\\\udcff' is not UTF-8"),
+        (["diagnose", "--job", "\udcff"], "is not UTF-8"),
+        (["stacks", "--job", ""], "cannot be empty"),
+    ],
+)
+def test_names_that_no_job_can_have(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.main(words) == 2
+    assert re.search(why, capsys.readouterr().err.replace("\n", " "))

@@ -202,7 +202,7 @@ def test_remove_deletes_what_is_stored_and_only_that(folder: Path, store: Store)
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten", "other", "unknown table", "unknown column"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "overwritten", "other", "pipe", "unknown table", "unknown column"])
 def test_a_damaged_file_is_told_and_others_are_loaded(folder: Path, store: Store, damage: str) -> None:
     write(folder, [("iterations", iterations(100)), ("iterations", iterations(200)), ("iterations", iterations(300))])
     file = folder / "000002-iterations.arrow"
@@ -213,6 +213,9 @@ def test_a_damaged_file_is_told_and_others_are_loaded(folder: Path, store: Store
         file.write_bytes(data[: len(data) // 2])
     elif damage == "overwritten":
         file.write_bytes(data[:1000] + os.urandom(1500) + data[2500:])
+    elif damage == "pipe":
+        file.unlink()
+        os.mkfifo(file)
     elif damage == "other":
         with pa.ipc.new_file(str(file), pa.schema([("a", pa.int64())])) as out:
             out.write_table(pa.table({"a": [1]}))
