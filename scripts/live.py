@@ -37,6 +37,8 @@ HEALTHY = "healthy"
 TRAIN = "train"
 """fake_train, data-parallel with 3 to 6 ranks; other jobs are shapes of tests/fakegpu/shapes.py."""
 MANY = (TRAIN, "fsdp", "tp_dp", "pp_1f1b", "tp_pp_dp", "moe_ep")
+SOUND = tuple(job for job in MANY if job != "pp_1f1b")
+"""Those that are healthy if nothing is planted. pp_1f1b has a micro-batch for each of its stages: a bubble, and told."""
 BEFORE_S, AFTER_S = 6.0, 8.0
 """How long a job is traced before and after its fault begins."""
 SILENCE_S = 12.0
@@ -138,7 +140,7 @@ class Plan:
 def draw(name: str, number: int, seed: int) -> Plan:
     """The same for the same arguments."""
     rng = random.Random(f"{seed}/{name}/{number}")
-    job = rng.choice(MANY if name == HEALTHY else FAULTS[name].jobs)
+    job = rng.choice(SOUND if name == HEALTHY else FAULTS[name].jobs)
     ranks = rng.randint(3, 6) if job == TRAIN else SHAPES[job].ranks
     return Plan(name, number, job, ranks, rng.randrange(ranks), rng.random(), name != "hang" and rng.random() < 0.5)
 
