@@ -38,7 +38,7 @@ TRAIN = "train"
 """fake_train, data-parallel with 3 to 6 ranks; other jobs are shapes of tests/fakegpu/shapes.py."""
 MANY = (TRAIN, "fsdp", "tp_dp", "pp_1f1b", "tp_pp_dp", "moe_ep")
 SOUND = tuple(job for job in MANY if job != "pp_1f1b")
-"""Those that are healthy if nothing is planted. pp_1f1b has a micro-batch for each of its stages: a bubble, and told."""
+"""Those that are healthy if nothing is planted. pp_1f1b has a micro-batch for each stage: that is told."""
 BEFORE_S, AFTER_S = 6.0, 8.0
 """How long a job is traced before and after its fault begins."""
 SILENCE_S = 12.0
