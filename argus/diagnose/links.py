@@ -256,32 +256,65 @@ def newest(params: Mapping[str, Any], numbers: Int, ranks: int) -> list[tuple[st
     return _asked(params, _newest(numbers, ranks))
 
 
-def judge(
-    seen: Seen,
-    query: sql.Query,
-    params: Mapping[str, Any],
-    numbers: Int,
-    durations: Float,
-    hosts: Mapping[int, str],
-    across: Hosts | None,
-) -> list[Finding]:
-    """What transfers tell of slow links. Arguments as for :func:`argus.diagnose.gpu.judge`.
+@dataclass(frozen=True)
+class Carried:
+    """What transfers took.
 
-    Returns:
-        At most one finding; ``share`` is what a step is longer for it, in ns.
+    Attributes:
+        now: In the newest steps.
+        dimensions: Of each communicator: what it is for.
+        read: The transfers of other steps.
+        newest: The steps of ``now``, ascending, shape (steps,).
+        window: Parameters of the query that ``now`` comes from.
+    """
+
+    now: Transfers
+    dimensions: Mapping[int, str]
+    read: Callable[[Int], Transfers]
+    newest: Int
+    window: Mapping[str, Any]
+
+
+def read(
+    seen: Seen, query: sql.Query, params: Mapping[str, Any], numbers: Int, ranks: int, across: Hosts | None
+) -> Carried:
+    """Reads what transfers took in the newest steps.
+
+    Args:
+        seen: What the GPUs of the job did.
+        query: Runs SQL with parameters, returns columns.
+        params: job, run, first, last.
+        numbers: Sure steps, ascending, shape (steps,).
+        ranks: How many there are, roughly.
+        across: How the hosts go together; None: it is one.
     """
     one = joined(across)
     groups = query(sql.GROUPS, params)
     rows = zip(groups["host"].tolist(), groups["comm_group"].tolist(), groups["dimension"].tolist(), strict=True)
     dimensions = {one.get((str(host), int(group)), int(group)): str(what) for host, group, what in rows}
-    newest = _newest(numbers, len(hosts))
-    window = _asked(params, newest)[1][1]
+    newest = _newest(numbers, ranks)
 
     def read(steps: Int) -> Transfers:
         ranks, rows = (query(text, asked) for text, asked in _asked(params, steps))
         return transfers_of(rows, ranks, steps, dimensions, one, seen.mesh)
 
-    now = read(newest)
+    return Carried(read(newest), dimensions, read, newest, _asked(params, newest)[1][1])
+
+
+def judge(seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: Mapping[int, str]) -> list[Finding]:
+    """What transfers tell of slow links.
+
+    Args:
+        seen: What the GPUs of the job did.
+        carried: What transfers took, from :func:`read`.
+        numbers: Sure steps, ascending, shape (steps,).
+        durations: The job's time of each, ns.
+        hosts: Node of each rank.
+
+    Returns:
+        At most one finding; ``share`` is what a step is longer for it, in ns.
+    """
+    now, dimensions, read, newest = carried.now, carried.dimensions, carried.read, carried.newest
     first = first_steps(numbers)[: len(newest)]
     # Their own past is needed by those that have no like.
     alone = len(now.names) > 0 and bool((np.bincount(now.alike) == 1).any())
@@ -302,7 +335,7 @@ def judge(
         places = places & {hosts[rank] for rank in now.members[link.number] if rank in hosts} or places
     common = sorted(places if len(slow) > 1 else ())
     onset = _onset(now, before, worst, newest, numbers, read)
-    shown = sql.shown(sql.TRANSFERS, window)
+    shown = sql.shown(sql.TRANSFERS, carried.window)
     what = dimensions.get(now.names[worst.number][0], "unknown")
     return [_finding(now, slow, sorted(ranks), common, what, onset, int(numbers[-1]), hosts, step_ns, seen.now, shown)]
 

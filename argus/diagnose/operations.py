@@ -40,6 +40,8 @@ SAME_DATA = 0.71
 variance is shared. (StragglerAnalysis, OSDI '25, takes 0.9 for jobs of which this is the only trouble.)"""
 MOSTLY = 0.5
 """M_W or M_S from which few workers, or the last stage, count as explaining a slowdown: most of it (OSDI '25, 5.1)."""
+MOST_TOLD = 256
+"""Ranks, stages and data-parallel ranks whose S a verdict has: those that cost most."""
 SPIKE = 1.5
 """A forward of so many times the typical length is a pause in it rather than more work."""
 
@@ -77,7 +79,8 @@ def in_verdict(answers: WhatIf) -> dict[str, Any]:
     """The ``whatif`` of a verdict."""
 
     def ordered(values: Mapping[Any, float]) -> dict[str, float]:
-        return {str(key): value for key, value in sorted(values.items(), key=lambda item: -item[1])}
+        most = sorted(values.items(), key=lambda item: -item[1])[:MOST_TOLD]
+        return {str(key): value for key, value in most}
 
     return {
         "S": answers.slowdown,

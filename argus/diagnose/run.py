@@ -25,6 +25,7 @@ from argus.diagnose import (
     node_health,
     operations,
     patterns,
+    rebuild,
     single_kernels,
     sql,
     step_times,
@@ -286,9 +287,11 @@ def _diagnose(
         if loss.loss_ns >= least * float(np.median(durations[-straggler.window :])):
             losses.append(loss)
     slow_gpus = slow_links = list[Finding]()
+    carried: links.Carried | None = None
     if seen_gpus is not None:
         slow_gpus = gpu.judge(seen_gpus, query, params, numbers, durations, hosts, threshold)
-        slow_links = links.judge(seen_gpus, query, params, numbers, durations, hosts, across)
+        carried = links.read(seen_gpus, query, params, numbers, len(hosts), across)
+        slow_links = links.judge(seen_gpus, carried, numbers, durations, hosts)
     losses, slow_gpus = _united(losses, slow_gpus, staged=seen_gpus is not None and seen_gpus.mesh.staged)
     slow_gpus += slow_links
     now = float(np.median(durations[-RECENT_STEPS:]))
@@ -394,6 +397,8 @@ def _diagnose(
                 onset = _onset(query, params, straggler, lateness, numbers, calls)
                 loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
                 verdict["findings"].append(_finding(loss, hosts, now))
+    if seen_gpus is not None and carried is not None:
+        _what_if(verdict, query, params, seen_gpus, carried)
     if seen_gpus is not None:
         _behaviour(query, params, verdict["findings"], seen_gpus)
     node_health.add(query, params, verdict["findings"])
@@ -439,6 +444,27 @@ def _diagnose(
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
     return verdict
+
+
+def _what_if(
+    verdict: Verdict, query: sql.Query, params: dict[str, Any], seen: gpu.Seen, carried: links.Carried
+) -> None:
+    """Tells what a step would take if what was found were not so, where the step can be rebuilt."""
+    if (rebuilt := rebuild.read(query, params, seen, carried.now, carried.dimensions)) is None:
+        return
+    model, workers = rebuilt
+    verdict["whatif"] = operations.in_verdict(whatif.answer(model))
+    for finding in verdict["findings"]:
+        if finding["kind"] == "link_degradation" or not finding["ranks"]:
+            continue
+        if (taken := rebuild.relieved_ns(model, workers, finding["ranks"])) is None:
+            continue
+        whose = "its peers" if len(finding["ranks"]) == 1 else "their peers"
+        text = (
+            f"if {named(finding['ranks'])} took as long as {whose}, a step would take {_ms(taken[1])} instead of "
+            f"{_ms(taken[0])}"
+        )
+        finding["evidence"].append({"text": text, "sql": sql.shown(sql.GPU_TIMES, seen.window)})
 
 
 def _by_operations(

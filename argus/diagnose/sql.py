@@ -352,6 +352,38 @@ SELECT comm_group, host, op, one, other, groupUniqArray(rank) AS ranks"""
 )
 """Who takes part in them."""
 
+SENDS = _query(
+    f"""
+WITH
+  (SELECT min(ts) FROM {_ITERATIONS}) AS begin,
+  (SELECT max(addNanoseconds(ts, duration_ns)) FROM {_ITERATIONS}) AS end
+SELECT s.rank AS rank, toFloat64(s.sent / i.steps) AS sent
+FROM
+(
+  SELECT c.rank AS rank, count() AS sent
+  FROM
+  (
+    SELECT rank, ts FROM collectives
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND ts > begin AND ts <= end AND rank IN {{ranks:Array(UInt32)}}
+      AND op = 'Send'
+  ) AS c
+  INNER JOIN
+  (
+    SELECT rank, min(ts) AS begun, max(addNanoseconds(ts, duration_ns)) AS ended
+    FROM {_ITERATIONS} AND rank IN {{ranks:Array(UInt32)}} GROUP BY rank
+  ) AS t ON c.rank = t.rank
+  WHERE c.ts > t.begun AND c.ts <= t.ended
+  GROUP BY rank
+) AS s
+INNER JOIN
+(
+  SELECT rank, uniqExact(step) AS steps FROM {_ITERATIONS} AND rank IN {{ranks:Array(UInt32)}} GROUP BY rank
+) AS i ON s.rank = i.rank
+ORDER BY rank
+"""
+)
+"""How much some ranks send to other stages of their pipeline in a step."""
+
 GROUPS = """
 SELECT host, comm_group, dimension, ranks FROM parallel_groups FINAL WHERE job = {job:String} AND run = {run:UInt32}
 """

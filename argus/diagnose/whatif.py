@@ -483,7 +483,7 @@ def build(operations: Operations, layout: Layout) -> Model:
         actual_ns=actual,
         ideal_ns=ideal,
         recorded_ns=end.max(axis=(0, 1)) - start.min(axis=(0, 1)),
-        schedule=_schedule(nodes, depends, groups),
+        schedule=graph(nodes, depends, groups),
         counters=counters,
         notes=notes,
     )
@@ -713,8 +713,17 @@ def _pair(stages: int, halves: Mapping[tuple[str, int, int], int], groups: Group
             groups.append(([node], False))
 
 
-def _schedule(nodes: int, depends: Mapping[int, list[int]], groups: Groups) -> _Schedule:
-    """Orders the graph by levels."""
+def graph(nodes: int, depends: Mapping[int, list[int]], groups: Groups) -> _Schedule:
+    """Orders a graph by levels.
+
+    Args:
+        nodes: How many there are.
+        depends: What each waits for.
+        groups: Who communicates with whom.
+
+    Raises:
+        ArgusError: Nodes wait for one another in a circle.
+    """
     before: list[list[int]] = [list(dict.fromkeys(depends.get(node, ()))) for node in range(nodes)]
     synchronized = set()
     for members, across in groups:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.semantics.schedule import BACKWARD, Op, schedule
 from argus.simulate.faults import Effects, Fault
 from argus.simulate.mesh import Mesh
 from argus.simulate.noise import Dice, Noise, StepNoise
 from argus.simulate.program import BACKWARD_WORK, Program
-from argus.simulate.schedule import BACKWARD, Op, schedule
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -163,7 +163,7 @@ def play(
     Raises:
         ArgusError: The schedule does not fit the mesh.
     """
-    ops = schedule(mesh, program.micro_batches)
+    ops = schedule(mesh.pp, mesh.vpp, program.micro_batches)
     dice = Dice(noise, mesh, program.micro_batches, seed, variable=program.variable)
     cpu, gpu, begin, gpu_begin = np.zeros((4, *mesh.shape))
     state = _State(cpu, gpu, begin, gpu_begin, [_Queue() for _ in range(mesh.pp)])

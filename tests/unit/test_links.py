@@ -90,7 +90,9 @@ class Network(Cluster):
     def slow_links(self) -> list[Finding]:
         durations = self.columns()["step_ns"][: self.steps]
         numbers = np.arange(self.steps)
-        return links.judge(self.seen(), self.query, {"job": "j", "run": 1}, numbers, durations, HOSTS, None)
+        seen = self.seen()
+        carried = links.read(seen, self.query, {"job": "j", "run": 1}, numbers, len(HOSTS), None)
+        return links.judge(seen, carried, numbers, durations, HOSTS)
 
     def layout(self) -> list[Finding]:
         durations = self.columns()["step_ns"][: self.steps]

@@ -17,6 +17,7 @@ from argus.diagnose import sql
 from argus.diagnose.peers import between_stages
 from argus.diagnose.run import diagnose_store
 from argus.errors import ArgusError
+from argus.semantics.schedule import BACKWARD, FORWARD, order_of, schedule
 from argus.simulate.engine import PHASES
 from argus.simulate.faults import KINDS, parse
 from argus.simulate.kernels import Kernels
@@ -24,7 +25,6 @@ from argus.simulate.mesh import Mesh
 from argus.simulate.noise import QUIET, Noise
 from argus.simulate.program import Program
 from argus.simulate.rows import Rows
-from argus.simulate.schedule import BACKWARD, FORWARD, order_of, schedule
 from argus.simulate.write import Made, Spec, truth, write
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
@@ -91,7 +91,7 @@ def test_interleaved_order_is_megatrons() -> None:
 def test_a_schedule_computes_what_is_needed_first() -> None:
     for mesh in (Mesh(pp=4), Mesh(pp=4, vpp=2)):
         done: set[tuple[int, int]] = set()
-        for op in schedule(mesh, 8):
+        for op in schedule(mesh.pp, mesh.vpp, 8):
             assert op.needs is None or op.needs in done
             done.add((op.stage, op.number))
         assert len(done) == 4 * 8 * 2 * mesh.vpp

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from argus.errors import EXIT_USAGE, ArgusError
-from argus.simulate.mesh import Mesh
 
 FORWARD, BACKWARD = 0, 1
 
@@ -57,13 +56,17 @@ def order_of(stage: int, pp: int, vpp: int, batches: int) -> list[tuple[int, int
     return [forward(k) for k in range(warm)] + steady + [backward(k) for k in range(total - warm, total)]
 
 
-def schedule(mesh: Mesh, batches: int) -> list[Op]:
+def schedule(pp: int, vpp: int, batches: int) -> list[Op]:
     """All computations of a step, each after those it needs.
+
+    Args:
+        pp: Pipeline stages.
+        vpp: Model chunks of a stage.
+        batches: Micro-batches of a step.
 
     Raises:
         ArgusError: As :func:`order_of`.
     """
-    pp, vpp = mesh.pp, mesh.vpp
     orders = [order_of(stage, pp, vpp, batches) for stage in range(pp)]
     places = [{one: place for place, one in enumerate(order)} for order in orders]
 
