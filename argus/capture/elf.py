@@ -10,8 +10,9 @@ import contextlib
 import lzma
 import mmap
 import os
+import platform
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -334,6 +335,10 @@ class _Names:
     def nbytes(self) -> int:
         return len(self._text)
 
+    def places(self, name: bytes) -> list[int]:
+        """Where a name lies in a table that is in memory."""
+        return _occurrences(self._text, name + b"\0")
+
     def __getitem__(self, at: int) -> str:
         if self._fd < 0:
             raw = self._text[at : at + _LONGEST_SYMBOL]
@@ -370,6 +375,8 @@ class FunctionTable:
         file: A path, or the image itself (the vdso).
         shown_path: The file's path as its process sees it: separate debug files are looked for beside it.
         roots: Where /usr/lib/debug may be: roots of file systems, without a closing "/".
+        split: Functions whose other parts are looked for in stripped files: compilers move what a profile calls cold
+            out of a function (``_other_parts``). A part is named as gcc names it, ``function.cold``.
 
     Raises:
         NotElf: It is no 64-bit little-endian ELF file.
@@ -381,7 +388,13 @@ class FunctionTable:
     debug_file: str
     """The separate debug file that was used; empty: none."""
 
-    def __init__(self, file: str | Path | bytes, shown_path: str = "", roots: Collection[str] = ("",)) -> None:
+    def __init__(
+        self,
+        file: str | Path | bytes,
+        shown_path: str = "",
+        roots: Collection[str] = ("",),
+        split: Collection[str] = (),
+    ) -> None:
         self.debug_file = ""
         self._unwound = np.empty((2, 0), np.uint64)
         """Begins and ends of functions that unwind tables tell, without names, where symbols are few."""
@@ -397,6 +410,7 @@ class FunctionTable:
                 if not _has_local(headers):
                     sources += self._more(headers, shown_path, roots)
                     self._unwound = _unwound(headers)
+                    sources += [part for name in split for part in self._parts(headers, sources, name)]
             except (ValueError, IndexError, OverflowError) as reason:
                 raise NotElf(f"{shown_path or 'the image'} is damaged: {reason}") from reason
         self._join(sources)
@@ -429,6 +443,28 @@ class FunctionTable:
                 for root in roots:
                     for place in (f"{folder}/{name}", f"{folder}/.debug/{name}", f"/usr/lib/debug{folder}/{name}"):
                         yield root + place, int.from_bytes(link[-4:], "little")
+
+    def _parts(self, headers: _Headers, sources: list[_Columns], name: str) -> list[_Columns]:
+        """Columns of the other parts of a function, where none of its own names tells them."""
+        begins, ends = self._unwound
+        for columns in sources:
+            for at in np.flatnonzero(np.isin(columns.name, columns.names.places(name.encode()))).tolist():
+                begin, size = int(columns.start[at]), int(columns.size[at])
+                parts = _other_parts(lambda a, b: self._code(headers, a, b), (begin, begin + size), begins, ends)
+                if len(parts):
+                    row = np.zeros(len(parts), np.uint32)
+                    text = f"{name}.cold\0".encode()
+                    sizes = ends[parts] - begins[parts]
+                    return [_Columns(begins[parts], sizes, row, row + _RANK_LOCAL, _Names(b"", 0, text))]
+        return []
+
+    def _code(self, headers: _Headers, begin: int, end: int) -> bytes:
+        """What lies between two virtual addresses."""
+        for segment in self._segments:
+            if segment.address <= begin and end <= segment.address + segment.file_bytes:
+                at = begin - segment.address + segment.file_offset
+                return headers.image[at : at + end - begin]
+        return b""
 
     def _join(self, sources: list[_Columns]) -> None:
         """One table of all, sorted by address, one name an address."""
@@ -548,6 +584,53 @@ def _unwound(headers: _Headers) -> NDArray[np.uint64]:
     words = np.frombuffer(frames, np.uint8)[(at + 8)[:, None] + np.arange(8)].copy().view("<i4").astype(np.int64)
     same = (words[:, 0] + frames_at + at + 8 == begin) & (words[:, 1] > 0)
     return np.stack([begin[same], (begin + words[:, 1])[same]]).astype(np.uint64)
+
+
+_FEWEST_JUMPS = 3
+"""From a function into a part of it, and back: what looks like a jump may be a part of another instruction."""
+
+
+def _other_parts(
+    code: Callable[[int, int], bytes],
+    function: tuple[int, int],
+    begins: NDArray[np.uint64],
+    ends: NDArray[np.uint64],
+) -> NDArray[np.intp]:
+    """Which of the functions that unwind tables tell are parts of this one.
+
+    Functions are entered where they begin. Only a part of the same function is jumped into elsewhere, and from there
+    back into the middle of this one.
+
+    Args:
+        code: What lies between two addresses.
+        function: Begin and end.
+        begins, ends: Of the functions, ascending.
+    """
+    targets = _jump_targets(code(*function), function[0])
+    at = begins.searchsorted(targets, "right").astype(np.intp) - 1
+    inside = (at >= 0) & ((targets < function[0]) | (targets >= function[1]))
+    inside[inside] &= (begins[at[inside]] < targets[inside]) & (targets[inside] < ends[at[inside]])
+    found, jumps = np.unique(at[inside], return_counts=True)
+
+    def returns(part: int) -> int:
+        back = _jump_targets(code(int(begins[part]), int(ends[part])), int(begins[part]))
+        return int(((function[0] < back) & (back < function[1])).sum())
+
+    parts = [part for part in found[jumps >= _FEWEST_JUMPS].tolist() if returns(part) >= _FEWEST_JUMPS]
+    return np.array(parts, np.intp)
+
+
+def _jump_targets(code: bytes, address: int) -> NDArray[np.uint64]:
+    """Where bytes that may be jumps lead: ``E9`` and ``0F 80`` to ``0F 8F`` with a displacement of 32 bits (Intel's
+    manual, volume 2, JMP and Jcc)."""
+    if platform.machine() != "x86_64" or len(code) < 6:
+        return np.empty(0, np.uint64)
+    data = np.frombuffer(code, np.uint8)
+    conditional = np.flatnonzero((data[:-5] == 0x0F) & (data[1:-4] & 0xF0 == 0x80)) + 1
+    at = np.concatenate([np.flatnonzero(data[:-4] == 0xE9), conditional]) + 1
+    displacements = data[at[:, None] + np.arange(4)].copy().view("<i4")[:, 0]
+    targets: NDArray[np.int64] = at + 4 + address + displacements.astype(np.int64)
+    return targets.astype(np.uint64)
 
 
 def _has_local(headers: _Headers) -> bool:

@@ -356,7 +356,7 @@ class Symbols:
             try:
                 if path is None or _key(region.mapping, os.stat(path)) != region.key:
                     continue
-                return _remembered(region.key, FunctionTable(path, region.path, roots))
+                return _remembered(region.key, FunctionTable(path, region.path, roots, EVALUATION_LOOPS[:1]))
             except NotElf:
                 return _remembered(region.key, None)
             except OSError:

@@ -1,8 +1,7 @@
 """Python stacks against programs that know their own: on every CPython at hand, under load, and where it is hard.
 
-Interpreters: those of pyenv (``$PYENV_ROOT`` or ``~/.pyenv``), the distribution's, ``ARGUS_TEST_PYTHONS=path:path``.
-``python_truth`` says how the programs tell which stacks can be; ``python -m tests.kernel.test_python_stacks SECONDS
-[PYTHON ...]`` runs the same for longer and prints a table.
+Interpreters: those of ``tests.pythons``. ``python_truth`` says how the programs tell which stacks can be; ``python -m
+tests.kernel.test_python_stacks SECONDS [PYTHON ...]`` runs the same for longer and prints a table.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from argus.capture.code import HIDDEN, CodeResolver, PythonFrame
 from argus.capture.python import Interpreter, PythonProcess, find_interpreter
 from argus.capture.stacks import RawStack, StackProbes
 from argus.records import StackCounter
+from tests.pythons import pythons
 
 from .conftest import wait_until
 from .python_truth import Grammar, Judgement, Tally
@@ -51,19 +51,6 @@ CHURN_ROLES = ("churn_lines", "churn_same", "phases")
 # --- interpreters
 
 
-def _pythons() -> list[str]:
-    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    paths = sorted(root.glob("versions/3.*/bin/python3"), key=lambda path: _numbers(path.parts[-3]))
-    paths = [path for path in paths if (3, 8) <= _numbers(path.parts[-3])[:2] < (3, 15)]
-    if Path("/usr/bin/python3").exists():
-        paths.append(Path("/usr/bin/python3"))
-    return [*map(str, paths), *filter(None, os.environ.get("ARGUS_TEST_PYTHONS", "").split(":"))]
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
-
-
 @cache
 def version_of(python: str) -> tuple[int, int]:
     said = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
@@ -73,15 +60,15 @@ def version_of(python: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-PYTHONS = _pythons()
+PYTHONS = list(pythons().values())
 every_python = pytest.mark.parametrize("python", PYTHONS or [pytest.param("", marks=pytest.mark.skip("no CPython"))])
 
 
 def newest() -> str:
-    """An interpreter for tests that need only one: the newest of pyenv, else the distribution's."""
+    """An interpreter for tests that need only one."""
     if not PYTHONS:
-        pytest.skip("no CPython 3.8 to 3.14 was found (pyenv, /usr/bin/python3, ARGUS_TEST_PYTHONS)")
-    return max(PYTHONS, key=lambda python: version_of(python))
+        pytest.skip("no CPython was found (tests/pythons.py)")
+    return PYTHONS[-1]
 
 
 # --- programs that run
@@ -681,8 +668,9 @@ def test_a_process_that_has_ended_is_named_all_the_same(
 ) -> None:
     """Nothing is fetched while it lives: what its code was called came from the kernel."""
     program = run(python, "grammar", "callbacks", "generators", "methods")
+    before = samples.probes.counters()[StackCounter.SAMPLES]
     samples.add(program.process.pid)
-    time.sleep(0.5)
+    wait_until(lambda: samples.probes.counters()[StackCounter.SAMPLES] > before + 200, 30, "samples")
     program.read()
     program.process.kill()
     program.process.wait()
@@ -692,17 +680,19 @@ def test_a_process_that_has_ended_is_named_all_the_same(
 
 
 def test_a_shell_that_becomes_python_and_python_that_becomes_another(
-    samples: Samples, run: Callable[..., Program]
+    samples: Samples, run: Callable[..., Program], tmp_path: Path
 ) -> None:
     """After exec nothing of the old program's layout is used: it has no Python stack until somebody has looked."""
     python, other = newest(), PYTHONS[0]
+    added = tmp_path / "added"
+    words = [str(added), python, str(PROGRAMS / "grammar.py")]
     shell = run(
         python,
         "grammar",
-        command=["bash", "-c", 'sleep 0.2; exec "$0" "$@"', python, str(PROGRAMS / "grammar.py")],
+        command=["bash", "-c", 'until [ -e "$0" ]; do sleep 0.02; done; exec "$@"', *words],
         wait=False,
     )
-    twice = run(python, "processes", f"--then={other}", f"--then={PROGRAMS / 'grammar.py'}")
+    twice = run(python, "processes", f"--when={added}", f"--then={other}", f"--then={PROGRAMS / 'grammar.py'}")
     second = Program(
         other, "grammar", Path(f"{twice.log}.then"), twice.process, grammar_of("grammar", version_of(other))
     )
@@ -710,6 +700,8 @@ def test_a_shell_that_becomes_python_and_python_that_becomes_another(
     for program in (shell, twice):
         samples.probes.add_target(program.process.pid)
         samples.add(program.process.pid)
+    wait_until(lambda: (samples.poll(), twice.process.pid in samples.counts["pid"])[-1], 30, "samples of the first")
+    added.touch()
     looked: dict[int, tuple[int, int]] = {}
 
     def look() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from argus.capture import python_layouts as layouts
 from argus.records import NO_OFFSET, PYTHON
-from tests.unit.python_programs import pyenv_root
+from tests.pythons import prefixes
 
 R, I, T, F, C, G = "_PyRuntimeState", "PyInterpreterState", "PyThreadState", "FRAME", "PyCodeObject", "GC"  # noqa: E741
 
@@ -20,10 +20,11 @@ R, I, T, F, C, G = "_PyRuntimeState", "PyInterpreterState", "PyThreadState", "FR
 def _headers() -> dict[str, Path]:
     """Version → include folder of every CPython whose internal headers are there.
 
-    Those of pyenv, of the system, and those beside the interpreters of ``ARGUS_TEST_PYTHONS`` (also
-    ``ARGUS_TEST_HEADERS``: include folders, separated by colons).
+    Those beside the interpreters of pyenv and build/pythons, those of the system, and those that ``ARGUS_TEST_HEADERS``
+    names: include folders, separated by colons.
     """
-    folders = [*(pyenv_root() / "versions").glob("3.*/include/python3.*"), *Path("/usr/include").glob("python3.*")]
+    folders = [folder for prefix in prefixes() for folder in prefix.glob("include/python3.*")]
+    folders += Path("/usr/include").glob("python3.*")
     folders += [Path(folder) for folder in os.environ.get("ARGUS_TEST_HEADERS", "").split(":") if folder]
     found = {}
     for folder in sorted(folders):

@@ -23,7 +23,8 @@ from argus.capture import python_layouts as layouts
 from argus.capture.code import CodeResolver
 from argus.capture.python import Interpreter, PythonProcess, check_of, find_interpreter
 from argus.records import FRAME_ENTRY, NO_OFFSET
-from tests.unit.python_programs import FOLDER, Running, pyenv_root, pythons
+from tests.pythons import free_threaded_pythons, pyenv_root, pythons
+from tests.unit.python_programs import FOLDER, Running
 
 PYTHONS = pythons()
 
@@ -320,6 +321,21 @@ def test_an_older_python_is_off_and_says_why() -> None:
             assert found.layout is None
             with pytest.raises(ValueError):
                 PythonProcess(program.pid, found)
+
+
+def test_a_free_threaded_python_is_off_and_says_why() -> None:
+    """Their objects are others, and threads have copies of code: none of it may be read as if it were the same."""
+    found = free_threaded_pythons()
+    if not found:
+        pytest.skip("no free-threaded CPython (tests/pythons.py)")
+    for name, path in found.items():
+        with Running(path, "sleeping.py") as program:
+            program.line()
+            interpreter = find_interpreter(program.pid)
+            assert interpreter is not None
+            assert interpreter.state == f"off: free-threaded CPython {name.rpartition('.')[0]} is not supported"
+            assert interpreter.layout is None
+            assert interpreter.settled
 
 
 # ---- an interpreter made up in this process's memory

@@ -395,6 +395,35 @@ def test_a_compressed_table_names_local_functions(program: Path, tmp_path: Path)
     assert table.name(table.find(virtual) or 0) == "hidden_sum"
 
 
+_COLD = """
+#include <stdlib.h>
+__attribute__((cold, noinline)) int seldom(int x) { return rand() + x; }
+#define CASE(n) if (__builtin_expect(v[n] == 7 * n, 0)) { v[n] = seldom(n); v[n + 1] += seldom(v[n]) * n; }
+#define CASES CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+int loop(int n, int *v) { int sum = 0; for (int i = 0; i < n; i++, v++) { CASES sum += v[0]; } return sum; }
+int other(int n, int *v) { int sum = 5; for (int i = 0; i < n; i++, v++) { CASES sum -= v[0]; } return sum; }
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="jumps are read on x86-64")
+def test_a_part_that_was_moved_out_of_a_function_has_its_name(tmp_path: Path) -> None:
+    """As CPython's evaluation loop in Debian's 3.14, most of which is called cold. Another function's is not its."""
+    library = compile_c(_COLD, tmp_path / "cold.so", "-shared", "-O2", "-freorder-blocks-and-partition")
+    parts = {name: (start, end) for start, end, name in functions_of(str(library)) if name.endswith(".cold")}
+    assert parts.keys() == {"loop.cold", "other.cold"}, "gcc did not split them"
+    subprocess.run(["strip", library], check=True)
+    table = FunctionTable(library, split=("loop", "seldom"))
+    (start, end), (strange, _) = parts["loop.cold"], parts["other.cold"]
+    for address in (start, start + 1, end - 1):
+        function = table.find(address)
+        assert function is not None
+        assert table.name(function) == "loop.cold"
+        assert table.bounds(address) == (start, end)
+    assert table.find(strange) is None
+    assert FunctionTable(library).find(start) is None
+    assert NativeFrame("_PyEval_EvalFrameDefault.cold", "python", 0, "", "native").evaluates
+
+
 def test_functions_within_functions_and_without_a_size(tmp_path: Path) -> None:
     source = """
     __asm__(".text\\n.globl outer, inner, bare, last\\n.type outer,@function\\n.type inner,@function\\n"

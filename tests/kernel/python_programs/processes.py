@@ -1,4 +1,5 @@
-"""Forks, workers, and another program in its place: ``processes.py LOG [--then=PROGRAM]``.
+"""Forks, workers, and another program in its place: ``processes.py LOG [--when=FILE --then=PROGRAM]``, once the file is
+there.
 
 Every process says who it is. The children end when their parent does.
 """
@@ -119,8 +120,8 @@ if __name__ == "__main__":
     if then:
         announce("main:parent")  # -> announce
         say("ready", 1)  # -> say
-        until = time.monotonic() + 0.7
-        while time.monotonic() < until:
+        (when,) = [option[7:] for option in OPTIONS if option.startswith("--when=")]
+        while not os.path.exists(when):  # -> [genericpath]
             parent()  # -> parent
         os.execv(then[0], [then[0], *then[1:], sys.argv[1] + ".then"])
     main()  # -> main
