@@ -234,6 +234,10 @@ def _excess(
     parted[excess > 0] = 0.0
     excess += parted
     past = (grown > 0) & (excess == 0)
+    for members in stages:
+        if ((excess[members] > 0) | past[members]).all():
+            # Nobody of the stage is left to be compared with.
+            past[members] |= grown[members] > 0
     excess[past] = grown[past]
     return excess, past
 
@@ -331,7 +335,7 @@ def _described(
         left = [rank for rank in left if rank not in alike]
         slow = np.array(alike, np.int64)
         peers = np.flatnonzero((mesh.stage == mesh.stage[first]) & (excess == 0))
-        told.append(_one(now, mesh, before if past[first] else None, slow, peers, found))
+        told.append(_one(now, mesh, before if past[first] or not len(peers) else None, slow, peers, found))
     return told
 
 

@@ -123,9 +123,22 @@ def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mappin
     for one in stuck:
         for rank in one.came:
             missed.setdefault(rank, set()).update(one.missing)
+
+    def waited_for(rank: int) -> set[int]:
+        """Whom a rank waits for, directly or since those it waits for wait for them."""
+        found: set[int] = set()
+        ahead = [rank]
+        while ahead:
+            fresh = missed.get(ahead.pop(), set()) - found
+            found |= fresh
+            ahead += fresh
+        return found
+
     left = set(roots)
     for group, rank, _, peer in rows:
-        if rank in left and missed.get(ranks.get((group, peer), -1), set()) - {rank}:
+        # Around the ring of an interleaved pipeline a neighbour may wait for what the rank itself did not hand on.
+        held = waited_for(ranks[group, peer]) if rank in left and (group, peer) in ranks else set()
+        if held and rank not in held:
             left.discard(rank)
     return sorted(left) or list(roots)
 

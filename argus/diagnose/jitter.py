@@ -29,7 +29,9 @@ ALPHA_OWN = 0.02
 """Chance that the stalls of ranks by turns all hit one, where the GPUs' own times tell whose they are: that stalls cost
 so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
 SAME_RANK = 0.6
-"""Share of the stalled steps in which one rank must have been the last, to be named."""
+"""Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
+own stalls alone cost the threshold and :data:`argus.diagnose.phase.ALPHA` leaves no doubt: that others have some, too,
+does not make it well."""
 
 
 def find_jitter(
@@ -95,7 +97,7 @@ def find_jitter(
             "sql": sql.shown(sql.STEPS, window),
         }
     ]
-    kind, ranks, persistence, p_value = "jitter", list[int](), 0.0, 1.0
+    kind, ranks, persistence, p_value, since = "jitter", list[int](), 0.0, 1.0, int(numbers[stalled][0])
     if reach < len(numbers):
         newest = numbers[stalled][-max(LEAST_STALLS, reach // 2) :].tolist()
         parts = [query(sql.LAST, {**window, "first": max(step - 1, 0), "last": step}) for step in newest]
@@ -112,14 +114,14 @@ def find_jitter(
     )
     # A rank that is late in a step makes that step long for itself, and the next one for those that did not wait for it
     # at once.
-    latest = [
-        max((by_step[near] for near in (step - 1, step) if near in by_step), key=lambda row: row[1], default=None)
+    who = {
+        step: max((by_step[near] for near in (step - 1, step) if near in by_step), key=lambda row: row[1])
         for step in numbers[stalled].tolist()
-    ]
-    who = [row for row in latest if row is not None]
+        if step - 1 in by_step or step in by_step
+    }
     shown = sql.shown(sql.LAST, window)
     words = "was the last to come in"
-    own = _slowest(gpus, numbers[stalled]) if gpus is not None else []
+    own = _slowest(gpus, numbers[stalled]) if gpus is not None else {}
     if own and gpus is not None:
         who, shown, words = (
             own,
@@ -127,32 +129,33 @@ def find_jitter(
             "computed or did nothing for longer than others in",
         )
     if who:
-        candidates, times = np.unique([row[0] for row in who], return_counts=True)
+        candidates, times = np.unique([row[0] for row in who.values()], return_counts=True)
         persistence = float(times.max() / len(who))
         rank = int(candidates[times.argmax()])
-        lead = float(np.median([row[1] for row in who if row[0] == rank]))
+        lead = float(np.median([row[1] for row in who.values() if row[0] == rank]))
+        mine = np.isin(numbers, [step for step, row in who.items() if row[0] == rank])
+        cost = float(np.sum(durations[mine] - typical))
         # Whoever is not told by its own GPU's time is one of those that came last in some step.
         many = len(np.unique(last["rank"])) if not own or gpus is None else len(gpus.now.ranks)
         p_value = by_chance(int(times.max()), len(who), 1, many, windows=1)
-        if (
-            persistence >= SAME_RANK
-            and p_value <= (ALPHA if not own else ALPHA_OWN)
-            and lead >= max(0.25 * lost / count, blur_ns)
-        ):
-            ranks = [rank]
+        often = persistence >= SAME_RANK and p_value <= (ALPHA if not own else ALPHA_OWN)
+        much = cost >= threshold * float(np.sum(durations)) and p_value <= ALPHA
+        if (often or much) and lead >= max(0.25 * cost / int(times.max()), blur_ns):
+            ranks, lost, share, since = [rank], cost, cost / float(np.sum(durations)), int(numbers[mine][0])
             evidence.append(
                 {
-                    "text": f"rank {rank} {words} {persistence:.0%} of them, by {lead / 1e6:,.1f} ms",
+                    "text": f"rank {rank} {words} {persistence:.0%} of them, by {lead / 1e6:,.1f} ms; "
+                    f"these cost {share:.0%} of the time",
                     "sql": shown,
                 }
             )
             loading = query(sql.LOADING, window)
-            mine = loading["loading_ns"][loading["rank"] == rank]
-            if len(mine) and float(mine[0]) >= 0.5 * lost:
+            spent = loading["loading_ns"][loading["rank"] == rank]
+            if len(spent) and float(spent[0]) >= 0.5 * lost:
                 kind = "jit_stall"
                 evidence.append(
                     {
-                        "text": f"it spent {float(mine[0]) / 1e6:,.1f} ms loading or compiling GPU code in that time",
+                        "text": f"it spent {float(spent[0]) / 1e6:,.1f} ms loading or compiling GPU code in that time",
                         "sql": sql.shown(sql.LOADING, window),
                     }
                 )
@@ -171,7 +174,7 @@ def find_jitter(
         kind=kind,
         ranks=ranks,
         hosts=[hosts[rank] for rank in ranks if rank in hosts],
-        steps=[int(numbers[stalled][0]), int(numbers[-1])],
+        steps=[since, int(numbers[-1])],
         phase="",
         kernels=[],
         slowdown=round(1 / (1 - share), 4),
@@ -184,11 +187,11 @@ def find_jitter(
     return finding, ""
 
 
-def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> list[tuple[int, float]]:
+def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> dict[int, tuple[int, float]]:
     """Of each of these steps, or the one before, the rank that was slow itself and by how much more than any other,
-    ns."""
+    ns; steps that nothing is known of are left out."""
     more = np.nan_to_num(gpu.by_step(gpus.now, gpus.mesh))
-    found = []
+    found: dict[int, tuple[int, float]] = {}
     for step in steps.tolist():
         places = np.flatnonzero(np.isin(gpus.now.steps, (step - 1, step)))
         if not len(places) or len(more) < 2:
@@ -196,7 +199,7 @@ def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> list[tuple[int, float]
         ordered = np.sort(more[:, places], axis=0)
         lead = ordered[-1] - ordered[-2]
         best = int(places[lead.argmax()])
-        found.append((int(gpus.now.ranks[more[:, best].argmax()]), float(lead.max())))
+        found[step] = int(gpus.now.ranks[more[:, best].argmax()]), float(lead.max())
     return found
 
 

@@ -32,18 +32,24 @@ ABOUT: dict[str, tuple[str, ...]] = {
 }
 """Checks, by the beginning of their names, that can explain a kind of finding. Others (clocks, versions) are not
 told."""
+LINKS = ("gpu_nvlink", "gpu_pcie", "link", "infiniband", "pause", "probe_loopback")
+"""Checks of links themselves: their state, speed and errors."""
 TOLD = 3
 """Results that a finding cites, at most."""
 
 
-def add(query: sql.Query, params: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+def add(query: sql.Query, params: Mapping[str, Any], findings: Sequence[Finding], nodes: Mapping[int, str]) -> None:
     """Adds to the evidence of findings what health checks of their nodes found while the job ran, or in the hour
     before.
+
+    All ranks of a ring take as long as its slowest link, so of a slow collective its communicator is named. Where some
+    of that one's nodes complain of their links and the others do not, it becomes the ranks of those.
 
     Args:
         query: Runs SQL with parameters, returns columns.
         params: job, run.
         findings: Those with ``hosts``.
+        nodes: Node of each rank.
     """
     hosts = sorted({host for finding in findings for host in finding["hosts"] if finding["kind"] in ABOUT})
     if not hosts:
@@ -53,6 +59,11 @@ def add(query: sql.Query, params: Mapping[str, Any], findings: Sequence[Finding]
     names = ("host", "check", "status", "text", "ts_ns")
     found = list(zip(*(rows[name].tolist() for name in names), strict=True))
     for finding in findings:
+        complain = {str(host) for host, check, *_ in found if str(check).startswith(LINKS)} & set(finding["hosts"])
+        if finding["kind"] == "link_degradation" and complain and complain != set(finding["hosts"]):
+            finding["ranks"] = [rank for rank in finding["ranks"] if nodes.get(rank) in complain]
+            finding["hosts"] = sorted(complain)
+            finding["action"] = f"Begin with {', '.join(finding['hosts'])}. {finding['action']}"
         told = [
             (host, check, status, text, ts)
             for host, check, status, text, ts in found

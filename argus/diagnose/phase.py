@@ -98,6 +98,9 @@ class Straggler:
         window: Steps judged.
         waiting: Ranks that come late only because they wait for these.
         hidden: Their CPUs come late, and their GPUs, whose times are known, lose nothing by it.
+        idle: It is their GPUs, which have nothing to do for longer, that tell of them, and not who came last: gain and
+            persistence are of that.
+        own: The GPUs' own times say, too, that it is they who are late.
     """
 
     ranks: tuple[int, ...]
@@ -107,6 +110,8 @@ class Straggler:
     window: int
     waiting: tuple[int, ...] = ()
     hidden: bool = False
+    idle: bool = False
+    own: bool = False
 
 
 def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[Straggler]:

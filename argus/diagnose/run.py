@@ -222,7 +222,7 @@ def _diagnose(
         if hang is not None:
             verdict["status"], verdict["slowdown"] = "hung", hang["slowdown"]
             verdict["findings"].append(hang)
-            node_health.add(query, params, verdict["findings"])
+            node_health.add(query, params, verdict["findings"], _hosts(query, params))
             return verdict
 
     # Calls of a step, of all ranks.
@@ -248,11 +248,16 @@ def _diagnose(
     stragglers: list[Straggler] = []
     if lateness is not None:
         at = np.searchsorted(numbers, lateness.steps)
-        # Where only the forward is visible, a third of the loss is: the cause decides below.
-        for straggler in find_stragglers(lateness, durations[at], threshold / (1 + HIDDEN_BACKWARD)):
+        # Where only the forward is visible, a third of the loss is: the cause decides below. What GPUs' own times say
+        # is looked at from less on.
+        visible = threshold / (1 + HIDDEN_BACKWARD)
+        least = visible if seen_gpus is None else min(visible, gpu.LEAST_SHARE)
+        for straggler in find_stragglers(lateness, durations[at], least):
             mine, others = _places(straggler, lateness, hosts)
             error_ns = across.between(mine, others) if across is not None else 0
             if straggler.gain_ns <= error_ns:
+                if straggler.gain_ns < visible * float(np.median(durations[-straggler.window :])):
+                    continue
                 blurred = (
                     f"{named(straggler.ranks)} came {spoken(straggler.gain_ns)} after everybody else, "
                     f"less than the clocks of the hosts may differ by ({spoken(error_ns)})"
@@ -263,27 +268,21 @@ def _diagnose(
     # Whose GPUs lose nothing costs nothing yet, and is told where nothing else is found.
     hidden = [straggler for straggler in stragglers if straggler.hidden]
     stragglers = [straggler for straggler in stragglers if not straggler.hidden]
-    starved: dict[int, gpu.SlowGpu] = {}
+    starved: list[gpu.SlowGpu | None] = [None] * len(stragglers)
     if seen_gpus is not None:
-        late = {rank for straggler in stragglers for rank in straggler.ranks + straggler.waiting}
         least_ns = gpu.LEAST_SHARE * float(np.median(durations[-RECENT_STEPS:]))
-        for slow in gpu.find_starved(seen_gpus.now, seen_gpus.mesh, seen_gpus.before):
-            if slow.cost_ns >= least_ns:
-                alike = [place for place, one in enumerate(stragglers) if one.ranks == slow.ranks]
-                starved.update(dict.fromkeys(alike, slow))
-            if not late & set(slow.ranks) and slow.cost_ns >= least_ns:
-                window = min(gpu.WINDOWS[0], len(seen_gpus.now.steps))
-                starved[len(stragglers)] = slow
-                stragglers.append(Straggler(slow.ranks, slow.cost_ns, slow.persistence, 0.0, window))
-    for place, straggler in enumerate(stragglers):
-        begun = gpu.starved_since(seen_gpus, starved[place]) if seen_gpus is not None and place in starved else None
+        stragglers, starved = _kept_waiting(stragglers, seen_gpus, least_ns)
+    for straggler, slow in zip(stragglers, starved, strict=True):
+        begun = gpu.starved_since(seen_gpus, slow) if seen_gpus is not None and slow is not None else None
         onset = _onset(query, params, straggler, lateness, numbers, calls) if begun is None else begun
         loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
         if across is not None and lateness is not None:
             mine, others = _places(straggler, lateness, hosts)
             if agreement := across.agreement(mine, others):
                 loss.evidence.append({"text": agreement, "sql": sql.shown(sql.CLOCKS, params)})
-        least = gpu.LEAST_SHARE if place in starved else threshold
+        # What CPUs keep GPUs waiting for counts from the same share on, whichever of the two tells it first.
+        waits = slow is not None or (straggler.own and loss.cause.kind != "compute_straggler")
+        least = gpu.LEAST_SHARE if waits else threshold
         if loss.loss_ns >= least * float(np.median(durations[-straggler.window :])):
             losses.append(loss)
     slow_gpus = slow_links = list[Finding]()
@@ -401,7 +400,7 @@ def _diagnose(
         _what_if(verdict, query, params, seen_gpus, carried)
     if seen_gpus is not None:
         _behaviour(query, params, verdict["findings"], seen_gpus)
-    node_health.add(query, params, verdict["findings"])
+    node_health.add(query, params, verdict["findings"], hosts)
     lost_ns = max(sum(finding["share"] for finding in verdict["findings"]), 1.0)
     for finding in verdict["findings"]:
         finding["share"] = round(finding["share"] / lost_ns, 4)
@@ -562,7 +561,7 @@ def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
         # Half as late as a typical one of them: the latest of many is late by chance, too.
         typical = float(np.median(own[known & (own >= most / 2)]))
         guilty = tuple(sorted(seen.now.ranks[known & (own >= typical / 2)].tolist()))
-        return replace(straggler, ranks=guilty, waiting=tuple(sorted(set(late) - set(guilty))))
+        return replace(straggler, ranks=guilty, waiting=tuple(sorted(set(late) - set(guilty))), own=True)
     if known.sum() < len(late):
         return straggler
     together = seen.mesh.replica
@@ -570,6 +569,46 @@ def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
     if np.isin(together[known], together[slow]).any():
         return None
     return replace(straggler, hidden=True)
+
+
+def _kept_waiting(
+    stragglers: list[Straggler], seen: gpu.Seen, least_ns: float
+) -> tuple[list[Straggler], list[gpu.SlowGpu | None]]:
+    """Stragglers, and ranks besides whose GPUs their CPUs keep waiting.
+
+    Where all ranks of a stage are kept waiting, who comes last to its collectives is a matter of turns: the others that
+    are late themselves by half as much or more are as much to blame.
+
+    Args:
+        stragglers: Who comes late.
+        seen: What the GPUs did.
+        least_ns: What ranks cost a step that count.
+
+    Returns:
+        The stragglers; and of each what its GPUs are kept waiting by, if that is known.
+    """
+    own, _ = gpu.own_lateness(seen)
+    found: list[tuple[Straggler, gpu.SlowGpu | None]] = [(one, None) for one in stragglers]
+    for slow in gpu.find_starved(seen.now, seen.mesh, seen.before):
+        if slow.cost_ns < least_ns:
+            continue
+        window = min(gpu.WINDOWS[0], len(seen.now.steps))
+        part = [one for one, _ in found if set(one.ranks) <= set(slow.ranks)]
+        named_ranks = {rank for one in part for rank in one.ranks}
+        late = {rank for one, _ in found for rank in one.ranks + one.waiting}
+        if part:
+            typical = float(np.median(own[np.isin(seen.now.ranks, sorted(named_ranks))]))
+            alike = np.isin(seen.now.ranks, slow.ranks) & (own >= typical / 2)
+            together = tuple(seen.now.ranks[alike].tolist())
+            if named_ranks < set(together):
+                whole = Straggler(together, slow.cost_ns, slow.persistence, 0.0, window, idle=True)
+                found = [(whole, slow), *(pair for pair in found if pair[0] not in part)]
+            else:
+                found = [(one, slow if one.ranks == slow.ranks else of) for one, of in found]
+        elif not late & set(slow.ranks):
+            idle = Straggler(slow.ranks, slow.cost_ns, slow.persistence, 0.0, window, idle=True)
+            found.append((idle, slow))
+    return [one for one, _ in found], [of for _, of in found]
 
 
 def _lost_its_lead(query: sql.Query, params: dict[str, Any], straggler: Straggler, lateness: Lateness | None) -> bool:
@@ -731,12 +770,20 @@ def _judge(
         flat = last_ns <= FLAT * first_ns
     name = named(ranks)
     because: Evidence = {"text": said.text, "sql": sql.shown(compared, window)}
+    seen_by: Evidence = {
+        "text": f"{name} came last to the collectives in {straggler.persistence:.0%} of the newest "
+        f"{straggler.window} steps, {_ms(straggler.gain_ns)} after everybody else, of {_ms(step_ns)} a step",
+        "sql": sql.shown(sql.LEAD, cited),
+    }
+    if straggler.idle and gpus is not None:
+        seen_by = {
+            "text": f"the GPUs of {name} have nothing to do for longer than those with the same work, or at first, "
+            f"in {straggler.persistence:.0%} of the newest {straggler.window} steps, and others wait for them for "
+            f"{_ms(straggler.gain_ns)} of {_ms(step_ns)} a step",
+            "sql": sql.shown(sql.GPU_TIMES, gpus.window),
+        }
     evidence: list[Evidence] = [
-        {
-            "text": f"{name} came last to the collectives in {straggler.persistence:.0%} of the newest "
-            f"{straggler.window} steps, {_ms(straggler.gain_ns)} after everybody else, of {_ms(step_ns)} a step",
-            "sql": sql.shown(sql.LEAD, cited),
-        },
+        seen_by,
         *([because] if told else []),
         *seen.evidence,
     ]
@@ -833,7 +880,7 @@ def _behaviour(query: sql.Query, params: dict[str, Any], findings: list[Finding]
         steps = gpus.now.steps[-gpu.WINDOWS[0] :]
         window = {**params, "first": max(finding["steps"][0], int(steps[0])), "last": int(steps[-1])}
         waited, shown = issue.against_peers(query, window, ranks, peers)
-        if waited is not None and (waited.stalled or waited.busy):
+        if waited is not None and (waited.stalled or (waited.busy and finding["kind"].endswith("compute_straggler"))):
             finding["evidence"].append({"text": waited.text(f"the GPU of {named(ranks)}", "on others"), "sql": shown})
         odd, shown = patterns.explain(query, window, ranks, peers)
         finding["evidence"] += [{"text": one.text(), "sql": shown} for one in odd]

@@ -298,13 +298,16 @@ class _Player:
             link = np.maximum(effects.link[stage], effects.link[sender])
             transfer = program.p2p_ms * 1e6 * link * noise.transfer[op.number % 64]
             # Interleaved schedules receive ahead; 1F1B receives when it has nothing else to do.
-            start = np.maximum(ready, sent + transfer) if mesh.vpp > 1 else np.maximum(ready, sent) + transfer
+            ahead = mesh.vpp > 1
+            start = np.maximum(ready, sent + transfer) if ahead else np.maximum(ready, sent) + transfer
             exposed = np.minimum(start - ready, transfer)
             phases["send_recv"][stage] += exposed
             phases["pipeline_bubble"][stage] += start - ready - exposed
             turn.hidden["send_recv"][stage] += transfer - exposed
             if told:
-                calls.append(Made(Call("pp", "Recv", P2P_ELEMENTS, sender), cpu.copy(), ready, start))
+                # What is received ahead takes as long, on a stream of its own.
+                begin, end = (np.minimum(ready, sent), sent + transfer) if ahead else (ready, start)
+                calls.append(Made(Call("pp", "Recv", P2P_ELEMENTS, sender), cpu.copy(), begin, end))
         took = (
             program.forward_ms * 1e6 * work / mesh.vpp * effects.compute[stage] * noise.op[op.number, stage]
             * (noise.lengths[op.batch] * effects.lengths[op.batch])[:, None]

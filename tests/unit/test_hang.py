@@ -215,3 +215,21 @@ def test_a_rank_whose_neighbour_in_the_pipeline_waits_is_a_victim() -> None:
     # Where the neighbour waits for the rank itself, and where that would leave nobody, they stay.
     assert not_downstream([3], stuck, columns) == [3]
     assert not_downstream([6], stuck, columns) == [6]
+
+
+def test_around_a_ring_of_stages_a_rank_is_no_victim_of_its_own() -> None:
+    """An interleaved pipeline's last stage hands on to its first. Rank 3 is dead: 7 waits for it, 11 for 7, 15 for 11,
+    and 15 is the neighbour of 3. Nobody sees what 6 waits for, but what it needs comes from 2, which waits for 3."""
+    pairs = {10: (2, 6, 10, 14), 11: (3, 7, 11, 15)}
+    rows = [
+        (group, rank, place, (place + towards) % len(ranks))
+        for group, ranks in pairs.items()
+        for place, rank in enumerate(ranks)
+        for towards in (-1, 1)
+    ]
+    columns = dict(zip(("comm_group", "rank", "comm_rank", "peer"), np.array(rows).T, strict=True))
+    everybody = tuple(rank for ranks in pairs.values() for rank in ranks)
+    waits = {2: 3, 7: 3, 11: 7, 15: 11, 10: 6, 14: 10}
+    stuck = [Stuck(2, 9, (0, 1), everybody), *(Stuck(11, -1, (one,), (other,)) for one, other in waits.items())]
+    assert root_causes(stuck)[0] == [3, 6]
+    assert not_downstream([3, 6], stuck, columns) == [3]

@@ -27,11 +27,13 @@ ROWS = [
     ("a", -2 * HOUR, "gpu_power", "critical", "before"),
     ("a", 2 * HOUR, "gpu_clocks", "critical", "after"),
     ("b", 0, "gpu_pages", "critical", "another node"),
+    ("b", 0, "infiniband", "warning", "mlx5_0 at 100 Gbit/s"),
 ]
 
 
 def finding(kind: str, hosts: list[str]) -> Finding:
-    return cast(Finding, {"kind": kind, "hosts": hosts, "evidence": []})
+    found = {"kind": kind, "ranks": [0, 1, 2, 3], "hosts": hosts, "evidence": [], "action": "Check them."}
+    return cast(Finding, found)
 
 
 def test_a_finding_cites_what_can_explain_it(tmp_path: Path) -> None:
@@ -49,8 +51,14 @@ def test_a_finding_cites_what_can_explain_it(tmp_path: Path) -> None:
             assert not writer.close().dropped
         told = [finding("compute_straggler", ["a"]), finding("data_loading", ["a"]), finding("regression", ["a"]),
                 finding("compute_straggler", ["c"])]  # fmt: skip
-        add(partial(query_columns, store), {"job": "j", "run": 1}, told)
+        links = [finding("link_degradation", hosts) for hosts in (["a", "b", "c"], ["b"], ["a", "c"])]
+        add(partial(query_columns, store), {"job": "j", "run": 1}, told + links, {0: "a", 1: "b", 2: "c", 3: "b"})
     texts = [[one["text"].split("UTC: ")[1] for one in each["evidence"]] for each in told]
     assert texts == [["gpu_heat critical: gpu3 91 degrees", "xid warning: Xid 94"],
                      ["disk_slow critical: sda 3 s"], [], []]  # fmt: skip
     assert "WHERE h.host IN ['a']" in told[0]["evidence"][0]["sql"]
+    # Of a communicator's nodes that one whose links complain is named; where none or all do, nothing is known better.
+    assert [(one["ranks"], one["hosts"]) for one in links] == [([1, 3], ["b"]), ([0, 1, 2, 3], ["b"]),
+                                                               ([0, 1, 2, 3], ["a", "c"])]  # fmt: skip
+    assert [one["action"] for one in links] == ["Begin with b. Check them.", "Check them.", "Check them."]
+    assert links[0]["evidence"][0]["text"].endswith("infiniband warning: mlx5_0 at 100 Gbit/s")

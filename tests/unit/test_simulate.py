@@ -344,6 +344,27 @@ def test_who_is_behind_it_is_named(store: Store, request: pytest.FixtureRequest,
     assert first["ranks"] or expected["kind"] == "regression"
 
 
+def test_stalls_of_one_rank_among_those_that_others_have(store: Store) -> None:
+    """Every rank is held up now and then, and so are more than half of all long steps by others than the one whose
+    stalls cost the most."""
+    noise = Noise(spike=0.03, spike_ms=15)
+    spec = Spec(Mesh(dp=8), noise=noise, faults=[parse("jitter:quiet:ranks=6:from=10")], steps=120)
+    stored(store, "spikes", spec, 97)
+    (finding,) = diagnose_store(store, "spikes", 97)["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("jitter", [6])
+    assert 0.3 < finding["confidence"] < 0.6
+    assert finding["slowdown"] == pytest.approx(1.09, abs=0.03)
+
+
+def test_a_transfer_received_ahead_takes_no_less(store: Store) -> None:
+    """In interleaved schedules, too, the rank is named that slow transfers have in common."""
+    faults = [parse("link_degradation:ranks=5:quiet:from=20")]
+    spec = Spec(Mesh(dp=4, pp=2, vpp=2), Program(micro_batches=4), faults=faults, steps=60, skewed=False)
+    stored(store, "ahead", spec, 96)
+    (finding,) = diagnose_store(store, "ahead", 96)["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("link_degradation", [5])
+
+
 def test_a_healthy_pipeline_blames_nobody(store: Store) -> None:
     spec = Spec(HIDDEN, Program(micro_batches=4, variable=True), steps=60, skewed=False)
     stored(store, "pipeline", spec, 99)

@@ -15,7 +15,7 @@ from argus.diagnose.cause import attribute
 from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
 from argus.diagnose.peers import Mesh, mesh_of
 from argus.diagnose.phase import Straggler
-from argus.diagnose.run import _lost_its_lead, _narrowed
+from argus.diagnose.run import _kept_waiting, _lost_its_lead, _narrowed
 
 MS = 1e6
 USUAL = {"forward": 20.0, "backward": 40.0, "optimizer": 3.0, "compute": 1.0}
@@ -360,6 +360,25 @@ def test_ranks_that_are_late_together_are_sure_together() -> None:
     assert alone.hidden
     assert found is not None
     assert not found.hidden
+
+
+def test_a_stage_that_is_kept_waiting_is_to_blame_as_a_whole() -> None:
+    """All ranks of stage 0 wait for a CPU: some come later than others to its collectives, by chance."""
+    cluster = Cluster(2, tp=2, pp=2)
+
+    def found(*idle_ms: float) -> list[tuple[tuple[int, ...], bool]]:
+        cluster.idle[:4, 20:] = (2 + np.array(idle_ms)[:, None]) * MS
+        seen = read(cluster.query, {}, np.arange(60), 8, None)
+        assert seen is not None
+        last = Straggler((0, 2), 4 * MS, 0.76, 1e-5, 50, own=True)
+        stragglers, starved = _kept_waiting([last], seen, MS)
+        assert len(stragglers) == len(starved)
+        return [(one.ranks, slow is not None) for one, slow in zip(stragglers, starved, strict=True)]
+
+    assert found(26, 20, 30, 21) == [((0, 1, 2, 3), True)]
+    # Who waits for less than half as long as they do is not among them, or told apart.
+    assert found(16, 7, 18, 6) == [((0, 2), False)]
+    assert found(26, 9, 30, 8) == [((0, 2), True), ((1, 3), True)]
 
 
 def test_all_gpus_that_became_slower_confirm_a_regression() -> None:
