@@ -368,10 +368,13 @@ def verdict(result: dict[str, Any]) -> tuple[list[tuple[str, str]], bool]:
             lines.append((name, row["detail"]))
             right &= row["on"]
         elif row["step"] == "trace":
-            counts = [f"{row['rows'].get(name, 0):,} {name}" for name in ("launches", "collectives", "stack_samples")]
-            python = row["functions"].get("inner", 0)
-            lines.append(("argus trace", f"{', '.join(counts)}; {python:,} stacks in the Python program's function"))
-            right &= row["code"] == 0 and bool(python) and not any(text.startswith("0 ") for text in counts)
+            seen = {name: row["rows"].get(name, 0) for name in ("launches", "collectives", "stack_samples")}
+            # busy.py computes in this function, and sleeps in a thread.
+            seen |= {"stacks in inner()": row["functions"].get("inner", 0), "sleeps": row["reasons"].get("sleep", 0)}
+            lines.append(("argus trace", ", ".join(f"{count:,} {name}" for name, count in seen.items())))
+            coverage = [line.strip() for line in row["said"].splitlines() if "coverage:" in line]
+            lines += [("", line) for line in coverage[-1:]]
+            right &= row["code"] == 0 and all(seen.values())
         elif row["step"] == "refusal":
             lines.append(("argus trace", row["said"].strip()))
             right &= row["code"] == 3 and "too old" in row["said"]

@@ -171,12 +171,15 @@ def trace() -> None:
             program.kill()
     rows: Counter[str] = Counter()
     functions: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     for _, file in spool.batch_files(folder):
         batch = spool.read(file)
         rows[batch.table] += batch.rows.num_rows
         if batch.table == "stacks":
             functions.update(batch.rows.column("python_function").to_pylist())
-    say("trace", code=done.returncode, said=done.stdout[-4000:], rows=rows, functions=functions)
+        elif batch.table == "stack_samples":
+            reasons.update(batch.rows.column("reason").to_pylist())
+    say("trace", code=done.returncode, said=done.stdout[-4000:], rows=rows, functions=functions, reasons=reasons)
 
 
 def refusal() -> None:

@@ -78,7 +78,7 @@ def program(name: str, backend: str = "", *, loaded: bool = True, verified: int 
 
 WORKS = {"step": "sampler", "on": True, "detail": "this process's own stack was read"}
 TRACED = {
-    "step": "trace", "code": 0, "said": "", "functions": {"inner": 3},
+    "step": "trace", "code": 0, "said": "…\ncoverage: complete\n", "functions": {"inner": 3}, "reasons": {"sleep": 2},
     "rows": {"launches": 10, "collectives": 4, "stack_samples": 7},
 }  # fmt: skip
 
@@ -90,7 +90,8 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
     assert kernels.show([result(*rows)])
     shown = capsys.readouterr().out
     assert "2 of 2 load, most 1,234" in shown
-    assert "10 launches, 4 collectives, 7 stack_samples; 3 stacks in the Python program's function" in shown
+    assert "10 launches, 4 collectives, 7 stack_samples, 3 stacks in inner(), 2 sleeps" in shown
+    assert "coverage: complete" in shown
 
 
 @pytest.mark.parametrize(
@@ -100,13 +101,25 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
         [program("on_sample"), {**WORKS, "on": False}, TRACED],
         [program("on_sample"), WORKS, {**TRACED, "rows": {**TRACED["rows"], "launches": 0}}],  # type: ignore[dict-item]
         [program("on_sample"), WORKS, {**TRACED, "functions": {"": 3}}],
+        [program("on_sample"), WORKS, {**TRACED, "reasons": {"futex": 3}}],
         [program("on_sample"), WORKS, {**TRACED, "code": 1}],
         [program("on_sample"), WORKS, TRACED, {"step": "failed", "what": "Traceback\nOSError: no"}],
         [program("on_sample"), {"step": "refusal", "code": 1, "said": "Traceback"}],
         [WORKS, TRACED],
         [program("on_sample")],
     ],
-    ids=["refused", "no stack", "no launches", "no Python", "trace fails", "failure", "no words", "no program", "cut"],
+    ids=[
+        "refused",
+        "no stack",
+        "no launches",
+        "no Python",
+        "no sleep",
+        "trace fails",
+        "failure",
+        "no words",
+        "no program",
+        "cut",
+    ],
 )
 def test_anything_else_is_wrong(kernels: ModuleType, bad: list[dict[str, Any]]) -> None:
     assert not kernels.show([result(*bad)])
