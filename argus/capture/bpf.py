@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,12 @@ from argus.resources import resource_dir
 Backend = Literal["multi", "perf"]
 
 SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+PROGRAMS: Final = {
+    **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark") for edge in ("enter", "exit")},
+    "torch_enter": KPROBE,
+    "thread_exit": RAW_TRACEPOINT,
+}
+"""Those of ``SOURCES``: name -> kind."""
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
@@ -180,8 +186,6 @@ class Probes:
         return module(text, flags, "compile the BPF programs")
 
     def _load(self, backend: Backend | None) -> Backend:
-        names = [f"{program}_{edge}" for program in ("cuda", "nccl", "control", "mark") for edge in ("enter", "exit")]
-        names.append("torch_enter")
         choices: list[Backend] = [backend] if backend else ["multi", "perf"]
         if backend is None and kernel_version() < (6, 6):
             choices = ["perf"]
@@ -189,8 +193,8 @@ class Probes:
         for choice in choices:
             expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else 0
             try:
-                for name in names:
-                    self._module.load(name, KPROBE, expected)
+                for name, kind in PROGRAMS.items():
+                    self._module.load(name, kind, expected if kind == KPROBE else 0)
                 return choice
             except LoadError as reason:
                 failure = load_failure("load the BPF programs", reason.log, reason)
@@ -200,9 +204,9 @@ class Probes:
 
     def _attach_at_exit(self) -> int:
         try:
-            return attach_raw_tracepoint("sched_process_exit", self._module.load("thread_exit", RAW_TRACEPOINT))
+            return attach_raw_tracepoint("sched_process_exit", self._module.programs["thread_exit"])
         except OSError as reason:
-            raise load_failure("follow the end of threads", getattr(reason, "log", ""), reason) from reason
+            raise load_failure("follow the end of threads", "", reason) from reason
 
     def _map_fd(self, name: str) -> int:
         return self._module[name].fd

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from argus.capture import bcc, calls
-from argus.capture.bpf import MINIMUM_KERNEL, Probes, kernel_version
+from argus.capture.bpf import MINIMUM_KERNEL, Backend, Probes, kernel_version
 from argus.capture.code import CodeResolver
 from argus.capture.elf import Elf
 from argus.capture.python import PythonProcess, find_interpreter
@@ -69,8 +69,8 @@ def check_all() -> list[Feature]:
         ("PID namespace", _pid_namespace, True),
         ("tracefs", _tracefs, False),
         ("bcc", _bcc, True),
-        ("eBPF", _program, True),
-        ("stacks", _stacks, False),
+        ("eBPF", probe_self, True),
+        ("stacks", sample_self, False),
         ("ClickHouse engine", _store_engine, not os.environ.get("ARGUS_STORE", "").startswith("clickhouse:")),
         ("CUPTI", _cupti, False),
         ("NVML", _nvml, False),
@@ -161,11 +161,15 @@ def own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
     raise ArgusError(f"no libc with {symbol} is mapped here")
 
 
-def _program() -> State:
-    """Loads the real programs, probes this very process, and counts what arrives."""
+def probe_self(backend: Backend | None = None) -> State:
+    """Loads the real programs, probes this very process, and counts what arrives.
+
+    Args:
+        backend: As for ``Probes``.
+    """
     try:
         began = time.monotonic()
-        probes = Probes(launch_ring_bytes=1 << 20)
+        probes = Probes(launch_ring_bytes=1 << 20, backend=backend)
     except ArgusError as failure:
         return State(False, failure.message, failure.hint)
     try:
@@ -191,7 +195,7 @@ def _program() -> State:
         probes.close()
 
 
-def _stacks() -> State:
+def sample_self() -> State:
     """Samples this very process until a stack shows this function, by name."""
     began = time.monotonic()
     probes = StackProbes(rate_hz=997)
@@ -213,7 +217,7 @@ def _stacks() -> State:
             for _, code in drained.codes:
                 resolver.learn(code)
             for raw in drained.stacks:
-                if any(frame is not None and frame.function == "_stacks" for frame in resolver.resolve(raw.frames)):
+                if any(frame is not None and frame.function == "sample_self" for frame in resolver.resolve(raw.frames)):
                     version = ".".join(map(str, interpreter.version[:2]))
                     off_cpu = probes.state["off-cpu"]
                     detail = f"programs loaded in {loaded:.1f} s; this process's own stack was read (CPython {version})"

@@ -42,7 +42,11 @@ _NAME_BYTES = 15
 _LOG_BYTES = 16 << 20
 """``UINT_MAX >> 8``, the most that kernels before 6.0 take, and the verifier's last words fit."""
 
-_INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("value", "<i4")])
+# How much the verifier says: include/linux/bpf_verifier.h.
+LOG_ALL: Final = 1
+LOG_STATISTICS: Final = 4
+
+INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("value", "<i4")])
 """``struct bpf_insn``; the source register is in the upper half of its byte."""
 
 _ATTEMPTS = 10
@@ -231,39 +235,48 @@ class Module:
         Raises:
             LoadError: It refuses.
         """
-        if name in self.programs:
-            return self.programs[name]
-        code = np.frombuffer(self._compiled.programs[name], _INSTRUCTION).copy()
-        named = (code["code"] == LOAD_64) & (code["registers"] >> 4 == BY_DESCRIPTOR)
-        code["value"][named] = self._fds[code["value"][named]]
-        license_text = ctypes.create_string_buffer(self._compiled.license.encode())
-
-        def load(log: ctypes.Array[ctypes.c_char] | None) -> int:
-            return bpf(
-                _BPF_PROG_LOAD,
-                struct.pack(
-                    "<IIQQIIQII16sII",
-                    *(kind, len(code), code.ctypes.data, ctypes.addressof(license_text)),
-                    *((0, 0, 0) if log is None else (1, len(log), ctypes.addressof(log))),
-                    *(0, 0, name.encode()[:_NAME_BYTES], 0, expected_attach_type),
-                ),
-            )
-
         attempts = 0
         while name not in self.programs:
             try:
-                self.programs[name] = load(None)
+                self.programs[name] = self._request(name, kind, expected_attach_type)
             except OSError as reason:
                 attempts += 1
                 if reason.errno == errno.EAGAIN and attempts < _ATTEMPTS:
                     continue
                 refusal = LoadError(reason.errno, f"program {name}: {reason.strerror}")
-                log = ctypes.create_string_buffer(_LOG_BYTES)
-                with contextlib.suppress(OSError):
-                    os.close(load(log))
-                refusal.log = log.value.decode(errors="replace")
+                refusal.log = self.verifier_log(name, kind, expected_attach_type)
                 raise refusal from reason
         return self.programs[name]
+
+    def verifier_log(self, name: str, kind: int, expected_attach_type: int = 0, level: int = LOG_ALL) -> str:
+        """What the verifier says of a program, which is not kept.
+
+        Args:
+            name, kind, expected_attach_type: As for ``load``.
+            level: ``LOG_ALL`` or ``LOG_STATISTICS``.
+        """
+        log = ctypes.create_string_buffer(_LOG_BYTES)
+        with contextlib.suppress(OSError):
+            os.close(self._request(name, kind, expected_attach_type, log, level))
+        return log.value.decode(errors="replace")
+
+    def _request(
+        self, name: str, kind: int, expected: int, log: ctypes.Array[ctypes.c_char] | None = None, level: int = 0
+    ) -> int:
+        """A descriptor of the program."""
+        code = np.frombuffer(self._compiled.programs[name], INSTRUCTION).copy()
+        named = (code["code"] == LOAD_64) & (code["registers"] >> 4 == BY_DESCRIPTOR)
+        code["value"][named] = self._fds[code["value"][named]]
+        license_text = ctypes.create_string_buffer(self._compiled.license.encode())
+        return bpf(
+            _BPF_PROG_LOAD,
+            struct.pack(
+                "<IIQQIIQII16sII",
+                *(kind, len(code), code.ctypes.data, ctypes.addressof(license_text)),
+                *((0, 0, 0) if log is None else (level, len(log), ctypes.addressof(log))),
+                *(0, 0, name.encode()[:_NAME_BYTES], 0, expected),
+            ),
+        )
 
     def unload(self) -> None:
         """Lets go of all programs; the maps stay."""

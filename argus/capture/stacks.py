@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +112,15 @@ _THREAD = np.dtype(
     ]
 )
 """``struct thread`` of bpf/stacks.bpf.c."""
+_ROW: Final = ("walk", "finish", "send")
+"""The programs that take a stack, in the order of their places: each goes over to the next."""
+PROGRAMS: Final = {
+    "on_sample": PERF_EVENT,
+    **{f"{step}_sampled": PERF_EVENT for step in _ROW},
+    **{f"on_{event}": RAW_TRACEPOINT for event in ("switch", "wakeup", "fork", "exec", "exit")},
+    **{f"{step}_switched": RAW_TRACEPOINT for step in _ROW},
+}
+"""Those of ``bpf/stacks.bpf.c``: name -> kind."""
 _KEY_BYTES = 24
 _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 """TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
@@ -335,7 +344,7 @@ class StackProbes:
             self.state["off-cpu"] = no_types or "on"
             if not no_types:
                 try:
-                    self._load_row("switch_programs", "switched", RAW_TRACEPOINT)
+                    self._load_row("switch_programs", "switched")
                     self._attach_tracepoint("sched_switch", "on_switch")
                     self._attach_tracepoint("sched_wakeup", "on_wakeup")
                 except ArgusError as reason:
@@ -360,26 +369,24 @@ class StackProbes:
 
     def _attach_tracepoint(self, tracepoint: str, program: str) -> None:
         try:
-            fd = self._module.load(program, RAW_TRACEPOINT)
+            fd = self._module.load(program, PROGRAMS[program])
             self._tracepoints[tracepoint] = attach_raw_tracepoint(tracepoint, fd)
         except OSError as reason:
             raise _refusal(f"follow {tracepoint}", reason) from reason
 
-    def _load_program(self, name: str, kind: int) -> int:
+    def _load_program(self, name: str) -> int:
         try:
-            return self._module.load(name, kind)
+            return self._module.load(name, PROGRAMS[name])
         except OSError as reason:
             raise _refusal(f"load the program {name}", reason) from reason
 
-    def _load_row(self, table: str, ending: str, kind: int) -> None:
-        """The programs that take a stack, each of which goes over to the next."""
-        for place, step in enumerate(("walk", "finish", "send")):
-            fd = self._load_program(f"{step}_{ending}", kind)
-            self._module[table].set(place, fd)
+    def _load_row(self, table: str, ending: str) -> None:
+        for place, step in enumerate(_ROW):
+            self._module[table].set(place, self._load_program(f"{step}_{ending}"))
 
     def _sample(self, cpus: list[int]) -> None:
-        self._load_row("sample_programs", "sampled", PERF_EVENT)
-        program = self._load_program("on_sample", PERF_EVENT)
+        self._load_row("sample_programs", "sampled")
+        program = self._load_program("on_sample")
         for cpu in cpus:
             try:
                 self._events.append(self._open_event(cpu, program))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import struct
 import subprocess
@@ -16,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import bcc, bpf, compile, programs
-from argus.capture.programs import RAW_TRACEPOINT, LoadError, Module
+from argus.capture import bcc, bpf, compile, programs, stacks
+from argus.capture.programs import INSTRUCTION, LOG_STATISTICS, RAW_TRACEPOINT, LoadError, Module
+from argus.capture.stacks import StackProbes
 from argus.capture.syscalls import bpf as bpf_call
 from argus.errors import ArgusError
 
@@ -182,8 +184,38 @@ def test_what_was_kept_runs_in_the_kernel(cache: Path) -> None:
             module.load("bad", RAW_TRACEPOINT)
         assert "map_value_or_null" in refusal.value.log
         assert "bad" not in module.programs
+        assert re.search(r"processed \d+ insns", module.verifier_log("good", RAW_TRACEPOINT, level=LOG_STATISTICS))
     finally:
         module.close()
+
+
+_CALL = 0x85
+_NEWEST_HELPER = 175
+"""bpf_task_pt_regs, the last one of Linux 5.15 (include/uapi/linux/bpf.h there)."""
+_NEWEST_MAP = 27
+"""BPF_MAP_TYPE_RINGBUF; later ones came with 5.16."""
+
+
+@pytest.mark.kernel
+def test_the_oldest_kernel_has_every_helper_and_kind_of_map(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scripts/kernels asks the verifiers of other kernels."""
+    seen: list[compile.Compiled] = []
+
+    class Watched(Module):
+        def __init__(self, compiled: compile.Compiled) -> None:
+            super().__init__(compiled)
+            seen.append(compiled)
+
+    monkeypatch.setattr(bpf, "Module", Watched)
+    bpf.Probes(launch_ring_bytes=1 << 20).close()
+    StackProbes(rate_hz=19).close()
+    assert [made.programs.keys() for made in seen] == [bpf.PROGRAMS.keys(), stacks.PROGRAMS.keys()]
+    assert max(spec.kind for made in seen for spec in made.maps) <= _NEWEST_MAP
+    for made in seen:
+        for name, code in made.programs.items():
+            words = np.frombuffer(code, INSTRUCTION)
+            helpers = words["value"][(words["code"] == _CALL) & (words["registers"] == 0)]
+            assert set(helpers.tolist()) <= set(range(1, _NEWEST_HELPER + 1)), name
 
 
 @pytest.mark.kernel

@@ -1,0 +1,228 @@
+"""What scripts/kernels runs in the machine that it boots, as the first process there: every BPF program of Argus is
+given to this kernel, then a job is traced.
+
+What comes out is appended to a file, one JSON object a line (``scripts/kernels.py`` reads it). The machine's root is
+the host's, which may not be written to; ``/run`` may be. On a kernel older than Argus supports only the verifier is
+asked, with older helpers in the place of those that the kernel lacks, and ``argus trace`` is to say so in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "fakegpu")]
+
+from run import Job  # noqa: E402
+
+from argus.capture import bpf, btf, compile, preflight, stacks  # noqa: E402
+from argus.capture.compile import INSTRUCTION_BYTES, Compiled  # noqa: E402
+from argus.capture.programs import INSTRUCTION, LOG_STATISTICS, LoadError, Module  # noqa: E402
+from argus.errors import ArgusError  # noqa: E402
+from argus.store import spool  # noqa: E402
+
+OUT = Path("/run/out")
+ARGUS = str(Path(sys.executable).parent / "argus")
+STEP_LIMIT_S = 1500
+POWER_OFF = 0x4321FEDC
+"""LINUX_REBOOT_CMD_POWER_OFF of include/uapi/linux/reboot.h."""
+CALL = 0x85
+"""``BPF_JMP | BPF_CALL``."""
+STAND_INS = {174: 5, 158: 35, 175: 35}
+"""bpf_get_attach_cookie (Linux 5.15), bpf_get_current_task_btf (5.11) and bpf_task_pt_regs (5.15), and older helpers
+that return a number as they do: bpf_ktime_get_ns, bpf_get_current_task."""
+OPTIONS = ("--rate", "97", "--buffer-mb", "1")
+"""With that ring the programs are those that ``probes`` had compiled: they are kept."""
+IS_OLD = bpf.kernel_version() < bpf.MINIMUM_KERNEL
+
+
+def say(step: str, **fields: Any) -> None:
+    with (OUT / "said.jsonl").open("a") as file:
+        file.write(json.dumps({"step": step, **fields}) + "\n")
+
+
+def with_stand_ins(compiled: Compiled) -> Compiled:
+    """Programs without the helpers that kernels before 5.15 lack."""
+    programs = {}
+    for name, code in compiled.programs.items():
+        words = np.frombuffer(code, INSTRUCTION).copy()
+        for lacking, older in STAND_INS.items():
+            words["value"][(words["code"] == CALL) & (words["registers"] == 0) & (words["value"] == lacking)] = older
+        programs[name] = words.tobytes()
+    return replace(compiled, programs=programs)
+
+
+def compile_by_host(text: str, flags: list[str]) -> dict[str, Any]:
+    """Takes the place of the child that compiles: the other machine answers in seconds."""
+    request = OUT / f"compile-{hashlib.sha256(json.dumps([text, flags]).encode()).hexdigest()[:16]}.json"
+    unfinished = request.with_suffix(".part")
+    unfinished.write_text(json.dumps({"text": text, "flags": flags}))
+    unfinished.rename(request)
+    deadline = time.monotonic() + STEP_LIMIT_S
+    while not (answer := request.with_suffix(".answer")).exists():
+        if time.monotonic() > deadline:
+            raise compile.CompileError("error: the machine outside does not answer")
+        time.sleep(0.2)
+    found: dict[str, Any] = json.loads(answer.read_text())
+    if "error" in found:
+        raise compile.CompileError(found["error"])
+    return found
+
+
+class Watched(Module):
+    """Tells of each program what the verifier made of it."""
+
+    made: ClassVar[list[Watched]] = []
+    backend: ClassVar[str] = ""
+    """The way to attach that is tried."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__(with_stand_ins(compiled) if IS_OLD else compiled)
+        self.sizes = {name: len(code) // INSTRUCTION_BYTES for name, code in compiled.programs.items()}
+        self.tried: set[str] = set()
+        self.made.append(self)
+
+    def load(self, name: str, kind: int, expected_attach_type: int = 0) -> int:
+        if name in self.programs:
+            return self.programs[name]
+        self.tried.add(name)
+        row: dict[str, Any] = {"program": name, "backend": self.backend, "instructions": self.sizes[name]}
+        began = time.monotonic()
+        try:
+            fd = super().load(name, kind, expected_attach_type)
+        except LoadError as refusal:
+            lines = [line for line in refusal.log.splitlines() if line.strip()]
+            say("program", **row, loaded=False, said="\n".join([str(refusal), *lines[-12:]]))
+            raise
+        row["seconds"] = round(time.monotonic() - began, 2)
+        statistics = self.verifier_log(name, kind, expected_attach_type, LOG_STATISTICS)
+        processed = re.search(r"processed (\d+) insns", statistics)
+        say("program", **row, loaded=True, verified=int(processed.group(1)) if processed else 0)
+        return fd
+
+    def close(self) -> None:
+        """The rest is still to be tried; the machine ends soon."""
+
+
+def probes() -> None:
+    """The programs of CUDA, NCCL and PyTorch calls: loaded for each way to attach, attached, and hit."""
+    backends: list[bpf.Backend] = ["perf"] if bpf.kernel_version() < (6, 6) else ["multi", "perf"]
+    for backend in backends:
+        Watched.backend = backend
+        state = preflight.probe_self(backend)
+        say("probes", backend=backend, on=state.on, detail=state.detail)
+
+
+def sampler() -> None:
+    """The programs of the stack sampler."""
+    Watched.backend = ""
+    try:
+        state = preflight.sample_self()
+        say("sampler", on=state.on, detail=state.detail)
+    except ArgusError as failure:
+        say("sampler", on=False, detail=failure.message)
+
+
+def everything_loaded() -> None:
+    """That no program was forgotten."""
+    for kinds in (bpf.PROGRAMS, stacks.PROGRAMS):
+        made = [module for module in Watched.made if module.sizes.keys() & kinds.keys()]
+        for module in made:
+            for name in sorted(module.sizes.keys() - module.tried):
+                with contextlib.suppress(LoadError):
+                    module.load(name, kinds[name])
+        if lacking := kinds.keys() - {name for module in made for name in module.sizes}:
+            say("failed", what=f"not compiled: {', '.join(sorted(lacking))}")
+
+
+def trace() -> None:
+    """A job of two ranks on the fake GPU and a Python program, traced by ``argus trace``, and the rows that came."""
+    stop, folder = Path("/run/stop"), Path("/run/spool")
+    busy = [sys.executable, str(ROOT / "tests" / "e2e" / "programs" / "busy.py"), str(stop)]
+    with Job(ranks=2, args=["--steps", "0"]) as job, subprocess.Popen(busy, stdout=subprocess.PIPE) as program:
+        try:
+            assert program.stdout is not None
+            program.stdout.readline()
+            pids = [word for pid in (*job.pids, program.pid) for word in ("--pid", str(pid))]
+            command = [ARGUS, "trace", *pids, "--duration", "30", "--plain", "--no-diagnose", *OPTIONS]
+            done = subprocess.run(
+                [*command, "--store", f"spool://{folder}"],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=STEP_LIMIT_S, check=False,
+            )  # fmt: skip
+        finally:
+            stop.touch()
+            program.kill()
+    rows: Counter[str] = Counter()
+    functions: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for _, file in spool.batch_files(folder):
+        batch = spool.read(file)
+        rows[batch.table] += batch.rows.num_rows
+        if batch.table == "stacks":
+            functions.update(batch.rows.column("python_function").to_pylist())
+        elif batch.table == "stack_samples":
+            reasons.update(batch.rows.column("reason").to_pylist())
+    say("trace", code=done.returncode, said=done.stdout[-4000:], rows=rows, functions=functions, reasons=reasons)
+
+
+def refusal() -> None:
+    """What a user is told on a kernel that is too old."""
+    command = [ARGUS, "trace", "--pid", str(os.getpid()), "--store", "spool:///run/spool"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False)
+    say("refusal", code=done.returncode, said=done.stderr)
+
+
+def main() -> None:
+    for folder in ("tmp", "home"):
+        Path("/run", folder).mkdir()
+    os.environ.update(
+        TMPDIR="/run/tmp", HOME="/run/home", PATH="/usr/sbin:/usr/bin:/sbin:/bin", PYTHONDONTWRITEBYTECODE="1",
+        ARGUS_CACHE_DIR=str(OUT / "cache"),
+    )  # fmt: skip
+    say("begin", release=os.uname().release, uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME))
+    if IS_OLD:
+        bpf.MINIMUM_KERNEL = stacks.MINIMUM_KERNEL = (0, 0)
+        offset = btf.Btf.offset
+        # The name of task_struct.__state before 5.14.
+        btf.Btf.offset = lambda types, struct, member: offset(types, struct, member.removeprefix("__"))
+        # Before 5.11 maps count as locked memory.
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    bpf.Module = Watched
+    if "--compile-here" in sys.argv:
+        compile._TIME_LIMIT_S = STEP_LIMIT_S
+    else:
+        compile._ask_child = compile_by_host
+    steps: list[Callable[[], None]] = [probes, sampler, everything_loaded, refusal if IS_OLD else trace]
+    for step in steps:
+        began = time.monotonic()
+        try:
+            step()
+        except Exception:
+            say("failed", what=traceback.format_exc())
+        say("done", what=step.__name__, seconds=round(time.monotonic() - began, 1))
+    say("end")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    finally:
+        os.sync()
+        ctypes.CDLL(None).reboot(POWER_OFF)
