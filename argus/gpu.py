@@ -30,6 +30,7 @@ from argus.kernels import KernelSide
 from argus.roster import YOUNG_S, Job, Member
 from argus.semantics.correlation import KEEP_PROBED, Correlator
 from argus.semantics.gpu import USAGE, GpuSteps, GpuUsage
+from argus.semantics.gpu_flops import GpuFlops
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, Calls, communicates, kinds_of, what_of
 from argus.store.writer import Writer
 
@@ -125,6 +126,7 @@ class _Process:
     program: _Program | None = None
     usage: GpuUsage = field(default_factory=GpuUsage)
     steps: GpuSteps = field(default_factory=GpuSteps)
+    flops: GpuFlops = field(default_factory=GpuFlops)
     windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
     injection: Future[str] | None = None
     failure: str = ""
@@ -192,7 +194,7 @@ class GpuSide:
         self._processes: list[_Process] = []
         self._counted: dict[str, tuple[int, bool]] = {}
         self._late = 0
-        self._dropped = self._guessed = 0
+        self._dropped = self._guessed = self._products_unknown = 0
         self._without_rank = 0
         self._unanswered = 0
         self._missed = 0
@@ -266,6 +268,17 @@ class GpuSide:
         for process in self._processes:
             if process.job is job and process.member is not None and process.member.rank == rank and not process.over:
                 process.steps.phases.feed_timeline(segments)
+
+    @property
+    def wants_math(self) -> bool:
+        """Whether it helps to know what is multiplied: kernels are timed, and matched with their launches."""
+        return self._options.api and any(process.was_on and not process.over for process in self._processes)
+
+    def take_math(self, found: NDArray[np.void]) -> None:
+        """Takes calls of cuBLAS: ``records.MATH`` of all processes."""
+        for process in self._processes if len(found) else ():
+            if process.was_on and process.member is not None and not process.over:
+                process.flops.feed_calls(found[found["pid"] == process.target.pid])
 
     @property
     def collects(self) -> bool:
@@ -378,6 +391,9 @@ class GpuSide:
             self._kernel_side.feed(process.job, rank, pid, program.names, ops, communicates(kinds))
             process.usage.feed(ops, communicates(kinds))
             process.steps.feed(ops, communicates(kinds), kinds)
+            if self._options.api:
+                own = ~communicates(kinds)
+                process.flops.feed(ops[own], words[own], program.names.words)
             duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
             count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
             for word in np.flatnonzero(count).tolist():
@@ -398,7 +414,14 @@ class GpuSide:
         over = process.steps.take_over()
         begin, end, _ = np.array(over, np.int64).reshape(-1, 3).T
         whole = self._options.records_whole(begin, end - begin).tolist()
-        self._kernel_side.settle(process.job, pid, list(itertools.compress(over, whole)), final=final)
+        whole_steps = list(itertools.compress(over, whole))
+        self._kernel_side.settle(process.job, pid, whole_steps, final=final)
+        process.flops.settle(whole_steps)
+        rows, counted = process.flops.take(final=final)
+        process.job.counted.add(counted)
+        if rows:
+            rows |= {"job": origin.job, "run": origin.run, "rank": rank, "host": origin.host, "pid": pid}
+            self._writer.append("kernel_flops", rows | {"ts": rows["ts"] + origin.mono_offset_ns})
         if len(steps):
             self._writer.append("gpu_steps", gpu_rows.gpu_steps(steps, origin, rank, pid))
         phases = process.steps.take_phases()
@@ -420,6 +443,7 @@ class GpuSide:
         self._late += process.usage.late
         self._dropped += process.steps.dropped
         self._guessed += process.steps.phases.guessed
+        self._products_unknown += process.flops.products.unknown
         if process.program is None:
             if process.job is not None:
                 self._kernel_side.settle(process.job, process.target.pid, [], final=True)
@@ -536,6 +560,8 @@ class GpuSide:
         found["gpu_ops_without_step"] = (dropped, False)
         live = (process.steps.phases.guessed for process in self._processes if not process.over)
         found["gpu_collectives_guessed"] = (self._guessed + sum(live), False)
+        unknown = (process.flops.products.unknown for process in self._processes if not process.over)
+        found["math_calls_unknown"] = (self._products_unknown + sum(unknown), False)
         found["gpu_ops_without_rank"] = (self._without_rank, True)
         found["gpu_launches_unanswered"] = (self._unanswered, True)
         found["gpu_processes_missed"] = (self._missed, True)

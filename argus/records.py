@@ -86,6 +86,24 @@ MARK = np.dtype(
 )
 """``struct argus_mark``: a range, a backward pass, a wait or a work of PyTorch begins or ends."""
 
+MATH_WORDS = 15
+DESCRIPTOR_WORDS = 5
+"""Of each of cuBLAS's three layout descriptors in ``MATH["words"]``."""
+MATH = np.dtype(
+    [
+        ("ts_ns", "<u8"),
+        ("duration_ns", "<i8"),
+        ("words", "<u8", (MATH_WORDS,)),
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        ("result", "<i4"),
+        ("call", "u1"),
+        ("flags", "u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""``struct argus_math``: one call of cuBLAS that multiplies matrices, with what tells their sizes as it was passed."""
+
 CONTROL = np.dtype(
     [
         ("ts_ns", "<u8"),
@@ -130,6 +148,8 @@ class Counter(enum.IntEnum):
     NAMES_READ_LATER = 15
     MARKS = 16
     MARKS_DROPPED = 17
+    MATH = 18
+    MATH_DROPPED = 19
 
 
 LOSS_COUNTERS = frozenset(
@@ -138,6 +158,7 @@ LOSS_COUNTERS = frozenset(
         Counter.COLLECTIVES_DROPPED,
         Counter.CONTROL_DROPPED,
         Counter.MARKS_DROPPED,
+        Counter.MATH_DROPPED,
         Counter.PENDING_FULL,
         Counter.EXIT_MISSED,
         Counter.READ_FAULT,

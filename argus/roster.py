@@ -37,6 +37,7 @@ from argus.capture.targets import (
     processes,
 )
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.semantics.flops import Counted
 from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
@@ -90,7 +91,7 @@ class Job:
 
     ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
     by phase; ``hidden_ns``: of communication behind other phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
-    ``step_ns``, ``step_count``: all ranks' steps, and how many they are.
+    ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was.
     """
 
@@ -108,6 +109,7 @@ class Job:
     step_ns: int = 0
     step_count: int = 0
     gpu_phase_ns: Tally[str] = field(default_factory=Tally)
+    counted: Counted = field(default_factory=Counted)
     transfers: Transfers = field(default_factory=Transfers)
     calls: dict[int, Calls] = field(default_factory=dict)
     communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))

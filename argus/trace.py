@@ -99,6 +99,9 @@ MAX_RANGES = 1500
 """Begins and ends of ranges a second and process, each some 10 to 20 us, that are put up with: 100 steps a second make
 800. Programs that put ranges around every layer make thousands."""
 RANGES_CHECKED_S = 1.0
+MAX_PRODUCTS = 4000
+"""Matrix products a second and process, each some 3 us (``scripts/bench probe``: entry and exit), that are put up with:
+1 % of a thread. A large model makes some 1,000 a step."""
 GENERATION_BITS = 48
 """Addresses of user space have no more; the bits above count the process groups that were at one address."""
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
@@ -250,6 +253,7 @@ class Tracer:
             "collectives": [],
             "control": [],
             "marks": [],
+            "math": [],
         }
         self._work_due = self._look_due = self._coverage_due = self._quick_look_due = 0.0
         self._written_jobs: set[tuple[str, int]] = set()
@@ -265,6 +269,8 @@ class Tracer:
         self._marks_without_rank = 0
         self._ranges_since = time.monotonic()
         self._ranges_seen = self._marks_seen = self._marks_before = 0
+        self._math_detached = False
+        self._products_since, self._products_before = time.monotonic(), 0
         self._ended_groups: dict[tuple[int, int], list[int]] = {}
 
     @property
@@ -386,6 +392,7 @@ class Tracer:
         now = self._polled = time.monotonic()
         soon = now + (0.0 if self._calls_come else IDLE_SLACK_S)
         self._gpu.poll(now)
+        self._probe_math(now)
         self._drain()
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
@@ -439,7 +446,13 @@ class Tracer:
     def _drain(self) -> None:
         assert self._probes is not None
         self._drained_ns = time.monotonic_ns()
-        rings = (self._probes.launches, self._probes.collectives, self._probes.control, self._probes.marks)
+        rings = (
+            self._probes.launches,
+            self._probes.collectives,
+            self._probes.control,
+            self._probes.marks,
+            self._probes.math,
+        )
         if self.options.children or self._gpu.collects or any(ring.used > QUIET for ring in rings):
             self._ring_poll_s = POLL_S
         else:
@@ -450,6 +463,7 @@ class Tracer:
             ("collectives", self._probes.collectives),
             ("control", self._probes.control),
             ("marks", self._probes.marks),
+            ("math", self._probes.math),
         ):
             taken = ring.drain()
             if len(taken):
@@ -467,6 +481,7 @@ class Tracer:
         else:
             launched = np.empty(0, records.LAUNCH)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
+        self._gpu.take_math(self._take("math", records.MATH))
         self._gpu.work(launched, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
             self._flags.look({(job.name, job.run): job for job in self.jobs})
@@ -506,7 +521,7 @@ class Tracer:
             known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
             known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
             known[2][:] |= self._take_control(job, members, control, pids, ranks)
-            if self._probes is not None and self._probes.ranges:
+            if self._probes is not None and "ranges" in self._probes.probed:
                 self._take_marks(job, members, marks)
             self._steps(job, now, final=final)
         self._watch_ranges(marks, now)
@@ -666,6 +681,30 @@ class Tracer:
         job.groups_due = 0.0
         return mine
 
+    def _probe_math(self, now: float) -> None:
+        """Probes cuBLAS once GPU times are on, without which it is of no use, and ends that where there is too much."""
+        assert self._probes is not None
+        assert self._roster is not None
+        if "math" not in self._probes.probed:
+            if self._gpu.wants_math and not self._math_detached:
+                self._probes.attach_optional("math")
+                self._products_since = now
+            return
+        elapsed = now - self._products_since
+        if elapsed < RANGES_CHECKED_S:
+            return
+        counted = self._probes.counters()
+        total = counted[records.Counter.MATH] + counted[records.Counter.MATH_DROPPED]
+        rate = (total - self._products_before) / elapsed / max(len(self._roster.live()), 1)
+        self._products_before, self._products_since = total, now
+        if rate > MAX_PRODUCTS:
+            self._math_detached = True
+            self._probes.detach_optional("math")
+            self._note(
+                f"cuBLAS is called {rate:,.0f} times a second and process: its probes were taken away, FLOP/s are not "
+                "told from here on"
+            )
+
     def _watch_ranges(self, marks: NDArray[np.void], now: float) -> None:
         """Takes the probes on PyTorch's ranges away where a program has too many of them."""
         assert self._probes is not None
@@ -681,8 +720,8 @@ class Tracer:
         rate = share * (total - self._marks_before) / elapsed / max(len(self._roster.live()), 1)
         self._marks_before, self._ranges_since = total, now
         self._ranges_seen = self._marks_seen = 0
-        if rate > MAX_RANGES and self._probes.ranges:
-            self._probes.detach_ranges()
+        if rate > MAX_RANGES and "ranges" in self._probes.probed:
+            self._probes.detach_optional("ranges")
             for job in self.jobs:
                 job.drop_marks()
             self._note(
@@ -849,6 +888,8 @@ class Tracer:
         step_flops, peak_flops = self._flops
         lines = []
         for job in self.jobs:
+            if counted := job.counted.describe(peak_flops):
+                lines.append(counted)
             if not (step_flops and peak_flops and job.step_ns and job.step_count):
                 continue
             ranks = max(max((m.target.identity.world_size for m in job.ranks()), default=0), len(job.ranks()))
@@ -935,6 +976,7 @@ class Tracer:
             "collectives": self._probes.collectives,
             "control": self._probes.control,
             "marks": self._probes.marks,
+            "math": self._probes.math,
         }
         for name, ring in rings.items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
@@ -942,7 +984,8 @@ class Tracer:
         found |= self._kernels.counters()
         found |= self._stacks.counters()
         # Where they are away, steps have no phases, and may have been found less surely.
-        found["range_probes_detached"] = (int(not self._probes.ranges), True)
+        found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
+        found["math_probes_detached"] = (int(self._math_detached), True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
         found["calls_after_end"] = (self._calls_after_end, False)

@@ -28,11 +28,11 @@ typedef int64_t s64;
  * Argument numbers count integer arguments from 0; 15: the function has none such. */
 #define ARGUS_CALL(c) ((u8)((c) & 0xff))
 #define ARGUS_SHAPE(c) (((c) >> 8) & 0x3f)
-#define ARGUS_LAYER(c) (((c) >> 14) & 3)
-#define ARGUS_HAS_EXIT(c) (((c) >> 16) & 1)
-#define ARGUS_SCALE(c) (((c) >> 17) & 7)      /* log2 of the bytes of an element */
+#define ARGUS_LAYER(c) (((c) >> 14) & 7)
+#define ARGUS_HAS_EXIT(c) (((c) >> 17) & 1)
+#define ARGUS_SCALE(c) (((c) >> 18) & 3)      /* log2 of the bytes of an element */
 #define ARGUS_ARG(c, i) (((c) >> (20 + 4 * (i))) & 15)
-#define ARGUS_OFFSET(c) (((c) >> 48) & 0xfff) /* of the extent inside a struct argument */
+#define ARGUS_OFFSET(c) (((c) >> 48) & 0xfff) /* of the extent inside a struct argument; a GEMM's number of the batch's size */
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
 #define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
 #define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
@@ -41,6 +41,7 @@ typedef int64_t s64;
 #define ARGUS_LAYER_RUNTIME 1
 #define ARGUS_LAYER_NCCL 2
 #define ARGUS_LAYER_TORCH 3
+#define ARGUS_LAYER_CUBLAS 4
 
 enum argus_shape {
 	ARGUS_S_ARGS,          /* plain arguments: handle, stream, bytes, out (pointer to the handle made), direction */
@@ -68,6 +69,8 @@ enum argus_shape {
 	ARGUS_S_C10D,          /* a process group's method: tensors, how many vectors they lie in, none, peer, process group */
 	ARGUS_S_C10D_P2P,      /* the same, numbered apart */
 	ARGUS_S_MARK,          /* handle, name (std::string *), whether the handle is behind a pointer */
+	ARGUS_S_GEMM,          /* m, n, k, type of A; the batch's size is argument ARGUS_OFFSET, 0: there is none */
+	ARGUS_S_MATMUL,        /* layout descriptors of A, B and D */
 };
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
@@ -152,6 +155,23 @@ struct argus_mark {
 	u8 name[ARGUS_MARK_NAME_LEN]; /* its beginning, if longer */
 };
 
+#define ARGUS_MATH_WORDS 15
+#define ARGUS_DESCRIPTOR_WORDS 5
+
+/* One call of a function that multiplies matrices, with what tells their sizes as it was passed: user space makes sense
+ * of it (argus/semantics/products.py). Ring "math". */
+struct argus_math {
+	u64 ts_ns;
+	s64 duration_ns;
+	u64 words[ARGUS_MATH_WORDS]; /* GEMM: m, n, k, type, batch. MATMUL: the beginning of each descriptor */
+	u32 pid;
+	u32 tid;
+	s32 result;
+	u8 call;
+	u8 flags;
+	u16 reserved;
+};
+
 /* Where objects of one file's PyTorch keep things; 0: not known. By the slot in the cookie. */
 struct argus_torch {
 	u32 numel;        /* of elements, in c10::TensorImpl; its type follows */
@@ -178,6 +198,8 @@ enum argus_counter {
 	ARGUS_C_NAMES_READ_LATER,    /* names of kernels left to user space: not in memory yet, or too long for a record */
 	ARGUS_C_MARKS,
 	ARGUS_C_MARKS_DROPPED,       /* loss */
+	ARGUS_C_MATH,
+	ARGUS_C_MATH_DROPPED,        /* loss */
 	ARGUS_C_COUNT
 };
 

@@ -371,5 +371,9 @@ int thread_exit(void *ctx)
 	end_control((u64)tid << 1);
 	end_control((u64)tid << 1 | 1);
 	group_depth.delete(&tid);
+	if (math_inflight.lookup(&tid)) {
+		count(ARGUS_C_UNFINISHED);
+		math_inflight.delete(&tid);
+	}
 	return 0;
 }

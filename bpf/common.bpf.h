@@ -41,6 +41,7 @@ BPF_RINGBUF_OUTPUT(launches, ARGUS_LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(collectives, ARGUS_COLLECTIVE_PAGES);
 BPF_RINGBUF_OUTPUT(control, ARGUS_CONTROL_PAGES);
 BPF_RINGBUF_OUTPUT(marks, ARGUS_MARK_PAGES);
+BPF_RINGBUF_OUTPUT(math, ARGUS_MATH_PAGES);
 
 #if defined(__aarch64__) || defined(__TARGET_ARCH_arm64)
 #define REGISTER_ARGS 8
@@ -87,7 +88,7 @@ INLINE u32 read_u32(u64 address, u8 *flags)
 	return value;
 }
 
-/* Integer argument n of the function entered: System V x86_64 or AAPCS64. */
+/* Integer argument n of the function entered: System V x86_64 or AAPCS64. 15: there is none. */
 INLINE u64 arg(struct pt_regs *ctx, u32 n, u8 *flags)
 {
 #if REGISTER_ARGS == 8
@@ -107,7 +108,7 @@ INLINE u64 arg(struct pt_regs *ctx, u32 n, u8 *flags)
 	if (n == 4) return ctx->r8;
 	if (n == 5) return ctx->r9;
 #endif
-	if (n >= 15)
+	if (n == 15)
 		return 0;
 	return read_u64(FIRST_STACK_ARG(ctx) + 8 * (u64)(n - REGISTER_ARGS), flags);
 }

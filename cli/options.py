@@ -79,17 +79,17 @@ peak_tflops_option = click.option(
     metavar="TFLOPS",
     help="What a GPU can do at most in a second, such as 989 for bf16 on an H100.",
 )
-"""``--step-flops``, ``--peak-tflops``: both or neither (``flops``)."""
+"""``--step-flops``, ``--peak-tflops``: the former with the latter (``flops``)."""
 
 
 def flops(step_flops: float, peak_tflops: float) -> tuple[float, float]:
     """FLOPs of a step, and a GPU's peak in FLOP/s; 0: not given.
 
     Raises:
-        ArgusError: Only one was given.
+        ArgusError: The former was given alone.
     """
-    if bool(step_flops) != bool(peak_tflops):
-        raise ArgusError("utilization takes both --step-flops and --peak-tflops", "", EXIT_USAGE)
+    if step_flops and not peak_tflops:
+        raise ArgusError("--step-flops takes --peak-tflops, too", "", EXIT_USAGE)
     return step_flops, peak_tflops * 1e12
 
 

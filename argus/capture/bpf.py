@@ -43,10 +43,14 @@ from argus.records import Counter
 from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
+Optional = Literal["ranges", "math"]
+"""What may be probed or not while the rest is: PyTorch's ranges, and cuBLAS. A program may have any number of them."""
+_OPTIONAL: dict[str, Optional] = {"range_begin": "ranges", "range_end": "ranges", "gemm": "math"}
+"""Kinds of calls that are."""
 
-SOURCES = ("common.bpf.h", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+SOURCES = ("common.bpf.h", "launches.bpf.c", "math.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 PROGRAMS: Final = {
-    **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark") for edge in ("enter", "exit")},
+    **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark", "math") for edge in ("enter", "exit")},
     "torch_enter": KPROBE,
     "thread_exit": RAW_TRACEPOINT,
 }
@@ -65,6 +69,7 @@ _PENDING_AT = 32
 _CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _FILE_SLOTS = 16
+_WITH_EXIT = ("cuda", "nccl", "control", "mark", "math")
 
 LAST_METHOD_BYTES = 16 << 10
 """No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
@@ -75,6 +80,8 @@ _BCC_PAGE = 4096
 MARK_RING_BYTES = 4 << 20
 """Room for 30,800 marks: 6 s of the densest job tried, 4 ranks that make 100 steps of 13 marks a second. The start of a
 trace may keep its reader busy for 2 s."""
+MATH_RING_BYTES = 4 << 20
+"""Room for 26,214 products: more than 6 s of as many as are put up with (``argus.trace.MAX_PRODUCTS``)."""
 DEFAULT_LAUNCH_RING_BYTES = 16 << 20
 """Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
 COLLECTIVE_RING_BYTES = 16 << 20
@@ -117,7 +124,8 @@ class Attachment:
         library: The file.
         pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
         entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
-        range_links: The same of PyTorch's ranges, which a program may have in any number.
+        optional_links: The same of those that may be put on and taken away while the others stay, by their subject.
+        optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
         functions: Symbols with a probe at their entry.
         exits: Symbols with one at their exit too.
     """
@@ -128,7 +136,8 @@ class Attachment:
     exit_links: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
-    range_links: list[int] = field(default_factory=list)
+    optional_links: dict[Optional, list[int]] = field(default_factory=dict)
+    optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
 
     @property
     def probes(self) -> int:
@@ -160,8 +169,8 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
-        self.ranges = True
-        """Whether PyTorch's ranges are probed."""
+        self.probed: set[Optional] = {"ranges"}
+        """Which of the optional subjects are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
@@ -171,6 +180,7 @@ class Probes:
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
         self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
         self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
+        self.math = Ring(self._map_fd("math"), MATH_RING_BYTES, records.MATH)
 
     def _compile(self, launch_ring_bytes: int) -> Module:
         directory = resource_dir("bpf")
@@ -181,6 +191,7 @@ class Probes:
             f"-DARGUS_COLLECTIVE_PAGES={COLLECTIVE_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
+            f"-DARGUS_MATH_PAGES={MATH_RING_BYTES // _BCC_PAGE}",
             "-Wno-address-of-packed-member",
         ]
         return module(text, flags, "compile the BPF programs")
@@ -248,7 +259,6 @@ class Probes:
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        ranges: list[tuple[int, int]] = []
         taken: set[int] = set()
         slot = self._file_slot(library)
         self._set_family(library, slot)
@@ -259,23 +269,22 @@ class Probes:
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
             cookie = call.cookie(with_exit, slot)
-            if call.kind in ("range_begin", "range_end"):
-                ranges.append((offset, cookie))
-            else:
-                by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
+            subject = _OPTIONAL.get(call.kind)
+            points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
+            points.setdefault(f"{call.program}_enter", []).append((offset, cookie))
             attachment.functions.append(symbol)
             if with_exit:
-                by_program.setdefault(f"{call.program}_exit", []).append((offset, cookie))
+                points.setdefault(f"{call.program}_exit", []).append((offset, cookie))
                 attachment.exits.append(symbol)
         try:
-            # Exits first: an entry whose exit is not hooked yet would be reported as never finished.
-            for name in sorted(by_program, key=lambda program: not program.endswith("_exit")):
+            for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
                 self._attach_program(attachment, name, by_program[name], links)
-            if ranges and self.ranges:
-                self._attach_program(attachment, "mark_enter", ranges, attachment.range_links)
+            for subject in sorted(self.probed):
+                self._attach_optional(attachment, subject)
         except OSError as reason:
-            self._close_links(attachment.range_links)
+            for links in attachment.optional_links.values():
+                self._close_links(links)
             self._close_links(attachment.entry_links)
             self._close_links(attachment.exit_links)
             raise _attach_failure(library, pid, reason) from reason
@@ -363,20 +372,37 @@ class Probes:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
         # Entries first: a call entered without its exit probed would look as if it never returned.
-        self._close_links([link for attachment in chosen for link in attachment.entry_links + attachment.range_links])
+        optional = [link for attachment in chosen for links in attachment.optional_links.values() for link in links]
+        self._close_links(optional + [link for attachment in chosen for link in attachment.entry_links])
         self._close_links([link for attachment in chosen for link in attachment.exit_links])
         for attachment in chosen:
             attachment.entry_links.clear()
-            attachment.range_links.clear()
+            attachment.optional_links.clear()
             attachment.exit_links.clear()
             self.attachments.remove(attachment)
 
-    def detach_ranges(self) -> None:
-        """Takes the probes on PyTorch's ranges away, and puts none on later files."""
-        self.ranges = False
-        self._close_links([link for attachment in self.attachments for link in attachment.range_links])
+    def attach_optional(self, subject: Optional) -> int:
+        """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
+        self.probed.add(subject)
+        refused = 0
         for attachment in self.attachments:
-            attachment.range_links.clear()
+            try:
+                self._attach_optional(attachment, subject)
+            except OSError:  # its process has ended, most likely
+                refused += 1
+        return refused
+
+    def detach_optional(self, subject: Optional) -> None:
+        """Takes the probes of a subject away, and puts none on later files."""
+        self.probed.discard(subject)
+        self._close_links([link for each in self.attachments for link in each.optional_links.pop(subject, [])])
+
+    def _attach_optional(self, attachment: Attachment, subject: Optional) -> None:
+        points = attachment.optional_points.get(subject, {})
+        if subject not in attachment.optional_links:
+            links = attachment.optional_links[subject] = []
+            for name in _exits_first(points):
+                self._attach_program(attachment, name, points[name], links)
 
     @staticmethod
     def _close_links(links: list[int]) -> None:
@@ -400,7 +426,7 @@ class Probes:
         for key, value in zip(*self._module["inflight"].read(), strict=True):
             raw = value.tobytes()
             cookie = struct.unpack_from("<Q", raw, _PENDING_AT - 8)[0]
-            if cookie >> 16 & 1:
+            if cookie >> calls.EXIT_BIT & 1:
                 is_collective = int(key[0]) & 3 == 1
                 kind, into = (records.COLLECTIVE, collectives) if is_collective else (records.LAUNCH, launches)
                 into.append(raw[_PENDING_AT : _PENDING_AT + kind.itemsize])
@@ -416,10 +442,15 @@ class Probes:
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
         self.detach()
-        for ring in (self.launches, self.collectives, self.control, self.marks):
+        for ring in (self.launches, self.collectives, self.control, self.marks, self.math):
             ring.close()
         os.close(self._at_exit)
         self._module.close()
+
+
+def _exits_first(programs: Iterable[str]) -> list[str]:
+    """The order to attach in: an entry whose exit is not hooked yet would be reported as never finished."""
+    return sorted(programs, key=lambda program: not program.endswith("_exit"))
 
 
 def _raise_descriptor_limit() -> None:

@@ -1,8 +1,8 @@
 """The functions Argus hooks, as data: which library exports them and where their arguments lie.
 
-Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API
-and NCCL 2.29, and of C++ functions of PyTorch 2.13; a 12-byte ``dim3`` by value counts as two. ``Call.cookie`` packs a
-row into the 64-bit attach cookie that the BPF programs read (``bpf/argus.h``).
+Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API,
+NCCL 2.29 and cuBLAS 13, and of C++ functions of PyTorch 2.13; a 12-byte ``dim3`` by value counts as two.
+``Call.cookie`` packs a row into the 64-bit attach cookie that the BPF programs read (``bpf/argus.h``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Literal
 
 ABSENT = 15
 """Argument number of an argument that a function does not have."""
+EXIT_BIT = 17
+"""Of a cookie: whether the call's exit is probed too."""
 
 ENTRY_ONLY_NEEDS_RETURN_ADDRESS = platform.machine() in ("x86_64", "AMD64")
 """Whether a call can be seen to be over without probing its exit: its return address lies on the stack (x86_64)."""
@@ -26,6 +28,7 @@ class Layer(enum.IntEnum):
     RUNTIME = 1
     NCCL = 2
     TORCH = 3
+    CUBLAS = 4
 
 
 class Shape(enum.IntEnum):
@@ -56,9 +59,11 @@ class Shape(enum.IntEnum):
     C10D = 22
     C10D_P2P = 23
     MARK = 24
+    GEMM = 25
+    MATMUL = 26
 
 
-Program = Literal["cuda", "nccl", "control", "torch", "mark"]
+Program = Literal["cuda", "nccl", "control", "torch", "mark", "math"]
 """The BPF functions, ``<program>_enter`` and, where exits are probed, ``<program>_exit``, that a call goes through."""
 
 
@@ -77,7 +82,8 @@ class Call:
             leave it: a return probe takes the place of the return address, no unwinder finds its way past that, and
             the program is terminated (``tests/e2e/test_gloo.py``).
         scale: log2 of the bytes of one element, for calls that count elements.
-        offset: Offset of the extent inside the struct that argument 0 points at.
+        offset: Offset of the extent inside the struct that argument 0 points at; of a GEMM the argument that tells how
+            many there are, 0: it is one.
         dims: Dimensions of that extent.
     """
 
@@ -94,6 +100,8 @@ class Call:
 
     @property
     def program(self) -> Program:
+        if self.shape >= Shape.GEMM:
+            return "math"
         if self.shape >= Shape.C10D:
             return "mark" if self.shape is Shape.MARK else "torch"
         if self.layer is not Layer.NCCL and self.shape <= Shape.EXTENT:
@@ -107,7 +115,7 @@ class Call:
             with_exit: Whether the exit is probed too.
             file_slot: Where maps hold what is known of the file, 0 to 15.
         """
-        word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << 16 | self.scale << 17
+        word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << EXIT_BIT | self.scale << 18
         numbers = self.args + (ABSENT,) * (6 - len(self.args))
         for place, number in enumerate(numbers):
             word |= number << (20 + 4 * place)
@@ -332,6 +340,22 @@ def _build() -> tuple[Call, ...]:
         behind=1,
     )
     mark(f"{work}6finishENSt15__exception_ptr13exception_ptrE", "work_end", handle=0)
+
+    # cuBLAS, row by row of the public headers: m, n, k and, where the function's name does not tell it, A's type. Those
+    # for complex numbers, and of groups of different sizes, are left out.
+    def gemm(symbol: str, dtype: int = ABSENT, batch: int = 0) -> None:
+        for name in (symbol, f"{symbol}_64"):
+            add(name, Layer.CUBLAS, "gemm", Shape.GEMM, (3, 4, 5, dtype), offset=batch)
+
+    for letter in "SDH":
+        gemm(f"cublas{letter}gemm" + ("" if letter == "H" else "_v2"))
+        gemm(f"cublas{letter}gemmBatched", batch=14)
+        gemm(f"cublas{letter}gemmStridedBatched", batch=17)
+    gemm("cublasSgemmEx", 8)
+    gemm("cublasGemmEx", 8)
+    gemm("cublasGemmBatchedEx", 8, 17)
+    gemm("cublasGemmStridedBatchedEx", 8, 20)
+    add("cublasLtMatmul", Layer.CUBLAS, "gemm", Shape.MATMUL, (4, 6, 11))
 
     # Names of kernels, as they become known.
     add("cuModuleGetFunction", Layer.DRIVER, "name", Shape.NAME_OUT)

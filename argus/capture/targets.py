@@ -25,10 +25,13 @@ PROC = Path("/proc")
 # One function that each library exports in every version: cheap to look for before the whole table is.
 TORCH_PYTHON = "libtorch_python"
 TORCH = ("libtorch_cpu", TORCH_PYTHON)
+CUBLAS = ("libcublas", "libcublasLt")
 _SENTINELS = {
     "libcuda": "cuLaunchKernel",
     "libcudart": "cudaLaunchKernel",
     "libnccl": "ncclAllReduce",
+    CUBLAS[0]: "cublasGemmEx",
+    CUBLAS[1]: "cublasLtMatmul",
     TORCH[0]: calls.symbol_of("backward_begin"),
     TORCH[1]: calls.symbol_of("backward"),
 }
@@ -36,6 +39,7 @@ _LAYERS = {
     "libcuda": calls.Layer.DRIVER,
     "libcudart": calls.Layer.RUNTIME,
     "libnccl": calls.Layer.NCCL,
+    **dict.fromkeys(CUBLAS, calls.Layer.CUBLAS),
     **dict.fromkeys(TORCH, calls.Layer.TORCH),
 }
 _MAPS_LINE = re.compile(
@@ -75,7 +79,8 @@ class Library:
         stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
         offsets: File offset of each function found, by symbol.
-        roles: Which of libcuda, libcudart, libnccl, libtorch_cpu and libtorch_python it contains.
+        roles: Which of libcuda, libcudart, libnccl, libcublas, libcublasLt, libtorch_cpu and libtorch_python it
+            contains.
         text_bytes: Size of its code.
         layout: Where this PyTorch's objects keep things; None: not known, or not PyTorch.
     """
@@ -93,8 +98,8 @@ class Library:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether who maps it may use a GPU: PyTorch alone is mapped by launchers and on CPUs, too."""
-        return not set(self.roles) <= set(TORCH)
+        """Whether who maps it may use a GPU: PyTorch and cuBLAS alone are mapped by launchers and on CPUs, too."""
+        return not set(self.roles) <= {*TORCH, *CUBLAS}
 
     @property
     def key(self) -> FileKey:

@@ -19,11 +19,12 @@ from argus.capture import calls as hooked
 from argus.capture import collectives, gpu_rows
 from argus.capture.launches import Origin, constant, dictionary, triples
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
-from argus.interop.imported_flops import Achieved, achieved
+from argus.interop.imported_flops import achieved
 from argus.interop.imported_groups import mesh_of
 from argus.interop.imported_steps import RankSteps
 from argus.interop.recording import KINDS, Progress, Recording
 from argus.records import GPU_OP, GpuKind
+from argus.semantics.flops import Achieved
 from argus.semantics.gpu import GpuSteps, GpuUsage
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
 from argus.store.open import Store, is_full
@@ -244,7 +245,8 @@ def _flops(recording: Recording, found: Achieved, shared: dict[str, Any], names:
         **shared, "pid": recording.pid, "device": found.device.astype(np.uint32), "step": found.step.astype(np.int32),
         "ts": found.ts_ns, "kind": list(kinds), "operator": list(operators), "dtype": list(types),
         "shape": list(shapes), "kernel": [names.words[code] for code in names.of(found.symbol.astype(np.uint32))],
-        "calls": found.calls.astype(np.uint32), "kernels": found.kernels.astype(np.uint32), "flops": found.flops,
+        "steps": (found.step >= 0).astype(np.uint32), "calls": found.calls.astype(np.uint32),
+        "kernels": found.kernels.astype(np.uint32), "flops": found.flops,
         "duration_ns": found.duration_ns,
     }  # fmt: skip
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import calls as hooked
 from argus.records import COLLECTIVE, GPU_OP
+from argus.semantics.flops import WORK
 from argus.semantics.gpu import union
 from argus.semantics.gpu_phases import communicates, kinds_of, what_of
 
@@ -40,8 +41,6 @@ operation that it launched, -1: none is known."""
 
 MARK = np.dtype([("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
 """One step that the recording itself tells of."""
-WORK = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("tid", "<i8"), ("flops", "<f8"), ("text", "<i8")])
-"""One operation on the CPU whose work is known from its shapes. ``text``: place in ``Recording.operators``."""
 UNKNOWN_TYPE = 255
 """``COLLECTIVE["dtype"]`` that stands for none known."""
 
@@ -97,7 +96,7 @@ class Recording:
         numbers: The process group's own number of each collective, -1: not known. Shape of ``collectives``.
         groups: By handle: name, ranks (empty: not told) and size (-1: not known).
         marks: Steps that the recording tells of, and ``marked_by``: how it calls them.
-        works: ``WORK`` rows: matrix products and attention whose shapes the recording has.
+        works: ``WORK`` rows, by places in ``operators``: matrix products and attention whose shapes the recording has.
         operators: What they are: kind, name, type and shape, as in the table ``kernel_flops``.
         zero: What time 0 is, in words.
     """

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+from numpy.typing import NDArray
+
+Int = NDArray[np.int64]
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+OUTSIDE = -1
+"""A step of what was launched outside every step."""
+WORK = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("tid", "<i8"), ("flops", "<f8"), ("text", "<i8")])
+"""One operation on the CPU whose work is known from its shapes. ``text``: place in a list of what they are: kind, name,
+type and shape, as in the table ``kernel_flops``."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,11 @@ def work_of(name: str, dims: Sequence[object], arguments: Sequence[object] = ())
     return _attention(dims, [str(each) for each in arguments], _ATTENTION[name], name.endswith("backward"))
 
 
+def product(sizes: Sequence[int]) -> Work:
+    """The work of a product of matrices. ``sizes``: m, k and n, and before them how many there are in a batch."""
+    return Work(2.0 * prod(sizes), "gemm", " x ".join(map(str, sizes)))
+
+
 def _sizes(dims: Sequence[object], place: int) -> tuple[int, ...]:
     found = dims[place] if place < len(dims) else ()
     if not isinstance(found, (list, tuple)) or not all(isinstance(size, int) and size > 0 for size in found):
@@ -107,8 +121,7 @@ def _product(dims: Sequence[object], first: int) -> Work:
     left, right = _sizes(dims, first), _sizes(dims, first + 1)
     if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2] or left[:-2] != right[:-2]:
         return Work(0.0, "gemm")
-    sizes = (*left, right[-1])
-    return Work(2.0 * prod(sizes), "gemm", " x ".join(map(str, sizes)))
+    return product((*left, right[-1]))
 
 
 def _attention(dims: Sequence[object], arguments: Sequence[str], where: _Attention, backward: bool) -> Work:
@@ -128,6 +141,126 @@ def _attention(dims: Sequence[object], arguments: Sequence[str], where: _Attenti
     flops = 2.0 * pairs * (of_query * query[3] + of_value * value[3])
     shape = " x ".join(map(str, (query[0], query[heads], query[length], key[length], query[3])))
     return Work(flops / 2 if causal else flops, "attention", shape + (" causal" if causal else ""), not told)
+
+
+@dataclass(frozen=True)
+class Achieved:
+    """Rows of the table ``kernel_flops``, columns of shape (n,).
+
+    Attributes:
+        step: OUTSIDE: in none.
+        text: As ``WORK["text"]``.
+        symbol: The kernel that took longest, as in the kernels' ``name``.
+        ts_ns: When the first kernel began.
+    """
+
+    step: Int
+    device: Int
+    text: Int
+    symbol: Int
+    ts_ns: Int
+    calls: Int
+    kernels: Int
+    flops: NDArray[np.float64]
+    duration_ns: Int
+
+
+def launched_by(works: NDArray[np.void], kernels: NDArray[np.void]) -> Int:
+    """In which operation its thread launched each kernel: places in ``works``, -1: in none. Shape (kernels,).
+
+    Args:
+        works: ``WORK``; none lies in another one of its thread.
+        kernels: ``launch_ns`` and ``launch_tid`` of each.
+    """
+    launched, owner = kernels["launch_ns"].astype(np.int64), np.full(len(kernels), -1)
+    order = np.lexsort((works["begin_ns"], works["tid"]))
+    for tid in np.unique(works["tid"]).tolist():
+        mine, theirs = order[works["tid"][order] == tid], np.flatnonzero(kernels["launch_tid"] == tid)
+        place = np.searchsorted(works["begin_ns"][mine], launched[theirs], side="right") - 1
+        inside = (place >= 0) & (launched[theirs] <= works["end_ns"][mine[place]])
+        owner[theirs[inside]] = mine[place[inside]]
+    return owner
+
+
+def step_of(ts_ns: Int, begin_ns: Int, end_ns: Int) -> Int:
+    """In which step each moment lies: places in the steps, which are in order of time, -1: in none."""
+    place = np.searchsorted(begin_ns, ts_ns, side="right") - 1
+    if not len(begin_ns):
+        return place
+    return np.where((place >= 0) & (ts_ns < end_ns[place]), place, -1)
+
+
+def sum_up(works: NDArray[np.void], step: Int, kernels: NDArray[np.void], owner: Int) -> Achieved:
+    """What operations took on the GPU, by step, GPU and text. Those without kernels are left out.
+
+    Args:
+        works: ``WORK``.
+        step: Of each of them.
+        kernels: ``start_ns``, ``end_ns``, ``device`` and ``name`` of each.
+        owner: The place in ``works`` of each kernel's operation.
+    """
+    device = np.zeros(len(works), np.int64)
+    device[owner] = kernels["device"]
+    seen = np.bincount(owner, minlength=len(works)) > 0
+    keys, row_of = np.unique(np.stack([step, device, works["text"]])[:, seen], axis=1, return_inverse=True)
+    count = keys.shape[1]
+    row = np.full(len(works), -1)
+    row[seen] = row_of.reshape(-1)
+    of_kernel = row[owner]
+    start = kernels["start_ns"].astype(np.int64)
+    spent = kernels["end_ns"].astype(np.int64) - start
+    first = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(first, of_kernel, start)
+    duration, symbol = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    np.add.at(duration, of_kernel, spent)
+    by_name, name_of = np.unique(np.stack([of_kernel, kernels["name"]]), axis=1, return_inverse=True)
+    most = np.bincount(name_of.reshape(-1), weights=spent, minlength=by_name.shape[1])
+    rising = np.argsort(most, kind="stable")
+    symbol[by_name[0][rising]] = by_name[1][rising]
+    flops = np.zeros(count)
+    np.add.at(flops, row[seen], works["flops"][seen])
+    return Achieved(
+        step=keys[0], device=keys[1], text=keys[2], symbol=symbol, ts_ns=first,
+        calls=np.bincount(row[seen], minlength=count), kernels=np.bincount(of_kernel, minlength=count),
+        flops=flops, duration_ns=duration,
+    )  # fmt: skip
+
+
+@dataclass
+class Counted:
+    """What the products and the attention of some steps come to, all GPUs together.
+
+    Attributes:
+        flops: Floating-point operations of those whose shapes are known.
+        told_ns, untold_ns: Time of the kernels of these, and of kernels that are such by their names alone.
+        steps, steps_ns: How many steps these are, each rank's apart, and how long they took.
+    """
+
+    flops: float = 0.0
+    told_ns: int = 0
+    untold_ns: int = 0
+    steps: int = 0
+    steps_ns: int = 0
+
+    def add(self, other: Counted) -> None:
+        """Adds what other steps come to."""
+        self.flops += other.flops
+        self.told_ns += other.told_ns
+        self.untold_ns += other.untold_ns
+        self.steps += other.steps
+        self.steps_ns += other.steps_ns
+
+    def describe(self, peak_flops: float) -> str:
+        """In words; empty: nothing was counted. ``peak_flops``: what a GPU can do at most in a second; 0: not given."""
+        if not (self.flops and self.steps_ns):
+            return ""
+        achieved, share = self.flops / self.steps_ns * 1e9, self.told_ns / (self.told_ns + self.untold_ns)
+        of_peak = f" of {peak_flops / 1e12:.4g}" if peak_flops else ""
+        utilized = f" ({achieved / peak_flops:.1%})" if peak_flops else ""
+        return (
+            f"counted FLOPs: {self.flops / self.steps:.3g} a step and GPU, {achieved / 1e12:.4g}{of_peak} TFLOP/s a GPU"
+            f"{utilized}; shapes were known of {int(1e3 * share) / 10}% of the time of matrix products and attention"
+        )
 
 
 def utilization(step_flops: float, peak_flops: float, ranks: int, step_ns: float) -> str:

@@ -29,6 +29,21 @@ __attribute__((noinline)) int cuLaunchKernel(void *f, unsigned gx, unsigned gy, 
 	return f == stream && gx + gy + gz + bx + by + bz + shared == 1 && params == extra;
 }
 
+/* Sizes in registers. */
+__attribute__((noinline)) int cublasGemmEx(void *handle, int transa, int transb, int m, int n, int k)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	return handle == 0 && transa + transb + m + n + k == 1;
+}
+
+/* Sizes in three descriptors. */
+__attribute__((noinline)) int cublasLtMatmul(void *handle, void *desc, void *alpha, void *a, void *a_desc, void *b,
+					     void *b_desc, void *beta, void *c, void *c_desc, void *d, void *d_desc)
+{
+	__asm__ volatile("" ::: "rbx", "memory");
+	return handle == 0 && desc == alpha && a == a_desc && b == b_desc && beta == c && c_desc == d && d_desc == d;
+}
+
 struct dim3 { unsigned x, y, z; };
 
 __attribute__((noinline)) int cudaLaunchKernel(const void *f, struct dim3 grid, struct dim3 block, void **args,
@@ -45,6 +60,7 @@ int main(void)
 	char what;
 	long count;
 	struct dim3 one = {1, 1, 1};
+	static unsigned long layout[8] = {14, 512, 512, 512, 1};
 	while (scanf(" %c %ld", &what, &count) == 2) {
 		struct timespec a, b;
 		clock_gettime(CLOCK_MONOTONIC, &a);
@@ -55,6 +71,10 @@ int main(void)
 				cuGraphLaunch_ptsz((void *)i, (void *)8);
 			else if (what == 'x')
 				cuStreamSynchronize((void *)i);
+			else if (what == 'g')
+				cublasGemmEx((void *)i, 0, 0, 512, 512, 512);
+			else if (what == 'm')
+				cublasLtMatmul((void *)i, 0, 0, 0, layout, 0, layout, 0, 0, layout, 0, layout);
 			else if (what == 'd')
 				cuLaunchKernel((void *)i, 1, 1, 1, 1, 1, 1, 0, (void *)8, 0, 0);
 			else

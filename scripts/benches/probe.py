@@ -25,6 +25,8 @@ KINDS = {
     "s": "driver call, entry probe, first instruction single-stepped",
     "d": "cuLaunchKernel, entry probe (9 arguments read)",
     "x": "cuStreamSynchronize, entry and exit probe",
+    "g": "cublasGemmEx, entry and exit probe",
+    "m": "cublasLtMatmul, entry and exit probe (3 descriptors read)",
     "r": "cudaLaunchKernel with cuLaunchKernel inside, entry probes",
 }
 
@@ -65,6 +67,7 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
     try:
         for probes in (entries, with_exits):
             probes.add_target(process.pid)
+        entries.attach_optional("math")
         for _ in range(rounds):
             rows["any of them, untraced"].append(per_call("r", 20 * CALLS))
             began = time.perf_counter()
@@ -73,6 +76,7 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
             for kind, name in KINDS.items():
                 rows[name].append(per_call(kind))
                 entries.launches.drain()
+                entries.math.drain()
             began = time.perf_counter()
             entries.detach(attachment)
             detach_ms.append((time.perf_counter() - began) * 1e3)

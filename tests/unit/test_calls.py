@@ -16,4 +16,4 @@ def test_every_call_fits_its_cookie() -> None:
     for call in calls.CALLS:
         word = call.cookie(call.exit, 15)
         assert word < 1 << 63
-        assert (word & 0xFF, word >> 8 & 0x3F, word >> 14 & 3, word >> 44 & 15) == (call.id, call.shape, call.layer, 15)
+        assert (word & 0xFF, word >> 8 & 0x3F, word >> 14 & 7, word >> 44 & 15) == (call.id, call.shape, call.layer, 15)

@@ -16,6 +16,7 @@ STRUCTS = {
     "argus_launch": records.LAUNCH,
     "argus_collective": records.COLLECTIVE,
     "argus_control": records.CONTROL,
+    "argus_math": records.MATH,
     "argus_python": records.PYTHON,
     "argus_frame": records.FRAME,
     "argus_code": records.CODE,
@@ -109,9 +110,9 @@ def test_a_cookie_unpacks_to_what_was_packed() -> None:
             assert cookie < 1 << 64
             assert cookie & 0xFF == call.id
             assert cookie >> 8 & 0x3F == call.shape
-            assert cookie >> 14 & 3 == call.layer
-            assert cookie >> 16 & 1 == with_exit
-            assert cookie >> 17 & 7 == call.scale
+            assert cookie >> 14 & 7 == call.layer
+            assert cookie >> 17 & 1 == with_exit
+            assert cookie >> 18 & 3 == call.scale
             numbers = [cookie >> (20 + 4 * place) & 15 for place in range(6)]
             assert numbers == list(call.args) + [calls.ABSENT] * (6 - len(call.args))
             assert cookie >> 44 & 15 == 11
