@@ -69,7 +69,6 @@ _PENDING_AT = 32
 _CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _FILE_SLOTS = 16
-_WITH_EXIT = ("cuda", "nccl", "control", "mark", "math")
 
 LAST_METHOD_BYTES = 16 << 10
 """No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
