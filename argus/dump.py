@@ -42,7 +42,7 @@ class ThreadStack:
         reason: What it waits for (``argus.capture.offcpu``); empty: it runs.
         gil: Whether it holds the GIL.
         stack: None: it could not be told, ``note`` says why.
-        note: For people.
+        note: For people: also why a stack lacks its Python frames, where that is so of the whole process.
     """
 
     pid: int
@@ -76,6 +76,13 @@ class _Process:
         except OSError as reason:
             raise ArgusError(f"process {pid} does not exist, or has just ended", "", EXIT_UNAVAILABLE) from reason
         return process
+
+    @property
+    def note(self) -> str:
+        """Why none of its stacks has Python frames; empty: they have, or no Python runs in it."""
+        if self.interpreter is None or self.python is not None:
+            return ""
+        return f"Python frames are {self.interpreter.state}"
 
     def close(self) -> None:
         if self.python is not None:
@@ -113,7 +120,8 @@ def dump(pids: Iterable[int]) -> list[ThreadStack]:
             for key in running:
                 if found[key].stack is None:
                     found[key] = replace(found[key], note=why)
-        return [found[key] for key in sorted(found)]
+        notes = {process.pid: process.note for process in processes}
+        return [replace(one, note=one.note or notes[one.pid]) for _, one in sorted(found.items())]
     finally:
         if probes is not None:
             probes.close()

@@ -73,6 +73,8 @@ def command(
         f"{len(threads)} threads, {without} without a stack, {rejected} whose Python frames were rejected",
         "dim",
     )
+    for pid, note in dict.fromkeys((thread.pid, thread.note) for thread in threads if thread.stack and thread.note):
+        _say(console, f"process {pid}: {note}", "dim")
     return 0
 
 
