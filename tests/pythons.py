@@ -18,9 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 OLDEST, NEWEST = (3, 8), (3, 15)
 
 _WHO = """
-import sys, sysconfig
-print(*sys.version_info[:3], sys.implementation.name, sysconfig.get_config_var("Py_GIL_DISABLED") or 0)
-print(sys.executable)
+import sys
+print(*sys.version_info[:3], sys.implementation.name, "t" in sys.abiflags, sys.executable)
 """
 
 
@@ -59,6 +58,8 @@ def every() -> list[Python]:
             found.setdefault(os.path.realpath(python.path), python)
         elif path in named:
             raise ValueError(f"ARGUS_TEST_PYTHONS: {path} runs no CPython {OLDEST} to {NEWEST}")
+    if os.environ.get("ARGUS_WITH_PYTHON314") and not any(python.version[1] == 14 for python in found.values()):
+        raise ValueError("ARGUS_WITH_PYTHON314 is set, and no CPython 3.14 is there: scripts/setup")
     return sorted(found.values(), key=lambda python: python.version)
 
 
@@ -71,7 +72,7 @@ def _ask(path: str) -> Python | None:
         return None
     major, minor, micro, _, free_threaded, executable = said
     version = int(major), int(minor), int(micro)
-    return Python(version, executable, free_threaded == "1") if OLDEST <= version[:2] <= NEWEST else None
+    return Python(version, executable, free_threaded == "True") if OLDEST <= version[:2] <= NEWEST else None
 
 
 def pythons() -> dict[str, str]:

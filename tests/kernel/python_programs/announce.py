@@ -1,7 +1,7 @@
 """What every program of this folder shares: it says which thread is which, and starts
 threads whose first frame is known.
 
-The programs run on CPython 3.8 to 3.14 and import nothing that runs Python code behind their back. Comments after
+The programs run on CPython 3.8 to 3.15 and import nothing that runs Python code behind their back. Comments after
 ``# ->`` are their call grammar; tests/kernel/python_truth.py reads it, and says how it is written.
 """
 
