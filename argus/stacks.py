@@ -656,8 +656,8 @@ class StackSide:
             return
         self._rows_due = self._waiting_due = now + self._rows_s
         self._rows_s = min(1.5 * self._rows_s, ROWS_S)
-        counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
-        pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
+        counts = _joined(self._counts, records.STACK_COUNT)
+        pauses = _joined(self._pauses, records.PAUSE)
         self._counts, self._pauses = [], []
         known = np.zeros(len(counts), bool)
         for job in {id(process.job): process.job for process in self._processes.values()}.values():
@@ -665,12 +665,13 @@ class StackSide:
             pids.sort()
             mine = _among(counts["pid"], pids)
             known |= mine
-            self._write_counts(job, counts[mine], now)
+            self._write_counts(job, _chosen(counts, mine), now)
             if len(pauses):
                 self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
             self._write_usage(job)
         self._usage.clear()
-        self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
+        if not known.all():
+            self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
                 self._forget(pid)
@@ -751,7 +752,7 @@ class StackSide:
             return
         ranks = np.repeat([process.rank for process, _ in mine], [len(usage) for _, usage in mine])
         names = [self._thread_name(process, tid) for process, usage in mine for tid in usage["tid"].tolist()]
-        usage = np.concatenate([usage for _, usage in mine])
+        usage = _joined([usage for _, usage in mine], records.THREAD_USAGE)
         self._writer.append("thread_usage", stack_rows.to_usage(usage, self._origin(job), ranks, names))
 
     def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
@@ -880,6 +881,16 @@ def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[n
     places = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
     found: NDArray[np.bool_] = wanted[places] == numbers
     return found
+
+
+def _joined(parts: list[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """All of them. numpy copies structures field by field: one alone is taken as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
+
+
+def _chosen(rows: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
+    """Those rows; as they are, if all are chosen."""
+    return rows if which.all() else rows[which]
 
 
 def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArray[np.void], NDArray[np.uint64]]:

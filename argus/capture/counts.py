@@ -43,6 +43,9 @@ class CountLogs:
         self.until_ns = 0
         self._rows = rows
         self._map = mmap.mmap(map_fd, -(-cpus * stride // mmap.PAGESIZE) * mmap.PAGESIZE)
+        # Looked at in every turn: elements of numpy arrays take ten times as long.
+        self._looked_at = memoryview(self._map).cast("Q")
+        self._places = range(0, cpus * stride // 8, stride // 8)
         heads: NDArray[np.void] = np.ndarray(cpus, records.LOG, self._map, 0, (stride,))
         self._written, self._taken = heads["written"], heads["taken"]
         self._window, self._window_begin = heads["window"], heads["window_begin"]
@@ -54,7 +57,8 @@ class CountLogs:
     @property
     def used(self) -> float:
         """Part of the fullest log that waits to be read, 0 to 1."""
-        return int((self._written - self._taken).max()) / self._rows
+        words = self._looked_at
+        return max(words[at] - words[at + 1] for at in self._places) / self._rows
 
     def take(self, now_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """Takes the rows of all windows that are over.
@@ -89,5 +93,6 @@ class CountLogs:
     def close(self) -> None:
         """Unmaps them."""
         # numpy's views keep the map open until they are gone.
+        self._looked_at.release()
         del self._written, self._taken, self._window, self._window_begin, self._words
         self._map.close()

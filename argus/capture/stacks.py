@@ -110,6 +110,8 @@ _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 """TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
 _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
+_CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
+"""Words of ``records.BOARD``."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -267,6 +269,7 @@ class StackProbes:
             self._counts = CountLogs(self._map_fd("logs"), possible, rows)
             self._board_map = mmap.mmap(self._map_fd("board"), mmap.PAGESIZE)
             self._board = np.frombuffer(self._board_map, records.BOARD, 1)
+            self._made = memoryview(self._board_map).cast("Q")
             self._set_period(rate_hz)
             self._load(rate_hz, off_cpu_ns, cpus, no_types)
             self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
@@ -601,11 +604,11 @@ class StackProbes:
 
     def execs(self) -> int:
         """How often a traced process has executed another program."""
-        return int(self._board["execs"][0])
+        return self._made[_EXECS]
 
     def clones(self) -> int:
         """How often a traced process has made a process or a thread."""
-        return int(self._board["clones"][0])
+        return self._made[_CLONES]
 
     def counters(self) -> dict[StackCounter, int]:
         """What the kernel side counted so far, summed over CPUs."""
@@ -641,6 +644,7 @@ class StackProbes:
         self._codes.close()
         self._pauses.close()
         self._counts.close()
+        self._made.release()
         del self._board  # numpy's views keep the map open
         self._board_map.close()
         self._module.close()
