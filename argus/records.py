@@ -347,7 +347,12 @@ STACK_COUNT = np.dtype(
         ("last_ns", "<u8"),
     ]
 )
-"""``struct argus_count_key`` and ``struct argus_count``: one stack of one thread during one window."""
+"""``struct argus_row``: one stack of one thread during one window."""
+WINDOW_BITS = 27
+"""``window`` is in units of 2^27 ns, 134 ms."""
+
+LOG = np.dtype([(name, "<u8") for name in ("written", "taken", "window", "window_begin")])
+"""``struct argus_log``: head of what one CPU has counted; rows of ``STACK_COUNT`` follow."""
 WHAT_SYSCALL = 0xFFF
 NO_SYSCALL = 0xFFF
 WHAT_OFF = 0x1000
@@ -374,11 +379,8 @@ PAUSE = np.dtype(
 
 BOARD = np.dtype(
     [
-        ("active", "<u4"),
-        ("ended", "<u4"),
+        ("ended", "<u8"),
         ("period_ns", "<u8"),
-        ("entries_0", "<u8"),
-        ("entries_1", "<u8"),
         ("clones", "<u8"),
         ("execs", "<u8"),
     ]

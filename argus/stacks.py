@@ -35,8 +35,6 @@ from argus.roster import Job
 from argus.semantics.stacks import Frame, Stack
 from argus.store.writer import Writer
 
-SWAP_NS = 10_000_000_000
-"""The longest that counts stay in the kernel: they are fetched when they are to become rows, or are many."""
 FIRST_REFRESH_S, REFRESH_S = 1.0, 3.0
 """How often the threads' times are read, and new threads met: at first, and later."""
 REFRESH_ALL_S = 5.0
@@ -48,14 +46,15 @@ ROWS_S = 5.0
 """How often counts become rows: a table costs about a millisecond whatever it holds, and more in the store. At first it
 is more often."""
 FIRST_ROWS_S = 1.0
-READS_AFTER_END = 2
-"""How often counts are read after a process's end until its last ones have come: they lie in either of two maps."""
 POLL_S = 0.1
 """How often new stacks are fetched while there are many, or a process is new."""
-LONGEST_POLL_S = 1.0
-"""The same when there are few. What their frames are called comes with them, so that there is no hurry."""
+LONGEST_POLL_S = ROWS_S
+"""The same when there are few. What their frames are called comes with them, so that there is no hurry; and a stack
+that is resolved alone, with all that it takes in no cache, costs thrice what one of many does."""
 MANY, FEW = 1 / 16, 1 / 64
 """Parts of a ring."""
+FULL = 1 / 2
+"""Part of what a CPU can count that is fetched whatever is due."""
 SLACK_S = 0.03
 """What is due so soon is done at once: a turn costs more than what it does."""
 CALM_S = 60.0
@@ -126,7 +125,7 @@ class _Process:
     doubts: Tally[int] = field(default_factory=Tally)
     """Of places where a stack's leaf was: how often its chain was not believed; far below 0: it once was."""
     ended: bool = False
-    ended_reads: int = 0
+    ended_ns: int = 0
     drained: bool = False
 
     def counters(self) -> Tally[str]:
@@ -154,8 +153,8 @@ class _Told:
     what: int
     kernel_stack: int
     """As the kernel numbers it: 0: it took none."""
-    over_reads: int | None = None
-    """How often counts had been read when it was found to be over: two reads later it is in no count to come."""
+    over_ns: int | None = None
+    """When it was found to be over: once all that was counted before has come, it is in no count to come."""
 
 
 class StackSide:
@@ -223,7 +222,7 @@ class StackSide:
         if self._reason:
             return
         try:
-            self._probes = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns, swap_ns=SWAP_NS)
+            self._probes = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns)
             self._begun = True
             self._ends = select.epoll()
         except ArgusError as failure:
@@ -329,7 +328,7 @@ class StackSide:
         for pidfd, _ in self._ends.poll(0):
             self._ends.unregister(pidfd)
             process = self._live.pop(pidfd)
-            process.ended, process.ended_reads = True, self._probes.reads
+            process.ended, process.ended_ns = True, time.monotonic_ns()
 
     def _add(self, pid: int, job: Job, rank: int) -> None:
         assert self._probes is not None
@@ -505,21 +504,20 @@ class StackSide:
             return
         now += max(SLACK_S, min(slack_s, self._poll_s / 2))
         tells_waiting = final or now >= self._waiting_due
-        if now < self._poll_due and not tells_waiting:
+        used = self._probes.used
+        if now < self._poll_due and not tells_waiting and used < FEW and self._probes.counts_used < FULL:
             return
         if tells_waiting:
             self._waiting_due = float("inf")  # until there are rows
             self._tell_waiting(final=final)
         self._take(self._probes.drain(final=final))
-        if self._probes.used > MANY:
+        if used > MANY:
             self._poll_s = POLL_S
-        elif self._probes.used < FEW:
+        elif used < FEW:
             self._poll_s = min(2 * self._poll_s, max(min(self._probes.longest_poll_s, LONGEST_POLL_S), POLL_S))
         self._poll_due = now + self._poll_s
-        if not final and (self._poll_due >= self._waiting_due or len(self._live) < len(self._processes)):
-            self._probes.swap()  # what was counted until now comes with the next call, and becomes rows
         for process in self._processes.values():
-            process.drained = process.ended and self._probes.reads >= process.ended_reads + READS_AFTER_END
+            process.drained = process.ended and self._probes.counted_ns > process.ended_ns
 
     def _take(self, drained: Drained) -> None:
         if len(self._ids) > KEPT_STACKS:
@@ -606,7 +604,7 @@ class StackSide:
             told = self._told.get((pid, tid, since))
             if told is None:
                 told = _Told(since, 0, int(one["stack"]), int(one["what"]), int(one["stack"]))
-            told.over_reads = None
+            told.over_ns = None
             fresh = now_ns - since - told.told_ns
             if fresh < (self._off_cpu_ns or 0 if final else WAITING_S * 1e9):
                 continue
@@ -628,9 +626,9 @@ class StackSide:
         waits = set(zip(off["pid"].tolist(), off["tid"].tolist(), off["since_ns"].tolist(), strict=True))
         for wait in self._told.keys() - waits:
             told = self._told[wait]
-            if told.over_reads is None:
-                told.over_reads = self._probes.reads
-            elif self._probes.reads >= told.over_reads + READS_AFTER_END:
+            if told.over_ns is None:
+                told.over_ns = now_ns
+            elif self._probes.counted_ns > told.over_ns:
                 del self._told[wait]  # the thread has ended: no count tells of it
 
     def _without_told(self, counts: NDArray[np.void]) -> NDArray[np.void]:
@@ -658,8 +656,8 @@ class StackSide:
             return
         self._rows_due = self._waiting_due = now + self._rows_s
         self._rows_s = min(1.5 * self._rows_s, ROWS_S)
-        counts = np.concatenate([np.empty(0, records.STACK_COUNT), *self._counts])
-        pauses = np.concatenate([np.empty(0, records.PAUSE), *self._pauses])
+        counts = _joined(self._counts, records.STACK_COUNT)
+        pauses = _joined(self._pauses, records.PAUSE)
         self._counts, self._pauses = [], []
         known = np.zeros(len(counts), bool)
         for job in {id(process.job): process.job for process in self._processes.values()}.values():
@@ -667,12 +665,13 @@ class StackSide:
             pids.sort()
             mine = _among(counts["pid"], pids)
             known |= mine
-            self._write_counts(job, counts[mine], now)
+            self._write_counts(job, _chosen(counts, mine), now)
             if len(pauses):
                 self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
             self._write_usage(job)
         self._usage.clear()
-        self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
+        if not known.all():
+            self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
                 self._forget(pid)
@@ -753,7 +752,7 @@ class StackSide:
             return
         ranks = np.repeat([process.rank for process, _ in mine], [len(usage) for _, usage in mine])
         names = [self._thread_name(process, tid) for process, usage in mine for tid in usage["tid"].tolist()]
-        usage = np.concatenate([usage for _, usage in mine])
+        usage = _joined([usage for _, usage in mine], records.THREAD_USAGE)
         self._writer.append("thread_usage", stack_rows.to_usage(usage, self._origin(job), ranks, names))
 
     def _whose(self, events: NDArray[np.void]) -> tuple[NDArray[np.uint32], list[str]]:
@@ -882,6 +881,16 @@ def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[n
     places = np.minimum(np.searchsorted(wanted, numbers), len(wanted) - 1)
     found: NDArray[np.bool_] = wanted[places] == numbers
     return found
+
+
+def _joined(parts: list[NDArray[np.void]], dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """All of them. numpy copies structures field by field: one alone is taken as it is."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype), *parts])
+
+
+def _chosen(rows: NDArray[np.void], which: NDArray[np.bool_]) -> NDArray[np.void]:
+    """Those rows; as they are, if all are chosen."""
+    return rows if which.all() else rows[which]
 
 
 def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArray[np.void], NDArray[np.uint64]]:

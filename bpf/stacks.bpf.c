@@ -3,7 +3,8 @@
  *
  * Compiled with these definitions (argus/capture/stacks.py):
  *   ARGUS_STACK_PAGES, ARGUS_CODE_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
- *   ARGUS_COUNTS, ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
+ *   ARGUS_CPUS, ARGUS_ROWS  how many logs, and rows of each, a power of two
+ *   ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
  *   ARGUS_THREAD_PAGES  pages of threads_known: enough for every thread number there can be
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
  *   ARGUS_PREV_STATE  1: sched_switch tells the state that a thread goes off in (Linux 5.18)
@@ -166,9 +167,6 @@ BPF_HASH(pythons, u32, struct argus_python, 4096);
 BPF_HASH(threads, u32, struct thread, ARGUS_THREADS);
 /* Thread -> address of its thread state, as user space found it. Verified at every use. */
 BPF_HASH(thread_states, u32, u64, ARGUS_THREADS);
-BPF_HASH(counts_0, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
-BPF_HASH(counts_1, struct argus_count_key, struct argus_count, ARGUS_COUNTS);
-BPF_TABLE("lru_hash", u64, u8, seen, ARGUS_SEEN);
 BPF_TABLE("lru_hash", u64, u8, codes_seen, ARGUS_CODES);
 /* Where the function begins that a block lies in. User space tells it of functions that samples met. */
 BPF_TABLE("lru_hash", struct block, u64, blocks, ARGUS_BLOCKS);
@@ -177,6 +175,21 @@ BPF_TABLE("lru_hash", struct block, u64, blocks, ARGUS_BLOCKS);
 BPF_TABLE("lru_hash", struct block, u8, leaf_only, ARGUS_LEAVES);
 BPF_ARRAY(blank_threads, struct thread, 1);
 BPF_PERCPU_ARRAY(scratches, struct scratch, 1);
+/* A log in whole. A row of a hash map for each would lie in memory that is in no cache, as would its bucket: counting took
+ * more than all of the walk. */
+struct log {
+	struct argus_log head;
+	struct argus_row rows[ARGUS_ROWS];
+	u32 newest[ARGUS_ROWS]; /* by a hash of the key: number of the row that was begun last */
+};
+BPF_F_TABLE("array", u32, struct log, logs, ARGUS_CPUS, BPF_F_MMAPABLE);
+/* Numbers of stacks that were sent, in sets of one line of a cache: of a hash map two or three are looked at, at places
+ * that are in none. Which of a set goes when a ninth comes is left to its number. */
+#define SEEN_WAYS 8
+struct seen_set {
+	u64 numbers[SEEN_WAYS];
+};
+BPF_ARRAY(seen, struct seen_set, ARGUS_SEEN / SEEN_WAYS);
 struct counters {
 	u64 values[ARGUS_SC_COUNT];
 };
@@ -196,6 +209,33 @@ INLINE void count(int which)
 	struct counters *counters = stack_counters.lookup(&zero);
 	if (counters)
 		__sync_fetch_and_add(&counters->values[which], 1);
+}
+
+INLINE struct seen_set *seen_set(u64 number)
+{
+	u32 which = (u32)number & (ARGUS_SEEN / SEEN_WAYS - 1);
+	return seen.lookup(&which);
+}
+
+INLINE int was_seen(u64 number)
+{
+	struct seen_set *set = seen_set(number);
+	u64 found = 0;
+	for (int i = 0; set && i < SEEN_WAYS; i++)
+		found |= set->numbers[i] == number;
+	return found != 0;
+}
+
+INLINE void see(u64 number)
+{
+	struct seen_set *set = seen_set(number);
+	if (!set)
+		return;
+	u32 way = number >> 32 & (SEEN_WAYS - 1);
+	for (int i = 0; i < SEEN_WAYS; i++)
+		if (!set->numbers[i])
+			way = i;
+	set->numbers[way & (SEEN_WAYS - 1)] = number;
 }
 
 INLINE u64 mix(u64 x)
@@ -686,11 +726,13 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 	if (addresses) {
 		u64 leaf = *(u64 *)native;
 		struct block block = {.number = leaf >> 4, .space = s->space};
-		u64 *begin = blocks.lookup(&block);
-		if (py && leaf >= py->eval_begin && leaf < py->eval_end)
+		if (py && leaf >= py->eval_begin && leaf < py->eval_end) {
 			*(u64 *)native = py->eval_begin;
-		else if (begin)
-			*(u64 *)native = *begin;
+		} else {
+			u64 *begin = blocks.lookup(&block);
+			if (begin)
+				*(u64 *)native = *begin;
+		}
 		block.number = *(u64 *)native;
 		if (addresses > 1 && leaf_only.lookup(&block))
 			addresses = 1;
@@ -718,7 +760,7 @@ INLINE u64 finish_stack(void *ctx, struct scratch *s, struct thread *thread, u64
 	if (!number)
 		number = 1;
 
-	if (seen.lookup(&number))
+	if (was_seen(number))
 		return number;
 	s->head.stack = number;
 	s->head.ts_ns = s->now;
@@ -866,47 +908,60 @@ INLINE int send_stack(void)
 		return 0;
 	}
 	count(ARGUS_SC_STACKS_SENT);
-	u64 number = s->head.stack;
-	u8 one = 1;
-	seen.update(&number, &one);
+	see(s->head.stack);
 	return 0;
 }
 
 /* ---- counting */
 
-INLINE void tally(u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 max_ns, u64 runqueue_ns)
+/* Counts in this CPU's log. Programs that count do not interrupt each other there: the timer and sched_switch have
+ * interrupts off. now: of the program; first, last: of what is counted. */
+INLINE void tally(u64 now, u64 stack, u64 id, u32 what, u64 first, u64 last, u64 ns, u64 max_ns, u64 runqueue_ns)
 {
-	struct argus_count_key key = {};
-	key.stack = stack;
-	key.pid = id >> 32;
-	key.tid = (u32)id;
-	key.what = what;
-	key.window = (u32)(last >> ARGUS_WINDOW_BITS);
-	struct argus_board *b = the_board();
-	if (!b)
+	u32 cpu = bpf_get_smp_processor_id();
+	struct log *log = logs.lookup(&cpu);
+	if (!log)
 		return;
-	u32 second = b->active;
-	struct argus_count *c = second ? counts_1.lookup(&key) : counts_0.lookup(&key);
-	if (c) {
-		c->count++;
-		c->ns += ns;
-		c->runqueue_ns += runqueue_ns;
-		if (max_ns > c->max_ns)
-			c->max_ns = max_ns;
-		c->last_ns = last;
+	u64 thread = id >> 32 | id << 32; /* as they lie in the key */
+	u64 when = (last >> ARGUS_WINDOW_BITS) << 32 | what;
+	u64 written = log->head.written, window = now >> ARGUS_WINDOW_BITS;
+	if (log->head.window != window) {
+		/* In this order: user space believes the beginning of the window that it has read. */
+		*(volatile u64 *)&log->head.window_begin = written;
+		*(volatile u64 *)&log->head.window = window;
+	}
+	u64 begin = log->head.window_begin, taken = *(volatile u64 *)&log->head.taken;
+	if (begin < taken)
+		begin = taken;
+	u32 *newest = &log->newest[mix(mix(stack ^ thread) ^ when) >> 32 & (ARGUS_ROWS - 1)];
+	u32 age = (u32)written - *newest;
+	struct argus_row *row = &log->rows[*newest & (ARGUS_ROWS - 1)];
+	if (age && age <= written - begin && row->key.stack == stack && *(u64 *)&row->key.pid == thread &&
+	    *(u64 *)&row->key.what == when) {
+		row->count.count++;
+		row->count.ns += ns;
+		row->count.runqueue_ns += runqueue_ns;
+		if (max_ns > row->count.max_ns)
+			row->count.max_ns = max_ns;
+		row->count.last_ns = last;
 		return;
 	}
-	struct argus_count fresh = {};
-	fresh.count = 1;
-	fresh.ns = ns;
-	fresh.runqueue_ns = runqueue_ns;
-	fresh.max_ns = max_ns;
-	fresh.first_ns = first;
-	fresh.last_ns = last;
-	if ((second ? counts_1.update(&key, &fresh) : counts_0.update(&key, &fresh)) != 0)
+	if (written - taken >= ARGUS_ROWS) {
 		count(ARGUS_SC_SAMPLES_DROPPED);
-	else
-		__sync_fetch_and_add(second ? &b->entries_1 : &b->entries_0, 1);
+		return;
+	}
+	row = &log->rows[written & (ARGUS_ROWS - 1)];
+	row->key.stack = stack;
+	*(u64 *)&row->key.pid = thread;
+	*(u64 *)&row->key.what = when;
+	row->count.count = 1;
+	row->count.ns = ns;
+	row->count.runqueue_ns = runqueue_ns;
+	row->count.max_ns = max_ns;
+	row->count.first_ns = first;
+	row->count.last_ns = last;
+	*newest = (u32)written;
+	*(volatile u64 *)&log->head.written = written + 1;
 }
 
 INLINE void end_pause(struct thread *thread, u32 tid, u64 after)
@@ -1047,7 +1102,7 @@ int finish_sampled(struct pt_regs *ctx)
 	u64 stack = finish_stack(ctx, s, thread, id);
 	if (thread)
 		follow_pause(thread, tid, s->what, stack, s->now);
-	tally(stack, id, s->what, s->now, s->now, period_ns(), 0, 0);
+	tally(s->now, stack, id, s->what, s->now, s->now, period_ns(), 0, 0);
 	if (s->fresh) {
 		sample_programs.call(ctx, SEND);
 		count(ARGUS_SC_STACKS_DROPPED);
@@ -1154,19 +1209,20 @@ INLINE void was_long(struct thread *thread, u64 site, u64 ns)
 		thread->long_sites[i].ns >>= 1;
 }
 
-INLINE void come_back(struct thread *thread, u32 tid, u64 now)
+/* when: it came back; now: it is told. */
+INLINE void come_back(struct thread *thread, u32 tid, u64 when, u64 now)
 {
 	u64 since = thread->off_ns;
-	u64 ns = now - since;
+	u64 ns = when - since;
 	thread->off_ns = 0;
 	if (thread->gc_begin_ns && (thread->off_what & ARGUS_WHAT_GC))
-		thread->gc_end_ns = now;
+		thread->gc_end_ns = when;
 	if (thread->sample_ns == since)
-		thread->sample_ns = now; /* what was seen when it went is as it was */
+		thread->sample_ns = when; /* what was seen when it went is as it was */
 	if (ns < ARGUS_OFF_CPU_NS) {
 		if (thread->off_stack) {
 			thread->short_site = thread->off_site;
-			thread->short_ns = now;
+			thread->short_ns = when;
 		}
 		u32 wasted = thread->off_stack ? long_site(thread, thread->off_site) : 0;
 		if (thread->trust & wasted * 15)
@@ -1176,15 +1232,15 @@ INLINE void come_back(struct thread *thread, u32 tid, u64 now)
 	u64 runqueue_ns = 0;
 	if (thread->off_what & ARGUS_WHAT_PREEMPTED)
 		runqueue_ns = ns;
-	else if (thread->wake_ns > since && thread->wake_ns < now)
-		runqueue_ns = now - thread->wake_ns;
+	else if (thread->wake_ns > since && thread->wake_ns < when)
+		runqueue_ns = when - thread->wake_ns;
 	count(ARGUS_SC_OFF_CPU);
 	if (thread->off_stack)
 		thread->walk_ns -= ARGUS_WALK_NS / 2; /* not wasted */
 	else
 		count(ARGUS_SC_OFF_CPU_NO_STACK);
 	was_long(thread, thread->off_site, ns);
-	tally(thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, now, ns, ns, runqueue_ns);
+	tally(now, thread->off_stack, (u64)thread->pid << 32 | tid, thread->off_what, since, when, ns, ns, runqueue_ns);
 }
 
 /* Returns whether a stack is to be taken: the first program that does has been run. */
@@ -1220,7 +1276,7 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 		u64 ran = ran_ns - thread->ran_ns, longest = now - thread->off_ns;
 		if (longest >= ARGUS_OFF_CPU_NS + ran)
 			count(ARGUS_SC_OFF_CPU_GUESSED);
-		come_back(thread, tid, now - (ran < longest ? ran : longest));
+		come_back(thread, tid, now - (ran < longest ? ran : longest), now);
 	}
 	thread->ran_ns = ran_ns;
 	struct entry entry = {};
@@ -1286,7 +1342,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	u64 now = bpf_ktime_get_ns();
 	if (thread && thread->off_ns)
-		come_back(thread, tid, now);
+		come_back(thread, tid, now, now);
 	if (target && go_off(ctx, target, id, now)) {
 		int zero = 0;
 		struct scratch *s = scratches.lookup(&zero);

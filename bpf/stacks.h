@@ -105,7 +105,7 @@ struct argus_stack {
 
 #define ARGUS_WINDOW_BITS 27       /* 134 ms: short against a step, long against a sample */
 
-/* Samples of one stack in one thread during one window, counted in the kernel. Maps "counts_0", "counts_1". */
+/* Samples of one stack in one thread during one window, counted in the kernel: a row of struct argus_log. */
 struct argus_count_key {
 	u64 stack;                /* 0: off the CPU for long, with no stack taken */
 	u32 pid;
@@ -121,6 +121,21 @@ struct argus_count {
 	u64 first_ns;             /* of a sample; for time off the CPU: when it went off */
 	u64 last_ns;              /* of a sample; for time off the CPU: when it came back */
 };
+struct argus_row {
+	struct argus_count_key key;
+	struct argus_count count;
+};
+
+/* What one CPU has counted, oldest first: map "logs", one for each CPU, which user space maps into its memory. Behind it lie
+ * ARGUS_ROWS of struct argus_row, a power of two: row n at n % ARGUS_ROWS. Only rows from window_begin on are still
+ * counted in: once that window is over, nobody writes to any that there are. */
+struct argus_log {
+	u64 written;              /* rows ever begun */
+	u64 taken;                /* of these, how many user space has read; it sets this */
+	u64 window;               /* when the newest was begun, in units of 2^ARGUS_WINDOW_BITS ns */
+	u64 window_begin;         /* the first that was begun in it */
+};
+
 #define ARGUS_WHAT_SYSCALL 0xfff       /* system call number in the low bits; ARGUS_NO_SYSCALL: none */
 #define ARGUS_NO_SYSCALL 0xfff
 #define ARGUS_WHAT_OFF 0x1000          /* off the CPU; else a sample on it */
@@ -145,10 +160,8 @@ struct argus_pause {
 
 /* What both sides look at often: map "board", one entry, which user space maps into its memory. */
 struct argus_board {
-	u32 active;               /* which of counts_0 and counts_1 is counted in; user space sets it */
-	u32 ended;                /* 1 once all is to end; user space sets it */
+	u64 ended;                /* 1 once all is to end; user space sets it */
 	u64 period_ns;            /* time between two samples on a CPU: what one stands for; user space sets it */
-	u64 entries_0, entries_1; /* made in counts_0 and counts_1 since user space set them to 0 */
 	u64 clones;               /* processes and threads that traced processes have made */
 	u64 execs;                /* programs that they have executed */
 };

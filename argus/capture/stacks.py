@@ -4,10 +4,8 @@ and how their interpreters lie in memory, and takes what it counted.
 A perf event on each CPU (cpu-clock, which needs no hardware counters) fires the sampling program; raw tracepoints of
 the scheduler follow threads off the CPU. Both vanish with the process that made them, even if it is killed.
 
-The kernel counts into one of two maps while the other is read; they change places now and then, and the one that
-was left is read only one ``drain`` later, when no program that had begun before can still write to it. Which of them is
-counted in, how much, and what else is looked at often lies in memory that both sides have (``records.BOARD``): a look
-at it is no system call.
+What the kernel counts (``counts``), and what else is looked at often (``records.BOARD``), lies in memory that both
+sides have: a look at it is no system call.
 """
 
 from __future__ import annotations
@@ -38,6 +36,7 @@ from argus.capture.bpf import (
     load_failure,
     module,
 )
+from argus.capture.counts import CountLogs
 from argus.capture.programs import (
     PERF_EVENT,
     RAW_TRACEPOINT,
@@ -51,18 +50,13 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import StackCounter
 from argus.resources import resource_dir
 
-SWAP_NS = 95_000_000
-"""The counting maps change places after this long, unless told otherwise. It is how long counts wait, not what they are
-apart by: that is the window of ``bpf/stacks.h``. Reading a map costs some 0.1 ms, be it empty."""
 LONG_OFF_NS = 95_000_000
 """From when on ``off_now`` tells of a thread."""
-FULL = 1 / 8
-"""Part of a counting map: with so many entries it is left at the next ``drain``, whatever is due. The rest is for what
-comes until then."""
-GRACE_NS = 5_000_000
-"""What was left is read no sooner. Programs run for microseconds, with interrupts off."""
 LAST_GRACE_S = 0.05
-"""The same at the end, when nothing is read later: a host may take a virtual CPU away meanwhile."""
+"""Before the last reading: a host may take a virtual CPU away while a program runs."""
+LEAST_ROWS, READ_S = 4096, 1.0
+"""Room for what a CPU counts: at least, and for how long if every sample is of another stack. Half of that: the other
+half is for times off the CPU, and for a reader that is late."""
 WALK_NS = 10_000_000
 """After a stack was taken at a switch, and the thread came back before ``off_cpu_ns``: how long none is taken at the
 same place. Stacks at any place that prove useless are limited to twice this rate."""
@@ -121,12 +115,12 @@ PROGRAMS: Final = {
     **{f"{step}_switched": RAW_TRACEPOINT for step in _ROW},
 }
 """Those of ``bpf/stacks.bpf.c``: name -> kind."""
-_KEY_BYTES = 24
 _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 """TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
 _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
-_NO_COUNTS = np.empty(0, records.STACK_COUNT)
+_CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
+"""Words of ``records.BOARD``."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -229,14 +223,11 @@ class StackProbes:
         stack_ring_bytes: Room for new stacks: a power of two.
         walk_ns: see ``WALK_NS``.
         btf_path: The kernel's types.
-        swap_ns: see ``SWAP_NS``.
 
     Attributes:
         state: "sampling" and "off-cpu": "on", "off: why" or "failed: why".
         period_ns: Time that one sample stands for now.
-        used: Part of the fullest of its rings that was in use when they were read last, 0 to 1.
         longest_poll_s: So often ``drain`` is to be called, or rings may overflow if every sample is a new stack.
-        reads: How often counts were read. Two reads after a thread has ended, nothing of it is left in the kernel.
 
     Raises:
         ArgusError: Neither samples nor times off the CPU can be had.
@@ -251,7 +242,6 @@ class StackProbes:
         stack_ring_bytes: int = STACK_RING_BYTES,
         walk_ns: int = WALK_NS,
         btf_path: Path = btf.VMLINUX,
-        swap_ns: int = SWAP_NS,
     ) -> None:
         if kernel_version() < MINIMUM_KERNEL:
             raise ArgusError(f"Linux {os.uname().release} is too old: stacks need 5.15", "", EXIT_UNAVAILABLE)
@@ -264,16 +254,14 @@ class StackProbes:
         self._tracepoints: dict[str, int] = {}
         types, no_types = self._types(btf_path)
         cpus = online_cpus()
-        # Per window and CPU: samples that are all different; and threads that come back from somewhere.
-        self._swap_ns = swap_ns
-        per_cpu = int(max(rate_hz, RAISED_RATE_HZ) * swap_ns / 1e9) + 512
-        counts = 1 << max(14, (len(cpus) * per_cpu * 4 - 1).bit_length())
-        counts = min(counts, 1 << 17)
+        possible = max(cpus_of(Path("/sys/devices/system/cpu/possible").read_text())) + 1
+        rows = 1 << max(LEAST_ROWS, int(4 * READ_S * rate_hz)).bit_length() - 1
         definitions = {
             "ARGUS_STACK_PAGES": stack_ring_bytes // _BCC_PAGE,
             "ARGUS_CODE_PAGES": CODE_RING_BYTES // _BCC_PAGE,
             "ARGUS_PAUSE_PAGES": PAUSE_RING_BYTES // _BCC_PAGE,
-            "ARGUS_COUNTS": counts,
+            "ARGUS_CPUS": possible,
+            "ARGUS_ROWS": rows,
             "ARGUS_THREADS": THREAD_ENTRIES,
             "ARGUS_THREAD_PAGES": -(-_thread_numbers() // _THREADS_A_PAGE),
             "ARGUS_SEEN": SEEN_ENTRIES,
@@ -287,8 +275,10 @@ class StackProbes:
         self._module = self._compile(definitions)
         self._stack_ring_bytes, self._cpus = stack_ring_bytes, len(cpus)
         try:
+            self._counts = CountLogs(self._map_fd("logs"), possible, rows)
             self._board_map = mmap.mmap(self._map_fd("board"), mmap.PAGESIZE)
             self._board = np.frombuffer(self._board_map, records.BOARD, 1)
+            self._made = memoryview(self._board_map).cast("Q")
             self._set_period(rate_hz)
             self._load(rate_hz, off_cpu_ns, cpus, no_types)
             self._stacks = VariableRing(self._map_fd("stacks"), stack_ring_bytes)
@@ -298,15 +288,6 @@ class StackProbes:
             self._detach()
             self._module.close()
             raise
-        self._counts = [self._module[f"counts_{i}"] for i in (0, 1)]
-        self._entries = [self._board[f"entries_{i}"] for i in (0, 1)]
-        self._many_entries = int(counts * FULL)
-        self._active = 0
-        self._swapped_ns = time.monotonic_ns()
-        self._unread = False
-        """Whether the map that is not written may hold rows."""
-        self.reads = 0
-        self.used = 0.0
         self._generations: dict[int, int] = {}
         self._generation = 0
         self._told: dict[int, dict[int, int]] = {}
@@ -564,39 +545,30 @@ class StackProbes:
             final: Stop sampling, and take all there is. Nothing comes after it. Of threads that are off the CPU then
                 only ``off_now`` tells.
         """
-        counts = []
-        now = time.monotonic_ns()
         if final:
             self._stop()
-            # Both, whatever was read: a program that was interrupted for longer than the grace adds to the old one.
-            counts += [self._read_counts(1 - self._active), self._read_counts(self._active)]
-            self._unread = False
-        else:
-            if self._unread and now - self._swapped_ns >= GRACE_NS:
-                counts.append(self._read_counts(1 - self._active))
-                self._unread = False
-            is_full = self._entries[self._active][0] >= self._many_entries
-            if is_full or now - self._swapped_ns >= self._swap_ns:
-                self.swap()
-        # Counts first: a stack is sent before it is counted.
-        rows = np.concatenate(counts) if len(counts) > 1 else counts[0] if counts else _NO_COUNTS
-        self.used = max(self._stacks.used, self._codes.used, self._pauses.used)
+        # Counts first: a stack is sent before the window in which it is counted is over.
+        rows = self._counts.take(time.monotonic_ns(), final=final)
         if not self.used:
             return Drained(rows, [], [], _NO_PAUSES)
         # Stacks first: what its frames are called is sent before it.
         stacks = [self._stack(record) for record in self._stacks.drain()]
         return Drained(rows, stacks, [self._code(record) for record in self._codes.drain()], self._pauses.drain())
 
-    def swap(self) -> None:
-        """Lets what was counted so far come with the next ``drain`` that is ``GRACE_NS`` later, before it is due.
+    @property
+    def used(self) -> float:
+        """Part of the fullest of its rings that waits to be drained, 0 to 1."""
+        return max(self._stacks.used, self._codes.used, self._pauses.used)
 
-        What came earlier and was not taken yet goes first: then nothing is done.
-        """
-        if not self._unread:
-            self._active = 1 - self._active
-            self._board["active"] = self._active
-            self._swapped_ns = time.monotonic_ns()
-            self._unread = True
+    @property
+    def counts_used(self) -> float:
+        """The same of the fullest CPU's counts."""
+        return self._counts.used
+
+    @property
+    def counted_ns(self) -> int:
+        """All that was counted before, by CLOCK_MONOTONIC, has been drained."""
+        return self._counts.until_ns
 
     def _stop(self) -> None:
         for event in self._events:
@@ -604,19 +576,6 @@ class StackProbes:
         self._events.clear()
         self._board["ended"] = 1
         time.sleep(LAST_GRACE_S)
-
-    def _read_counts(self, which: int) -> NDArray[np.void]:
-        self.reads += 1
-        if not self._entries[which][0]:
-            return _NO_COUNTS
-        # Before they are read: what a program that was interrupted for long adds meanwhile is seen later.
-        self._entries[which][0] = 0
-        keys, values = self._counts[which].read(delete=True)
-        rows = np.empty(len(keys), records.STACK_COUNT)
-        raw = rows.view(np.uint8).reshape(len(keys), records.STACK_COUNT.itemsize)
-        raw[:, :_KEY_BYTES] = keys
-        raw[:, _KEY_BYTES:] = values
-        return rows
 
     @staticmethod
     def _code(record: NDArray[np.uint8]) -> tuple[int, NDArray[np.uint8]]:
@@ -652,11 +611,11 @@ class StackProbes:
 
     def execs(self) -> int:
         """How often a traced process has executed another program."""
-        return int(self._board["execs"][0])
+        return self._made[_EXECS]
 
     def clones(self) -> int:
         """How often a traced process has made a process or a thread."""
-        return int(self._board["clones"][0])
+        return self._made[_CLONES]
 
     def counters(self) -> dict[StackCounter, int]:
         """What the kernel side counted so far, summed over CPUs."""
@@ -691,6 +650,8 @@ class StackProbes:
         self._stacks.close()
         self._codes.close()
         self._pauses.close()
-        del self._board, self._entries  # numpy's views keep the map open
+        self._counts.close()
+        self._made.release()
+        del self._board  # numpy's views keep the map open
         self._board_map.close()
         self._module.close()

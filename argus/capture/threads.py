@@ -239,7 +239,7 @@ class ThreadWatch:
         """The accounts of all threads, by thread number."""
         tids = self._tids()
         source = _taskstats()
-        delays = _delays_state()
+        delays = self._seen[1]
         if isinstance(source, str):
             self.state["I/O"] = f"off: {source}" if delays == "on" else delays
             return self._from_files(tids)

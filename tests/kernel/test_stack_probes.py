@@ -125,10 +125,7 @@ def switches(process: subprocess.Popen[str], tid: int | None = None) -> int:
 
 def end_of_windows(seen: Seen, since: int) -> None:
     """Waits until all that was counted before has been drained."""
-    for _ in range(2):
-        swapped = seen.probes._swapped_ns
-        seen.wait(lambda before=swapped: seen.probes._swapped_ns > max(before, since))
-    seen.wait(lambda: not seen.probes._unread)
+    seen.wait(lambda: seen.probes.counted_ns > since, "the end of a window")
 
 
 def done(process: subprocess.Popen[str]) -> bool:
@@ -212,39 +209,48 @@ def test_every_sample_is_counted_once(probes: StackProbes, start: Callable[..., 
     wait_until(lambda: set(probes._thread_rows()["tid"].tolist()) <= alive, what="threads that ended to be forgotten")
 
 
-def test_counts_that_are_many_or_asked_for_come_before_they_are_due(
-    start: Callable[..., subprocess.Popen[str]],
-) -> None:
-    probes = StackProbes(rate_hz=997, off_cpu_ns=None, swap_ns=3_600_000_000_000)
+def test_what_is_counted_waits_until_its_window_is_over(start: Callable[..., subprocess.Popen[str]]) -> None:
+    probes = StackProbes(rate_hz=997, off_cpu_ns=None)
     try:
         seen = Seen(probes)
         process = start("work", "burn", 2)
         seen.drain()
-        assert probes.reads == 0, "an hour has not gone by"
+        assert probes.counts_used == 0
         probes.add_target(process.pid)
         wait_until(lambda: probes.counters()[StackCounter.SAMPLES] >= 53, what="53 samples")
-        entries = int(probes._board["entries_0"][0])
-        assert 0 < entries <= probes.counters()[StackCounter.SAMPLES]
-        probes.swap()
-        probes.swap()  # there is one to be read: nothing is done
-        seen.wait(lambda: not probes._unread)
-        assert probes.reads == 1
-        assert len(seen.counts) >= entries
-        assert seen.samples(process.pid) >= 53
-        probes._many_entries = 3
-        seen.wait(lambda: probes.reads > 1, "more than so many entries")
+        assert 0 < probes.counts_used < 1
+        seen.wait(lambda: seen.samples(process.pid) >= 53, "53 samples")
+        assert (seen.counts["window"] == seen.counts["last_ns"] >> records.WINDOW_BITS).all()
         process.kill()
         process.wait()
-        probes._many_entries = 1 << 30
-        for _ in range(2):
-            probes.swap()
-            seen.wait(lambda: not probes._unread)
-        monkey, probes._counts = probes._counts, []  # nothing was counted: neither is read
-        for _ in range(2):
-            probes.swap()
-            seen.wait(lambda: not probes._unread)
-        probes._counts = monkey
+        end_of_windows(seen, time.monotonic_ns())
+        assert probes.counts_used == 0
         assert probes.counters()[StackCounter.SAMPLES] == seen.samples(process.pid)
+    finally:
+        probes.close()
+
+
+def test_what_finds_no_room_is_counted(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what was counted before is whole, as is what comes when there is room again."""
+    monkeypatch.setattr(stacks, "LEAST_ROWS", 2)
+    monkeypatch.setattr(stacks, "READ_S", 0.0)
+    probes = StackProbes(rate_hz=997, off_cpu_ns=None)
+    try:
+        seen = Seen(probes)
+        processes = [start("work", "burn", 4) for _ in range(2)]
+        for process in processes:
+            probes.add_target(process.pid)
+        dropped = lambda: probes.counters()[StackCounter.SAMPLES_DROPPED]  # noqa: E731
+        wait_until(lambda: dropped() >= 53, what="53 samples without room")
+        assert probes.counts_used == 1
+        before = probes.counters()[StackCounter.SAMPLES]
+        seen.wait(lambda: probes.counters()[StackCounter.SAMPLES] - dropped() > before, "samples with room again")
+        seen.drain(final=True)
+        assert dropped() + int(seen.counts["count"].sum()) == probes.counters()[StackCounter.SAMPLES]
+        key = ["stack", "pid", "tid", "what", "window", "first_ns"]
+        assert len(np.unique(seen.counts[key])) == len(seen.counts)
     finally:
         probes.close()
 
@@ -437,10 +443,14 @@ def test_where_in_a_function_makes_no_stack_once_it_is_known(
     usual.set_leaf_only(process.pid, begin)
     seen.wait(lambda: 1 in chains())
     told = time.monotonic_ns()
-    end_of_windows(seen, told)
-    rows = seen.of(process.pid)
-    later = [seen.stacks[int(n)].native for n in rows["stack"][rows["first_ns"] > told] if int(n)]
-    assert {len(native) for native in later if int(native[0]) == begin} == {1}
+
+    def later() -> list[int]:
+        rows = seen.of(process.pid)
+        found = [seen.stacks[int(n)].native for n in rows["stack"][rows["first_ns"] > told] if int(n)]
+        return [len(native) for native in found if int(native[0]) == begin]
+
+    seen.wait(lambda: len(later()) > 10, "more samples there")
+    assert set(later()) == {1}
     usual.remove_target(process.pid)
     symbols.close()
 

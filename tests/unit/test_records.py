@@ -23,9 +23,11 @@ STRUCTS = {
     "argus_stack": records.STACK,
     "argus_pause": records.PAUSE,
     "argus_board": records.BOARD,
+    "argus_log": records.LOG,
 }
 COUNT_KEY = ("stack", "pid", "tid", "what", "window")
 STACK_FLAGS = ("PYTHON", "PYTHON_CUT", "PYTHON_REJECTED", "NATIVE_CUT", "KERNEL", "IDLE_PYTHON")
+NUMBERS = ("NO_SYSCALL", "FRAME_ENTRY", "NO_OFFSET", "PYTHON_FRAMES", "NATIVE_FRAMES", "WINDOW_BITS")
 WHAT = ("SYSCALL", "OFF", "PREEMPTED", "UNINTERRUPTIBLE", "GIL_WAIT", "GIL", "GC", "KERNEL")
 FLAGS = ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED", "NAME_ADDRESS")
 
@@ -51,7 +53,16 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, in
     for stack_counter in records.StackCounter:
         lines.append(f'printf(", \\"SC_{stack_counter.name}\\": %d", ARGUS_SC_{stack_counter.name});')
     names = [f"STACK_{flag}" for flag in STACK_FLAGS] + [f"WHAT_{flag}" for flag in WHAT]
-    for name in [*names, "NO_SYSCALL", "FRAME_ENTRY", "NO_OFFSET", "PYTHON_FRAMES", "NATIVE_FRAMES", "SC_COUNT"]:
+    for name in [
+        *names,
+        "NO_SYSCALL",
+        "FRAME_ENTRY",
+        "NO_OFFSET",
+        "PYTHON_FRAMES",
+        "NATIVE_FRAMES",
+        "SC_COUNT",
+        "WINDOW_BITS",
+    ]:
         lines.append(f'printf(", \\"{name}\\": %u", (unsigned)ARGUS_{name});')
     lines.append('printf("}, \\"count\\": {\\"key\\": %zu", sizeof(struct argus_count_key));')
     for name in records.STACK_COUNT.names or ():
@@ -91,7 +102,7 @@ def test_what_the_stack_sampler_says_has_the_header_s_values(compiled: dict[str,
         assert getattr(records, f"STACK_{flag}") == enums[f"STACK_{flag}"]
     for what in WHAT:
         assert getattr(records, f"WHAT_{what}") == enums[f"WHAT_{what}"]
-    for name in ("NO_SYSCALL", "FRAME_ENTRY", "NO_OFFSET", "PYTHON_FRAMES", "NATIVE_FRAMES"):
+    for name in NUMBERS:
         assert getattr(records, name) == enums[name]
 
 

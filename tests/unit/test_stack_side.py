@@ -33,8 +33,8 @@ class Sampler:
     """Stands in for ``StackProbes``: gives out what is put into it, once."""
 
     period_ns = 10_000_000
-    used = 0.0
-    longest_poll_s = 1.0
+    used = counts_used = 0.0
+    longest_poll_s = 10.0
 
     def __init__(self, **options: Any) -> None:
         self.state = {"sampling": "on", "off-cpu": "on"}
@@ -43,7 +43,8 @@ class Sampler:
         self.off = np.zeros(0, records.OFF_NOW)
         self.targets: list[int] = []
         self.functions: list[tuple[int, int, int]] = []
-        self.reads = self.executed = self.cloned = self.swaps = 0
+        self.drains = self.executed = self.cloned = 0
+        self.counted_ns = self.drained_ns = 0
         self.rates: list[int] = []
         self.leaves: list[int] = []
 
@@ -75,16 +76,14 @@ class Sampler:
     def clones(self) -> int:
         return self.cloned
 
-    def swap(self) -> None:
-        self.swaps += 1
-
     def off_now(self) -> np.ndarray[Any, Any]:
         return self.off
 
     def drain(self, *, final: bool = False) -> Drained:
         counts = np.concatenate([np.zeros(0, records.STACK_COUNT), *self.counts])
         new, self.counts, self.new = self.new, [], []
-        self.reads += 1
+        self.drains += 1
+        self.counted_ns, self.drained_ns = self.drained_ns, time.monotonic_ns()  # the last window is not over
         return Drained(counts, new, [], np.zeros(0, records.PAUSE))
 
     def close(self) -> None: ...
@@ -314,7 +313,7 @@ def test_stacks_are_fetched_often_while_there_are_many(session: Session) -> None
     session.sampler.used = 0.03  # as it is
     assert waits() == [stacks.POLL_S] * 5
     session.sampler.used = 0.0
-    assert waits() == [0.2, 0.4, 0.8, 1.0, 1.0]
+    assert waits() == [0.2, 0.4, 0.8, 1.6, 3.2]
     session.sampler.longest_poll_s = 0.3
     assert waits()[-1] == 0.3
     session.sampler.longest_poll_s = 0.01
@@ -368,7 +367,7 @@ def test_the_hottest_lines_are_those_of_most_time_whatever_the_rate(session: Ses
 
 
 def test_a_process_that_came_is_looked_at_at_once(session: Session) -> None:
-    for _ in range(4):
+    for _ in range(8):
         session.go()
     assert session.side._poll_s == stacks.LONGEST_POLL_S
     with subprocess.Popen(["sleep", "60"]) as other:
@@ -408,29 +407,32 @@ def test_a_process_that_ends_is_seen_to_and_its_number_may_be_another_s(session:
         session.side.look([session.job], session.now)
         assert (mine.ended, its.ended) == (False, True)
     del session.job.members[other.pid]
-    swaps = session.sampler.swaps
     for _ in range(4):
         session.go()
     assert list(session.side._processes) == [PID]
-    assert session.sampler.swaps >= swaps + 2, "its last samples are in either of two maps"
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(its.pidfd)
 
 
 def test_counts_are_left_to_be_fetched_when_rows_are_due(session: Session) -> None:
-    while session.side._rows_s < stacks.ROWS_S:
+    """Turns between cost next to nothing; what is many is fetched at once."""
+    while session.side._rows_s < stacks.ROWS_S or session.side._poll_s < stacks.LONGEST_POLL_S:
         session.go()
-    assert session.side._poll_s == stacks.LONGEST_POLL_S
-    swaps: list[float] = []
-    before = session.sampler.swaps
-    rows_due = []
+    fetched, became_rows = [], []
     for _ in range(20):
+        drains, due = session.sampler.drains, session.side._rows_due
         session.go(1.0)
-        if session.side._rows_due not in rows_due:
-            rows_due.append(session.side._rows_due)
-        swaps += [session.now] * (session.sampler.swaps - before - len(swaps))
-    assert 3 <= len(swaps) <= 5, "once for each time that counts become rows"
-    assert all(any(0 <= due - at <= stacks.LONGEST_POLL_S + 2 * stacks.SLACK_S for due in rows_due) for at in swaps)
+        fetched += [session.now] * (session.sampler.drains - drains)
+        became_rows += [session.now] * (session.side._rows_due != due)
+    assert 3 <= len(fetched) <= 5, "once for each time that counts become rows"
+    assert fetched == became_rows, "nothing waits until the next time"
+    for name, much in (("used", stacks.FEW), ("counts_used", stacks.FULL)):
+        drains = session.sampler.drains
+        setattr(session.sampler, name, much)
+        session.go(0.1)
+        setattr(session.sampler, name, 0.0)
+        session.go(0.1)
+        assert session.sampler.drains == drains + 1
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -486,19 +488,29 @@ def test_without_stacks_nothing_is_loaded() -> None:
 def test_the_last_samples_of_a_process_that_ended_become_rows(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They lie in either of two maps: the second read after the end brings them."""
+    """They come once the window that it ended in is over."""
     session.go()
     pidfd = session.side._processes[PID].pidfd
     ends = SimpleNamespace(poll=lambda timeout: [(pidfd, 1)], unregister=lambda fd: None, close=lambda: None)
     monkeypatch.setattr(session.side, "_ends", ends)
     session.side.look([session.job], session.now)
+    ended_ns = session.side._processes[PID].ended_ns
+    drain = session.sampler.drain
+
+    def drain_until_it_ended(*, final: bool = False) -> Drained:
+        drained: Drained = drain(final=final)
+        session.sampler.counted_ns = ended_ns
+        return drained
+
+    monkeypatch.setattr(session.sampler, "drain", drain_until_it_ended)
     session.sampler.stack(11, "getppid")
-    session.go()
+    session.go(10)
+    monkeypatch.setattr(session.sampler, "drain", drain)
     session.sampler.row(11, count=2)
-    session.go()
+    session.go(10)
     assert [row["count"] for row in session.told if row["kind"] == "cpu"] == [2]
     session.sampler.row(11, count=1)
-    session.go()
+    session.go(10)
     assert session.side.counters()["stack_samples_without_rank"][0] == 1, "then it is forgotten"
 
 

@@ -1,0 +1,49 @@
+"""A trace of processes that make no calls does nothing about calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus import records, trace
+from argus.trace import Options, Tracer
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trace.spill, "place", lambda target: None)
+    store: Any = SimpleNamespace(target=None, spooled=True)
+    made: Any = Tracer(store, Options(stacks=True))
+    made._roster = SimpleNamespace(attached=[], jobs=[], by_pid={}, candidates=list)
+    made._gpu = SimpleNamespace(collects=False, look=lambda *_: None, work=lambda *_, final: None)
+    made._kernels = SimpleNamespace(keeps=False, work=lambda *_, final: None)
+    made.worked = []
+
+    def work_on_calls(now: float, *, final: bool) -> Any:
+        made.worked.append(now)
+        return np.empty(0, records.LAUNCH)
+
+    monkeypatch.setattr(made, "_work_on_calls", work_on_calls)
+    return made
+
+
+def test_where_no_calls_come_none_are_looked_for(tracer: Any) -> None:
+    tracer._work(1.0)
+    assert not tracer.worked
+
+
+@pytest.mark.parametrize("what", ["drained", "attached", "children", "collects", "final"])
+def test_whatever_may_bring_calls_has_them_looked_for(tracer: Any, what: str) -> None:
+    if what == "drained":
+        tracer._drained["marks"].append(np.zeros(1, records.MARK))
+    elif what == "attached":
+        tracer._roster.attached.append(object())
+    elif what == "children":
+        tracer.options = Options(children=True, stacks=True)
+    elif what == "collects":
+        tracer._gpu.collects = True
+    tracer._work(1.0, final=what == "final")
+    assert tracer.worked == [1.0]
