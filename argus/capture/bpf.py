@@ -121,7 +121,7 @@ class Attachment:
         optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
             of entries and of exits.
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
-        functions: Symbols with a probe at their entry.
+        functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
 
