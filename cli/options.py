@@ -77,7 +77,7 @@ peak_tflops_option = click.option(
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="TFLOPS",
-    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100.",
+    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100: shares of it are told.",
 )
 """``--step-flops``, ``--peak-tflops``: the former with the latter (``flops``)."""
 

@@ -16,7 +16,7 @@ import os
 import resource
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,9 +123,10 @@ class Attachment:
         library: The file.
         pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
         entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
-        optional_links: The same of those that may be put on and taken away while the others stay, by their subject.
+        optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
+            of entries and of exits.
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
-        functions: Symbols with a probe at their entry.
+        functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
 
@@ -135,7 +136,7 @@ class Attachment:
     exit_links: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
-    optional_links: dict[Optional, list[int]] = field(default_factory=dict)
+    optional_links: dict[Optional, tuple[list[int], list[int]]] = field(default_factory=dict)
     optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
 
     @property
@@ -282,10 +283,7 @@ class Probes:
             for subject in sorted(self.probed):
                 self._attach_optional(attachment, subject)
         except OSError as reason:
-            for links in attachment.optional_links.values():
-                self._close_links(links)
-            self._close_links(attachment.entry_links)
-            self._close_links(attachment.exit_links)
+            self._close(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
         return attachment
@@ -370,15 +368,17 @@ class Probes:
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
-        # Entries first: a call entered without its exit probed would look as if it never returned.
-        optional = [link for attachment in chosen for links in attachment.optional_links.values() for link in links]
-        self._close_links(optional + [link for attachment in chosen for link in attachment.entry_links])
-        self._close_links([link for attachment in chosen for link in attachment.exit_links])
+        self._close(*chosen)
         for attachment in chosen:
-            attachment.entry_links.clear()
-            attachment.optional_links.clear()
-            attachment.exit_links.clear()
             self.attachments.remove(attachment)
+
+    def _close(self, *attachments: Attachment) -> None:
+        links = [(each.entry_links, each.exit_links) for each in attachments]
+        self._close_links([*links, *(optional for each in attachments for optional in each.optional_links.values())])
+        for each in attachments:
+            each.entry_links.clear()
+            each.optional_links.clear()
+            each.exit_links.clear()
 
     def attach_optional(self, subject: Optional) -> int:
         """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
@@ -394,20 +394,22 @@ class Probes:
     def detach_optional(self, subject: Optional) -> None:
         """Takes the probes of a subject away, and puts none on later files."""
         self.probed.discard(subject)
-        self._close_links([link for each in self.attachments for link in each.optional_links.pop(subject, [])])
+        self._close_links([each.optional_links.pop(subject, ([], [])) for each in self.attachments])
 
     def _attach_optional(self, attachment: Attachment, subject: Optional) -> None:
         points = attachment.optional_points.get(subject, {})
         if subject not in attachment.optional_links:
-            links = attachment.optional_links[subject] = []
+            links = attachment.optional_links[subject] = ([], [])
             for name in _exits_first(points):
-                self._attach_program(attachment, name, points[name], links)
+                self._attach_program(attachment, name, points[name], links[name.endswith("_exit")])
 
     @staticmethod
-    def _close_links(links: list[int]) -> None:
-        # Each close waits for a grace period of the kernel; the waits of several threads overlap.
+    def _close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
+        # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a call
+        # entered without its exit probed would look as if it never returned.
         with ThreadPoolExecutor(max_workers=64) as pool:
-            list(pool.map(os.close, links))
+            for edge in (0, 1):
+                list(pool.map(os.close, [link for both in links for link in both[edge]]))
 
     # --- results
 

@@ -65,7 +65,7 @@ module, folder = bcc.load(), resource_dir("bpf")
 text = "\\n".join((folder / name).read_text() for name in SOURCES)
 if sys.argv[1] == "arm64":
     text += "\\n#if REGISTER_ARGS != 8\\n#error not compiled for aarch64\\n#endif\\n"
-sizes = [f"-DARGUS_{ring}_PAGES=16" for ring in ("LAUNCH", "COLLECTIVE", "CONTROL", "MARK")]
+sizes = [f"-DARGUS_{ring}_PAGES=16" for ring in ("LAUNCH", "COLLECTIVE", "CONTROL", "MARK", "MATH")]
 module.BPF(text=text.encode(), cflags=[f"-I{folder}", "-D__BPF__", *sizes])
 """
     done = subprocess.run([sys.executable, "-c", script, machine], capture_output=True, text=True, check=False)

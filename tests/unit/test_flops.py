@@ -6,6 +6,8 @@ import importlib.util
 
 import pytest
 
+from argus.cli.options import flops as step_and_peak
+from argus.errors import ArgusError
 from argus.semantics import flops
 from argus.semantics.flops import OPERATORS, work_of
 
@@ -103,3 +105,10 @@ def test_places_of_arguments_are_those_of_pytorch() -> None:
     assert flop_counter.sdpa_flop_count(*dims) == work_of("aten::_scaled_dot_product_flash_attention", dims).flops
     backward = work_of("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 128, 32], *dims])
     assert flop_counter.sdpa_backward_flop_count([2, 8, 128, 32], *dims) == backward.flops
+
+
+def test_a_peak_alone_is_enough_and_work_alone_is_not() -> None:
+    assert step_and_peak(0, 989) == (0, 989e12)
+    assert step_and_peak(1e15, 989) == (1e15, 989e12)
+    with pytest.raises(ArgusError, match="--peak-tflops"):
+        step_and_peak(1e15, 0)

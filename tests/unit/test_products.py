@@ -210,12 +210,15 @@ def test_what_is_kept_is_bounded_and_nothing_of_it_is_lost(monkeypatch: pytest.M
     assert rows == [(-1, 0, "cublasGemmEx", "gemm", 500, 500, 500 * 210.0, 5000)]
 
 
-def test_calls_without_kernels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_without_kernels_and_kernels_without_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_flops, "KEPT", 100)
-    flops = GpuFlops()
+    calling, running = GpuFlops(), GpuFlops()
     for number in range(500):
-        flops.feed_calls(call("cublasGemmEx", 5, 7, 3, BF16, 1, ts=number * 1000))
-    assert sum(map(len, flops._works)) <= 100
+        calling.feed_calls(call("cublasGemmEx", 5, 7, 3, BF16, 1, ts=number * 1000))
+        feed(running, ops((number * 1000 + 50, 10, 1)))
+        assert sum(map(len, calling._works)) <= 100
+        assert sum(map(len, running._kernels)) <= 100
+    assert columns(running)[0] == [(-1, 0, "", "gemm", 0, 500, 0.0, 5000)]
 
 
 def test_counted_in_words() -> None:

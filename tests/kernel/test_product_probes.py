@@ -1,0 +1,58 @@
+"""The probes on cuBLAS: there when they are of use, and gone where they cost too much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from argus import trace
+from argus.records import Counter
+from argus.store.open import open_store
+from argus.trace import Options, Tracer
+
+from .conftest import wait_for_cuda
+
+pytestmark = pytest.mark.kernel
+
+
+def poll_until(tracer: Tracer, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        tracer.poll()
+        time.sleep(0.02)
+
+
+def seen(tracer: Tracer) -> dict[Counter, int]:
+    assert tracer._probes is not None
+    return tracer._probes.counters()
+
+
+@pytest.mark.parametrize("armed", [True, False])
+def test_products_are_probed_while_kernels_are_timed_and_are_not_too_many(
+    fakegpu: Path, store_url: str, monkeypatch: pytest.MonkeyPatch, armed: bool
+) -> None:
+    from run import Job
+
+    with Job(1, ["1000000", "1000"], program=fakegpu / "fake_products", cupti=armed) as job:
+        wait_for_cuda(job.pids)
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        tracer.start()
+        try:
+            if armed:
+                poll_until(tracer, lambda: seen(tracer)[Counter.MATH] > 1000)
+                assert tracer.counters()["math_probes_detached"] == (0, True)
+                monkeypatch.setattr(trace, "MAX_PRODUCTS", 1)
+                poll_until(tracer, lambda: tracer.counters()["math_probes_detached"] == (1, True))
+                assert "its probes were taken away" in tracer.notes()[-1]
+            before = seen(tracer)
+            poll_until(tracer, lambda: seen(tracer)[Counter.LAUNCHES] > before[Counter.LAUNCHES] + 1000)
+            assert seen(tracer)[Counter.MATH] == before[Counter.MATH]
+            assert (before[Counter.MATH] > 0) == armed
+            lost = tracer.lost()
+        finally:
+            tracer.stop()
+    assert lost == ({"math_probes_detached": 1} if armed else {})
