@@ -322,6 +322,12 @@ NAMED = [
     ("collections that take a little", HIDDEN, "gc_pause:masked:ranks=6"),
     ("rare compilations that take a little", Mesh(dp=8), "jit_stall:masked:ranks=6:from=12"),
     ("a batch that is late by little", Mesh(dp=8), "data_loading:masked:ranks=6:from=20"),
+    ("batches of half of the ranks, late by less", Mesh(dp=8), "data_loading:masked:ranks=4-7:from=19"),
+    (
+        "a CPU that loses its lead and costs nothing yet",
+        Mesh(dp=2, tp=2, pp=4),
+        "kernel_issue_stall:masked:ranks=5:from=20",
+    ),
     ("all ranks a little slower", Mesh(dp=8), "regression:masked"),
     ("a host whose CPUs are all of a stage's", HIDDEN, "host_contention:quiet:ranks=0-3:from=15"),
     ("too few micro-batches", HIDDEN, "pipeline_bubble:masked"),
