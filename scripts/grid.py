@@ -29,6 +29,7 @@ from argus.diagnose.run import diagnose_store
 from argus.errors import ArgusError
 from argus.simulate.faults import DOSES, KINDS, parse
 from argus.simulate.mesh import Mesh
+from argus.simulate.noise import Noise
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
 from argus.store.open import Store, open_store
@@ -41,6 +42,14 @@ SHAPES = {
     10240: [(Mesh(dp=80, tp=8, pp=16), 32)],
 }
 """By ranks: mesh and micro-batches; seeds take turns."""
+NOISES = {
+    "": Noise(),
+    "interrupted": Noise(spike=0.01, spike_ms=8),
+    "scattered": Noise(op=0.03, gpu=0.01, data=0.6, transfer=0.2, drift=0.004),
+    "unlike": Noise(gpu=0.015, spike=2e-3, data=0.4),
+}
+"""Other noise than the simulator's own: rules must hold for it, too. Operating systems that interrupt fifty times as
+often, for longer; everything scatters about four times as much; GPUs differ by four times as much."""
 SEEDS = {8: 20, 64: 20, 1024: 3, 10240: 1}
 STEPS = {8: 60, 64: 60, 1024: 60, 10240: 40}
 FROM_THE_START = ("pipeline_bubble",)
@@ -56,10 +65,11 @@ class Cell:
     dose: str
     ranks: int
     seed: int
+    noise: str = ""
 
     @property
     def key(self) -> str:
-        return f"{self.kind}/{self.dose}/{self.ranks}/{self.seed}"
+        return "/".join([self.kind, self.dose, str(self.ranks), str(self.seed), *filter(None, [self.noise])])
 
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
@@ -71,7 +81,7 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
             for dose in doses:
                 first, many = options.first_seed, seeds * (3 if healthy and ranks < 1024 else 1)
                 for seed in range(first, first + many):
-                    yield Cell(kind, dose, ranks, seed)
+                    yield Cell(kind, dose, ranks, seed, options.noise)
 
 
 def spec_of(cell: Cell) -> Spec | None:
@@ -88,7 +98,8 @@ def spec_of(cell: Cell) -> Spec | None:
             faults = [parse(f"{cell.kind}:{cell.dose}{told}")]
         job = Program(**{**asdict(program), "micro_batches": batches})
         try:
-            return Spec(mesh, job, faults=faults, steps=steps, seed=cell.seed, calls=8 if cell.ranks < 1024 else 4)
+            calls = 8 if cell.ranks < 1024 else 4
+            return Spec(mesh, job, NOISES[cell.noise], faults, steps=steps, seed=cell.seed, calls=calls)
         except ArgusError:
             continue
     return None
@@ -181,6 +192,7 @@ def main() -> int:
     parser.add_argument(
         "--first-seed", type=int, default=0, help="they are counted from (others than any that rules were mended with)"
     )
+    parser.add_argument("--noise", choices=NOISES, default="", help="other noise than the simulator's own")
     parser.add_argument("--part", default="1/1", help="K/N: every N-th cell, from the K-th")
     parser.add_argument("--out", type=Path, default=Path("build/grid.jsonl"))
     parser.add_argument("--store", help="where to (default: in memory)")

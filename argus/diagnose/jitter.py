@@ -30,8 +30,8 @@ ALPHA_OWN = 0.02
 so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
 SAME_RANK = 0.6
 """Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
-own stalls alone cost the threshold and :data:`argus.diagnose.phase.ALPHA` leaves no doubt: that others have some, too,
-does not make it well."""
+own stalls alone cost the threshold and :data:`argus.diagnose.phase.ALPHA` leaves no doubt, or where so many are among
+the longest stalls, half as long as the longest of all or more: that others have some, too, does not make it well."""
 
 
 def find_jitter(
@@ -128,23 +128,31 @@ def find_jitter(
             sql.shown(sql.GPU_TIMES, gpus.window),
             "computed or did nothing for longer than others in",
         )
-    if who:
-        candidates, times = np.unique([row[0] for row in who.values()], return_counts=True)
-        persistence = float(times.max() / len(who))
-        rank = int(candidates[times.argmax()])
-        lead = float(np.median([row[1] for row in who.values() if row[0] == rank]))
-        mine = np.isin(numbers, [step for step, row in who.items() if row[0] == rank])
-        cost = float(np.sum(durations[mine] - typical))
-        # Whoever is not told by its own GPU's time is one of those that came last in some step.
-        many = len(np.unique(last["rank"])) if not own or gpus is None else len(gpus.now.ranks)
-        p_value = by_chance(int(times.max()), len(who), 1, many, windows=1)
+    length = dict(zip(numbers[stalled].tolist(), (durations[stalled] - typical).tolist(), strict=True))
+    # Whoever is not told by its own GPU's time is one of those that came last in some step.
+    many = len(np.unique(last["rank"])) if not own or gpus is None else len(gpus.now.ranks)
+    total = float(np.sum(durations))
+    longest = max((length[step] for step in who), default=0.0)
+    long = {step: row for step, row in who.items() if length[step] >= longest / 2}
+    # Short stalls that ranks have by turns may go with long ones of one rank: the longest are looked at by themselves.
+    for those, which in ((who, "of them"), (long, f"of the {len(long)} longest")):
+        if not those or ranks or (those is long and not LEAST_STALLS <= len(long) < len(who)):
+            continue
+        candidates, times = np.unique([row[0] for row in those.values()], return_counts=True)
+        hits, rank = int(times.max()), int(candidates[times.argmax()])
+        persistence = hits / len(those)
+        mine = [step for step, row in those.items() if row[0] == rank]
+        lead = float(np.median([those[step][1] for step in mine]))
+        cost = sum(length[step] for step in mine)
+        p_value = by_chance(hits, len(those), 1, many, windows=1 if those is who else 2)
         often = persistence >= SAME_RANK and p_value <= (ALPHA if not own else ALPHA_OWN)
-        much = cost >= threshold * float(np.sum(durations)) and p_value <= ALPHA
-        if (often or much) and lead >= max(0.25 * cost / int(times.max()), blur_ns):
-            ranks, lost, share, since = [rank], cost, cost / float(np.sum(durations)), int(numbers[mine][0])
+        often &= cost >= (threshold if gpus is None else gpu.LEAST_SHARE) * total or those is who
+        much = cost >= threshold * total and p_value <= ALPHA
+        if (often or much) and lead >= max(0.25 * cost / hits, blur_ns):
+            ranks, lost, share, since = [rank], cost, cost / total, min(mine)
             evidence.append(
                 {
-                    "text": f"rank {rank} {words} {persistence:.0%} of them, by {lead / 1e6:,.1f} ms; "
+                    "text": f"rank {rank} {words} {persistence:.0%} {which}, by {lead / 1e6:,.1f} ms; "
                     f"these cost {share:.0%} of the time",
                     "sql": shown,
                 }

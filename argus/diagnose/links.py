@@ -415,6 +415,9 @@ def _finding(
     if len(slow) > 1 and len(ranks) < len(members):
         text = f"{len(slow)} kinds of transfers are slow; rank {listed(ranks)} takes part in all of them"
         evidence.append({"text": text, "sql": shown})
+    elif op != P2P and len(ranks) > 1:
+        text = "all of its ranks take as long as its slowest link, so which of them it is does not show in their times"
+        evidence.append({"text": text, "sql": shown})
     ideal = max(step_ns - cost, 0.05 * step_ns)
     where = f" on {', '.join(names[:4])}" if names else ""
     return Finding(

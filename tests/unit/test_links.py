@@ -113,6 +113,7 @@ def test_a_slow_communicator_is_named_with_its_ranks() -> None:
     assert found["steps"] == [20, 59]
     assert "1.6" in found["evidence"][0]["text"]
     assert "3 others that send as much" in found["evidence"][0]["text"]
+    assert "which of them it is does not show" in found["evidence"][-1]["text"]
 
 
 def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
@@ -121,6 +122,7 @@ def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
     network.link[slow] = 3.0
     (found,) = network.slow_links()
     assert found["ranks"] == [slow]
+    assert "takes part in all of them" in found["evidence"][-1]["text"]
 
 
 def test_the_only_communicator_is_compared_with_its_own_past() -> None:
