@@ -14,6 +14,7 @@ folder, which keeps them for the next time. ``ARGUS_BENCH_RANKS`` chooses among 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import tempfile
@@ -34,32 +35,39 @@ MESHES = (Mesh(dp=4, tp=4, pp=4), Mesh(dp=16, tp=8, pp=8), Mesh(dp=80, tp=8, pp=
 PREFIXES = (100, 300, 1000)
 SINCE = 50
 SIMULATED = 100
-REPEATED = ("iterations", "collectives", "launches", "gpu_phases", "gpu_collectives")
+REPEATED = ("iterations", "collectives", "launches", "gpu_phases", "gpu_collectives", "kernel_events")
 
 
 @contextlib.contextmanager
-def _job(mesh: Mesh, steps: int) -> Iterator[tuple[str, int, list[int]]]:
-    """A store with the job: its URL, the run and the slow ranks."""
+def _job(mesh: Mesh, steps: int, skewed: bool) -> Iterator[tuple[str, int, list[int]]]:
+    """A store with the job: its URL, the run and the slow ranks. ``skewed``: each host has a clock of its own."""
     kept = os.environ.get("ARGUS_BENCH_STORES")
     shared = Path("/dev/shm")
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None))
-        folder = Path(kept) / f"{mesh.size}x{steps}" if kept else Path(temporary)
+        folder = Path(kept) / f"{mesh.size}x{steps}{'-clocks' * skewed}" if kept else Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         url, whole = f"chdb://{folder}/store", folder / "run"
         faults = [parse(f"compute_straggler:loud:from={SINCE}")]
-        spec = Spec(mesh, Program(micro_batches=2 * mesh.pp), faults=faults, steps=SIMULATED, calls=4, skewed=False)
+        spec = Spec(mesh, Program(micro_batches=2 * mesh.pp), faults=faults, steps=SIMULATED, calls=4, skewed=skewed)
         if not whole.exists():
             with open_store(url) as store:
                 made = write(store, "bench", spec)
-                _repeat(store, made.run, steps)
+                _repeat(store, spec, made.run, steps)
                 whole.write_text(str(made.run))
         yield url, int(whole.read_text()), list(spec.faults[0].ranks)
 
 
-def _repeat(store: Store, run: int, steps: int) -> None:
-    """Makes the job that long."""
+def _repeat(store: Store, spec: Spec, run: int, steps: int) -> None:
+    """Makes the job that long. Each host's clock goes on as it went."""
     block = SIMULATED - SINCE
+    rows = spec.rows(run * 10**9)
+    names = "[" + ", ".join(f"'{host}'" for host in rows.hosts) + "]"
+
+    def of_host(values: list[int]) -> str:
+        return f"transform(toString(host), {names}, {values}, toInt64(0))" if any(values) else "0"
+
+    ahead, drift = of_host(rows.offset_ns.tolist()), of_host(rows.drift_ppb.tolist())
     with store.lease() as client:
         mine = f"job = 'bench' AND run = {run}"
         ends = "max(toUnixTimestamp64Nano(ts)) - min(toUnixTimestamp64Nano(ts))"
@@ -69,15 +77,18 @@ def _repeat(store: Store, run: int, steps: int) -> None:
         )
         first = f"(SELECT min(ts) FROM iterations WHERE {mine} AND step = {SINCE})"
         for table in REPEATED:
-            told = "step" if table not in ("collectives", "launches") else ""
+            told = "step" if table not in ("collectives", "launches", "kernel_events") else ""
             for turn in range(1, (steps - SIMULATED) // block + 1):
-                changed = [f"addNanoseconds(ts, {turn} * {took}) AS ts"]
+                later = f"{turn} * {took} + intDiv({turn} * {took} * {drift}, 1000000000)"
+                changed = [f"addNanoseconds(ts, {later}) AS ts"]
                 changed += [f"toUInt32(step + {turn * block}) AS step"] if told else []
                 changed += [f"seq + {turn * 10_000_000} AS seq"] if table == "collectives" else []
+                changed += [f"addNanoseconds(launch_ts, {later}) AS launch_ts"] if table == "kernel_events" else []
+                own = f"addNanoseconds({'launch_ts' if table == 'kernel_events' else 'ts'}, -{ahead})"
                 since = (
                     f"step >= {SINCE} AND step < {SIMULATED}"
                     if told
-                    else f"ts > {first} AND ts <= addNanoseconds({first}, {took})"
+                    else f"{own} > {first} AND {own} <= addNanoseconds({first}, {took})"
                 )
                 client.command(
                     f"INSERT INTO {table} SELECT * REPLACE ({', '.join(changed)}) "
@@ -91,8 +102,9 @@ def run(rounds: int) -> Result:
     cpu_s: dict[str, list[float]] = {}
     most = int(os.environ.get("ARGUS_BENCH_STEPS", "100"))
     sizes = os.environ.get("ARGUS_BENCH_RANKS", "")
-    for mesh in (mesh for mesh in MESHES if not sizes or str(mesh.size) in sizes.split(",")):
-        with _job(mesh, most) as (url, number, known):
+    chosen = [mesh for mesh in MESHES if not sizes or str(mesh.size) in sizes.split(",")]
+    for mesh, skewed in itertools.product(chosen, (False, True)):
+        with _job(mesh, most, skewed) as (url, number, known):
             for steps in sorted({*(prefix for prefix in PREFIXES if prefix < most), most}):
                 name, title = f"{mesh.size}x{steps}", f"{mesh.size:,} ranks x {steps:,} steps"
                 took, used = rows.setdefault(title, []), cpu_s.setdefault(title, [])
