@@ -371,7 +371,7 @@ def _star(entry: Float, end: Float, took: Float, members: Int, call: np.void, re
             waited = np.where(used, shortest[:, None], np.nan)
             count = np.sum(used, axis=0)
             longest = np.full(len(others), np.inf)
-            longest[count > 0] = np.nanmedian(waited[:, count > 0], axis=0)
+            longest[count > 0] = _quantile(waited[:, count > 0], 0.5)
             error = np.minimum(error, longest + spread + np.abs(moved))
     calls = np.sum(used, axis=0)
     good = (calls >= MIN_CALLS) & (least <= most) & (np.abs(drift) <= MAX_DRIFT) & np.isfinite(error)
@@ -380,6 +380,17 @@ def _star(entry: Float, end: Float, took: Float, members: Int, call: np.void, re
               float(error[i]), float(drift_error[i]), int(calls[i]), method, group)
         for i in np.flatnonzero(good).tolist()
     ]  # fmt: skip
+
+
+def _quantile(values: Float, q: float) -> Float:
+    """Of each column, shape (members,), NaN left out and neighbours weighted; NaN where there is nothing else. (numpy
+    takes a column at a time.)"""
+    ordered = np.sort(values, axis=0)  # NaN last
+    place = q * np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
+    columns, below = np.arange(values.shape[1]), place.astype(np.int64)
+    above = np.minimum(below + (place > below), len(values) - 1)
+    low = ordered[below, columns]
+    return np.asarray(low + (place - below) * (ordered[above, columns] - low))
 
 
 def _trimmed(low: Float, high: Float, both: NDArray[np.bool_]) -> tuple[Float, Float]:
@@ -414,16 +425,16 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
     deviation = np.full(width, np.inf)
     if enough.any():
         # Theil and Sen's idea, cheaply: the slope between the medians of the first and the last third.
-        third = np.nanquantile(times[:, enough], [1 / 3, 2 / 3], axis=0)
+        third = [_quantile(times[:, enough], share) for share in (1 / 3, 2 / 3)]
         early = np.where(times[:, enough] <= third[0], 1.0, np.nan)
         late = np.where(times[:, enough] >= third[1], 1.0, np.nan)
-        rise = np.nanmedian(masked[:, enough] * late, axis=0) - np.nanmedian(masked[:, enough] * early, axis=0)
-        run = np.nanmedian(times[:, enough] * late, axis=0) - np.nanmedian(times[:, enough] * early, axis=0)
+        rise = _quantile(masked[:, enough] * late, 0.5) - _quantile(masked[:, enough] * early, 0.5)
+        run = _quantile(times[:, enough] * late, 0.5) - _quantile(times[:, enough] * early, 0.5)
         drift[enough] = np.where(run > 0, rise / np.where(run > 0, run, 1.0), 0.0)
         for _ in range(3):
-            offset[enough] = np.nanmedian((masked - drift * times)[:, enough], axis=0)
+            offset[enough] = _quantile((masked - drift * times)[:, enough], 0.5)
             residual = np.abs(masked - offset - drift * times)
-            deviation[enough] = np.nanmedian(residual[:, enough], axis=0)
+            deviation[enough] = _quantile(residual[:, enough], 0.5)
             near = used & (residual <= OUTLIER * np.maximum(deviation, 100.0))
             weight = near.astype(np.float64)
             total = np.maximum(weight.sum(axis=0), 1.0)
@@ -439,12 +450,10 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
         drift_error[square <= 0] = MAX_DRIFT
         certain = np.abs(drift) > CERTAIN * drift_error
         drift = np.where(certain, drift, 0.0)
-        offset = np.nanmedian(np.where(near, y - drift * x, np.nan), axis=0) if enough.all() else offset
-        if not enough.all():
-            offset[enough] = np.nanmedian(np.where(near, y - drift * x, np.nan)[:, enough], axis=0)
+        offset[enough] = _quantile(np.where(near, y - drift * x, np.nan)[:, enough], 0.5)
         left_over = np.abs(np.where(near, y - offset - drift * x, np.nan))
         spread = np.full(width, np.inf)
-        spread[enough] = np.nanquantile(left_over[:, enough], 0.9, axis=0)
+        spread[enough] = _quantile(left_over[:, enough], 0.9)
         return offset, drift, CERTAIN * drift_error, spread, used
     return offset, drift, np.full(width, np.inf), np.full(width, np.inf), used & False
 
