@@ -279,22 +279,24 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
         clocks = estimate(np.empty(0, CALL), len(names), wall_error_ns=wall_error_ns)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(None, names)))
 
+    extent = _Extent.of(query, params)
+
     def compared(chosen: _Chosen) -> Hosts:
         calls = _calls(run_form, {**asked, **chosen.params()}, names)
         minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
-        few = chosen if chosen.members == ALL else replace(chosen, minutes=_spread(chosen.minutes, SHIFT_MINUTES))
+        sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
+        few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
         steps = run_form(sql.STEPS_OF_CALLS, {**asked, **few.params()})
         clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
 
-    extent = _Extent.of(query, params)
     chosen = _choose(run_form, asked, names, told, extent)
     found = compared(chosen)
     connected = {str(host) for own in told["hosts"].tolist() for host in own}
-    if chosen.members != ALL and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
+    if chosen.part and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
                                      if name in connected):  # fmt: skip
         # Clocks that are minutes apart show other minutes at the same time.
-        found = compared(replace(chosen, minutes=extent.minutes, whole=True, members=ALL))
+        found = compared(replace(chosen, minutes=extent.minutes, whole=True))
     return found
 
 
@@ -307,7 +309,9 @@ class _Chosen:
         strides: Of each of them: one of so many calls.
         minutes: In which the calls were made, as each host's clock has it: begins, s since 1970, ascending.
         whole: These are all minutes of the run.
-        members: Ranks of each communicator and host that are looked at.
+        members: Ranks of each communicator and host that are looked at. Of fewer than all it is not known who was the
+            last, and so how long the others would have been in the call: clocks seem less exact than they are.
+        part: These are not all calls.
     """
 
     groups: tuple[int, ...]
@@ -315,6 +319,7 @@ class _Chosen:
     minutes: tuple[int, ...]
     whole: bool
     members: int
+    part: bool
 
     def params(self) -> dict[str, Any]:
         """What the queries need."""
@@ -336,11 +341,12 @@ class _Extent:
 
     Attributes:
         minutes: All that calls may be in, as any host's clock has it: begins, s since 1970, ascending.
-        last: The last one that is whole.
+        first, last: Those in which steps begin for sure: the last is whole, if there are two.
         calls: Of all ranks, roughly.
     """
 
     minutes: tuple[int, ...]
+    first: int
     last: int
     calls: float
 
@@ -350,7 +356,7 @@ class _Extent:
         first, last = int(rows["first_s"][0]), int(rows["last_s"][0])
         calls = float(rows["steps"][0]) * float(np.nan_to_num(rows["calls"][0]))
         # A host that is a little ahead; calls after the last whole step.
-        return _Extent(tuple(range(first - 60, last + 121, 60)), max(first, last // 60 * 60 - 60), calls)
+        return _Extent(tuple(range(first - 60, last + 121, 60)), first, max(first, last // 60 * 60 - 60), calls)
 
     def looked_at(self) -> tuple[int, ...]:
         """Minutes to look at. The newest half of them are next to one another: what the job does now is judged."""
@@ -376,13 +382,13 @@ def _choose(
     many = np.array([of_group.get(group, 0) for group in groups], np.int64)
     whole = len(minutes) == len(run.minutes)
     if whole and int(many @ [len(own) for own in hosts]) <= MAX_ROWS:
-        return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL)
+        return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL, False)
     strides = np.maximum(1, many // (PER_MINUTE * len(minutes)))
     fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
-    one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1)
+    one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
     best = telling(_calls(query, {**asked, **one.params()}, names), len(names))
     kept = _connecting(groups, hosts, best)
-    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, 1)
+    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True)
 
 
 def _connecting(groups: list[int], hosts: list[list[int]], best: Sequence[int]) -> list[int]:
@@ -408,6 +414,8 @@ def _connecting(groups: list[int], hosts: list[list[int]], best: Sequence[int]) 
 
 def _spread(some: Sequence[int], count: int) -> tuple[int, ...]:
     """So many of them, the first and the last among them."""
+    if not some:
+        return ()
     return tuple(some[i] for i in np.unique(np.linspace(0, len(some) - 1, count).round().astype(int)).tolist())
 
 
