@@ -9,6 +9,9 @@ seconds that the largest may take, over what it takes.
 beyond 100 steps repeats the second half of them, slow steps all, in the tables that a diagnosis reads: simulating 1,000
 steps of 10,240 ranks would take ten minutes. Jobs are made in memory and dropped, unless ``ARGUS_BENCH_STORES`` names a
 folder, which keeps them for the next time. ``ARGUS_BENCH_RANKS`` chooses among the sizes.
+
+Each job is there twice: its hosts share a clock, or each has one of its own, as in live jobs, up to 5 ms off and
+drifting by up to 20 ppm. Then a diagnosis lines them up first. ``ARGUS_BENCH_CLOCKS`` chooses: ``one`` or ``own``.
 """
 
 from __future__ import annotations
@@ -103,17 +106,21 @@ def run(rounds: int) -> Result:
     most = int(os.environ.get("ARGUS_BENCH_STEPS", "100"))
     sizes = os.environ.get("ARGUS_BENCH_RANKS", "")
     chosen = [mesh for mesh in MESHES if not sizes or str(mesh.size) in sizes.split(",")]
-    for mesh, skewed in itertools.product(chosen, (False, True)):
+    clocks = os.environ.get("ARGUS_BENCH_CLOCKS", "")
+    for mesh, skewed in itertools.product(
+        chosen, [own for own in (False, True) if clocks in ("", ("one", "own")[own])]
+    ):
         with _job(mesh, most, skewed) as (url, number, known):
             for steps in sorted({*(prefix for prefix in PREFIXES if prefix < most), most}):
-                name, title = f"{mesh.size}x{steps}", f"{mesh.size:,} ranks x {steps:,} steps"
+                name = f"{mesh.size}x{steps}{'_clocks' * skewed}"
+                title = f"{mesh.size:,} ranks x {steps:,} steps{', own clocks' * skewed}"
                 took, used = rows.setdefault(title, []), cpu_s.setdefault(title, [])
                 until = None if steps == most else steps - 1
                 for _ in range(min(rounds, 3)):
                     _ended(url)
                     began, cpu = time.perf_counter(), time.process_time()
                     with open_store(url, create=False) as store:
-                        verdict = diagnose_store(store, "bench", number, steps=(None, until), keep=False)
+                        verdict = diagnose_store(store, "bench", number, steps=(None, until), keep=skewed)
                         took.append(time.perf_counter() - began)
                         used.append(time.process_time() + store.engine_cpu_s() - cpu)
                         more[f"engine_peak_mib_{name}"] = store.engine_peak_bytes() / 2**20
