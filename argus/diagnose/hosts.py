@@ -26,6 +26,7 @@ from argus.semantics.clocks import (
     METHODS,
     SYNCHRONISING,
     estimate,
+    telling,
 )
 from argus.semantics.groups import VIOLATIONS, RankCalls, find_groups
 from argus.store.open import Store
@@ -34,9 +35,22 @@ from argus.store.writer import Writer
 
 Int = NDArray[np.int64]
 
-MAX_ROWS = 2_000_000
-"""Calls that are looked at: some hundred of each of 8,000 ranks. Where there are more, a hash of their number
-chooses."""
+MAX_CALLS = 8_000_000
+"""Calls of all ranks that may be read: a second of a query. Of longer runs some minutes are."""
+MAX_MINUTES = 240
+"""Minutes of which clocks are compared, of runs of however few calls."""
+MIN_MINUTES = 6
+"""Minutes that are read of any run: the newest three, the first, and two between."""
+MAX_ROWS = 200_000
+"""Collectives, counted once a host, that are compared at once; some five seconds for a million. Where there are more,
+one minute tells which communicators compare clocks best, and only these are looked at."""
+PER_MINUTE = 24
+"""Collectives of each communicator and minute that are compared then, a hash of their number chooses: a line through so
+many ends is off by a third of what one of them is."""
+PER_GLANCE = 12
+"""The same in the minute that tells which communicators to look at."""
+SHIFT_MINUTES = 3
+"""Minutes of a run in which step numbers are compared, where not all are."""
 MAX_GIVEN = 5_000
 """Lines of clocks that a query holds, where the store could not take them: some 300 KB."""
 RECENT = 4096
@@ -259,15 +273,150 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
     )
     asked = {**params, **blank.params(), "ops": list(SYNCHRONISING)}
     run_form = sql.of_job(query)
-    spanning = run_form(sql.SPANNING, asked)
-    calls, steps = np.empty(0, CALL), None
-    if len(spanning["comm_group"]):
-        asked["groups"] = [int(group) for group in spanning["comm_group"]]
-        asked["stride"] = max(1, int(spanning["calls"].sum()) // MAX_ROWS)
-        calls = _calls(run_form, asked, names)
-        steps = run_form(sql.STEPS_OF_CALLS, asked)
-    clocks = estimate(calls, len(names), wall_error_ns=_walls(query, params, names))
-    return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
+    told = run_form(sql.SPANNING, asked)
+    wall_error_ns = _walls(query, params, names)
+    if not len(told["comm_group"]):
+        clocks = estimate(np.empty(0, CALL), len(names), wall_error_ns=wall_error_ns)
+        return replace(blank, clocks=clocks, shifts=tuple(_shifts(None, names)))
+
+    extent = _Extent.of(query, params)
+
+    def compared(chosen: _Chosen) -> Hosts:
+        calls = _calls(run_form, {**asked, **chosen.params()}, names)
+        minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
+        sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
+        few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
+        steps = run_form(sql.STEPS_OF_CALLS, {**asked, **few.params()})
+        clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
+        return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
+
+    chosen = _choose(run_form, asked, names, told, extent)
+    found = compared(chosen)
+    connected = {str(host) for own in told["hosts"].tolist() for host in own}
+    if chosen.part and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
+                                     if name in connected):  # fmt: skip
+        # Clocks that are minutes apart show other minutes at the same time.
+        found = compared(replace(chosen, minutes=extent.minutes, whole=True))
+    return found
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The calls that hosts are compared by.
+
+    Attributes:
+        groups: Communicators.
+        strides: Of each of them: one of so many calls.
+        minutes: In which the calls were made, as each host's clock has it: begins, s since 1970, ascending.
+        whole: These are all minutes of the run.
+        members: Ranks of each communicator and host that are looked at. Of fewer than all it is not known who was the
+            last, and so how long the others would have been in the call: clocks seem less exact than they are.
+        part: These are not all calls.
+    """
+
+    groups: tuple[int, ...]
+    strides: tuple[int, ...]
+    minutes: tuple[int, ...]
+    whole: bool
+    members: int
+    part: bool
+
+    def params(self) -> dict[str, Any]:
+        """What the queries need."""
+        return {
+            "groups": list(self.groups),
+            "strides": list(self.strides),
+            "minutes": list(self.minutes),
+            "members": self.members,
+        }
+
+
+ALL = 1 << 30
+"""More ranks than a host has."""
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """How long a run is.
+
+    Attributes:
+        minutes: All that calls may be in, as any host's clock has it: begins, s since 1970, ascending.
+        first, last: Those in which steps begin for sure: the last is whole, if there are two.
+        calls: Of all ranks, roughly.
+    """
+
+    minutes: tuple[int, ...]
+    first: int
+    last: int
+    calls: float
+
+    @staticmethod
+    def of(query: sql.Query, params: Mapping[str, Any]) -> _Extent:
+        rows = query(sql.EXTENT, params)
+        first, last = int(rows["first_s"][0]), int(rows["last_s"][0])
+        calls = float(rows["steps"][0]) * float(np.nan_to_num(rows["calls"][0]))
+        # A host that is a little ahead; calls after the last whole step.
+        return _Extent(tuple(range(first - 60, last + 121, 60)), first, max(first, last // 60 * 60 - 60), calls)
+
+    def looked_at(self) -> tuple[int, ...]:
+        """Minutes to look at. The newest half of them are next to one another: what the job does now is judged."""
+        count = len(self.minutes)
+        most = int(np.clip(MAX_CALLS * count / max(self.calls, 1.0), MIN_MINUTES, MAX_MINUTES))
+        newest = most // 2 + 2
+        if most + 3 >= count:
+            return self.minutes
+        return (*_spread(self.minutes[1:-newest], most - most // 2), *self.minutes[-newest:])
+
+
+def _choose(
+    query: sql.Query, asked: Mapping[str, Any], names: list[str], told: Mapping[str, NDArray[Any]], run: _Extent
+) -> _Chosen:
+    """Which calls to look at: all, or where these are too many, some of the communicators that tell most."""
+    groups = told["comm_group"].astype(np.uint64).tolist()
+    place = {name: i for i, name in enumerate(names)}
+    hosts = [[place[str(host)] for host in own if str(host) in place] for own in told["hosts"].tolist()]
+    minutes = run.looked_at()
+    firsts = np.unique(told["first_rank"]).tolist()
+    rates = query(sql.CALL_RATES, {**asked, "groups": groups, "firsts": firsts, "minutes": list(minutes)})
+    of_group = dict(zip(rates["comm_group"].tolist(), rates["calls"].astype(int).tolist(), strict=True))
+    many = np.array([of_group.get(group, 0) for group in groups], np.int64)
+    whole = len(minutes) == len(run.minutes)
+    if whole and int(many @ [len(own) for own in hosts]) <= MAX_ROWS:
+        return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL, False)
+    strides = np.maximum(1, many // (PER_MINUTE * len(minutes)))
+    fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
+    one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
+    best = telling(_calls(query, {**asked, **one.params()}, names), len(names))
+    kept = _connecting(groups, hosts, best)
+    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True)
+
+
+def _connecting(groups: list[int], hosts: list[list[int]], best: Sequence[int]) -> list[int]:
+    """Places of the ``best`` groups, and of as few others, the largest first, as make one of all hosts that some
+    connect."""
+    part = {host: host for own in hosts for host in own}
+
+    def root(host: int) -> int:
+        while part[host] != host:
+            part[host] = host = part[part[host]]
+        return host
+
+    order = sorted(range(len(groups)), key=lambda i: (groups[i] not in best, -len(hosts[i])))
+    kept = []
+    for i in order:
+        roots = {root(host) for host in hosts[i]}
+        if groups[i] in best or len(roots) > 1:
+            kept.append(i)
+        for other in roots:
+            part[other] = min(roots)
+    return sorted(kept)
+
+
+def _spread(some: Sequence[int], count: int) -> tuple[int, ...]:
+    """So many of them, the first and the last among them."""
+    if not some:
+        return ()
+    return tuple(some[i] for i in np.unique(np.linspace(0, len(some) - 1, count).round().astype(int)).tolist())
 
 
 def prepare(store: Store, query: sql.Query, job: str, run: int) -> Hosts | None:

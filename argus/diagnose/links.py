@@ -81,7 +81,6 @@ def transfers_of(
     ranks: Mapping[str, NDArray[Any]],
     steps: Int,
     dimensions: Mapping[int, str],
-    one_number: Mapping[tuple[str, int], int],
     mesh: Mesh,
 ) -> Transfers:
     """Arranges the rows of :data:`argus.diagnose.sql.TRANSFERS`.
@@ -91,16 +90,15 @@ def transfers_of(
         ranks: As :data:`argus.diagnose.sql.TRANSFER_RANKS` returns them.
         steps: Those to keep, ascending, shape (steps,).
         dimensions: Of each communicator: what it is for.
-        one_number: Of a communicator on all hosts, by (host, number on that host).
         mesh: Which ranks are on one stage.
     """
     numbers: dict[tuple[int, str, int, int], int] = {}
 
     def places(rows: Mapping[str, NDArray[Any]], kept: Any) -> Int:
-        """The number of each row's link; hosts have rows of their own."""
+        """The number of each row's link."""
         coded: list[Any] = []
         back: list[Int] = []
-        for column in (rows[name][kept] for name in ("host", "comm_group", "op", "one", "other")):
+        for column in (rows[name][kept] for name in ("comm_group", "op", "one", "other")):
             if column.dtype == object:
                 # Few different words: far quicker than to sort them.
                 seen: dict[Any, int] = {}
@@ -118,9 +116,8 @@ def transfers_of(
         _, first, row = np.unique(code, return_index=True, return_inverse=True)
         found = []
         for at in first.tolist():
-            host, group, op, one, other = (values[place[at]] for values, place in zip(coded, back, strict=True))
-            number = one_number.get((str(host), int(group)), int(group))
-            found.append(numbers.setdefault((number, str(op), int(one), int(other)), len(numbers)))
+            group, op, one, other = (values[place[at]] for values, place in zip(coded, back, strict=True))
+            found.append(numbers.setdefault((int(group), str(op), int(one), int(other)), len(numbers)))
         return np.array(found, np.int64)[row] if found else np.empty(0, np.int64)
 
     # What all ranks tell one another, such as a norm, is too little to tell a link by.
@@ -229,11 +226,11 @@ def chunks(query: sql.Query, params: Mapping[str, Any], numbers: Int) -> int:
         numbers: Sure steps, ascending, shape (steps,).
     """
     rows = query(sql.TRANSFER_RANKS, {**params, "first": int(numbers[-3:][0]), "last": int(numbers[-1])})
-    pairs: dict[tuple[str, int], set[tuple[int, int]]] = {}
-    names = ("host", "comm_group", "op", "one", "other")
-    for host, group, op, one, other in zip(*(rows[name].tolist() for name in names), strict=True):
+    pairs: dict[int, set[tuple[int, int]]] = {}
+    names = ("comm_group", "op", "one", "other")
+    for group, op, one, other in zip(*(rows[name].tolist() for name in names), strict=True):
         if op == P2P:
-            pairs.setdefault((str(host), int(group)), set()).add((int(one), int(other)))
+            pairs.setdefault(int(group), set()).add((int(one), int(other)))
     last = {key: max(other for _, other in those) for key, those in pairs.items()}
     return 2 if any(last[key] > 1 and (0, last[key]) in those for key, those in pairs.items()) else 1
 
@@ -296,7 +293,7 @@ def read(
 
     def read(steps: Int) -> Transfers:
         ranks, rows = (query(text, asked) for text, asked in _asked(params, steps))
-        return transfers_of(rows, ranks, steps, dimensions, one, seen.mesh)
+        return transfers_of(rows, ranks, steps, dimensions, seen.mesh)
 
     return Carried(read(newest), dimensions, read, newest, _asked(params, newest)[1][1])
 

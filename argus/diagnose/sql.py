@@ -33,6 +33,112 @@ _CALLS = """(
     )"""
 """``calls_aligned`` of one run, as far as it is aligned: joined by numbers alone, in half of the time."""
 
+_NODES = """
+      SELECT host, min(rank) AS node FROM
+      (
+        SELECT rank, argMax(host, version) AS host FROM ranks
+        WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
+      ) GROUP BY host
+"""
+"""Hosts by the number of their first rank: joined by it, rows are found sooner than by a name."""
+
+_OF_ALL_HOSTS = f"""
+    SELECT m.rank AS rank, m.comm AS comm, if(j.joined_group = 0, m.comm_group, j.joined_group) AS comm_group,
+           m.comm_rank AS comm_rank, m.seq_offset + j.seq_shift AS seq_offset, r.host AS host, n.node AS node
+    FROM
+    (
+      SELECT rank, comm, comm_group, comm_rank, seq_offset FROM communicators FINAL
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND error = ''
+    ) AS m
+    INNER JOIN
+    (
+      SELECT rank, argMax(host, version) AS host FROM ranks
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} GROUP BY rank
+    ) AS r ON m.rank = r.rank
+    INNER JOIN ({_NODES}) AS n ON r.host = n.host
+    LEFT ANY JOIN
+    (
+      SELECT host, comm_group, joined_group, seq_shift FROM group_joins
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND error = ''
+        AND version = (SELECT max(version) FROM clocks WHERE job = {{job:String}} AND run = {{run:UInt32}})
+    ) AS j ON r.host = j.host AND m.comm_group = j.comm_group
+"""
+"""What each handle is on all hosts. Calls are joined with this first, by numbers alone: of a large job they are
+hundreds of millions, and few are of use."""
+
+_CALLS_ACROSS = f"""(
+      SELECT {{job:String}} AS job, {{run:UInt32}} AS run, c.rank AS rank, c.op AS op, c.ts AS ts, true AS aligned,
+             m.comm_group AS comm_group, toInt64(c.seq) + m.seq_offset AS aligned_seq,
+             toUnixTimestamp64Nano(c.ts) + k.offset_ns
+               + intDiv((toUnixTimestamp64Nano(c.ts) - k.at_ns) * k.drift_ppb, 1000000000) AS at_ns,
+             if(k.error_ns < 0 OR k.error_ns > {{apart_ns:Int64}}, m.node + 1, 0) AS side
+      FROM (SELECT * FROM collectives WHERE job = {{job:String}} AND run = {{run:UInt32}}) AS c
+      INNER JOIN
+      (
+{_OF_ALL_HOSTS}
+      ) AS m ON c.rank = m.rank AND c.comm = m.comm
+      ASOF LEFT JOIN
+      (
+        SELECT h.node AS node, o.ts AS ts, toUnixTimestamp64Nano(o.at) AS at_ns, o.offset_ns AS offset_ns,
+               o.drift_ppb AS drift_ppb, o.error_ns AS error_ns
+        FROM
+        (
+          SELECT host, ts, at, offset_ns, drift_ppb, error_ns FROM clocks
+          WHERE job = {{job:String}} AND run = {{run:UInt32}}
+            AND version = (SELECT max(version) FROM clocks WHERE job = {{job:String}} AND run = {{run:UInt32}})
+        ) AS o
+        INNER JOIN ({_NODES}) AS h ON o.host = h.host
+      ) AS k ON m.node = k.node AND c.ts >= k.ts
+    )"""
+"""``calls_across`` of one run in the same way. ``side``: ranks of one number are compared with one another; clocks that
+are too inexact are worth nothing, and such a host's ranks have a number of their own."""
+
+_SHIFTS = """
+      SELECT r.rank AS rank, s.shift AS shift, true AS known FROM
+      (
+        SELECT rank, argMax(host, version) AS host FROM ranks
+        WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
+      ) AS r
+      INNER JOIN
+      (
+        SELECT host, shift FROM step_shifts
+        WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+          AND version = (SELECT max(version) FROM step_shifts WHERE job = {job:String} AND run = {run:UInt32})
+      ) AS s ON r.host = s.host
+"""
+"""What to add to the steps of each rank, as far as it is known."""
+
+
+def _shifted(table: str) -> str:
+    """The view ``<table>_across`` of one run: joined by numbers alone."""
+    return f"""(
+      SELECT x.* EXCEPT (job, run, step), {{job:String}} AS job, {{run:UInt32}} AS run, x.step AS host_step,
+             toUInt32(greatest(0, toInt64(x.step) + s.shift)) AS step
+      FROM (SELECT * FROM {table} WHERE job = {{job:String}} AND run = {{run:UInt32}}) AS x
+      LEFT ANY JOIN ({_SHIFTS}) AS s ON x.rank = s.rank
+      WHERE s.known
+    )"""
+
+
+_SPANS_ACROSS = f"""(
+      SELECT {{job:String}} AS job, {{run:UInt32}} AS run, i.ts AS ts,
+             toUInt32(greatest(0, toInt64(arrayJoin([i.low, i.high])) + s.shift)) AS step
+      FROM
+      (
+        SELECT rank, min(step) AS low, max(step) AS high, max(iterations.ts) AS ts FROM iterations
+        WHERE job = {{job:String}} AND run = {{run:UInt32}}
+          AND iterations.ts >= fromUnixTimestamp64Nano({{since_ns:Int64}})
+        GROUP BY rank
+      ) AS i
+      INNER JOIN ({_SHIFTS}) AS s ON i.rank = s.rank
+    )"""
+"""Each rank's first and last step since then."""
+
+_HANDLES = """
+    SELECT rank, comm, comm_group, comm_rank FROM communicators FINAL
+    WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
+"""
+
 _ONE_HOST = {
     "$iterations": "iterations",
     "$phases": "phases",
@@ -40,7 +146,7 @@ _ONE_HOST = {
     "$gpusteps": "gpu_steps",
     "$kerneltimes": "kernel_times",
     "$gpucollectives": "gpu_collectives",
-    "$linkhost": "''",
+    "$handles": _HANDLES,
     "$collectives": "calls_aligned",
     "$calls": _CALLS,
     "$begun": "last_ts",
@@ -56,23 +162,26 @@ _ONE_HOST = {
     "$among": "",
 }
 _SEVERAL_HOSTS = {
-    "$iterations": "iterations_across",
-    "$phases": "phases_across",
-    "$gpuphases": "gpu_phases_across",
-    "$gpusteps": "gpu_steps_across",
+    "$iterations": _shifted("iterations"),
+    "$phases": _shifted("phases"),
+    "$gpuphases": _shifted("gpu_phases"),
+    "$gpusteps": _shifted("gpu_steps"),
     "$kerneltimes": "kernel_times_across",
-    "$gpucollectives": "gpu_collectives_across",
-    "$linkhost": "toString(g.host)",
+    "$gpucollectives": _shifted("gpu_collectives"),
+    "$handles": _OF_ALL_HOSTS,
     "$collectives": "calls_across",
-    "$calls": "calls_across",
+    "$calls": _CALLS_ACROSS,
     "$begun": "ts",
-    "$spans": "iterations_across",
+    "$spans": _SPANS_ACROSS,
     "$communicators": "calls_across",
     "$known": "aligned",
     "$arrival": "at_ns",
-    "$numbered": "AND rank IN (SELECT rank FROM iterations_across WHERE job = {job:String} AND run = {run:UInt32})",
-    # Clocks that are too inexact are worth nothing: such a host's ranks are compared with one another.
-    "$side": " if(cluster = '' AND clock_error_ns > {apart_ns:Int64}, toString(host), cluster) AS side,",
+    # Of whose steps the numbers are known.
+    "$numbered": (
+        "AND rank IN (SELECT rank FROM iterations WHERE job = {job:String} AND run = {run:UInt32})"
+        f" AND rank IN (SELECT rank FROM ({_SHIFTS}))"
+    ),
+    "$side": " side,",
     "$group": "cityHash64(w.comm_group, w.side)",
     "$aside": ", side",
     # Tables are ordered by the hosts' own numbers: what is far from those asked for is not read.
@@ -316,20 +425,17 @@ ORDER BY step, rank
 _TRANSFERS = """
 FROM
 (
-  SELECT g.rank AS rank, $linkhost AS host, m.comm_group AS comm_group, g.op AS op, g.step AS step,
+  SELECT g.rank AS rank, m.comm_group AS comm_group, g.op AS op, g.step AS step,
          g.op = 'SendRecv' AS pairwise, if(pairwise, least(m.comm_rank, g.peer), -1) AS one,
          if(pairwise, greatest(m.comm_rank, g.peer), -1) AS other,
          toFloat64(if(pairwise, min(g.shortest_ns), sum(g.duration_ns))) AS took,
          toInt64(sum(g.calls)) AS calls, toInt64(sum(g.bytes)) AS bytes
   FROM $gpucollectives AS g
   INNER JOIN
-  (
-    SELECT rank, comm, comm_group, comm_rank FROM communicators FINAL
-    WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
-  ) AS m ON g.rank = m.rank AND g.comm = m.comm
+  ($handles) AS m ON g.rank = m.rank AND g.comm = m.comm
   WHERE g.job = {job:String} AND g.run = {run:UInt32} AND g.step BETWEEN {first:UInt32} AND {last:UInt32}$near
     AND g.op != ''
-  GROUP BY rank, host, comm_group, op, step, one, other
+  GROUP BY rank, comm_group, op, step, one, other
 )
 WHERE NOT pairwise OR one >= 0
 """
@@ -337,18 +443,18 @@ WHERE NOT pairwise OR one >= 0
 
 TRANSFERS = _query(
     """
-SELECT comm_group, host, op, one, other, step, min(took) AS took_ns, max(calls) AS calls, max(bytes) AS bytes"""
+SELECT comm_group, op, one, other, step, min(took) AS took_ns, max(calls) AS calls, max(bytes) AS bytes"""
     + _TRANSFERS
-    + "GROUP BY comm_group, host, op, one, other, step\n"
+    + "GROUP BY comm_group, op, one, other, step\n"
 )
 """What each communicator's collectives took the rank that waited for nobody, and transfers between two ranks (``one``
 and ``other``, as numbered in the communicator) the one that waited less, by step and operation."""
 
 TRANSFER_RANKS = _query(
     """
-SELECT comm_group, host, op, one, other, groupUniqArray(rank) AS ranks"""
+SELECT comm_group, op, one, other, groupUniqArray(rank) AS ranks"""
     + _TRANSFERS
-    + "GROUP BY comm_group, host, op, one, other\n"
+    + "GROUP BY comm_group, op, one, other\n"
 )
 """Who takes part in them."""
 
@@ -875,55 +981,65 @@ GROUP BY rank, comm, seq
 """
 """When the kernels of the newest calls of some handles ran: those that were launched inside the call."""
 
-_OF_ALL_HOSTS = """
-    SELECT m.rank AS rank, m.comm AS comm, if(j.joined_group = 0, m.comm_group, j.joined_group) AS comm_group,
-           m.seq_offset + j.seq_shift AS seq_offset
-    FROM
-    (
-      SELECT rank, comm, comm_group, seq_offset FROM communicators FINAL
-      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
-    ) AS m
-    INNER JOIN
-    (
-      SELECT rank, argMax(host, version) AS host FROM ranks
-      WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank
-    ) AS r ON m.rank = r.rank
-    LEFT ANY JOIN
-    (
-      SELECT host, comm_group, joined_group, seq_shift FROM group_joins
-      WHERE job = {job:String} AND run = {run:UInt32} AND error = ''
-        AND version = (SELECT max(version) FROM clocks WHERE job = {job:String} AND run = {run:UInt32})
-    ) AS j ON r.host = j.host AND m.comm_group = j.comm_group
+EXTENT = """
+SELECT toInt64(toUnixTimestamp(toStartOfMinute(min(first_ts)))) AS first_s,
+       toInt64(toUnixTimestamp(max(last_ts)) + intDiv(max(max_ns), 1000000000)) AS last_s,
+       toFloat64(sum(n)) AS steps,
+       (SELECT toFloat64(avg(collectives)) FROM iterations
+        WHERE job = {job:String} AND run = {run:UInt32} AND step IN
+          (SELECT step FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}
+           ORDER BY step DESC LIMIT 1 BY step LIMIT 2)) AS calls
+FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}
 """
-"""What each handle is on all hosts. Calls are joined with this first, by numbers alone: of a large job they are
-hundreds of millions, and few are of use."""
+"""When a run was, s, how many steps its ranks made together, and how many collective calls are in one of them."""
 
 SPANNING = _query(f"""
-SELECT m.comm_group AS comm_group, uniqExact(n.host) AS hosts, sum(n.calls) AS calls
+SELECT comm_group, groupUniqArray(host) AS hosts, min(rank) AS first_rank
 FROM
 (
-  SELECT rank, comm, any(host) AS host, count() AS calls FROM collectives
-  WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
-  GROUP BY rank, comm
-) AS n
-INNER JOIN
-(
 {_OF_ALL_HOSTS}
-) AS m ON n.rank = m.rank AND n.comm = m.comm
+)
 GROUP BY comm_group
-HAVING hosts > 1
+HAVING length(hosts) > 1
 ORDER BY comm_group
 """)
 """Communicators that span hosts."""
+
+_MINUTES = "toStartOfMinute({}) IN (SELECT toDateTime(arrayJoin({{minutes:Array(UInt32)}}), 'UTC'))"
+_IN_MINUTES = _MINUTES.format("ts")
+"""Calls are ordered by the minute: others are not read."""
+
+CALL_RATES = _query(f"""
+SELECT m.comm_group AS comm_group, count() AS calls
+FROM
+(
+  SELECT rank, comm FROM collectives
+  WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN {{firsts:Array(UInt32)}}
+    AND has({{ops:Array(String)}}, op)
+) AS c
+INNER JOIN
+(
+  SELECT * FROM
+  (
+{_OF_ALL_HOSTS}
+  ) WHERE comm_group IN {{groups:Array(UInt64)}} ORDER BY rank LIMIT 1 BY comm_group
+) AS m ON c.rank = m.rank AND c.comm = m.comm
+GROUP BY comm_group
+ORDER BY comm_group
+""")
+"""How many synchronising calls the first rank of some communicators made in some minutes."""
 
 _SAMPLED = f"""
 WITH
   members AS
   (
-    SELECT rank, comm, comm_group, seq_offset FROM
+    SELECT rank, comm, comm_group, seq_offset,
+           transform(comm_group, {{groups:Array(UInt64)}}, {{strides:Array(UInt32)}}, toUInt32(1)) AS stride
+    FROM
     (
 {_OF_ALL_HOSTS}
-    ) WHERE has({{groups:Array(UInt64)}}, comm_group)
+    ) WHERE comm_group IN {{groups:Array(UInt64)}}
+    ORDER BY rank LIMIT {{members:UInt32}} BY comm_group, host
   ),
   sampled AS
   (
@@ -932,10 +1048,11 @@ WITH
     FROM
     (
       SELECT rank, host, tid, comm, seq, ts, duration_ns FROM collectives
-      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op)
+      WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN (SELECT rank FROM members)
+        AND has({{ops:Array(String)}}, op)
     ) AS c
     INNER JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
-    WHERE cityHash64(aligned_seq) % {{stride:UInt32}} = 0
+    WHERE cityHash64(aligned_seq) % m.stride = 0
   )
 """
 
@@ -955,7 +1072,8 @@ GPU_CALLS = _query(
            min(k.begun) AS entry, max(k.done) AS done
     FROM
     (
-{_NCCL_KERNELS}
+{_NCCL_KERNELS.rstrip()}
+      AND rank IN (SELECT rank FROM members) AND {_MINUTES.format("launch_ts")}
     ) AS k
     ASOF INNER JOIN sampled AS c ON k.rank = c.rank AND k.launch_tid = c.tid AND k.launch_ts >= c.ts
     WHERE k.launch_ts <= addNanoseconds(c.ts, greatest(c.duration_ns, 0))
@@ -968,20 +1086,24 @@ GPU_CALLS = _query(
 
 WAITED_CALLS = _query(
     _SAMPLED.rstrip()
-    + """,
+    + f""",
+  syncs AS
+  (
+    SELECT rank, ts, duration_ns FROM launches
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN (SELECT rank FROM members)
+      AND kind = 'sync' AND NOT in_nccl AND duration_ns >= 0
+  ),"""
+    + """
   waits AS
   (
     SELECT l.rank AS rank, l.ts AS ts, l.duration_ns AS duration_ns
     FROM
     (
-      SELECT rank, ts, duration_ns FROM launches
-      WHERE job = {job:String} AND run = {run:UInt32} AND kind = 'sync' AND NOT in_nccl AND duration_ns >= 0
+      SELECT rank, ts, duration_ns FROM syncs
     ) AS l
     INNER JOIN
     (
-      SELECT rank, quantile(0.9)(duration_ns) AS usual_ns FROM launches
-      WHERE job = {job:String} AND run = {run:UInt32} AND kind = 'sync' AND NOT in_nccl AND duration_ns >= 0
-      GROUP BY rank
+      SELECT rank, quantile(0.9)(duration_ns) AS usual_ns FROM syncs GROUP BY rank
     ) AS u ON l.rank = u.rank
     WHERE 10 * l.duration_ns >= u.usual_ns
   ),
@@ -1007,7 +1129,12 @@ FROM sampled AS c
 ASOF INNER JOIN
 (
   SELECT rank, ts, step, addNanoseconds(ts, duration_ns) AS ts_end FROM iterations
-  WHERE job = {job:String} AND run = {run:UInt32}
+  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN (SELECT rank FROM members) AND step IN
+    (SELECT step FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}
+       AND (has({minutes:Array(UInt32)}, toUInt32(toUnixTimestamp(toStartOfMinute(first_ts))))
+         OR has({minutes:Array(UInt32)}, toUInt32(toUnixTimestamp(toStartOfMinute(last_ts))))
+         OR has({minutes:Array(UInt32)}, toUInt32(toUnixTimestamp(toStartOfMinute(addNanoseconds(last_ts, max_ns)))))
+         OR max_ns > 60000000000))
 ) AS i ON c.rank = i.rank AND c.ts > i.ts
 WHERE c.ts <= i.ts_end
 GROUP BY comm_group, aligned_seq, host
@@ -1092,7 +1219,7 @@ def across(text: str, how: str) -> str:
     """
     form = _FORMS.get(text, text)
     needed = [name for name in _views() if re.search(rf"\b{name}\b", form)]
-    if how == "stored" or not (needed or re.search(r"\bclocks\b", form)):
+    if how == "stored" or not (needed or re.search(r"\b(clocks|step_shifts)\b", form)):
         return form
     parts = [_GIVEN.strip(), *(f"{name} AS\n  (\n{_views()[name]}\n  )" for name in needed)]
     head = "WITH\n  " + ",\n  ".join(parts)

@@ -90,11 +90,13 @@ def estimate(
     reference: int = 0,
     wall_error_ns: Int | None = None,
     window_ns: int = WINDOW_NS,
+    minutes: Int | None = None,
 ) -> NDArray[np.void]:
     """Estimates the clocks of all hosts against one.
 
     Hosts that share no communicator with the reference are reached through others, by the way with the least error;
-    errors add up.
+    errors add up. Times between windows, of which nothing is known, are bridged: there a clock's rate is taken to be no
+    farther from the mean one than at either end.
 
     Args:
         calls: :data:`CALL` rows of communicators that span hosts, in any order.
@@ -103,42 +105,112 @@ def estimate(
         wall_error_ns: By how much each host's clock may be off true time by its own account, shape (hosts,); -1: not
             known. A bound as well: used where it is the better one.
         window_ns: Length of the windows, ns.
+        minutes: When the windows that calls are given of begin, on any host's clock, ns; None: calls of all times are.
 
     Returns:
         :data:`CLOCK` rows, ordered by host and time, at least one a host. Each host's first holds from the beginning.
     """
-    known = calls[(calls["entry_ns"] >= 0) & (calls["end_ns"] >= 0) & (calls["took_ns"] >= 0)]
-    # Clocks may be hours apart: the length of the run is what the host with the most calls saw.
-    most = known["host"] == (np.bincount(known["host"]).argmax() if len(known) else 0)
-    base = int(known["entry_ns"][most].min()) if len(known) else 0
-    span = int(known["entry_ns"][most].max()) - base if len(known) else 0
-    count = int(min(max(1, span // window_ns), MAX_WINDOWS))
-    edges = np.linspace(0, span + 1, count + 1)
+    known = _known(calls)
+    base, span = _extent(known)
+    if minutes is None:
+        count = int(min(max(1, span // window_ns), MAX_WINDOWS))
+        begins = np.linspace(0, span + 1, count + 1)
+        ends, begins = begins[1:], begins[:-1]
+    else:
+        begins = (np.unique(minutes) - base).astype(np.float64)
+        ends = begins + window_ns
     walls = _walls(wall_error_ns, hosts, reference)
-    by_window: list[tuple[int, list[_Link]]] = []
-    for begin, links in zip(edges.tolist(), _windows(known, base, edges, reference), strict=False):
-        by_window.append((int(begin), links + walls))
+    found: dict[int, list[_Stretch]] = defaultdict(list)
+    for begin, end, links in zip(begins.tolist(), ends.tolist(), _windows(known, base, begins, reference), strict=True):
+        for host, line in _nearest(links + walls, reference, base).items():
+            found[host].append(_Stretch(int(begin), int(end), line))
+    last = max(int(ends[-1]), span + 1)
     rows: list[tuple[float, ...]] = [(reference, 0, 0, 0, 0, 0, 0, REFERENCE, -1)]
-    found: dict[int, list[tuple[int, _Line]]] = defaultdict(list)
-    for begin, links in by_window:
-        for host, line in _nearest(links, reference, base).items():
-            found[host].append((begin, line))
     for host in range(hosts):
         if host == reference:
             continue
-        lines = found.get(host, [])
-        if not lines:
+        if host in found:
+            rows += _rows(host, found[host], base, last)
+        else:
             rows.append((host, 0, 0, 0, 0, -1, 0, UNKNOWN, -1))
-        for place, (begin, line) in enumerate(lines):
-            until = lines[place + 1][0] if place + 1 < len(lines) else int(edges[-1])
-            since = 0 if place == 0 else begin
-            # On the reference's clock, whose windows differ from the host's own by the offset alone.
-            middle = line.at - base + line.offset
-            reach = max(abs(since - middle), abs(until - middle))
-            error = math.ceil(line.error + line.drift_error * reach) + FLOOR_NS
-            rows.append((host, base + since - int(line.offset) if place else 0, line.at, round(line.offset),
-                         round(line.drift * 1e9), error, line.calls, line.method, line.through))  # fmt: skip
     return np.array(rows, CLOCK)
+
+
+def telling(calls: NDArray[np.void], hosts: int, *, reference: int = 0) -> list[int]:
+    """The communicators by which each host is best compared with the reference, ascending. Arguments as for
+    :func:`estimate`; all calls are taken for those of one window."""
+    known = _known(calls)
+    base, _ = _extent(known)
+    (links,) = _windows(known, base, np.zeros(1), reference)
+    return sorted({line.group for line in _nearest(links, reference, base).values()})
+
+
+def _known(calls: NDArray[np.void]) -> NDArray[np.void]:
+    return calls[(calls["entry_ns"] >= 0) & (calls["end_ns"] >= 0) & (calls["took_ns"] >= 0)]
+
+
+def _extent(known: NDArray[np.void]) -> tuple[int, int]:
+    """When the first call was entered, and how much later the last one, ns. Clocks may be hours apart: the length of
+    the run is what the host with the most calls saw."""
+    if not len(known):
+        return 0, 0
+    times = known["entry_ns"][known["host"] == np.bincount(known["host"]).argmax()]
+    return int(times.min()), int(times.max()) - int(times.min())
+
+
+def _rows(host: int, found: list[_Stretch], base: int, last: int) -> list[tuple[float, ...]]:
+    """The lines of one host, and what joins them over times that nothing is known of. ``last``: when the run ends."""
+    rows: list[tuple[float, ...]] = []
+    found = _best(found, base)
+
+    def add(since: int, line: _Line, offset_ns: float, drift: float, error: float, at: int) -> None:
+        # On the reference's clock, whose windows differ from the host's own by the offset alone.
+        own = base + since - int(line.offset) if rows else 0
+        rows.append((host, own, at, round(offset_ns), round(drift * 1e9), math.ceil(error) + FLOOR_NS, line.calls,
+                     line.method, line.through))  # fmt: skip
+
+    for place, here in enumerate(found):
+        line, after = here.line, found[place + 1] if place + 1 < len(found) else None
+        begin, until = here.begin if place else 0, here.end if after is not None else last
+        add(begin, line, line.offset, line.drift, max(_error(line, base, begin), _error(line, base, until)), line.at)
+        if after is not None and after.begin > here.end:
+            at, offset, drift, error = _chord(here, after, base)
+            add(here.end, line, offset, drift, error, at)
+    return rows
+
+
+def _best(found: list[_Stretch], base: int) -> list[_Stretch]:
+    """Without what a host says of itself where the lines before and after are better."""
+    lines = [place for place, one in enumerate(found) if one.line.method != BY_WALL]
+    kept = []
+    for place, one in enumerate(found):
+        before = next((found[i] for i in reversed(lines) if i < place), None)
+        after = next((found[i] for i in lines if i > place), None)
+        error = math.inf
+        if one.line.method == BY_WALL and before is not None and after is not None:
+            error = _chord(before, after, base)[3]
+        elif one.line.method == BY_WALL and (near := before or after) is not None:
+            error = max(_error(near.line, base, when) for when in (one.begin, one.end))
+        if one.line.error < error:
+            kept.append(one)
+    return kept
+
+
+def _chord(here: _Stretch, after: _Stretch, base: int) -> tuple[int, float, float, float]:
+    """(When it is exact on the host's own clock, the offset then, its drift, its error) of what joins two lines: exact
+    at both ends, and off by most where the rate changes at once from one end's to the other's."""
+    gap = after.begin - here.end
+    begin, end = base + here.end - int(here.line.offset), base + after.begin - int(after.line.offset)
+    offset = here.line.at_time(begin)
+    drift = (after.line.at_time(end) - offset) / (end - begin)
+    bend = max(abs(one.line.drift - drift) + one.line.drift_error for one in (here, after))
+    error = max(_error(here.line, base, here.end), _error(after.line, base, after.begin)) + bend * gap / 2
+    return begin, offset, drift, error
+
+
+def _error(line: _Line, base: int, when: int) -> float:
+    """By how much a line may be off at a time of the reference, counted from ``base``, ns."""
+    return line.error + line.drift_error * abs(when - (line.at - base + line.offset))
 
 
 def convert(times: Int, clock: NDArray[np.void]) -> Int:
@@ -172,6 +244,8 @@ class _Link:
     drift_error: float
     calls: int
     method: int
+    group: int = -1
+    """The communicator that tells it; -1: none, it is what the hosts say of themselves."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +260,21 @@ class _Line:
     calls: int
     method: int
     through: int
+    group: int = -1
+    """The communicator that it shares with ``through``."""
+
+    def at_time(self, own: float) -> float:
+        """The offset at a time of the host's own clock."""
+        return self.offset + self.drift * (own - self.at)
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """What a host's line was fitted in: from ``begin`` to ``end`` after the first entry of all calls, ns."""
+
+    begin: int
+    end: int
+    line: _Line
 
 
 def _walls(errors: Int | None, hosts: int, reference: int) -> list[_Link]:
@@ -199,9 +288,9 @@ def _walls(errors: Int | None, hosts: int, reference: int) -> list[_Link]:
     ]
 
 
-def _windows(calls: NDArray[np.void], base: int, edges: Float, reference: int) -> list[list[_Link]]:
+def _windows(calls: NDArray[np.void], base: int, begins: Float, reference: int) -> list[list[_Link]]:
     """Links of each window."""
-    out: list[list[_Link]] = [[] for _ in range(len(edges) - 1)]
+    out: list[list[_Link]] = [[] for _ in begins]
     if not len(calls):
         return out
     order = np.lexsort((calls["host"], calls["seq"], calls["method"], calls["group"]))
@@ -212,7 +301,7 @@ def _windows(calls: NDArray[np.void], base: int, edges: Float, reference: int) -
     first = np.flatnonzero(new)
     # A call is in the window that the host with the lowest number entered it in.
     at = (calls["entry_ns"][first] - base).astype(np.float64)
-    window = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(out) - 1)
+    window = np.clip(np.searchsorted(begins, at, side="right") - 1, 0, len(out) - 1)
     lengths = np.diff(np.append(first, len(calls)))
     of_call = np.repeat(np.arange(len(first)), lengths)
     key = np.stack([calls["group"][first].view(np.int64), calls["method"][first].astype(np.int64), window])
@@ -232,12 +321,12 @@ def _windows(calls: NDArray[np.void], base: int, edges: Float, reference: int) -
         times[0, line, column] = mine["entry_ns"] - base
         times[1, line, column] = mine["end_ns"] - base
         times[2, line, column] = mine["took_ns"]
-        links = _star(times[0], times[1], times[2], members, int(mine["method"][0]), reference)
+        links = _star(times[0], times[1], times[2], members, mine[0], reference)
         out[int(window[chosen[0]])] += links
     return out
 
 
-def _star(entry: Float, end: Float, took: Float, members: Int, method: int, reference: int) -> list[_Link]:
+def _star(entry: Float, end: Float, took: Float, members: Int, call: np.void, reference: int) -> list[_Link]:
     """Compares each member of a communicator with one of them.
 
     Args:
@@ -245,9 +334,10 @@ def _star(entry: Float, end: Float, took: Float, members: Int, method: int, refe
         end: First end, the same.
         took: Shortest time of a rank in it, the same.
         members: Hosts, shape (members,).
-        method: :data:`BY_GPU` or :data:`BY_WAITS`.
+        call: One of the calls.
         reference: Taken for the hub if it has most of the calls.
     """
+    method, group = int(call["method"]), int(call["group"])
     seen = np.sum(~np.isnan(end), axis=0)
     hub = int(np.argmax(seen))
     wanted = np.flatnonzero(members == reference)
@@ -281,15 +371,26 @@ def _star(entry: Float, end: Float, took: Float, members: Int, method: int, refe
             waited = np.where(used, shortest[:, None], np.nan)
             count = np.sum(used, axis=0)
             longest = np.full(len(others), np.inf)
-            longest[count > 0] = np.nanmedian(waited[:, count > 0], axis=0)
+            longest[count > 0] = _quantile(waited[:, count > 0], 0.5)
             error = np.minimum(error, longest + spread + np.abs(moved))
     calls = np.sum(used, axis=0)
     good = (calls >= MIN_CALLS) & (least <= most) & (np.abs(drift) <= MAX_DRIFT) & np.isfinite(error)
     return [
         _Link(int(members[hub]), int(members[others[i]]), float(at[i]), float(offset[i] + moved[i]), float(drift[i]),
-              float(error[i]), float(drift_error[i]), int(calls[i]), method)
+              float(error[i]), float(drift_error[i]), int(calls[i]), method, group)
         for i in np.flatnonzero(good).tolist()
     ]  # fmt: skip
+
+
+def _quantile(values: Float, q: float) -> Float:
+    """Of each column, shape (members,), NaN left out and neighbours weighted; NaN where there is nothing else. (numpy
+    takes a column at a time.)"""
+    ordered = np.sort(values, axis=0)  # NaN last
+    place = q * np.maximum(np.sum(~np.isnan(values), axis=0) - 1, 0)
+    columns, below = np.arange(values.shape[1]), place.astype(np.int64)
+    above = np.minimum(below + (place > below), len(values) - 1)
+    low = ordered[below, columns]
+    return np.asarray(low + (place - below) * (ordered[above, columns] - low))
 
 
 def _trimmed(low: Float, high: Float, both: NDArray[np.bool_]) -> tuple[Float, Float]:
@@ -324,16 +425,16 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
     deviation = np.full(width, np.inf)
     if enough.any():
         # Theil and Sen's idea, cheaply: the slope between the medians of the first and the last third.
-        third = np.nanquantile(times[:, enough], [1 / 3, 2 / 3], axis=0)
+        third = [_quantile(times[:, enough], share) for share in (1 / 3, 2 / 3)]
         early = np.where(times[:, enough] <= third[0], 1.0, np.nan)
         late = np.where(times[:, enough] >= third[1], 1.0, np.nan)
-        rise = np.nanmedian(masked[:, enough] * late, axis=0) - np.nanmedian(masked[:, enough] * early, axis=0)
-        run = np.nanmedian(times[:, enough] * late, axis=0) - np.nanmedian(times[:, enough] * early, axis=0)
+        rise = _quantile(masked[:, enough] * late, 0.5) - _quantile(masked[:, enough] * early, 0.5)
+        run = _quantile(times[:, enough] * late, 0.5) - _quantile(times[:, enough] * early, 0.5)
         drift[enough] = np.where(run > 0, rise / np.where(run > 0, run, 1.0), 0.0)
         for _ in range(3):
-            offset[enough] = np.nanmedian((masked - drift * times)[:, enough], axis=0)
+            offset[enough] = _quantile((masked - drift * times)[:, enough], 0.5)
             residual = np.abs(masked - offset - drift * times)
-            deviation[enough] = np.nanmedian(residual[:, enough], axis=0)
+            deviation[enough] = _quantile(residual[:, enough], 0.5)
             near = used & (residual <= OUTLIER * np.maximum(deviation, 100.0))
             weight = near.astype(np.float64)
             total = np.maximum(weight.sum(axis=0), 1.0)
@@ -349,12 +450,10 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
         drift_error[square <= 0] = MAX_DRIFT
         certain = np.abs(drift) > CERTAIN * drift_error
         drift = np.where(certain, drift, 0.0)
-        offset = np.nanmedian(np.where(near, y - drift * x, np.nan), axis=0) if enough.all() else offset
-        if not enough.all():
-            offset[enough] = np.nanmedian(np.where(near, y - drift * x, np.nan)[:, enough], axis=0)
+        offset[enough] = _quantile(np.where(near, y - drift * x, np.nan)[:, enough], 0.5)
         left_over = np.abs(np.where(near, y - offset - drift * x, np.nan))
         spread = np.full(width, np.inf)
-        spread[enough] = np.nanquantile(left_over[:, enough], 0.9, axis=0)
+        spread[enough] = _quantile(left_over[:, enough], 0.9)
         return offset, drift, CERTAIN * drift_error, spread, used
     return offset, drift, np.full(width, np.inf), np.full(width, np.inf), used & False
 
@@ -389,7 +488,7 @@ def _nearest(links: list[_Link], reference: int, base: int) -> dict[int, _Line]:
             through = -1 if host == reference else host
             error = link.error + line.error
             further = _Line(base + round(at), offset, drift + line.drift, error, link.drift_error + line.drift_error,
-                            calls, max(link.method, line.method), through)  # fmt: skip
+                            calls, max(link.method, line.method), through, link.group)  # fmt: skip
             pushed += 1
             heapq.heappush(queue, (error, pushed, other, further))
     del lines[reference]

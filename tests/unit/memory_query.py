@@ -52,11 +52,9 @@ class MemoryQuery:
         if text == sql.GPU_TIMES:
             return {"rank": empty, "step": empty, **dict.fromkeys(_GPU_TIMES, empty)}
         if text == sql.TRANSFERS:
-            return dict.fromkeys(
-                ("comm_group", "host", "op", "one", "other", "step", "took_ns", "calls", "bytes"), empty
-            )
+            return dict.fromkeys(("comm_group", "op", "one", "other", "step", "took_ns", "calls", "bytes"), empty)
         if text == sql.TRANSFER_RANKS:
-            return dict.fromkeys(("comm_group", "host", "op", "one", "other", "ranks"), empty)
+            return dict.fromkeys(("comm_group", "op", "one", "other", "ranks"), empty)
         if text == sql.ISSUE:
             return dict.fromkeys(("rank", "step", "p50_ns", "p99_ns", "void_share"), empty)
         if text == sql.PATTERNS:

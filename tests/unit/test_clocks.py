@@ -23,6 +23,7 @@ from argus.semantics.clocks import (
     convert,
     error_at,
     estimate,
+    telling,
 )
 
 MS, US, S = 1_000_000, 1_000, 1_000_000_000
@@ -322,6 +323,72 @@ def test_no_calls_in_a_window_leave_the_line_before_it() -> None:
     calls = cluster.calls(rng, seconds=360)
     gone = (calls["entry_ns"] > WALL + 120 * S) & (calls["entry_ns"] < WALL + 240 * S)
     cluster.check(estimate(calls[~gone], 2), 360)
+
+
+def test_minutes_between_those_looked_at_are_bridged() -> None:
+    """A chord joins what is known before and after: where the rate stays, it is as exact as its ends."""
+    rng = np.random.default_rng(21)
+    cluster = Cluster.random(rng, 3)
+    calls = cluster.calls(rng, seconds=600, step_ms=1000)
+    minutes = np.array([0, 1, 5, 8, 9]) * 60 * S + WALL
+    looked = np.isin((calls["entry_ns"] - WALL) // (60 * S), [0, 1, 5, 8, 9])
+    clocks = estimate(calls[looked], 3, minutes=minutes)
+    assert max(cluster.check(clocks, 600)) < 250 * US
+    for host in (1, 2):
+        own = clocks[clocks["host"] == host]
+        since = np.round((own["since_ns"][1:] - WALL) / (60 * S)).astype(int)
+        assert since.tolist() == [1, 2, 5, 6, 8, 9]
+        ends = error_at(cluster.shown(host, np.array([30.0, 570.0]) * S), own)
+        between = error_at(cluster.shown(host, np.array([210.0]) * S), own)
+        assert between[0] > ends.max()
+
+
+def test_a_rate_that_changes_between_those_minutes_is_within_the_error() -> None:
+    """At once, and by as much as shows before and after: the chord is off by most there."""
+    rng = np.random.default_rng(22)
+    cluster = Cluster(np.array([0.0, 2.0 * MS]), np.array([0.0, 20e-6]))
+    calls = cluster.calls(rng, seconds=360, step_ms=1000)
+    mine = calls["host"] == 1
+    t = calls["entry_ns"][mine] - WALL
+
+    def bent(t: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.where(t > 180 * S, ((t - 180 * S) * -50e-6).astype(np.int64), 0)
+
+    for name in ("entry_ns", "end_ns"):
+        calls[name][mine] += bent(t)
+    minutes = np.array([0, 1, 4, 5])
+    looked = np.isin((calls["entry_ns"] - WALL) // (60 * S), minutes)
+    own = estimate(calls[looked], 2, minutes=minutes * 60 * S + WALL)
+    own = own[own["host"] == 1]
+    true = np.linspace(0, 360 * S, 1000)
+    here = cluster.shown(1, true)
+    here = here + bent(here - WALL)
+    wrong = np.abs(convert(here, own) - (WALL + true))
+    assert wrong.max() > MS
+    assert (wrong <= error_at(here, own) + 1).all()
+    assert error_at(here, own).max() < 2 * MS
+
+
+def test_what_a_host_says_of_itself_counts_where_lines_around_it_say_less() -> None:
+    rng = np.random.default_rng(23)
+    cluster = Cluster(np.array([0.0, 0.3 * MS]), np.zeros(2))
+    calls = cluster.calls(rng, seconds=360, step_ms=20, takes_us=(40.0,))
+    t = (calls["entry_ns"] - WALL) / S
+    few, many = calls[(t < 0.5) | (t > 300)], calls[(t < 60) | (t > 300)]
+    for some, wall_ms, expected in ((many, 50, {BY_GPU}), (few, 50, {BY_GPU}), (few, 1, {BY_GPU, BY_WALL})):
+        clocks = estimate(some, 2, wall_error_ns=np.full(2, wall_ms * MS))
+        assert set(clocks["method"][clocks["host"] == 1].tolist()) == expected, wall_ms
+        cluster.check(clocks, 360)
+
+
+def test_the_communicators_that_tell_most_are_known() -> None:
+    rng = np.random.default_rng(24)
+    cluster = Cluster.random(rng, 4)
+    rough = cluster.calls(rng, members=[0, 1, 2], group=1, takes_us=(20_000.0,))
+    fine = [cluster.calls(rng, members=pair, group=7 + pair[0]) for pair in ([0, 1], [1, 2])]
+    assert telling(np.concatenate([rough, *fine]), 4) == [7, 8]
+    assert telling(rough, 4) == [1]
+    assert telling(rough[:0], 4) == []
 
 
 def test_a_thousand_hosts_take_seconds() -> None:

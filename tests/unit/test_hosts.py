@@ -12,12 +12,27 @@ import numpy as np
 import pytest
 
 from argus.diagnose import sql
-from argus.diagnose.hosts import Hosts, _impossible, _Local, _match, _rough, _shifts, align_hosts, prepare, store_hosts
+from argus.diagnose.hosts import (
+    ALL,
+    MAX_MINUTES,
+    MIN_MINUTES,
+    Hosts,
+    _connecting,
+    _Extent,
+    _impossible,
+    _Local,
+    _match,
+    _rough,
+    _shifts,
+    align_hosts,
+    prepare,
+    store_hosts,
+)
 from argus.diagnose.run import diagnose, diagnose_store
 from argus.diagnose.verdict import Verdict
 from argus.errors import ArgusError
 from argus.records import COLLECTIVE
-from argus.semantics.clocks import CALL
+from argus.semantics.clocks import CALL, convert, error_at
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
@@ -50,6 +65,9 @@ WORLDS = {
     "ntp": World(gpu=False, offset_ms=(0.0, 0.6, 0.0), drift_ppm=(0.0, 0.0, 0.0), wall_error_ms=1.0),
     "ntp, slow": World(
         gpu=False, offset_ms=(0.0, 0.6, 0.0), drift_ppm=(0.0, 0.0, 0.0), wall_error_ms=1.0, slow={4: 1.8}
+    ),
+    "minutes": World(
+        forward_ms=1500, slow={6: 1.8}, local=True, sizes=((1_000_000, 0.03), (2_000_000, 0.03), (1, 0.03))
     ),
     "no company": World(attach_ms=(300, 900, 0), made=False, gpu=False, local=True),
 }
@@ -343,6 +361,80 @@ def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, m
     assert findings(verdict) == findings(usual)
     assert "could not be stored: argus: Not enough privileges" in verdict["reason"]
     assert "WITH" in verdict["findings"][0]["evidence"][0]["sql"]
+
+
+# ---- jobs of which a part is read
+
+
+def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the reference shows when a host shows ``own``, ns."""
+    t = (own - WALL - world.offset_ms[host] * MS) / (1 + world.drift_ppm[host] * 1e-6)
+    return np.asarray(WALL + t * (1 + world.drift_ppm[0] * 1e-6) + world.offset_ms[0] * MS)
+
+
+@pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
+def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some communicators, some of their calls, and of a long run some minutes."""
+    query, asked_for = partial(query_columns, store), list[Mapping[str, Any]]()
+
+    def noted(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        if "strides" in params:
+            asked_for.append(params)
+        return query(text, params)
+
+    whole = align_hosts(query, name, 1)
+    for constant in ("MAX_ROWS", "MAX_CALLS"):
+        monkeypatch.setattr(f"argus.diagnose.hosts.{constant}", 0)
+    some = align_hosts(noted, name, 1)
+    assert whole is not None
+    assert some is not None
+    glance, calls, steps = asked_for
+    assert len(glance["minutes"]) == 1
+    assert (glance["members"], calls["members"]) == (1, ALL)
+    assert len(calls["groups"]) == 1
+    if name == "minutes":
+        assert len(steps["minutes"]) < len(calls["minutes"]) < (whole.clocks["at_ns"].max() - WALL) / 60e9 + 3
+    assert [shift.shift for shift in some.shifts] == [shift.shift for shift in whole.shifts]
+    assert [shift.error for shift in some.shifts] == [""] * len(some.shifts)
+    world = WORLDS[name]
+    begin = int(asked(store, f"SELECT min(ts) AS ns FROM iterations WHERE job = '{name}'")["ns"][0])
+    end = int(asked(store, f"SELECT max(ts) AS ns FROM iterations WHERE job = '{name}'")["ns"][0])
+    for host in range(1, world.hosts):
+        own = some.clocks[some.clocks["host"] == host]
+        times = np.linspace(begin, end, 200).astype(np.int64)
+        wrong = np.abs(convert(times, own) - _true(world, host, times))
+        assert (wrong <= error_at(times, own) + 1).all()
+        # A minute has some 30 calls, here and there.
+        assert error_at(times, own).max() < (100 * US if name != "minutes" else MS)
+    assert [f["ranks"] for f in diagnose_store(store, name, 1)["findings"]] == [list(world.slow)]
+
+
+def test_where_those_minutes_have_nothing_in_common_all_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks may be minutes apart."""
+    monkeypatch.setattr("argus.diagnose.hosts._Extent.looked_at", lambda self: self.minutes[-1:])
+    hosts = align_hosts(partial(query_columns, store), "minutes", 1)
+    assert hosts is not None
+    assert [shift.error for shift in hosts.shifts] == ["", ""]
+    assert (hosts.clocks["error_ns"] >= 0).all()
+
+
+def test_which_minutes_are_looked_at() -> None:
+    minutes = tuple(range(0, 6000, 60))
+    assert _Extent(minutes, 60, 5820, 1e6).looked_at() == minutes
+    some = _Extent(minutes, 60, 5820, 1e8).looked_at()
+    assert list(some) == sorted(set(some))
+    assert some[0] == 60
+    assert some[-6:] == minutes[-6:]
+    assert len(some) == 10
+    assert len(_Extent(minutes, 60, 5820, 1e12).looked_at()) == MIN_MINUTES + 2
+    long = tuple(range(0, 600_000, 60))
+    assert len(_Extent(long, 60, 60, 1.0).looked_at()) == MAX_MINUTES + 2
+
+
+def test_communicators_that_connect_all_hosts_are_kept() -> None:
+    groups, hosts = [5, 6, 7, 8], [[0, 1], [1, 2], [0, 1, 2], [2, 3]]
+    assert _connecting(groups, hosts, []) == [2, 3]
+    assert _connecting(groups, hosts, [5, 6]) == [0, 1, 3]
 
 
 # ---- jobs of one host

@@ -68,14 +68,14 @@ class Network(Cluster):
         ):
             if params["first"] <= step <= params["last"]:
                 pair = (-1, -1) if peer < 0 else (min(place, peer), max(place, peer))
-                key = group, "", op, *pair
+                key = group, op, *pair
                 at = (*key, step)
                 took[at] = min(took.get(at, np.inf), spent if peer < 0 else shortest)
                 ranks.setdefault(key, set()).add(rank)
         rows: list[tuple[Any, ...]] = [(*key, ns, 8, 1 << 24) for key, ns in took.items()]
-        names = ("comm_group", "host", "op", "one", "other", "step", "took_ns", "calls", "bytes")
+        names = ("comm_group", "op", "one", "other", "step", "took_ns", "calls", "bytes")
         if text == sql.TRANSFER_RANKS:
-            rows, names = list(ranks), names[:5]
+            rows, names = list(ranks), names[:4]
         out = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
         if text == sql.TRANSFER_RANKS:
             out["ranks"] = np.empty(len(rows), object)
@@ -267,8 +267,8 @@ def test_a_last_stage_that_hands_on_to_the_first_has_several_chunks(pairs: list[
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         assert text == sql.TRANSFER_RANKS
         assert (params["first"], params["last"]) == (7, 9)
-        rows = [("", 4, "SendRecv", *pair) for pair in pairs] + [("", 4, "AllReduce", -1, -1)]
-        names = ("host", "comm_group", "op", "one", "other")
+        rows = [(4, "SendRecv", *pair) for pair in pairs] + [(4, "AllReduce", -1, -1)]
+        names = ("comm_group", "op", "one", "other")
         return {name: np.array(column, object) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
     assert links.chunks(query, {}, np.arange(10)) == told
