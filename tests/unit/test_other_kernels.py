@@ -68,7 +68,7 @@ def test_modules_come_after_what_they_need(kernels: ModuleType, tmp_path: Path) 
 
 
 def result(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"suite": "bookworm", "package": "6.1.0-1-amd64", "seconds": 300, "rows": list(rows)}
+    return {"suite": "bookworm", "package": "6.1.0-1-amd64", "seconds": 300, "words": [], "rows": list(rows)}
 
 
 def program(name: str, backend: str = "", *, loaded: bool = True, verified: int = 100) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def program(name: str, backend: str = "", *, loaded: bool = True, verified: int 
 
 
 WORKS = {"step": "sampler", "on": True, "detail": "this process's own stack was read"}
+TRUE = {"step": "truth", "samples": 200, "right": 0.995, "wrong": 0, "said": ""}
 TRACED = {
     "step": "trace", "code": 0, "said": "…\ncoverage: complete\n", "functions": {"inner": 3}, "reasons": {"sleep": 2},
     "rows": {"launches": 10, "collectives": 4, "stack_samples": 7},
@@ -86,9 +87,10 @@ TRACED = {
 def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
     kernels: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [program("on_sample"), program("walk_sampled", verified=1234), program("cuda_enter", "perf"), WORKS, TRACED]
-    assert kernels.show([result(*rows)])
+    programs = [program("on_sample"), program("walk_sampled", verified=1234), program("cuda_enter", "perf")]
+    assert kernels.show([result(*programs, WORKS, TRUE, TRACED)])
     shown = capsys.readouterr().out
+    assert "99.50% of 200 right, 0 wrong" in shown
     assert "2 of 2 load, most 1,234" in shown
     assert "10 launches, 4 collectives, 7 stack_samples, 3 stacks in inner(), 2 sleeps" in shown
     assert "coverage: complete" in shown
@@ -97,15 +99,19 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
 @pytest.mark.parametrize(
     "bad",
     [
-        [program("on_sample", loaded=False), WORKS, TRACED],
-        [program("on_sample"), {**WORKS, "on": False}, TRACED],
-        [program("on_sample"), WORKS, {**TRACED, "rows": {**TRACED["rows"], "launches": 0}}],  # type: ignore[dict-item]
-        [program("on_sample"), WORKS, {**TRACED, "functions": {"": 3}}],
-        [program("on_sample"), WORKS, {**TRACED, "reasons": {"futex": 3}}],
-        [program("on_sample"), WORKS, {**TRACED, "code": 1}],
-        [program("on_sample"), WORKS, TRACED, {"step": "failed", "what": "Traceback\nOSError: no"}],
+        [program("on_sample", loaded=False), WORKS, TRUE, TRACED],
+        [program("on_sample"), {**WORKS, "on": False}, TRUE, TRACED],
+        [program("on_sample"), WORKS, TRUE, {**TRACED, "rows": {**TRACED["rows"], "launches": 0}}],  # type: ignore[dict-item]
+        [program("on_sample"), WORKS, TRUE, {**TRACED, "functions": {"": 3}}],
+        [program("on_sample"), WORKS, TRUE, {**TRACED, "reasons": {"futex": 3}}],
+        [program("on_sample"), WORKS, TRUE, {**TRACED, "code": 1}],
+        [program("on_sample"), WORKS, {**TRUE, "wrong": 1}, TRACED],
+        [program("on_sample"), WORKS, {**TRUE, "right": 0.98}, TRACED],
+        [program("on_sample"), WORKS, {**TRUE, "samples": 99}, TRACED],
+        [program("on_sample"), WORKS, TRACED],
+        [program("on_sample"), WORKS, TRUE, TRACED, {"step": "failed", "what": "Traceback\nOSError: no"}],
         [program("on_sample"), {"step": "refusal", "code": 1, "said": "Traceback"}],
-        [WORKS, TRACED],
+        [WORKS, TRUE, TRACED],
         [program("on_sample")],
     ],
     ids=[
@@ -115,6 +121,10 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
         "no Python",
         "no sleep",
         "trace fails",
+        "wrong",
+        "rejected",
+        "few",
+        "no truth",
         "failure",
         "no words",
         "no program",
@@ -123,6 +133,11 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
 )
 def test_anything_else_is_wrong(kernels: ModuleType, bad: list[dict[str, Any]]) -> None:
     assert not kernels.show([result(*bad)])
+
+
+def test_programs_may_be_all_that_was_asked_for(kernels: ModuleType) -> None:
+    assert not kernels.show([result(program("on_sample"), WORKS)])
+    assert kernels.show([{**result(program("on_sample"), WORKS), "words": ["--programs"]}])
 
 
 def test_a_kernel_that_is_too_old_is_right_if_the_user_is_told(kernels: ModuleType) -> None:
