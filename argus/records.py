@@ -355,6 +355,7 @@ BOARD = np.dtype(
     [
         ("active", "<u4"),
         ("ended", "<u4"),
+        ("resting", "<u8"),
         ("period_ns", "<u8"),
         ("entries_0", "<u8"),
         ("entries_1", "<u8"),

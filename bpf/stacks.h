@@ -147,6 +147,7 @@ struct argus_pause {
 struct argus_board {
 	u32 active;               /* which of counts_0 and counts_1 is counted in; user space sets it */
 	u32 ended;                /* 1 once all is to end; user space sets it */
+	u64 resting;              /* 1 while threads are not followed off the CPU; user space sets it */
 	u64 period_ns;            /* time between two samples on a CPU: what one stands for; user space sets it */
 	u64 entries_0, entries_1; /* made in counts_0 and counts_1 since user space set them to 0 */
 	u64 clones;               /* processes and threads that traced processes have made */

@@ -77,6 +77,35 @@ CONTROL_RING_BYTES = 16 << 20
 """Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
 
 
+LAUNCHES = ("kernel", "graph")
+"""Kinds of calls that launch work, of which a program may make any number."""
+
+
+def is_emulated(path: str, offset: int) -> bool:
+    """Whether the kernel emulates an instruction when a probe on it is hit, instead of single-stepping it out of line.
+
+    On x86-64 it emulates what arch/x86/kernel/uprobes.c has in ``branch_xol_ops`` and ``push_xol_ops``: near jumps and
+    calls, ``nop``, ``push`` of a register. Elsewhere all are taken for emulated: nothing was measured there.
+
+    Args:
+        path: The file.
+        offset: Where in it.
+    """
+    if not calls.ENTRY_ONLY_NEEDS_RETURN_ADDRESS:
+        return True
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            code = file.read(2)
+    except OSError:
+        return True
+    if len(code) < 2:
+        return True
+    first = code[1] if code[0] in (0x41, 0x48) else code[0]
+    near = code[0] == 0x0F and code[1] & 0xF0 == 0x80
+    return 0x50 <= first <= 0x57 or code[0] in (0x90, 0xE8, 0xE9, 0xEB) or code[0] & 0xF0 == 0x70 or near
+
+
 class _LinkCreateUprobeMulti(ctypes.Structure):
     """``union bpf_attr``, the part for BPF_LINK_CREATE with uprobe_multi."""
 
@@ -112,6 +141,9 @@ class Attachment:
         pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
         entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
         range_links: The same of PyTorch's ranges, which a program may have in any number.
+        launch_entry_links, launch_exit_links: The same of launches of kernels and graphs.
+        launches: Of each BPF program, offset and cookie of the launches: what is probed again.
+        stepped: Numbers of calls whose first instruction the kernel single-steps.
         functions: Symbols with a probe at their entry.
         exits: Symbols with one at their exit too.
     """
@@ -123,6 +155,10 @@ class Attachment:
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
     range_links: list[int] = field(default_factory=list)
+    launch_entry_links: list[int] = field(default_factory=list)
+    launch_exit_links: list[int] = field(default_factory=list)
+    launches: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    stepped: set[int] = field(default_factory=set)
 
     @property
     def probes(self) -> int:
@@ -156,6 +192,8 @@ class Probes:
         self.attachments: list[Attachment] = []
         self.ranges = True
         """Whether PyTorch's ranges are probed."""
+        self.launching = True
+        """Whether launches are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
@@ -255,14 +293,17 @@ class Probes:
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
             cookie = call.cookie(with_exit, slot)
+            into = attachment.launches if call.kind in LAUNCHES else by_program
             if call.kind in ("range_begin", "range_end"):
                 ranges.append((offset, cookie))
             else:
-                by_program.setdefault(f"{call.program}_enter", []).append((offset, cookie))
+                into.setdefault(f"{call.program}_enter", []).append((offset, cookie))
             attachment.functions.append(symbol)
             if with_exit:
-                by_program.setdefault(f"{call.program}_exit", []).append((offset, cookie))
+                into.setdefault(f"{call.program}_exit", []).append((offset, cookie))
                 attachment.exits.append(symbol)
+            if not is_emulated(library.open_path, offset):
+                attachment.stepped.add(call.id)
         try:
             # Exits first: an entry whose exit is not hooked yet would be reported as never finished.
             for name in sorted(by_program, key=lambda program: not program.endswith("_exit")):
@@ -270,13 +311,23 @@ class Probes:
                 self._attach_program(attachment, name, by_program[name], links)
             if ranges and self.ranges:
                 self._attach_program(attachment, "mark_enter", ranges, attachment.range_links)
+            if self.launching:
+                self._attach_launches(attachment)
         except OSError as reason:
             self._close_links(attachment.range_links)
+            self._close_links(attachment.launch_entry_links)
+            self._close_links(attachment.launch_exit_links)
             self._close_links(attachment.entry_links)
             self._close_links(attachment.exit_links)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
         return attachment
+
+    def _attach_launches(self, attachment: Attachment) -> None:
+        for name in sorted(attachment.launches, key=lambda program: not program.endswith("_exit")):
+            at_exit = name.endswith("_exit")
+            links = attachment.launch_exit_links if at_exit else attachment.launch_entry_links
+            self._attach_program(attachment, name, attachment.launches[name], links)
 
     def _file_slot(self, library: Library) -> int:
         """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
@@ -359,12 +410,15 @@ class Probes:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
         # Entries first: a call entered without its exit probed would look as if it never returned.
-        self._close_links([link for attachment in chosen for link in attachment.entry_links + attachment.range_links])
-        self._close_links([link for attachment in chosen for link in attachment.exit_links])
+        entries = [each.entry_links + each.range_links + each.launch_entry_links for each in chosen]
+        self._close_links([link for links in entries for link in links])
+        self._close_links([link for each in chosen for link in each.exit_links + each.launch_exit_links])
         for attachment in chosen:
             attachment.entry_links.clear()
             attachment.range_links.clear()
             attachment.exit_links.clear()
+            attachment.launch_entry_links.clear()
+            attachment.launch_exit_links.clear()
             self.attachments.remove(attachment)
 
     def detach_ranges(self) -> None:
@@ -373,6 +427,28 @@ class Probes:
         self._close_links([link for attachment in self.attachments for link in attachment.range_links])
         for attachment in self.attachments:
             attachment.range_links.clear()
+
+    def detach_launches(self) -> None:
+        """Takes the probes on launches away, and puts none on later files until ``attach_launches``."""
+        self.launching = False
+        for name in ("launch_entry_links", "launch_exit_links"):
+            self._close_links([link for attachment in self.attachments for link in getattr(attachment, name)])
+            for attachment in self.attachments:
+                getattr(attachment, name).clear()
+
+    def attach_launches(self) -> None:
+        """Puts them back.
+
+        Raises:
+            OSError: The kernel refuses, or a file cannot be reached any more: some are there then.
+        """
+        self.launching = True
+        for attachment in self.attachments:
+            self._attach_launches(attachment)
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
+        return self._module.run_times()
 
     @staticmethod
     def _close_links(links: list[int]) -> None:
