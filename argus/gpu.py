@@ -13,7 +13,7 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,16 @@ from argus.store.writer import Writer
 
 AGAIN_S = 1.0
 """Before a process that runs another program now is looked at anew."""
+CHANGE_NS = 2_000_000_000
+"""After it is collected otherwise: the helper looks now and then, and what was launched before it did has no times."""
 LINGER_S = 3.0
 """How long after its end a process's last records are waited for."""
 SETTLE_S = 2.0
 """How long "not armed" may be only the first look's answer."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
+KEPT_NAMES = 4096
+"""Kernels that the live view knows of, at least; a program that makes kernels all the time has any number."""
 NO_GPU = "the process has loaded no CUDA library"
 NOT_ARMED = "the process is not armed: start it with `argus run -- …`, or see `argus arm`"
 
@@ -139,10 +143,14 @@ class _Process:
     again_at: float = 0.0
     ended_at: float = 0.0
     over: bool = False
+    last: tuple[str, str] | None = None
+    """State and reason once it is over."""
 
     @property
     def state(self) -> tuple[str, str]:
         """State and reason, for people."""
+        if self.last is not None:
+            return self.last
         if self.failure:
             return "failed", self.failure
         if self.program is None:
@@ -150,6 +158,13 @@ class _Process:
         collector = self.program.collector
         state, reason = str(collector.state), collector.reason
         return state, reason
+
+    def let_go(self) -> None:
+        """Keeps of a process that is over only what is told of it."""
+        self.last = self.state
+        self.program = self.injection = None
+        self.usage, self.steps = GpuUsage(), GpuSteps()
+        self.unanswered = self.unanswered[:0].copy()
 
 
 class GpuSide:
@@ -201,6 +216,9 @@ class GpuSide:
         self._asked: dict[tuple[int, int], tuple[float, float]] = {}
         self._kernels: Tally[str] = Tally()
         self._kernel_ns: Tally[str] = Tally()
+        self._all_ns = 0
+        self._regimes: deque[tuple[int, CuptiOptions]] = deque([(0, options)], maxlen=16)
+        """Since when, CLOCK_MONOTONIC, it was collected how."""
         self._stopping = False
         self._injector: ThreadPoolExecutor | None = None
 
@@ -225,7 +243,10 @@ class GpuSide:
                     process.job, process.member = job, member
                     process.steps.phases.transfers = job.transfers
                     process.steps.phases.calls = job.calls.setdefault(member.rank, Calls())
-        for target in candidates if self._mode == "auto" and not self._stopping else ():
+        candidates = list(candidates) if self._mode == "auto" and not self._stopping else []
+        if candidates:
+            self._asked = {key: self._asked[key] for key in map(_key, candidates) if key in self._asked}
+        for target in candidates:
             key = _key(target)
             first, due = self._asked.get(key, (now, now))
             if key in known or now < due:
@@ -251,6 +272,34 @@ class GpuSide:
             if process.member is None and process.program is not None
             if any(len(batch.gpu) for batch in process.program.batches)
         }
+
+    @property
+    def share(self) -> float:
+        """Share of the time for which GPU times are recorded."""
+        return self._options.share
+
+    def set_share(self, share: float, now_ns: int) -> None:
+        """Records for this share of the time from now on.
+
+        Args:
+            share: ``CuptiOptions.share``.
+            now_ns: CLOCK_MONOTONIC.
+        """
+        self._options = replace(self._options, share=share)
+        self._regimes.append((now_ns, self._options))
+        for process in self._processes:
+            process.unanswered = process.unanswered[:0]
+            if process.program is not None:
+                process.program.collector.set_share(share)
+
+    def _records_whole(self, start_ns: NDArray[np.int64], duration_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """As ``CuptiOptions.records_whole``, by how it was collected then. Where that changed nothing is whole."""
+        whole = np.zeros(len(start_ns), bool)
+        _, *ends = (begin for begin, _ in (*self._regimes, (1 << 62, self._options)))
+        for (begin, options), end in zip(self._regimes, ends, strict=True):
+            inside = (start_ns >= begin + CHANGE_NS * (begin > 0)) & (start_ns + duration_ns <= end)
+            whole |= inside & options.records_whole(start_ns, duration_ns)
+        return whole
 
     # ---- what
 
@@ -358,6 +407,13 @@ class GpuSide:
                 if now > process.ended_at + LINGER_S:
                     self._end(process)
             self._write_state(process)
+            if process.over:
+                process.let_go()
+        self._processes = [each for each in self._processes if not each.over or each.member is not None]
+
+    def forget(self, job: Job) -> None:
+        """Drops what is left of a job that is over."""
+        self._processes = [each for each in self._processes if not each.over or each.job is not job]
 
     def _take(self, process: _Process, program: _Program, launches: NDArray[np.void], now_ns: int) -> None:
         assert process.member is not None
@@ -400,20 +456,24 @@ class GpuSide:
                 name = program.names.words[word]
                 self._kernels[name] += int(count[word])
                 self._kernel_ns[name] += int(total[word])
+            self._all_ns += int(duration.sum())
+            if len(self._kernel_ns) > 2 * KEPT_NAMES:
+                self._kernel_ns = Tally(dict(self._kernel_ns.most_common(KEPT_NAMES)))
+                self._kernels = Tally({name: self._kernels[name] for name in self._kernel_ns})
             process.kernels += int(np.sum(kernel))
             probed = ops["launch_ns"][(ops["flags"] & records.GPU_LAUNCH_PROBED) != 0]
             if len(probed):
                 process.unanswered = process.unanswered[process.unanswered > probed.max()]
         windows = process.usage.advance(final=final)
-        windows = windows[self._options.records_whole(windows["start_ns"], windows["duration_ns"])]
+        windows = windows[self._records_whole(windows["start_ns"], windows["duration_ns"])]
         if len(windows):
             process.windows.append(windows)
             self._writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
         steps = process.steps.advance(final=final)
-        steps = steps[self._options.records_whole(steps["start_ns"], steps["duration_ns"])]
+        steps = steps[self._records_whole(steps["start_ns"], steps["duration_ns"])]
         over = process.steps.take_over()
         begin, end, _ = np.array(over, np.int64).reshape(-1, 3).T
-        whole = self._options.records_whole(begin, end - begin).tolist()
+        whole = self._records_whole(begin, end - begin).tolist()
         whole_steps = list(itertools.compress(over, whole))
         self._kernel_side.settle(process.job, pid, whole_steps, final=final)
         process.flops.settle(whole_steps)
@@ -575,7 +635,7 @@ class GpuSide:
     @property
     def kernel_ns(self) -> int:
         """Time of all kernels on the GPUs; two that ran at once count twice."""
-        return sum(self._kernel_ns.values())
+        return self._all_ns
 
     def views(self) -> list[GpuView]:
         """Every rank's GPUs."""

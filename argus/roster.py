@@ -48,6 +48,11 @@ from argus.semantics.steps import StepTracker
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
 on CPUs."""
+KEPT_OVER = 8
+"""Attempts of jobs that are over and were superseded, remembered for the end's summary: of a launcher that restarts its
+ranks for weeks, the newest. What older ones did is in the store, and in ``Roster.past``."""
+KEPT_HELPERS = 64
+"""The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
 YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
@@ -85,7 +90,7 @@ _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 f
 """What each probed call does, ``semantics.gpu_phases.What``; 0: no collective of NCCL."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
 
@@ -123,6 +128,8 @@ class Job:
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
     groups_due: float = 0.0
+    over_since: float = 0.0
+    """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
 
     def holder(self, rank: int) -> Member | None:
         """The process that is this rank, or was."""
@@ -273,6 +280,8 @@ class Roster:
         self.by_pid: dict[int, tuple[Job, Member]] = {}
         self.attached: list[Attachment] = []
         self.losses: Tally[str] = Tally()
+        self.past: Tally[str] = Tally()
+        """What the jobs and helpers that are no longer remembered did: jobs, launches, collectives."""
         self._late: set[int] = set()
         self.notes: deque[str] = deque(maxlen=100)
         self.family = Family(probes, follow=follow)
@@ -402,8 +411,40 @@ class Roster:
             candidate = self._candidates.pop(pid, None)
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
+            self._late.discard(pid)
             if pid in self.by_pid:
-                self.by_pid.pop(pid)[1].target.close()
+                job, member = self.by_pid.pop(pid)
+                member.target.close()
+                self._settle(job)
+
+    def _settle(self, job: Job) -> None:
+        """A process of this job was forgotten: so are its oldest helpers, and it is over when that was the last one."""
+        ended = [pid for pid, member in job.members.items() if member.helper and pid not in self.by_pid]
+        for pid in ended[:-KEPT_HELPERS]:
+            self._put_by(job.members.pop(pid))
+        if not any(pid in self.by_pid for pid in job.members):
+            job.over_since = time.monotonic()
+
+    def _put_by(self, member: Member) -> None:
+        self.past["launches"] += member.launches
+        self.past["collectives"] += member.collectives
+
+    def take_over(self, now: float, linger_s: float) -> list[Job]:
+        """Forgets the oldest jobs that have been over for so long and whose ranks have started again, and returns them.
+
+        Args:
+            now: ``time.monotonic()``.
+            linger_s: For so long their last rows may come.
+        """
+        current = {id(job) for job in self._current.values()}
+        over = [job for job in self.jobs if job.over_since and id(job) not in current]
+        gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s]
+        for job in gone:
+            self.jobs.remove(job)
+            self.past["jobs"] += 1
+            for member in job.members.values():
+                self._put_by(member)
+        return gone
 
     def adopt_callers(self, pids: set[int]) -> bool:
         """Makes ranks of processes whose calls have arrived. Whether there was one."""
@@ -478,6 +519,7 @@ class Roster:
             job, rank = self._place(target)
         member = Member(target, rank, source)
         job.members[pid] = member
+        job.over_since = 0.0
         self.by_pid[pid] = (job, member)
         self._names.remember(pid)
         return job, member

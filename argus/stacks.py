@@ -66,8 +66,11 @@ _BELIEVED = -1 << 40
 _SIGNS_OF_LIFE = ("switches_voluntary", "switches_involuntary", "cpu_ns")
 RECENT_S = 5.0
 """What the live view shows."""
-KEPT_STACKS = 100_000
-"""Stacks remembered in all; beyond it all are numbered and sent anew, which costs time and loses nothing."""
+KEPT_STACKS = 16_384
+"""Stacks remembered in all, some 2 KB each, twice; beyond it all are numbered and sent anew, which costs time and loses
+nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
+KEPT_THREADS = 1024
+"""Of a process: names of threads that have ended, and that counts may still speak of."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,11 @@ class StackSide:
         self._writer = writer
         self._origin = origin
         self._version = version
-        self._may_raise = rate_hz is None
+        self._chosen_hz = rate_hz
         self._rate_hz, self._off_cpu_ns = rate_hz or DEFAULT_RATE_HZ, off_cpu_ns
+        self._most_hz: int | None = None
+        self._refused = False
+        self._rests = False
         self._why, self._calm_due = "", 0.0
         self._probes: StackProbes | None = None
         self._reason = "" if on else "off: switched off with --no-stacks"
@@ -248,24 +254,50 @@ class StackSide:
         Returns:
             What has changed, for people; empty: nothing.
         """
-        if self._probes is None or not self._may_raise:
-            return ""
         if why:
             self._calm_due = now + CALM_S
-        wanted = RAISED_RATE_HZ if now < self._calm_due else DEFAULT_RATE_HZ
-        if wanted == self._rate_hz:
+        return self._set_rate(why or f"nothing was the matter for {CALM_S:.0f} s", now, why)
+
+    def limit(self, most_hz: int | None, now: float) -> str:
+        """Samples so often at most from now on, whatever was chosen; None: there is no limit. As ``heed``."""
+        self._most_hz = most_hz
+        return self._set_rate("what it costs", now, "" if most_hz is None else "kept low for what it costs")
+
+    @property
+    def rate_hz(self) -> int:
+        """Samples a second and CPU; 0: none."""
+        return 0 if self._probes is None or self._probes.state["sampling"] != "on" else self._rate_hz
+
+    def _set_rate(self, reason: str, now: float, why: str) -> str:
+        wanted = self._chosen_hz or (RAISED_RATE_HZ if now < self._calm_due else DEFAULT_RATE_HZ)
+        wanted = min(wanted, self._most_hz or wanted)
+        if self._probes is None or wanted == self._rate_hz or self._refused:
             return ""
         try:
             self._probes.set_rate(wanted)
         except OSError as refusal:
-            self._may_raise = False
+            self._refused = True
             return f"stacks: the rate stays at {self._rate_hz} a second: {refusal.strerror}"
         self._rate_hz, self._why = wanted, why
         self._counters["stack_rate_changes"] += 1
         for process in self._processes.values():
             self._write_sampling(process)
-        reason = why or f"nothing was the matter for {CALM_S:.0f} s"
         return f"stacks: {wanted} samples a second now: {reason}"
+
+    @property
+    def follows_waits(self) -> bool:
+        """Whether threads are followed off the CPU."""
+        return self._probes is not None and self._probes.state["off-cpu"] == "on" and not self._rests
+
+    def follow_waits(self, on: bool) -> None:
+        """Follows threads off the CPU, or not, from now on."""
+        if self._probes is not None:
+            self._rests = not on
+            self._probes.follow_waits(on)
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """``Module.run_times`` of what takes stacks."""
+        return {} if self._probes is None else self._probes.run_times()
 
     @property
     def state(self) -> str:
@@ -457,7 +489,11 @@ class StackSide:
                 process.ran = False
                 if process.symbols.refresh():
                     self._add_target(process)  # other code may lie where functions were that the kernel was told of
-                process.names.update(process.threads.names())
+                names = process.threads.names()
+                if len(process.names) > len(names) + KEPT_THREADS:
+                    process.names.clear()
+                    process.awake &= names.keys()
+                process.names.update(names)
                 if process.python is not None:
                     self._probes.set_threads(process.pid, process.python.thread_states())
                 self._write_sampling(process)
@@ -765,6 +801,10 @@ class StackSide:
         now, before = self._ids, self._before[0]
         return np.array([now.get(one) or before.get(one, 0) for one in stacks.tolist()], np.uint64)
 
+    def forget(self, job: Job) -> None:
+        """Drops what is left of a job that is over."""
+        self._written.pop((job.name, job.run), None)
+
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
         self._live.pop(process.pidfd, None)
@@ -772,6 +812,8 @@ class StackSide:
             self._probes.remove_target(pid)
         self._counters.update(process.counters())
         self._collected.pop(pid, None)
+        for key in [key for key in self._features if key[0] == pid]:
+            del self._features[key]  # the number may be another process's soon
         process.close()
 
     # ---- the end

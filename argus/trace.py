@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import __version__, records
-from argus.capture import DEFAULT_OFF_CPU_NS, calls, collectives, launches
+from argus import __version__, heap, records
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
+from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
@@ -33,12 +34,13 @@ from argus.capture.targets import (
     same_process,
     sees_host_pids,
 )
-from argus.cupti import RAW_ROWS_S
+from argus.cupti import MINIMUM_SHARE, RAW_ROWS_S
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
-from argus.gpu import GpuSide, GpuView
+from argus.gpu import KEPT_NAMES, GpuSide, GpuView
 from argus.kernels import KernelSide
+from argus.overhead import OverheadSide, words
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.flops import utilization
@@ -82,6 +84,8 @@ QUICK_LOOK_INTERVAL_S = 0.05
 """How often a young child is looked at until it has loaded a library: calls before that go unseen."""
 FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 """How often counters become rows: at first, and later."""
+OVER_S = 10.0
+"""For so long the last rows of a job may come after its last process has ended."""
 GPU_STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 KEEP_COLLECTIVES = 4096
@@ -92,16 +96,8 @@ preempted."""
 
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
-_OF_RANGE = np.array([call.kind in ("range_begin", "range_end") for call in calls.CALLS])
 _PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
 _OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
-MAX_RANGES = 1500
-"""Begins and ends of ranges a second and process, each some 10 to 20 us, that are put up with: 100 steps a second make
-800. Programs that put ranges around every layer make thousands."""
-RANGES_CHECKED_S = 1.0
-MAX_PRODUCTS = 4000
-"""Matrix products a second and process, each some 3 us (``scripts/bench probe``: entry and exit), that are put up with:
-1 % of a thread. A large model makes some 1,000 a step."""
 GENERATION_BITS = 48
 """Addresses of user space have no more; the bits above count the process groups that were at one address."""
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
@@ -132,6 +128,7 @@ class Options:
         peak_flops: What a GPU can do at most in a second; 0: not given.
         raw: Which operations of the GPUs are stored one by one: one of ``cupti.RAW_MODES``.
         raw_rows_s: How many a second of each job, at most, where ``raw`` is "auto".
+        max_overhead: What observing may cost the job, as a share of its time; above that less is observed.
     """
 
     pids: tuple[int, ...] = ()
@@ -154,6 +151,7 @@ class Options:
     peak_flops: float = 0.0
     raw: str = "auto"
     raw_rows_s: float = RAW_ROWS_S
+    max_overhead: float = DEFAULT_BUDGET
 
 
 @dataclass(frozen=True)
@@ -193,6 +191,7 @@ class View:
     notes: list[str]
     stacks: StackView = NO_STACKS
     steps_go: list[str] = field(default_factory=list)
+    overhead: float | None = None
 
 
 class Tracer:
@@ -255,7 +254,7 @@ class Tracer:
             "marks": [],
             "math": [],
         }
-        self._work_due = self._look_due = self._coverage_due = self._quick_look_due = 0.0
+        self._work_due = self._look_due = self._coverage_due = self._quick_look_due = self._trim_due = 0.0
         self._written_jobs: set[tuple[str, int]] = set()
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
@@ -267,10 +266,9 @@ class Tracer:
         self._end_ns: int | None = None  # when the probes began to go: of later calls only some were seen
         self._calls_after_end = 0
         self._marks_without_rank = 0
-        self._ranges_since = time.monotonic()
-        self._ranges_seen = self._marks_seen = self._marks_before = 0
-        self._math_detached = False
-        self._products_since, self._products_before = time.monotonic(), 0
+        self._products_not_probed = 0
+        self._overhead = OverheadSide(options.max_overhead)
+        self._launches_detached = self._waits_not_followed = 0
         self._ended_groups: dict[tuple[int, int], list[int]] = {}
 
     @property
@@ -282,6 +280,11 @@ class Tracer:
     def attached(self) -> list[Attachment]:
         """Probes put on files so far."""
         return [] if self._roster is None else self._roster.attached
+
+    @property
+    def past(self) -> Tally[str]:
+        """What the jobs that are not among ``jobs`` any more did: jobs, launches, collectives."""
+        return Tally() if self._roster is None else self._roster.past
 
     def notes(self) -> list[str]:
         """What happened that the user may want to know, oldest first."""
@@ -321,6 +324,7 @@ class Tracer:
                 "Start the container with --pid=host, or run Argus on the host",
                 EXIT_UNAVAILABLE,
             )
+        heap.settle()
         targets = self._find_targets()
         try:
             # A store that cannot be had is told now, not at the end. One that goes away later is waited for.
@@ -344,6 +348,8 @@ class Tracer:
             self._stacks.start()
             self._drain()
             self._stacks.look(self.jobs, time.monotonic())
+            self._overhead.start()
+            self._govern(time.monotonic())
             self._writer.start()
             self._drain()
             self._write_ranks()
@@ -392,7 +398,7 @@ class Tracer:
         now = self._polled = time.monotonic()
         soon = now + (0.0 if self._calls_come else IDLE_SLACK_S)
         self._gpu.poll(now)
-        self._probe_math(now)
+        self._probe_math()
         self._drain()
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
@@ -405,6 +411,8 @@ class Tracer:
             self._work(now)
             self._stacks.work(now)
             self._roster.retire(ended)
+            for key in [key for key in self._ended_groups if key[0] in ended]:
+                del self._ended_groups[key]
         if soon >= self._look_due:
             self._look_due = now + (LOOK_INTERVAL_S if self._calls_come else IDLE_LOOK_INTERVAL_S)
             changed = self._roster.look(now)
@@ -412,12 +420,28 @@ class Tracer:
                 changed = True
             if changed:
                 self._write_ranks()
+            self._put_by(now)
             self._stacks.look(self.jobs, now)
         if soon >= self._coverage_due:
             self._coverage_due = now + self._coverage_s
             self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
             self._write_coverage()
+        if self._overhead.due(soon):
+            self._govern(now)
+        if soon >= self._trim_due:
+            self._trim_due = now + heap.TRIM_S
+            heap.trim()
         self._writer.maybe_flush(now)
+
+    def _put_by(self, now: float) -> None:
+        """Stores the last of jobs whose ranks have started again long ago, and forgets them."""
+        assert self._roster is not None
+        for job in self._roster.take_over(now, OVER_S):
+            self._write_job(job, ended=True)
+            self._write_coverage([job])
+            self._written_jobs.discard((job.name, job.run))
+            self._gpu.forget(job)
+            self._stacks.forget(job)
 
     @property
     def pace_s(self) -> float:
@@ -438,6 +462,94 @@ class Tracer:
         """
         if changed := self._stacks.heed(matters[0] if matters else "", time.monotonic()):
             self._note(changed)
+
+    # ---- what it costs
+
+    def _govern(self, now: float, *, final: bool = False) -> None:
+        """Measures what observing costs the jobs, and observes less where that is too much."""
+        assert self._probes is not None
+        found = {counter.name.lower(): value for counter, value in self._probes.counters().items()}
+        for side in (self._stacks, self._gpu):
+            found |= {name: value for name, (value, _) in side.counters().items()}
+        names = ("hits", "marks", "stack_samples", "gpu_ops", "cupti_callback_ns")
+        counted = {name: found.get(name, 0) for name in names}
+        counted["cupti_api"] = self.options.cupti_options.api
+        pids = [member.target.pid for member in self.live()]
+        programs, samplers = self._probes.run_times(), self._stacks.run_times()
+        change = self._overhead.look(now, pids, programs, samplers, counted, None if final else self._able())
+        if change is not None:
+            self._carry_out(change, now)
+
+    def _able(self) -> set[str]:
+        """Steps down that would make a difference: names of ``governor.LADDERS``."""
+        assert self._probes is not None
+        rate, share = self._stacks.rate_hz, self._gpu.share if self._gpu.collects else 0.0
+        could = {
+            "sampling more often": rate > DEFAULT_RATE_HZ,
+            "sampling at the usual rate": rate > LOW_RATE_HZ,
+            "following waits": self._stacks.follows_waits,
+            "ranges": self._probes.probes_of("ranges"),
+            "products": self._probes.probes_of("math"),
+            "GPU times for all of the time": share > 0.25,
+            "GPU times for a quarter of the time": share > MINIMUM_SHARE,
+            "launches": self._probes.probes_of("launches"),
+        }
+        return {name for name, can in could.items() if can}
+
+    def _carry_out(self, change: Change, now: float) -> None:
+        """Takes a step, or takes it back, tells it, and stores it as a feature's state."""
+        assert self._probes is not None
+        down, name = change.down, change.rung.name
+        taken = {rung.name for rung in self._overhead.governor.taken}
+        now_ns = time.monotonic_ns()
+        failure = ""
+        if name == "ranges":
+            self._probes.detach_optional("ranges")
+            for job in self.jobs:
+                job.drop_marks()
+        elif name == "launches" and down:
+            self._probes.detach_optional("launches")
+            self._launches_detached += 1
+        elif name == "launches":
+            if refused := self._probes.attach_optional("launches"):
+                failure = f" (not in {refused} of {len(self._probes.attachments)} files)"
+                self._losses["attach_failed"] += refused
+        elif name == "products":
+            # When it is taken back they are probed in the next turn.
+            if down:
+                self._probes.detach_optional("math")
+            self._products_not_probed += down
+        elif name == "following waits":
+            self._stacks.follow_waits(not down)
+            self._waits_not_followed += down
+        elif name.startswith("GPU times"):
+            quarter, whole = "GPU times for a quarter of the time", self.options.cupti_options.share
+            least = MINIMUM_SHARE if quarter in taken else 0.25
+            self._gpu.set_share(min(least, whole) if any(each.startswith("GPU") for each in taken) else whole, now_ns)
+        else:
+            usual = DEFAULT_RATE_HZ if "sampling more often" in taken else None
+            self._stacks.limit(LOW_RATE_HZ if "sampling at the usual rate" in taken else usual, now)
+        text = words(change, self.options.max_overhead) + failure
+        self._note(text)
+        for job in self.jobs:
+            if members := [member for member in job.ranks() if member.state == "traced"]:
+                self._writer.append(
+                    "features",
+                    {
+                        "job": job.name,
+                        "run": job.run,
+                        "rank": np.array([member.rank for member in members], np.uint32),
+                        "host": self.host,
+                        "feature": name,
+                        "state": ["off" if down else "on"] * len(members),
+                        "reason": [text] * len(members),
+                        "version": self._next_version(),
+                    },
+                )
+
+    def overhead(self) -> list[str]:
+        """What it cost the jobs, in lines for people."""
+        return self._overhead.summary()
 
     def done(self) -> bool:
         """Whether every target has ended."""
@@ -501,6 +613,10 @@ class Tracer:
         nccl = self._take("collectives", records.COLLECTIVE)
         marks = self._take("marks", records.MARK)
         self._names.learn(control)
+        stepped = set().union(*(attachment.stepped for attachment in self.attached))
+        self._overhead.count(cuda, stepped, launches.is_sync(cuda))
+        self._overhead.count(nccl, stepped)
+        self._overhead.count(marks, stepped)
         control = control[collectives.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()
@@ -524,7 +640,6 @@ class Tracer:
             if self._probes is not None and "ranges" in self._probes.probed:
                 self._take_marks(job, members, marks)
             self._steps(job, now, final=final)
-        self._watch_ranges(marks, now)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         return launched
@@ -581,6 +696,8 @@ class Tracer:
         for word, count in zip(kernels.dictionary.to_pylist(), counts.tolist(), strict=True):
             if word and count:
                 self._kernel_launches[word] += count
+        if len(self._kernel_launches) > 2 * KEPT_NAMES:
+            self._kernel_launches = Tally(dict(self._kernel_launches.most_common(KEPT_NAMES)))
         launching = launches.is_launch(events)
         outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
         waiting = launches.is_sync(events)
@@ -681,53 +798,11 @@ class Tracer:
         job.groups_due = 0.0
         return mine
 
-    def _probe_math(self, now: float) -> None:
-        """Probes cuBLAS once GPU times are on, without which it is of no use, and ends that where there is too much."""
+    def _probe_math(self) -> None:
+        """Probes cuBLAS once GPU times are on, without which it is of no use."""
         assert self._probes is not None
-        assert self._roster is not None
-        if "math" not in self._probes.probed:
-            if self._gpu.wants_math and not self._math_detached:
-                self._probes.attach_optional("math")
-                self._products_since = now
-            return
-        elapsed = now - self._products_since
-        if elapsed < RANGES_CHECKED_S:
-            return
-        counted = self._probes.counters()
-        total = counted[records.Counter.MATH] + counted[records.Counter.MATH_DROPPED]
-        rate = (total - self._products_before) / elapsed / max(len(self._roster.live()), 1)
-        self._products_before, self._products_since = total, now
-        if rate > MAX_PRODUCTS:
-            self._math_detached = True
-            self._probes.detach_optional("math")
-            self._note(
-                f"cuBLAS is called {rate:,.0f} times a second and process: its probes were taken away, FLOP/s are not "
-                "told from here on"
-            )
-
-    def _watch_ranges(self, marks: NDArray[np.void], now: float) -> None:
-        """Takes the probes on PyTorch's ranges away where a program has too many of them."""
-        assert self._probes is not None
-        assert self._roster is not None
-        self._ranges_seen += int(np.sum(_OF_RANGE[marks["call"]]))
-        self._marks_seen += len(marks)
-        elapsed = now - self._ranges_since
-        if elapsed < RANGES_CHECKED_S:
-            return
-        counted = self._probes.counters()
-        total = counted[records.Counter.MARKS] + counted[records.Counter.MARKS_DROPPED]
-        share = self._ranges_seen / max(self._marks_seen, 1)
-        rate = share * (total - self._marks_before) / elapsed / max(len(self._roster.live()), 1)
-        self._marks_before, self._ranges_since = total, now
-        self._ranges_seen = self._marks_seen = 0
-        if rate > MAX_RANGES and "ranges" in self._probes.probed:
-            self._probes.detach_optional("ranges")
-            for job in self.jobs:
-                job.drop_marks()
-            self._note(
-                f"PyTorch begins and ends ranges {rate:,.0f} times a second and process: their probes were taken away, "
-                "steps are found by calls from here on"
-            )
+        if "math" not in self._probes.probed and self._gpu.wants_math and not self._overhead.gave_up("products"):
+            self._probes.attach_optional("math")
 
     @staticmethod
     def _take_marks(job: Job, members: dict[int, Member], marks: NDArray[np.void]) -> None:
@@ -906,6 +981,7 @@ class Tracer:
         """Takes the probes away, stores what is left, and returns the loss counters that are not 0."""
         assert self._probes is not None
         assert self._roster is not None
+        self._govern(time.monotonic(), final=True)
         self._gpu.begin_stop()
         self._roster.family.close()
         self._end_ns = time.monotonic_ns()
@@ -937,6 +1013,7 @@ class Tracer:
                 f" {report.last_error or 'it was away'}. `argus store load` stores them, as does the next trace"
             )
         lost = self.lost()
+        self._overhead.close()
         self._flags.close()
         self._gpu.close()
         self._probes.close()
@@ -954,6 +1031,7 @@ class Tracer:
 
     def abort(self) -> None:
         """Lets go of everything at once, storing nothing more."""
+        self._overhead.close()
         self._flags.close()
         self._gpu.close()
         self._stacks.close()
@@ -983,9 +1061,12 @@ class Tracer:
         found |= self._gpu.counters()
         found |= self._kernels.counters()
         found |= self._stacks.counters()
+        found |= self._overhead.counters()
+        found["launch_probes_detached"] = (self._launches_detached, True)
+        found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
         found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
-        found["math_probes_detached"] = (int(self._math_detached), True)
+        found["math_probes_detached"] = (self._products_not_probed, True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
         found["calls_after_end"] = (self._calls_after_end, False)
@@ -1059,6 +1140,7 @@ class Tracer:
             ring_fill=ring.most_used_bytes / ring.size_bytes,
             notes=list(self._roster.notes),
             steps_go=self.steps_go(),
+            overhead=self._overhead.share,
         )
 
     def _cpu_s(self) -> float:
@@ -1104,6 +1186,8 @@ class Tracer:
 
     def _write_ranks(self) -> None:
         for job in self.jobs:
+            if job.over_since and self._end_ns is None:
+                continue  # nothing of it changes any more
             if (job.name, job.run) not in self._written_jobs:
                 self._write_job(job)
             members = list(job.members.values())
@@ -1129,9 +1213,13 @@ class Tracer:
                 },
             )
 
-    def _write_coverage(self) -> None:
+    def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
+        """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
         found = self.counters()
-        for job in self.jobs:
+        if jobs is None:
+            begun = time.monotonic() - OVER_S
+            jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]
+        for job in jobs:
             self._writer.append(
                 "coverage",
                 {

@@ -1278,6 +1278,9 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 			count(ARGUS_SC_OFF_CPU_GUESSED);
 		come_back(thread, tid, now - (ran < longest ? ran : longest), now);
 	}
+	struct argus_board *b = the_board();
+	if (!b || b->resting)
+		return 0;
 	thread->ran_ns = ran_ns;
 	struct entry entry = {};
 	read_entry(&entry);

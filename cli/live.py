@@ -184,6 +184,8 @@ def totals(view: View) -> Text:
     else:
         text.append("lost 0", style="green")
     text.append(f"   ring {view.ring_fill:.0%}   Argus CPU {view.cpu_share:.1%} of a core")
+    if view.overhead is not None:
+        text.append(f"   overhead {view.overhead:.2%}")
     if view.store_error:
         text.append(f"\nstore away, {size(view.waiting_bytes)} waiting: {view.store_error}", style="yellow")
     return text
@@ -203,5 +205,6 @@ def plain_line(view: View) -> str:
     return (
         f"{view.elapsed_s:7.1f} s  {len(view.ranks)} ranks  {view.launches} launches"
         f"  {view.collective_calls} collectives  {where}{gpu}{hot}  lost {lost}  cpu {view.cpu_share:.1%}"
+        + ("" if view.overhead is None else f"  overhead {view.overhead:.2%}")
         + (f"  store away, {size(view.waiting_bytes)} waiting: {view.store_error}" if view.store_error else "")
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from argus.capture import DEFAULT_RATE_HZ, RAISED_RATE_HZ
+from argus.capture.governor import DEFAULT_BUDGET
 from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
 from argus.errors import EXIT_USAGE, ArgusError
 
@@ -120,6 +122,30 @@ rate_option = click.option(
     "matter with the job.",
 )
 """``--rate HZ``, passed as ``rate_hz``."""
+
+
+class _Percent(click.ParamType[float]):
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            percent = float(value)
+        except ValueError:
+            percent = math.nan
+        if not 0 < percent <= 100:
+            self.fail(f"{value!r} is no percentage above 0, up to 100", param, ctx)
+        return percent
+
+
+max_overhead_option = click.option(
+    "--max-overhead",
+    type=_Percent(),
+    default=100 * DEFAULT_BUDGET,
+    show_default=True,
+    metavar="PERCENT",
+    help="What observing may cost the job, of its time: above that, less is observed, step by step, and told.",
+)
+"""``--max-overhead PERCENT``."""
 
 diagnose_option = click.option(
     "--diagnose/--no-diagnose",

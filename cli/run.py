@@ -17,6 +17,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    max_overhead_option,
     new_job_name,
     peak_tflops_option,
     raw_option,
@@ -51,6 +52,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @raw_option
 @step_flops_option
 @peak_tflops_option
+@max_overhead_option
 @diagnose_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
 @store_option
@@ -65,6 +67,7 @@ def command(
     raw: str,
     step_flops: float,
     peak_tflops: float,
+    max_overhead: float,
     diagnose: bool,
     strict: bool,
     store_url: str | None,
@@ -100,7 +103,18 @@ def command(
         root = os.getpid()
         watcher = Watcher(
             lambda watched: _trace(
-                watched, root, job, run, store_url, cupti, arming, utilization, raw, diagnose, log is not None
+                watched,
+                root,
+                job,
+                run,
+                store_url,
+                cupti,
+                arming,
+                utilization,
+                raw,
+                max_overhead,
+                diagnose,
+                log is not None,
             ),
             output,
         )
@@ -153,6 +167,7 @@ def _trace(
     arming: Arming,
     utilization: tuple[float, float],
     raw: str,
+    max_overhead: float,
     diagnose: bool,
     meanwhile: bool,
 ) -> int:
@@ -166,6 +181,7 @@ def _trace(
         arming: Whether the command has the helper.
         utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
         raw: Which GPU operations are stored one by one.
+        max_overhead: What observing may cost the job, percent of its time.
         diagnose: Judge the job while it is traced.
         meanwhile: Say what is noted and found at once, not at the end: it would stand amid the command's own output.
     """
@@ -190,6 +206,7 @@ def _trace(
         step_flops=utilization[0],
         peak_flops=utilization[1],
         raw=raw,
+        max_overhead=max_overhead / 100,
     )
     store = open_store(store_url)
     tracer = Tracer(store, options)

@@ -190,8 +190,9 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
         raise ArgusError(
             "no rank was seen: no process made a call of CUDA, NCCL or gloo, or trained", "", EXIT_UNAVAILABLE
         )
-    launches = sum(member.launches for job in tracer.jobs for member in job.members.values())
-    collectives = sum(member.collectives for job in tracer.jobs for member in job.members.values())
+    past = tracer.past
+    launches = past["launches"] + sum(member.launches for job in tracer.jobs for member in job.members.values())
+    collectives = past["collectives"] + sum(m.collectives for job in tracer.jobs for m in job.members.values())
     exited = [str(member.target.pid) for member in members if member.state == "exited"]
     if exited:
         shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
@@ -199,12 +200,15 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
     fewest, most = min(member.steps for member in members), max(member.steps for member in members)
     steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
-    _say(console, f"{count}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
+    earlier = f", and {past['jobs']:,} runs before" if past["jobs"] else ""
+    _say(console, f"{count}{earlier}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
     for line in tracer.steps_go() + tracer.utilization() + tracer.mesh():
         _say(console, line)
     for line in tracer.gpu_times(done=True):
         _say(console, line)
     for line in tracer.stacks():
+        _say(console, line)
+    for line in tracer.overhead():
         _say(console, line)
     if lost:
         what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))

@@ -14,6 +14,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    max_overhead_option,
     new_job_name,
     peak_tflops_option,
     rate_option,
@@ -70,6 +71,7 @@ from .session import trace_session
 @raw_rate_option
 @step_flops_option
 @peak_tflops_option
+@max_overhead_option
 @diagnose_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
@@ -95,6 +97,7 @@ def command(
     raw_rate: float,
     step_flops: float,
     peak_tflops: float,
+    max_overhead: float,
     diagnose: bool,
     plain: bool,
     store_url: str | None,
@@ -140,5 +143,6 @@ def command(
         peak_flops=utilization[1],
         raw=raw,
         raw_rows_s=raw_rate,
+        max_overhead=max_overhead / 100,
     )
     return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose)

@@ -43,9 +43,16 @@ from argus.records import Counter
 from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
-Optional = Literal["ranges", "math"]
-"""What may be probed or not while the rest is: PyTorch's ranges, and cuBLAS. A program may have any number of them."""
-_OPTIONAL: dict[str, Optional] = {"range_begin": "ranges", "range_end": "ranges", "gemm": "math"}
+Optional = Literal["ranges", "math", "launches"]
+"""What may be probed or not while the rest is: PyTorch's ranges, cuBLAS, and launches of kernels and graphs. A program
+may have any number of them."""
+_OPTIONAL: dict[str, Optional] = {
+    "range_begin": "ranges",
+    "range_end": "ranges",
+    "gemm": "math",
+    "kernel": "launches",
+    "graph": "launches",
+}
 """Kinds of calls that are."""
 
 SOURCES = ("common.bpf.h", "launches.bpf.c", "math.bpf.c", "collectives.bpf.c", "torch.bpf.c")
@@ -80,13 +87,38 @@ MARK_RING_BYTES = 4 << 20
 """Room for 30,800 marks: 6 s of the densest job tried, 4 ranks that make 100 steps of 13 marks a second. The start of a
 trace may keep its reader busy for 2 s."""
 MATH_RING_BYTES = 4 << 20
-"""Room for 26,214 products: more than 6 s of as many as are put up with (``argus.trace.MAX_PRODUCTS``)."""
+"""Room for 26,214 products: a large model makes some 1,000 a step."""
 DEFAULT_LAUNCH_RING_BYTES = 16 << 20
 """Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
 COLLECTIVE_RING_BYTES = 16 << 20
 """Room for 209,715 collectives: 10 s of 20 ranks that make 20 each in steps of 20 ms, while a trace begins."""
 CONTROL_RING_BYTES = 16 << 20
 """Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
+
+
+def is_emulated(path: str, offset: int) -> bool:
+    """Whether the kernel emulates an instruction when a probe on it is hit, instead of single-stepping it out of line.
+
+    On x86-64 it emulates what arch/x86/kernel/uprobes.c has in ``branch_xol_ops`` and ``push_xol_ops``: near jumps and
+    calls, ``nop``, ``push`` of a register. Elsewhere all are taken for emulated: nothing was measured there.
+
+    Args:
+        path: The file.
+        offset: Where in it.
+    """
+    if not calls.ENTRY_ONLY_NEEDS_RETURN_ADDRESS:
+        return True
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            code = file.read(2)
+    except OSError:
+        return True
+    if len(code) < 2:
+        return True
+    first = code[1] if code[0] in (0x41, 0x48) else code[0]
+    near = code[0] == 0x0F and code[1] & 0xF0 == 0x80
+    return 0x50 <= first <= 0x57 or code[0] in (0x90, 0xE8, 0xE9, 0xEB) or code[0] & 0xF0 == 0x70 or near
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):
@@ -126,6 +158,7 @@ class Attachment:
         optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
             of entries and of exits.
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
+        stepped: Numbers of calls whose first instruction the kernel single-steps.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -138,6 +171,7 @@ class Attachment:
     exits: list[str] = field(default_factory=list)
     optional_links: dict[Optional, tuple[list[int], list[int]]] = field(default_factory=dict)
     optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    stepped: set[int] = field(default_factory=set)
 
     @property
     def probes(self) -> int:
@@ -169,7 +203,7 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
-        self.probed: set[Optional] = {"ranges"}
+        self.probed: set[Optional] = {"ranges", "launches"}
         """Which of the optional subjects are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
@@ -276,6 +310,8 @@ class Probes:
             if with_exit:
                 points.setdefault(f"{call.program}_exit", []).append((offset, cookie))
                 attachment.exits.append(symbol)
+            if not is_emulated(library.open_path, offset):
+                attachment.stepped.add(call.id)
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
@@ -391,6 +427,10 @@ class Probes:
                 refused += 1
         return refused
 
+    def probes_of(self, subject: Optional) -> bool:
+        """Whether any function of a subject is probed now."""
+        return any(links for each in self.attachments for links in each.optional_links.get(subject, ()))
+
     def detach_optional(self, subject: Optional) -> None:
         """Takes the probes of a subject away, and puts none on later files."""
         self.probed.discard(subject)
@@ -402,6 +442,10 @@ class Probes:
             links = attachment.optional_links[subject] = ([], [])
             for name in _exits_first(points):
                 self._attach_program(attachment, name, points[name], links[name.endswith("_exit")])
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
+        return self._module.run_times()
 
     @staticmethod
     def _close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:

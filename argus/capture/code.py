@@ -29,7 +29,7 @@ MAX_STRING = 1 << 24
 """A string that says it has more characters is garbage."""
 MAX_LINE_TABLE = 1 << 24
 """A line table that says it has more bytes is garbage (1.5 million lines of the densest code)."""
-MAX_CODES = 100_000
+MAX_CODES = 16_384
 """Code objects remembered for a process; all are forgotten when there are more."""
 _SCANNED_TABLE = 512
 """A line table of up to so many bytes is read anew for each instruction, up to it; a longer one is decoded once."""

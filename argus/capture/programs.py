@@ -24,6 +24,7 @@ _BPF_MAP_LOOKUP_ELEM = 1
 _BPF_MAP_UPDATE_ELEM = 2
 _BPF_MAP_DELETE_ELEM = 3
 _BPF_PROG_LOAD = 5
+_BPF_OBJ_GET_INFO_BY_FD = 15
 _BPF_RAW_TRACEPOINT_OPEN = 17
 _BPF_MAP_LOOKUP_BATCH = 24
 _BPF_MAP_LOOKUP_AND_DELETE_BATCH = 25
@@ -48,6 +49,10 @@ LOG_STATISTICS: Final = 4
 
 INSTRUCTION = np.dtype([("code", "u1"), ("registers", "u1"), ("offset", "<i2"), ("value", "<i4")])
 """``struct bpf_insn``; the source register is in the upper half of its byte."""
+
+_PROGRAM_INFO_BYTES = 224
+_RUN_TIME_AT = 192
+"""Of run_time_ns in struct bpf_prog_info; run_cnt follows."""
 
 _ATTEMPTS = 10
 """How often a program is given to the kernel whose verifier a signal interrupts (EAGAIN); libbpf tries it 5 times."""
@@ -277,6 +282,16 @@ class Module:
                 *(0, 0, name.encode()[:_NAME_BYTES], 0, expected),
             ),
         )
+
+    def run_times(self) -> dict[str, tuple[int, int]]:
+        """Time that each program has run for, ns, and how often, where the kernel measures it; else 0. What it goes
+        over to (tail calls) counts as its own."""
+        times = {}
+        for name, fd in self.programs.items():
+            info = ctypes.create_string_buffer(_PROGRAM_INFO_BYTES)
+            bpf(_BPF_OBJ_GET_INFO_BY_FD, struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)))
+            times[name] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
+        return times
 
     def unload(self) -> None:
         """Lets go of all programs; the maps stay."""

@@ -80,7 +80,6 @@ THREAD_ENTRIES = 32_768
 
 # enum bpf_cmd and ioctls of include/uapi/linux/bpf.h and perf_event.h.
 _BPF_PROG_GET_NEXT_ID = 11
-_BPF_OBJ_GET_INFO_BY_FD = 15
 _BPF_ENABLE_STATS = 32
 _PERF_TYPE_SOFTWARE = 1
 _PERF_COUNT_SW_CPU_CLOCK = 0
@@ -88,9 +87,6 @@ _PERF_EVENT_IOC_ENABLE = 0x2400
 _PERF_EVENT_IOC_DISABLE = 0x2401
 _PERF_EVENT_IOC_PERIOD = 0x40082404
 _PERF_EVENT_IOC_SET_BPF = 0x40042408
-_PROGRAM_INFO_BYTES = 224
-_RUN_TIME_AT = 192
-"""Of run_time_ns in struct bpf_prog_info."""
 
 _THREAD = np.dtype(
     [
@@ -609,6 +605,11 @@ class StackProbes:
             out[ours] = rows[theirs]
         return out
 
+    def follow_waits(self, on: bool) -> None:
+        """Whether threads are followed off the CPU from now on, if they are at all: those that are off it now are told
+        when they come back."""
+        self._board["resting"] = not on
+
     def execs(self) -> int:
         """How often a traced process has executed another program."""
         return self._made[_EXECS]
@@ -628,13 +629,7 @@ class StackProbes:
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """The same, program by program: (ns, runs)."""
-        times = {}
-        for name, fd in self._module.programs.items():
-            info = ctypes.create_string_buffer(_PROGRAM_INFO_BYTES)
-            request = ctypes.create_string_buffer(struct.pack("<IIQ", fd, len(info), ctypes.addressof(info)), 16)
-            system_call(SYS_BPF, _BPF_OBJ_GET_INFO_BY_FD, ctypes.byref(request), 16)
-            times[name] = struct.unpack_from("<QQ", info.raw, _RUN_TIME_AT)
-        return times
+        return self._module.run_times()
 
     def _detach(self) -> None:
         for event in self._events:

@@ -18,7 +18,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -495,6 +495,18 @@ class Collector:
     def _started(self, memory: shared.Memory) -> None:
         self._map_buffers(memory)
         self._step = _Step.ON
+        self._say_on(memory)
+
+    def set_share(self, share: float) -> None:
+        """Records for this share of the time from now on: ``CuptiOptions.share``."""
+        self.options = replace(self.options, share=share)
+        if self._memory is not None:
+            self._memory.store("on_ms", self.options.on_ms)
+            self._memory.store("period_ms", PERIOD_MS if share < 1 else 0)
+            if self._step is _Step.ON:
+                self._say_on(self._memory)
+
+    def _say_on(self, memory: shared.Memory) -> None:
         refused = memory.load("refused_kinds")
         kinds = [kind for kind in range(shared.MAX_KINDS) if refused >> kind & 1]
         self._refused_kinds = len(kinds)

@@ -108,7 +108,11 @@ class Watch:
         pause = self._interval_s
         while not self._stop.wait(pause):
             took = 0.0
-            for run in sorted(self._runs):
+            runs = self._runs
+            for book in (self._followers, self._found):
+                for run in book.keys() - runs:
+                    book.pop(run)
+            for run in sorted(runs):
                 try:
                     took += self.judge(*run)
                 except ArgusError:

@@ -6,7 +6,7 @@ later ones connect to its socket, and it ends when the last of them has gone: a 
 and neither the tracer nor the traced job pays for chdb or dies with it.
 
 Files in the store's folder: ``db`` (chdb's own), ``lock`` (held by this process while it lives; holds its pid and who
-started it), ``socket``, ``engine.log`` (what this process printed).
+started it), ``socket``, ``config.xml`` (``CONFIG``, written at each start), ``engine.log`` (what this process printed).
 """
 
 from __future__ import annotations
@@ -35,6 +35,22 @@ LINGER_S = 2.0
 """How long the engine outlives its last client: the next command of a shell line then finds it warm."""
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
+
+# chdb starts 128 threads the first time that it removes parts, which keep 20 MB and more, and lets parts that were
+# merged into others (250 a minute of one tracer) stay for up to 5 minutes; its caches may hold 5 GB each. Threads and
+# parts can be told by a file only (``scripts/bench memory``).
+CONFIG = """<clickhouse>
+    <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
+    <mark_cache_size>268435456</mark_cache_size>
+    <index_mark_cache_size>67108864</index_mark_cache_size>
+    <primary_index_cache_size>67108864</primary_index_cache_size>
+    <query_condition_cache_size>16777216</query_condition_cache_size>
+    <compiled_expression_cache_size>33554432</compiled_expression_cache_size>
+    <merge_tree>
+        <max_cleanup_delay_period>60</max_cleanup_delay_period>
+    </merge_tree>
+</clickhouse>
+"""
 
 # What belongs to HTTP, not to the engine: chdb would refuse them as unknown settings.
 _TRANSPORT = frozenset(
@@ -264,10 +280,13 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     # chdb silently reads a config.xml in the current directory.
     os.chdir(folder)
+    try:
+        Path("config.xml").write_text(CONFIG)
+    except OSError:  # a full disk: half a file is worse than none
+        with contextlib.suppress(OSError):
+            Path("config.xml").unlink(missing_ok=True)
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    target = (
-        f"{folder / 'db'}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25&mark_cache_size=268435456"
-    )
+    target = f"{folder / 'db'}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25"
     try:
         import chdb
 

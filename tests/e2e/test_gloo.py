@@ -170,10 +170,10 @@ def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None
         wait_until(
             lambda: "libtorch_python" in Path(f"/proc/{program.pid}/maps").read_text(), 60, "PyTorch to be loaded"
         )
-        said = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "4").stdout
+        said = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "12").stdout
     finally:
         program.kill()
         program.wait()
-    assert "times a second and process: their probes were taken away, steps are found by calls from here on" in said
+    assert "PyTorch's ranges are not probed any more; steps are found by calls from here on" in said
     assert "coverage: incomplete (" in said
     assert "range_probes_detached 1" in said

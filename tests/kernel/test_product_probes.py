@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from argus import trace
+from argus.capture import governor
 from argus.records import Counter
 from argus.store.open import open_store
 from argus.trace import Options, Tracer
@@ -39,15 +39,18 @@ def test_products_are_probed_while_kernels_are_timed_and_are_not_too_many(
 
     with Job(1, ["1000000", "1000"], program=fakegpu / "fake_products", cupti=armed) as job:
         wait_for_cuda(job.pids)
-        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
+        tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids), max_overhead=1.0))
         tracer.start()
         try:
             if armed:
                 poll_until(tracer, lambda: seen(tracer)[Counter.MATH] > 1000)
                 assert tracer.counters()["math_probes_detached"] == (0, True)
-                monkeypatch.setattr(trace, "MAX_PRODUCTS", 1)
+                ladders = {governor.Part.CALLS: governor.LADDERS[governor.Part.CALLS]}
+                monkeypatch.setattr(governor, "LADDERS", ladders)
+                tracer._overhead.governor.budget = 1e-9
                 poll_until(tracer, lambda: tracer.counters()["math_probes_detached"] == (1, True))
-                assert "its probes were taken away" in tracer.notes()[-1]
+                tracer._overhead.governor.budget = 1.0
+                assert "cuBLAS is not probed" in tracer.notes()[-1]
             before = seen(tracer)
             poll_until(tracer, lambda: seen(tracer)[Counter.LAUNCHES] > before[Counter.LAUNCHES] + 1000)
             assert seen(tracer)[Counter.MATH] == before[Counter.MATH]

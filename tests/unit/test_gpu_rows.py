@@ -168,11 +168,15 @@ class FakeCollector:
         self.batches: list[Batch] = []
         self.stopped = self.closed = False
         self.extra: dict[str, tuple[int, bool]] = {}
+        self.shares: list[float] = []
         FakeCollector.made.append(self)
 
     @classmethod
     def find(cls, pid: int) -> FakeCollector | None:
         return cls(pid, CuptiOptions()) if pid in cls.armed else None
+
+    def set_share(self, share: float) -> None:
+        self.shares.append(share)
 
     def poll(self, now: float) -> list[Batch]:
         batches, self.batches = self.batches, []
@@ -710,3 +714,37 @@ def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> N
 @pytest.mark.parametrize(("ns", "text"), [(950, "950 ns"), (3400, "3.4 µs"), (12_500_000, "12.5 ms"), (5 * S, "5.0 s")])
 def test_spans(ns: float, text: str) -> None:
     assert span(ns) == text
+
+
+def test_windows_around_a_change_of_the_share_are_not_whole() -> None:
+    """A second each, from 0 to 60 s, of which a quarter is recorded between 21 and 41 s."""
+    session = Session()
+    session.rank(0, 11)
+    FakeCollector.armed = {11}
+    session.go()
+    session.side.set_share(0.25, 21 * S)
+    session.side.set_share(1.0, 41 * S)
+    assert [collector.shares for collector in FakeCollector.made] == [[0.25, 1.0]]
+    starts = np.arange(0, 60 * S, S)
+    whole = session.side._records_whole(starts, np.full(len(starts), S))
+    # Of 20 to 40 s the first five are recorded, the first of which is incomplete.
+    assert (starts[whole] // S).tolist() == [*range(21), 23, 24, *range(43, 60)]
+
+
+def test_what_is_over_holds_only_what_is_told_of_it() -> None:
+    session = Session()
+    members = [session.rank(number, 11 + number) for number in range(3)]
+    FakeCollector.armed = {11, 12, 13}
+    session.go()
+    for member in members[:2]:
+        member.state = "exited"
+    for _ in range(40):
+        session.go()
+    over = [process for process in session.side._processes if process.over]
+    assert [process.program for process in over] == [None, None]
+    assert len(session.side.views()) == 3
+    other = Job("other", 1)
+    session.side.forget(other)
+    assert len(session.side.views()) == 3
+    session.side.forget(session.job)
+    assert [view.rank for view in session.side.views()] == [2]
