@@ -1051,8 +1051,8 @@ WITH
       WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN (SELECT rank FROM members)
         AND has({{ops:Array(String)}}, op)
     ) AS c
-    INNER JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
-    WHERE cityHash64(aligned_seq) % m.stride = 0
+    LEFT ANY JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
+    WHERE m.stride > 0 AND cityHash64(aligned_seq) % greatest(m.stride, 1) = 0
   )
 """
 

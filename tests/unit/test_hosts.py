@@ -394,6 +394,7 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
     assert len(calls["groups"]) == 1
     if name == "minutes":
         assert len(steps["minutes"]) < len(calls["minutes"]) < (whole.clocks["at_ns"].max() - WALL) / 60e9 + 3
+        assert len(some.clocks) > len(calls["minutes"])  # chords among them
     assert [shift.shift for shift in some.shifts] == [shift.shift for shift in whole.shifts]
     assert [shift.error for shift in some.shifts] == [""] * len(some.shifts)
     world = WORLDS[name]
@@ -435,6 +436,7 @@ def test_communicators_that_connect_all_hosts_are_kept() -> None:
     groups, hosts = [5, 6, 7, 8], [[0, 1], [1, 2], [0, 1, 2], [2, 3]]
     assert _connecting(groups, hosts, []) == [2, 3]
     assert _connecting(groups, hosts, [5, 6]) == [0, 1, 3]
+    assert _connecting(groups, hosts, [5, 6, 7]) == [0, 1, 2, 3]
 
 
 # ---- jobs of one host
