@@ -45,8 +45,8 @@ GUEST = ROOT / "scripts" / "kernels_guest.py"
 SUITES = ("bullseye", "bookworm", "trixie", "sid")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 META_PACKAGE = "linux-image-amd64"
-KERNEL_PACKAGES = re.compile(r"linux-(?:image|binary|modules)-\d\S*")
-"""Since 7.x the kernel and its modules are packages of their own."""
+KERNEL_PACKAGES = re.compile(r"linux-(?:base|image|binary|modules)-\d\S*")
+"""In sid the kernel, its modules and their list are packages of their own."""
 MODULES = ("virtio_pci", "9pnet_virtio", "9p")
 FREE_BYTES = 3 << 30
 MEMORY_MIB = 3072
@@ -324,6 +324,10 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
         "-kernel", str(kernel), "-initrd", str(image), "-append", "console=ttyS0 panic=-1 quiet",
         "-virtfs", f"{share}host,path=/,readonly=on,multidevs=remap", "-virtfs", f"{share}out,path={out}",
     ]  # fmt: skip
+    # What Argus imports, as bytecode: the machine cannot write it here, and takes a minute for it.
+    bytecode = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    imports = "import argus.cli.main, argus.cli.session, kernels_guest"
+    subprocess.run([sys.executable, "-c", imports], cwd=GUEST.parent, env=bytecode, check=True)
     began, shown, of = time.monotonic(), 0, sources()
     machine = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
@@ -339,10 +343,10 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
             shown = len(rows)
     finally:
         machine.kill()
-        _, words = machine.communicate()
+        _, errors = machine.communicate()
     rows = said(lines)
     if not rows or rows[-1]["step"] != "end":
-        last = words.decode(errors="replace").strip().splitlines()[-1:] or [f"its console: {console}"]
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"its console: {console}"]
         raise Failure(f"{suite}: the machine ended before it was done; {last[0]}")
     seconds = round(time.monotonic() - began)
     return {

@@ -156,6 +156,7 @@ def everything_loaded() -> None:
 
 def truth() -> None:
     """Stacks of a program that knows its own (docs/stacks.md)."""
+    bpf.Module = Module  # of these programs all has been told
     probes = stacks.StackProbes(rate_hz=97)
     samples = known_stacks.Samples(probes)
     program = known_stacks.start(Path("/run/tmp"), sys.executable, "grammar")

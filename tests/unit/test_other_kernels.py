@@ -160,3 +160,9 @@ def test_the_mirror_is_the_one_that_apt_uses(kernels: ModuleType, monkeypatch: p
     monkeypatch.setattr(kernels.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, ""))
     with pytest.raises(kernels.Failure, match="--mirror"):
         kernels.mirror()
+
+
+def test_the_packages_of_a_kernel_are_known_by_their_names(kernels: ModuleType) -> None:
+    # Dependencies of linux-image-RELEASE in trixie and in sid.
+    told = ["linux-base", "kmod", "linux-base-7.2.13+deb14-amd64", "linux-binary-7.2.13+deb14-amd64", "linux-headers-7"]
+    assert list(filter(kernels.KERNEL_PACKAGES.fullmatch, told)) == told[2:4]
