@@ -168,10 +168,10 @@ def _running(
     by_pid = {process.pid: process for process in processes}
     for pid in {pid for pid, _ in wanted}:
         process = by_pid[pid]
-        probes.add_target(pid)
         if process.interpreter is not None and process.interpreter.layout is not None and process.python is not None:
             probes.set_python(pid, process.interpreter.layout)
             probes.set_threads(pid, process.python.thread_states())
+        probes.add_target(pid)  # last, or the first samples would lack their Python stacks
     found: dict[tuple[int, int], ThreadStack] = {}
     raw: dict[int, RawStack] = {}
     deadline = time.monotonic() + SAMPLE_S
