@@ -66,7 +66,11 @@ def test_a_burst_is_let_pass() -> None:
 def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     governor = Governor(0.01)
     costs = {Part.CALLS: 0.03, Part.STACKS: 0.005, Part.GPU: 0.02, Part.MARKS: 0.001}
-    assert names(judge(governor, costs, 2 * PATIENCE)) == ["-launches", "-GPU times for all of the time"]
+    assert names(judge(governor, costs, 3 * PATIENCE)) == [
+        "-products",
+        "-launches",
+        "-GPU times for all of the time",
+    ]
     costs[Part.CALLS] = 0.0
     assert names(judge(governor, costs, PATIENCE, 20)) == ["-GPU times for a quarter of the time"]
     costs[Part.GPU] = 0.005
@@ -77,7 +81,7 @@ def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
 
 def test_steps_that_change_nothing_are_left_out() -> None:
     governor = Governor(0.01)
-    able = ALL - {"sampling more often", "launches"}
+    able = ALL - {"sampling more often", "products", "launches"}
     costs = {Part.CALLS: 0.5, Part.STACKS: 0.1}
     assert names(judge(governor, costs, 10, able=able)) == ["-sampling at the usual rate", "-following waits"]
 
