@@ -73,8 +73,8 @@ def test_a_usual_job_is_observed_as_it_was_asked_for(argus: Argus, store_url: st
     found = counters(store_url)
     assert found["overhead_steps"] == 0
     assert found["overhead_ppm"] < 10_000
-    assert found["overhead_job_ns"] > 250 * 4 * 20_000_000  # a step takes 36 ms, and the last ones are not looked at
-    assert found["overhead_calls_ns"] > 250 * 4 * 100 * 1000  # each of a step's 150 launches takes a microsecond
+    assert found["overhead_job_ns"] > 4 * 10**9  # but for the first and the last 2 s
+    assert found["overhead_calls_ns"] > 0.001 * found["overhead_job_ns"]  # each launch takes a microsecond
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "101", "nan", "much"])

@@ -38,13 +38,13 @@ def test_launches_are_probed_again_after_they_were_not() -> None:
                 return seen[launching] >= at_least
 
             wait_until(lambda: hits_of(True, 300), what="launches")
-            probes.detach_launches()
+            probes.detach_optional("launches")
             hits_of(True, 0)
             seen.update({True: 0, False: 0})
             # Copies and waits go on, some twelve a step, of which each had 150 launches.
             wait_until(lambda: hits_of(False, 100), what="other calls")
             assert seen[True] == 0
-            probes.attach_launches()
+            probes.attach_optional("launches")
             wait_until(lambda: hits_of(True, 300), what="launches once more")
             assert probes.counters()[Counter.LAUNCHES_DROPPED] == 0
         finally:

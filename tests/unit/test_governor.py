@@ -76,7 +76,7 @@ def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     costs[Part.GPU] = 0.005
     rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-ranges"]
     assert names(judge(governor, costs, 100 * PATIENCE, 40)) == rest
-    assert len(governor.taken) == 7
+    assert len(governor.taken) == 8
 
 
 def test_steps_that_change_nothing_are_left_out() -> None:
