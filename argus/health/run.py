@@ -122,14 +122,21 @@ def _run(settings: Settings, checks: list[Check], folder: Path, lock: int) -> Ru
     done.kind = settings.kind or kind_of(done.results, Path(settings.root))
     done.wall_s = time.monotonic() - begun
     done.cpu_s = _cpu_s() - cpu
-    done.rss_bytes = (
-        max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) << 10
-    )
+    done.rss_bytes = max(_peak_kib(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) << 10
     _remember(state, done, settings.window_s)
     if failed := _save(folder / "state.json", state):
         text = f"cannot remember what was found, and counters are not compared: {folder}: {failed}"
         done.results.append(Result("state", WARNING, text, "Make room there, or name another folder: state_dir."))
     return done
+
+
+def _peak_kib() -> int:
+    """The most memory that this program has had. (``ru_maxrss`` keeps what the process had before it became this
+    program: that of whoever started it.)"""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _preload(checks: list[Check]) -> None:

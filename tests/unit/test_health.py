@@ -349,6 +349,14 @@ def check(look: Look) -> Result:
 """
 
 
+def test_memory_of_whoever_started_it_does_not_count() -> None:
+    """A process keeps what its forerunner had at most, when it becomes another program."""
+    held = b"x" * (256 << 20)
+    words = [sys.executable, "-c", "from argus.health.run import _peak_kib; print(_peak_kib())"]
+    own = int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+    assert len(held) >> 10 > own > 5 << 10
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
 def test_nobody_with_an_empty_environment(tmp_path: Path) -> None:
     """The real program and this very node, as a user without rights, home, PATH and nvidia-smi: nothing crashes, what
