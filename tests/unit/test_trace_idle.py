@@ -18,7 +18,12 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     store: Any = SimpleNamespace(target=None, spooled=True)
     made: Any = Tracer(store, Options(stacks=True))
     made._roster = SimpleNamespace(attached=[], jobs=[], by_pid={}, candidates=list)
-    made._gpu = SimpleNamespace(collects=False, look=lambda *_: None, work=lambda *_, final: None)
+    made._gpu = SimpleNamespace(
+        collects=False,
+        take_math=lambda _: None,
+        look=lambda *_: None,
+        work=lambda *_, final: None,
+    )
     made._kernels = SimpleNamespace(keeps=False, work=lambda *_, final: None)
     made.worked = []
 
