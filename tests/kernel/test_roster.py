@@ -120,8 +120,11 @@ def test_ranks_that_start_again_are_a_new_run(store_url: str) -> None:
         ).to_pylist()
     assert [row["run"] for row in runs] == [first.run, second.run]
     assert [row["pids"] for row in runs] == [2, 2]
-    # the second attempt finds probes in place: 4 all-reduces in each of 60 steps on both ranks
-    assert runs[1]["n"] == 2 * 60 * 4
+    # The second attempt finds probes in place: 4 all-reduces in each of 60 steps on both ranks. Where Argus has no CPU
+    # when a rank begins, that one's first calls are not let through, and counted.
+    missed = 2 * 60 * 4 - runs[1]["n"]
+    lost = tracer.lost_at_end  # type: ignore[attr-defined]
+    assert missed == 0 or 0 < missed <= lost.get("calls_before_follow", 0), (missed, lost)
 
 
 def test_two_jobs_of_one_name_are_kept_apart(store_url: str) -> None:
