@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.resources import resource_dir
 from argus.store.cluster import LOCAL, Cluster, render
-from argus.store.open import LEASE_TIMEOUT_S, Store, spool_not_queried
+from argus.store.open import LEASE_TIMEOUT_S, Store, lacks_table, spool_not_queried
 from argus.store.statements import split_statements
 
 DEFAULT_TTL = "INTERVAL 30 DAY"
@@ -218,7 +219,7 @@ def init_schema(
                 if migration.version in before.missing:
                     for statement in split_statements(migration.text):
                         for each in rendered(statement):
-                            client.command(each)
+                            _make(client, each)
                     client.command(
                         "INSERT INTO schema_migrations (version, name, checksum)"
                         " SELECT {v:UInt32}, {n:String}, {c:String}",
@@ -232,6 +233,22 @@ def init_schema(
             return schema_state(store, client)
         except Error as failure:
             raise store.explain(failure) from None
+
+
+def _make(client: Any, statement: str) -> None:
+    """Carries out a statement of a migration. A view that it reads is gone for a moment where another process, which
+    makes the same tables, replaces it."""
+    from clickhouse_connect.driver.exceptions import Error
+
+    for wait_s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6):
+        try:
+            client.command(statement)
+            return
+        except Error as failure:
+            if not lacks_table(failure):
+                raise
+        time.sleep(wait_s)
+    client.command(statement)
 
 
 def _state(store: Store, client: Any) -> SchemaState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -313,6 +314,31 @@ with open_store(sys.argv[1]) as store:
     for worker in workers:
         out, err = worker.communicate(timeout=60)
         assert out == f"{schema.migrations()[-1].version}\n", err
+
+
+def test_a_view_that_another_process_replaces_is_waited_for(store: Store) -> None:
+    """It is gone for a moment: what reads it cannot be made then."""
+    ensure_schema(store)
+    with store.lease() as client:
+        (view,) = client.query("SELECT create_table_query FROM system.tables WHERE name = 'kernel_times'").result_rows[
+            0
+        ]
+        client.command("DROP VIEW kernel_times")
+        client.command("DROP VIEW function_patterns")
+    text = next(each.text for each in schema.migrations() if "VIEW IF NOT EXISTS function_patterns" in each.text)
+
+    def put_back() -> None:
+        with store.lease() as client:
+            client.command(view)
+
+    timer = threading.Timer(0.3, put_back)
+    timer.start()
+    try:
+        with store.lease() as client:
+            schema._make(client, text)
+            assert client.query("SELECT count() FROM function_patterns").result_rows == [(0,)]
+    finally:
+        timer.join()
 
 
 def test_a_store_folder_can_be_read_by_its_owner_only(store: Store) -> None:
