@@ -169,7 +169,8 @@ def _carried(
         for lane in range(lanes):
             stage_of[members[stage, lane]], lane_of[members[stage, lane]] = stage, lane
     for number, ((group, op, _), part) in enumerate(zip(carried.names, carried.members, strict=True)):
-        places = np.searchsorted(seen.mesh.ranks, [rank for rank in part if rank in seen.mesh.ranks])
+        places = np.minimum(np.searchsorted(seen.mesh.ranks, part), len(seen.mesh.ranks) - 1)
+        places = places[seen.mesh.ranks[places] == part]
         if not len(places):
             continue
         took = carried.took[number, column]
