@@ -593,7 +593,10 @@ class Tracer:
         else:
             launched = np.empty(0, records.LAUNCH)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._gpu.take_math(self._take("math", records.MATH))
+        products = self._take("math", records.MATH)
+        if len(products):
+            self._overhead.count(products, self._stepped())
+        self._gpu.take_math(products)
         self._gpu.work(launched, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
             self._flags.look({(job.name, job.run): job for job in self.jobs})
@@ -605,6 +608,10 @@ class Tracer:
                 self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
         self._kernels.work(now, time.monotonic_ns(), final=final)
 
+    def _stepped(self) -> set[int]:
+        """Numbers of the calls whose first instruction the kernel single-steps."""
+        return set().union(*(attachment.stepped for attachment in self.attached))
+
     def _work_on_calls(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Turns what the rings brought into rows and steps. Returns the CUDA calls among it."""
         assert self._roster is not None
@@ -613,7 +620,7 @@ class Tracer:
         nccl = self._take("collectives", records.COLLECTIVE)
         marks = self._take("marks", records.MARK)
         self._names.learn(control)
-        stepped = set().union(*(attachment.stepped for attachment in self.attached))
+        stepped = self._stepped()
         self._overhead.count(cuda, stepped, launches.is_sync(cuda))
         self._overhead.count(nccl, stepped)
         self._overhead.count(marks, stepped)
