@@ -6,8 +6,9 @@ import functools
 import gzip
 from collections.abc import Iterable
 
-from argus.semantics.profile import Profile, printable
+from argus.semantics.profile import Profile
 from argus.semantics.stacks import Frame
+from argus.text import printable
 
 _TYPES = {
     "cpu": (("samples", "count"), ("cpu", "nanoseconds")),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from argus.semantics.profile import Profile, Sample, printable
+from argus.semantics.profile import Profile, Sample
 from argus.semantics.stacks import Frame
+from argus.text import printable
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

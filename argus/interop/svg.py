@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from argus.semantics.profile import Change, Difference, Key, Profile, changes, folded, frame_text, printable
+from argus.semantics.profile import Change, Difference, Key, Profile, changes, folded, frame_text
 from argus.semantics.stacks import Frame
+from argus.text import printable
 
 WIDTH = 1200
 _MARGIN, _ROW, _FONT = 10, 17, 11

@@ -83,16 +83,9 @@ def without_lines(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(replace(frame, line=0) if frame.line else frame for frame in frames)
 
 
-def printable(text: str) -> str:
-    """Text that no reader trips over: control characters and what is no Unicode are written as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-
-
 def frame_text(frame: Frame) -> str:
     """A frame as one line of text; with its line where it has one."""
-    return printable(label(frame, lines=True))
+    return label(frame, lines=True)
 
 
 Key = tuple[Frame, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from argus.records import STACK_IDLE_PYTHON, STACK_NATIVE_CUT, STACK_PYTHON, STACK_PYTHON_CUT, STACK_PYTHON_REJECTED
+from argus.text import printable
 
 UNRESOLVED = "(unresolved)"
 """Function of a Python frame that could not be named."""
@@ -193,11 +194,12 @@ def short_file(file: str) -> str:
 
 
 def label(frame: Frame, *, lines: bool = False) -> str:
-    """A frame in words: ``step (llama/train.py:41)``, ``cudaLaunchKernel (libcudart.so.12)``."""
-    if frame.kind == "python" and frame.file:
-        return f"{frame.function} ({short_file(frame.file)}" + (f":{frame.line})" if lines and frame.line else ")")
-    name = frame.file.rpartition("/")[2]
-    return f"{frame.function} ({name})" if name and not frame.function.startswith(name) else frame.function
+    """A frame in words, printable: ``step (llama/train.py:41)``, ``cudaLaunchKernel (libcudart.so.12)``."""
+    function, file = printable(frame.function), printable(frame.file)
+    if frame.kind == "python" and file:
+        return f"{function} ({short_file(file)}" + (f":{frame.line})" if lines and frame.line else ")")
+    name = file.rpartition("/")[2]
+    return f"{function} ({name})" if name and not function.startswith(name) else function
 
 
 def rank_text(ranks: Iterable[int]) -> str:

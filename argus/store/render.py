@@ -11,6 +11,7 @@ from typing import Any
 from argus.errors import ArgusError
 from argus.store.open import LEASE_TIMEOUT_S, READONLY, Store, first_line
 from argus.store.statements import check_no_format, check_read_only, returns_rows
+from argus.text import printable
 
 FORMATS = ("table", "json", "jsonl", "csv", "tsv")
 """What ``run_statement`` writes."""
@@ -147,7 +148,7 @@ def _write_table(lines: Iterator[str], write: Callable[[str], object], max_rows:
             continue
         values = json.loads(line)
         rows.append([_cell(v, n, t, max_cell) for v, n, t in zip(values, names, types, strict=True)])
-    for line in table_lines([_printable(name) for name in names], rows, [_is_number(t) for t in types]):
+    for line in table_lines([printable(name) for name in names], rows, [_is_number(t) for t in types]):
         write(line + "\n")
     return len(rows), left_out
 
@@ -183,13 +184,8 @@ def _cell(value: Any, name: str, kind: str, max_cell: int) -> str:
     if isinstance(value, float):
         text = repr(value)
         return text if len(text) <= 12 else f"{value:.9g}"
-    text = _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if not max_cell or len(text) <= max_cell else text[: max_cell - 3] + "..."
-
-
-def _printable(text: str) -> str:
-    """Text without control characters: a kernel's name must not move the cursor."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def readable_duration(ns: float) -> str:

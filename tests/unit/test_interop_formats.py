@@ -20,8 +20,9 @@ from argus.interop.folded import write_difference as folded_difference
 from argus.interop.folded import write_folded
 from argus.interop.pprof import write_pprof
 from argus.interop.speedscope import write_speedscope
-from argus.semantics.profile import Profile, Sample, changes, difference, frame_text, printable
+from argus.semantics.profile import Profile, Sample, changes, difference, frame_text
 from argus.semantics.stacks import Frame
+from argus.text import printable
 
 from .stack_data import MS, native, py
 

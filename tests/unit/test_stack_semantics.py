@@ -333,6 +333,8 @@ def test_labels() -> None:
     assert label(native("cudaLaunchKernel", "/x/libcudart.so.12")) == "cudaLaunchKernel (libcudart.so.12)"
     assert label(Frame("native", "libfoo.so+0x1", "/x/libfoo.so")) == "libfoo.so+0x1"
     assert label(Frame("python", UNRESOLVED)) == UNRESOLVED
+    evil = Frame("python", "f\x1b[31m", "/x/tra\x1b]0;in.py", 3)
+    assert label(evil, lines=True) == r"f\x1b[31m (x/tra\x1b]0;in.py:3)"
 
 
 @pytest.mark.parametrize(
