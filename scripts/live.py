@@ -3,8 +3,9 @@ the verdict is compared with what was planted. The job's shape, the rank, the do
 the start are drawn at random; a fault that is not begins in the middle of the trace. Every job had made its
 communicators before it was attached to.
 
-A line of JSON a job is appended to --out, and what is there is not run again: what was stopped goes on. A job takes
-some 15 s. Run it on a machine that is idle: on a busy one ranks are slow that nobody slowed.
+A line of JSON a job is appended to --out, and what is there is not run again: what was stopped goes on. The verdict
+of a job that is judged wrong is in its line. A job takes some 15 s. Run it on a machine that is idle: on a busy one
+ranks are slow that nobody slowed; each line has the load.
 
   scripts/live --rounds 20            20 jobs of each kind, 20 healthy ones
   scripts/live --kinds hang --rounds 2
@@ -210,6 +211,7 @@ def judge(plan: Plan, verdict: dict[str, Any]) -> dict[str, Any]:
         "found": [[finding["kind"], finding["ranks"]] for finding in findings],
         "slowdown": verdict["slowdown"],
         "reason": verdict.get("reason", ""),
+        "load": round(os.getloadavg()[0], 1),
     }
     if plan.name == HEALTHY:
         return {**row, "right": verdict["status"] == "healthy" and not findings}
@@ -257,11 +259,14 @@ def main() -> int:
     with options.out.open("a") as out:
         for number, plan in enumerate(todo, 1):
             try:
-                judged = judge(plan, run(plan))
+                verdict = run(plan)
+                judged = judge(plan, verdict)
             except RuntimeError as failure:
                 print(f"live: {plan.key}: {failure}", file=sys.stderr)
                 return 1
             row = {"key": plan.key, "seed": options.seed, **vars(plan), **judged}
+            if not row["right"]:
+                row["verdict"] = verdict
             rows.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()
