@@ -12,7 +12,7 @@ import pytest
 
 from argus.diagnose.gpu import GpuTimes, Seen
 from argus.diagnose.peers import Mesh as Peers
-from argus.diagnose.rebuild import FITS, Workers, build, read, relieved_ns
+from argus.diagnose.rebuild import Workers, build, read, relieved_ns
 from argus.diagnose.run import diagnose_store
 from argus.diagnose.whatif import answer
 from argus.simulate.faults import parse
@@ -104,7 +104,11 @@ def seen(step_ms: float) -> Seen:
     ("took", "sent", "known"),
     [
         (155.0, 8, True),
-        (155.0 / (1 - FITS) + 1, 8, False),  # the schedule is another one
+        # Healthy pipelines are off by 1 %, steps that sums do not tell by 13 % and more, either way.
+        (155.0 / 0.92, 8, True),
+        (155.0 / 1.08, 8, True),
+        (155.0 / 0.88, 8, False),
+        (155.0 / 1.12, 8, False),
         (155.0, 2, False),  # a micro-batch would take 245 ms
         (155.0, 7, False),  # sends that no schedule makes
         (155.0, 0, False),
