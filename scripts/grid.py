@@ -105,18 +105,6 @@ def spec_of(cell: Cell) -> Spec | None:
     return None
 
 
-def indistinct(mesh: Mesh, rank: int) -> set[int]:
-    """Ranks whose slow link would make just the same records: those that take part in the same transfers between hosts
-    or stages. In a ring all ranks take as long as its slowest link; pairs of stages tell more."""
-    groups = [mesh.groups[name].tolist() for name in ("dp", "pp") if name in mesh.groups]
-
-    def transfers(one: int) -> list[list[int]]:
-        return [members for each in groups for members in each if one in members]
-
-    mine = transfers(rank)
-    return {other for members in mine for other in members if transfers(other) == mine}
-
-
 def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
     """What was right."""
     findings = verdict["findings"]
@@ -135,17 +123,13 @@ def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[st
         blamed = ranks in (set(), everybody) if cell.kind in EVERYBODY else ranks == set(fault["ranks"])
         return finding["kind"] in names, blamed
 
-    hidden = set[int]()
-    if cell.kind == "link_degradation":
-        shape = {name: known["mesh"][name] for name in ("dp", "tp", "pp", "ep", "vpp")}
-        hidden = indistinct(Mesh(**shape), fault["ranks"][0])
     checked = [right(finding) for finding in findings]
     first = checked[0] if checked else (False, False)
     onset = abs(findings[0]["steps"][0] - fault["steps"][0]) if findings and findings[0]["steps"] else None
     return {
         **found, "kind_right": first[0], "ranks_right": first[1], "top1": all(first),
         "anywhere": any(all(one) for one in checked), "onset": onset, "fault_cost": fault["slowdown"],
-        "unplaced": first[0] and not first[1] and set(findings[0]["ranks"]) == hidden,
+        "unplaced": first[0] and not first[1] and findings[0]["ranks"] == fault["alike"],
     }  # fmt: skip
 
 
