@@ -410,7 +410,8 @@ def _finding(
         if op == P2P
         else f"{op} of the {dimension} communicator of ranks {listed(members)}"
     )
-    against = f"{worst.peers} others that send as much" if worst.peers else "its own first steps"
+    others = "one other that sends" if worst.peers == 1 else f"{worst.peers} others that send"
+    against = f"{others} as much" if worst.peers else "its own first steps"
     evidence: list[Evidence] = [
         {
             "text": f"{what} takes {worst.took_ns / 1e6:,.2f} ms without anybody waiting, {worst.factor:.2f}x what "
