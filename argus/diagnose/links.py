@@ -462,14 +462,15 @@ def _by_halves(op: str, size: float, ranks: Sequence[int], hosts: Mapping[int, s
     """How to find the slow link of a communicator whose ranks all take as long: by tests of ever fewer of them. All
     GPUs of a node take part, so that all of its network cards do."""
     nodes = sorted({hosts[rank] for rank in ranks if rank in hosts})
-    if len(nodes) < 2:
-        half = max(2, len(ranks) // 2)
-        how = f"CUDA_VISIBLE_DEVICES=… {_test(op, size, half)} on either half of the GPUs"
-    else:
-        each = max(sum(host == node for host in hosts.values()) for node in nodes)
-        half = len(nodes) // 2
-        listed_nodes = ",".join(nodes[:half][:4]) + (",…" if half > 4 else "")
-        how = f"mpirun -N 1 -H {listed_nodes} {_test(op, size, each)} on either half of the nodes"
+    each = max((sum(host == node for host in hosts.values()) for node in nodes), default=0)
+    half = (len(nodes) if len(nodes) > 1 else len(ranks)) // 2
+    if half * (each if len(nodes) > 1 else 1) < 2:
+        # Half of them would have nobody to send to.
+        return f"compare what NCCL's test takes between them, and between others: {_test(op, size, len(ranks))}."
+    how = f"CUDA_VISIBLE_DEVICES=… {_test(op, size, half)} on either half of the GPUs"
+    if len(nodes) > 1:
+        some = ",".join(nodes[:half][:4]) + (",…" if half > 4 else "")
+        how = f"mpirun -N 1 -H {some} {_test(op, size, each)} on either half of the nodes"
     return (
         f"which of them it is, NCCL's tests tell by halves while the job stands: {how}, then on the halves of the "
         "slower one, and so on; where neither half is slow, the link is between them, and each is tested with some "

@@ -127,6 +127,15 @@ def test_the_action_says_how_to_find_the_link_of_a_ring() -> None:
     assert test in found["action"]
 
 
+@pytest.mark.parametrize(("ranks", "halves"), [(2, False), (3, False), (4, True)])
+def test_half_of_a_ring_is_two_ranks_at_least(ranks: int, halves: bool) -> None:
+    network = Network(ranks)
+    network.link[:, 20:] = 2.0
+    (found,) = network.slow_links()
+    assert ("by halves" in found["action"]) is halves
+    assert f"all_reduce_perf -b 2M -e 2M -g {2 if halves else ranks}" in found["action"]
+
+
 def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
     network = Network(4, tp=2, pp=2)
     slow = network.rank(2, 1, 1)
