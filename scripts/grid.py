@@ -106,7 +106,7 @@ def spec_of(cell: Cell) -> Spec | None:
 
 
 def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
-    """What was right."""
+    """What was right. ``unplaced``: just the ranks were named that no record tells from those of the truth."""
     findings = verdict["findings"]
     found: dict[str, Any] = {
         "status": verdict["status"], "found": [[f["kind"], f["ranks"][:16], f["steps"][0]] for f in findings[:3]],
@@ -129,7 +129,7 @@ def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[st
     return {
         **found, "kind_right": first[0], "ranks_right": first[1], "top1": all(first),
         "anywhere": any(all(one) for one in checked), "onset": onset, "fault_cost": fault["slowdown"],
-        "within": first[0] and set(fault["ranks"]) <= set(findings[0]["ranks"]),
+        "unplaced": first[0] and not first[1] and findings[0]["ranks"] == fault["alike"],
     }  # fmt: skip
 
 
@@ -154,7 +154,8 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         by[row["kind"], row["dose"], row["ranks"]].append(row)
     print(
-        f"{'kind':<26}{'dose':<8}{'ranks':>6}{'n':>4}{'cost':>7}{'alarm':>7}{'kind':>6}{'ranks':>7}{'top-1':>7}{'onset':>7}"
+        f"{'kind':<26}{'dose':<8}{'ranks':>6}{'n':>4}{'cost':>7}{'alarm':>7}"
+        f"{'kind':>6}{'ranks':>7}{'top-1':>7}{'alike':>7}{'onset':>7}"
     )
     for (kind, dose, ranks), those in sorted(by.items(), key=lambda item: (item[0][2], item[0][0], item[0][1])):
         line = f"{kind:<26}{dose:<8}{ranks:>6}{len(those):>4}{statistics.mean(r['cost'] for r in those):>7.2f}"
@@ -162,8 +163,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         if dose:
             onsets = [row["onset"] for row in those if row["onset"] is not None]
             line += "".join(
-                f"{statistics.mean(row[name] for row in those):>{width}.0%}"
-                for name, width in (("kind_right", 6), ("ranks_right", 7), ("top1", 7))
+                f"{statistics.mean(row.get(name, False) for row in those):>{width}.0%}"
+                for name, width in (("kind_right", 6), ("ranks_right", 7), ("top1", 7), ("unplaced", 7))
             )
             line += f"{statistics.median(onsets):>7.0f}" if onsets else f"{'':>7}"
         print(line)
@@ -172,10 +173,11 @@ def show(rows: list[dict[str, Any]]) -> None:
     if faulty:
         for dose in dict.fromkeys(row["dose"] for row in faulty):
             those = [row for row in faulty if row["dose"] == dose]
-            right, among = sum(row["top1"] for row in those), sum(row["top1"] or row.get("within") for row in those)
-            print(
-                f"{dose}: top-1 right {right} of {len(those)} ({right / len(those):.1%}), or among those named {among}"
-            )
+            right, unplaced = sum(row["top1"] for row in those), sum(row.get("unplaced", False) for row in those)
+            wrong = len(those) - right - unplaced
+            print(f"{dose}: top-1 right {right} of {len(those)} ({right / len(those):.1%}), wrong {wrong}")
+            if unplaced:
+                print(f"{'':>{len(dose)}}  communicator named, the rank is not in the records: {unplaced}")
     if healthy:
         print(f"false alarms: {sum(r['alarm'] for r in healthy)} of {len(healthy)}")
 

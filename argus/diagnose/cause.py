@@ -15,7 +15,10 @@ HIDDEN_BACKWARD = 2.0
 """A backward pass takes twice the forward's work (two matrix products a layer instead of one; Kaplan et al. 2020).
 Where only the forward is waited for on the CPU, a slow GPU's backward is late twice as much again, unseen."""
 NOTABLE = 0.1
-"""A phase that takes less than this share of all excess is not told."""
+"""A phase that takes less than this share of all excess is not told; nor is a GPU's excess that is less than this share
+of the lateness, or negative: the scatter of a step's parts is as large."""
+SHOWN_NS = 5e4
+"""What rounds to the 0.1 ms that texts show."""
 TOLD_KERNELS = 3
 """Kernels that a finding names, at most."""
 FLAT = 1.2
@@ -59,11 +62,16 @@ def attribute(
             waits since its GPU's queue is full looks like one that is slow; the GPU has nothing to do where it is.
         hidden: The GPU's own times say that it is not late itself.
     """
+
+    def longer(more_ns: float) -> str:
+        """A GPU's excess in words."""
+        return f"{more_ns / 1e6:.1f} ms a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "no longer"
+
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
         text = (
-            f"its GPU is to blame: it computes {gpu_ns[0] / 1e6:.1f} ms a step longer than those with the same work, "
-            f"and has nothing to do for {gpu_ns[1] / 1e6:+.1f} ms"
+            f"its GPU is to blame: against those with the same work it computes {longer(gpu_ns[0])}, and has nothing "
+            f"to do for {longer(gpu_ns[1])}"
         )
         return Cause("compute_straggler", text, True)
     if not slow.any() or slow.all():
@@ -84,13 +92,13 @@ def attribute(
     if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
         text = (
             f"its GPU is not to blame: it has nothing to do for {gpu_ns[1] / 1e6:.1f} ms a step longer than those with "
-            f"the same work, and computes {gpu_ns[0] / 1e6:+.1f} ms longer; kernels are launched too slowly"
+            f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too slowly"
         )
         return Cause("kernel_issue_stall", text, True)
     if hidden and gpu_ns is not None:
         text = (
-            f"its GPU is not late: against those with the same work it computes {gpu_ns[0] / 1e6 + 0.0:+.1f} ms a step "
-            f"longer, and has nothing to do for {gpu_ns[1] / 1e6 + 0.0:+.1f} ms; its CPU no longer runs as far ahead"
+            f"its GPU is not late: against those with the same work it computes {longer(gpu_ns[0])}, and has nothing "
+            f"to do for {longer(gpu_ns[1])}; its CPU no longer runs as far ahead"
         )
         return Cause("kernel_issue_stall", text, True)
     # Rounded first: "-0.0 ms" reads like a measurement.

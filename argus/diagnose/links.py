@@ -8,8 +8,8 @@ same dimension that send as much, and with their own first steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ ALIKE = 0.05
 P2P = "SendRecv"
 MOST_ROWS = 120_000
 """Steps of ranks that are read at once: some five rows each, which the store makes fewer."""
+TESTS = {
+    "AllGather": "all_gather_perf", "ReduceScatter": "reduce_scatter_perf", "Broadcast": "broadcast_perf",
+    "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
+}  # fmt: skip
+"""Programs of NVIDIA's nccl-tests by operation; of all others ``all_reduce_perf``."""
 BLOCK = 10
 """Steps that are looked at to tell whether a transfer was slow before."""
 
@@ -298,7 +303,9 @@ def read(
     return Carried(read(newest), dimensions, read, newest, _asked(params, newest)[1][1])
 
 
-def judge(seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: Mapping[int, str]) -> list[Finding]:
+def judge(
+    seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: Mapping[int, str]
+) -> tuple[list[Finding], Transfers | None]:
     """What transfers tell of slow links.
 
     Args:
@@ -309,7 +316,8 @@ def judge(seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: M
         hosts: Node of each rank.
 
     Returns:
-        At most one finding; ``share`` is what a step is longer for it, in ns.
+        At most one finding, ``share`` is what a step is longer for it, in ns; and the transfers of the newest steps as
+        they would be if those found took what is usual (None: there is no finding).
     """
     now, dimensions, read, newest = carried.now, carried.dimensions, carried.read, carried.newest
     first = first_steps(numbers)[: len(newest)]
@@ -319,11 +327,11 @@ def judge(seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: M
     slow = find_slow_links(now, before)
     step_ns = float(np.median(durations[-WINDOWS[0] :]))
     if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
-        return []
+        return [], None
     worst = slow[0]
     kind = [number for number, name in enumerate(now.names) if name[1] == now.names[worst.number][1]]
     if len(kind) > 2 and 2 * sum(link.number in kind for link in slow) > len(kind):
-        return []  # nearly all: more is sent, or the network as a whole is slow
+        return [], None  # nearly all: more is sent, or the network as a whole is slow
     # A rank or a host that all slow transfers have in common is where the link is.
     ranks = set(now.members[worst.number])
     places = {hosts[rank] for rank in ranks if rank in hosts}
@@ -334,7 +342,13 @@ def judge(seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: M
     onset = _onset(now, before, worst, newest, numbers, read)
     shown = sql.shown(sql.TRANSFERS, carried.window)
     what = dimensions.get(now.names[worst.number][0], "unknown")
-    return [_finding(now, slow, sorted(ranks), common, what, onset, int(numbers[-1]), hosts, step_ns, seen.now, shown)]
+    last = int(numbers[-1])
+    finding = _finding(now, slow, sorted(ranks), common, what, onset, last, hosts, step_ns, seen.now, shown)
+    took = now.took.copy()
+    for link in slow:
+        if ranks & set(now.members[link.number]):
+            took[link.number] /= link.factor
+    return [finding], replace(now, took=took)
 
 
 def _onset(
@@ -396,7 +410,8 @@ def _finding(
         if op == P2P
         else f"{op} of the {dimension} communicator of ranks {listed(members)}"
     )
-    against = f"{worst.peers} others that send as much" if worst.peers else "its own first steps"
+    others = "one other that sends" if worst.peers == 1 else f"{worst.peers} others that send"
+    against = f"{others} as much" if worst.peers else "its own first steps"
     evidence: list[Evidence] = [
         {
             "text": f"{what} takes {worst.took_ns / 1e6:,.2f} ms without anybody waiting, {worst.factor:.2f}x what "
@@ -412,11 +427,14 @@ def _finding(
     if len(slow) > 1 and len(ranks) < len(members):
         text = f"{len(slow)} kinds of transfers are slow; rank {listed(ranks)} takes part in all of them"
         evidence.append({"text": text, "sql": shown})
-    elif op != P2P and len(ranks) > 1:
+    indistinct = op != P2P and len(ranks) > 1
+    if indistinct and len(ranks) == len(members):
         text = "all of its ranks take as long as its slowest link, so which of them it is does not show in their times"
         evidence.append({"text": text, "sql": shown})
     ideal = max(step_ns - cost, 0.05 * step_ns)
     where = f" on {', '.join(names[:4])}" if names else ""
+    size = now.nbytes[worst.number] / max(now.calls[worst.number], 1.0)
+    test = _by_halves(op, size, ranks, hosts) if indistinct else f"run NCCL's test there: {_test(op, size, 1)}."
     return Finding(
         kind="link_degradation",
         ranks=ranks,
@@ -430,5 +448,31 @@ def _finding(
         level="phase",
         evidence=evidence,
         action=f"Check the links of these ranks{where}: nvidia-smi nvlink -e, ibstat and the ports' error counters, "
-        "ethtool -S; run an NCCL bandwidth test there.",
+        f"ethtool -S; {test}",
+    )
+
+
+def _test(op: str, size: float, each: int) -> str:
+    """The command of nccl-tests that sends as much as a call of the job, with so many GPUs a process."""
+    mebibytes = max(1, round(size / (1 << 20)))
+    return f"{TESTS.get(op, 'all_reduce_perf')} -b {mebibytes}M -e {mebibytes}M -g {each}"
+
+
+def _by_halves(op: str, size: float, ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
+    """How to find the slow link of a communicator whose ranks all take as long: by tests of ever fewer of them. All
+    GPUs of a node take part, so that all of its network cards do."""
+    nodes = sorted({hosts[rank] for rank in ranks if rank in hosts})
+    each = max((sum(host == node for host in hosts.values()) for node in nodes), default=0)
+    half = (len(nodes) if len(nodes) > 1 else len(ranks)) // 2
+    if half * (each if len(nodes) > 1 else 1) < 2:
+        # Half of them would have nobody to send to.
+        return f"compare what NCCL's test takes between them, and between others: {_test(op, size, len(ranks))}."
+    how = f"CUDA_VISIBLE_DEVICES=… {_test(op, size, half)} on either half of the GPUs"
+    if len(nodes) > 1:
+        some = ",".join(nodes[:half][:4]) + (",…" if half > 4 else "")
+        how = f"mpirun -N 1 -H {some} {_test(op, size, each)} on either half of the nodes"
+    return (
+        f"which of them it is, NCCL's tests tell by halves while the job stands: {how}, then on the halves of the "
+        "slower one, and so on; where neither half is slow, the link is between them, and each is tested with some "
+        "that are well."
     )

@@ -80,6 +80,23 @@ class Workers:
     members: Int
 
 
+@dataclass(frozen=True)
+class Rebuilt:
+    """A step as a graph that takes what was seen.
+
+    Attributes:
+        model: Its operations.
+        workers: What they are made from.
+        chunks, batches, at_once: As :func:`build` was told.
+    """
+
+    model: Model
+    workers: Workers
+    chunks: int
+    batches: int
+    at_once: bool
+
+
 def workers_of(seen: Seen, carried: Transfers | None, dimensions: Mapping[int, str]) -> Workers | None:
     """Arranges what is known by rank; None: the mesh is not whole.
 
@@ -88,8 +105,7 @@ def workers_of(seen: Seen, carried: Transfers | None, dimensions: Mapping[int, s
         carried: What transfers took in the same steps; None: not known.
         dimensions: Of each communicator: what it is for.
     """
-    now = seen.now.cut(slice(-WINDOWS[0], None))
-    now = _whole(now)
+    now = _newest(seen)
     members = _places(seen)
     if members is None or len(now.steps) < MIN_STEPS:
         return None
@@ -115,6 +131,11 @@ def workers_of(seen: Seen, carried: Transfers | None, dimensions: Mapping[int, s
         of(now.idle), layers, sync, transfer, np.median(now.step, axis=0), now.steps,
         now.ranks[usually].reshape(stages, lanes), now.ranks[members],
     )  # fmt: skip
+
+
+def _newest(seen: Seen) -> GpuTimes:
+    """The newest steps of which everything is known."""
+    return _whole(seen.now.cut(slice(-WINDOWS[0], None)))
 
 
 def _whole(now: GpuTimes) -> GpuTimes:
@@ -177,8 +198,9 @@ def _carried(
         on, of = np.unique(stage_of[places]), np.unique(lane_of[places])
         if op == P2P:
             if len(on) == 2 and on[1] == on[0] + 1:
+                # Of ranks in lockstep the slowest transfer counts: the others wait for what it brings.
                 for lane in of.tolist():
-                    transfer[on[0], lane, there] = np.fmin(transfer[on[0], lane, there], took)
+                    transfer[on[0], lane, there] = np.fmax(transfer[on[0], lane, there], took)
         elif dimensions.get(group) in (*LOCKSTEP, "ep"):
             for stage, lane in {(int(stage_of[place]), int(lane_of[place])) for place in places.tolist()}:
                 layers[stage, lane, there] += np.nan_to_num(took)
@@ -191,7 +213,7 @@ def _carried(
 
 def read(
     query: sql.Query, params: Mapping[str, Any], seen: Seen, carried: Transfers | None, dimensions: Mapping[int, str]
-) -> tuple[Model, Workers] | None:
+) -> Rebuilt | None:
     """The graph of the newest steps of a run; None: it cannot be rebuilt.
 
     Args:
@@ -206,7 +228,7 @@ def read(
         return None
     stages = len(workers.forward)
     tried = [(1, 1)] if stages == 1 else _schedules(query, params, workers)
-    best: Model | None = None
+    best: Rebuilt | None = None
     off = FITS
     # Where in the step a GPU had nothing to do is not stored: as its batch was loaded, or all along.
     for (chunks, batches), at_once in product(tried, (True, False) if stages > 1 else (True,)):
@@ -214,11 +236,15 @@ def read(
             model = build(workers, chunks, batches, at_once=at_once)
         except ArgusError:
             continue
-        taken = float(model.times_ns(np.ones((1, *model.actual_ns.shape[:2]), bool))[0].mean())
-        wrong = abs(taken / float(model.recorded_ns.mean()) - 1)
+        wrong = abs(_taken_ns(model) / float(model.recorded_ns.mean()) - 1)
         if wrong <= off:
-            best, off = model, wrong
-    return None if best is None else (best, workers)
+            best, off = Rebuilt(model, workers, chunks, batches, at_once), wrong
+    return best
+
+
+def _taken_ns(model: Model) -> float:
+    """What the steps of a graph take, their mean."""
+    return float(model.times_ns(np.ones((1, *model.actual_ns.shape[:2]), bool))[0].mean())
 
 
 def _schedules(query: sql.Query, params: Mapping[str, Any], workers: Workers) -> list[tuple[int, int]]:
@@ -365,8 +391,36 @@ def relieved_ns(model: Model, workers: Workers, ranks: list[int]) -> tuple[float
             norm = low_median(np.where(mine[stage][:, None], np.nan, times[nodes[0]]))
             relieved = np.minimum(times[nodes][:, mine[stage]], norm)
             times[np.ix_(nodes, np.flatnonzero(mine[stage]))] = relieved
-    everything = np.ones((1, *times.shape[:2]), bool)
-    return (
-        float(model.times_ns(everything)[0].mean()),
-        float(replace(model, actual_ns=times).times_ns(everything)[0].mean()),
-    )
+    return _taken_ns(model), _taken_ns(replace(model, actual_ns=times))
+
+
+def unburdened_ns(
+    rebuilt: Rebuilt, seen: Seen, carried: Transfers, unburdened: Transfers, dimensions: Mapping[int, str]
+) -> tuple[float, float, float]:
+    """What a step takes, and what it would at least and at most if transfers took something less: the means over the
+    steps, ns.
+
+    How much of the shorter transfers other work would hide is not known. It hides no more time than of the longer ones,
+    which gives the least; and no lesser share, for they begin no later, which gives the most.
+
+    Args:
+        rebuilt: From :func:`read`.
+        seen: What the GPUs did.
+        carried: What transfers took, as :func:`read` was told.
+        unburdened: What they would take.
+        dimensions: Of each communicator: what it is for.
+    """
+    workers, members = rebuilt.workers, _places(seen)
+    assert members is not None  # or there were no workers
+    was, would = (_carried(_newest(seen), seen, members, each, dimensions) for each in (carried, unburdened))
+    layers, sync = workers.layers, workers.sync
+
+    def taken(layers: Float, sync: Float) -> float:
+        changed = replace(workers, layers=layers, sync=sync, transfer=would[2])
+        return _taken_ns(build(changed, rebuilt.chunks, rebuilt.batches, at_once=rebuilt.at_once))
+
+    def share(place: int) -> Float:
+        return np.asarray(np.nan_to_num(would[place] / np.maximum(was[place], 1.0), nan=1.0))
+
+    least = (np.maximum(now - np.nan_to_num(was[at] - would[at]), 0.0) for at, now in enumerate((layers, sync)))
+    return _taken_ns(rebuilt.model), taken(*least), taken(layers * share(0), sync * share(1))

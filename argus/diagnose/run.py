@@ -287,10 +287,11 @@ def _diagnose(
             losses.append(loss)
     slow_gpus = slow_links = list[Finding]()
     carried: links.Carried | None = None
+    unburdened: links.Transfers | None = None
     if seen_gpus is not None:
         slow_gpus = gpu.judge(seen_gpus, query, params, numbers, durations, hosts, threshold)
         carried = links.read(seen_gpus, query, params, numbers, len(hosts), across)
-        slow_links = links.judge(seen_gpus, carried, numbers, durations, hosts)
+        slow_links, unburdened = links.judge(seen_gpus, carried, numbers, durations, hosts)
     losses, slow_gpus = _united(losses, slow_gpus, staged=seen_gpus is not None and seen_gpus.mesh.staged)
     slow_gpus += slow_links
     now = float(np.median(durations[-RECENT_STEPS:]))
@@ -397,7 +398,7 @@ def _diagnose(
                 loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
                 verdict["findings"].append(_finding(loss, hosts, now))
     if seen_gpus is not None and carried is not None:
-        _what_if(verdict, query, params, seen_gpus, carried)
+        ideal += _what_if(verdict, query, params, seen_gpus, carried, unburdened)
     if seen_gpus is not None:
         _behaviour(query, params, verdict["findings"], seen_gpus)
     node_health.add(query, params, verdict["findings"], hosts)
@@ -446,24 +447,46 @@ def _diagnose(
 
 
 def _what_if(
-    verdict: Verdict, query: sql.Query, params: dict[str, Any], seen: gpu.Seen, carried: links.Carried
-) -> None:
-    """Tells what a step would take if what was found were not so, where the step can be rebuilt."""
+    verdict: Verdict,
+    query: sql.Query,
+    params: dict[str, Any],
+    seen: gpu.Seen,
+    carried: links.Carried,
+    unburdened: links.Transfers | None,
+) -> float:
+    """Tells what a step would take if what was found were not so, where the step can be rebuilt. ``unburdened``: what
+    transfers would take if those of the slow links took what is usual.
+
+    Returns:
+        What slow links cost less than was thought, ns: a transfer that waits for another stage anyway costs nothing.
+    """
+    dearer = 0.0
     if (rebuilt := rebuild.read(query, params, seen, carried.now, carried.dimensions)) is None:
-        return
-    model, workers = rebuilt
-    verdict["whatif"] = operations.in_verdict(whatif.answer(model))
+        return dearer
+    verdict["whatif"] = operations.in_verdict(whatif.answer(rebuilt.model))
     for finding in verdict["findings"]:
-        if finding["kind"] == "link_degradation" or not finding["ranks"]:
+        if not finding["ranks"]:
             continue
-        if (taken := rebuild.relieved_ns(model, workers, finding["ranks"])) is None:
-            continue
-        whose = "its peers" if len(finding["ranks"]) == 1 else "their peers"
-        text = (
-            f"if {named(finding['ranks'])} took as long as {whose}, a step would take {_ms(taken[1])} instead of "
-            f"{_ms(taken[0])}"
-        )
-        finding["evidence"].append({"text": text, "sql": sql.shown(sql.GPU_TIMES, seen.window)})
+        name, one = named(finding["ranks"]), len(finding["ranks"]) == 1
+        if finding["kind"] == "link_degradation":
+            if unburdened is None:
+                continue
+            now, *would = rebuild.unburdened_ns(rebuilt, seen, carried.now, unburdened, carried.dimensions)
+            most_ns = max(now - would[0], 0.0)
+            if most_ns < finding["share"]:
+                dearer += finding["share"] - most_ns
+                finding["share"], finding["slowdown"] = most_ns, round(now / (now - most_ns), 4)
+            supposed, shown = f"transfers of {name} took what is usual", sql.shown(sql.TRANSFERS, carried.window)
+        else:
+            relieved = rebuild.relieved_ns(rebuilt.model, rebuilt.workers, finding["ranks"])
+            if relieved is None:
+                continue
+            (now, *would), shown = relieved, sql.shown(sql.GPU_TIMES, seen.window)
+            supposed = f"{name} took as long as {'its' if one else 'their'} peers"
+        range_ns = dict.fromkeys(_ms(ns) for ns in would)
+        text = f"if {supposed}, a step would take {' to '.join(range_ns)} instead of {_ms(now)}"
+        finding["evidence"].append({"text": text, "sql": shown})
+    return dearer
 
 
 def _by_operations(

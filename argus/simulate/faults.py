@@ -115,6 +115,10 @@ class Fault:
         """The program that the job with the fault runs, where that is what is wrong."""
         return program
 
+    def alike(self, mesh: Mesh) -> tuple[int, ...]:
+        """Ranks that no record tells from its own: had it been theirs, all rows would be the same."""
+        return self.ranks
+
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         """The ranks, where none are given."""
         chosen = int(rng.integers(mesh.size))
@@ -161,6 +165,17 @@ class LinkDegradation(Fault):
 
     def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
         effects.link[mine] *= 1 + (self.size - 1) * level
+
+    def alike(self, mesh: Mesh) -> tuple[int, ...]:
+        """Those that take part in the same transfers between hosts or stages."""
+        groups = [members.tolist() for name, each in mesh.groups.items() if name in ("dp", "pp") for members in each]
+
+        def transfers(rank: int) -> list[list[int]]:
+            return [members for members in groups if rank in members]
+
+        near = {rank: transfers(rank) for rank in self.ranks}
+        members = {rank for those in near.values() for group in those for rank in group}
+        return tuple(sorted(rank for rank in members if transfers(rank) in near.values()))
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         if mesh.dp == 1 and mesh.pp == 1:

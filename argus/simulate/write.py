@@ -195,6 +195,7 @@ def truth(spec: Spec, job: str, made: Made) -> dict[str, Any]:
                 "dose": fault.dose,
                 "size": fault.size,
                 "ranks": list(fault.ranks),
+                "alike": list(fault.alike(mesh)),
                 "hosts": list(dict.fromkeys(names[int(mesh.host[rank])] for rank in fault.ranks)),
                 "steps": [fault.since, fault.since + fault.lasts - 1 if fault.lasts else spec.steps - 1],
                 "ramp": fault.ramp,

@@ -92,7 +92,7 @@ class Network(Cluster):
         numbers = np.arange(self.steps)
         seen = self.seen()
         carried = links.read(seen, self.query, {"job": "j", "run": 1}, numbers, len(HOSTS), None)
-        return links.judge(seen, carried, numbers, durations, HOSTS)
+        return links.judge(seen, carried, numbers, durations, HOSTS)[0]
 
     def layout(self) -> list[Finding]:
         durations = self.columns()["step_ns"][: self.steps]
@@ -114,6 +114,26 @@ def test_a_slow_communicator_is_named_with_its_ranks() -> None:
     assert "1.6" in found["evidence"][0]["text"]
     assert "3 others that send as much" in found["evidence"][0]["text"]
     assert "which of them it is does not show" in found["evidence"][-1]["text"]
+    assert "CUDA_VISIBLE_DEVICES=… all_reduce_perf -b 2M -e 2M -g 2 on either half of the GPUs" in found["action"]
+
+
+def test_the_action_says_how_to_find_the_link_of_a_ring() -> None:
+    """Of four nodes with four GPUs each, 16 MiB in eight calls a step."""
+    network = Network(16)
+    network.link[:, 20:] = 2.0
+    (found,) = network.slow_links()
+    assert found["ranks"] == list(range(16))
+    test = "mpirun -N 1 -H node-0,node-1 all_reduce_perf -b 2M -e 2M -g 4 on either half of the nodes"
+    assert test in found["action"]
+
+
+@pytest.mark.parametrize(("ranks", "halves"), [(2, False), (3, False), (4, True)])
+def test_half_of_a_ring_is_two_ranks_at_least(ranks: int, halves: bool) -> None:
+    network = Network(ranks)
+    network.link[:, 20:] = 2.0
+    (found,) = network.slow_links()
+    assert ("by halves" in found["action"]) is halves
+    assert f"all_reduce_perf -b 2M -e 2M -g {2 if halves else ranks}" in found["action"]
 
 
 def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
@@ -123,6 +143,7 @@ def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
     (found,) = network.slow_links()
     assert found["ranks"] == [slow]
     assert "takes part in all of them" in found["evidence"][-1]["text"]
+    assert "halves" not in found["action"]
 
 
 def test_the_only_communicator_is_compared_with_its_own_past() -> None:
@@ -176,6 +197,7 @@ def test_a_pair_is_alike_others_between_the_same_stages() -> None:
     (found,) = network.slow_links()
     assert found["ranks"] == [network.rank(1), network.rank(1, pp=1)]
     assert found["evidence"][0]["text"].startswith("a transfer between ranks 1, 5 takes")
+    assert "sendrecv_perf -b 2M -e 2M -g 1" in found["action"]
 
 
 # ---- how work is shared out

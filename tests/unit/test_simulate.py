@@ -36,6 +36,7 @@ BARE = Program(
     micro_batches=8, forward_ms=10, tp_ms=0, ep_ms=0, p2p_ms=0, grad_ms=0, optimizer_ms=0, data_ms=0, launch_us=0.001
 )
 """Computation and nothing else."""
+BUSY = Program(micro_batches=4)
 SMALL = Mesh(dp=2, tp=2, pp=2)
 
 
@@ -199,6 +200,24 @@ def test_half_a_data_parallel_group_may_be_slow() -> None:
     (fault,) = spec.faults
     assert len(fault.ranks) == 8
     assert len({rank // 2 for rank in fault.ranks}) == 4
+
+
+@pytest.mark.parametrize("shape", [{"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "pp": 2}, {"dp": 2, "pp": 3, "tp": 2}])
+def test_a_slow_link_of_a_ring_is_in_no_record(shape: dict[str, int]) -> None:
+    """The ranks that the truth calls alike are just those with which the job would have been the same."""
+    mesh = Mesh(**shape)
+
+    def played(rank: int) -> list[Any]:
+        step = list(Spec(mesh, BUSY, faults=[parse(f"link_degradation:ranks={rank}")], steps=2, seed=5).play())[-1]
+        calls = [getattr(made, name) for stage in step.calls for made in stage for name in ("at", "begin", "end")]
+        return [step.phases, step.cpu_end, *step.hidden.values(), *calls]
+
+    made = [played(rank) for rank in range(mesh.size)]
+    for rank, mine in enumerate(made):
+        same = [other for other, theirs in enumerate(made) if all(map(np.array_equal, mine, theirs))]
+        assert list(parse(f"link_degradation:ranks={rank}").alike(mesh)) == same
+        assert len(same) == (mesh.dp if mesh.pp == 1 else 1)
+    assert parse("jitter:ranks=1").alike(mesh) == (1,)
 
 
 @pytest.mark.parametrize("wrong", ["slow", "hang:much", "hang:ranks=a", "hang:ranks=9", "stage_imbalance", "hang:9"])

@@ -470,3 +470,24 @@ def test_a_gpu_that_is_not_late_is_not_to_blame(hidden: bool, kind: str) -> None
     }
     cause = attribute(columns, (0,), 10 * MS, (0.5 * MS, 0.0), hidden=hidden)
     assert (cause.kind, cause.known) == (kind, True)
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "hidden", "words"),
+    [
+        ((8.0, -0.4), False, "computes 8.0 ms a step longer, and has nothing to do for no longer"),
+        ((8.0, 0.9), False, "has nothing to do for no longer"),
+        ((8.0, 1.1), False, "has nothing to do for 1.1 ms a step longer"),
+        ((-0.3, 4.0), False, "nothing to do for 4.0 ms a step longer than those with the same work, and computes no"),
+        ((-0.0, -0.3), True, "it computes no longer, and has nothing to do for no longer"),
+    ],
+)
+def test_an_excess_that_is_none_is_no_number(own_ms: tuple[float, float], hidden: bool, words: str) -> None:
+    """Of 10 ms that a rank comes late: what is negative, or less than a tenth of it, is scatter."""
+    columns = {
+        "rank": np.array([0, 1, 2]),
+        **{f"{name}_ns": np.full(3, MS) for name in ("module", "data", "other", "sync")},
+    }
+    cause = attribute(columns, (0,), 10 * MS, (own_ms[0] * MS, own_ms[1] * MS), hidden=hidden)
+    assert words in cause.text
+    assert "-0." not in cause.text
