@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import stacks
 from argus.capture.programs import cpus_of
-from argus.capture.stacks import RawStack, StackProbes
+from argus.capture.stacks import FEW_THREADS, RawStack, StackProbes
 from argus.capture.symbols import Symbols
 from argus.errors import ArgusError
 from argus.records import StackCounter
@@ -309,6 +309,11 @@ def test_the_native_chain_is_the_call_chain(usual: StackProbes, start: Callable[
     wait_until(lambda: bool(poll(usual.off_now()).any()), what="it to hang")
     seen.drain()
     (row,) = usual.off_now()
+    # 1 is nobody's that is traced. More than FEW_THREADS, and all are read.
+    assert usual.off_now(tids=[1]).size == usual.off_now(tids=[]).size == 0
+    for tids in ([1, process.pid], range(1, process.pid + FEW_THREADS)):
+        (same,) = usual.off_now(tids=tids)
+        assert same == row
     assert row["pid"] == row["tid"] == process.pid
     assert int(row["what"]) & records.WHAT_OFF
     assert int(row["what"]) & records.WHAT_SYSCALL in SYSCALLS["poll"]
