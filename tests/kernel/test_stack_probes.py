@@ -528,6 +528,27 @@ def test_exec_forgets_the_interpreter(usual: StackProbes, start: Callable[..., s
     assert usual.without_python() == set()
 
 
+def test_stacks_whose_place_another_takes_are_counted(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = 8
+    monkeypatch.setattr(stacks, "SEEN_ENTRIES", places)
+    probes = StackProbes(rate_hz=997, off_cpu_ns=None)
+    try:
+        process = start("work", "burn", 1)
+
+        def many() -> bool:
+            probes.add_target(process.pid)  # its stacks are new ones
+            return probes.counters()[StackCounter.STACKS_SENT] > 2 * places
+
+        wait_until(many, what="more stacks than there are places")
+        probes.drain(final=True)
+        found = probes.counters()
+        assert found[StackCounter.STACKS_SENT] - found[StackCounter.STACKS_FORGOTTEN] == places
+    finally:
+        probes.close()
+
+
 def test_a_stack_is_sent_again_after_the_ring_was_full(start: Callable[..., subprocess.Popen[str]]) -> None:
     probes = StackProbes(rate_hz=4999, stack_ring_bytes=4096, off_cpu_ns=None)
     try:
