@@ -420,6 +420,7 @@ class StackCounter(enum.IntEnum):
     CODES_SENT = 19
     CODES_DROPPED = 20
     OFF_CPU_GUESSED = 21
+    STACKS_FORGOTTEN = 22
 
 
 STACK_LOSS_COUNTERS = frozenset(

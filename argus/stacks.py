@@ -35,20 +35,21 @@ from argus.roster import Job
 from argus.semantics.stacks import Frame, Stack
 from argus.store.writer import Writer
 
-FIRST_REFRESH_S, REFRESH_S = 1.0, 3.0
-"""How often the threads' times are read, and new threads met: at first, and later."""
 REFRESH_ALL_S = 5.0
-"""How often names, mappings, thread states and children of all threads are looked at again."""
+"""How often children of all threads are looked for, and programs executed that the kernel did not tell of."""
+NAMES_S = 10.0
+"""How often names, mappings and thread states of all threads are looked at again; at once if there are new threads."""
 WAITING_S = 2.0
 """A thread that has been off the CPU for so long is told while it waits, whenever counts become rows: one that hangs
 never comes back."""
-ROWS_S = 5.0
-"""How often counts become rows: a table costs about a millisecond whatever it holds, and more in the store. At first it
-is more often."""
+ROWS_S, CALM_ROWS_S = 5.0, 10.0
+"""How often the threads' times are read and counts become rows: while something is the matter or somebody looks, and
+else. That takes some four milliseconds whatever there is to be told, since by then no cache holds what does it. At
+first it is more often."""
 FIRST_ROWS_S = 1.0
 POLL_S = 0.1
 """How often new stacks are fetched while there are many, or a process is new."""
-LONGEST_POLL_S = ROWS_S
+LONGEST_POLL_S = CALM_ROWS_S
 """The same when there are few. What their frames are called comes with them, so that there is no hurry; and a stack
 that is resolved alone, with all that it takes in no cache, costs thrice what one of many does."""
 MANY, FEW = 1 / 16, 1 / 64
@@ -65,7 +66,9 @@ leave it out there. What it holds then differs each time, and every sample would
 _BELIEVED = -1 << 40
 _SIGNS_OF_LIFE = ("switches_voluntary", "switches_involuntary", "cpu_ns")
 RECENT_S = 5.0
-"""What the live view shows."""
+"""What the live view shows, or what the newest rows tell."""
+LOOKED_S = 2.0
+"""Who asks for the view twice within this time is looking."""
 KEPT_STACKS = 16_384
 """Stacks remembered in all, some 2 KB each, twice; beyond it all are numbered and sent anew, which costs time and loses
 nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
@@ -160,6 +163,26 @@ class _Told:
     """When it was found to be over: once all that was counted before has come, it is in no count to come."""
 
 
+@dataclass(frozen=True)
+class _Recent:
+    """What became rows at one time, for the live view.
+
+    Attributes:
+        since, until: When it was counted, as ``time.monotonic`` tells it.
+        counts: ``records.STACK_COUNT``, shape (n,).
+        ranks: Rank of each.
+        ids: ``Stack.id`` of each; 0: none.
+        reasons: Why the thread was off the CPU.
+    """
+
+    since: float
+    until: float
+    counts: NDArray[np.void]
+    ranks: NDArray[np.uint32]
+    ids: NDArray[np.uint64]
+    reasons: list[str]
+
+
 class StackSide:
     """Stacks of the processes of a session.
 
@@ -201,6 +224,7 @@ class StackSide:
         self._ids: dict[int, int] = {}
         self._stacks: dict[int, Stack] = {}
         self._hot_lines: dict[int, str] = {}
+        """Of the stacks that the view has shown."""
         self._before: tuple[dict[int, int], dict[int, Stack]] = ({}, {})
         self._written: dict[tuple[str, int], set[int]] = {}
         self._counts: list[NDArray[np.void]] = []
@@ -213,13 +237,14 @@ class StackSide:
         self._collected: dict[int, tuple[int, ...]] = {}
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
-        self._recent: deque[tuple[float, float, Tally[tuple[str, int]], Tally[str]]] = deque()
-        """Of each time that counts became rows: since when they were counted and until when, lines and waits."""
+        self._recent: deque[_Recent] = deque()
+        """Of each time that counts became rows."""
         self._worked = time.monotonic()
-        self._refresh_due = self._refresh_all_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
+        self._refresh_all_due = self._names_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
+        self._viewed = self._looked = float("-inf")
         self._usage: list[tuple[_Process, NDArray[np.void]]] = []
-        self._rows_s, self._poll_s, self._refresh_s = FIRST_ROWS_S, POLL_S, FIRST_REFRESH_S
-        self._execs = self._clones = self._clones_of_threads = -1
+        self._rows_s, self._poll_s = FIRST_ROWS_S, POLL_S
+        self._execs = self._clones = self._clones_of_threads = self._clones_read = -1
 
     # ---- who
 
@@ -255,6 +280,8 @@ class StackSide:
             What has changed, for people; empty: nothing.
         """
         if why:
+            if now >= self._calm_due and self._rows_due > now + ROWS_S:
+                self._soon_rows(now)
             self._calm_due = now + CALM_S
         return self._set_rate(why or f"nothing was the matter for {CALM_S:.0f} s", now, why)
 
@@ -347,11 +374,6 @@ class StackSide:
                 self._find_python(known)
                 if known.resolver is not before:
                     self._add_target(known)  # the new one is to be told of all code objects
-        if now >= self._refresh_due:
-            self._refresh_due = now + self._refresh_s
-            self._refresh_s = min(1.25 * self._refresh_s, REFRESH_S)
-            for process in self._processes.values():
-                self._refresh(process, all_of_it=all_of_them)
 
     def _see_ends(self) -> None:
         """Takes note of processes that have ended. They are kept until their last samples are rows."""
@@ -376,9 +398,9 @@ class StackSide:
             return
         self._processes[pid] = self._live[pidfd] = process
         self._ends.register(pidfd, select.EPOLLIN)
-        self._poll_s, self._poll_due, self._execs, self._clones = POLL_S, 0.0, -1, -1
-        self._refresh_s = FIRST_REFRESH_S
-        self._refresh_due = min(self._refresh_due, time.monotonic() + FIRST_REFRESH_S)
+        self._poll_s, self._poll_due = POLL_S, 0.0
+        self._execs = self._clones = self._clones_read = -1
+        self._soon_rows(time.monotonic())
         self._find_python(process)  # first, or the first samples would lack their Python stacks
         self._add_target(process)
         self._refresh(process, all_of_it=True)
@@ -629,7 +651,10 @@ class StackSide:
     def _tell_waiting(self, *, final: bool) -> None:
         """Rows for threads that are off the CPU and stay there, a piece at a time."""
         assert self._probes is not None
-        off = self._probes.off_now()
+        threads = None
+        if not final and self._probes.clones() == self._clones_read:
+            threads = [tid for process in self._processes.values() for tid in process.threads.tids]
+        off = self._probes.off_now(tids=threads)
         now_ns = time.monotonic_ns()
         rows = np.zeros(len(off), records.STACK_COUNT)
         used = 0
@@ -685,13 +710,26 @@ class StackSide:
                 del self._told[key]
         return counts
 
+    def _soon_rows(self, now: float) -> None:
+        """Counts become rows soon, whatever was said before."""
+        self._rows_due = min(self._rows_due, now + FIRST_ROWS_S)
+        self._waiting_due = min(self._waiting_due, self._rows_due)
+
     def work(self, now: float, *, final: bool = False) -> None:
-        """Turns what was fetched into rows, when that is due."""
+        """Reads the threads' times, and turns what was fetched into rows, when that is due."""
         now += SLACK_S
         if self._probes is None or (now < self._rows_due and not final):
             return
+        longest = ROWS_S if now < self._calm_due or now < self._looked + ROWS_S else CALM_ROWS_S
+        self._rows_s = min(self._rows_s, longest)
         self._rows_due = self._waiting_due = now + self._rows_s
-        self._rows_s = min(1.5 * self._rows_s, ROWS_S)
+        self._rows_s = min(1.5 * self._rows_s, longest)
+        with_names = now >= self._names_due
+        if with_names:
+            self._names_due = now + NAMES_S - 2 * SLACK_S  # with every other rows, or with all
+        self._clones_read = self._probes.clones()
+        for process in self._processes.values():
+            self._refresh(process, all_of_it=with_names)
         counts = _joined(self._counts, records.STACK_COUNT)
         pauses = _joined(self._pauses, records.PAUSE)
         self._counts, self._pauses = [], []
@@ -711,7 +749,7 @@ class StackSide:
         for pid, process in list(self._processes.items()):
             if process.drained and not final:
                 self._forget(pid)
-        while self._recent and self._recent[0][1] < now - RECENT_S + SLACK_S:
+        while self._recent and self._recent[0].until < now - RECENT_S + SLACK_S:
             self._recent.popleft()
         self._worked = now
 
@@ -731,7 +769,7 @@ class StackSide:
             "stack_samples",
             stack_rows.to_samples(counts, origin, ranks, threads, ids, reasons),
         )
-        self._remember(counts, ranks, ids, reasons, now)
+        self._recent.append(_Recent(self._worked, now, counts, ranks, ids, reasons))
 
     def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
         """Those that the job's dictionary lacks."""
@@ -740,30 +778,6 @@ class StackSide:
         if fresh:
             self._writer.append("stacks", stack_rows.to_stacks(fresh, self._origin(job)))
             written |= {stack.id for stack in fresh}
-
-    def _remember(
-        self,
-        counts: NDArray[np.void],
-        ranks: NDArray[np.uint32],
-        ids: NDArray[np.uint64],
-        reasons: list[str],
-        now: float,
-    ) -> None:
-        """For the live view."""
-        lines: Tally[tuple[str, int]] = Tally()
-        waits: Tally[str] = Tally()
-        off = (counts["what"] & records.WHAT_OFF) != 0
-        on = zip(ids[~off].tolist(), ranks[~off].tolist(), counts["ns"][~off].tolist(), strict=True)
-        for one, rank, ns in on:
-            line = self._hot_lines.get(one)
-            if line is None:
-                stack = self._stack(one)
-                line = self._hot_lines[one] = hot_line(stack) if stack is not None else ""
-            if line:
-                lines[(line, rank)] += ns
-        for place in np.flatnonzero(off).tolist():
-            waits[reasons[place]] += int(counts["ns"][place])
-        self._recent.append((self._worked, now, lines, waits))
 
     def _write_pauses(self, job: Job, pauses: NDArray[np.void]) -> None:
         if not len(pauses):
@@ -881,23 +895,40 @@ class StackSide:
         return found
 
     def view(self) -> StackView:
-        """The last seconds."""
+        """The last seconds. Rows come more often while somebody asks for it all the time."""
+        now = time.monotonic()
+        if now < self._viewed + LOOKED_S:
+            if now >= self._looked + ROWS_S and self._rows_due > now + ROWS_S:
+                self._soon_rows(now)
+            self._looked = now
+        self._viewed = now
         lines: Tally[str] = Tally()
         ranks: dict[str, set[int]] = {}
         waits: Tally[str] = Tally()
-        for _, _, seen, waited in self._recent:
-            waits.update(waited)
-            for (text, rank), ns in seen.items():
-                lines[text] += ns
-                ranks.setdefault(text, set()).add(rank)
+        for recent in self._recent:
+            off = (recent.counts["what"] & records.WHAT_OFF) != 0
+            columns = (recent.ids, recent.ranks, recent.counts["ns"])
+            for one, rank, ns in zip(*(column[~off].tolist() for column in columns), strict=True):
+                if text := self._hot_line(one):
+                    lines[text] += ns
+                    ranks.setdefault(text, set()).add(rank)
+            for place in np.flatnonzero(off).tolist():
+                waits[recent.reasons[place]] += int(recent.counts["ns"][place])
         total = max(lines.total(), 1)
-        span = max(self._recent[-1][1] - self._recent[0][0], 0.25) if self._recent else 1.0
+        span = max(self._recent[-1].until - self._recent[0].since, 0.25) if self._recent else 1.0
         return StackView(
             self.state,
             self.counters().get("stack_samples", (0, False))[0],
             [HotLine(text, ns / total, len(ranks[text])) for text, ns in lines.most_common(8)],
             [(reason, ns / 1e9 / span) for reason, ns in waits.most_common(5)],
         )
+
+    def _hot_line(self, one: int) -> str:
+        line = self._hot_lines.get(one)
+        if line is None:
+            stack = self._stack(one)
+            line = self._hot_lines[one] = hot_line(stack) if stack is not None else ""
+        return line
 
     def summary(self) -> list[str]:
         """How stacks went, in lines for people: failures beside the count of samples."""

@@ -231,10 +231,15 @@ INLINE void see(u64 number)
 	struct seen_set *set = seen_set(number);
 	if (!set)
 		return;
-	u32 way = number >> 32 & (SEEN_WAYS - 1);
-	for (int i = 0; i < SEEN_WAYS; i++)
-		if (!set->numbers[i])
+	u32 way = number >> 32 & (SEEN_WAYS - 1), full = 1;
+	for (int i = 0; i < SEEN_WAYS; i++) {
+		if (!set->numbers[i]) {
 			way = i;
+			full = 0;
+		}
+	}
+	if (full)
+		count(ARGUS_SC_STACKS_FORGOTTEN);
 	set->numbers[way & (SEEN_WAYS - 1)] = number;
 }
 

@@ -18,7 +18,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -52,6 +52,8 @@ from argus.resources import resource_dir
 
 LONG_OFF_NS = 95_000_000
 """From when on ``off_now`` tells of a thread."""
+FEW_THREADS = 64
+"""So many are looked up one by one, at some microseconds each: reading a map visits all of its places, in 0.3 ms."""
 LAST_GRACE_S = 0.05
 """Before the last reading: a host may take a virtual CPU away while a program runs."""
 LEAST_ROWS, READ_S = 4096, 1.0
@@ -102,6 +104,9 @@ _THREAD = np.dtype(
     ]
 )
 """``struct thread`` of bpf/stacks.bpf.c."""
+_THREAD_ROW = np.dtype(
+    [("tid", "<u4"), *((name, _THREAD[name]) for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid"))]
+)
 _ROW: Final = ("walk", "finish", "send")
 """The programs that take a stack, in the order of their places: each goes over to the next."""
 PROGRAMS: Final = {
@@ -523,12 +528,19 @@ class StackProbes:
         for tid in rows["tid"][rows["pid"] == pid].tolist():
             self._module["threads"].delete(tid)
 
-    def _thread_rows(self) -> NDArray[np.void]:
-        keys, values = self._module["threads"].read()
-        rows = np.empty(len(keys), np.dtype([("tid", "<u4"), *_THREAD.descr]))
-        rows["tid"] = keys.view("<u4")[:, 0]
-        thread = values.view(_THREAD)[:, 0]
-        for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid"):
+    def _thread_rows(self, tids: Sequence[int] | None = None) -> NDArray[np.void]:
+        """What is known of these threads, or of all: some columns of ``_THREAD``, and "tid"."""
+        table = self._module["threads"]
+        if tids is not None and len(tids) <= FEW_THREADS:
+            found = [(tid, value) for tid in tids if (value := table.get(tid)) is not None]
+            numbers = np.array([tid for tid, _ in found], "<u4")
+            thread = np.frombuffer(b"".join(value for _, value in found), _THREAD)
+        else:
+            keys, values = table.read()
+            numbers, thread = keys.view("<u4")[:, 0], values.view(_THREAD)[:, 0]
+        rows = np.empty(len(numbers), _THREAD_ROW)
+        rows["tid"] = numbers
+        for name in _THREAD_ROW.names[1:]:  # type: ignore[index]
             rows[name] = thread[name]
         return rows
 
@@ -584,13 +596,17 @@ class StackProbes:
         native_at = frames_at + int(head["python_frames"]) * records.FRAME.itemsize
         return RawStack(head, record[frames_at:native_at].view(records.FRAME), record[native_at:].view("<u8"))
 
-    def off_now(self, longer_than_ns: int = LONG_OFF_NS) -> NDArray[np.void]:
+    def off_now(self, longer_than_ns: int = LONG_OFF_NS, tids: Sequence[int] | None = None) -> NDArray[np.void]:
         """Threads that have been off the CPU for long: no row of ``counts`` tells of that until they are back.
+
+        Args:
+            longer_than_ns: For how long.
+            tids: All threads that there are, and some more perhaps; None: not known.
 
         Returns:
             ``records.OFF_NOW``, shape (n,). Threads that went off before their process was added are not among them.
         """
-        rows = self._thread_rows()
+        rows = self._thread_rows(tids)
         now = time.monotonic_ns()
         is_off = (rows["off_ns"] != 0) & (rows["on_ns"] < rows["off_ns"])
         rows = rows[is_off & (rows["off_ns"] + longer_than_ns < now)]

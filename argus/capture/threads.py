@@ -35,22 +35,9 @@ _GENL_BYTES = 4
 _AT_ONCE = 64
 """Threads asked for with one message: all answers must fit into the socket's buffer."""
 
-_REQUEST = np.dtype(
-    [
-        ("length", "<u4"),
-        ("type", "<u2"),
-        ("flags", "<u2"),
-        ("sequence", "<u4"),
-        ("port", "<u4"),
-        ("command", "u1"),
-        ("version", "u1"),
-        ("reserved", "<u2"),
-        ("attribute_length", "<u2"),
-        ("attribute_type", "<u2"),
-        ("tid", "<u4"),
-    ]
-)
-"""nlmsghdr, genlmsghdr and one attribute."""
+_REQUEST = struct.Struct("<IHHIIBBHHHI")
+"""nlmsghdr (length, type, flags, sequence, port), genlmsghdr (command, version, reserved) and one attribute (length,
+type, thread)."""
 
 _STATS_FIELDS = {
     "version": ("<u2", 0),
@@ -118,6 +105,7 @@ class ThreadWatch:
         OSError: It has ended, or may not be looked at.
 
     Attributes:
+        tids: Threads that there were when ``usage`` was read last, or when it found that nothing had run since.
         state: "run-queue" and "I/O": "on", "on for …", or "off: why".
         counters: ``threads_ended``: threads that ended between two readings; what they spent after the last one is not
             known. ``threads_unread``: times a thread's accounts were asked for and not given, though it was there.
@@ -132,6 +120,7 @@ class ThreadWatch:
         self._seen = (-1, "")
         """The process's CPU time before the last reading, and whether delays were accounted then."""
         self._last_ns = self._asked_ns = 0
+        self.tids: list[int] = []
         self.counters = {"threads_ended": 0, "threads_unread": 0, "thread_times_rejected": 0}
         self.state = {"run-queue": _runqueue_state(), "I/O": "off: not read yet"}
 
@@ -237,7 +226,7 @@ class ThreadWatch:
 
     def _read(self, now_ns: int) -> NDArray[np.void]:
         """The accounts of all threads, by thread number."""
-        tids = self._tids()
+        tids = self.tids = self._tids()
         source = _taskstats()
         delays = self._seen[1]
         if isinstance(source, str):
@@ -400,18 +389,11 @@ class _Taskstats:
             self._drain()
             for first in range(0, len(tids), _AT_ONCE):
                 asked = tids[first : first + _AT_ONCE]
-                requests = np.zeros(len(asked), _REQUEST)
-                requests["length"], requests["type"], requests["flags"] = (
-                    _REQUEST.itemsize,
-                    self._family,
-                    _NLM_F_REQUEST,
-                )
-                requests["command"], requests["version"] = _TASKSTATS_CMD_GET, 1
-                requests["attribute_length"], requests["attribute_type"] = 8, _TASKSTATS_CMD_ATTR_PID
-                requests["tid"] = asked
+                head = (_REQUEST.size, self._family, _NLM_F_REQUEST, 0, 0, _TASKSTATS_CMD_GET, 1, 0)
+                requests = (_REQUEST.pack(*head, 8, _TASKSTATS_CMD_ATTR_PID, tid) for tid in asked)
                 missing = len(asked)
                 try:
-                    self._socket.send(requests.tobytes())
+                    self._socket.send(b"".join(requests))
                     while missing:
                         reply = self._socket.recv(1 << 12)
                         if strict:

@@ -31,8 +31,8 @@ PAUSE_S = 5.0
 """Silence that keeps a verdict from being "healthy": more than the delay with which steps reach the store (2 s)."""
 LOOK_BACK_S = 600.0
 """Calls so long before the last step count: ranks that run ahead of others do so by less."""
-PLACES_S = 10.0
-"""Where threads are is told from so many of the last seconds."""
+PLACES_S = 15.0
+"""Where threads are is told from so many of the last seconds: more than pass before waits are told again (10 s)."""
 MISSING, PEERS = 8, 16
 """So many of the missing ranks' stacks are looked at, and of the others'."""
 

@@ -773,18 +773,26 @@ SELECT rank, argMax(pid, runqueue) AS process, argMax(name, runqueue) AS thread,
 FROM
 (
   SELECT rank, pid, tid, any(thread) AS name,
-         sumIf(cpu_ns, runqueue_ns >= 0) AS cpu,
-         sumIf(runqueue_ns, runqueue_ns >= 0) AS runqueue, sumIf(interval_ns, runqueue_ns >= 0) AS seen,
-         sumIf(io_ns, io_ns >= 0) AS io, sumIf(interval_ns, io_ns >= 0) AS io_seen,
-         sumIf(involuntary, involuntary >= 0) AS taken, sumIf(interval_ns, involuntary >= 0) AS taken_seen
-  FROM thread_usage
-  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
-    AND ts >= fromUnixTimestamp64Nano({from_ns:Int64} - 500000000) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+         sumIf(part * cpu_ns, runqueue_ns >= 0) AS cpu,
+         sumIf(part * runqueue_ns, runqueue_ns >= 0) AS runqueue, sumIf(part * interval_ns, runqueue_ns >= 0) AS seen,
+         sumIf(part * io_ns, io_ns >= 0) AS io, sumIf(part * interval_ns, io_ns >= 0) AS io_seen,
+         sumIf(part * involuntary, involuntary >= 0) AS taken, sumIf(part * interval_ns, involuntary >= 0) AS taken_seen
+  FROM
+  (
+    SELECT rank, pid, tid, thread, interval_ns, cpu_ns, runqueue_ns, io_ns, involuntary,
+           toUnixTimestamp64Nano(ts) AS begin_ns,
+           (least(begin_ns + interval_ns, {to_ns:Int64}) - greatest(begin_ns, {from_ns:Int64})) / interval_ns AS part
+    FROM thread_usage
+    WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+      AND ts >= fromUnixTimestamp64Nano({from_ns:Int64} - 60000000000) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+      AND interval_ns > 0 AND begin_ns + interval_ns > {from_ns:Int64}
+  )
   GROUP BY rank, pid, tid
 )
 GROUP BY rank ORDER BY rank
 """
-"""The thread of each rank that waited the most for a CPU, and for a disk: as shares of the time."""
+"""The thread of each rank that waited the most for a CPU, and for a disk: as shares of the time. Of an interval that
+only overlaps the time counts the part that does. They last 10 s at most, and longer only where Argus was held up."""
 
 SAMPLED_TIME = """
 SELECT rank, toFloat64(sum(gc_ns)) / greatest(max(last) - min(first), 1) AS gc_share,

@@ -49,7 +49,7 @@ from argus.capture.stacks import _PERF_EVENT_IOC_DISABLE, _PERF_EVENT_IOC_ENABLE
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.roster import Job, Member
-from argus.stacks import StackSide
+from argus.stacks import CALM_ROWS_S, LONGEST_POLL_S, StackSide
 from argus.trace import IDLE_SLACK_S
 from benches import Result
 
@@ -65,10 +65,8 @@ TIMES = 250
 """The rate is raised by so much where the slowdown is too small to be seen."""
 WORK_S, LOOK_S = 1.0, 1.0
 """As in argus/trace.py, where no calls are probed."""
-SETTLE_S = 12.0
-"""What Argus does now and then it does more often at first: counts become rows every 5 s once 8 s have gone by."""
-CYCLE_S = 6.0
-"""Argus is measured for so long: some of what it does comes round every five seconds."""
+CYCLE_S = CALM_ROWS_S
+"""Argus is measured for so long: some of what it does comes round only then."""
 BLOCKS_A_SECOND = 20_000
 PAIRS_A_ROUND = 8
 WINDOW_S = 0.25
@@ -290,6 +288,12 @@ class Ours:
                 wake = min(wake, now + 0.1)
             time.sleep(max(0.0, wake - time.monotonic()))
 
+    def settle(self) -> None:
+        """What it does now and then is done as seldom from now on as it is half a minute after it has begun."""
+        self.follow(1.5)
+        self.side._rows_s, self.side._poll_s = CALM_ROWS_S, LONGEST_POLL_S
+        self.follow(LONGEST_POLL_S)
+
     def measure(self, seconds: float) -> Spent:
         bpf, before = self.probes.cpu_ns(), self.probes.counters()
         cpu, began = time.process_time_ns(), time.monotonic_ns()
@@ -431,7 +435,7 @@ def _idle_percent(ours: Ours, seconds: float) -> float:
     try:
         ours.add(target.pid)
         ours.on()
-        ours.follow(SETTLE_S)
+        ours.settle()
         spent = ours.measure(seconds)
         ours.off()
         ours.remove(target.pid)
@@ -451,7 +455,7 @@ def _costs(ours: dict[str, Ours], rounds: int) -> Costs:
                 one.probes.set_rate(WARM_HZ)
                 one.follow(WARM_S)
                 one.probes.set_rate(RATE_HZ)
-                one.follow(1.5)
+                one.settle()
                 one.off()
             for _ in range(rounds if case.threads == 1 else max(rounds // 3, 1)):
                 for who, one in ours.items():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import stacks
 from argus.capture.programs import cpus_of
-from argus.capture.stacks import RawStack, StackProbes
+from argus.capture.stacks import FEW_THREADS, RawStack, StackProbes
 from argus.capture.symbols import Symbols
 from argus.errors import ArgusError
 from argus.records import StackCounter
@@ -309,6 +309,11 @@ def test_the_native_chain_is_the_call_chain(usual: StackProbes, start: Callable[
     wait_until(lambda: bool(poll(usual.off_now()).any()), what="it to hang")
     seen.drain()
     (row,) = usual.off_now()
+    # 1 is nobody's that is traced. More than FEW_THREADS, and all are read.
+    assert usual.off_now(tids=[1]).size == usual.off_now(tids=[]).size == 0
+    for tids in ([1, process.pid], range(1, process.pid + FEW_THREADS)):
+        (same,) = usual.off_now(tids=tids)
+        assert same == row
     assert row["pid"] == row["tid"] == process.pid
     assert int(row["what"]) & records.WHAT_OFF
     assert int(row["what"]) & records.WHAT_SYSCALL in SYSCALLS["poll"]
@@ -521,6 +526,27 @@ def test_exec_forgets_the_interpreter(usual: StackProbes, start: Callable[..., s
     assert usual.counters()[StackCounter.EXECS] == before + 1
     usual.remove_target(process.pid)
     assert usual.without_python() == set()
+
+
+def test_stacks_whose_place_another_takes_are_counted(
+    start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = 8
+    monkeypatch.setattr(stacks, "SEEN_ENTRIES", places)
+    probes = StackProbes(rate_hz=997, off_cpu_ns=None)
+    try:
+        process = start("work", "burn", 1)
+
+        def many() -> bool:
+            probes.add_target(process.pid)  # its stacks are new ones
+            return probes.counters()[StackCounter.STACKS_SENT] > 2 * places
+
+        wait_until(many, what="more stacks than there are places")
+        probes.drain(final=True)
+        found = probes.counters()
+        assert found[StackCounter.STACKS_SENT] - found[StackCounter.STACKS_FORGOTTEN] == places
+    finally:
+        probes.close()
 
 
 def test_a_stack_is_sent_again_after_the_ring_was_full(start: Callable[..., subprocess.Popen[str]]) -> None:

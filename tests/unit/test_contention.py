@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from argus.diagnose import sql
 from argus.diagnose.cause import Cause
 from argus.diagnose.contention import Seen, explain_jitter, look_closer
 from argus.diagnose.stacks import StackReader
@@ -96,6 +97,32 @@ def look(store: Store, job: str, cause: Cause = PHASE, late_ms: float = LATE_MS)
     for evidence in seen.evidence:
         assert len(next(iter(query(evidence["sql"], {}).values())))
     return seen
+
+
+def test_of_an_interval_counts_what_lies_in_the_time(store: Store) -> None:
+    """Threads' times are read every 10 s at most, and causes are looked for in any time."""
+    with Writer(store, source="test") as writer:
+        for second, runqueue_ms, tid in ((0, 1000, 7), (10, 4000, 7), (20, 10_000, 7), (3, 500, 8)):
+            writer.append("thread_usage", {
+                "job": "long", "run": 1, "rank": [2], "host": "node-0", "pid": 1, "tid": tid, "thread": f"t{tid}",
+                "ts": [T0 + second * 1000 * MS], "interval_ns": 2000 * MS if tid == 8 else 10_000 * MS,
+                "cpu_ns": 3 * runqueue_ms * MS, "runqueue_ns": runqueue_ms * MS, "io_ns": -1, "voluntary": 1,
+                "involuntary": 40,
+            })  # fmt: skip
+
+    def told(first_s: float, last_s: float) -> dict[str, Any]:
+        at = {"from_ns": T0 + int(first_s * 1000 * MS), "to_ns": T0 + int(last_s * 1000 * MS)}
+        found = query_columns(store, sql.HOST_TIME, {"job": "long", "run": 1, "ranks": [2], **at})
+        return {name: column[0] for name, column in found.items() if len(column)}
+
+    inside = told(6, 8)
+    assert (inside["runqueue_share"], inside["cpu_share"]) == pytest.approx((0.1, 0.3))
+    assert inside["taken_per_s"] == pytest.approx(4.0)
+    both = told(5, 15)
+    assert (both["thread"], both["io_share"]) == ("t7", -1)
+    assert both["runqueue_share"] == pytest.approx((0.5 * 1 + 0.5 * 4) / 10)
+    assert told(4, 5)["thread"] == "t8", "a quarter of its time, and a tenth of the other's"
+    assert told(31, 32) == {}
 
 
 def test_garbage_collection_is_named_with_its_line(store: Store) -> None:

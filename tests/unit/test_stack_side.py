@@ -47,6 +47,7 @@ class Sampler:
         self.counted_ns = self.drained_ns = 0
         self.rates: list[int] = []
         self.leaves: list[int] = []
+        self.asked: list[list[int] | None] = []
 
     def add_target(self, pid: int) -> None:
         self.targets.append(pid)
@@ -76,7 +77,8 @@ class Sampler:
     def clones(self) -> int:
         return self.cloned
 
-    def off_now(self) -> np.ndarray[Any, Any]:
+    def off_now(self, tids: list[int] | None = None) -> np.ndarray[Any, Any]:
+        self.asked.append(tids)
         return self.off
 
     def drain(self, *, final: bool = False) -> Drained:
@@ -298,16 +300,16 @@ def test_a_dictionary_that_begins_anew_loses_nothing(session: Session, monkeypat
 
 
 def test_stacks_are_fetched_often_while_there_are_many(session: Session) -> None:
-    def waits() -> list[float]:
+    def waits(turns: int = 5) -> list[float]:
         found = []
-        for _ in range(5):
+        for _ in range(turns):
             session.now = max(session.now, session.side._poll_due)
             session.side.poll(session.now)
             found.append(round(session.side._poll_due - session.now - stacks.SLACK_S, 6))
         return found
 
     session.go()
-    assert waits()[-1] == stacks.LONGEST_POLL_S
+    assert waits(8)[-1] == stacks.LONGEST_POLL_S
     session.sampler.used = 0.1
     assert waits() == [stacks.POLL_S] * 5
     session.sampler.used = 0.03  # as it is
@@ -367,9 +369,8 @@ def test_the_hottest_lines_are_those_of_most_time_whatever_the_rate(session: Ses
 
 
 def test_a_process_that_came_is_looked_at_at_once(session: Session) -> None:
-    for _ in range(8):
+    while session.side._poll_s < stacks.LONGEST_POLL_S:
         session.go()
-    assert session.side._poll_s == stacks.LONGEST_POLL_S
     with subprocess.Popen(["sleep", "60"]) as other:
         session.job.members[other.pid] = SimpleNamespace(rank=4, state="traced")
         session.side.look([session.job], session.now)
@@ -416,10 +417,10 @@ def test_a_process_that_ends_is_seen_to_and_its_number_may_be_another_s(session:
 
 def test_counts_are_left_to_be_fetched_when_rows_are_due(session: Session) -> None:
     """Turns between cost next to nothing; what is many is fetched at once."""
-    while session.side._rows_s < stacks.ROWS_S or session.side._poll_s < stacks.LONGEST_POLL_S:
+    while session.side._rows_s < stacks.CALM_ROWS_S or session.side._poll_s < stacks.LONGEST_POLL_S:
         session.go()
     fetched, became_rows = [], []
-    for _ in range(20):
+    for _ in range(40):
         drains, due = session.sampler.drains, session.side._rows_due
         session.go(1.0)
         fetched += [session.now] * (session.sampler.drains - drains)
@@ -450,15 +451,90 @@ def test_an_exec_is_looked_for_when_the_kernel_tells_of_one_and_now_and_then(
     assert len(session.sampler.targets) == before + 1
 
 
-def test_times_of_threads_become_rows_together(session: Session) -> None:
-    for second in (1, 3, 5):
-        session.side.look([session.job], session.now + second)
-    assert not session.rows["thread_usage"]
-    session.go(5)
+def rows_after(session: Session, seconds: int) -> list[int]:
+    """After how many seconds of so many counts became rows."""
+    found = []
+    for second in range(1, seconds + 1):
+        due = session.side._rows_due
+        session.go(1.0)
+        if session.side._rows_due != due:
+            found.append(second)
+    return found
+
+
+def intervals(session: Session, seconds: int) -> set[int]:
+    return set(np.diff(rows_after(session, seconds)).tolist())
+
+
+def calm(session: Session) -> None:
+    """Rows have just come, and are seldom by now."""
+    while session.side._rows_s < stacks.CALM_ROWS_S:
+        session.go(1.0)
+    while session.side._rows_due < session.now + stacks.CALM_ROWS_S:
+        session.go(1.0)
+
+
+def test_rows_come_more_often_while_something_is_the_matter(session: Session) -> None:
+    assert rows_after(session, 9) == [1, 2, 4, 7], "often at first"
+    calm(session)
+    assert intervals(session, 40) == {round(stacks.CALM_ROWS_S)}
+    calm(session)
+    session.go(1.0)
+    session.side.heed("hang", session.now)
+    assert rows_after(session, 12) == [1, 6, 11], "at once"
+    session.go(stacks.CALM_S)
+    calm(session)
+    assert intervals(session, 60) == {round(stacks.CALM_ROWS_S)}
+
+
+def test_rows_come_more_often_while_somebody_looks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: session.now)
+    calm(session)
+    session.go(1.0)
+    session.side.view()
+    assert rows_after(session, 40) == [9, 19, 29, 39], "once is not looking"
+    calm(session)
+    seen = []
+    for _ in range(20):
+        due = session.side._rows_due
+        session.side.view()
+        session.go(1.0)
+        if session.side._rows_due != due:
+            seen.append(session.now)
+    assert set(np.diff(seen).tolist()) == {stacks.ROWS_S}
+    calm(session)
+    assert intervals(session, 40) == {round(stacks.CALM_ROWS_S)}
+
+
+def test_times_of_threads_become_rows_with_the_counts(session: Session) -> None:
+    for _ in range(20):
+        session.sampler.row(0, what=records.WHAT_OFF, ns=S, max_ns=S)
+        session.go(1.0)
+        session.side.look([session.job], session.now)
     mine = [row for row in session.rows["thread_usage"] if row["tid"] == PID]
-    assert [row["rank"] for row in mine] == [3] * 4, "the first as it came"
-    session.go(5)
-    assert len([row for row in session.rows["thread_usage"] if row["tid"] == PID]) == 4
+    assert [row["rank"] for row in mine] == [3] * 6, "1, 2, 4, 7, 11 and 16 s later"
+    ends = [row["ts"].value + row["interval_ns"] for row in mine]
+    assert ends[:-1] == [row["ts"].value for row in mine[1:]], "no time is told twice, or missing"
+
+
+def test_threads_are_looked_up_alone_as_long_as_all_of_them_are_known(session: Session) -> None:
+    """A thread that was begun since the last reading is in no list of theirs."""
+    asked = session.sampler.asked
+    for _ in range(3):
+        session.go(10)
+    mine = sorted(int(name) for name in os.listdir("/proc/self/task"))
+    assert asked[-1] == mine
+    session.sampler.cloned += 1
+    session.go(10)
+    session.go(10)
+    assert asked[-2:] == [None, mine]
+    with subprocess.Popen(["sleep", "60"]) as other:
+        session.job.members[other.pid] = SimpleNamespace(rank=4, state="traced")
+        session.side.look([session.job], session.now)
+        session.go(10)
+        session.go(10)
+        assert asked[-2:] == [None, [*mine, other.pid]], "a process that came"
+        other.kill()
 
 
 def test_waits_in_the_view_are_seconds_a_second(session: Session) -> None:
