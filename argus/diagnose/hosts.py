@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.ahead import Ahead
 from argus.errors import ArgusError
 from argus.records import COLLECTIVE
 from argus.semantics.clocks import (
@@ -26,6 +27,7 @@ from argus.semantics.clocks import (
     METHODS,
     SYNCHRONISING,
     estimate,
+    likely,
     telling,
 )
 from argus.semantics.groups import VIOLATIONS, RankCalls, find_groups
@@ -35,7 +37,7 @@ from argus.store.writer import Writer
 
 Int = NDArray[np.int64]
 
-MAX_CALLS = 8_000_000
+MAX_CALLS = 2_000_000
 """Calls of all ranks that may be read: a second of a query. Of longer runs some minutes are."""
 MAX_MINUTES = 240
 """Minutes of which clocks are compared, of runs of however few calls."""
@@ -43,12 +45,15 @@ MIN_MINUTES = 6
 """Minutes that are read of any run: the newest three, the first, and two between."""
 MAX_ROWS = 200_000
 """Collectives, counted once a host, that are compared at once; some five seconds for a million. Where there are more,
-one minute tells which communicators compare clocks best, and only these are looked at."""
+only the communicators are looked at that compare clocks best: those with the shortest collectives, as the GPUs tell, or
+else as one minute of calls does."""
 PER_MINUTE = 24
 """Collectives of each communicator and minute that are compared then, a hash of their number chooses: a line through so
 many ends is off by a third of what one of them is."""
 PER_GLANCE = 12
 """The same in the minute that tells which communicators to look at."""
+GLANCED = 8
+"""Newest steps in which the time of each communicator's shortest collective is looked up."""
 SHIFT_MINUTES = 3
 """Minutes of a run in which step numbers are compared, where not all are."""
 MAX_GIVEN = 5_000
@@ -257,6 +262,14 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
     several = query(sql.SEVERAL, params)["hosts"]
     if not len(several) or int(several[0]) < 2:
         return None
+    with Ahead(sql.of_job(query)) as ahead:
+        for text in (sql.HOSTS, sql.USUAL_STEP, sql.LOCAL_GROUPS, sql.WALLS, sql.EXTENT):
+            ahead.start(text, params)
+        return _align(ahead, params)
+
+
+def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
+    """:func:`align_hosts` of a run whose hosts have clocks of their own."""
     of_rank = query(sql.HOSTS, params)
     names: list[str] = list(dict.fromkeys(str(host) for host in of_rank["host"]))
     if len(names) < 2:
@@ -272,8 +285,7 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
         step_ns,
     )
     asked = {**params, **blank.params(), "ops": list(SYNCHRONISING)}
-    run_form = sql.of_job(query)
-    told = run_form(sql.SPANNING, asked)
+    told = query(sql.SPANNING, asked)
     wall_error_ns = _walls(query, params, names)
     if not len(told["comm_group"]):
         clocks = estimate(np.empty(0, CALL), len(names), wall_error_ns=wall_error_ns)
@@ -282,17 +294,24 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
     extent = _Extent.of(query, params)
 
     def compared(chosen: _Chosen) -> Hosts:
-        calls = _calls(run_form, {**asked, **chosen.params()}, names)
-        minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
         sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
         few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
-        steps = run_form(sql.STEPS_OF_CALLS, {**asked, **few.params()})
+        query.start(sql.STEPS_OF_CALLS, {**asked, **few.params()})
+        calls = _calls(query, {**asked, **chosen.params()}, names)
+        minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
+        steps = query(sql.STEPS_OF_CALLS, {**asked, **few.params()})
         clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
 
-    chosen = _choose(run_form, asked, names, told, extent)
-    found = compared(chosen)
     connected = {str(host) for own in told["hosts"].tolist() for host in own}
+    chosen = _choose(query, asked, names, told, extent)
+    found = compared(chosen)
+    if chosen.guessed and any(
+        found.clocks["method"][found.clocks["host"] == place].max() > BY_GPU
+        for place, name in enumerate(names) if name in connected
+    ):  # fmt: skip
+        chosen = _choose(query, asked, names, told, extent, guess=False)
+        found = compared(chosen)
     if chosen.part and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
                                      if name in connected):  # fmt: skip
         # Clocks that are minutes apart show other minutes at the same time.
@@ -312,6 +331,8 @@ class _Chosen:
         members: Ranks of each communicator and host that are looked at. Of fewer than all it is not known who was the
             last, and so how long the others would have been in the call: clocks seem less exact than they are.
         part: These are not all calls.
+        guessed: The communicators were chosen by how long their collectives take; whether their calls can be compared
+            is not known.
     """
 
     groups: tuple[int, ...]
@@ -320,6 +341,7 @@ class _Chosen:
     whole: bool
     members: int
     part: bool
+    guessed: bool = False
 
     def params(self) -> dict[str, Any]:
         """What the queries need."""
@@ -369,9 +391,16 @@ class _Extent:
 
 
 def _choose(
-    query: sql.Query, asked: Mapping[str, Any], names: list[str], told: Mapping[str, NDArray[Any]], run: _Extent
+    query: sql.Query,
+    asked: Mapping[str, Any],
+    names: list[str],
+    told: Mapping[str, NDArray[Any]],
+    run: _Extent,
+    *,
+    guess: bool = True,
 ) -> _Chosen:
-    """Which calls to look at: all, or where these are too many, some of the communicators that tell most."""
+    """Which calls to look at: all, or where these are too many, some of the communicators that tell most. ``guess``:
+    how long their collectives take may tell which those are."""
     groups = told["comm_group"].astype(np.uint64).tolist()
     place = {name: i for i, name in enumerate(names)}
     hosts = [[place[str(host)] for host in own if str(host) in place] for own in told["hosts"].tolist()]
@@ -384,11 +413,27 @@ def _choose(
     if whole and int(many @ [len(own) for own in hosts]) <= MAX_ROWS:
         return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL, False)
     strides = np.maximum(1, many // (PER_MINUTE * len(minutes)))
-    fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
-    one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
-    best = telling(_calls(query, {**asked, **one.params()}, names), len(names))
+    used = [i for i in range(len(groups)) if many[i] >= MIN_CALLS]
+    best = _shortest(query, asked, [groups[i] for i in used], [hosts[i] for i in used]) if guess else []
+    guessed = bool(best)
+    if not guessed:
+        fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
+        one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
+        best = telling(_calls(query, {**asked, **one.params()}, names), len(names))
     kept = _connecting(groups, hosts, best)
-    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True)
+    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True, guessed)
+
+
+def _shortest(query: sql.Query, asked: Mapping[str, Any], groups: list[int], hosts: list[list[int]]) -> list[int]:
+    """The groups that should tell most, by the times of their shortest collectives; empty: these are not known of all
+    of them."""
+    if not groups:
+        return []
+    rows = query(sql.SHORTEST_CALLS, {**asked, "groups": groups, "most": GLANCED})
+    took = dict(zip(rows["comm_group"].tolist(), rows["shortest_ns"].tolist(), strict=True))
+    if set(groups) - set(took):
+        return []
+    return likely({group: (own, took[group]) for group, own in zip(groups, hosts, strict=True)})
 
 
 def _connecting(groups: list[int], hosts: list[list[int]], best: Sequence[int]) -> list[int]:

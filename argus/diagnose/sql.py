@@ -125,14 +125,25 @@ _SPANS_ACROSS = f"""(
              toUInt32(greatest(0, toInt64(arrayJoin([i.low, i.high])) + s.shift)) AS step
       FROM
       (
+        WITH
+          steps AS
+          (
+            SELECT step FROM iteration_rollup
+            WHERE job = {{job:String}} AND run = {{run:UInt32}}
+            GROUP BY step HAVING max(last_ts) >= fromUnixTimestamp64Nano({{since_ns:Int64}})
+          ),
+          (SELECT min(step) FROM steps) AS first_step,
+          (SELECT max(step) FROM steps) AS last_step
         SELECT rank, min(step) AS low, max(step) AS high, max(iterations.ts) AS ts FROM iterations
         WHERE job = {{job:String}} AND run = {{run:UInt32}}
           AND iterations.ts >= fromUnixTimestamp64Nano({{since_ns:Int64}})
+          AND (step <= first_step + {{most_shift:Int64}} OR step >= last_step - {{most_shift:Int64}})
         GROUP BY rank
       ) AS i
       INNER JOIN ({_SHIFTS}) AS s ON i.rank = s.rank
     )"""
-"""Each rank's first and last step since then."""
+"""Steps since then, the first and the last among them: those that no shift can make the first or the last are not
+read."""
 
 _HANDLES = """
     SELECT rank, comm, comm_group, comm_rank FROM communicators FINAL
@@ -1037,6 +1048,37 @@ ORDER BY comm_group
 """)
 """How many synchronising calls the first rank of some communicators made in some minutes."""
 
+SHORTEST_CALLS = _query(f"""
+SELECT comm_group, toFloat64(quantileExactLow(0.5)(shortest)) AS shortest_ns
+FROM
+(
+  SELECT m.comm_group AS comm_group, g.step AS step, min(g.shortest_ns) AS shortest
+  FROM
+  (
+    SELECT rank, step, comm, shortest_ns FROM gpu_collectives
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op) AND step IN
+    (
+      (SELECT step FROM iteration_rollup WHERE job = {{job:String}} AND run = {{run:UInt32}}
+       GROUP BY step ORDER BY min(first_ts) DESC LIMIT {{most:UInt32}})
+      UNION ALL
+      (SELECT step FROM iteration_rollup WHERE job = {{job:String}} AND run = {{run:UInt32}}
+       GROUP BY step ORDER BY max(last_ts) DESC LIMIT {{most:UInt32}})
+    )
+  ) AS g
+  INNER JOIN
+  (
+    SELECT * FROM
+    (
+{_OF_ALL_HOSTS}
+    ) WHERE comm_group IN {{groups:Array(UInt64)}}
+  ) AS m ON g.rank = m.rank AND g.comm = m.comm
+  GROUP BY comm_group, step
+)
+GROUP BY comm_group
+ORDER BY comm_group
+""")
+"""How long the shortest collective of some communicators takes on their GPUs, in the newest steps."""
+
 _SAMPLED = f"""
 WITH
   members AS
@@ -1057,7 +1099,7 @@ WITH
     (
       SELECT rank, host, tid, comm, seq, ts, duration_ns FROM collectives
       WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN (SELECT rank FROM members)
-        AND has({{ops:Array(String)}}, op)
+        AND comm IN (SELECT comm FROM members) AND has({{ops:Array(String)}}, op)
     ) AS c
     LEFT ANY JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
     WHERE m.stride > 0 AND cityHash64(aligned_seq) % greatest(m.stride, 1) = 0
@@ -1076,7 +1118,7 @@ GPU_CALLS = _query(
     + f""",
   calls AS
   (
-    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, c.host AS host, c.rank AS rank,
+    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, any(c.host) AS host, c.rank AS rank,
            min(k.begun) AS entry, max(k.done) AS done
     FROM
     (
@@ -1085,7 +1127,7 @@ GPU_CALLS = _query(
     ) AS k
     ASOF INNER JOIN sampled AS c ON k.rank = c.rank AND k.launch_tid = c.tid AND k.launch_ts >= c.ts
     WHERE k.launch_ts <= addNanoseconds(c.ts, greatest(c.duration_ns, 0))
-    GROUP BY comm_group, aligned_seq, host, rank
+    GROUP BY comm_group, aligned_seq, rank
   )
 """
     + _BY_HOST

@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,6 +144,25 @@ def telling(calls: NDArray[np.void], hosts: int, *, reference: int = 0) -> list[
     base, _ = _extent(known)
     (links,) = _windows(known, base, np.zeros(1), reference)
     return sorted({line.group for line in _nearest(links, reference, base).values()})
+
+
+def likely(groups: Mapping[int, tuple[Sequence[int], float]], *, reference: int = 0) -> list[int]:
+    """The communicators by which each host would be best compared with the reference, ascending, if clocks that share
+    one were off by the time of its shortest collective.
+
+    Args:
+        groups: By communicator: its hosts, and that time, ns.
+        reference: As for :func:`estimate`.
+    """
+    links = []
+    for group, (members, took) in groups.items():
+        hub = reference if reference in members else min(members)
+        links += [
+            _Link(hub, member, 0.0, 0.0, 0.0, took, 0.0, MIN_CALLS, BY_GPU, group)
+            for member in members
+            if member != hub
+        ]
+    return sorted({line.group for line in _nearest(links, reference, 0).values()})
 
 
 def _known(calls: NDArray[np.void]) -> NDArray[np.void]:

@@ -14,6 +14,7 @@ import pytest
 from argus.diagnose import sql
 from argus.diagnose.hosts import (
     ALL,
+    MAX_CALLS,
     MAX_MINUTES,
     MIN_MINUTES,
     Hosts,
@@ -32,7 +33,7 @@ from argus.diagnose.run import diagnose, diagnose_store
 from argus.diagnose.verdict import Verdict
 from argus.errors import ArgusError
 from argus.records import COLLECTIVE
-from argus.semantics.clocks import CALL, convert, error_at
+from argus.semantics.clocks import CALL, convert, error_at, likely
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
@@ -375,11 +376,11 @@ def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any,
 @pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
 def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some communicators, some of their calls, and of a long run some minutes."""
-    query, asked_for = partial(query_columns, store), list[Mapping[str, Any]]()
+    query, asked_for = partial(query_columns, store), dict[str, list[Mapping[str, Any]]]()
 
     def noted(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
         if "strides" in params:
-            asked_for.append(params)
+            asked_for.setdefault(text, []).append(params)
         return query(text, params)
 
     whole = align_hosts(query, name, 1)
@@ -388,7 +389,8 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
     some = align_hosts(noted, name, 1)
     assert whole is not None
     assert some is not None
-    glance, calls, steps = asked_for
+    glance, calls = asked_for[sql.across(sql.GPU_CALLS, "given")]
+    (steps,) = asked_for[sql.across(sql.STEPS_OF_CALLS, "given")]
     assert len(glance["minutes"]) == 1
     assert (glance["members"], calls["members"]) == (1, ALL)
     assert len(calls["groups"]) == 1
@@ -410,6 +412,61 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
     assert [f["ranks"] for f in diagnose_store(store, name, 1)["findings"]] == [list(world.slow)]
 
 
+@pytest.fixture
+def timed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A job of which a part is read, and whose GPUs tell that one communicator is quicker than all others."""
+    for constant in ("MAX_ROWS", "MAX_CALLS"):
+        monkeypatch.setattr(f"argus.diagnose.hosts.{constant}", 0)
+    params = {"job": "three from the start", "run": 1, "across": "stored"}
+    prepare(store, partial(query_columns, store), "three from the start", 1)
+    quick = int(sql.of_job(partial(query_columns, store))(sql.SPANNING, params)["comm_group"][-1])
+    with store.lease() as client:
+        client.command(
+            "INSERT INTO gpu_collectives (job, run, rank, step, ts, comm, op, calls, duration_ns, shortest_ns) "
+            "SELECT i.job, i.run, i.rank, i.step, i.ts, c.comm, 'AllReduce', 1, 9000000, "
+            f"if(c.comm_group = {quick}, 30000, 9000000) FROM iterations AS i INNER JOIN (SELECT * FROM communicators "
+            "FINAL) AS c ON i.job = c.job AND i.run = c.run AND i.rank = c.rank WHERE i.job = 'three from the start'"
+        )
+        yield quick
+        client.command("TRUNCATE TABLE gpu_collectives")
+
+
+def test_the_gpus_tell_which_communicators_are_looked_at(store: Store, timed: int) -> None:
+    asked_for: list[list[int]] = []
+
+    def noted(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        if text == sql.across(sql.GPU_CALLS, "given"):
+            asked_for.append(params["groups"])
+        return query_columns(store, text, params)
+
+    hosts = align_hosts(noted, "three from the start", 1)
+    assert hosts is not None
+    assert asked_for == [[timed]]
+    assert 0 < hosts.clocks["error_ns"].max() < 100 * US
+
+
+def test_communicators_that_turn_out_to_tell_nothing_are_chosen_anew(store: Store, timed: int) -> None:
+    asked_for: list[int] = []
+
+    def without(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        found = query_columns(store, text, params)
+        if text == sql.across(sql.GPU_CALLS, "given"):
+            asked_for.append(params["members"])
+            if len(asked_for) == 1:
+                return {name: values[:0] for name, values in found.items()}
+        return found
+
+    hosts = align_hosts(without, "three from the start", 1)
+    assert hosts is not None
+    assert asked_for == [ALL, 1, ALL]
+    assert 0 < hosts.clocks["error_ns"].max() < 100 * US
+
+
+def test_the_way_of_least_time_is_likely_the_best() -> None:
+    assert likely({5: ([0, 1, 2], 90.0), 6: ([0, 1], 10.0), 7: ([1, 2], 20.0), 8: ([2, 3], 500.0)}) == [6, 7, 8]
+    assert likely({5: ([0, 1, 2], 90.0), 6: ([0, 1], 10.0), 7: ([1, 2], 85.0)}) == [5, 6]
+
+
 def test_where_those_minutes_have_nothing_in_common_all_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks may be minutes apart."""
     monkeypatch.setattr("argus.diagnose.hosts._Extent.looked_at", lambda self: self.minutes[-1:])
@@ -421,8 +478,8 @@ def test_where_those_minutes_have_nothing_in_common_all_are_read(store: Store, m
 
 def test_which_minutes_are_looked_at() -> None:
     minutes = tuple(range(0, 6000, 60))
-    assert _Extent(minutes, 60, 5820, 1e6).looked_at() == minutes
-    some = _Extent(minutes, 60, 5820, 1e8).looked_at()
+    assert _Extent(minutes, 60, 5820, MAX_CALLS / 2).looked_at() == minutes
+    some = _Extent(minutes, 60, 5820, 12.5 * MAX_CALLS).looked_at()
     assert list(some) == sorted(set(some))
     assert some[0] == 60
     assert some[-6:] == minutes[-6:]
