@@ -420,8 +420,9 @@ class GpuSide:
         assert process.job is not None
         gpu, host = program.take()
         if process.was_on and self._options.api and self._options.share == 1:
-            # While another profiler has CUPTI nothing answers, for hours maybe: the process's state says so.
-            kept = 0 if program.collector.state is CollectorState.IGNORED else KEEP_PROBED
+            # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
+            away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
+            kept = 0 if away else KEEP_PROBED
             asked = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
             process.unanswered = asked[max(len(asked) - kept, 0) :]
         self._hand_over(process, program, program.correlator.feed(gpu, host, launches, now_ns))

@@ -2,13 +2,15 @@
 
 glibc gives each thread that allocates a heap of its own, up to eight a CPU, and raises the size from which on an array
 is mapped by itself to 32 MiB once such a one was freed: what is freed later lies between what is kept, and stays with
-the process. A tracer has a few threads and allocates arrays of all sizes a hundred times a second.
+the process. A tracer has a few threads and allocates arrays of all sizes a hundred times a second; the engine of an
+embedded store has a thread for each connection, which takes in batches of rows of all sizes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 
 TRIM_S = 60.0
 """How often ``trim`` is worth its few milliseconds."""
@@ -30,10 +32,8 @@ def settle() -> None:
 
 
 def trim() -> None:
-    """Gives back what was freed: glibc's, and Arrow's."""
-    # Here, not above: settling is for processes that may never need Arrow.
-    import pyarrow as pa
-
-    pa.default_memory_pool().release_unused()
+    """Gives back what was freed: glibc's, and Arrow's where that is in use."""
+    if (pa := sys.modules.get("pyarrow")) is not None:
+        pa.default_memory_pool().release_unused()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -12,6 +12,7 @@ import os
 import re
 from collections import OrderedDict
 from functools import cache, lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ _MAX_OPEN_TABLES = 4
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
 _LONGEST_NAME = 1 << 14
 """Bytes that are read from a process to find the end of a name: templates make names of some thousands."""
+KEPT_HANDLES = 1 << 17
+"""Kernels of a process whose names are known, at most: some 30 MB. `import torch` registers 40,000; a program that
+makes kernels as it runs never stops making others. Beyond it, the half goes that was launched longest ago, or never."""
 _NAME = re.compile(rb"[!-~\x80-\xff]+")
 """What a name may consist of. Anything else is not, or no longer, one."""
 
@@ -152,6 +156,15 @@ class KernelNames:
                 book[handle] = (text[at : at + length], address, memories[pid])
             elif length:
                 book[handle] = text[at : at + length]
+        for pid in np.unique(taken["pid"]).tolist():
+            self._make_room(pid)
+
+    def _make_room(self, pid: int) -> None:
+        """Forgets what was launched longest ago, once there is too much: names of a process are in that order from a
+        half of what is kept on."""
+        book = self._known.get(pid, {})
+        if len(book) > KEPT_HANDLES:
+            self._known[pid] = dict(islice(book.items(), len(book) - KEPT_HANDLES // 2, None))
 
     def forget(self, pid: int) -> None:
         """Drops the names of a process that ended or replaced its program."""
@@ -164,6 +177,8 @@ class KernelNames:
         book = self._known.setdefault(pid, {})
         known = book.get(handle)
         if isinstance(known, str):
+            if len(book) > KEPT_HANDLES // 2:
+                book[handle] = book.pop(handle)
             return known
         found = None if known is None else self._read(known)
         if found is None and layer is calls.Layer.RUNTIME:
@@ -171,7 +186,9 @@ class KernelNames:
         if found is None:
             self.unresolved += 1
             found = f"kernel@{handle:#x}"
+        book.pop(handle, None)
         book[handle] = found
+        self._make_room(pid)
         return found
 
     def _read(self, known: bytes | _Unread) -> str | None:

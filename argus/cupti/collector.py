@@ -55,6 +55,9 @@ MULTIPLE_SUBSCRIBERS = 39
 _DRIVER_OF_CUDA_13 = 580
 _MAX_NAME_BYTES = 1 << 16
 _MAX_TEXT_BYTES = 4096
+MAX_NAMES = 1 << 17
+"""Names of a process that are known at most, 20 MB: further ones are lost, and counted. And where they lay: that is
+looked up anew. A program that makes kernels as it runs never stops making others."""
 _PAGE_BYTES = 4096
 _MAX_COUNT = 2**62
 
@@ -176,6 +179,7 @@ class Collector:
         self._deadline = 0.0
         self._silent: tuple[CollectorState, str] | None = None  # what was true before the helper fell silent
         self._names_read = 0
+        self._places = {"": 0}
         self._pointers: dict[int, int] = {}
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._texts: Texts | None = None
@@ -633,6 +637,8 @@ class Collector:
         flushes = memory.load("flushes")
         if flushes != self._flushes:  # CUPTI may use the memory of a name again, once all buffers with it are out
             self._flushes, self._looked_up = flushes, np.empty(0, np.uint64)
+            if len(self._pointers) > MAX_NAMES:
+                self._pointers.clear()
         self._look_up(buffer, index)
         return self._decode(buffer, index, False)
 
@@ -662,12 +668,19 @@ class Collector:
             self._looked_up = np.union1d(self._looked_up, fresh)
 
     def _named(self, pointer: int, text: str) -> int:
-        """The id of a name: the one it has already, where the pointer has not changed its meaning."""
+        """The id of a name; 0: there is no room for another one."""
         known = self._pointers.get(pointer, 0)
         if known and self.names[known] == text:
             return known
+        place = self._places.get(text)
+        if place is not None:
+            return place
+        if len(self.names) >= MAX_NAMES:
+            self._names_unread += pointer not in self._pointers
+            return 0
+        place = self._places[text] = len(self.names)
         self.names.append(text)
-        return len(self.names) - 1
+        return place
 
     def _decode(self, buffer: NDArray[np.uint8], index: NDArray[np.uint32], replaced: bool) -> Batch:
         assert self._layouts is not None

@@ -179,7 +179,12 @@ SEGMENTS = 16_384
 """Newest stretches of the training thread's time that are kept, and parts that they come in: some 10 a step; 272 KiB,
 and as much again for the parts."""
 CALLS = 32_768
-"""Newest calls of NCCL of a rank that are kept until their kernels' records come, seconds later: 1 MiB."""
+"""Newest calls of NCCL of a rank that are kept until their kernels' records come, seconds later, and the step is over:
+1.5 MiB."""
+CALLS_NS = 600_000_000_000
+"""Nor are they kept for longer than this, against the newest: longer than a step takes, checkpoints included."""
+BATCHES = 64
+"""Batches of calls that may wait to be put with the others while no kernel asks for them."""
 TRANSFERS = 512
 """Newest kernels of one size that tell how long a transfer takes."""
 SIZES = 1_024
@@ -277,7 +282,8 @@ class Calls:
     """A rank's newest calls of NCCL: what its kernels are for, where their names do not tell, and how large."""
 
     def __init__(self) -> None:
-        self._parts: deque[NDArray[np.int64]] = deque()
+        self._calls = np.empty((0, 6), np.int64)
+        self._fresh: list[NDArray[np.int64]] = []
 
     def feed(
         self,
@@ -295,13 +301,22 @@ class Calls:
             handles = np.zeros(len(what), np.int64) if comm is None else np.ascontiguousarray(comm).view(np.int64)
             whom = np.full(len(what), -1) if peer is None else peer
             columns = [*(np.asarray(column, np.int64) for column in (ts_ns, tid, what, nbytes)), handles, whom]
-            self._parts.append(np.stack(columns, axis=1)[chosen])
-            while len(self._parts) > 1 and sum(map(len, self._parts)) > CALLS:
-                self._parts.popleft()
+            self._fresh.append(np.stack(columns, axis=1)[chosen])
+            if len(self._fresh) >= BATCHES or sum(map(len, self._fresh)) > CALLS:
+                self._join()
+
+    def _join(self) -> NDArray[np.int64]:
+        """The calls that are kept, shape (n, 6): in one array. Hundreds of small ones, which stay for minutes among
+        what is freed at once, hold many times their own size back."""
+        if self._fresh:
+            calls = np.concatenate([self._calls, *self._fresh])[-CALLS:]
+            self._calls = calls[calls[:, 0] >= calls[:, 0].max() - CALLS_NS]
+            self._fresh.clear()
+        return self._calls
 
     def of(self, ops: NDArray[np.void]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """The call that each operation was launched in, shape (n, 6), and whether there is one."""
-        calls = np.concatenate([np.zeros((1, 6), np.int64), *self._parts])
+        calls = np.concatenate([np.zeros((1, 6), np.int64), self._join()])
         calls = calls[np.lexsort((calls[:, 0], calls[:, 1]))]
         found = np.zeros(len(ops), np.int64)
         tids = ops["tid"].astype(np.int64)

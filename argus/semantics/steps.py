@@ -9,6 +9,7 @@ sequence numbers (:mod:`argus.semantics.groups`), whenever the ranks were attach
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
@@ -69,7 +70,7 @@ SHORT_STRETCH = 4096
 """Stretches of calls up to this long are looked at in four places: steps that evaluation comes between so often are
 short."""
 KEPT_BOUNDARIES = 16_384
-"""Numbered boundaries of a communicator: a rank may be so many steps behind the first."""
+"""Numbered boundaries of a communicator, 16 bytes each: a rank may be so many steps behind the first."""
 KNOWN_KERNELS = 0.9
 """Share of the launches between repetitions that must be known from them: an evaluation may have a kernel or two of its
 own (an argmax), an optimiser has hardly any other."""
@@ -295,9 +296,10 @@ class _Family:
     """Added to the family's numbers, so that families agree; None: not known yet."""
     trusted: bool = True
     members: set[int] = field(default_factory=set)
-    calls: list[int] = field(default_factory=list)
+    calls: array[int] = field(default_factory=lambda: array("q"))
     """Boundaries' calls that have a number, ascending."""
-    numbers: dict[int, int] = field(default_factory=dict)
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+    """Their numbers."""
 
     def place(self, calls: NDArray[np.int64], per_step: int) -> int:
         """Which of a step's calls ends it.
@@ -320,25 +322,23 @@ class _Family:
 
         Calls now and then that belong to no step (an evaluation's) move it by less than one.
         """
-        if call in self.numbers:
-            return self.numbers[call]
-        per_step = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0]).per_step
         place = bisect_left(self.calls, call)
+        if place < len(self.calls) and self.calls[place] == call:
+            return self.numbers[place]
+        per_step = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0]).per_step
         if not self.calls:
             found = call // per_step
         elif place:
-            before = self.calls[place - 1]
-            found = self.numbers[before] + max(1, round((call - before) / per_step))
+            found = self.numbers[place - 1] + max(1, round((call - self.calls[place - 1]) / per_step))
             if place < len(self.calls):
-                found = min(found, self.numbers[self.calls[place]])
+                found = min(found, self.numbers[place])
         else:
-            found = self.numbers[self.calls[0]] - max(1, round((self.calls[0] - call) / per_step))
+            found = self.numbers[0] - max(1, round((self.calls[0] - call) / per_step))
         self.calls.insert(place, call)
-        self.numbers[call] = found
+        self.numbers.insert(place, found)
         if len(self.calls) > KEPT_BOUNDARIES:
-            for old in self.calls[: KEPT_BOUNDARIES // 2]:
-                del self.numbers[old]
             del self.calls[: KEPT_BOUNDARIES // 2]
+            del self.numbers[: KEPT_BOUNDARIES // 2]
         return found
 
 

@@ -26,10 +26,13 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from argus import heap
 
 LINGER_S = 2.0
 """How long the engine outlives its last client: the next command of a shell line then finds it warm."""
@@ -286,6 +289,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         with contextlib.suppress(OSError):
             Path("config.xml").unlink(missing_ok=True)
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
+    heap.settle()  # before there are threads that it could concern
     target = f"{folder / 'db'}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25"
     try:
         import chdb
@@ -300,16 +304,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     say("ready")
-    while True:
-        stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
-        server.cancel_abandoned()
-        if not _is_ours(folder, own_socket):
-            break  # the folder was removed: whoever comes next makes it anew, and an engine for it
-        with server.guard:
-            idle = server.connections == 0
-            linger = 0.0 if stop.is_set() else LINGER_S
-            if idle and time.monotonic() - server.idle_since >= linger:
-                break
+    _tend(server, stop, lambda: _is_ours(folder, own_socket))
     # Whoever connects from here on is refused, waits for the lock and starts the next engine.
     if _is_ours(folder, own_socket):
         (folder / "socket").unlink(missing_ok=True)
@@ -318,6 +313,24 @@ def serve(folder: Path, starter: str, ready: int) -> None:
             keeper.close()
     # Python's own exit would run chdb's destructors beside its live threads.
     os._exit(0)
+
+
+def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> None:
+    """Looks after the engine until its last client has gone, its folder is another's, or ``stop`` is set."""
+    trim_due = time.monotonic() + heap.TRIM_S
+    while True:
+        stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
+        server.cancel_abandoned()
+        if time.monotonic() >= trim_due:
+            heap.trim()
+            trim_due = time.monotonic() + heap.TRIM_S
+        if not ours():
+            return  # the folder was removed: whoever comes next makes it anew, and an engine for it
+        with server.guard:
+            idle = server.connections == 0
+            linger = 0.0 if stop.is_set() else LINGER_S
+            if idle and time.monotonic() - server.idle_since >= linger:
+                return
 
 
 def _is_ours(folder: Path, socket_inode: int) -> bool:

@@ -257,6 +257,47 @@ def test_the_whole_course(process: Process) -> None:
     again.close()
 
 
+class Memory:
+    """Texts of a process by where they lie, as ``collector.Texts`` reads them."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+
+    def at(self, pointer: int) -> str | None:
+        return self.texts.get(pointer)
+
+    def close(self) -> None:
+        pass
+
+
+def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules that are loaded again have their names elsewhere; names that are new have no room in the end."""
+    monkeypatch.setattr(collector, "MAX_NAMES", 20)
+    one = switch_on(process)
+    memory = one._texts = Memory()  # type: ignore[assignment]
+    one._walk = lambda buffer, table: (np.zeros(1, np.uint32), 0)
+
+    def named(flush: int, pointer: int, text: str) -> str:
+        """What a kernel is called whose record points at a text."""
+        memory.texts[pointer] = text
+        process.memory.store("flushes", flush)
+        batch = one._decode_full(process.memory, process.kernels(1, name=pointer).view("u1"))
+        return one.names[int(batch.gpu["name"][0])]
+
+    for flush in range(1, 200):
+        assert named(flush, 0x1000 * flush, f"gemm_{flush % 3}") == f"gemm_{flush % 3}"
+        assert len(one._pointers) <= 21
+    assert len(one.names) == 4, "each text once, and the empty one"
+    for flush in range(200, 400):
+        text = f"fused_{flush}"
+        assert named(flush, 0x1000 * flush, text) == (text if flush < 216 else "")
+    assert len(one.names) == 20
+    assert one.counters()["cupti_names_lost"] == (184, True)
+    assert named(400, 0x1000, "gemm_1") == "gemm_1"
+
+
 def test_a_blocking_stop_takes_what_is_left(process: Process) -> None:
     one = switch_on(process)
 

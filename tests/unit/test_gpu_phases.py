@@ -271,9 +271,33 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(phases._votes) == 50
     assert len(phases._threads) <= 9
     assert len(phases.transfers._newest) == 10
-    assert sum(map(len, phases.calls._parts)) <= 110
+    assert len(phases.calls._join()) == 100
     assert len(unseen._timeline) <= 31
     assert sum(map(len, unseen._timeline)) <= 30 + 10 * 31
+
+
+def call(at: int, tid: int = 7) -> tuple[np.ndarray, ...]:
+    """A call of NCCL at a time in us."""
+    return np.array([US * at]), np.array([tid]), np.array([What.ALL_TO_ALL], np.uint8), np.array([at])
+
+
+def test_calls_of_long_ago_go_whether_or_not_kernels_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that calls NCCL ten times a second would fill what is kept for an hour, a small array a turn."""
+    monkeypatch.setattr(gpu_phases, "CALLS_NS", 1000 * US)
+    asked, silent = Calls(), Calls()
+    for at in range(0, 50_000, 10):
+        asked.feed(*call(at))
+        silent.feed(*call(at))
+        if at % 100 == 0:
+            found, known = asked.of(operations((at + 5, at + 5, at + 6, What.SEND_RECV), tid=7))
+            assert known.all()
+            assert found[0, 3] == at
+        assert len(asked._fresh) <= 10
+        assert len(silent._fresh) < gpu_phases.BATCHES
+    for calls in (asked, silent):
+        kept = calls._join()
+        assert kept[:, 3].tolist() == list(range(48_990, 50_000, 10))
+        assert kept.base is None, "a view would keep all of what it was cut from"
 
 
 # ---- communication

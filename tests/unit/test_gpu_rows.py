@@ -354,7 +354,7 @@ def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
 
 
 def test_launches_that_nothing_answers_are_bounded(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever becomes of their records; and none are missing while another profiler has CUPTI."""
+    """Whatever becomes of their records; and none are missing while another profiler has CUPTI, or it failed."""
     monkeypatch.setattr(gpu_module, "KEEP_PROBED", 1000)
     session = Session()
     session.rank(0, 77)
@@ -365,11 +365,15 @@ def test_launches_that_nothing_answers_are_bounded(made: list[FakeCollector], mo
         session.go(1.0, launched)
     (process,) = session.side._processes
     assert process.unanswered.tolist() == [(1000 + k) * S + n for k in range(1, 5) for n in range(300)][200:]
-    made[0].state, made[0].reason = CollectorState.IGNORED, "torch.profiler holds CUPTI"
-    session.go(1.0, launched)
-    assert not len(process.unanswered)
-    made[0].state, made[0].reason = CollectorState.ON, ""
-    session.go(1.0, launched)
+    for state, reason in (
+        (CollectorState.IGNORED, "torch.profiler holds CUPTI"),
+        (CollectorState.FAILED, "CUPTI could not be switched on"),
+    ):
+        made[0].state, made[0].reason = state, reason
+        session.go(1.0, launched)
+        assert not len(process.unanswered)
+        made[0].state, made[0].reason = CollectorState.ON, ""
+        session.go(1.0, launched)
     session.job.members[77].state = "exited"
     made[0].end("the process ended")
     session.go()

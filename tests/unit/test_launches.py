@@ -13,6 +13,7 @@ import pytest
 
 from argus import records
 from argus.capture import calls, collectives, launches
+from argus.capture import names as names_module
 from argus.capture.names import KernelNames, demangle
 
 ORIGIN = launches.Origin("j", 7, "h", 1_000)
@@ -105,6 +106,24 @@ def test_names_are_learned_from_look_ups_by_process() -> None:
     assert names.unresolved == 2
     names.forget(10)
     assert names.name(10, 0x100, driver) == "kernel@0x100"
+
+
+def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched again and again keeps its name, however long ago it was looked up."""
+    monkeypatch.setattr(names_module, "KEPT_HANDLES", 100)
+    names = KernelNames()
+    names.learn(control("cuModuleGetFunction", 10, 1, b"gemm"))
+    names.learn(control("cuModuleGetFunction", 11, 1, b"another's"))
+    driver = calls.Layer.DRIVER
+    for number in range(2, 5000):
+        if number % 3:  # one of three was looked up before Argus came
+            names.learn(control("cuModuleGetFunction", 10, number, b"fused_%d" % number))
+        assert names.name(10, 1, driver) == "gemm"
+        assert names.name(10, number, driver) == (f"fused_{number}" if number % 3 else f"kernel@{number:#x}")
+        assert len(names._known[10]) <= 100
+    assert names.name(10, 2, driver) == "kernel@0x2", "it went"
+    assert names.name(10, 4999, driver) == "fused_4999"
+    assert names.name(11, 1, driver) == "another's"
 
 
 def unread(pid: int, handle: int, address: int, start: bytes = b"") -> np.ndarray:

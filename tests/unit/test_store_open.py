@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import http.server
 import os
 import signal
@@ -12,11 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from argus import heap
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import engine
 from argus.store import open as open_module
@@ -185,6 +188,53 @@ with open_store(sys.argv[1]) as store, store.lease() as client:
         assert client.query("SELECT who, count() FROM t GROUP BY who ORDER BY who").result_rows == [
             (i, 10) for i in range(4)
         ]
+
+
+@contextlib.contextmanager
+def engine_connection(folder: Path) -> Iterator[http.client.HTTPConnection]:
+    """A connection of its own to a store's engine."""
+    connection = http.client.HTTPConnection("argus")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    with engine.socket_address(folder) as address:
+        connection.sock.connect(address)
+    with contextlib.closing(connection):
+        yield connection
+
+
+def heaps(pid: int) -> int:
+    """glibc's heaps of a process besides its first: 64 MiB each from a multiple of 64 MiB on (HEAP_MAX_SIZE in arena.c
+    of glibc), of which the beginning may be written to and the rest not."""
+    found, whole = 0, 64 << 20
+    lines = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    ranges = [(*(int(word, 16) for word in words[0].split("-")), words[1]) for words in lines if len(words) == 5]
+    for (begin, middle, used), (after, end, unused) in pairwise(ranges):
+        rights = used[:2], unused[:2]
+        found += begin % whole == 0 and middle == after and end == begin + whole and rights == ("rw", "--")
+    return found
+
+
+def test_connections_do_not_get_heaps_of_their_own(url: str, tmp_path: Path) -> None:
+    """Each connection has a thread, and what batches leave behind in the heap of each would stay with the engine."""
+    with open_store(url) as store, store.lease():
+        folder = tmp_path / "store"
+        with contextlib.ExitStack() as stack:
+            connections = [stack.enter_context(engine_connection(folder)) for _ in range(12)]
+            for connection in connections:
+                connection.request("POST", "/", b"SELECT count() FROM numbers(10) " + b" " * 100_000)
+            for connection in connections:
+                assert connection.getresponse().read() == b"10\n"
+            assert heaps(engine_pid(folder)) < heap.ARENAS
+
+
+def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as it has clients."""
+    trims: list[int] = []
+    server = SimpleNamespace(guard=threading.Lock(), connections=1, idle_since=0.0, cancel_abandoned=lambda: None)
+    monkeypatch.setattr(heap, "TRIM_S", 0.0)
+    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
+    turns = iter([True] * 5)
+    engine._tend(server, threading.Event(), lambda: next(turns, False))  # type: ignore[arg-type]
+    assert len(trims) == 6
 
 
 def test_a_killed_engine_is_replaced(url: str, tmp_path: Path) -> None:
