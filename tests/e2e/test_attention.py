@@ -8,6 +8,7 @@ import sys
 from collections import Counter as Tally
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from argus.capture.bpf import Probes
@@ -15,6 +16,7 @@ from argus.capture.calls import CALLS, Shape
 from argus.capture.targets import find_libraries
 from argus.records import LOSS_COUNTERS
 from argus.records import Counter as Kernel
+from argus.semantics.flops import launched_by
 from argus.semantics.products import Products
 
 pytestmark = [
@@ -24,7 +26,7 @@ pytestmark = [
 
 PROGRAM = Path(__file__).with_name("programs") / "attention.py"
 ATTENTION = {call.id for call in CALLS if call.shape is Shape.ATTENTION}
-TIMES = 37
+TIMES, IN_IT = 37, 1
 DENSE = "aten::_scaled_dot_product_"
 SAME, MIXED, STRIDED = "1 x 2 x 16 x 16 x 8 causal", "2 x 4 x 16 x 32 x 8 causal", "3 x 2 x 24 x 24 x 8"
 MIXED_PAIRS, STRIDED_FLOPS = 2 * 4 * 16 * 32, 4 * 3 * 2 * 24 * 24 * 8
@@ -45,9 +47,12 @@ EXPECTED = {
 """Operations of each that ``programs/attention.py`` does once a time."""
 
 
-def test_calls_and_operations_are_the_program_s() -> None:
+def test_calls_operations_and_kernels_are_the_program_s(fakegpu: Path) -> None:
     program = subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(TIMES)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(PROGRAM), str(TIMES), str(fakegpu)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert program.stdin is not None
     assert program.stdout is not None
@@ -62,7 +67,7 @@ def test_calls_and_operations_are_the_program_s() -> None:
         program.stdin.flush()
         # The newest call of a thread is told when it has ended.
         assert program.wait(60) == 0
-        found = probes.math.drain()
+        found, launches = probes.math.drain(), probes.launches.drain()
         counters = probes.counters()
     finally:
         probes.close()
@@ -77,5 +82,14 @@ def test_calls_and_operations_are_the_program_s() -> None:
     flops = {products.texts[text][1:]: flops for text, flops in zip(works["text"], works["flops"], strict=True)}
     assert flops == EXPECTED
     assert products.unknown == 0
+    # The kernel that an operator launches is its, the next one is not.
+    launches = launches[launches["grid"][:, 0] > 0]
+    kernels = np.zeros(len(launches), [("launch_ns", "<i8"), ("launch_tid", "<u4")])
+    kernels["launch_ns"], kernels["launch_tid"] = launches["ts_ns"], launches["tid"]
+    owner = launched_by(works, kernels)
+    assert ((owner >= 0) == (launches["grid"][:, 0] == IN_IT)).all()
+    assert Tally(products.texts[works["text"][place]] for place in owner[owner >= 0].tolist()) == {
+        ("attention", *key): TIMES for key in EXPECTED if "for_cpu" not in key[0]
+    }
     assert not {counter: value for counter, value in counters.items() if value and counter in LOSS_COUNTERS}
     assert counters[Kernel.NESTED] == 0
