@@ -102,7 +102,7 @@ MATH = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""``struct argus_math``: one call of cuBLAS that multiplies matrices, with what tells their sizes as it was passed."""
+"""``struct argus_math``: one call of cuBLAS or of PyTorch's attention, with what tells what it multiplies."""
 
 CONTROL = np.dtype(
     [

@@ -218,7 +218,8 @@ class Job:
 
     def ask_groups(self, member: Member, handles: Iterable[int]) -> None:
         """Asks a process of PyTorch's for the names of process groups that were not called before."""
-        layout = next((library.layout for library in member.target.libraries if library.layout is not None), None)
+        layouts = (library.layout for library in member.target.libraries if library.layout is not None)
+        layout = next((layout.group for layout in layouts if layout.group is not None), None)
         if layout is None:
             return
         known = self.named.setdefault(member.rank, {})

@@ -806,7 +806,7 @@ class Tracer:
         return mine
 
     def _probe_math(self) -> None:
-        """Probes cuBLAS once GPU times are on, without which it is of no use."""
+        """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
         assert self._probes is not None
         if "math" not in self._probes.probed and self._gpu.wants_math and not self._overhead.gave_up("products"):
             self._probes.attach_optional("math")

@@ -71,6 +71,8 @@ enum argus_shape {
 	ARGUS_S_MARK,          /* handle, name (std::string *), whether the handle is behind a pointer */
 	ARGUS_S_GEMM,          /* m, n, k, type of A; the batch's size is argument ARGUS_OFFSET, 0: there is none */
 	ARGUS_S_MATMUL,        /* layout descriptors of A, B and D */
+	ARGUS_S_ATTENTION,     /* query (key and value follow), whether causal, and two that are to be empty: a std::optional;
+				  the second one's number is ARGUS_OFFSET */
 };
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
@@ -162,8 +164,10 @@ struct argus_mark {
  * of it (argus/semantics/products.py). Ring "math". */
 struct argus_math {
 	u64 ts_ns;
-	s64 duration_ns;
-	u64 words[ARGUS_MATH_WORDS]; /* GEMM: m, n, k, type, batch. MATMUL: the beginning of each descriptor */
+	s64 duration_ns; /* ATTENTION: until the thread's next launch that it did not make; -1: it made none */
+	u64 words[ARGUS_MATH_WORDS]; /* GEMM: m, n, k, type, batch. MATMUL: the beginning of each descriptor. ATTENTION: four
+					sizes each of query, key and value (0: they make no sense), c10::ScalarType,
+					whether causal, whether one is there that is to be empty */
 	u32 pid;
 	u32 tid;
 	s32 result;
@@ -176,6 +180,7 @@ struct argus_math {
 struct argus_torch {
 	u32 numel;        /* of elements, in c10::TensorImpl; its type follows */
 	u32 counter;      /* of collectives, in c10d::ProcessGroupGloo */
+	u32 sizes;        /* of a tensor's dimensions, in c10::TensorImpl; up to five sizes follow */
 };
 
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */

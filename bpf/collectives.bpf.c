@@ -371,8 +371,12 @@ int thread_exit(void *ctx)
 	end_control((u64)tid << 1);
 	end_control((u64)tid << 1 | 1);
 	group_depth.delete(&tid);
-	if (math_inflight.lookup(&tid)) {
-		count(ARGUS_C_UNFINISHED);
+	struct math_pending *product = math_inflight.lookup(&tid);
+	if (product) {
+		if (product->ret)
+			end_math(product, bpf_ktime_get_ns());
+		else
+			count(ARGUS_C_UNFINISHED);
 		math_inflight.delete(&tid);
 	}
 	return 0;

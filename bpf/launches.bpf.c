@@ -114,6 +114,8 @@ int cuda_enter(struct pt_regs *ctx)
 		p.launch.flags |= ARGUS_F_IN_NCCL;
 
 	p.launch.ts_ns = bpf_ktime_get_ns();
+	if (ARGUS_SHAPE(cookie) >= ARGUS_S_LAUNCH_DRIVER && ARGUS_SHAPE(cookie) <= ARGUS_S_LAUNCH_RUNTIME_EX)
+		launch_in_math(ctx, tid, p.launch.ts_ns);
 	if (!ARGUS_HAS_EXIT(cookie)) {
 		send_launch(&p.launch);
 		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER)

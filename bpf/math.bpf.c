@@ -1,10 +1,13 @@
-/* cuBLAS: what is multiplied, and when the call begins and ends. Its kernels are those that the thread launches meanwhile.
+/* cuBLAS and PyTorch's attention: what is multiplied, and when the call begins and ends. Its kernels are those that the
+ * thread launches meanwhile.
  *
- * C functions, from which no exception comes: their exits may be probed.
+ * cuBLAS has C functions, from which no exception comes: their exits may be probed. Those of attention are C++, so only
+ * their entries are (torch.bpf.c); whether one is over is seen at the thread's next launch, by its return address.
  */
 
 struct math_pending {
 	u64 sp;
+	u64 ret; /* return address at entry, of a call whose exit is not probed; 0: it is */
 	struct argus_math record;
 };
 /* Thread -> the outermost call it is in. */
@@ -26,6 +29,78 @@ INLINE void read_descriptor(u64 *words, u64 descriptor, u8 *flags)
 		*flags |= ARGUS_F_READ_FAULT;
 }
 
+/* Sizes of a tensor with four dimensions, and its type. They are believed if their product is the number of elements. */
+INLINE u16 read_sizes(u64 *sizes, u64 tensor, struct argus_torch *layout, u8 *flags)
+{
+	u64 found[5] = {}, elements[2] = {};
+	u64 impl = read_u64(tensor, flags);
+	if (bpf_probe_read_user(found, sizeof(found), (void *)(impl + layout->sizes)) != 0 ||
+	    bpf_probe_read_user(elements, sizeof(elements), (void *)(impl + layout->numel)) != 0) {
+		*flags |= ARGUS_F_READ_FAULT;
+		return 0;
+	}
+	if (found[0] == 4 && found[1] * found[2] * found[3] * found[4] == elements[0])
+		for (int i = 0; i < 4; i++)
+			sizes[i] = found[1 + i];
+	return (u16)elements[1];
+}
+
+/* Whether a std::optional of eight bytes has a value: its flag follows it. */
+INLINE int has_value(u64 optional, u8 *flags)
+{
+	return (u8)read_u64(optional + 8, flags) != 0;
+}
+
+INLINE void fill_attention(struct pt_regs *ctx, u64 cookie, struct argus_math *r)
+{
+	int slot = ARGUS_FILE(cookie);
+	u32 query = ARGUS_ARG(cookie, 0);
+	struct argus_torch *layout = torch_layouts.lookup(&slot);
+	if (!layout || !layout->sizes)
+		return;
+	r->words[12] = read_sizes(r->words, arg(ctx, query, &r->flags), layout, &r->flags);
+	read_sizes(r->words + 4, arg(ctx, query + 1, &r->flags), layout, &r->flags);
+	read_sizes(r->words + 8, arg(ctx, query + 2, &r->flags), layout, &r->flags);
+	r->words[13] = (u8)arg(ctx, ARGUS_ARG(cookie, 1), &r->flags); /* a bool's register has more than the bool */
+	if (ARGUS_ARG(cookie, 2) != 15)
+		r->words[14] |= has_value(arg(ctx, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
+	if (ARGUS_OFFSET(cookie))
+		r->words[14] |= has_value(arg(ctx, ARGUS_OFFSET(cookie), &r->flags), &r->flags);
+}
+
+/* Whether the call remembered is still on the thread's stack, below the call that is entered now. */
+INLINE int inside_math(struct pt_regs *ctx, struct math_pending *p)
+{
+	u8 flags = 0;
+	if (SP(ctx) >= p->sp)
+		return 0;
+	return !p->ret || (read_u64(p->sp, &flags) == p->ret && !flags);
+}
+
+/* Tells of a call that is over, or that no exit will be seen of. */
+INLINE void end_math(struct math_pending *p, u64 until)
+{
+	if (!p->ret)
+		count(ARGUS_C_EXIT_MISSED);
+	else if (p->record.duration_ns == 0) /* it has launched something */
+		p->record.duration_ns = until - p->record.ts_ns;
+	send_math(&p->record);
+}
+
+/* A thread launches a kernel: part of the attention it is in, or that is over. */
+INLINE void launch_in_math(struct pt_regs *ctx, u32 tid, u64 ts)
+{
+	struct math_pending *p = math_inflight.lookup(&tid);
+	if (!p || !p->ret)
+		return;
+	if (inside_math(ctx, p)) {
+		p->record.duration_ns = 0;
+		return;
+	}
+	end_math(p, ts - 1);
+	math_inflight.delete(&tid);
+}
+
 int math_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -35,13 +110,14 @@ int math_enter(struct pt_regs *ctx)
 	count(ARGUS_C_HITS);
 	u64 sp = SP(ctx);
 	struct math_pending *outer = math_inflight.lookup(&tid);
+	u64 now = bpf_ktime_get_ns();
 	if (outer) {
-		if (sp < outer->sp) { /* cublasGemmEx may end in cublasLtMatmul */
+		if (inside_math(ctx, outer)) { /* cublasGemmEx may end in cublasLtMatmul, one attention in another */
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
-		count(ARGUS_C_EXIT_MISSED);
-		send_math(&outer->record);
+		end_math(outer, now - 1);
+		math_inflight.delete(&tid);
 	}
 	u64 cookie = argus_cookie(ctx);
 	struct math_pending p = {};
@@ -55,6 +131,10 @@ int math_enter(struct pt_regs *ctx)
 		read_descriptor(r->words, arg(ctx, ARGUS_ARG(cookie, 0), &r->flags), &r->flags);
 		read_descriptor(r->words + ARGUS_DESCRIPTOR_WORDS, arg(ctx, ARGUS_ARG(cookie, 1), &r->flags), &r->flags);
 		read_descriptor(r->words + 2 * ARGUS_DESCRIPTOR_WORDS, arg(ctx, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
+	} else if (ARGUS_SHAPE(cookie) == ARGUS_S_ATTENTION) {
+		u8 flags = 0;
+		fill_attention(ctx, cookie, r);
+		p.ret = read_u64(sp, &flags);
 	} else {
 		r->words[0] = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
 		r->words[1] = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
@@ -62,7 +142,7 @@ int math_enter(struct pt_regs *ctx)
 		r->words[3] = arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
 		r->words[4] = ARGUS_OFFSET(cookie) ? arg(ctx, ARGUS_OFFSET(cookie), &r->flags) : 1;
 	}
-	r->ts_ns = bpf_ktime_get_ns();
+	r->ts_ns = now;
 	if (math_inflight.update(&tid, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
 		send_math(r);

@@ -44,18 +44,19 @@ from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
 Optional = Literal["ranges", "math", "launches"]
-"""What may be probed or not while the rest is: PyTorch's ranges, cuBLAS, and launches of kernels and graphs. A program
-may have any number of them."""
+"""What may be probed or not while the rest is: PyTorch's ranges, cuBLAS and attention, and launches of kernels and
+graphs. A program may have any number of them."""
 _OPTIONAL: dict[str, Optional] = {
     "range_begin": "ranges",
     "range_end": "ranges",
     "gemm": "math",
+    "attention": "math",
     "kernel": "launches",
     "graph": "launches",
 }
 """Kinds of calls that are."""
 
-SOURCES = ("common.bpf.h", "launches.bpf.c", "math.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 PROGRAMS: Final = {
     **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark", "math") for edge in ("enter", "exit")},
     "torch_enter": KPROBE,
@@ -87,7 +88,7 @@ MARK_RING_BYTES = 4 << 20
 """Room for 30,800 marks: 6 s of the densest job tried, 4 ranks that make 100 steps of 13 marks a second. The start of a
 trace may keep its reader busy for 2 s."""
 MATH_RING_BYTES = 4 << 20
-"""Room for 26,214 products: a large model makes some 1,000 a step."""
+"""Room for 26,214 products and attentions: a large model makes some 1,000 a step."""
 DEFAULT_LAUNCH_RING_BYTES = 16 << 20
 """Room for 209,715 calls: a second of the most a node was seen to make (research: 10^5 launches/min/GPU, 16 GPUs)."""
 COLLECTIVE_RING_BYTES = 16 << 20
@@ -300,6 +301,8 @@ class Probes:
             call = calls.BY_SYMBOL[symbol]
             if offset in taken:
                 continue  # another name of a function that has its probe
+            if call.shape is calls.Shape.ATTENTION and library.layout is None:
+                continue  # nothing tells where its tensors have their sizes
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
             cookie = call.cookie(with_exit, slot)
@@ -330,7 +333,8 @@ class Probes:
         table = self._module["text_bytes"]
         table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
         if library.layout is not None:
-            layout = struct.pack("<II", library.layout.numel, library.layout.group_counter)
+            counter = library.layout.group.counter if library.layout.group is not None else 0
+            layout = struct.pack("<III", library.layout.numel, counter, library.layout.sizes)
             self._module["torch_layouts"].set(slot, layout)
         return slot
 

@@ -1,7 +1,8 @@
 """The functions Argus hooks, as data: which library exports them and where their arguments lie.
 
 Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API,
-NCCL 2.29 and cuBLAS 13, and of C++ functions of PyTorch 2.13; a 12-byte ``dim3`` by value counts as two.
+NCCL 2.29 and cuBLAS 13, and of C++ functions of PyTorch 2.13 (attention: 2.0 to 2.15); a 12-byte ``dim3`` by value
+counts as two.
 ``Call.cookie`` packs a row into the 64-bit attach cookie that the BPF programs read (``bpf/argus.h``).
 """
 
@@ -61,6 +62,7 @@ class Shape(enum.IntEnum):
     MARK = 24
     GEMM = 25
     MATMUL = 26
+    ATTENTION = 27
 
 
 Program = Literal["cuda", "nccl", "control", "torch", "mark", "math"]
@@ -83,7 +85,7 @@ class Call:
             the program is terminated (``tests/e2e/test_gloo.py``).
         scale: log2 of the bytes of one element, for calls that count elements.
         offset: Offset of the extent inside the struct that argument 0 points at; of a GEMM the argument that tells how
-            many there are, 0: it is one.
+            many there are, 0: it is one; of attention a second one that is to be empty, 0: there is none.
         dims: Dimensions of that extent.
     """
 
@@ -356,6 +358,46 @@ def _build() -> tuple[Call, ...]:
     gemm("cublasGemmBatchedEx", 8, 17)
     gemm("cublasGemmStridedBatchedEx", 8, 20)
     add("cublasLtMatmul", Layer.CUBLAS, "gemm", Shape.MATMUL, (4, 6, 11))
+
+    # PyTorch's attention: the query (key and value follow it), whether it is causal, and up to two that are to be
+    # empty, since they make sizes mean something else: lengths of packed sequences, a window. Of the forms of an
+    # operator a version of PyTorch has one. The result is returned through a pointer. Where an exit would have to be
+    # probed to know that the call is over, they are left out, since exceptions may leave them.
+    def attention(operator: str, parameters: str, query: int, causal: int, empty: int = ABSENT, also: int = 0) -> None:
+        name = f"_ZN2at4_ops{len(operator)}{operator}4callERKNS_6TensorE{parameters}"
+        if ENTRY_ONLY_NEEDS_RETURN_ADDRESS:
+            add(name, Layer.TORCH, "attention", Shape.ATTENTION, (query, causal, empty, ABSENT, ABSENT), False, 0, also)
+
+    dense, size, maybe, seven = "_scaled_dot_product", "N3c106SymIntE", "RKSt8optionalIS2_E", "S4_" * 7
+    attention(f"{dense}_flash_attention", "S4_S4_dbb", 1, 4)  # 2.0
+    attention(f"{dense}_flash_attention", "S4_S4_dbbN3c108optionalIdEE", 1, 4)  # 2.1
+    attention(f"{dense}_flash_attention", "S4_S4_dbbSt8optionalIdE", 1, 4)
+    attention(f"{dense}_flash_attention_backward", f"{seven}lldbll", 2, 11)  # 2.0
+    attention(f"{dense}_flash_attention_backward", f"{seven}lldbS4_S4_N3c108optionalIdEE", 2, 11)  # 2.1
+    attention(f"{dense}_flash_attention_backward", f"{seven}{size}S6_dbS4_S4_St8optionalIdE", 2, 11)
+    attention(f"{dense}_efficient_attention", "S4_S4_bb", 1, 5)  # 2.0
+    attention(f"{dense}_efficient_attention", "S4_S4_RKN3c108optionalIS2_EEbdbNS6_IdEE", 1, 6)  # 2.1
+    attention(f"{dense}_efficient_attention", f"S4_S4_{maybe}bdbS5_IdE", 1, 6)
+    attention(f"{dense}_efficient_attention_backward", "S4_S4_S4_S4_S4_bb", 2, 7)  # 2.0
+    for optional in ("N3c108optionalIdEE", "St8optionalIdE"):  # 2.1, and since
+        attention(f"{dense}_efficient_attention_backward", f"{seven}S4_dSt5arrayIbLm4EEb{optional}", 2, 11)
+    attention(f"{dense}_cudnn_attention", "S4_S4_dbbSt8optionalIdE", 1, 4)  # 2.3 and 2.4
+    attention(f"{dense}_cudnn_attention", f"S4_S4_{maybe}bdbbS5_IdE", 1, 6)
+    attention(f"{dense}_cudnn_attention_backward", f"{seven}{size}S6_dbS4_S4_St8optionalIdE", 2, 11)  # 2.4
+    attention(f"{dense}_cudnn_attention_backward", f"{seven}S4_S4_S4_{size}S6_dbSt8optionalIdE", 2, 14)
+    attention(f"{dense}_flash_attention_for_cpu", f"S4_S4_db{maybe}S5_IdE", 1, 4)
+    attention(f"{dense}_flash_attention_for_cpu_backward", f"S4_S4_S4_S4_S4_db{maybe}S5_IdE", 2, 7)
+    # What those call, and what compiled programs call alone; as they are since 2.4.
+    for tail in ("", "S8_S5_IlE"):  # the latter since 2.12
+        tail = f"S4_S4_{maybe}S8_{size}SA_dbbS5_IdES5_ISA_ESC_S8_S8_{tail}"
+        attention("_flash_attention_forward", tail, 1, 8, also=12)
+    attention("_flash_attention_backward", f"{seven}{size}S6_dbS4_S4_St8optionalIdES7_IS6_ES9_", 2, 11, also=16)
+    attention("_efficient_attention_forward", f"S4_S4_{maybe}S8_S8_S5_I{size}ESB_dlbS5_IdES8_S5_IlE", 1, 9, 5, 13)
+    tail = f"S4_S4_S4_{maybe}S4_S8_S8_{size}SA_S4_dS4_S4_lbS5_IdES5_IlESC_b"
+    attention("_efficient_attention_backward", tail, 2, 14, 7)
+    for tail in ("", "S8_S8_"):  # the latter since 2.14
+        attention("_cudnn_attention_forward", f"S4_S4_{maybe}S8_S8_{size}SA_bdbbS5_IdE{tail}", 1, 10)
+    attention("_cudnn_attention_backward", f"{seven}S4_S4_S4_{size}S6_dbSt8optionalIdE", 2, 14)
 
     # Names of kernels, as they become known.
     add("cuModuleGetFunction", Layer.DRIVER, "name", Shape.NAME_OUT)

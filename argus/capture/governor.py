@@ -91,7 +91,11 @@ LADDERS: dict[Part, tuple[Rung, ...]] = {
         ),
     ),
     Part.CALLS: (
-        Rung("products", "cuBLAS is not probed, FLOP/s are not told", "cuBLAS is probed again"),
+        Rung(
+            "products",
+            "cuBLAS and attention are not probed, FLOP/s are not told",
+            "cuBLAS and attention are probed again",
+        ),
         Rung("launches", "launches are not probed", "launches are probed again"),
     ),
 }

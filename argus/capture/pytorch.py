@@ -28,26 +28,49 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Offsets in bytes.
+class GroupLayout:
+    """Offsets in bytes, in ``c10d::ProcessGroupGloo``.
 
     Attributes:
-        numel: Of the number of elements in ``c10::TensorImpl``; its type follows.
-        group_rank, group_size: Of int32 in ``c10d::ProcessGroupGloo``.
-        group_name: Of its name, a ``std::string`` of libstdc++: pointer and length.
-        group_counter: Of its uint32 count of collectives, the same on all ranks: the tag of the next one's messages.
+        rank, size: Of int32.
+        name: Of its name, a ``std::string`` of libstdc++: pointer and length.
+        counter: Of its uint32 count of collectives, the same on all ranks: the tag of the next one's messages.
     """
 
+    rank: int
+    size: int
+    name: int
+    counter: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Offsets in bytes, in ``c10::TensorImpl``.
+
+    Attributes:
+        sizes: Of the number of dimensions; the sizes follow, where they are at most five.
+        numel: Of the number of elements; its type follows.
+        group: Those of a process group; None: not known.
+    """
+
+    sizes: int
     numel: int
-    group_rank: int
-    group_size: int
-    group_name: int
-    group_counter: int
+    group: GroupLayout | None = None
 
 
-LAYOUTS = {("x86_64", 2, 13): Layout(152, 16, 20, 32, 212)}
-"""By machine and version. Measured: a tensor of known size, and a group of known rank, size and name after a known
-number of collectives, were looked for in their own memory (``tests/e2e/programs/torch_layout.py``)."""
+_GROUPS = {("x86_64", 2, 13): GroupLayout(16, 20, 32, 212)}
+"""Measured: a group of known rank, size and name after a known number of collectives was looked for in its own memory
+(``tests/e2e/programs/torch_layout.py``, which finds tensors' sizes of the PyTorch that runs it, too)."""
+_TENSORS = {range(3): (72, 168), range(3, 13): (64, 160), range(13, 16): (56, 152)}
+"""By minor versions of 2. Measured: ``tests/e2e/programs/tensor_layout.cc``, compiled for x86_64 against the headers in
+PyPI's wheels of 2.0.1, 2.1.2, 2.2.2, 2.3.1, 2.4.1, 2.5.1, 2.6.0, 2.7.1, 2.8.0, 2.9.1, 2.10.0, 2.11.0, 2.12.1, 2.13.0,
+2.14.1 and 2.15.0."""
+LAYOUTS = {
+    ("x86_64", 2, minor): Layout(sizes, numel, _GROUPS.get(("x86_64", 2, minor)))
+    for minors, (sizes, numel) in _TENSORS.items()
+    for minor in minors
+}
+"""By machine and version."""
 
 _VERSION_LINE = re.compile(r"__version__ = ['\"](\d+)\.(\d+)")
 
@@ -67,16 +90,16 @@ def layout_of(library: str) -> Layout | None:
     return LAYOUTS.get((platform.machine(), int(found[1]), int(found[2]))) if found else None
 
 
-def read_group(pid: int, address: int, layout: Layout) -> Membership | None:
+def read_group(pid: int, address: int, layout: GroupLayout) -> Membership | None:
     """What a process says of one of its gloo process groups. None: it cannot be read, or makes no sense."""
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     except OSError:
         return None
     try:
-        (rank,) = struct.unpack("<i", os.pread(memory, 4, address + layout.group_rank))
-        (size,) = struct.unpack("<i", os.pread(memory, 4, address + layout.group_size))
-        text, length = struct.unpack("<QQ", os.pread(memory, 16, address + layout.group_name))
+        (rank,) = struct.unpack("<i", os.pread(memory, 4, address + layout.rank))
+        (size,) = struct.unpack("<i", os.pread(memory, 4, address + layout.size))
+        text, length = struct.unpack("<QQ", os.pread(memory, 16, address + layout.name))
         name = os.pread(memory, length, text) if 0 < length <= MAX_NAME else b""
         whole = 0 < len(name) == length
     except (OSError, OverflowError, struct.error):

@@ -9,7 +9,7 @@ FlashAttention's own benchmarks; PyTorch's counter takes the whole).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -50,12 +50,14 @@ _PRODUCTS = {
 """Operators that multiply matrices, and which of the arguments is the first factor; the second follows it."""
 _ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": _Attention(0, 4, True),
+    "aten::_scaled_dot_product_flash_attention_for_cpu": _Attention(0, 4, True),
     "aten::_scaled_dot_product_efficient_attention": _Attention(0, 6, True),
     "aten::_scaled_dot_product_cudnn_attention": _Attention(0, 6, True),
     "aten::_flash_attention_forward": _Attention(0, 8, False, 3, 11),
     "aten::_efficient_attention_forward": _Attention(0, 9, False, 4),
     "aten::_cudnn_attention_forward": _Attention(0, 10, True, 4),
     "aten::_scaled_dot_product_flash_attention_backward": _Attention(1, 11, True, 6),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": _Attention(1, 7, True),
     "aten::_scaled_dot_product_efficient_attention_backward": _Attention(1, 11, True),
     "aten::_scaled_dot_product_cudnn_attention_backward": _Attention(1, 14, True, 9),
     "aten::_flash_attention_backward": _Attention(1, 11, False, 6, 15),
@@ -102,12 +104,34 @@ def work_of(name: str, dims: Sequence[object], arguments: Sequence[object] = ())
     """
     if name in _PRODUCTS:
         return _product(dims, _PRODUCTS[name])
-    return _attention(dims, [str(each) for each in arguments], _ATTENTION[name], name.endswith("backward"))
+    return _attention(name, dims, [str(each) for each in arguments])
 
 
 def product(sizes: Sequence[int]) -> Work:
     """The work of a product of matrices. ``sizes``: m, k and n, and before them how many there are in a batch."""
     return Work(2.0 * prod(sizes), "gemm", " x ".join(map(str, sizes)))
+
+
+def attention(name: str, query: Sequence[int], key: Sequence[int], value: Sequence[int], causal: bool) -> Work:
+    """The work of attention.
+
+    Args:
+        name: One of :data:`OPERATORS`, which tells the order of the sizes, and whether it is the backward pass.
+        query, key, value: Their four sizes.
+        causal: Whether half of it is left out.
+
+    Raises:
+        KeyError: Another name.
+    """
+    heads, length = (1, 2) if _ATTENTION[name].heads_first else (2, 1)
+    backward = name.endswith("backward")
+    # As many products are of the query's size as of the value's, but for one more of the former backward.
+    of_value = 2 if backward else 1
+    of_query = (BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS) - of_value
+    pairs = float(query[0]) * query[heads] * query[length] * key[length]
+    flops = 2.0 * pairs * (of_query * query[3] + of_value * value[3])
+    shape = " x ".join(map(str, (query[0], query[heads], query[length], key[length], query[3])))
+    return Work(flops / 2 if causal else flops, "attention", shape + (" causal" if causal else ""))
 
 
 def _sizes(dims: Sequence[object], place: int) -> tuple[int, ...]:
@@ -124,23 +148,17 @@ def _product(dims: Sequence[object], first: int) -> Work:
     return product((*left, right[-1]))
 
 
-def _attention(dims: Sequence[object], arguments: Sequence[str], where: _Attention, backward: bool) -> Work:
+def _attention(name: str, dims: Sequence[object], arguments: Sequence[str]) -> Work:
+    where = _ATTENTION[name]
     query, key, value = (_sizes(dims, where.query + k) for k in range(3))
     packed = where.lengths >= 0 and _sizes(dims, where.lengths)
     if packed or not len(query) == len(key) == len(value) == 4:
         return Work(0.0, "attention")
     if 0 <= where.window < len(arguments) and arguments[where.window] not in _NO_WINDOW:
         return Work(0.0, "attention")
-    heads, length = (1, 2) if where.heads_first else (2, 1)
     told = where.causal < len(arguments) and arguments[where.causal] != ""
     causal = told and arguments[where.causal] not in _NOT_CAUSAL
-    # As many products are of the query's size as of the value's, but for one more of the former backward.
-    of_value = 2 if backward else 1
-    of_query = (BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS) - of_value
-    pairs = float(query[0]) * query[heads] * query[length] * key[length]
-    flops = 2.0 * pairs * (of_query * query[3] + of_value * value[3])
-    shape = " x ".join(map(str, (query[0], query[heads], query[length], key[length], query[3])))
-    return Work(flops / 2 if causal else flops, "attention", shape + (" causal" if causal else ""), not told)
+    return replace(attention(name, query, key, value, causal), guessed=not told)
 
 
 @dataclass(frozen=True)

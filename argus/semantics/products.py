@@ -1,19 +1,24 @@
-"""What calls of cuBLAS multiply, from what the probes saw of their arguments.
+"""What calls of cuBLAS, and of PyTorch's attention, multiply, from what the probes saw of their arguments.
 
 ``cublasLtMatmul`` is told its matrices by descriptors. ``cublasLt.h`` publishes their size (``uint64_t data[8]``), and
 not what lies where. It was found by having the library's own functions make descriptors of known numbers, and looking
 for these: the same places in 11.11, 12.1, 12.9, 13.0 and 13.10 (``tests/e2e/programs/cublas_layout.py``). A version
 that has others is noticed: A, B and D must fit each other.
+
+Attention is given tensors, whose sizes the probes have read in the objects (``argus/capture/pytorch.py``): they are 0
+where they did not make up the number of elements.
 """
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture import calls
-from argus.records import DESCRIPTOR_WORDS
-from argus.semantics.flops import WORK, product
+from argus.records import DESCRIPTOR_WORDS, MATH_WORDS
+from argus.semantics.flops import WORK, Work, attention, product
 
 TYPE, ROWS, COLUMNS, BATCH = 0, 1, 2, 4
 """Words of a layout descriptor: type (the lower 32 bits), rows, columns, matrices in the batch (the lower 32 bits)."""
@@ -22,9 +27,14 @@ DTYPES = {
     31: "float6_e2m3fn", 32: "float6_e3m2fn", 33: "float4_e2m1fn_x2",
 }  # fmt: skip
 """``cudaDataType_t`` of real numbers, by value (library_types.h), by PyTorch's names."""
+TENSOR_DTYPES = {
+    5: "half", 6: "float", 7: "double", 15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn",
+}  # fmt: skip
+"""``c10::ScalarType`` by value (torch/headeronly/core/ScalarType.h), by the same names."""
 _BY_NAME = {"S": 0, "D": 1, "H": 2}
 _LOW = np.uint64(0xFFFFFFFF)
 _MATMUL = np.array([call.shape is calls.Shape.MATMUL for call in calls.CALLS])
+_ATTENTION = np.array([call.shape is calls.Shape.ATTENTION for call in calls.CALLS])
 _WIDE = np.array([call.symbol.endswith("_64") for call in calls.CALLS])
 _TYPE = np.array(
     [
@@ -35,6 +45,8 @@ _TYPE = np.array(
     ]
 )
 """What the function's name tells of the type; -1: an argument does."""
+_OPERATOR = re.compile(r"_ZN2at4_ops\d\d(\w+?)4call")
+_KIND = np.dtype([("call", "u1"), *((f"word_{place}", "<u8") for place in range(MATH_WORDS))])
 _SIZES = np.dtype([("call", "u1"), ("dtype", "<i8"), *((name, "<u8") for name in ("m", "n", "k", "batch"))])
 
 MAX_TEXTS = 4096
@@ -42,8 +54,8 @@ MAX_TEXTS = 4096
 
 
 def sizes_of(found: NDArray[np.void]) -> NDArray[np.void]:
-    """What was multiplied: ``call``, ``dtype`` (cudaDataType_t), ``m``, ``n``, ``k`` and ``batch``; ``k`` is 0 where
-    the arguments make no sense. ``found``: ``records.MATH``, shape (n,); returns shape (n,)."""
+    """What calls of cuBLAS multiplied: ``call``, ``dtype`` (cudaDataType_t), ``m``, ``n``, ``k`` and ``batch``; ``k``
+    is 0 where the arguments make no sense. ``found``: ``records.MATH``, shape (n,); returns shape (n,)."""
     words, matmul = found["words"], _MATMUL[found["call"]]
     sizes = np.zeros(len(found), _SIZES)
     sizes["call"] = found["call"]
@@ -68,8 +80,37 @@ def sizes_of(found: NDArray[np.void]) -> NDArray[np.void]:
     return sizes
 
 
+def _product_of(size: np.void) -> tuple[str, str, Work] | None:
+    """Function, type and work of a product. ``size``: one of ``sizes_of``. None: it makes no sense."""
+    m, n, k, batch = (int(size[name]) for name in ("m", "n", "k", "batch"))
+    dtype = DTYPES.get(int(size["dtype"]))
+    if dtype is None or not m or not n or not k or not batch:
+        return None
+    return calls.CALLS[int(size["call"])].symbol, dtype, product((m, k, n) if batch == 1 else (batch, m, k, n))
+
+
+def _attention_of(kind: np.void) -> tuple[str, str, Work] | None:
+    """The same of attention. ``kind``: ``_KIND``."""
+    call, *words = (int(kind[name]) for name in kind.dtype.names or ())
+    dtype, causal, more = TENSOR_DTYPES.get(words[12]), words[13] != 0, words[14]
+    operator = _OPERATOR.match(calls.CALLS[call].symbol)
+    if dtype is None or more or not all(words[:12]) or operator is None:
+        return None
+    name = f"aten::{operator[1]}"
+    return name, dtype, attention(name, words[:4], words[4:8], words[8:12], causal)
+
+
+def _kinds_of(found: NDArray[np.void]) -> NDArray[np.void]:
+    """``_KIND`` of each call of attention."""
+    kinds = np.zeros(len(found), _KIND)
+    kinds["call"] = found["call"]
+    for place in range(MATH_WORDS):
+        kinds[f"word_{place}"] = found["words"][:, place]
+    return kinds
+
+
 class Products:
-    """The products of one process.
+    """The products and the attention of one process.
 
     Attributes:
         texts: Kind, function, type and shape of each product, as in the table ``kernel_flops``.
@@ -82,7 +123,7 @@ class Products:
         self._places: dict[tuple[str, str, str, str], int] = {}
 
     def take(self, found: NDArray[np.void]) -> NDArray[np.void]:
-        """Calls of which the product is known, and whose end was seen.
+        """Calls of which the product is known, and whose end was seen; of attention, which cannot fail unseen, all.
 
         Args:
             found: ``records.MATH`` of the process, shape (n,).
@@ -90,28 +131,33 @@ class Products:
         Returns:
             ``WORK``, in the same order, by places in ``texts``.
         """
-        sizes = sizes_of(found)
-        kinds, kind_of = np.unique(sizes, return_inverse=True)
-        place, flops = np.full(len(kinds), -1), np.zeros(len(kinds))
-        for number, kind in enumerate(kinds):
-            m, n, k, batch = (int(kind[name]) for name in ("m", "n", "k", "batch"))
-            dtype = DTYPES.get(int(kind["dtype"]))
-            if dtype is None or not m or not n or not k or not batch:
-                continue
-            work = product((m, k, n) if batch == 1 else (batch, m, k, n))
-            text = work.kind, calls.CALLS[int(kind["call"])].symbol, dtype, work.shape
-            if text in self._places or len(self.texts) < MAX_TEXTS:
-                place[number] = self._places.setdefault(text, len(self._places))
-                flops[number] = work.flops
-                if place[number] == len(self.texts):
-                    self.texts.append(text)
-        kind_of = kind_of.reshape(-1)
-        ended = (found["duration_ns"] >= 0) & (found["result"] == 0)
-        known = (place[kind_of] >= 0) & ended
+        place, flops = np.full(len(found), -1), np.zeros(len(found))
+        of_attention = _ATTENTION[found["call"]]
+        for chosen, kinds_of, read in (
+            (np.flatnonzero(~of_attention), sizes_of, _product_of),
+            (np.flatnonzero(of_attention), _kinds_of, _attention_of),
+        ):
+            kinds, kind_of = np.unique(kinds_of(found[chosen]), return_inverse=True)
+            place_of, flops_of = np.full(len(kinds), -1), np.zeros(len(kinds))
+            for number, kind in enumerate(kinds):
+                if (told := read(kind)) is not None:
+                    name, dtype, work = told
+                    place_of[number] = self._place((work.kind, name, dtype, work.shape))
+                    flops_of[number] = work.flops
+            place[chosen], flops[chosen] = place_of[kind_of.reshape(-1)], flops_of[kind_of.reshape(-1)]
+        ended = of_attention | ((found["duration_ns"] >= 0) & (found["result"] == 0))
+        known = (place >= 0) & ended
         self.unknown += int(np.sum(ended & ~known))
         works = np.zeros(int(known.sum()), WORK)
         begin = found["ts_ns"][known].astype(np.int64)
-        works["begin_ns"], works["end_ns"] = begin, begin + found["duration_ns"][known]
-        works["tid"], works["text"] = found["tid"][known], place[kind_of[known]]
-        works["flops"] = flops[kind_of[known]]
+        # One that launched nothing has no duration: no kernel is its.
+        works["begin_ns"], works["end_ns"] = begin, begin + np.maximum(found["duration_ns"][known], 0)
+        works["tid"], works["text"], works["flops"] = found["tid"][known], place[known], flops[known]
         return works
+
+    def _place(self, text: tuple[str, str, str, str]) -> int:
+        """The text's place; -1: there are too many."""
+        if text not in self._places and len(self.texts) < MAX_TEXTS:
+            self._places[text] = len(self.texts)
+            self.texts.append(text)
+        return self._places.get(text, -1)

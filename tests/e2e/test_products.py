@@ -1,4 +1,5 @@
-"""What cuBLAS multiplies in a running job, and how fast: against the program's own sizes, and the fake GPU's times."""
+"""What cuBLAS and attention multiply in a running job, and how fast: against the program's own sizes, and the fake
+GPU's times."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from .conftest import ARGUS
 # GPU times come on too late for short jobs where others have the CPUs.
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
+DENSE, SHAPE, PAIRS = "aten::_scaled_dot_product_", "2 x 8 x 128 x 128 x 64", 2 * 8 * 128 * 128
 PRODUCTS = {
     ("cublasGemmEx", "bfloat16", "512 x 256 x 384"): (2 * 512 * 256 * 384, 1, 30_000),
     ("cublasGemmEx_64", "half", "768 x 256 x 384"): (2 * 768 * 256 * 384, 1, 50_000),
@@ -25,9 +27,24 @@ PRODUCTS = {
     ("cublasLtMatmul", "bfloat16", "1024 x 512 x 640"): (2 * 1024 * 512 * 640, 1, 50_000),
     ("cublasLtMatmul", "bfloat16", "6 x 256 x 512 x 640"): (2 * 6 * 256 * 512 * 640, 1, 50_000),
     ("cublasLtMatmul", "bfloat16", "256 x 8192 x 640"): (2 * 256 * 8192 * 640, 2, 57_000),
-}
+    (f"{DENSE}flash_attention", "bfloat16", f"{SHAPE} causal"): (4 * 64 * PAIRS / 2, 1, 40_000),
+    (f"{DENSE}flash_attention_backward", "bfloat16", f"{SHAPE} causal"): (10 * 64 * PAIRS / 2, 2, 51_000),
+    ("aten::_flash_attention_forward", "bfloat16", SHAPE): (4 * 64 * PAIRS, 1, 40_000),
+    ("aten::_efficient_attention_forward", "bfloat16", f"{SHAPE} causal"): (4 * 64 * PAIRS / 2, 1, 25_000),
+    (f"{DENSE}efficient_attention_backward", "half", "3 x 4 x 96 x 160 x 32"): (
+        2 * 3 * 4 * 96 * 160 * (3 * 32 + 2 * 48), 1, 25_000,
+    ),
+    (f"{DENSE}cudnn_attention_backward", "bfloat16", f"{SHAPE} causal"): (10 * 64 * PAIRS / 2, 1, 35_000),
+}  # fmt: skip
 """What a step of ``fake_products`` multiplies: operations, kernels and their time in ns."""
-NS = {"s16816gemm": 30_000, "nvjet": 50_000, "splitK": 7_000, "triton": 20_000, "flash": 40_000, "elementwise": 11_000}
+NS = {
+    "s16816gemm": 30_000, "nvjet": 50_000, "splitK": 7_000, "triton": 20_000, "flash": 40_000, "fmha": 25_000,
+    "sdpa": 35_000, "elementwise": 11_000,
+}  # fmt: skip
+UNKNOWN = {"attention": (5, 4 * 40_000 + 25_000), "gemm": (1, 20_000)}
+"""Kernels of a step, and their time, of which no call tells anything."""
+CALLS_UNKNOWN = 4
+"""Calls of a step whose work is not known: a window, packed sequences, tensors that do not add up."""
 STEPS, PEAK = 250, 20e12
 
 
@@ -49,7 +66,9 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
             "SELECT kind, sum(kernels) AS kernels, sum(duration_ns) AS ns FROM kernel_flops WHERE flops = 0"
             " GROUP BY kind ORDER BY kind",
         )
-        fast = query_columns(store, "SELECT shape, flops_per_s, peak_share FROM achieved_flops ORDER BY shape")
+        fast = query_columns(
+            store, "SELECT flops_per_s, peak_share FROM achieved_flops ORDER BY operator, dtype, shape"
+        )
         counted = query_columns(
             store, "SELECT step_flops, told_share, mfu, flops_per_s * step_ns / 1e9 AS again FROM counted_flops"
         )
@@ -63,25 +82,32 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
     assert rows["kernels"].tolist() == [calls * PRODUCTS[key][1] for key in keys]
     assert rows["ns"].tolist() == [calls * PRODUCTS[key][2] for key in keys]
     assert rows["work"].tolist() == [float(calls * PRODUCTS[key][0]) for key in keys]
-    # Nothing tells the sizes of a kernel of Triton's, and of attention; and what came before the probes.
+    # What nothing tells, and what came before the probes, but for the kernel that is no attention by its name.
     before = STEPS - calls
-    all_kernels, all_ns = (sum(values[place] for values in PRODUCTS.values()) for place in (1, 2))
-    assert unknown["kind"].tolist() == ["attention", "gemm"]
-    assert unknown["kernels"].tolist() == [STEPS, STEPS + before * all_kernels]
-    assert unknown["ns"].tolist() == [STEPS * NS["flash"], STEPS * NS["triton"] + before * all_ns]
-    per_s = {key[2]: PRODUCTS[key][0] / PRODUCTS[key][2] * 1e9 for key in PRODUCTS}
-    assert fast["flops_per_s"].tolist() == [pytest.approx(per_s[shape]) for shape in fast["shape"].tolist()]
-    assert fast["peak_share"].tolist() == [pytest.approx(per_s[shape] / PEAK) for shape in fast["shape"].tolist()]
+    kinds = {kind: [value for key, value in PRODUCTS.items() if key[0].startswith("aten") == (kind != "gemm")]
+             for kind in UNKNOWN}  # fmt: skip
+    known = {kind: [sum(value[place] for value in kinds[kind]) for place in (1, 2)] for kind in UNKNOWN}
+    known["attention"] = [known["attention"][0] - 1, known["attention"][1] - NS["elementwise"]]
+    assert unknown["kind"].tolist() == list(UNKNOWN)
+    for place, column in enumerate(("kernels", "ns")):
+        expected = [STEPS * UNKNOWN[kind][place] + before * known[kind][place] for kind in UNKNOWN]
+        assert unknown[column].tolist() == expected
+    per_s = [PRODUCTS[key][0] / PRODUCTS[key][2] * 1e9 for key in keys]
+    assert fast["flops_per_s"].tolist() == pytest.approx(per_s)
+    assert fast["peak_share"].tolist() == pytest.approx([each / PEAK for each in per_s])
     # The first step that is told is not the program's first, and the last one not its last.
     step = sum(values[0] for values in PRODUCTS.values())
     assert counted["step_flops"][0] == pytest.approx(step * calls / STEPS, rel=0.02)
     assert counted["again"][0] == pytest.approx(counted["step_flops"][0])
     assert counted["mfu"][0] > 0
-    share = calls * all_ns / (STEPS * (all_ns + NS["flash"] + NS["triton"]))
+    all_ns, unknown_ns = (sum(values[place] for values in of.values()) for of, place in ((PRODUCTS, 2), (UNKNOWN, 1)))
+    share = calls * all_ns / (STEPS * (all_ns + unknown_ns))
     assert counted["told_share"][0] == pytest.approx(share, rel=0.02)
     assert "counted FLOPs: " in done.stdout + done.stderr
-    # The calls inside cublasGemmEx_64 are none of their own.
+    # The calls inside cublasGemmEx_64, and of one attention inside another, are none of their own.
+    a_step = len(PRODUCTS) + CALLS_UNKNOWN
     assert dict(zip(*(column.tolist() for column in told.values()), strict=True)) == {
-        "math": pytest.approx(len(PRODUCTS) * calls, abs=len(PRODUCTS)), "math_calls_unknown": 0, "math_dropped": 0,
+        "math": pytest.approx(a_step * calls, abs=a_step), "math_dropped": 0,
+        "math_calls_unknown": pytest.approx(CALLS_UNKNOWN * calls, abs=CALLS_UNKNOWN),
         "math_probes_detached": 0, "math_ring_discarded": 0,
     }  # fmt: skip

@@ -50,7 +50,7 @@ def test_products_are_probed_while_kernels_are_timed_and_are_not_too_many(
                 tracer._overhead.governor.budget = 1e-9
                 poll_until(tracer, lambda: tracer.counters()["math_probes_detached"] == (1, True))
                 tracer._overhead.governor.budget = 1.0
-                assert "cuBLAS is not probed" in tracer.notes()[-1]
+                assert "cuBLAS and attention are not probed" in tracer.notes()[-1]
             before = seen(tracer)
             poll_until(tracer, lambda: seen(tracer)[Counter.LAUNCHES] > before[Counter.LAUNCHES] + 1000)
             assert seen(tracer)[Counter.MATH] == before[Counter.MATH]

@@ -100,7 +100,7 @@ def test_places_of_arguments_are_those_of_pytorch() -> None:
         if where.window >= 0:
             assert found[where.window] == "window_size_left", operator
         checked += 1
-    assert checked == 12
+    assert checked == 14
     dims = [[2, 8, 128, 64], [2, 8, 512, 64], [2, 8, 512, 32]]
     assert flop_counter.sdpa_flop_count(*dims) == work_of("aten::_scaled_dot_product_flash_attention", dims).flops
     backward = work_of("aten::_scaled_dot_product_flash_attention_backward", [[2, 8, 128, 32], *dims])

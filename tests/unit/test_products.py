@@ -81,6 +81,60 @@ def test_the_real_library_s_descriptors_are_laid_out_so() -> None:
         assert told["batch"] == [8 * products.BATCH]
 
 
+def attend(symbol: str, *words: int, dtype: int = 15, causal: int = 0, more: int = 0, **rest: int) -> NDArray[np.void]:
+    """A record of attention: ``symbol`` begins so, ``words`` are the sizes of query, key and value."""
+    full = next(each for each in calls.BY_SYMBOL if each.startswith(f"_ZN2at4_ops{len(symbol)}{symbol}4call"))
+    return call(full, *words, dtype, causal, more, **rest)
+
+
+Q, K, V = (2, 8, 128, 64), (2, 4, 512, 64), (2, 4, 512, 32)
+PAIRS = 2 * 8 * 128 * 512
+
+
+def test_attention_by_its_operator_s_order_of_sizes() -> None:
+    by_length = [(a, c, b, d) for a, b, c, d in (Q, K, V)]
+    found = np.concatenate([
+        attend("_scaled_dot_product_flash_attention", *Q, *K, *V, causal=1),
+        attend("_flash_attention_forward", *(size for sizes in by_length for size in sizes), dtype=5),
+        attend("_efficient_attention_backward", *(size for sizes in by_length for size in sizes), causal=2),
+    ])  # fmt: skip
+    taken = Products()
+    works = taken.take(found)
+    shape = "2 x 8 x 128 x 512 x 64"
+    assert sorted(text[1:] for text in taken.texts) == [
+        ("aten::_efficient_attention_backward", "bfloat16", f"{shape} causal"),
+        ("aten::_flash_attention_forward", "half", shape),
+        ("aten::_scaled_dot_product_flash_attention", "bfloat16", f"{shape} causal"),
+    ]
+    by_text = {taken.texts[work["text"]][1]: work["flops"] for work in works}
+    assert by_text == {
+        "aten::_scaled_dot_product_flash_attention": PAIRS * (64 + 32),
+        "aten::_flash_attention_forward": 2 * PAIRS * (64 + 32),
+        "aten::_efficient_attention_backward": PAIRS * (3 * 64 + 2 * 32),
+    }
+
+
+def test_attention_of_which_something_is_not_known_is_counted() -> None:
+    name = "_scaled_dot_product_flash_attention"
+    taken = Products()
+    complex_numbers = 9
+    for found in (
+        attend(name, *Q, *K, 0, 0, 0, 0), attend(name, *Q, 2, 4, 0, 64, *V), attend(name, *Q, *K, *V, more=1),
+        attend(name, *Q, *K, *V, dtype=complex_numbers),
+    ):  # fmt: skip
+        assert len(taken.take(found)) == 0
+    assert (taken.unknown, taken.texts) == (4, [])
+
+
+def test_attention_that_launched_nothing_is_a_moment() -> None:
+    found = np.concatenate([
+        attend("_scaled_dot_product_cudnn_attention", *Q, *K, *V, ts=1000, took=-1),
+        attend("_scaled_dot_product_cudnn_attention", *Q, *K, *V, ts=2000, took=50),
+    ])  # fmt: skip
+    works = Products().take(found)
+    assert works[["begin_ns", "end_ns"]].tolist() == [(1000, 1000), (2000, 2050)]
+
+
 def test_batches_that_differ_are_no_product() -> None:
     found = matmul((5, 3), (3, 7), (5, 7), 6)
     found["words"][0, 4] = 2

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.pytorch import LAYOUTS, MAX_NAME, Layout, Membership, layout_of, read_group
+from argus.capture.pytorch import LAYOUTS, MAX_NAME, GroupLayout, Membership, layout_of, read_group
 
-LAYOUT = Layout(numel=152, group_rank=16, group_size=20, group_name=32, group_counter=212)
+LAYOUT = GroupLayout(rank=16, size=20, name=32, counter=212)
 
 
 class Group:
@@ -30,8 +30,8 @@ class Group:
         self.name = ctypes.create_string_buffer(name)
         where = ctypes.addressof(self.name) if text is None else text
         content = bytearray(b"\xa5" * 256)
-        struct.pack_into("<ii", content, LAYOUT.group_rank, rank, size)
-        struct.pack_into("<QQ", content, LAYOUT.group_name, where, len(name) if length is None else length)
+        struct.pack_into("<ii", content, LAYOUT.rank, rank, size)
+        struct.pack_into("<QQ", content, LAYOUT.name, where, len(name) if length is None else length)
         self.content = ctypes.create_string_buffer(bytes(content), len(content))
         self.address = ctypes.addressof(self.content)
 
@@ -107,10 +107,22 @@ def installed(folder: Path, version: str | None) -> str:
 )
 def test_a_known_version_has_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert layout_of(installed(tmp_path, text)) == LAYOUTS["x86_64", 2, 13]
+    found = layout_of(installed(tmp_path, text))
+    assert found is LAYOUTS["x86_64", 2, 13]
+    assert found.group == LAYOUT
 
 
-@pytest.mark.parametrize("text", ["__version__ = '2.1.3'\n", "__version__ = '3.13.0'\n", "nothing", "", None])
+@pytest.mark.parametrize(("version", "places"), [("2.0.1", (72, 168)), ("2.12.0", (64, 160)), ("2.14.1", (56, 152))])
+def test_of_others_tensors_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, places: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    found = layout_of(installed(tmp_path, f"__version__ = '{version}'\n"))
+    assert found is not None
+    assert ((found.sizes, found.numel), found.group) == (places, None)
+
+
+@pytest.mark.parametrize("text", ["__version__ = '1.13.0'\n", "__version__ = '3.13.0'\n", "nothing", "", None])
 def test_an_unknown_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     assert layout_of(installed(tmp_path, text)) is None

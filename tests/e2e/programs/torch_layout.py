@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 ELEMENTS = 7919
+SIZES = (11, 3, 7, 2)
 GROUP_BYTES = 1200
 """Read from a process group's address on: it is larger than that (sizeof is not told)."""
 
@@ -28,7 +29,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     group = dist.new_group([0, 1, 2])
-    tensor = torch.zeros(ELEMENTS)
+    tensor, of_four = torch.zeros(ELEMENTS), torch.zeros(SIZES)
     # pybind11 keeps the C++ object's address behind the Python object's head.
     backend = group._get_backend(torch.device("cpu"))
     address = ctypes.c_uint64.from_address(id(backend) + 16).value
@@ -47,6 +48,7 @@ def main() -> None:
             strings.append(at)
     if rank == 2:
         found = {
+            "sizes": places(ctypes.string_at(of_four._cdata, 256), struct.pack("<q4q", len(SIZES), *SIZES), 8),
             "numel": places(ctypes.string_at(tensor._cdata, 256), struct.pack("<q", ELEMENTS), 8),
             "group_rank": places(counts[1], struct.pack("<ii", 2, 3), 4),
             "group_name": strings,

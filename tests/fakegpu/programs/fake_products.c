@@ -1,5 +1,5 @@
-/* A job on one GPU whose steps multiply matrices in every way that cuBLAS has, and launch other kernels in between. See
- * README.md. */
+/* A job on one GPU whose steps multiply matrices in every way that cuBLAS has, attend in the ways that PyTorch has, and
+ * launch other kernels in between. See README.md. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "cublas_abi.h"
+#include "torch_abi.h"
 
 #define CHECK(call)                                                    \
     do {                                                               \
@@ -40,6 +41,43 @@ static void matmul(int transposed, uint64_t m, uint64_t n, uint64_t k, int batch
     for (int i = 0; i < 3; i++) CHECK(cublasLtMatrixLayoutDestroy(all[i]));
 }
 
+static TensorImpl tensor(uint16_t type, int64_t a, int64_t b, int64_t c, int64_t d) {
+    return (TensorImpl){.dimensions = 4, .sizes = {a, b, c, d}, .elements = a * b * c * d, .type = type};
+}
+
+/* Each way that PyTorch has to attend: after each a kernel that is none of it. */
+static void attend(void) {
+    static const Maybe empty, some = {.there = 1};
+    static const int64_t longest;
+    const Scale scale = {0, 0};
+    const Masks masks = {{1, 1, 1, 0}};
+    TensorImpl long_q = tensor(TORCH_BFLOAT16, 2, 8, 128, 64), short_q = tensor(TORCH_HALF, 3, 4, 96, 32),
+               short_k = tensor(TORCH_HALF, 3, 2, 160, 32), wide_v = tensor(TORCH_HALF, 3, 2, 160, 48),
+               by_length = tensor(TORCH_BFLOAT16, 2, 128, 8, 64), odd = long_q, packed = long_q;
+    const Tensor q = &long_q, sq = &short_q, sk = &short_k, sv = &wide_v, bl = &by_length, o = &odd, p = &packed;
+    odd.elements++;
+    packed.dimensions = 3;
+    sdpa_flash(&q, &q, &q, 0.5, 1, 0, scale);
+    run(elementwise);
+    sdpa_flash_backward(&q, &q, &q, &q, &q, &q, &q, &q, &longest, &longest, 0.5, 1, &q, &q, scale);
+    run(elementwise);
+    flash(&bl, &bl, &bl, &empty, &empty, &longest, &longest, 0, 0, 0, scale, &empty, &empty, &empty, &empty, &empty,
+          empty);
+    run(elementwise);
+    efficient(&bl, &bl, &bl, &empty, &empty, &empty, &empty, &empty, 0, 2, 1, scale, &empty, empty);
+    run(elementwise);
+    sdpa_efficient_backward(&sq, &sq, &sk, &sv, &sq, &sq, &sq, &sq, &sq, 0, masks, 0, scale);
+    sdpa_cudnn_backward(&q, &q, &q, &q, &q, &q, &q, &q, &q, &q, &q, &longest, &longest, 0, 1, scale);
+    run(elementwise);
+    /* A window, packed sequences, lengths, and tensors of another layout: their work is not known. */
+    flash(&bl, &bl, &bl, &empty, &empty, &longest, &longest, 0, 0, 0, scale, &some, &empty, &empty, &empty, &empty,
+          empty);
+    flash(&p, &p, &p, &some, &some, &longest, &longest, 0, 0, 0, scale, &empty, &empty, &empty, &empty, &empty, empty);
+    efficient(&bl, &bl, &bl, &empty, &some, &some, &empty, &empty, 0, 0, 1, scale, &empty, empty);
+    sdpa_flash(&q, &o, &q, 0, 0, 0, scale);
+    run(elementwise);
+}
+
 /* After each product a kernel that is none, from the same function and so from the same stack. */
 static void step(void) {
     float one = 1, zero = 0;
@@ -63,7 +101,8 @@ static void step(void) {
     matmul(0, 256, 640, 8192, 1); /* two kernels */
     run(elementwise);
     run(by_hand);
-    run(attention);
+    attend();
+    run(attention); /* by a library of its own */
     CHECK(cuStreamSynchronize(NULL));
 }
 
