@@ -238,7 +238,7 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pyarrow is some 60 MB, and there is nothing of its to give back where it was not loaded."""
+    """There is nothing of pyarrow's to give back where it was not loaded."""
     monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
     heap.trim()
     assert "pyarrow" not in sys.modules
