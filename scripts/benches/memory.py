@@ -9,7 +9,8 @@ files left out (they are the system's, and shared with whoever maps them), the s
 squares; 95 %, widened by the residuals' own correlation), and what each kind of mapping has at the end. ``flat``: the
 interval lies below ``FLAT_MB_MIN``. The ratio is that bound over the steepest slope's upper end.
 ``ARGUS_BENCH_MINUTES`` (12) and ``ARGUS_BENCH_JOBS`` (all three) shape it; a round (``--rounds 1``) takes so many
-minutes.
+minutes. ``ARGUS_BENCH_TABLES`` (1) divides the sizes of the tables that ``changing`` fills (``TABLES``): it takes half
+an hour and more to fill them as they are, and what is to be shown is that memory stays as it is once they are full.
 
 Also told: CPU time of tracer and engine for each event that was recorded (launches, collectives, operations of the
 GPU, samples), which is what streaming costs.
@@ -40,6 +41,27 @@ from benches import Result
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("ARGUS_BENCH_MINUTES", "12"))
 INTERVAL_S = 10.0
+SMALLER = int(os.environ.get("ARGUS_BENCH_TABLES", "1"))
+TABLES = (
+    "argus.stacks.KEPT_STACKS",
+    "argus.capture.code.MAX_CODES",
+    "argus.capture.code.MAX_CHAIN_BYTES",
+    "argus.capture.names.KEPT_HANDLES",
+    "argus.compress.kernels.GROUPS",
+    "argus.cupti.collector.MAX_NAMES",
+    "argus.semantics.kernel_steps.MAX_KEYS",
+)
+"""Sizes of tables whose keys are code, kernels and shapes."""
+_WITH_SMALLER = """
+import importlib, sys
+for name in sys.argv[2].split(","):
+    module, _, size = name.rpartition(".")
+    module = importlib.import_module(module)
+    setattr(module, size, getattr(module, size) // int(sys.argv[1]))
+del sys.argv[1:3]
+from argus.cli.main import main
+sys.exit(main())
+"""
 FLAT_MB_MIN = 1.0
 """A day's trace may not cost more than some GB even if its slope were real."""
 _EVENTS = ("launches", "collectives", "gpu_ops", "stack_samples", "stack_off_cpu")
@@ -180,10 +202,10 @@ class _Traced:
 def _trace(stack: contextlib.ExitStack, name: str, folder: Path) -> _Traced:
     target = stack.enter_context(_JOBS[name]())
     (folder / name).mkdir()
+    argus = ["-c", _WITH_SMALLER, str(SMALLER), ",".join(TABLES)] if SMALLER > 1 else ["-m", "argus.cli.main"]
     command = [
         sys.executable,
-        "-m",
-        "argus.cli.main",
+        *argus,
         "trace",
         *target,
         "--plain",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from argus.records import COLLECTIVE, LAUNCH
+from argus.semantics import steps as steps_module
 from argus.semantics.steps import BY_COLLECTIVES, BY_LAUNCHES, ITERATION, StepTracker, find_period
 
 from .stored_job import analyse
@@ -452,6 +453,18 @@ def test_memory_is_bounded() -> None:
         out.append(tracker.advance(final=high == edges[-1]))
         assert all(len(state.calls) <= 4000 for state in tracker._ranks.values())
     assert sum(len(part) for part in out) == len(expected)
+
+
+def test_numbered_boundaries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest half at least is known: a rank that is behind gets the numbers that the first one had."""
+    monkeypatch.setattr(steps_module, "KEPT_BOUNDARIES", 100)
+    family = steps_module._Family(1, [steps_module._Epoch(0, 4)], 0)
+    for step in range(10_000):
+        assert family.number(4 * step + 3) == step
+        assert len(family.calls) == len(family.numbers) <= 100
+    assert [family.number(4 * step + 3) for step in range(9_950, 10_000)] == list(range(9_950, 10_000))
+    assert len(family.calls) <= 100
+    assert family.calls.itemsize == family.numbers.itemsize == 8
 
 
 def test_batches_of_two_threads_may_interleave() -> None:

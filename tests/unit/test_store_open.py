@@ -237,6 +237,13 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     assert len(trims) == 6
 
 
+def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing of pyarrow's to give back where it was not loaded."""
+    monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
+    heap.trim()
+    assert "pyarrow" not in sys.modules
+
+
 def test_a_killed_engine_is_replaced(url: str, tmp_path: Path) -> None:
     with open_store(url) as store:
         with store.lease() as client:
