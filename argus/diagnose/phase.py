@@ -133,7 +133,7 @@ def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[St
             inside = np.isin(recent.ranks, late)
             others = ~inside & ~np.isin(recent.ranks, list(named))
             named |= set(late)
-            lead = _lead(recent.peak, inside, others)
+            lead = lead_of(recent.peak, inside, others)
             # What a longer window shows must still hold now.
             if np.mean(lead > 0) >= PERSISTENCE - 0.1 and np.median(lead) >= straggler.gain_ns / 2:
                 kept.append(straggler)
@@ -142,7 +142,7 @@ def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[St
     return []
 
 
-def _lead(peak: Float, inside: NDArray[np.bool_], others: NDArray[np.bool_]) -> Float:
+def lead_of(peak: Float, inside: NDArray[np.bool_], others: NDArray[np.bool_]) -> Float:
     """How much later the latest of ``inside`` is than the latest of ``others``, shape (steps,), ns."""
     if not inside.any() or not others.any():
         return np.zeros(peak.shape[1])
@@ -166,7 +166,7 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
         size = int(np.argmax(drops[:budget])) + 1
         inside = np.zeros(count, np.bool_)
         inside[order[:size]] = True
-        lead = _lead(peak, inside, left & ~inside)
+        lead = lead_of(peak, inside, left & ~inside)
         if not len(lead):
             break
         gain = float(np.median(lead))

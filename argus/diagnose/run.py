@@ -59,6 +59,7 @@ from argus.diagnose.phase import (
     find_onset,
     find_stragglers,
     lateness_of,
+    lead_of,
 )
 from argus.diagnose.stacks import StackReader
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, named, to_json
@@ -576,11 +577,13 @@ def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:
     known = np.isin(seen.now.ranks, late)
     most = float(own[known].max(initial=0.0))
     # Of several ranks that are late alike the mean is known better than each.
-    level, error = gpu.levels(
-        gpu.by_step(seen.now.cut(slice(-gpu.WINDOWS[0], None)), seen.mesh)[known].mean(axis=0)[None]
-    )
+    steps = gpu.by_step(seen.now.cut(slice(-gpu.WINDOWS[0], None)), seen.mesh)
+    level, error = gpu.levels(steps[known].mean(axis=0)[None])
     beyond = sure[known].any() or level[0] > gpu.ERRORS * error[0]
-    if beyond and most >= straggler.gain_ns / 2:
+    # They were found by the latest of them, who is another one in each step: later than any of them is typically.
+    ahead = lead_of(steps, known, ~known)
+    latest = max(most, float(np.median(ahead))) if len(ahead) else most
+    if beyond and latest >= straggler.gain_ns / 2:
         # Half as late as a typical one of them: the latest of many is late by chance, too.
         typical = float(np.median(own[known & (own >= most / 2)]))
         guilty = tuple(sorted(seen.now.ranks[known & (own >= typical / 2)].tolist()))
