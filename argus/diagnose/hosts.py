@@ -38,7 +38,7 @@ from argus.store.writer import Writer
 Int = NDArray[np.int64]
 
 MAX_CALLS = 2_000_000
-"""Calls of all ranks that may be read: a second of a query. Of longer runs some minutes are."""
+"""Calls of all ranks that may be read: a second of CPU time of a query. Of longer runs some minutes are."""
 MAX_MINUTES = 240
 """Minutes of which clocks are compared, of runs of however few calls."""
 MIN_MINUTES = 6

@@ -85,8 +85,9 @@ FLAGGED_NS = 5_000_000_000
 FLAGGED_RANKS = 8
 """Of so many of the ranks found, and of some others."""
 MOST_CALLS = 1_500_000
-"""Collective calls that are compared at once: half a second of a query, and 150 MB. Of larger jobs fewer of the newest
-steps are looked at (:data:`argus.diagnose.phase.WINDOWS` [0] at least), and since when is found by halving."""
+"""Collective calls that are compared at once: 1.4 s of CPU time of a query where cores are busy, and 150 MB. Of
+larger jobs fewer of the newest steps are looked at (:data:`argus.diagnose.phase.WINDOWS` [0] at least), and since when
+is found by halving."""
 BLOCK = 10
 """Steps that are looked at to tell whether ranks were late before them."""
 REFERENCES = 16

@@ -463,9 +463,22 @@ and ``other``, as numbered in the communicator) the one that waited less, by ste
 
 TRANSFER_RANKS = _query(
     """
-SELECT comm_group, op, one, other, groupUniqArray(rank) AS ranks"""
-    + _TRANSFERS
-    + "GROUP BY comm_group, op, one, other\n"
+SELECT comm_group, op, one, other, groupUniqArray(rank) AS ranks
+FROM
+(
+  SELECT g.rank AS rank, m.comm_group AS comm_group, g.op AS op, g.op = 'SendRecv' AS pairwise,
+         if(pairwise, least(m.comm_rank, g.peer), -1) AS one, if(pairwise, greatest(m.comm_rank, g.peer), -1) AS other
+  FROM
+  (
+    SELECT DISTINCT rank, comm, op, peer FROM $gpucollectives
+    WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}$near AND op != ''
+  ) AS g
+  INNER JOIN
+  ($handles) AS m ON g.rank = m.rank AND g.comm = m.comm
+)
+WHERE NOT pairwise OR one >= 0
+GROUP BY comm_group, op, one, other
+"""
 )
 """Who takes part in them."""
 

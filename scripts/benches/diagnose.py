@@ -9,8 +9,8 @@ is the five seconds that a diagnosis may take, over the longest that one took (m
 ``ARGUS_BENCH_STEPS`` is how many steps the jobs have (100); of longer ones prefixes are judged as well. What goes
 beyond 100 steps repeats the second half of them, slow steps all, in the tables that a diagnosis reads: simulating 1,000
 steps of 10,240 ranks would take ten minutes. ``ARGUS_BENCH_STORES`` names a folder that keeps the jobs for the next
-time (those of 10,240 ranks and 1,000 steps have 5 GB); else they are dropped. ``ARGUS_BENCH_RANKS`` chooses among the
-sizes.
+time (those of 10,240 ranks and 1,000 steps have 1 GB each); else they are dropped. ``ARGUS_BENCH_RANKS`` chooses among
+the sizes.
 
 Each job is there twice: its hosts share a clock, or each has one of its own, as in live jobs, up to 5 ms off and
 drifting by up to 20 ppm. Then a diagnosis lines them up first. ``ARGUS_BENCH_CLOCKS`` chooses: ``one`` or ``own``.

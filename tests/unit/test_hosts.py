@@ -346,6 +346,25 @@ def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(store:
         np.testing.assert_array_equal(near[name], values, name)
 
 
+def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store) -> None:
+    query = partial(query_columns, store)
+    hosts = align_hosts(query, "late", 1)
+    assert hosts is not None
+    shifts = {"node-0": 0, "node-1": 20}
+    hosts = replace(hosts, shifts=tuple(replace(one, shift=shifts[name])
+                                        for name, one in zip(hosts.names, hosts.shifts, strict=True)))  # fmt: skip
+    rows = asked(store, "SELECT host, step, ts FROM iterations WHERE job = 'late' ORDER BY ts")
+    number = rows["step"].astype(int) + np.array([shifts[host] for host in rows["host"]])
+    for since_ns in (0, int(rows["ts"][len(number) // 2])):
+        later = number[rows["ts"] >= since_ns]
+        span = sql.of_job(query)(sql.SPAN, {"job": "late", "run": 1, "since_ns": since_ns, **hosts.params()})
+        assert (int(span["first"][0]), int(span["last"][0])) == (later.min(), later.max())
+        assert int(span["n"][0])
+        # Neither is the first or the last that a host has itself.
+        assert later.max() > rows["step"].max()
+    assert later.min() > rows["step"][rows["ts"] >= since_ns].min()
+
+
 def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def findings(verdict: Verdict) -> list[Any]:
         return [(f["kind"], f["ranks"], f["slowdown"], [e["text"] for e in f["evidence"]]) for f in verdict["findings"]]

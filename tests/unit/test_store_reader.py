@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,22 @@ def test_status(store: Store, tmp_path: Path) -> None:
     assert ("step", "UInt32") in [c[:2] for c in describe_table(store, "iterations")]
     with pytest.raises(ArgusError, match="no table 'nope'"):
         describe_table(store, "nope")
+
+
+def test_numbers_and_words_do_not_load_pandas() -> None:
+    """A third of a second of the first query, where it is installed. pyarrow loads it for most of what it does."""
+    program = """
+import sys
+import pyarrow as pa
+from argus.store.reader import _column
+
+def column(type, count, *buffers):
+    return pa.chunked_array([pa.Array.from_buffers(type, count, [None, *map(pa.py_buffer, buffers)])] * 2)
+
+assert _column(column(pa.int64(), 2, (7).to_bytes(8, "little") * 2)).tolist() == [7] * 4
+assert _column(column(pa.timestamp("ns", "UTC"), 1, (7).to_bytes(8, "little"))).tolist() == [7] * 2
+assert _column(column(pa.string(), 1, bytes([0, 0, 0, 0, 1, 0, 0, 0]), b"x")).tolist() == ["x"] * 2
+print(sorted({name for name in sys.modules if name == "pandas"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
