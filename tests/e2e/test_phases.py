@@ -29,6 +29,8 @@ RANKS = 4
 FAULTS = ("", "forward", "data_loading", "optimizer")
 """What is slow on the rank of the same number, for a segment of steps each in turn."""
 SEGMENT = int(os.environ.get("ARGUS_DDP_SEGMENT", "50"))
+LONGEST_S = 2.4 * SEGMENT
+"""How long a trace may take."""
 SLEEP_S = 0.012
 STEPS = 5 * SEGMENT + 20
 """So many contain every segment whole, wherever they begin."""
@@ -85,7 +87,8 @@ def trace(folder: Path, ranks: int, faults: tuple[str, ...], steps: int) -> Trac
     with ranks_of(PROGRAM, ranks, *arguments) as processes:
         wait_until(lambda: all(file.exists() and file.stat().st_size > 2000 for file in truth), 120, "the job's steps")
         pids = pid_words([process.pid for process in processes])
-        job.said = argus_with(job.url)("trace", *pids, "--steps", str(steps), "--duration", "120").stdout
+        words = [*pids, "--steps", str(steps), "--duration", str(LONGEST_S)]
+        job.said = argus_with(job.url)("trace", *words, timeout=LONGEST_S + 60).stdout
         (folder / "stop").touch()
         assert [process.wait(60) for process in processes] == [0] * len(processes)
     job.truth = [{(line := json.loads(text))["step"]: line for text in file.read_text().splitlines()} for file in truth]
