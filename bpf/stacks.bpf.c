@@ -938,7 +938,9 @@ INLINE void tally(u64 now, u64 stack, u64 id, u32 what, u64 first, u64 last, u64
 	u64 begin = log->head.window_begin, taken = *(volatile u64 *)&log->head.taken;
 	if (begin < taken)
 		begin = taken;
-	u32 *newest = &log->newest[mix(mix(stack ^ thread) ^ when) >> 32 & (ARGUS_ROWS - 1)];
+	u64 place = mix(mix(stack ^ thread) ^ when) >> 32;
+	OPAQUE(place); /* or clang masks the parts of an XOR, whose bounds Linux 6.1 does not know */
+	u32 *newest = &log->newest[place & (ARGUS_ROWS - 1)];
 	u32 age = (u32)written - *newest;
 	struct argus_row *row = &log->rows[*newest & (ARGUS_ROWS - 1)];
 	if (age && age <= written - begin && row->key.stack == stack && *(u64 *)&row->key.pid == thread &&
