@@ -57,6 +57,26 @@ YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
 
+class Notes(deque[str]):
+    """The newest 100 of what there was to say.
+
+    Attributes:
+        said: How many there were.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=100)
+        self.said = 0
+
+    def append(self, text: str) -> None:
+        super().append(text)
+        self.said += 1
+
+    def since(self, said: int) -> list[str]:
+        """Those after so many, as far as they are kept."""
+        return list(self)[max(len(self) - (self.said - said), 0) :]
+
+
 @dataclass
 class Member:
     """One traced process of a job.
@@ -284,7 +304,7 @@ class Roster:
         self.past: Tally[str] = Tally()
         """What the jobs and helpers that are no longer remembered did: jobs, launches, collectives."""
         self._late: set[int] = set()
-        self.notes: deque[str] = deque(maxlen=100)
+        self.notes = Notes()
         self.family = Family(probes, follow=follow)
         self._probes = probes
         self._names = names

@@ -264,6 +264,7 @@ class Tracer:
         self._drained_ns = 0
         self._seen_ns = 0  # what was called until then has become rows
         self._end_ns: int | None = None  # when the probes began to go: of later calls only some were seen
+        self._told = 0  # notes
         self._calls_after_end = 0
         self._marks_without_rank = 0
         self._products_not_probed = 0
@@ -289,6 +290,14 @@ class Tracer:
     def notes(self) -> list[str]:
         """What happened that the user may want to know, oldest first."""
         return [] if self._roster is None else list(self._roster.notes)
+
+    def news(self) -> list[str]:
+        """Those of them that came since the last call; the newest 100 if there were more."""
+        if self._roster is None:
+            return []
+        fresh = self._roster.notes.since(self._told)
+        self._told = self._roster.notes.said
+        return fresh
 
     def _note(self, text: str) -> None:
         if self._roster is not None:

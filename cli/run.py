@@ -213,7 +213,7 @@ def _trace(
     watch = Watch(store, tracer.host) if diagnose else None
     tracer.start()
     watched.ready()
-    told, judged = 0, 0.0
+    judged = 0.0
     while not watched.over():
         begun = time.monotonic()
         tracer.poll()
@@ -222,10 +222,8 @@ def _trace(
             watch.look((job.name, job.run) for job in tracer.jobs)
             tracer.heed(watch.lines())
         if meanwhile:
-            notes = tracer.notes()
-            for note in notes[told:]:
+            for note in tracer.news():
                 click.echo(f"note: {note}")
-            told = len(notes)
             for line in watch.take() if watch is not None else ():
                 click.echo(line)
         time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))

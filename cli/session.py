@@ -139,7 +139,6 @@ def _watch(
     watch: Watch | None,
 ) -> None:
     """Polls until there is a reason to stop."""
-    told = 0
     gpu_times: list[str] = []
     live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
     shown = time.monotonic()
@@ -161,10 +160,8 @@ def _watch(
                 live.update(picture(tracer.view(), console.width, watch.lines() if watch else []), refresh=True)
                 shown = now
             elif live is None:
-                notes = tracer.notes()
-                for note in notes[told:]:
+                for note in tracer.news():
                     _say(console, f"note: {note}")
-                told = len(notes)
                 for line in watch.take() if watch is not None else []:
                     _say(console, line)
                 known = tracer.gpu_times()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from argus.roster import Notes
 from argus.trace import Tracer
 from cli import session
 
@@ -33,7 +34,7 @@ class Traced:
     def heed(self, matters: list[str]) -> None:
         self.heeded.append(matters)
 
-    def notes(self) -> list[str]:
+    def news(self) -> list[str]:
         return ["stacks: 97 samples a second now: x"] if self.heeded else []
 
     def gpu_times(self) -> list[str]:
@@ -71,3 +72,18 @@ def test_a_tracer_notes_that_the_rate_has_changed() -> None:
     Tracer.heed(tracer, ["first", "second"])
     Tracer.heed(tracer, [])
     assert (asked, notes) == (["first", ""], ["changed: first"])
+
+
+def test_every_note_is_news_once_however_many_there_are() -> None:
+    notes = Notes()
+    tracer: Any = SimpleNamespace(_roster=SimpleNamespace(notes=notes), _told=0)
+    seen: list[str] = []
+    for number in range(250):
+        notes.append(str(number))
+        if number % 50 == 49:
+            seen += Tracer.news(tracer)
+    assert seen == [str(number) for number in range(250)]
+    assert Tracer.news(tracer) == []
+    for number in range(150):
+        notes.append(str(number))
+    assert Tracer.news(tracer) == [str(number) for number in range(50, 150)], "those that are kept"
