@@ -226,6 +226,16 @@ def test_connections_do_not_get_heaps_of_their_own(url: str, tmp_path: Path) -> 
             assert heaps(engine_pid(folder)) < heap.ARENAS
 
 
+def test_the_engine_does_not_remember_what_each_condition_selects(url: str) -> None:
+    """A diagnosis that goes on asks for other steps every time, and every answer would stay in memory."""
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (x UInt64) ENGINE = MergeTree ORDER BY tuple()")
+        client.command("INSERT INTO t SELECT number FROM numbers(200000)")
+        assert client.command("SELECT count() FROM t WHERE x = 100001") == 1
+        kept = client.command("SELECT value FROM system.metrics WHERE metric = 'QueryConditionCacheEntries'")
+    assert kept == 0
+
+
 def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as it has clients."""
     trims: list[int] = []
