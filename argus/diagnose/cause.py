@@ -65,7 +65,7 @@ def attribute(
 
     def longer(more_ns: float) -> str:
         """A GPU's excess in words."""
-        return f"{more_ns / 1e6:.1f} ms a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "no longer"
+        return f"{more_ns / 1e6:.1f} ms a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "as long"
 
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
