@@ -10,7 +10,7 @@ import time
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -248,7 +248,8 @@ class Job:
                 handle not in known
                 and (found := read_group(member.target.pid, handle & (1 << 48) - 1, layout)) is not None
             ):
-                known[handle] = found
+                turn = sum((other.name, other.size) == (found.name, found.size) for other in known.values())
+                known[handle] = replace(found, turn=turn)
 
     def ask_communicators(self, member: Member, handles: Iterable[int]) -> None:
         """Asks a process for its place in NCCL communicators that were not called before."""

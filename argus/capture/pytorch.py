@@ -20,11 +20,17 @@ MAX_NAME = 256
 
 @dataclass(frozen=True)
 class Membership:
-    """A process's place in a process group: the group's name, the same on all of its ranks, and rank and size in it."""
+    """A process's place in a process group: the group's name, the same on all of its ranks, and rank and size in it.
+
+    Attributes:
+        turn: How many groups of this name and size the process was seen in before: a program may destroy all of its
+            groups and begin again.
+    """
 
     name: str
     rank: int
     size: int
+    turn: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,9 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
             mine = together & (rows["comm"] == comm)
             rows["stream"][mine] = rows["seq"][mine] + offset + 1
             ranks = ",".join(map(str, members))
-            named[comm] = Membership(f"{name}/{ranks}", members.index(each.rank) if members else -1, size)
+            place = Membership(f"{name}/{ranks}", members.index(each.rank) if members else -1, size)
+            turn = sum((other.name, other.size) == (place.name, size) for other in named.values())
+            named[comm] = replace(place, turn=turn)
         ended = each.gpu_end >= 0
         ts = rows["ts_ns"].astype(np.int64)
         chosen = ended & together

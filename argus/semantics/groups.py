@@ -169,23 +169,63 @@ def _made(ranks: Sequence[RankCalls]) -> tuple[dict[tuple[int, int], _Row], dict
     return rows, asked
 
 
+@dataclass(frozen=True)
+class _Life:
+    """One of a rank's groups of one name: its turn among these, and when it was called, ns."""
+
+    comm: int
+    turn: int
+    comm_rank: int
+    begin: int
+    end: int
+    calls: NDArray[np.void]
+
+
+def _turns_apart(a: list[_Life], b: list[_Life]) -> int:
+    """What to add to turns of ``b`` to have those of ``a``: ranks call a group at one time.
+
+    Argus may have come while one rank still was in the group before: that one's first group is nobody else's.
+    """
+    by_turn = {life.turn: life for life in a}
+    shifts = {0}
+    for life in (b[0], b[-1]):
+        shifts.add(min(a, key=lambda other: _gap(other, life)).turn - life.turn)
+    if len(shifts) == 1:
+        return 0
+
+    def cost(shift: int) -> tuple[bool, int]:
+        gaps = [_gap(by_turn[life.turn + shift], life) for life in b if life.turn + shift in by_turn]
+        return not gaps, sum(gaps)
+
+    return min(sorted(shifts, key=abs), key=cost)
+
+
+def _gap(a: _Life, b: _Life) -> int:
+    """Time between two lives, ns; below 0: they overlap by so much."""
+    return max(a.begin, b.begin) - min(a.end, b.end)
+
+
 def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
     """Groups whose names the processes told, lined up by the groups' own counts of collectives."""
     rows: dict[tuple[int, int], _Row] = {}
     parts: dict[int, list[tuple[tuple[int, int], Int, Int]]] = defaultdict(list)
+    lives: dict[tuple[str, int], dict[int, list[_Life]]] = defaultdict(lambda: defaultdict(list))
     for calls in ranks:
-        before: Counter[tuple[str, int]] = Counter()
         for comm, place in calls.named.items():
-            # The first group of its name, the second: a program may destroy all groups and begin again.
-            turn = before[place.name, place.size]
-            before[place.name, place.size] += 1
             own = calls.collectives[(calls.collectives["comm"] == comm) & (calls.collectives["stream"] > 0)]
-            if not len(own):
-                continue
-            group = _group_id("name", place.name, place.size, turn)
-            rows[calls.rank, comm] = _Row(group, "name", place.rank, place.size)
-            count, first = np.unique(own["stream"].astype(np.int64) - 1, return_index=True)
-            parts[group].append(((calls.rank, comm), count, own["seq"].astype(np.int64)[first]))
+            if len(own):
+                ts = own["ts_ns"].astype(np.int64) + calls.clock_ns
+                life = _Life(comm, place.turn, place.rank, int(ts.min()), int(ts.max()), own)
+                lives[place.name, place.size][calls.rank].append(life)
+    for (name, size), of_ranks in lives.items():
+        first_rank = of_ranks[min(of_ranks)]
+        for rank, seen in of_ranks.items():
+            shift = _turns_apart(first_rank, seen)
+            for life in seen:
+                group = _group_id("name", name, size, life.turn + shift)
+                rows[rank, life.comm] = _Row(group, "name", life.comm_rank, size)
+                count, first = np.unique(life.calls["stream"].astype(np.int64) - 1, return_index=True)
+                parts[group].append(((rank, life.comm), count, life.calls["seq"].astype(np.int64)[first]))
     for members in parts.values():
         places = Counter(rows[key].comm_rank for key, _, _ in members)
         if max(places.values()) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -371,13 +371,39 @@ def test_counts_that_contradict_the_calls_say_so() -> None:
 def test_groups_of_one_name_one_after_the_other_are_told_apart() -> None:
     """The program destroyed its groups and began again; one rank has not called the new one yet."""
     first = gloo(0, range(20), place=WORLD)
-    then = gloo(0, range(20), comm=0x9000, place=WORLD)
+    then = gloo(0, range(20), comm=0x9000, place=replace(WORLD, turn=1))
+    then.collectives["ts_ns"] += np.uint64(30_000_000)
     both = RankCalls(
         0, np.concatenate([first.collectives, then.collectives]), named={**first.named, **then.named}
     )  # fmt: skip
     rows = find_groups([both, gloo(1, range(20))])
     assert not (rows["error"] != "").any()
     assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2]
+
+
+@pytest.mark.parametrize(("seen", "missed"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize("late", [0, 3_000_000])
+def test_the_first_group_seen_of_a_rank_may_be_one_that_another_has_left(seen: int, missed: int, late: int) -> None:
+    """Argus came when one rank had a last call to make in the group before, and the other one had none."""
+    ranks = []
+    for rank in (0, 1):
+        first = int(rank == missed)
+        lives = [
+            gloo(rank, [19] if turn == 0 else range(20), comm=0x9000 + turn, place=Membership("0", rank, 2, turn - first))
+            for turn in range(first, 4)
+        ]
+        for life in lives:
+            (comm,) = life.named
+            life.collectives["ts_ns"] += np.uint64(30_000_000 * (comm - 0x9000) + late * rank)
+        named = {comm: place for life in lives for comm, place in life.named.items()}
+        ranks.append(RankCalls(rank, np.concatenate([life.collectives for life in lives]), named=named))
+    rows = find_groups(ranks)
+    assert set(rows["error"]) == {""}
+    groups: dict[int, set[int]] = defaultdict(set)
+    for row in rows:
+        groups[int(row["comm_group"])].add(int(row["comm"]))
+    assert sorted(map(sorted, groups.values())) == [[0x9000 + turn] for turn in range(4)]
+    assert sorted(Counter(rows["comm_group"].tolist()).values()) == [1, 2, 2, 2]
 
 
 def test_two_ranks_in_one_place_are_not_guessed() -> None:
