@@ -389,7 +389,9 @@ def test_the_first_group_seen_of_a_rank_may_be_one_that_another_has_left(seen: i
     for rank in (0, 1):
         first = int(rank == missed)
         lives = [
-            gloo(rank, [19] if turn == 0 else range(20), comm=0x9000 + turn, place=Membership("0", rank, 2, turn - first))
+            gloo(
+                rank, [19] if turn == 0 else range(20), comm=0x9000 + turn, place=Membership("0", rank, 2, turn - first)
+            )
             for turn in range(first, 4)
         ]
         for life in lives:
