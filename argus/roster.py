@@ -6,6 +6,7 @@ workers inherit it and launchers import it. Until then it is a candidate: let th
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter as Tally
 from collections import deque
@@ -48,6 +49,9 @@ from argus.semantics.steps import StepTracker
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
 on CPUs."""
+KEPT_COMMUNICATORS = 1024
+"""Communicators of a job that are remembered, on this host. Large jobs have some thirty a rank; one that makes new ones
+for ever has as many as it lives long."""
 KEPT_OVER = 8
 """Attempts of jobs that are over and were superseded, remembered for the end's summary: of a launcher that restarts its
 ranks for weeks, the newest. What older ones did is in the store, and in ``Roster.past``."""
@@ -117,7 +121,8 @@ class Job:
     ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
     by phase; ``hidden_ns``: of communication behind other phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
-    ``placed``: the newest row of each handle there was.
+    ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
+    ``ended``: rank and handle of communicators that are no more.
     """
 
     name: str
@@ -145,6 +150,7 @@ class Job:
     named: dict[int, dict[int, Membership]] = field(default_factory=dict)
     told: dict[int, dict[int, Place | None]] = field(default_factory=dict)
     traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
+    ended: set[tuple[int, int]] = field(default_factory=set)
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
     groups_due: float = 0.0
@@ -211,10 +217,12 @@ class Job:
         )
         columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
         rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
+        for comm in np.unique(called["comm"]).tolist():
+            self.traffic[rank, comm] = self.traffic.pop((rank, comm), Traffic())
         for (comm, call, size, peer), count in zip(rows.tolist(), counts.tolist(), strict=True):
             op = CALLS[call].kind
             if not op.startswith("Group"):
-                self.traffic.setdefault((rank, comm), Traffic()).add(op, size, peer, count)
+                self.traffic[rank, comm].add(op, size, peer, count)
 
     def find_mesh(self) -> bool:
         """Says anew what the communicators are for. Whether that has changed."""
@@ -226,6 +234,28 @@ class Job:
         self.placed = np.concatenate([self.placed[~now], self.communicators])
         before, self.mesh = self.mesh, find_mesh(self.placed, self.traffic, world=world, command=command)
         return before != self.mesh
+
+    def forget_old_communicators(self) -> None:
+        """Drops what is kept of communicators that were ended and of which no call is remembered any more, and of those
+        that were called longest ago where there are more than :data:`KEPT_COMMUNICATORS`."""
+        remembered = {(rank, comm) for rank, calls in self.recent.items() for comm in np.unique(calls["comm"]).tolist()}
+        most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
+        gone = {*(self.ended - remembered), *itertools.islice(self.traffic, most)}
+        if gone:
+            self._forget_communicators(gone)
+
+    def _forget_communicators(self, gone: set[tuple[int, int]]) -> None:
+        for rank, comm in gone:
+            self.traffic.pop((rank, comm), None)
+            self.named.get(rank, {}).pop(comm, None)
+            self.told.get(rank, {}).pop(comm, None)
+        self.handles -= gone
+        self.ended -= gone
+        for rank in {rank for rank, _ in gone} & self.recent.keys():
+            calls = self.recent[rank]
+            self.recent[rank] = calls[~np.isin(calls["comm"], [comm for each, comm in gone if each == rank])]
+        kept = [key not in gone for key in zip(self.placed["rank"].tolist(), self.placed["comm"].tolist(), strict=True)]
+        self.placed = self.placed[kept]
 
     def drop_marks(self) -> None:
         """Goes on without PyTorch's marks: steps are found by calls, and go on counting."""
@@ -248,8 +278,8 @@ class Job:
                 handle not in known
                 and (found := read_group(member.target.pid, handle & (1 << 48) - 1, layout)) is not None
             ):
-                turn = sum((other.name, other.size) == (found.name, found.size) for other in known.values())
-                known[handle] = replace(found, turn=turn)
+                alike = [one.turn for one in known.values() if (one.name, one.size) == (found.name, found.size)]
+                known[handle] = replace(found, turn=max(alike, default=-1) + 1)
 
     def ask_communicators(self, member: Member, handles: Iterable[int]) -> None:
         """Asks a process for its place in NCCL communicators that were not called before."""
@@ -265,10 +295,20 @@ class Job:
             known[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
 
     def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
-        """Remembers calls about communicators; those of communicators that were ended are dropped."""
-        made = [CALLS[call].kind in ("comm_init", "comm_split") for call in events["call"].tolist()]
-        for handle in events["handle"][made].tolist():
-            self.told.get(rank, {}).pop(handle, None)  # another object has had this address
+        """Remembers calls about communicators.
+
+        Args:
+            rank: Global rank.
+            events: CONTROL rows, in order.
+        """
+        for call, handle in zip(events["call"].tolist(), events["handle"].tolist(), strict=True):
+            key = rank, handle
+            if CALLS[call].kind == "comm_end":
+                self.ended.add(key)
+            elif CALLS[call].kind in ("comm_init", "comm_split"):
+                self.told.get(rank, {}).pop(handle, None)  # another object has had this address
+                if key in self.ended:
+                    self._forget_communicators({key})
         before = self.control.get(rank, np.empty(0, records.CONTROL))
         self.control[rank] = np.concatenate([before, events])[-1024:]
 

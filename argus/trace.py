@@ -96,10 +96,6 @@ preempted."""
 
 
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
-_PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
-_OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
-GENERATION_BITS = 48
-"""Addresses of user space have no more; the bits above count the process groups that were at one address."""
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
 
@@ -270,7 +266,7 @@ class Tracer:
         self._products_not_probed = 0
         self._overhead = OverheadSide(options.max_overhead)
         self._launches_detached = self._waits_not_followed = 0
-        self._ended_groups: dict[tuple[int, int], list[int]] = {}
+        self._generations = collectives.Generations()
 
     @property
     def jobs(self) -> list[Job]:
@@ -420,8 +416,7 @@ class Tracer:
             self._work(now)
             self._stacks.work(now)
             self._roster.retire(ended)
-            for key in [key for key in self._ended_groups if key[0] in ended]:
-                del self._ended_groups[key]
+            self._generations.forget(ended)
         if soon >= self._look_due:
             self._look_due = now + (LOOK_INTERVAL_S if self._calls_come else IDLE_LOOK_INTERVAL_S)
             changed = self._roster.look(now)
@@ -640,7 +635,7 @@ class Tracer:
         launched = cuda
         if self._end_ns is not None:
             cuda, nccl, marks = (self._until_the_end(events) for events in (cuda, nccl, marks))
-        self._number_groups(control, nccl)
+        self._generations.number(control, nccl)
         if self._roster.adopt_callers(callers - self._roster.by_pid.keys()):
             self._write_ranks()
         known = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
@@ -665,19 +660,6 @@ class Tracer:
         before = events["ts_ns"] < self._end_ns
         self._calls_after_end += int(np.sum(~before))
         return events[before]
-
-    def _number_groups(self, control: NDArray[np.void], called: NDArray[np.void]) -> None:
-        """Tells process groups apart that were at the same address one after the other: in ``called``, in place."""
-        for event in control[np.isin(control["call"], _PROCESS_GROUP_ENDED)]:
-            self._ended_groups.setdefault((int(event["pid"]), int(event["handle"])), []).append(int(event["ts_ns"]))
-        if not self._ended_groups:
-            return
-        of_torch = _OF_TORCH[called["call"]]
-        for (pid, handle), ends in self._ended_groups.items():
-            mine = of_torch & (called["pid"] == pid) & (called["comm"] == handle)
-            if mine.any():
-                generation = np.searchsorted(np.sort(ends), called["ts_ns"][mine]).astype(np.uint64)
-                called["comm"][mine] += generation << np.uint64(GENERATION_BITS)
 
     @staticmethod
     def _select(
@@ -904,6 +886,7 @@ class Tracer:
         return found
 
     def _groups(self, job: Job) -> None:
+        job.forget_old_communicators()
         nothing = np.empty((0, 2), np.int64)
         known = [
             RankCalls(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -17,6 +20,11 @@ _COLLECTIVE = np.array([call.shape in (calls.Shape.COLLECTIVE, calls.Shape.C10D)
 _GROUP = np.array([call.shape in (calls.Shape.GROUP_START, calls.Shape.GROUP_END) for call in calls.CALLS])
 _NO_TENSORS = np.array([call.kind == "Barrier" for call in calls.CALLS])
 _OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
+GENERATION_BITS = 48
+"""Addresses of user space have no more; the bits above count the process groups that were at one address."""
+KEPT_ENDS = 64
+"""Ends of process groups at one address: calls of groups before these have been drained."""
+_PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
 _ABOUT_COMMUNICATORS = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
 _NO_TYPE, _UNKNOWN = 0, 1
 _TYPES = {
@@ -107,3 +115,45 @@ def communicator_calls(control: NDArray[np.void], origin: Origin, ranks: NDArray
             "unique_id": pa.array(ids, pa.string()),
         }
     )
+
+
+class Generations:
+    """Tells process groups of PyTorch apart that were at one address one after the other: a program may destroy all of
+    its groups and begin again, for ever."""
+
+    def __init__(self) -> None:
+        self._ended: dict[tuple[int, int], tuple[int, list[int]]] = {}
+        """By process and address: when process groups there ended, ns, the newest; and how many did before these."""
+
+    def number(self, control: NDArray[np.void], called: NDArray[np.void]) -> None:
+        """Puts the generation above the address, in place.
+
+        Args:
+            control: CONTROL rows: in ``handle`` of ends of process groups.
+            called: COLLECTIVE rows: in ``comm`` of what PyTorch called.
+        """
+        ended = np.flatnonzero(np.isin(control["call"], _PROCESS_GROUP_ENDED))
+        for place in ended[np.argsort(control["ts_ns"][ended], kind="stable")].tolist():
+            event = control[place]
+            key = int(event["pid"]), int(event["handle"])
+            before, ends = self._ended.get(key, (0, []))
+            ends = sorted([*ends, int(event["ts_ns"])])
+            more = max(len(ends) - KEPT_ENDS, 0)
+            self._ended[key] = before + more, ends[more:]
+            event["handle"] += _above(before + len(ends) - 1)
+        of_torch = _OF_TORCH[called["call"]]
+        for (pid, handle), (before, ends) in self._ended.items():
+            mine = of_torch & (called["pid"] == pid) & (called["comm"] == handle)
+            if mine.any():
+                generation = before + np.searchsorted(ends, called["ts_ns"][mine])
+                called["comm"][mine] += _above(generation.astype(np.uint64))
+
+    def forget(self, pids: Collection[int]) -> None:
+        """Drops what is known of processes that have ended."""
+        for key in [key for key in self._ended if key[0] in pids]:
+            del self._ended[key]
+
+
+def _above(generation: Any) -> Any:
+    """Those beyond 65,535 are counted from 0 again: the first ones are forgotten by then."""
+    return generation % (1 << 64 - GENERATION_BITS) << GENERATION_BITS
