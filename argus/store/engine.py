@@ -133,6 +133,15 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
+    def give_back(self) -> None:
+        """Gives freed memory back to the system: Python's, and the engine's, whose allocator keeps what a large query
+        took for the next one."""
+        heap.trim()
+        handle = self.chdb.connect(self.target)
+        with contextlib.suppress(Exception):  # an engine with another allocator
+            handle.query("SYSTEM JEMALLOC PURGE")
+        handle.close()
+
     def cancel_abandoned(self) -> None:
         """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
         with self.guard:
@@ -323,7 +332,7 @@ def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> N
         stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
         server.cancel_abandoned()
         if time.monotonic() >= trim_due:
-            heap.trim()
+            server.give_back()
             trim_due = time.monotonic() + heap.TRIM_S
         if not ours():
             return  # the folder was removed: whoever comes next makes it anew, and an engine for it

@@ -240,11 +240,35 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     """As long as it has clients."""
     trims: list[int] = []
     server = SimpleNamespace(guard=threading.Lock(), connections=1, idle_since=0.0, cancel_abandoned=lambda: None)
+    server.give_back = lambda: trims.append(1)
     monkeypatch.setattr(heap, "TRIM_S", 0.0)
-    monkeypatch.setattr(heap, "trim", lambda: trims.append(1))
     turns = iter([True] * 5)
     engine._tend(server, threading.Event(), lambda: next(turns, False))  # type: ignore[arg-type]
     assert len(trims) == 6
+
+
+RESIDENT = """
+import re, sys, types
+import chdb
+from argus.store import engine
+target = sys.argv[1] + "?max_threads=2"
+server = types.SimpleNamespace(chdb=chdb, target=target)
+keeper = chdb.connect(target)
+def resident():
+    return int(re.search(rb"resident: (\\d+)", keeper.query("SELECT stats FROM system.jemalloc_stats").bytes())[1])
+keeper.query("SELECT uniqExact(number), groupArray(toString(number)) FROM numbers(1000000) FORMAT Null")
+before = resident()
+engine._Server.give_back(server)
+print(before, resident())
+"""
+
+
+def test_what_a_large_query_took_does_not_stay_with_the_engine(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", RESIDENT, str(tmp_path / "db")], capture_output=True, text=True, check=True, timeout=120
+    )
+    before, after = map(int, said.stdout.split())
+    assert after < before / 2
 
 
 def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
