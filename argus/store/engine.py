@@ -137,10 +137,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         """Gives freed memory back to the system: Python's, and the engine's, whose allocator keeps what a large query
         took for the next one."""
         heap.trim()
-        handle = self.chdb.connect(self.target)
-        with contextlib.suppress(Exception):  # an engine with another allocator
-            handle.query("SYSTEM JEMALLOC PURGE")
-        handle.close()
+        with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
+            handle.query("SYSTEM JEMALLOC PURGE")  # an engine with another allocator refuses
 
     def cancel_abandoned(self) -> None:
         """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
