@@ -21,7 +21,7 @@ from argus.capture.code import CodeResolver
 from argus.capture.python import Interpreter, PythonProcess, find_interpreter
 from argus.capture.stacks import RawStack, StackProbes
 from argus.capture.symbols import Symbols
-from argus.capture.targets import PROC
+from argus.capture.targets import PROC, inspect
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.stacks import Stack
 
@@ -65,6 +65,7 @@ class _Process:
 
     @classmethod
     def open(cls, pid: int) -> _Process:
+        inspect(pid).close()  # tells what cannot be looked at: threads, zombies, the kernel's own
         try:
             found = find_interpreter(pid)
             process = cls(pid, Symbols(pid), found)
@@ -90,17 +91,28 @@ class _Process:
         self.symbols.close()
 
 
-def dump(pids: Iterable[int]) -> list[ThreadStack]:
+def dump(pids: Iterable[int], found_by_argus: Iterable[int] = ()) -> list[ThreadStack]:
     """Every thread of these processes, in the order of process and thread numbers.
 
+    Args:
+        pids: Processes that somebody has named.
+        found_by_argus: Others. One that cannot be looked at is one thread without a stack, and a note why: of a job
+            with a rank that died, the rest is seen all the same.
+
     Raises:
-        ArgusError: A process does not exist, or may not be looked at.
+        ArgusError: A process of ``pids`` does not exist, or may not be looked at.
     """
     processes: list[_Process] = []
+    refused: list[ThreadStack] = []
     probes: StackProbes | None = None
     try:
         for pid in pids:
             processes.append(_Process.open(pid))
+        for pid in found_by_argus:
+            try:
+                processes.append(_Process.open(pid))
+            except ArgusError as failure:
+                refused.append(ThreadStack(pid, pid, "", "unknown", note=failure.message))
         found = {key: stack for process in processes for key, stack in _waiting(process).items()}
         running = {key for key, one in found.items() if one.stack is None and one.state == "running"}
         if running:
@@ -121,7 +133,8 @@ def dump(pids: Iterable[int]) -> list[ThreadStack]:
                 if found[key].stack is None:
                     found[key] = replace(found[key], note=why)
         notes = {process.pid: process.note for process in processes}
-        return [replace(one, note=one.note or notes[one.pid]) for _, one in sorted(found.items())]
+        threads = [replace(one, note=one.note or notes[one.pid]) for one in found.values()]
+        return sorted(threads + refused, key=lambda one: (one.pid, one.tid))
     finally:
         if probes is not None:
             probes.close()

@@ -121,6 +121,8 @@ class _Process:
     names: dict[int, str] = field(default_factory=dict)
     asleep: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Threads that have not run since the process was first seen, so that no switch told of them: (stack, what)."""
+    asleep_until_ns: int = 0
+    """Until when that was told."""
     awake: set[int] = field(default_factory=set)
     ran: bool = True
     """Whether it may have run since all of it was looked at: what has not run has not changed."""
@@ -451,10 +453,18 @@ class StackSide:
         """Rows for threads that were off the CPU when Argus came, and have been since: those of a job that hangs."""
         ran = np.logical_or.reduce([usage[name] > 0 for name in _SIGNS_OF_LIFE])
         process.awake.update(usage["tid"][ran].tolist())
-        for tid in list(process.asleep.keys() & process.awake):
-            del process.asleep[tid]
-        rows = np.zeros(len(usage), records.STACK_COUNT)
-        used = 0
+        waits: list[tuple[int, tuple[int, int], int, int]] = []
+        for one in usage[ran & np.isin(usage["tid"], list(process.asleep))]:
+            # It woke before it was met first. Since then it has run, waited for a CPU, and waited for less than is told
+            # as often as it was switched: it woke no earlier than so long before.
+            tid = int(one["tid"])
+            spent_ns = sum(max(int(one[name]), 0) for name in ("cpu_ns", "runqueue_ns"))
+            spent_ns += max(int(one["switches_voluntary"]), 0) * (self._off_cpu_ns or 0)
+            until_ns = self._first_met_ns(process, tid) - spent_ns
+            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
+        for tid in process.asleep.keys() - set(usage["tid"].tolist()):
+            until_ns = self._first_met_ns(process, tid)
+            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
         states: dict[int, int] | None = None
         for one in usage[~ran]:
             tid = int(one["tid"])
@@ -468,13 +478,34 @@ class StackSide:
                 if known is None:
                     continue
                 process.asleep[tid] = known
-            row = rows[used]
-            used += 1
-            row["stack"], row["what"], row["pid"], row["tid"] = *known, process.pid, tid
-            row["ns"] = row["max_ns"] = one["end_ns"] - one["begin_ns"]
-            row["first_ns"], row["last_ns"] = one["begin_ns"], one["end_ns"]
-        if used:
-            self._counts.append(rows[:used].copy())
+            waits.append((tid, known, int(one["begin_ns"]), int(one["end_ns"])))
+        process.asleep_until_ns = int(usage["end_ns"].max())
+        self._tell_waits(process, waits)
+
+    def _tell_asleep_until_the_end(self, process: _Process) -> None:
+        """The same of a process that has ended: they waited until they were met, ending, or until then."""
+        until = {tid: self._first_met_ns(process, tid) or process.ended_ns for tid in process.asleep}
+        since_ns = process.asleep_until_ns
+        self._tell_waits(process, [(tid, known, since_ns, until[tid]) for tid, known in process.asleep.items()])
+        process.asleep.clear()
+
+    def _first_met_ns(self, process: _Process, tid: int) -> int:
+        """When a thread went off the CPU or was sampled first, of what is to become rows; 0: it did not."""
+        met = [part["first_ns"][(part["pid"] == process.pid) & (part["tid"] == tid)] for part in self._counts]
+        return min((int(times.min()) for times in met if len(times)), default=0)
+
+    def _tell_waits(self, process: _Process, waits: list[tuple[int, tuple[int, int], int, int]]) -> None:
+        """Rows for waits: thread, (stack, what), from and until when. What lasted no time is left out."""
+        waits = [wait for wait in waits if wait[2] < wait[3]]
+        if not waits:
+            return
+        rows = np.zeros(len(waits), records.STACK_COUNT)
+        rows["pid"] = process.pid
+        for row, (tid, known, begin_ns, end_ns) in zip(rows, waits, strict=True):
+            row["stack"], row["what"], row["tid"] = *known, tid
+            row["ns"] = row["max_ns"] = end_ns - begin_ns
+            row["first_ns"], row["last_ns"] = begin_ns, end_ns
+        self._counts.append(rows)
 
     def _read_blocked(
         self, process: _Process, tid: int, states: dict[int, int] | None = None
@@ -501,6 +532,7 @@ class StackSide:
     def _refresh(self, process: _Process, *, all_of_it: bool) -> None:
         assert self._probes is not None
         if process.ended:
+            self._tell_asleep_until_the_end(process)
             return
         with contextlib.suppress(OSError):
             usage = process.threads.usage(time.monotonic_ns())

@@ -1144,9 +1144,18 @@ int on_exit(void *ctx)
 }
 
 /* The parent is the current one. */
-int on_fork(void *ctx)
+int on_fork(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+#ifdef ARGUS_TASK_PID
+	/* The number of a traced process is given again only when that has ended: the new one is none. */
+	u32 child = 0;
+	bpf_probe_read_kernel(&child, sizeof(child), (void *)(ctx->args[1] + ARGUS_TASK_PID));
+	if (child && may_be_target(child)) {
+		stack_targets.delete(&child);
+		pythons.delete(&child);
+	}
+#endif
 	if (!may_be_target(tgid) || !stack_targets.lookup(&tgid))
 		return 0;
 	struct argus_board *b = the_board();

@@ -42,12 +42,13 @@ def command(
       sudo argus dump --all-gpu
       sudo argus dump --pid $(pgrep -o torchrun) --children --format json
     """
-    chosen = list(dict.fromkeys(pids))
+    named = list(dict.fromkeys(pids))
+    others: list[int] = []
     if all_gpu or name is not None:
-        chosen += [pid for pid in find_gpu_processes(name) if pid not in chosen]
-        if not chosen:
+        others = [pid for pid in find_gpu_processes(name) if pid not in named]
+        if not named + others:
             raise ArgusError("no process that maps libcuda is running", "Name one: --pid PID", EXIT_UNAVAILABLE)
-    if not chosen:
+    if not named + others:
         raise ArgusError("nothing to look at", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
     if not sees_host_pids():
         raise ArgusError(
@@ -56,13 +57,13 @@ def command(
             EXIT_UNAVAILABLE,
         )
     if children:
-        chosen += [pid for pid in descendants(chosen) if pid not in chosen]
-    threads = dump(chosen)
+        others += [pid for pid in descendants(named + others) if pid not in named + others]
+    threads = dump(named, others)
     if output_format == "json":
         click.echo(json.dumps({"schema": "argus.dump/1", "threads": [_json(thread) for thread in threads]}))
         return 0
     console = Console()
-    if len(chosen) > 1 and not each:
+    if len(named + others) > 1 and not each:
         _grouped(console, threads)
     else:
         _each(console, threads)

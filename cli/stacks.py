@@ -22,7 +22,7 @@ from .options import format_option, store_option
 from .selection import make_selection, parse_time, selection_options
 
 WINDOW_NS = 2_000_000_000
-"""What "now" means: waits are told once a second while they last, so every thread that does anything is in it."""
+"""What "now" means: whoever has waited for so long is told with the newest samples, so every thread is in it."""
 
 
 @click.command()

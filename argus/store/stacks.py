@@ -32,7 +32,8 @@ class Selection:
         other_ranks: All but ``ranks``.
         threads: Names, with * and ? as in a shell; ``main``: the main thread of each rank's own process. Empty: all.
         steps: First and last, both included; None: not by step.
-        from_ns, to_ns: Wall time, from and before; None: open. What lies across an end counts where its middle is.
+        from_ns, to_ns: Wall time, from and before; None: open. Of a wait that lies across an end counts the part
+            inside: it may have been told in pieces of 10 s. Samples count where the middle of their row is.
         last_ns: The last so many ns before ``to_ns``, or before the newest sample; None: all.
         kind: cpu, off or all.
         gil: Only what held the GIL.
@@ -92,6 +93,8 @@ def newest_sample_ns(store: Store, job: str, run: int) -> int | None:
     return None
 
 
+_LATEST_NS = 1 << 62
+"""In the year 2116."""
 _MAINS = "SELECT rank, pid FROM ranks FINAL WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent'"
 """Processes that are ranks themselves, not what those have forked."""
 
@@ -102,8 +105,8 @@ def _mains(store: Store, selection: Selection) -> set[tuple[int, int]]:
     return set(zip(rows["rank"].tolist(), rows["pid"].tolist(), strict=True))
 
 
-def _where(store: Store, selection: Selection) -> tuple[str, str, dict[str, Any]]:
-    """(table, condition, parameters)."""
+def _where(store: Store, selection: Selection) -> tuple[str, str, str, dict[str, Any]]:
+    """(table, condition, time of a row that is in the selection in ns, parameters)."""
     table = "stack_samples_by_step" if selection.steps else "stack_samples"
     conditions = ["job = {job:String}", "run = {run:UInt32}"]
     values: dict[str, Any] = {"job": selection.job, "run": selection.run}
@@ -133,19 +136,25 @@ def _where(store: Store, selection: Selection) -> tuple[str, str, dict[str, Any]
             "ts < fromUnixTimestamp64Nano({end_ns:Int64}) AND last_ts >= fromUnixTimestamp64Nano({begin_ns:Int64})"
         )
         values |= {name: int(span[name][0]) if len(span[name]) else 0 for name in span}
-    middle = "toUnixTimestamp64Nano(ts) + intDiv(toUnixTimestamp64Nano(last_ts) - toUnixTimestamp64Nano(ts), 2)"
-    if selection.from_ns is not None:
-        conditions.append(f"last_ts >= fromUnixTimestamp64Nano({{from_ns:Int64}}) AND {middle} >= {{from_ns:Int64}}")
-        values["from_ns"] = selection.from_ns
-    if selection.to_ns is not None:
-        conditions.append(f"ts < fromUnixTimestamp64Nano({{to_ns:Int64}}) AND {middle} < {{to_ns:Int64}}")
-        values["to_ns"] = selection.to_ns
+    time = "ns"
+    if selection.from_ns is not None or selection.to_ns is not None:
+        values["from_ns"] = selection.from_ns or 0
+        values["to_ns"] = _LATEST_NS if selection.to_ns is None else selection.to_ns
+        begin, end = "toUnixTimestamp64Nano(ts)", "toUnixTimestamp64Nano(last_ts)"
+        part = f"least({end}, {{to_ns:Int64}}) - greatest({begin}, {{from_ns:Int64}})"
+        middle = f"{begin} + intDiv({end} - {begin}, 2)"
+        lasts = "kind = 'off' AND last_ts > ts"
+        conditions += [
+            "last_ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})",
+            f"if({lasts}, {part} > 0, {middle} >= {{from_ns:Int64}} AND {middle} < {{to_ns:Int64}})",
+        ]
+        time = f"if({lasts}, toInt64(ns * (({part}) / ({end} - {begin}))), ns)"
     if selection.kind != "all":
         conditions.append("kind = {kind:String}")
         values["kind"] = selection.kind
     if selection.gil:
         conditions.append("gil")
-    return table, " AND ".join(conditions), values
+    return table, " AND ".join(conditions), time, values
 
 
 def _pattern(shell: str) -> str:
@@ -182,7 +191,7 @@ def read_profile(store: Store, selection: Selection, *, by: Collection[str] = ()
         ArgusError: There are no such samples, or the store cannot be reached.
     """
     selection = resolved(store, selection)
-    table, where, values = _where(store, selection)
+    table, where, time, values = _where(store, selection)
     keys = {
         "rank": "toInt64(rank)" if "rank" in by else "toInt64(-1)",
         "tid": "tid" if {"rank", "thread"} <= set(by) else "toUInt32(0)",
@@ -192,14 +201,14 @@ def read_profile(store: Store, selection: Selection, *, by: Collection[str] = ()
     rows = query_columns(
         store,
         f"SELECT {chosen}, toString(kind) AS kind_key, toString(reason) AS reason_key, gc, in_kernel, stack_id,"
-        " sum(ns) AS ns, sum(count) AS times,"
+        f" sum({time}) AS spent_ns, sum(count) AS times,"
         " toUnixTimestamp64Nano(min(ts)) AS begin_ns, toUnixTimestamp64Nano(max(last_ts)) AS end_ns,"
         f" groupUniqArray(rank) AS ranks FROM {table} WHERE {where}"
         " GROUP BY rank_key, tid_key, thread_key, kind_key, reason_key, gc, in_kernel, stack_id"
-        " ORDER BY rank_key, tid_key, thread_key, kind_key, ns DESC, stack_id",
+        " ORDER BY rank_key, tid_key, thread_key, kind_key, spent_ns DESC, stack_id",
         values,
     )
-    if not len(rows["ns"]):
+    if not len(rows["times"]):
         raise nothing_found(store, selection)
     frames = _frames(store, selection, rows["stack_id"])
     shape = (lambda stack: stack) if lines else without_lines
@@ -213,7 +222,7 @@ def read_profile(store: Store, selection: Selection, *, by: Collection[str] = ()
         "gc",
         "in_kernel",
         "stack_id",
-        "ns",
+        "spent_ns",
         "times",
     )
 
@@ -230,7 +239,8 @@ def read_profile(store: Store, selection: Selection, *, by: Collection[str] = ()
             *(rows[name].tolist() for name in names), strict=True
         )
     ]  # fmt: skip
-    begin, end = int(rows["begin_ns"].min()), int(rows["end_ns"].max())
+    begin = max(int(rows["begin_ns"].min()), selection.from_ns or 0)
+    end = min(int(rows["end_ns"].max()), selection.to_ns or _LATEST_NS)
     seen = sorted({int(rank) for ranks in rows["ranks"] for rank in ranks})
     cpu = rows["kind_key"] == "cpu"
     counted = int(rows["times"][cpu].sum())
@@ -241,7 +251,7 @@ def read_profile(store: Store, selection: Selection, *, by: Collection[str] = ()
         subtitle=selection.describe(),
         begin_ns=begin,
         end_ns=end,
-        period_ns=round(int(rows["ns"][cpu].sum()) / counted) if counted else 0,
+        period_ns=round(int(rows["spent_ns"][cpu].sum()) / counted) if counted else 0,
         rank_steps=steps,
         rank_ns=step_ns if selection.steps else (end - begin) * len(seen),
     )
@@ -411,9 +421,9 @@ def _role(name: str, rank: int, pid: int, tid: int, mains: set[tuple[int, int]])
 
 
 def _read_threads(store: Store, selection: Selection, *, last_only: int | None = None) -> list[Thread]:
-    table, where, values = _where(store, selection)
+    table, where, time, values = _where(store, selection)
     # Of threads that were silent: the last row. Of others: the stack, whatever the samples say besides, with most time.
-    order = "max(last_ts)" if last_only is not None else "sum(ns)"
+    order = "max(last_ts)" if last_only is not None else "own"
     rows = query_columns(
         store,
         "SELECT rank, any(host_) AS host, pid, tid, argMax(thread_, last_) AS thread,"
@@ -421,8 +431,9 @@ def _read_threads(store: Store, selection: Selection, *, last_only: int | None =
         " argMax(own, known) AS top, sum(own) AS total, sum(off) AS off_ns, sum(cpu) AS cpu_ns,"
         " toUnixTimestamp64Nano(max(last_)) AS last_ns"
         " FROM (SELECT rank, pid, tid, stack_id, any(toString(host)) AS host_, anyLast(toString(thread)) AS thread_,"
-        f" max(last_ts) AS last_, (stack_id != 0, {order}) AS known, sum(ns) AS own, sumIf(ns, kind = 'off') AS off,"
-        " sumIf(ns, kind = 'cpu') AS cpu, argMax(toString(reason), ns) AS reason_, argMax(gil, ns) AS gil_"
+        f" max(last_ts) AS last_, (stack_id != 0, {order}) AS known, sum({time}) AS own,"
+        f" sumIf({time}, kind = 'off') AS off, sumIf({time}, kind = 'cpu') AS cpu,"
+        f" argMax(toString(reason), {time}) AS reason_, argMax(gil, {time}) AS gil_"
         f" FROM {table} WHERE {where} GROUP BY rank, pid, tid, stack_id)"
         " GROUP BY rank, pid, tid ORDER BY rank, pid, tid",
         values,

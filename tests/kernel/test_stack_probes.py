@@ -512,6 +512,49 @@ def test_a_removed_process_is_sampled_no_more(usual: StackProbes, start: Callabl
     usual.remove_target(other.pid)
 
 
+OF_NUMBER = """
+import ctypes, os, signal, struct, sys
+number = (ctypes.c_int32 * 1)(int(sys.argv[1]))
+# struct clone_args of include/uapi/linux/sched.h: exit_signal is its fifth word, set_tid its ninth, then its size.
+request = struct.pack("11Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
+child = ctypes.CDLL(None).syscall(435, ctypes.create_string_buffer(request), ctypes.c_size_t(len(request)))
+if child == 0:
+    os.execv(sys.argv[2], sys.argv[2:])
+assert child == number[0], child
+os.waitpid(child, 0)
+"""
+"""Runs a program as the process of a number (clone3 of Linux 5.5)."""
+
+
+def test_a_process_that_gets_the_number_of_one_that_ended_is_not_taken_for_it(
+    usual: StackProbes, start: Callable[..., subprocess.Popen[str]], programs: dict[str, Path]
+) -> None:
+    process, other = start("work", "burn", 1), start("work", "burn", 1)
+    seen = Seen(usual)
+    usual.add_target(process.pid)
+    usual.add_target(other.pid)
+    seen.wait(lambda: seen.samples(process.pid) > 5 and seen.samples(other.pid) > 5)
+    process.kill()
+    process.wait()
+    ended_ns = time.monotonic_ns()
+    command = [sys.executable, "-c", OF_NUMBER, str(process.pid), programs["work"], "burn", "1"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as parent:
+        stat = Path(f"/proc/{process.pid}/schedstat")
+
+        def has_run() -> bool:
+            assert parent.poll() is None
+            return stat.exists() and int(stat.read_text().split()[0]) > 300_000_000
+
+        seen.wait(has_run, "the second process of that number")
+        until = seen.samples(other.pid) + 10
+        seen.wait(lambda: seen.samples(other.pid) > until)
+        os.kill(process.pid, signal.SIGKILL)
+    assert seen.of(process.pid)["last_ns"].max() <= ended_ns
+    assert seen.of(process.pid, off=True)["last_ns"].max(initial=0) <= ended_ns
+    usual.remove_target(process.pid)
+    usual.remove_target(other.pid)
+
+
 def test_exec_forgets_the_interpreter(usual: StackProbes, start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("work", "exec")
     wait_until(lambda: sleeping(process))  # its own start is an exec, too

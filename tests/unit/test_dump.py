@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
+import threading
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from argus.capture.python import Interpreter
 from argus.cli.dump import command
+from argus.errors import ArgusError
 
 
 def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +38,41 @@ def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) 
     finally:
         sleep.kill()
         sleep.wait()
+
+
+def test_a_rank_that_died_hides_none_of_the_others() -> None:
+    """Its launcher has not looked after it yet: of such a process there is nothing but its number."""
+    if os.geteuid():
+        pytest.skip("reading another process's stack needs root")
+    script = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            dead = int(launcher.stdout.readline())
+            deadline = time.monotonic() + 60
+            while Path(f"/proc/{dead}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            all_of_them = CliRunner().invoke(command, ["--pid", str(launcher.pid), "--children", "--format", "json"])
+            threads = {thread["tid"]: thread for thread in json.loads(all_of_them.output)["threads"]}
+            assert threads[launcher.pid]["frames"]
+            assert (threads[dead]["state"], threads[dead]["frames"]) == ("unknown", [])
+            assert threads[dead]["note"] == f"process {dead} has ended and waits for its parent (zombie)"
+            alone = CliRunner().invoke(command, ["--pid", str(dead)])
+            assert isinstance(alone.exception, ArgusError)
+            assert (alone.exception.message, alone.exception.exit_code) == (threads[dead]["note"], 3)
+        finally:
+            launcher.kill()
+
+
+def test_the_number_of_a_thread_is_no_process() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        tid = thread.native_id
+        with pytest.raises(ArgusError, match=f"{tid} is a thread of process {os.getpid()}"):
+            CliRunner().invoke(command, ["--pid", str(tid)], catch_exceptions=False)
+    finally:
+        ended.set()
+        thread.join()

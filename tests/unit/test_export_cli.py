@@ -272,17 +272,18 @@ def test_stacks_as_json(argus: Run) -> None:
     assert (usual["ranks_text"], usual["odd"], odd["ranks"], odd["odd"]) == ("0,1,3", False, [2], True)
     assert odd["frames"][1] == {"kind": "python", "function": "save", "file": "/app/train.py", "line": 90}
     assert odd["common_with_first"] == 1
-    (thread,) = odd["threads"]
-    assert (thread["reason"], thread["off_cpu_ns"], thread["silent_ns"]) == ("write", 2000 * MS, 0)
+    (thread,) = odd["threads"]  # the newest moment is in the window, so that it begins 1 ns later
+    assert (thread["reason"], thread["off_cpu_ns"], thread["silent_ns"]) == ("write", 2000 * MS - 1, 0)
     assert thread["stack_id"] == str(SAVE.id)
 
 
 def test_a_rank_that_is_silent_is_not_left_out(argus: Run) -> None:
-    """Only the watchdogs were seen in the window; where the main threads were is older, and that is said."""
-    out = argus("stacks", *LLAMA, "--from", "1700000005.45", "--to", "1700000005.6")[1]
-    # The wait from 5 s to 6 s has its middle at 5.5 s.
+    """Where they were is older than the window, and that is said."""
+    out = argus("stacks", *LLAMA, "--from", "1700000005.55", "--to", "1700000005.6")[1]
+    # The wait was told until 6 s.
+    assert "waiting: futex\n" in out
     assert "last seen" not in out
-    out = argus("stacks", *LLAMA, "--from", "1700000005.55", "--to", "1700000006.5")
+    out = argus("stacks", *LLAMA, "--from", "1700000006", "--to", "1700000006.5")
     assert out[0] == 0
     assert "ranks 0,1,3 (3 ranks): waiting: futex, 3 last seen 500 ms ago or earlier" in out[1]
 

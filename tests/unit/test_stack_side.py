@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from argus import records, stacks
+from argus.capture import DEFAULT_OFF_CPU_NS
 from argus.capture.launches import Origin
 from argus.capture.stacks import Drained, RawStack
 from argus.records import StackCounter
@@ -216,6 +217,48 @@ def test_a_wait_that_was_told_while_it_lasted_is_not_told_twice(session: Session
     assert sum(row["count"] for row in rows) == 1
     assert len(rows) == pieces + 1
     assert not session.side._told
+
+
+@pytest.mark.parametrize("end", ["it wakes", "it ends", "its process ends", "its process is met ending"])
+def test_a_wait_from_before_argus_is_told_until_it_is_over(
+    session: Session, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """No switch told when it began. It is told by intervals, and when it was over by when the thread is met first."""
+    session.go()
+    side, process, tid = session.side, session.side._processes[PID], 4_000_000
+    what = records.WHAT_OFF | 202
+    monkeypatch.setattr(side, "_read_blocked", lambda *_: (11, what))
+    side._counts.clear()
+    usage = np.zeros(1, records.THREAD_USAGE)
+    usage["pid"], usage["tid"], usage["begin_ns"], usage["end_ns"] = PID, tid, 10 * S, 20 * S
+    side._tell_asleep(process, usage)
+    first, side._counts = side._counts, []  # they have become rows
+    usage["begin_ns"], usage["end_ns"] = 20 * S, 30 * S
+    met = np.zeros(2, records.STACK_COUNT)
+    met["pid"], met["tid"], met["first_ns"], met["what"] = PID, tid, [27 * S, 25 * S], records.WHAT_OFF | 7
+    until_ns = 25 * S
+    if end in ("it wakes", "it ends", "its process is met ending"):
+        side._counts.append(met)
+    if end == "it wakes":
+        usage["cpu_ns"], usage["runqueue_ns"], usage["switches_voluntary"] = 4_000_000, 2_000_000, 3
+        until_ns -= 4_000_000 + 2_000_000 + 3 * DEFAULT_OFF_CPU_NS
+        side._tell_asleep(process, usage)
+    elif end == "it ends":
+        usage["tid"] = tid + 1
+        side._tell_asleep(process, usage)
+    else:
+        process.ended, process.ended_ns = True, 28 * S
+        until_ns = until_ns if end == "its process is met ending" else 28 * S
+        side._refresh(process, all_of_it=True)
+    told = np.concatenate(first + side._counts)
+    told = told[(told["what"] == what) & (told["tid"] == tid)]
+    assert (told["stack"] == 11).all()
+    assert [told[name].tolist() for name in ("first_ns", "last_ns", "ns", "count")] == [
+        [10 * S, 20 * S], [20 * S, until_ns], [10 * S, until_ns - 20 * S], [0, 0],
+    ]  # fmt: skip
+    side._counts.clear()
+    side._refresh(process, all_of_it=True)
+    assert not any((part["tid"] == tid).any() for part in side._counts), "once"
 
 
 def test_a_wait_that_begins_before_the_last_one_s_count_has_come(session: Session) -> None:

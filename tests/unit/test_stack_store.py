@@ -155,12 +155,17 @@ def test_selections(store: Store) -> None:
     assert weights(store, gil=True) == {"forward/sgemm": 40}
     assert weights(store, kind="off") == {"sgemm/(waiting: futex)": 70, "(no stack was taken)/(waiting: gil)": 9}
     assert sum(weights(store, kind="all").values()) == sum(everything.values()) + 79
-    # It lasted from 50 to 190 ms: its middle is at 120 ms.
-    futex = {"sgemm/(waiting: futex)": 70}
-    assert weights(store, kind="off", from_ns=T0 + 119 * MS, to_ns=T0 + 121 * MS) == futex
-    for early, late in ((0, 119), (121, 200)):
+    # It lasted from 50 to 190 ms, and half of that time is told: the part inside counts.
+    for early, late, inside in ((0, 300, 70), (110, 130, 10), (0, 120, 35), (120, 300, 35), (188, 300, 1)):
+        found = weights(store, kind="off", from_ns=T0 + early * MS, to_ns=T0 + late * MS, ranks=(1,), threads=("main",))
+        assert found == {"sgemm/(waiting: futex)": inside}
+    for early, late in ((0, 50), (190, 200)):
         with pytest.raises(ArgusError, match="no stacks"):
             weights(store, kind="off", from_ns=T0 + early * MS, to_ns=T0 + late * MS)
+    assert weights(store, kind="off", from_ns=T0 + 120 * MS) == {
+        "sgemm/(waiting: futex)": 35, "(no stack was taken)/(waiting: gil)": 9,
+    }  # fmt: skip
+    assert weights(store, kind="off", to_ns=T0 + 120 * MS) == {"sgemm/(waiting: futex)": 35}
     assert weights(store, last_ns=100 * MS) == {"step/backward": 10, "(collecting garbage)/[kernel]": 20}
 
 
@@ -261,6 +266,26 @@ def test_a_thread_that_was_silent_comes_with_its_last_sign_of_life(store: Store)
     assert {t.rank for t in read_threads(store, ended)} == {1}
     with pytest.raises(ArgusError, match="no stacks"):
         read_threads(store, Selection("llama", 1, kind="all", steps=(50, 60)))
+
+
+def test_a_wait_told_in_long_pieces_is_where_its_thread_is_now(store: Store) -> None:
+    """Of a job that is calm, a wait is told every 10 s."""
+    lock = stack(py("worker", 3), native("pthread_cond_wait"))
+    with Writer(store, source="pieces") as writer:
+        store_run(writer, [0], run=5)
+        store_stacks(writer, [
+            *(Row(0, FORWARD, ms, count=5, last_ms=ms + 100) for ms in range(0, 20_000, 134)),
+            *(Row(0, lock, ms, kind="off", count=0, ns=10_000 * MS, last_ms=ms + 10_000, reason="futex", tid=77)
+              for ms in (0, 10_000)),
+        ], run=5)  # fmt: skip
+        assert writer.flush(), writer.last_error
+    threads = {t.tid: t for t in read_threads(store, Selection("llama", 5, kind="all", last_ns=2000 * MS))}
+    assert threads[1000].age_ns == threads[77].age_ns == 0
+    assert (threads[77].stack, threads[77].reason) == (lock, "futex")
+    assert 1900 * MS <= threads[77].off_ns <= 2000 * MS
+    waits = read_profile(store, Selection("llama", 5, kind="off", from_ns=T0 + 9000 * MS, to_ns=T0 + 12_000 * MS))
+    assert (waits.total_ns, waits.begin_ns, waits.end_ns) == (3000 * MS, T0 + 9000 * MS, T0 + 12_000 * MS)
+    assert waits.rank_ns == 3000 * MS
 
 
 def test_a_thousand_ranks(store: Store) -> None:
