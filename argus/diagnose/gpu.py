@@ -122,11 +122,8 @@ def _median(values: Float) -> Float:
     """Over the steps, shape (ranks,); 0 where nothing is known."""
     if not values.shape[1]:
         return np.zeros(len(values))
-    missing = np.isnan(values)
-    if not missing.any():
-        return np.asarray(np.median(values, axis=1))
-    # numpy's nanmedian takes a row at a time.
-    count = values.shape[1] - missing.sum(axis=1)
+    # numpy's median takes a row at a time, and several times as long.
+    count = values.shape[1] - np.isnan(values).sum(axis=1)
     ordered, row = np.sort(values, axis=1), np.arange(len(values))  # NaN last
     middle = (ordered[row, np.maximum(count - 1, 0) // 2] + ordered[row, np.maximum(count, 1) // 2]) / 2
     return np.where(count > 0, middle, 0.0)

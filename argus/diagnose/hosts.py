@@ -271,7 +271,10 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
 def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
     """:func:`align_hosts` of a run whose hosts have clocks of their own."""
     of_rank = query(sql.HOSTS, params)
-    names: list[str] = list(dict.fromkeys(str(host) for host in of_rank["host"]))
+    place = dict[str, int]()
+    for host, rank in zip(of_rank["host"].tolist(), of_rank["rank"].tolist(), strict=True):
+        place.setdefault(str(host), int(rank))
+    names, nodes = list(place), np.array(list(place.values()), np.int64)
     if len(names) < 2:
         return None
     usual = query(sql.USUAL_STEP, params)["step_ns"]
@@ -284,7 +287,9 @@ def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
         tuple(joins),
         step_ns,
     )
-    asked = {**params, **blank.params(), "ops": list(SYNCHRONISING)}
+    # Which communicators are one is asked for. Of clocks and steps nothing is known yet: one line stands for them.
+    first = replace(blank, names=blank.names[:1], clocks=blank.clocks[:1], shifts=blank.shifts[:1])
+    asked = {**params, **first.params(), "ops": list(SYNCHRONISING)}
     told = query(sql.SPANNING, asked)
     wall_error_ns = _walls(query, params, names)
     if not len(told["comm_group"]):
@@ -297,20 +302,20 @@ def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
         sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
         few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
         query.start(sql.STEPS_OF_CALLS, {**asked, **few.params()})
-        calls = _calls(query, {**asked, **chosen.params()}, names)
+        calls = _calls(query, {**asked, **chosen.params()}, nodes)
         minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
         steps = query(sql.STEPS_OF_CALLS, {**asked, **few.params()})
         clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
-        return replace(blank, clocks=clocks, shifts=tuple(_shifts(steps, names)))
+        return replace(blank, clocks=clocks, shifts=tuple(_shifts(_by_place(steps, nodes), names)))
 
     connected = {str(host) for own in told["hosts"].tolist() for host in own}
-    chosen = _choose(query, asked, names, told, extent)
+    chosen = _choose(query, asked, names, nodes, told, extent)
     found = compared(chosen)
     if chosen.guessed and any(
         found.clocks["method"][found.clocks["host"] == place].max() > BY_GPU
         for place, name in enumerate(names) if name in connected
     ):  # fmt: skip
-        chosen = _choose(query, asked, names, told, extent, guess=False)
+        chosen = _choose(query, asked, names, nodes, told, extent, guess=False)
         found = compared(chosen)
     if chosen.part and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
                                      if name in connected):  # fmt: skip
@@ -394,6 +399,7 @@ def _choose(
     query: sql.Query,
     asked: Mapping[str, Any],
     names: list[str],
+    nodes: Int,
     told: Mapping[str, NDArray[Any]],
     run: _Extent,
     *,
@@ -419,7 +425,7 @@ def _choose(
     if not guessed:
         fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
         one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
-        best = telling(_calls(query, {**asked, **one.params()}, names), len(names))
+        best = telling(_calls(query, {**asked, **one.params()}, nodes), len(names))
     kept = _connecting(groups, hosts, best)
     return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True, guessed)
 
@@ -556,21 +562,24 @@ def _walls(query: sql.Query, params: Mapping[str, Any], names: list[str]) -> Int
     return np.array([told.get(name, -1) for name in names], np.int64)
 
 
-def _index(values: NDArray[Any], names: list[str]) -> Int:
-    place = {name: i for i, name in enumerate(names)}
-    return np.array([place.get(str(value), -1) for value in values.tolist()], np.int64)
+def _by_place(rows: Mapping[str, NDArray[Any]], nodes: Int) -> dict[str, NDArray[Any]]:
+    """Rows with the ``host`` that each is of, as a place in ``nodes``: the numbers of all hosts' first ranks,
+    ascending. -1: none of them."""
+    node = rows["node"].astype(np.int64)
+    at = np.minimum(np.searchsorted(nodes, node), len(nodes) - 1)
+    return {**rows, "host": np.where(nodes[at] == node, at, -1)}
 
 
-def _calls(query: sql.Query, params: Mapping[str, Any], names: list[str]) -> NDArray[np.void]:
+def _calls(query: sql.Query, params: Mapping[str, Any], nodes: Int) -> NDArray[np.void]:
     """:data:`CALL` rows: by NCCL's kernels, and by waits as far as these do not tell of all hosts."""
     parts = []
     seen: set[int] = set()
     for text, method in ((sql.GPU_CALLS, BY_GPU), (sql.WAITED_CALLS, BY_WAITS)):
-        if len(seen) == len(names):
+        if len(seen) == len(nodes):
             break
-        rows = query(text, params)
+        rows = _by_place(query(text, params), nodes)
         part = np.zeros(len(rows["aligned_seq"]), CALL)
-        part["host"] = _index(rows["host"], names)
+        part["host"] = rows["host"]
         part["group"], part["seq"], part["method"] = rows["comm_group"], rows["aligned_seq"], method
         for name in ("entry_ns", "end_ns", "took_ns"):
             part[name] = rows[name]
@@ -591,10 +600,11 @@ def _impossible(calls: NDArray[np.void]) -> NDArray[np.uint64]:
 
 
 def _shifts(rows: Mapping[str, NDArray[Any]] | None, names: list[str]) -> list[Shift]:
-    """What to add to the steps of each host: the difference that most calls in common tell, along the surest way."""
+    """What to add to the steps of each host: the difference that most calls in common tell, along the surest way.
+    ``rows``: of :data:`argus.diagnose.sql.STEPS_OF_CALLS`, by :func:`_by_place`; None: there are none."""
     votes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     if rows is not None and len(rows["step"]):
-        host, group = _index(rows["host"], names), rows["comm_group"]
+        host, group = rows["host"], rows["comm_group"]
         seq, step = rows["aligned_seq"].astype(np.int64), rows["step"].astype(np.int64)
         order = np.lexsort((seq, host, group))
         order = order[host[order] >= 0]

@@ -195,11 +195,11 @@ def _carried(
         if not len(places):
             continue
         took = carried.took[number, column]
-        on, of = np.unique(stage_of[places]), np.unique(lane_of[places])
+        on, of = sorted(set(stage_of[places].tolist())), sorted(set(lane_of[places].tolist()))
         if op == P2P:
             if len(on) == 2 and on[1] == on[0] + 1:
                 # Of ranks in lockstep the slowest transfer counts: the others wait for what it brings.
-                for lane in of.tolist():
+                for lane in of:
                     transfer[on[0], lane, there] = np.fmax(transfer[on[0], lane, there], took)
         elif dimensions.get(group) in (*LOCKSTEP, "ep"):
             for stage, lane in {(int(stage_of[place]), int(lane_of[place])) for place in places.tolist()}:

@@ -274,8 +274,18 @@ def _diagnose(
     if seen_gpus is not None:
         least_ns = gpu.LEAST_SHARE * float(np.median(durations[-RECENT_STEPS:]))
         stragglers, starved = _kept_waiting(stragglers, seen_gpus, least_ns)
+    slow_gpus = slow_links = list[Finding]()
+    if seen_gpus is not None:
+        slow_gpus = gpu.judge(seen_gpus, query, params, numbers, durations, hosts, threshold)
+    staged = seen_gpus is not None and seen_gpus.mesh.staged
     for straggler, slow in zip(stragglers, starved, strict=True):
         begun = gpu.starved_since(seen_gpus, slow) if seen_gpus is not None and slow is not None else None
+        if begun is None and _told_by_gpus(straggler, slow_gpus, staged=staged):
+            # Unless its CPU is to blame it is not told, and since when it is late need not be found.
+            slow_since = slow_gpus[0]["steps"][0]
+            loss = _judge(query, params, straggler, slow_since, lateness, numbers, durations, stacks, seen_gpus)
+            if loss.cause.kind == "compute_straggler":
+                continue
         onset = _onset(query, params, straggler, lateness, numbers, calls) if begun is None else begun
         loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
         if across is not None and lateness is not None:
@@ -287,14 +297,12 @@ def _diagnose(
         least = gpu.LEAST_SHARE if waits else threshold
         if loss.loss_ns >= least * float(np.median(durations[-straggler.window :])):
             losses.append(loss)
-    slow_gpus = slow_links = list[Finding]()
     carried: links.Carried | None = None
     unburdened: links.Transfers | None = None
     if seen_gpus is not None:
-        slow_gpus = gpu.judge(seen_gpus, query, params, numbers, durations, hosts, threshold)
         carried = links.read(seen_gpus, query, params, numbers, len(hosts), across)
         slow_links, unburdened = links.judge(seen_gpus, carried, numbers, durations, hosts)
-    losses, slow_gpus = _united(losses, slow_gpus, staged=seen_gpus is not None and seen_gpus.mesh.staged)
+    losses, slow_gpus = _united(losses, slow_gpus, staged=staged)
     slow_gpus += slow_links
     now = float(np.median(durations[-RECENT_STEPS:]))
     saved = min(sum(loss.loss_ns for loss in losses) + sum(finding["share"] for finding in slow_gpus), 0.95 * now)
@@ -557,15 +565,19 @@ def _united(losses: list[_Loss], slow_gpus: list[Finding], *, staged: bool) -> t
     late on all of its stages. Where just the slow ones came late, what that costs the others is known better, but for
     pipelines: who comes late to a stage's collective may be waited for by nobody.
     """
-    slow = [set(finding["ranks"]) for finding in slow_gpus if staged or finding["kind"] == "compute_straggler"]
-    kept = []
-    for loss in losses:
-        late = set(loss.straggler.ranks)
-        if loss.cause.kind == "compute_straggler" and slow and (late not in slow or staged):
-            continue
-        kept.append(loss)
+    kept = [
+        loss
+        for loss in losses
+        if loss.cause.kind != "compute_straggler" or not _told_by_gpus(loss.straggler, slow_gpus, staged=staged)
+    ]
     told = [set(loss.straggler.ranks) for loss in kept]
     return kept, [finding for finding in slow_gpus if set(finding["ranks"]) not in told]
+
+
+def _told_by_gpus(straggler: Straggler, slow_gpus: list[Finding], *, staged: bool) -> bool:
+    """Whether ranks that come late, and whose GPUs are to blame, are left to what the GPUs' own times tell."""
+    slow = [set(finding["ranks"]) for finding in slow_gpus if staged or finding["kind"] == "compute_straggler"]
+    return bool(slow) and (staged or set(straggler.ranks) not in slow)
 
 
 def _narrowed(straggler: Straggler, seen: gpu.Seen | None) -> Straggler | None:

@@ -1047,7 +1047,7 @@ FROM
 (
   SELECT rank, comm FROM collectives
   WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN {{firsts:Array(UInt32)}}
-    AND has({{ops:Array(String)}}, op)
+    AND op IN {{ops:Array(String)}}
 ) AS c
 INNER JOIN
 (
@@ -1069,7 +1069,7 @@ FROM
   FROM
   (
     SELECT rank, step, comm, shortest_ns FROM gpu_collectives
-    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND has({{ops:Array(String)}}, op) AND step IN
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND op IN {{ops:Array(String)}} AND step IN
     (
       (SELECT step FROM iteration_rollup WHERE job = {{job:String}} AND run = {{run:UInt32}}
        GROUP BY step ORDER BY min(first_ts) DESC LIMIT {{most:UInt32}})
@@ -1096,7 +1096,7 @@ _SAMPLED = f"""
 WITH
   members AS
   (
-    SELECT rank, comm, comm_group, seq_offset,
+    SELECT rank, node, comm, comm_group, seq_offset,
            transform(comm_group, {{groups:Array(UInt64)}}, {{strides:Array(UInt32)}}, toUInt32(1)) AS stride
     FROM
     (
@@ -1106,13 +1106,13 @@ WITH
   ),
   sampled AS
   (
-    SELECT c.rank AS rank, c.host AS host, c.tid AS tid, m.comm_group AS comm_group,
+    SELECT c.rank AS rank, m.node AS node, c.tid AS tid, m.comm_group AS comm_group,
            toInt64(c.seq) + m.seq_offset AS aligned_seq, c.ts AS ts, c.duration_ns AS duration_ns
     FROM
     (
-      SELECT rank, host, tid, comm, seq, ts, duration_ns FROM collectives
+      SELECT rank, tid, comm, seq, ts, duration_ns FROM collectives
       WHERE job = {{job:String}} AND run = {{run:UInt32}} AND {_IN_MINUTES} AND rank IN (SELECT rank FROM members)
-        AND comm IN (SELECT comm FROM members) AND has({{ops:Array(String)}}, op)
+        AND comm IN (SELECT comm FROM members) AND op IN {{ops:Array(String)}}
     ) AS c
     LEFT ANY JOIN members AS m ON c.rank = m.rank AND c.comm = m.comm
     WHERE m.stride > 0 AND cityHash64(aligned_seq) % greatest(m.stride, 1) = 0
@@ -1120,10 +1120,9 @@ WITH
 """
 
 _BY_HOST = """
-SELECT comm_group, aligned_seq, host, max(entry) AS entry_ns, min(done) AS end_ns, min(done - entry) AS took_ns
+SELECT comm_group, aligned_seq, node, max(entry) AS entry_ns, min(done) AS end_ns, min(done - entry) AS took_ns
 FROM calls
-GROUP BY comm_group, aligned_seq, host
-ORDER BY comm_group, aligned_seq, host
+GROUP BY comm_group, aligned_seq, node
 """
 
 GPU_CALLS = _query(
@@ -1131,7 +1130,7 @@ GPU_CALLS = _query(
     + f""",
   calls AS
   (
-    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, any(c.host) AS host, c.rank AS rank,
+    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, any(c.node) AS node, c.rank AS rank,
            min(k.begun) AS entry, max(k.done) AS done
     FROM
     (
@@ -1145,7 +1144,8 @@ GPU_CALLS = _query(
 """
     + _BY_HOST
 )
-"""When each host's ranks entered and left collectives on their GPUs, by NCCL's kernels."""
+"""When each host's ranks entered and left collectives on their GPUs, by NCCL's kernels. Hosts are the number of their
+first rank, and rows in no order."""
 
 WAITED_CALLS = _query(
     _SAMPLED.rstrip()
@@ -1172,7 +1172,7 @@ WAITED_CALLS = _query(
   ),
   calls AS
   (
-    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, c.host AS host,
+    SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, c.node AS node,
            toUnixTimestamp64Nano(c.ts) AS entry,
            toUnixTimestamp64Nano(w.ts) + w.duration_ns AS done
     FROM sampled AS c
@@ -1186,7 +1186,7 @@ WAITED_CALLS = _query(
 STEPS_OF_CALLS = _query(
     _SAMPLED
     + """
-SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, c.host AS host,
+SELECT c.comm_group AS comm_group, c.aligned_seq AS aligned_seq, c.node AS node,
        toInt64(argMin(i.step, c.rank)) AS step
 FROM sampled AS c
 ASOF INNER JOIN
@@ -1200,8 +1200,7 @@ ASOF INNER JOIN
          OR max_ns > 60000000000))
 ) AS i ON c.rank = i.rank AND c.ts > i.ts
 WHERE c.ts <= i.ts_end
-GROUP BY comm_group, aligned_seq, host
-ORDER BY comm_group, aligned_seq, host
+GROUP BY comm_group, aligned_seq, node
 """
 )
 """The step that each host counts a call to."""

@@ -540,7 +540,8 @@ def test_times_that_are_not_of_clocks_are_taken_as_they_are(store: Store) -> Non
 
 def steps_of(*rows: tuple[str, int, int]) -> dict[str, Any]:
     host, seq, step = zip(*rows, strict=True)
-    return {"host": np.array(host, object), "comm_group": np.full(len(seq), 1, np.uint64), "aligned_seq": np.array(seq),
+    place = np.array(["abc".index(one) for one in host])
+    return {"host": place, "comm_group": np.full(len(seq), 1, np.uint64), "aligned_seq": np.array(seq),
             "step": np.array(step)}  # fmt: skip
 
 
