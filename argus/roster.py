@@ -44,7 +44,7 @@ from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
 from argus.semantics.mesh import Group, Traffic, find_mesh
 from argus.semantics.phases import PhaseTracker
-from argus.semantics.steps import StepTracker
+from argus.semantics.steps import ITERATION, StepTracker
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
@@ -189,6 +189,8 @@ class Job:
             ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in self.phases}
             if self.marked.ready(ranks):
                 self.by_marks = True
+            elif not final and self.marked.expects(ranks):
+                return np.empty(0, ITERATION)  # micro-batches repeat, too
         if not self.by_marks:
             found = self.tracker.advance(until_ns=until_ns, final=final)
             found["step"] += self.step_base
