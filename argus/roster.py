@@ -43,7 +43,7 @@ from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
 from argus.semantics.mesh import Group, Traffic, find_mesh
-from argus.semantics.phases import PhaseTracker
+from argus.semantics.phases import PhaseTracker, What
 from argus.semantics.steps import ITERATION, StepTracker
 
 CPU_RANK_S = 3.0
@@ -177,6 +177,15 @@ class Job:
             )
         if self.by_marks is not False and member.target.has(TORCH[0]):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
+
+    def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
+        """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        self.phases.setdefault(member.rank, PhaseTracker()).feed(marks)
+        if self.by_marks is not False:
+            self.marked.feed_marks(member.rank, marks)
+        if not self.by_marks:
+            began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+            self.tracker.feed(member.rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
 
     def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
         """ITERATION rows of the steps completed since the last call, by PyTorch's marks where all ranks have them.

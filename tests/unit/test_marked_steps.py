@@ -22,7 +22,7 @@ from argus.roster import Member
 from argus.semantics import marked_steps
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import FIRST_ENDS, MarkedSteps
-from argus.semantics.phases import MARK, PhaseTracker, Role, What
+from argus.semantics.phases import MARK, Role, What
 from argus.semantics.steps import BY_MARKS, ITERATION
 
 MS = 1_000_000
@@ -813,8 +813,7 @@ def traced(job: Job, marked: Collection[int], *, until: int = 1 << 60) -> Traced
         out.feed(out.members[rank], None, calls)
         if rank in marked:
             marks = between(seen.marks, 0, until)
-            out.phases.setdefault(rank, PhaseTracker()).feed(marks)
-            out.marked.feed_marks(rank, marks)
+            out.feed_marks(out.members[rank], marks)
     out.tracker.align(job.communicators())
     out.marked.align(job.communicators())
     return out
@@ -861,6 +860,28 @@ def test_calls_tell_steps_where_there_is_no_optimiser_or_no_more() -> None:
         assert bool(len(some.steps(1 << 60, final=False))) is told_by_calls
     job = play(2, marked_steps.MOST_BACKWARDS + 10, lambda step: "data fwd bwd dp" + " opt" * (not step))
     assert len(traced(job, {0, 1}).steps(1 << 60, final=False))
+
+
+@pytest.mark.parametrize(
+    ("step", "collectives"), [("bwd dp dp dp dp", 4), ("bwd bwd dp", 1), ("bwd bwd " * 20 + "dp", 1)]
+)
+def test_without_an_optimiser_a_step_has_its_backward_passes(step: str, collectives: int) -> None:
+    """Nothing is launched on a CPU, and the layers' collectives are all alike."""
+    job = play(2, 80, "fwd " + step)
+    found = traced(job, {0, 1}).steps(1 << 60, final=True)
+    assert len(found) >= 2 * 70
+    assert set(found["collectives"]) == {collectives}
+    assert not found["launches"].any()
+    length = 1 + len(step.split())
+    assert np.abs(found["duration_ns"].astype(np.int64) - length * MS).max() < MS
+
+
+def test_backward_passes_are_no_launches() -> None:
+    job = play(1, 80, "fwd launch launch bwd dp launch", groups={"dp": [(0,)]})
+    found = traced(job, {0}).steps(1 << 60, final=True)
+    assert len(found) >= 70
+    assert set(found["launches"]) == {3}
+    assert set(found["collectives"]) == {1}
 
 
 def test_a_helper_of_a_rank_need_not_have_marks() -> None:
