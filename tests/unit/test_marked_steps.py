@@ -876,6 +876,19 @@ def test_without_an_optimiser_a_step_has_its_backward_passes(step: str, collecti
     assert np.abs(found["duration_ns"].astype(np.int64) - length * MS).max() < MS
 
 
+def test_without_an_optimiser_micro_batches_may_vary() -> None:
+    drawn = random.Random(5)
+    job = play(2, 80, lambda step: "fwd " + "bwd " * drawn.randint(1, 6) + "dp")
+    found = traced(job, {0, 1}).steps(1 << 60, final=True)
+    assert len(found) >= 2 * 70
+    assert set(found["collectives"]) == {1}
+
+
+def test_micro_batches_alone_are_no_steps() -> None:
+    job = play(2, 4, "bwd " * 100 + "dp")
+    assert not len(traced(job, {0, 1}, until=(5000 + 200) * MS).steps(1 << 60, final=False))
+
+
 def test_backward_passes_are_no_launches() -> None:
     job = play(1, 80, "fwd launch launch bwd dp launch", groups={"dp": [(0,)]})
     found = traced(job, {0}).steps(1 << 60, final=True)
