@@ -43,8 +43,8 @@ from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
 from argus.semantics.mesh import Group, Traffic, find_mesh
-from argus.semantics.phases import PhaseTracker
-from argus.semantics.steps import StepTracker
+from argus.semantics.phases import PhaseTracker, What
+from argus.semantics.steps import ITERATION, StepTracker
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
@@ -178,6 +178,15 @@ class Job:
         if self.by_marks is not False and member.target.has(TORCH[0]):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
+    def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
+        """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        self.phases.setdefault(member.rank, PhaseTracker()).feed(marks)
+        if self.by_marks is not False:
+            self.marked.feed_marks(member.rank, marks)
+        if not self.by_marks:
+            began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+            self.tracker.feed(member.rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+
     def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
         """ITERATION rows of the steps completed since the last call, by PyTorch's marks where all ranks have them.
 
@@ -189,6 +198,8 @@ class Job:
             ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in self.phases}
             if self.marked.ready(ranks):
                 self.by_marks = True
+            elif not final and self.marked.expects(ranks):
+                return np.empty(0, ITERATION)  # micro-batches repeat, too
         if not self.by_marks:
             found = self.tracker.advance(until_ns=until_ns, final=final)
             found["step"] += self.step_base

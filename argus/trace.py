@@ -48,7 +48,7 @@ from argus.semantics.groups import RankCalls, find_groups, keep_alignment
 from argus.semantics.marks import marks_of
 from argus.semantics.mesh import describe, superseded
 from argus.semantics.phases import METHODS as PHASE_METHODS
-from argus.semantics.phases import PHASE, PHASES, PhaseTracker
+from argus.semantics.phases import PHASE, PHASES
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
 from argus.store import spill
@@ -809,9 +809,7 @@ class Tracer:
             if member is None or member.helper:
                 continue
             mine = marks_of(marks[marks["pid"] == pid], ends_of_backward=member.target.has(TORCH_PYTHON))
-            job.phases.setdefault(member.rank, PhaseTracker()).feed(mine)
-            if job.by_marks is not False:
-                job.marked.feed_marks(member.rank, mine)
+            job.feed_marks(member, mine)
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if now >= job.groups_due or final:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection
 from typing import Any
 
@@ -24,6 +25,9 @@ GENERATION_BITS = 48
 """Addresses of user space have no more; the bits above count the process groups that were at one address."""
 KEPT_ENDS = 64
 """Ends of process groups at one address: calls of groups before these have been drained."""
+KEPT_ADDRESSES = 4096
+"""Addresses of which ends are known, those where a group ended last: four times as many as communicators are remembered
+(``argus.roster``), so that groups at an address that begins with the first generation again meet no older ones."""
 _PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
 _ABOUT_COMMUNICATORS = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
 _NO_TYPE, _UNKNOWN = 0, 1
@@ -136,15 +140,22 @@ class Generations:
         for place in ended[np.argsort(control["ts_ns"][ended], kind="stable")].tolist():
             event = control[place]
             key = int(event["pid"]), int(event["handle"])
-            before, ends = self._ended.get(key, (0, []))
+            before, ends = self._ended.pop(key, (0, []))
             ends = sorted([*ends, int(event["ts_ns"])])
             more = max(len(ends) - KEPT_ENDS, 0)
             self._ended[key] = before + more, ends[more:]
             event["handle"] += _above(before + len(ends) - 1)
-        of_torch = _OF_TORCH[called["call"]]
-        for (pid, handle), (before, ends) in self._ended.items():
-            mine = of_torch & (called["pid"] == pid) & (called["comm"] == handle)
-            if mine.any():
+        for key in list(itertools.islice(self._ended, max(len(self._ended) - KEPT_ADDRESSES, 0))):
+            del self._ended[key]
+        of_torch = np.flatnonzero(_OF_TORCH[called["call"]]) if self._ended else ()
+        if not len(of_torch):
+            return
+        columns = called["pid"][of_torch].astype(np.uint64), called["comm"][of_torch]
+        keys, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+        for place, (pid, handle) in enumerate(keys.tolist()):
+            if (known := self._ended.get((pid, handle))) is not None:
+                before, ends = known
+                mine = of_torch[which.ravel() == place]
                 generation = before + np.searchsorted(ends, called["ts_ns"][mine])
                 called["comm"][mine] += _above(generation.astype(np.uint64))
 

@@ -30,6 +30,11 @@ LOADED_OFTEN = 1 / 8
 """From this share on of the optimiser's ends with a batch loaded after them, these are the steps. Evaluation is rarer
 than every 16 steps, so that one at most is among those that decide; no usual program calls an optimiser more than 8
 times on one batch."""
+FIRST_BACKWARDS = 64
+"""Backward passes of a thread until it is believed to have no optimiser that PyTorch knows: as many micro-batches may
+come before the first one's end is seen, and look like steps to whoever knows the calls alone."""
+MOST_BACKWARDS = 1024
+"""The same once an optimiser was seen."""
 KEPT_ENDS = 4096
 """Ends kept of a thread until it is known what is a step: hours of usual steps."""
 PENDING = 64
@@ -44,6 +49,9 @@ DEPTH = 256
 """Ranges open in one another, likewise."""
 USUAL = 32
 """Newest steps from which the usual number of backward passes, and of collectives, is taken."""
+RARE = 1 / 8
+"""A number of backward passes that fewer of these steps had is odd, if at least half of them have had another one.
+Scalers leave the optimiser out more rarely, and where micro-batches vary no number says anything."""
 KEPT_BEFORE = 512
 """Calls before the newest step's end are dropped when there are so many: at every end it would cost more."""
 
@@ -68,6 +76,10 @@ class _Thread:
     """Begun since the newest end in ``ends``, less the one that told it."""
     between: int = -1
     """Those up to the candidate."""
+    begun: int = 0
+    """Backward passes since an optimiser ended, or since the thread was first seen."""
+    ended: bool = False
+    """Whether an optimiser has ended."""
     ends: deque[_End] = field(default_factory=lambda: deque(maxlen=KEPT_ENDS))
     seen: int = 0
 
@@ -82,12 +94,19 @@ class _Thread:
             # Of optimisers in one another the outer one ends last.
             if self.roles.pop() == Role.OPTIMIZER:
                 self.candidate, self.loaded, self.between = ts, False, self.backwards
+                self.begun, self.ended = 0, True
         elif what == What.BACKWARD_BEGIN:
+            self.begun += 1
             if self.candidate:
                 self.confirm()
                 self.backwards = 0
             if self.backwards >= 0:
                 self.backwards += 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether an optimiser may be expected to end."""
+        return self.begun <= MOST_BACKWARDS if self.ended else 0 < self.begun <= FIRST_BACKWARDS
 
     def confirm(self) -> None:
         if self.candidate:
@@ -120,6 +139,14 @@ class _Rank:
     usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=USUAL))
     """Backward passes and collectives of the newest steps."""
     bounds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PENDING))
+
+    def odd(self, backwards: int) -> bool:
+        """Whether a step of so many backward passes is unlike the newest ones: an optimiser's end may lack."""
+        if backwards < 0 or not self.usual:
+            return False
+        counts = Tally(each for each, _ in self.usual)
+        ((_, most),) = counts.most_common(1)
+        return 2 * most >= len(self.usual) and counts[backwards] < RARE * len(self.usual)
 
     def main(self) -> _Thread | None:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
@@ -241,6 +268,11 @@ class MarkedSteps:
             return True
         return False
 
+    def expects(self, ranks: Iterable[int]) -> bool:
+        """Whether these ranks' steps will be told by their marks before long. Arguments as for :meth:`ready`."""
+        known = [self._ranks[rank].threads.values() if rank in self._ranks else () for rank in ranks]
+        return bool(known) and all(any(thread.trains for thread in threads) for threads in known)
+
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.
 
@@ -354,7 +386,7 @@ class MarkedSteps:
                 continue
             for group, key in keys:
                 self._remember(group, key, here)
-            sure = 1.0 if here == number + 1 and backwards in (usual[0], -1) and not state.merged else 0.5
+            sure = 1.0 if here == number + 1 and not state.odd(backwards) and not state.merged else 0.5
             if backwards >= 0:
                 state.usual.append((backwards, called))
             state.merged = False

@@ -19,6 +19,7 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +131,7 @@ class _Sum:
     def largest(self) -> int:
         return max((nbytes for _, nbytes in self.calls), default=0)
 
-    @property
+    @cached_property
     def often(self) -> float:
         """Collectives of more than bookkeeping's size, a member."""
         count = sum(n for (op, nbytes), n in self.calls.items() if op not in ("Send", "Recv") and nbytes > SMALL_BYTES)
@@ -257,11 +258,14 @@ def _by_operations(each: _Sum, world: int) -> tuple[str, float, str] | None:
 
 def _reductions(undecided: list[_Sum], world: int) -> list[Group]:
     """Groups that reduce, gather and scatter: tensor parallel, sharded or plain data parallel."""
-    rarest = min((each.often for each in undecided if not _alike(each, undecided)), default=0.0)
+    # Where nobody calls more rarely by so much there is nothing to compare with.
+    most = max((each.often for each in undecided), default=0.0)
+    rarest = min((each.often for each in undecided if most > MANY * each.often), default=0.0)
     found = []
     for each in undecided:
         shards = each.part("AllGather", "ReduceScatter")
-        sizes = {nbytes for (op, nbytes) in each.calls if nbytes > SMALL_BYTES}
+        least = SMALL_BYTES if each.largest > SMALL_BYTES else 0
+        sizes = {nbytes for (op, nbytes) in each.calls if nbytes > least}
         everybody = len(each.ranks) == world or each.size == world
         # Where others reduce far less often, these do it for each layer.
         within = each.neighbours and not everybody and each.often >= MANY * max(rarest, 1e-9) and rarest > 0
@@ -291,11 +295,6 @@ def superseded(before: Sequence[Group], now: Sequence[Group]) -> list[Group]:
     left = {group.id for group in now}
     taken = {handle for group in now for handle in group.handles}
     return [group for group in before if group.id not in left and group.concluded and group.handles & taken]
-
-
-def _alike(each: _Sum, others: list[_Sum]) -> bool:
-    """Whether nobody calls more rarely by :data:`MANY`: then there is nothing to compare with."""
-    return not any(other.often > MANY * each.often for other in others)
 
 
 def _times(each: _Sum, rarest: float) -> str:

@@ -223,11 +223,15 @@ _CALL = np.dtype(
         ("comm", "<u8"),
         ("seq", "<i8"),
         ("collective", "?"),
+        ("backward", "?"),
     ]
 )
 
 _NUMBERED = np.dtype([*((name, ITERATION[name]) for name in ITERATION.names or ()), ("number", "<i8")])
 _RECENT = 64
+
+_BACKWARD = np.uint64(0x6261636B77617264)
+"""Code of backward passes: no other call's, but by chance."""
 
 _EXACT, _LOOSE, _COLLECTIVES = "exact", "loose", "collectives"
 
@@ -450,19 +454,29 @@ class StepTracker:
                 found.setdefault(id(family), (family, offset - now))
         return max(found.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
 
-    def feed(self, rank: int, launches: NDArray[np.void], collectives: NDArray[np.void]) -> None:
+    def feed(
+        self,
+        rank: int,
+        launches: NDArray[np.void],
+        collectives: NDArray[np.void],
+        backwards: NDArray[np.uint64] | None = None,
+    ) -> None:
         """Adds calls of one rank.
 
         Args:
             rank: Global rank.
             launches: :data:`argus.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL removed.
             collectives: :data:`argus.records.COLLECTIVE` rows of collective operations only, nested ones removed.
+            backwards: When PyTorch began backward passes, ns, shape (k,). Layers that are all alike repeat within a
+                step; on CPUs, where nothing is launched, its backward pass alone tells them from steps.
         """
+        backwards = np.empty(0, np.uint64) if backwards is None else backwards
         if launches.dtype != LAUNCH or collectives.dtype != COLLECTIVE:
             raise TypeError("feed takes LAUNCH and COLLECTIVE records")
         state = self._ranks.setdefault(rank, _Rank(rank))
-        new = np.zeros(len(launches) + len(collectives), _CALL)
-        head, tail = new[: len(launches)], new[len(launches) :]
+        new = np.zeros(len(launches) + len(collectives) + len(backwards), _CALL)
+        head, tail, passes = np.split(new, [len(launches), len(launches) + len(collectives)])
+        passes["ts"], passes["exact"], passes["loose"], passes["backward"] = backwards, _BACKWARD, _BACKWARD, True
         if len(launches):
             head["ts"] = launches["ts_ns"]
             head["exact"], head["loose"] = _launch_codes(launches)
@@ -553,6 +567,7 @@ class StepTracker:
         """The first unit in a window that keeps repeating, from ever longer beginnings of it, so that the size of the
         batches that calls come in does not matter: ((unit, score) or None, whether one still has to prove itself)."""
         part = window[window["collective"]] if level == _COLLECTIVES else window
+        launches = ~window["collective"] & ~window["backward"]
         codes = self._codes(window, level)
         prefix = Prefix.of(codes)
         size = 32
@@ -570,7 +585,9 @@ class StepTracker:
                 if not self._whole(part, begin + len(seen), period.length):
                     continue
                 unit = seen[-period.length :]
-                if len(part) < len(window) and level == _COLLECTIVES and (unit == unit[0]).all():
+                if level != _COLLECTIVES and (unit == _BACKWARD).all():
+                    continue  # micro-batches
+                if launches.any() and level == _COLLECTIVES and (unit == unit[0]).all():
                     continue  # equal buckets: only the launches between them could tell the steps apart
                 decided = self._judge(part, prefix, unit, period, level, final, whole=size >= len(codes))
                 if decided is not None:
@@ -755,7 +772,8 @@ class StepTracker:
         steps["duration_ns"] = np.diff(calls["ts"])
         sums = np.concatenate([[0], np.cumsum(window["collective"])])
         steps["collectives"] = sums[at[1:] + 1] - sums[at[:-1] + 1]
-        steps["launches"] = np.diff(at) - steps["collectives"]
+        passes = np.concatenate([[0], np.cumsum(window["backward"])])
+        steps["launches"] = np.diff(at) - steps["collectives"] - (passes[at[1:] + 1] - passes[at[:-1] + 1])
         steps["method"] = BY_LAUNCHES if lock.anchor_comm == 0 else BY_COLLECTIVES
         likeness = np.minimum(sizes, length) / np.maximum(sizes, length)
         ok = exact[bounds[1:]] & (sizes == length)

@@ -62,6 +62,19 @@ def test_ends_that_are_forgotten_still_count() -> None:
     assert len(generations._ended[1, ADDRESS][1]) == KEPT_ENDS
 
 
+def test_addresses_at_which_no_group_has_ended_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("argus.capture.collectives.KEPT_ADDRESSES", 3)
+    generations = Generations()
+    for life in range(20):
+        # One address is used again and again, the others once.
+        ends = np.concatenate([ended(ADDRESS, [100 * life]), ended(ADDRESS + 8 * life + 8, [100 * life + 50])])
+        generations.number(ends, called(GLOO, ADDRESS, []))
+    assert len(generations._ended) == 3
+    calls = np.concatenate([called(GLOO, ADDRESS + far, [5000]) for far in (0, 8 * 20, 8)])
+    generations.number(ended(ADDRESS, []), calls)
+    assert (calls["comm"] >> np.uint64(GENERATION_BITS)).tolist() == [20, 1, 0]
+
+
 def take(job: Job, rank: int, calls: NDArray[np.void], kept: int = 64) -> None:
     """As the tracer does."""
     job.count_traffic(rank, calls, np.full(len(calls), 8, np.uint64))

@@ -22,7 +22,7 @@ from argus.roster import Member
 from argus.semantics import marked_steps
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import FIRST_ENDS, MarkedSteps
-from argus.semantics.phases import MARK, PhaseTracker, Role, What
+from argus.semantics.phases import MARK, Role, What
 from argus.semantics.steps import BY_MARKS, ITERATION
 
 MS = 1_000_000
@@ -351,6 +351,16 @@ def test_a_skipped_optimiser_makes_one_long_step_of_two_on_all_ranks() -> None:
         mine = of(found, rank)
         assert mine["step"].tolist() == list(range(18))
         assert mine["confidence"].tolist() == [1.0] * 9 + [0.5] + [1.0] * 8
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3, 4, 5), (2, 3)])
+def test_where_micro_batches_vary_their_number_is_nothing_odd(counts: tuple[int, ...]) -> None:
+    drawn = random.Random(3)
+    job = play(2, 200, lambda step: "data fwd bwd " * drawn.choice(counts) + "dp opt")
+    drawn.seed(3)
+    found = find(job)
+    assert told(job, found) == [list(range(1, 200))] * 2
+    assert (found["confidence"][found["step"] >= marked_steps.USUAL] == 1.0).all()
 
 
 # ---- ranks that see different things
@@ -803,8 +813,7 @@ def traced(job: Job, marked: Collection[int], *, until: int = 1 << 60) -> Traced
         out.feed(out.members[rank], None, calls)
         if rank in marked:
             marks = between(seen.marks, 0, until)
-            out.phases.setdefault(rank, PhaseTracker()).feed(marks)
-            out.marked.feed_marks(rank, marks)
+            out.feed_marks(out.members[rank], marks)
     out.tracker.align(job.communicators())
     out.marked.align(job.communicators())
     return out
@@ -831,6 +840,61 @@ def test_a_job_with_a_rank_that_calls_and_has_no_marks_is_not() -> None:
     assert BY_MARKS not in found["method"]
     half.feed(half.members[0], None, job.ranks[0].calls)
     assert len(half.marked._ranks[0].called) == len(job.ranks[0].calls), "nobody will ask the marks"
+
+
+@pytest.mark.parametrize(("micro_batches", "until"), [(16, 3 * 65), (60, 200)])
+def test_calls_do_not_tell_steps_where_the_optimiser_is_about_to(micro_batches: int, until: int) -> None:
+    """Micro-batches that are all reduced repeat twenty times before there are enough steps, or any."""
+    job = play(2, 8, "data fwd bwd dp " * micro_batches + "opt")
+    early = traced(job, {0, 1}, until=(5000 + until) * MS)
+    assert not len(early.steps(1 << 60, final=False))
+    assert early.by_marks is None
+    without = traced(job, set(), until=(5000 + until) * MS)
+    assert len(without.steps(1 << 60, final=False)), "of the same calls alone"
+
+
+def test_calls_tell_steps_where_there_is_no_optimiser_or_no_more() -> None:
+    job = play(2, 100, "data fwd bwd dp")
+    for backwards, told_by_calls in ((marked_steps.FIRST_BACKWARDS, False), (90, True)):
+        some = traced(job, {0, 1}, until=(5000 + 4 * backwards) * MS)
+        assert bool(len(some.steps(1 << 60, final=False))) is told_by_calls
+    job = play(2, marked_steps.MOST_BACKWARDS + 10, lambda step: "data fwd bwd dp" + " opt" * (not step))
+    assert len(traced(job, {0, 1}).steps(1 << 60, final=False))
+
+
+@pytest.mark.parametrize(
+    ("step", "collectives"), [("bwd dp dp dp dp", 4), ("bwd bwd dp", 1), ("bwd bwd " * 20 + "dp", 1)]
+)
+def test_without_an_optimiser_a_step_has_its_backward_passes(step: str, collectives: int) -> None:
+    """Nothing is launched on a CPU, and the layers' collectives are all alike."""
+    job = play(2, 80, "fwd " + step)
+    found = traced(job, {0, 1}).steps(1 << 60, final=True)
+    assert len(found) >= 2 * 70
+    assert set(found["collectives"]) == {collectives}
+    assert not found["launches"].any()
+    length = 1 + len(step.split())
+    assert np.abs(found["duration_ns"].astype(np.int64) - length * MS).max() < MS
+
+
+def test_without_an_optimiser_micro_batches_may_vary() -> None:
+    drawn = random.Random(5)
+    job = play(2, 80, lambda step: "fwd " + "bwd " * drawn.randint(1, 6) + "dp")
+    found = traced(job, {0, 1}).steps(1 << 60, final=True)
+    assert len(found) >= 2 * 70
+    assert set(found["collectives"]) == {1}
+
+
+def test_micro_batches_alone_are_no_steps() -> None:
+    job = play(2, 4, "bwd " * 100 + "dp")
+    assert not len(traced(job, {0, 1}, until=(5000 + 200) * MS).steps(1 << 60, final=False))
+
+
+def test_backward_passes_are_no_launches() -> None:
+    job = play(1, 80, "fwd launch launch bwd dp launch", groups={"dp": [(0,)]})
+    found = traced(job, {0}).steps(1 << 60, final=True)
+    assert len(found) >= 70
+    assert set(found["launches"]) == {3}
+    assert set(found["collectives"]) == {1}
 
 
 def test_a_helper_of_a_rank_need_not_have_marks() -> None:

@@ -312,3 +312,9 @@ def test_a_communicator_whose_making_is_told_after_its_calls_supersedes_the_gues
     before = find_mesh(cluster.communicators()[:0], cluster.traffic, world=2)
     assert [group.ranks for group in before] == [(0,), (1,)]
     assert superseded(before, cluster.find()) == before
+
+
+def test_shards_of_a_small_model_have_sizes() -> None:
+    cluster = Cluster(2)
+    cluster.group((0, 1), {("AllGather", 4096): 9, ("AllGather", 512): 9, ("ReduceScatter", 512): 9})
+    assert [group.why for group in cluster.find()] == ["all-gathers and reduce-scatters, in 2 sizes"]
