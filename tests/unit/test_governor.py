@@ -74,7 +74,7 @@ def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     costs[Part.CALLS] = 0.0
     assert names(judge(governor, costs, PATIENCE, 20)) == ["-GPU times for a quarter of the time"]
     costs[Part.GPU] = 0.005
-    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-ranges"]
+    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-NVTX ranges", "-ranges"]
     assert names(judge(governor, costs, 100 * PATIENCE, 40)) == rest
     assert len(governor.taken) == 8
 
