@@ -265,7 +265,7 @@ class Tracer:
         self._marks_without_rank = 0
         self._products_not_probed = 0
         self._overhead = OverheadSide(options.max_overhead)
-        self._launches_detached = self._waits_not_followed = 0
+        self._launches_detached = self._waits_not_followed = self._nvtx_detached = 0
         self._generations = collectives.Generations()
 
     @property
@@ -510,11 +510,12 @@ class Tracer:
         failure = ""
         if name == "NVTX ranges":
             self._probes.detach_optional("nvtx")
+            self._nvtx_detached = 1
             for job in self.jobs:
                 job.drop_ranges()
         elif name == "ranges":
-            for subject in ("ranges", "nvtx"):
-                self._probes.detach_optional(subject)
+            self._probes.detach_optional("ranges")
+            self._probes.detach_optional("nvtx")  # there are none, or they would have gone first: of no use alone
             for job in self.jobs:
                 job.drop_marks()
         elif name == "launches" and down:
@@ -1075,7 +1076,7 @@ class Tracer:
         found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
         found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
-        found["nvtx_probes_detached"] = (int("nvtx" not in self._probes.probed), True)
+        found["nvtx_probes_detached"] = (self._nvtx_detached, True)
         found["math_probes_detached"] = (self._products_not_probed, True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from argus.capture import governor
 from argus.store.open import open_store
 from argus.store.reader import query
 from argus.trace import Options, Tracer
@@ -125,3 +126,33 @@ def test_steps_and_phases_are_those_of_the_program(tmp_path: Path, store_url: st
             least, most = spent(log, part, until, begin, end)
             ((duration,),) = rows(store_url, told)
             assert least <= duration <= most, (style, phase)
+
+
+def test_ranges_that_cost_too_much_are_let_alone(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(governor, "LADDERS", {governor.Part.MARKS: governor.LADDERS[governor.Part.MARKS]})
+    with running(tmp_path, ("chars",)) as (rank,):
+        tracer = Tracer(open_store(store_url), Options(pids=(rank.pid,), max_overhead=1.0))
+        tracer.start()
+
+        def polled(condition: Callable[[], bool]) -> None:
+            wait_until(lambda: (tracer.poll(), condition())[1], timeout_s=60)
+
+        def marks() -> int:
+            return tracer.counters()["marks"][0]
+
+        try:
+            polled(lambda: tracer.jobs[0].by_marks is True)
+            assert tracer.counters()["nvtx_probes_detached"] == (0, True)
+            tracer._overhead.governor.budget = 1e-9
+            polled(lambda: tracer.counters()["nvtx_probes_detached"] == (1, True))
+            tracer._overhead.governor.budget = 1.0
+            assert "NVTX's ranges are not probed any more" in tracer.notes()[-1]
+            assert tracer.jobs[0].by_marks is False
+            before, steps = marks(), len(calls(tmp_path, 0)["step"])
+            polled(lambda: len(calls(tmp_path, 0)["step"]) > steps + 20)
+            assert marks() == before
+        finally:
+            lost = tracer.stop()
+    assert lost == {"nvtx_probes_detached": 1}
