@@ -65,7 +65,12 @@ class Selection:
             first, last = self.steps
             parts.append(f"step {first}" if first == last else f"steps {first}-{last}")
         if self.from_ns is not None or self.to_ns is not None:
-            parts.append(f"{_clock(self.from_ns)} to {_clock(self.to_ns)}")
+            if self.to_ns is None:
+                parts.append(f"from {_clock(self.from_ns)} on")
+            elif self.from_ns is None:
+                parts.append(f"before {_clock(self.to_ns)}")
+            else:
+                parts.append(f"{_clock(self.from_ns)} to {_clock(self.to_ns)}")
         elif self.last_ns is not None:
             parts.append(f"the last {self.last_ns / S:g} s")
         parts.append({"cpu": "on the CPU", "off": "off the CPU", "all": "on and off the CPU"}[self.kind])
@@ -306,11 +311,19 @@ def read_stacks(store: Store, job: str, run: int, ids: Collection[int]) -> dict[
     return found
 
 
+_ONLY = {
+    ("cpu", "off"): ", all of them off the CPU: --kind off",
+    ("off", "cpu"): ", all of them on the CPU: --kind cpu",
+}
+"""By what was asked for, and all the kinds there are."""
+
+
 def nothing_found(store: Store, selection: Selection) -> ArgusError:
     """The error for a selection without samples: what was asked for, and what there is."""
     rows = query_columns(
         store,
-        "SELECT groupUniqArray(rank) AS ranks, toUnixTimestamp64Nano(min(ts)) AS begin_ns,"
+        "SELECT groupUniqArray(rank) AS ranks, arraySort(groupUniqArray(toString(kind))) AS kinds,"
+        " toUnixTimestamp64Nano(min(ts)) AS begin_ns,"
         " toUnixTimestamp64Nano(max(last_ts)) AS end_ns FROM stack_samples"
         " WHERE job = {job:String} AND run = {run:UInt32}",
         {"job": selection.job, "run": selection.run},
@@ -318,7 +331,7 @@ def nothing_found(store: Store, selection: Selection) -> ArgusError:
     ranks = [int(rank) for found in rows["ranks"] for rank in found]
     hint = (
         f"It has samples of rank{'s' * (len(ranks) > 1)} {rank_text(ranks)} from {_clock(int(rows['begin_ns'][0]))}"
-        f" to {_clock(int(rows['end_ns'][0]))}"
+        f" to {_clock(int(rows['end_ns'][0]))}" + _ONLY.get((selection.kind, *rows["kinds"][0]), "")
         if ranks
         else "The run has no stacks at all: was it traced with --no-stacks, or have they expired?"
     )

@@ -203,7 +203,7 @@ def test_dump_shows_threads_that_run_and_those_that_do_not(tmp_path: Path) -> No
         assert f"process {running.pid}" in text.stdout
     gone = dump("--pid", str(running.pid))
     assert gone.returncode == 3
-    assert gone.stderr.startswith(f"argus: process {running.pid}")
+    assert gone.stderr.startswith(f"argus: there is no process {running.pid}\n")
     assert "Traceback" not in gone.stderr
 
 

@@ -216,6 +216,17 @@ def test_nothing_found_says_what_there_is(store: Store) -> None:
         "no stacks of job 'llama' found: run 1, rank 7, thread main, steps 5-9, on the CPU"
     )
     assert "ranks 0,1 from 2023-11-14 22:13:20.010" in failure.value.hint
+    for ends, words in (
+        ({"from_ns": T0 + 1000 * MS}, "from 2023-11-14 22:13:21.000 UTC on"),
+        ({"to_ns": T0 - 1000 * MS}, "before 2023-11-14 22:13:19.000 UTC"),
+    ):
+        with pytest.raises(ArgusError) as failure:
+            read_profile(store, Selection("llama", 1, **ends))
+        assert failure.value.message == f"no stacks of job 'llama' found: run 1, all ranks, {words}, on the CPU"
+    assert failure.value.hint.endswith(" UTC")
+    with pytest.raises(ArgusError) as failure:
+        read_profile(store, Selection("llama", 2, kind="off"))
+    assert failure.value.hint.endswith(" UTC, all of them on the CPU: --kind cpu")
     with pytest.raises(ArgusError) as failure:
         read_profile(store, Selection("llama", 9, last_ns=MS))
     assert "no stacks at all" in failure.value.hint
