@@ -60,6 +60,22 @@ def mesh_of(
     return Mesh(ranks, stage, lockstep, replica, staged)
 
 
+def _members(
+    groups: Mapping[str, NDArray[Any]], rows: Int, joined: Mapping[tuple[str, int], int] | None
+) -> tuple[dict[int, int], Int, Int]:
+    """Who is in some of the groups: the place of each communicator by its number on all hosts; and a communicator's
+    place and a rank, shape (members of all rows,) each."""
+    numbers: dict[int, int] = {}
+    hosts, names = (groups[name][rows].tolist() for name in ("host", "comm_group"))
+    one = [
+        numbers.setdefault((joined or {}).get((str(host), int(group)), int(group)), len(numbers))
+        for host, group in zip(hosts, names, strict=True)
+    ]
+    parts = [np.asarray(members, np.int64) for members in groups["ranks"][rows]]
+    node = np.repeat(np.array(one, np.int64), [len(part) for part in parts])
+    return numbers, node, np.concatenate([np.empty(0, np.int64), *parts])
+
+
 def _connected(
     groups: Mapping[str, NDArray[Any]],
     ranks: Int,
@@ -68,12 +84,7 @@ def _connected(
 ) -> Int:
     """A label for each rank, the same for those that groups of these dimensions connect, shape (n,)."""
     chosen = np.flatnonzero(np.isin(groups["dimension"], dimensions))
-    names = [(str(groups["host"][row]), int(groups["comm_group"][row])) for row in chosen.tolist()]
-    numbers: dict[Any, int] = {}
-    one = [numbers.setdefault((joined or {}).get(name, name[1]), len(numbers)) for name in names]
-    members = [np.asarray(groups["ranks"][row], np.int64) for row in chosen.tolist()]
-    node = np.repeat(np.array(one, np.int64), [len(part) for part in members])
-    rank = np.concatenate([np.empty(0, np.int64), *members])
+    numbers, node, rank = _members(groups, chosen, joined)
     known = np.isin(rank, ranks)
     rank, node = np.searchsorted(ranks, rank[known]), node[known]
     labels = np.arange(len(ranks))
@@ -96,11 +107,10 @@ def between_stages(
     dimension = np.asarray(groups["dimension"], object)
     if "pp" not in dimension.tolist():
         return []
-    ranks = np.unique(np.concatenate([np.asarray(members, np.int64) for members in groups["ranks"]]))
-    stage = _connected(groups, ranks, SAME_STAGE, joined)
-    found: dict[int, set[int]] = {}
-    for host, group, members in zip(groups["host"], groups["comm_group"], groups["ranks"], strict=True):
-        number = (joined or {}).get((str(host), int(group)), int(group))
-        places = np.searchsorted(ranks, np.asarray(members, np.int64))
-        found.setdefault(number, set()).update(stage[places].tolist())
-    return sorted(number for number, stages in found.items() if len(stages) > 1)
+    numbers, node, member = _members(groups, np.arange(len(dimension)), joined)
+    ranks, at = np.unique(member, return_inverse=True)
+    stage = _connected(groups, ranks, SAME_STAGE, joined)[at]
+    least, most = np.full(len(numbers), len(ranks)), np.full(len(numbers), -1)
+    np.minimum.at(least, node, stage)
+    np.maximum.at(most, node, stage)
+    return sorted(number for number, place in numbers.items() if least[place] < most[place])

@@ -230,11 +230,11 @@ def _diagnose(
     # Calls of a step, of all ranks.
     calls = float(np.median(series["calls"][sure]) * verdict["ranks"])
     reach = int(np.clip(MOST_CALLS / max(calls, 1.0), WINDOWS[0], max(WINDOWS)))
-    params["left_out"] = between_stages(query(sql.GROUPS, params), gpu.joined(across))
     hosts = _hosts(query, params)
-    ahead.start(sql.LATENESS, _newest(params, numbers, reach))
     for asked in gpu.windows(params, numbers, len(hosts)):
         ahead.start(sql.GPU_TIMES, asked)
+    params["left_out"] = between_stages(query(sql.GROUPS, params), gpu.joined(across))
+    ahead.start(sql.LATENESS, _newest(params, numbers, reach))
     for text, asked in links.newest(params, numbers, len(hosts)):
         ahead.start(text, asked)
     lateness, why_not = _lateness(query, params, numbers, reach)

@@ -18,6 +18,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -250,8 +251,7 @@ def error_at(times: Int, clock: NDArray[np.void]) -> Int:
     return np.asarray(row["error_ns"], np.int64)
 
 
-@dataclass(frozen=True)
-class _Link:
+class _Link(NamedTuple):
     """Two hosts compared: a time t of ``member`` is t + offset + (t - at) * drift of ``hub``."""
 
     hub: int
@@ -268,8 +268,7 @@ class _Link:
     """The communicator that tells it; -1: none, it is what the hosts say of themselves."""
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(NamedTuple):
     """A host against the reference."""
 
     at: int

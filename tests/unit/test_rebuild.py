@@ -10,18 +10,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from argus.diagnose import sql
 from argus.diagnose.gpu import GpuTimes, Seen
 from argus.diagnose.links import P2P, Transfers
 from argus.diagnose.peers import Mesh as Peers
 from argus.diagnose.rebuild import Workers, build, read, relieved_ns, unburdened_ns
-from argus.diagnose.run import diagnose_store
+from argus.diagnose.run import diagnose, diagnose_store
 from argus.diagnose.whatif import answer
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
 from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
 
 from ..stores import new_store
 
@@ -201,6 +204,24 @@ def test_what_if_is_what_would_have_been(store: Store, mesh: Mesh, batches: int,
     answers = verdict["whatif"]
     assert answers["S"] > 1.03
     assert next(iter(answers["S_rank"])) == str(rank)
+
+
+def test_since_when_a_cpu_is_late_is_not_looked_for_where_its_gpu_tells(store: Store) -> None:
+    """Of pipelines the GPUs' own times say who is slow, and since when: all calls need not be read for it."""
+    fault = parse("compute_straggler:loud:ranks=5:from=20")
+    spec = Spec(Mesh(dp=2, tp=2, pp=2), Program(micro_batches=4), faults=[fault], steps=50, seed=8)
+    write(store, "late", spec, run=1, start_ns=1_700_000_000 * 10**9)
+    asked_for = []
+
+    def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        asked_for.append(text)
+        return query_columns(store, text, params)
+
+    found = diagnose(query, "late", 1)["findings"]
+    assert [(one["kind"], one["ranks"], one["steps"]) for one in found] == [("compute_straggler", [5], [20, 49])]
+    assert sql.LATENESS in asked_for
+    assert sql.CPU_TIME in asked_for  # it came late, and its CPU was looked at
+    assert sql.LEAD not in asked_for
 
 
 @pytest.mark.parametrize(

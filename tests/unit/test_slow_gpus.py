@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from argus.diagnose import sql
 from argus.diagnose.cause import attribute
 from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
-from argus.diagnose.peers import Mesh, mesh_of
+from argus.diagnose.peers import Mesh, between_stages, mesh_of
 from argus.diagnose.phase import Straggler
 from argus.diagnose.run import _kept_waiting, _lost_its_lead, _narrowed
 
@@ -433,6 +433,20 @@ def test_groups_that_each_host_saw_a_part_of_are_one() -> None:
     }  # fmt: skip
     mesh = mesh_of(groups, np.arange(6), np.arange(6), {("a", 7): 50, ("b", 8): 50})
     assert mesh.stage.tolist() == [0, 0, 0, 0, 4, 4]
+
+
+def test_communicators_among_stages() -> None:
+    """What several hosts know a part of is one communicator."""
+    ranks = np.empty(7, object)
+    ranks[:] = [[0, 1], [2, 3], [0, 2], [1, 3], [0, 1, 2, 3], [0], [2]]
+    groups = {
+        "host": np.array(["a"] * 6 + ["b"]), "comm_group": np.array([1, 2, 3, 4, 5, 6, 6]), "ranks": ranks,
+        "dimension": np.array(["tp", "tp", "pp", "pp", "world", "unknown", "unknown"]),
+    }  # fmt: skip
+    assert between_stages(groups) == [3, 4, 5, 6]
+    assert between_stages(groups, {("b", 6): 7}) == [3, 4, 5]
+    assert between_stages(groups, {("a", 6): 8, ("b", 6): 8}) == [3, 4, 5, 8]
+    assert between_stages({name: values[:2] for name, values in groups.items()}) == []
 
 
 def test_without_groups_those_with_as_many_kernels_are_compared() -> None:
