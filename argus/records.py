@@ -84,7 +84,7 @@ MARK = np.dtype(
         ("name", "u1", (MARK_NAME_LEN,)),
     ]
 )
-"""``struct argus_mark``: a range, a backward pass, a wait or a work of PyTorch begins or ends."""
+"""``struct argus_mark``: a range, a backward pass, a wait or a work of PyTorch, or a range of NVTX, begins or ends."""
 
 MATH_WORDS = 15
 DESCRIPTOR_WORDS = 5

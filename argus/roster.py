@@ -25,6 +25,7 @@ from argus.capture.nccl import Place, rank_offset, read_place
 from argus.capture.python import find_interpreter
 from argus.capture.pytorch import Membership, read_group
 from argus.capture.targets import (
+    NVTX,
     TORCH,
     FileKey,
     Library,
@@ -42,6 +43,7 @@ from argus.semantics.flops import Counted
 from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
+from argus.semantics.marks import Marks
 from argus.semantics.mesh import Group, Traffic, find_mesh
 from argus.semantics.phases import PhaseTracker
 from argus.semantics.steps import StepTracker
@@ -118,8 +120,9 @@ _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 f
 class Job:
     """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
 
-    ``by_marks``: whether steps are told by PyTorch's marks; None: not known yet. ``phase_ns``: time of all ranks' steps
-    by phase; ``hidden_ns``: of communication behind other phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
+    ``by_marks``: whether steps are told by marks of PyTorch or NVTX; None: not known yet. ``marks``: of each rank, what
+    is known to make them. ``phase_ns``: time of all ranks' steps by phase; ``hidden_ns``: of communication behind other
+    phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
     ``ended``: rank and handle of communicators that are no more.
@@ -132,6 +135,7 @@ class Job:
     tracker: StepTracker = field(default_factory=StepTracker)
     marked: MarkedSteps = field(default_factory=MarkedSteps)
     by_marks: bool | None = None
+    marks: dict[int, Marks] = field(default_factory=dict)
     step_base: int = 0
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
     phase_ns: Tally[str] = field(default_factory=Tally)
@@ -175,28 +179,30 @@ class Job:
                 nothing[0] if launched is None else launched,
                 nothing[1] if called is None else called,
             )
-        if self.by_marks is not False and member.target.has(TORCH[0]):
+        if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
             self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
 
     def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
-        """ITERATION rows of the steps completed since the last call, by PyTorch's marks where all ranks have them.
+        """ITERATION rows of the steps completed since the last call, by marks where all ranks have them.
 
         Args:
             until_ns: What happened before this has been fed.
             final: Nothing more will come.
         """
         if self.by_marks is None:
-            ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in self.phases}
+            marked = self.marked.ranks
+            ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in marked}
             if self.marked.ready(ranks):
                 self.by_marks = True
         if not self.by_marks:
             found = self.tracker.advance(until_ns=until_ns, final=final)
             found["step"] += self.step_base
-            if len(found):
-                self.by_marks = False
-            if len(found) or not final or self.by_marks is False or not self.marked.ready(self.phases, final=True):
+            if self.by_marks is None and len(found):
+                self.by_marks = self.marked.agree(found)
+            if self.by_marks is None and final and self.marked.ready(self.marked.ranks, final=True):
+                self.by_marks = True
+            if not self.by_marks:
                 return found
-            self.by_marks = True
         return self.marked.advance(until_ns, final=final)
 
     def count_traffic(self, rank: int, called: NDArray[np.void], nbytes: NDArray[np.uint64]) -> None:
@@ -258,13 +264,20 @@ class Job:
         self.placed = self.placed[kept]
 
     def drop_marks(self) -> None:
-        """Goes on without PyTorch's marks: steps are found by calls, and go on counting."""
+        """Goes on without marks: steps are found by calls, and go on counting."""
         if self.by_marks:
             self.step_base = 1 + max((member.last_step for member in self.ranks()), default=-1)
             self.tracker = StepTracker()
             self.tracker.align(self.communicators)
         self.by_marks = False
         self.phases.clear()
+
+    def drop_ranges(self) -> None:
+        """Goes on without NVTX's ranges: with PyTorch's marks alone if its steps are these, else without marks."""
+        if self.by_marks is not True or self.marked.wanted or any(each.optimizers for each in self.marks.values()):
+            self.drop_marks()
+        for each in self.marks.values():
+            each.forget()
 
     def ask_groups(self, member: Member, handles: Iterable[int]) -> None:
         """Asks a process of PyTorch's for the names of process groups that were not called before."""

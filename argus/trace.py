@@ -45,10 +45,10 @@ from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.flops import utilization
 from argus.semantics.groups import RankCalls, find_groups, keep_alignment
-from argus.semantics.marks import marks_of
+from argus.semantics.marks import Marks
 from argus.semantics.mesh import describe, superseded
 from argus.semantics.phases import METHODS as PHASE_METHODS
-from argus.semantics.phases import PHASE, PHASES, PhaseTracker
+from argus.semantics.phases import PHASE, PHASES, PhaseTracker, What
 from argus.semantics.steps import METHODS
 from argus.stacks import NO_STACKS, StackSide, StackView
 from argus.store import spill
@@ -265,7 +265,7 @@ class Tracer:
         self._marks_without_rank = 0
         self._products_not_probed = 0
         self._overhead = OverheadSide(options.max_overhead)
-        self._launches_detached = self._waits_not_followed = 0
+        self._launches_detached = self._waits_not_followed = self._nvtx_detached = 0
         self._generations = collectives.Generations()
 
     @property
@@ -492,6 +492,7 @@ class Tracer:
             "sampling more often": rate > DEFAULT_RATE_HZ,
             "sampling at the usual rate": rate > LOW_RATE_HZ,
             "following waits": self._stacks.follows_waits,
+            "NVTX ranges": self._probes.probes_of("nvtx"),
             "ranges": self._probes.probes_of("ranges"),
             "products": self._probes.probes_of("math"),
             "GPU times for all of the time": share > 0.25,
@@ -507,8 +508,14 @@ class Tracer:
         taken = {rung.name for rung in self._overhead.governor.taken}
         now_ns = time.monotonic_ns()
         failure = ""
-        if name == "ranges":
+        if name == "NVTX ranges":
+            self._probes.detach_optional("nvtx")
+            self._nvtx_detached = 1
+            for job in self.jobs:
+                job.drop_ranges()
+        elif name == "ranges":
             self._probes.detach_optional("ranges")
+            self._probes.detach_optional("nvtx")  # there are none, or they would have gone first: of no use alone
             for job in self.jobs:
                 job.drop_marks()
         elif name == "launches" and down:
@@ -622,7 +629,7 @@ class Tracer:
         control = self._take("control", records.CONTROL)
         cuda = self._take("launches", records.LAUNCH)
         nccl = self._take("collectives", records.COLLECTIVE)
-        marks = self._take("marks", records.MARK)
+        marks = self._names.complete(self._take("marks", records.MARK))
         self._names.learn(control)
         stepped = self._stepped()
         self._overhead.count(cuda, stepped, launches.is_sync(cuda))
@@ -808,8 +815,12 @@ class Tracer:
             member = members.get(pid)
             if member is None or member.helper:
                 continue
-            mine = marks_of(marks[marks["pid"] == pid], ends_of_backward=member.target.has(TORCH_PYTHON))
-            job.phases.setdefault(member.rank, PhaseTracker()).feed(mine)
+            known = job.marks.setdefault(member.rank, Marks())
+            known.steps = 0 if job.by_marks is False else job.marked.wanted
+            mine = known.take(marks[marks["pid"] == pid], ends_of_backward=member.target.has(TORCH_PYTHON))
+            of_phases = mine[mine["what"] < What.STEP_BEGIN]
+            if len(of_phases):
+                job.phases.setdefault(member.rank, PhaseTracker()).feed(of_phases)
             if job.by_marks is not False:
                 job.marked.feed_marks(member.rank, mine)
 
@@ -850,7 +861,7 @@ class Tracer:
         )
 
     def _phases(self, job: Job, found: NDArray[np.void]) -> NDArray[np.void]:
-        """Stores where the time of these steps went. Returns them with the boundaries that PyTorch told."""
+        """Stores where the time of these steps went. Returns them with the boundaries that marks told."""
         steps, rows = [], []
         for rank in np.unique(found["rank"]).tolist():
             mine = found[found["rank"] == rank]
@@ -1065,6 +1076,7 @@ class Tracer:
         found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
         found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
+        found["nvtx_probes_detached"] = (self._nvtx_detached, True)
         found["math_probes_detached"] = (self._products_not_probed, True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
@@ -1079,7 +1091,9 @@ class Tracer:
         found["fork_events_missed"] = (family.missed_events, True)
         found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)
         for job in self.jobs:
-            told = [job.tracker.counters, job.marked.counters, *(phases.counters for phases in job.phases.values())]
+            told = [job.tracker.counters, job.marked.counters]
+            told += [phases.counters for phases in job.phases.values()]
+            told += [marks.counters for marks in job.marks.values()]
             for name, value in sum(told, Tally()).items():
                 found[name] = (found.get(name, (0, False))[0] + value, False)
         for name, value in (self._losses + self._roster.losses).items():

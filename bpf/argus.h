@@ -17,7 +17,7 @@ typedef int32_t s32;
 typedef int64_t s64;
 #endif
 
-/* argus_launch.flags, argus_collective.flags, argus_control.flags */
+/* argus_launch.flags, argus_collective.flags, argus_control.flags, argus_mark.flags */
 #define ARGUS_F_IN_NCCL 1      /* made by NCCL itself, inside a collective call */
 #define ARGUS_F_IN_GROUP 2     /* between ncclGroupStart and ncclGroupEnd of this thread */
 #define ARGUS_F_READ_FAULT 4   /* an argument in user memory could not be read: fields may be 0 */
@@ -42,6 +42,7 @@ typedef int64_t s64;
 #define ARGUS_LAYER_NCCL 2
 #define ARGUS_LAYER_TORCH 3
 #define ARGUS_LAYER_CUBLAS 4
+#define ARGUS_LAYER_NVTX 5
 
 enum argus_shape {
 	ARGUS_S_ARGS,          /* plain arguments: handle, stream, bytes, out (pointer to the handle made), direction */
@@ -68,11 +69,19 @@ enum argus_shape {
 	ARGUS_S_NAME_HOST,     /* (module, host stub, device function, name) */
 	ARGUS_S_C10D,          /* a process group's method: tensors, how many vectors they lie in, none, peer, process group */
 	ARGUS_S_C10D_P2P,      /* the same, numbered apart */
-	ARGUS_S_MARK,          /* handle, name (std::string *), whether the handle is behind a pointer */
+	ARGUS_S_MARK,          /* handle, name, whether the handle is behind a pointer, enum argus_name_form */
 	ARGUS_S_GEMM,          /* m, n, k, type of A; the batch's size is argument ARGUS_OFFSET, 0: there is none */
 	ARGUS_S_MATMUL,        /* layout descriptors of A, B and D */
 	ARGUS_S_ATTENTION,     /* query (key and value follow), whether causal, and two that are to be empty: a std::optional;
 				  the second one's number is ARGUS_OFFSET */
+};
+
+/* How a mark's name is passed. */
+enum argus_name_form {
+	ARGUS_N_STRING,     /* std::string * */
+	ARGUS_N_CHARS,      /* char * */
+	ARGUS_N_WIDE,       /* wchar_t * */
+	ARGUS_N_ATTRIBUTES, /* nvtxEventAttributes_t * */
 };
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */
@@ -144,17 +153,17 @@ struct argus_control {
 
 #define ARGUS_MARK_NAME_LEN 96 /* "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__" has 62 */
 
-/* A moment of PyTorch: a range, a backward pass, a wait or a work begins or ends. Ring "marks". */
+/* A moment of PyTorch or NVTX: a range, a backward pass, a wait or a work begins or ends. Ring "marks". */
 struct argus_mark {
 	u64 ts_ns;
-	u64 handle;       /* c10d::Work; 0: none */
+	u64 handle;       /* c10d::Work, NVTX's domain; 0: none */
 	u32 pid;
 	u32 tid;
 	u8 call;
 	u8 flags;
 	u16 name_len;     /* bytes used in name; 0: none */
 	u32 at_exit;      /* 1: the function returned */
-	u8 name[ARGUS_MARK_NAME_LEN]; /* its beginning, if longer */
+	u8 name[ARGUS_MARK_NAME_LEN]; /* its beginning, if longer; with ARGUS_F_NAME_ADDRESS: where it lies */
 };
 
 #define ARGUS_MATH_WORDS 15

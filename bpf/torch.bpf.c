@@ -1,6 +1,6 @@
-/* PyTorch: collectives of its gloo process groups, and marks of what a step does.
+/* PyTorch: collectives of its gloo process groups, and marks of what a step does, NVTX's ranges among them.
  *
- * These are C++ functions, which exceptions may leave: only their entries are probed. A return probe takes the place of the
+ * Those of PyTorch are C++ functions, which exceptions may leave: only their entries are probed. A return probe takes the place of the
  * return address, no unwinder finds its way past that, and the program would be terminated.
  */
 
@@ -83,6 +83,61 @@ int torch_enter(struct pt_regs *ctx)
 
 BPF_PERCPU_ARRAY(mark_scratch, struct argus_mark, 1);
 
+/* Where nvtxEventAttributes_t has its message and what that is (nvtx3/nvToolsExt.h, the same since NVTX 1). */
+#define NVTX_MESSAGE_TYPE_AT 32
+#define NVTX_MESSAGE_AT 40
+#define NVTX_ASCII 1
+#define NVTX_UNICODE 2
+
+/* Characters of a wide string that are kept. */
+#define WIDE_CHARS 32
+
+INLINE void read_mark_name(struct argus_mark *r, u64 at, u32 form)
+{
+	if (form == ARGUS_N_STRING) {
+		u64 text[2] = {};
+		if (bpf_probe_read_user(text, sizeof(text), (void *)at) != 0)
+			r->flags |= ARGUS_F_READ_FAULT;
+		u32 length = text[1] < ARGUS_MARK_NAME_LEN ? text[1] : ARGUS_MARK_NAME_LEN;
+		if (length && length <= ARGUS_MARK_NAME_LEN) {
+			if (bpf_probe_read_user(r->name, length, (void *)text[0]) != 0)
+				r->flags |= ARGUS_F_READ_FAULT;
+			else
+				r->name_len = length;
+		}
+		return;
+	}
+	if (form == ARGUS_N_ATTRIBUTES) {
+		if (!at)
+			return;
+		u32 type = read_u32(at + NVTX_MESSAGE_TYPE_AT, &r->flags);
+		if (type != NVTX_ASCII && type != NVTX_UNICODE)
+			return;
+		form = type == NVTX_ASCII ? ARGUS_N_CHARS : ARGUS_N_WIDE;
+		at = read_u64(at + NVTX_MESSAGE_AT, &r->flags);
+	}
+	if (!at)
+		return;
+	if (form == ARGUS_N_CHARS) {
+		long n = bpf_probe_read_user_str(r->name, ARGUS_MARK_NAME_LEN, (void *)at);
+		if (n < 0) { /* a constant that nobody has read yet, as with no tool nobody does: user space can wait for it */
+			r->flags |= ARGUS_F_NAME_ADDRESS;
+			__builtin_memcpy(r->name, &at, sizeof(at));
+			r->name_len = sizeof(at);
+		} else if (n > 0) {
+			r->name_len = n - 1;
+		}
+		return;
+	}
+	for (u32 i = 0; i < WIDE_CHARS; i++) {
+		u32 letter = read_u32(at + 4 * i, &r->flags);
+		if (!letter)
+			break;
+		r->name[i] = letter < 128 ? letter : '?';
+		r->name_len = i + 1;
+	}
+}
+
 INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 {
 	u64 id = bpf_get_current_pid_tgid();
@@ -105,19 +160,8 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 		r->handle = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
 	if (ARGUS_ARG(cookie, 2))
 		r->handle = read_u64(r->handle, &r->flags);
-	if (ARGUS_ARG(cookie, 1) != 15) {
-		u64 text[2] = {};
-		u64 string = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
-		if (bpf_probe_read_user(text, sizeof(text), (void *)string) != 0)
-			r->flags |= ARGUS_F_READ_FAULT;
-		u32 length = text[1] < ARGUS_MARK_NAME_LEN ? text[1] : ARGUS_MARK_NAME_LEN;
-		if (length && length <= ARGUS_MARK_NAME_LEN) {
-			if (bpf_probe_read_user(r->name, length, (void *)text[0]) != 0)
-				r->flags |= ARGUS_F_READ_FAULT;
-			else
-				r->name_len = length;
-		}
-	}
+	if (ARGUS_ARG(cookie, 1) != 15)
+		read_mark_name(r, arg(ctx, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
 	if (r->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)

@@ -43,12 +43,13 @@ from argus.records import Counter
 from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
-Optional = Literal["ranges", "math", "launches"]
-"""What may be probed or not while the rest is: PyTorch's ranges, cuBLAS and attention, and launches of kernels and
-graphs. A program may have any number of them."""
+Optional = Literal["ranges", "nvtx", "math", "launches"]
+"""What may be probed or not while the rest is: PyTorch's ranges, NVTX's, cuBLAS and attention, and launches of kernels
+and graphs. A program may have any number of them."""
 _OPTIONAL: dict[str, Optional] = {
     "range_begin": "ranges",
     "range_end": "ranges",
+    **dict.fromkeys(("nvtx_push", "nvtx_pop", "nvtx_start", "nvtx_end", "nvtx_mark"), "nvtx"),
     "gemm": "math",
     "attention": "math",
     "kernel": "launches",
@@ -204,7 +205,7 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
-        self.probed: set[Optional] = {"ranges", "launches"}
+        self.probed: set[Optional] = {"ranges", "nvtx", "launches"}
         """Which of the optional subjects are probed."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()

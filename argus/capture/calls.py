@@ -1,8 +1,8 @@
 """The functions Argus hooks, as data: which library exports them and where their arguments lie.
 
 Argument numbers count integer arguments from 0 in the public C signatures of the CUDA driver API, the CUDA runtime API,
-NCCL 2.29 and cuBLAS 13, and of C++ functions of PyTorch 2.13 (attention: 2.0 to 2.15); a 12-byte ``dim3`` by value
-counts as two.
+NCCL 2.29, cuBLAS 13 and NVTX 3, and of C++ functions of PyTorch 2.13 (attention: 2.0 to 2.15); a 12-byte ``dim3`` by
+value counts as two.
 ``Call.cookie`` packs a row into the 64-bit attach cookie that the BPF programs read (``bpf/argus.h``).
 """
 
@@ -30,6 +30,18 @@ class Layer(enum.IntEnum):
     NCCL = 2
     TORCH = 3
     CUBLAS = 4
+    NVTX = 5
+
+
+class NameForm(enum.IntEnum):
+    """``enum argus_name_form``: how a mark's name is passed."""
+
+    STRING = 0
+    """``std::string *``."""
+    CHARS = 1
+    WIDE = 2
+    ATTRIBUTES = 3
+    """``nvtxEventAttributes_t *``, in which it is CHARS, WIDE or a registered string, which has no text."""
 
 
 class Shape(enum.IntEnum):
@@ -315,12 +327,13 @@ def _build() -> tuple[Call, ...]:
     add("_ZN4c10d16ProcessGroupGlooD1Ev _ZN4c10d16ProcessGroupGlooD2Ev", Layer.TORCH, "comm_end", Shape.COMM_END, (),
         exit=False)  # fmt: skip
 
-    # What PyTorch does, step by step: handle, name (a std::string), whether the handle is behind a pointer.
+    # What PyTorch does, step by step: handle, name (a std::string), whether the handle is behind a pointer, and how the
+    # name is passed.
     string = "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
     pointer = "RKN3c1013intrusive_ptrI{}NS{}_6detail34intrusive_target_default_null_typeI{}EEEE"
 
     def mark(symbol: str, kind: str, handle: int = ABSENT, name: int = ABSENT, behind: int = 0) -> None:
-        add(symbol, Layer.TORCH, kind, Shape.MARK, (handle, name, behind), exit=False)
+        add(symbol, Layer.TORCH, kind, Shape.MARK, (handle, name, behind, NameForm.STRING), exit=False)
 
     profiler, work = "_ZN5torch8autograd8profiler", "_ZN4c10d4Work"
     mark(f"{profiler}25record_function_enter_newE{string}RKSt8optionalIS7_E", "range_begin", name=first - 1)
@@ -332,7 +345,7 @@ def _build() -> tuple[Call, ...]:
         "backward_begin",
     )
     # A function in C, from which no exception comes.
-    add("_ZL22THPEngine_run_backwardP7_objectS0_S0_", Layer.TORCH, "backward", Shape.MARK, (ABSENT, ABSENT, 0))
+    add("_ZL22THPEngine_run_backwardP7_objectS0_S0_", Layer.TORCH, "backward", Shape.MARK, (ABSENT, ABSENT, 0, 0))
     mark("_ZN4c10d7Reducer17finalize_backwardEv", "wait")
     mark(f"{work}4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE", "wait", handle=0)
     mark(
@@ -342,6 +355,22 @@ def _build() -> tuple[Call, ...]:
         behind=1,
     )
     mark(f"{work}6finishENSt15__exception_ptr13exception_ptrE", "work_end", handle=0)
+
+    # NVTX 2 and 3 (nvtx3/nvToolsExt.h): domain, name. The domain is NULL where there is no tool, and so is what the
+    # functions return: their exits would tell nothing.
+    def nvtx(symbols: str, kind: str, form: NameForm | None = None, domain: bool = False) -> None:
+        name = ABSENT if form is None else int(domain)
+        for symbol in symbols.split():
+            add(symbol, Layer.NVTX, kind, Shape.MARK, (0 if domain else ABSENT, name, 0, form or 0), exit=False)
+
+    for verb, kind in (("RangePush", "nvtx_push"), ("RangeStart", "nvtx_start"), ("Mark", "nvtx_mark")):
+        nvtx(f"nvtx{verb}A", kind, NameForm.CHARS)
+        nvtx(f"nvtx{verb}W", kind, NameForm.WIDE)
+        nvtx(f"nvtx{verb}Ex", kind, NameForm.ATTRIBUTES)
+        nvtx(f"nvtxDomain{verb}Ex", kind, NameForm.ATTRIBUTES, domain=True)
+    for verb, kind in (("RangePop", "nvtx_pop"), ("RangeEnd", "nvtx_end")):
+        nvtx(f"nvtx{verb}", kind)
+        nvtx(f"nvtxDomain{verb}", kind, domain=True)
 
     # cuBLAS, row by row of the public headers: m, n, k and, where the function's name does not tell it, A's type. Those
     # for complex numbers, and of groups of different sizes, are left out.

@@ -75,7 +75,10 @@ LADDERS: dict[Part, tuple[Rung, ...]] = {
         Rung("following waits", "time off the CPU is not followed", "time off the CPU is followed again"),
     ),
     Part.MARKS: (
-        # Steps that were found by calls meanwhile have other bounds: there is no way back.
+        # Steps that were found by calls meanwhile have other bounds: there is no way back from either.
+        Rung(
+            "NVTX ranges", "NVTX's ranges are not probed any more; steps told by them are found by calls from here on"
+        ),
         Rung("ranges", "PyTorch's ranges are not probed any more; steps are found by calls from here on"),
     ),
     Part.GPU: (

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
 from argus.capture.targets import PROC, Mapping, executable_mappings, reachable
-from argus.records import FLAG_NAME_ADDRESS, NAME_LEN
+from argus.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
 
 _MAX_OPEN_TABLES = 4
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
@@ -158,6 +158,28 @@ class KernelNames:
                 book[handle] = text[at : at + length]
         for pid in np.unique(taken["pid"]).tolist():
             self._make_room(pid)
+
+    def complete(self, marks: NDArray[np.void]) -> NDArray[np.void]:
+        """Reads the names of marks that the kernel side could not: of those, the name is its address.
+
+        Args:
+            marks: :data:`argus.records.MARK` rows, shape (n,).
+
+        Returns:
+            The same with these names, or with none where they cannot be read.
+        """
+        later = np.flatnonzero(marks["flags"] & FLAG_NAME_ADDRESS)
+        if not len(later):
+            return marks
+        marks = marks.copy()
+        for place in later.tolist():
+            row = marks[place]
+            memory = self._memory(int(row["pid"]))
+            address = int.from_bytes(row["name"][:8].tobytes(), "little")
+            text = (None if memory is None else memory.string(address)) or b""
+            row["name_len"] = min(len(text), MARK_NAME_LEN)
+            row["name"] = np.frombuffer(text[:MARK_NAME_LEN].ljust(MARK_NAME_LEN, b"\0"), np.uint8)
+        return marks
 
     def _make_room(self, pid: int) -> None:
         """Forgets what was launched longest ago, once there is too much: names of a process are in that order from a

@@ -26,6 +26,8 @@ PROC = Path("/proc")
 TORCH_PYTHON = "libtorch_python"
 TORCH = ("libtorch_cpu", TORCH_PYTHON)
 CUBLAS = ("libcublas", "libcublasLt")
+NVTX = "libnvToolsExt"
+"""Also what contains its functions under another name: libnvtx3interop, PyTorch's libtorch_python since 2.5."""
 _SENTINELS = {
     "libcuda": "cuLaunchKernel",
     "libcudart": "cudaLaunchKernel",
@@ -34,6 +36,7 @@ _SENTINELS = {
     CUBLAS[1]: "cublasLtMatmul",
     TORCH[0]: calls.symbol_of("backward_begin"),
     TORCH[1]: calls.symbol_of("backward"),
+    NVTX: "nvtxRangePushA",
 }
 _LAYERS = {
     "libcuda": calls.Layer.DRIVER,
@@ -41,6 +44,7 @@ _LAYERS = {
     "libnccl": calls.Layer.NCCL,
     **dict.fromkeys(CUBLAS, calls.Layer.CUBLAS),
     **dict.fromkeys(TORCH, calls.Layer.TORCH),
+    NVTX: calls.Layer.NVTX,
 }
 _MAPS_LINE = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<perms>\S+) (?P<offset>[0-9a-f]+) (?P<device>\S+) (?P<inode>\d+) +"
@@ -79,8 +83,8 @@ class Library:
         stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
         offsets: File offset of each function found, by symbol.
-        roles: Which of libcuda, libcudart, libnccl, libcublas, libcublasLt, libtorch_cpu and libtorch_python it
-            contains.
+        roles: Which of libcuda, libcudart, libnccl, libcublas, libcublasLt, libtorch_cpu, libtorch_python and
+            libnvToolsExt it contains.
         text_bytes: Size of its code.
         layout: Where this PyTorch's objects keep things; None: not known, or not PyTorch.
     """
@@ -98,8 +102,8 @@ class Library:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether who maps it may use a GPU: PyTorch and cuBLAS alone are mapped by launchers and on CPUs, too."""
-        return not set(self.roles) <= {*TORCH, *CUBLAS}
+        """Whether who maps it may use a GPU: launchers and programs on CPUs map PyTorch, cuBLAS and NVTX, too."""
+        return not set(self.roles) <= {*TORCH, *CUBLAS, NVTX}
 
     @property
     def key(self) -> FileKey:

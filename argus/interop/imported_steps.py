@@ -16,6 +16,7 @@ from argus.interop.recording import KINDS, MARK, Int, Recording
 from argus.semantics.gpu import time_in, union
 from argus.semantics.gpu_phases import What
 from argus.semantics.offline_steps import find_steps
+from argus.semantics.range_names import STEP_WORD, base_of, separated
 from argus.semantics.steps import ITERATION, PROOF_UNITS, StepTracker
 
 ANNOTATIONS, ONLINE, OFFLINE = "annotations", "calls", "repetition"
@@ -30,7 +31,6 @@ SLICE = 20_000
 _WORKING = [place for place, kind in enumerate(KINDS) if kind.startswith(("kernel", "graph", "mem"))]
 _TRAINING = (What.BACKWARD, What.OPTIMIZER)
 _NO_STEP = re.compile(r"optim|dataloader", re.IGNORECASE)
-_STEP_WORD = re.compile(r"(^|[^a-z])(step|iter|iteration|batch|microstep|epoch_step)([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass
@@ -57,9 +57,9 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
         if end <= begin:
             continue
         number = re.search(r"(\d+)\D*$", text)
-        base = re.sub(r"\d+", "N", text)
+        base = base_of(text)
         profiler = text.startswith("ProfilerStep")
-        if not profiler and (not _STEP_WORD.search(re.sub(r"([a-z])([A-Z])", r"\1_\2", base)) or _NO_STEP.search(text)):
+        if not profiler and (not STEP_WORD.search(separated(base)) or _NO_STEP.search(text)):
             continue
         alike.setdefault(("ProfilerStep#N" if profiler else base, tid), []).append(
             (begin, end, int(number[1]) if number else -1)

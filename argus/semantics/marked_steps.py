@@ -1,12 +1,18 @@
-"""Training steps from the marks that PyTorch itself makes: a step ends where the optimiser does.
+"""Training steps from the marks that PyTorch or the program itself makes: a step ends where the optimiser does, or
+where a range that is a step's begins (NVTX).
 
 Where these marks exist, nothing has to be concluded from repetition (:mod:`argus.semantics.steps`): steps are exact
 from the second one on, whatever is called in between (evaluations, log lines' reductions, varying micro-batches).
 Numbers agree on all ranks by the collectives: the last call of a communicator before a step's end is the same on all.
+
+Optimisers come first: what a program calls a step may be a micro-batch. Without them ranges of one name are the steps
+if they are called so and nothing speaks against it; or if one begins in each step that the repetition of calls tells;
+or, in a program without calls, if they cover most of the time. Of several such names the outermost counts.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import Counter as Tally
 from collections import deque
@@ -16,7 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.phases import Role, What
+from argus.capture.collectives import payload_bytes
+from argus.semantics.phases import What, innermost
+from argus.semantics.range_names import Role
 from argus.semantics.steps import BY_MARKS, ITERATION
 
 Int = NDArray[np.int64]
@@ -47,6 +55,25 @@ USUAL = 32
 KEPT_BEFORE = 512
 """Calls before the newest step's end are dropped when there are so many: at every end it would cost more."""
 
+RANGES = 64
+"""Names of ranges looked at of a thread."""
+DECIDING_RANGES = 16
+"""Ranges of a name wanted on every rank before they are taken for steps, if nothing tells of an optimiser."""
+ACCUMULATED = 64
+"""The same where backward passes have marks, so that an optimiser's may yet come, and for each of its ends that came:
+no usual program accumulates more micro-batches."""
+OUTER_RANGES = 16
+"""A name waits for the names around it, as long as these are not rarer: steps of so many parts are usual."""
+COVERED = 0.5
+"""Share of the time that ranges cover, of which nothing but their repetition tells that they are steps."""
+ONE_A_STEP = 0.9
+"""Share of the steps, as calls repeat, in which a range that is a step's begins exactly once. A rank may be attached
+inside of one, and an evaluation may be taken for one."""
+HEAVY = 0.05
+"""Communicators that carry this share of the bytes are called in every step; a log line's need not be."""
+CALLED_OFTEN = 0.6
+"""Share of the ranges in which they are, at least. Micro-batches reduce gradients in every other at most."""
+
 
 @dataclass
 class _End:
@@ -58,8 +85,35 @@ class _End:
 
 
 @dataclass
+class _Ranges:
+    """Ranges of one name on one thread."""
+
+    says_step: bool
+    depth: int
+    begins: array[int] = field(default_factory=lambda: array("q"))
+    seen: int = 0
+    open: int = 0
+    covered: int = 0
+    """Time in those that have ended, ns."""
+    first: int = 0
+    last: int = 0
+
+    def begin(self, ts: int, depth: int) -> None:
+        if len(self.begins) >= KEPT_ENDS:
+            del self.begins[: KEPT_ENDS // 8]
+        self.begins.append(ts)
+        self.seen += 1
+        self.depth = min(self.depth, depth)
+        self.first, self.last, self.open = self.first or ts, ts, ts
+
+    def end(self, ts: int) -> None:
+        if self.open:
+            self.covered, self.last, self.open = self.covered + ts - self.open, ts, 0
+
+
+@dataclass
 class _Thread:
-    """Optimiser's ends of one thread: the last before a backward pass."""
+    """Optimiser's ends of one thread: the last before a backward pass. And its ranges that may be steps, by name."""
 
     roles: list[int] = field(default_factory=list)
     candidate: int = 0
@@ -70,24 +124,49 @@ class _Thread:
     """Those up to the candidate."""
     ends: deque[_End] = field(default_factory=lambda: deque(maxlen=KEPT_ENDS))
     seen: int = 0
+    passes: bool = False
+    """Whether it has had a backward pass."""
+    ranges: dict[int, _Ranges] = field(default_factory=dict)
 
-    def take(self, ts: int, what: int, role: int) -> None:
-        if what == What.RANGE_BEGIN:
+    @property
+    def worth(self) -> tuple[int, int]:
+        return self.seen, max((ranges.seen for ranges in self.ranges.values()), default=0)
+
+    def take(self, ts: int, what: int, role: int, handle: int, depth: int) -> None:
+        if what == What.STEP_BEGIN:
+            self._range(handle, bool(role), depth).begin(ts, depth)
+        elif what == What.STEP_END:
+            if handle in self.ranges:
+                self.ranges[handle].end(ts)
+        elif what == What.RANGE_BEGIN:
             self.roles = [*self.roles, role][-DEPTH:]
             if role == Role.DATA:
                 self.loaded = True
                 if not self.candidate and self.ends:
                     self.ends[-1].loaded = True
         elif what == What.RANGE_END and self.roles:
+            at = innermost(self.roles, role)
             # Of optimisers in one another the outer one ends last.
-            if self.roles.pop() == Role.OPTIMIZER:
+            if at >= 0 and self.roles[at] == Role.OPTIMIZER:
                 self.candidate, self.loaded, self.between = ts, False, self.backwards
+            if at >= 0:
+                del self.roles[at:]
         elif what == What.BACKWARD_BEGIN:
+            self.passes = True
             if self.candidate:
                 self.confirm()
                 self.backwards = 0
             if self.backwards >= 0:
                 self.backwards += 1
+
+    def _range(self, handle: int, says_step: bool, depth: int) -> _Ranges:
+        if handle not in self.ranges:
+            if len(self.ranges) >= RANGES:
+                del self.ranges[
+                    min(self.ranges, key=lambda each: (self.ranges[each].says_step, self.ranges[each].seen))
+                ]
+            self.ranges[handle] = _Ranges(says_step, depth)
+        return self.ranges[handle]
 
     def confirm(self) -> None:
         if self.candidate:
@@ -104,6 +183,7 @@ class _Rank:
     seq: Int = field(default_factory=lambda: np.empty(0, np.int64))
     called: Int = field(default_factory=lambda: np.empty(0, np.int64))
     """Entries of its collectives, in order."""
+    nbytes: Int = field(default_factory=lambda: np.empty(0, np.int64))
     launched: Int = field(default_factory=lambda: np.empty(0, np.int64))
     ends: list[tuple[int, int]] = field(default_factory=list)
     """Steps' ends that have no number yet: time and backward passes, -1: not known."""
@@ -120,9 +200,21 @@ class _Rank:
     usual: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=USUAL))
     """Backward passes and collectives of the newest steps."""
     bounds: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PENDING))
+    calls: bool = False
+    """Whether it has made any."""
 
     def main(self) -> _Thread | None:
         return max(self.threads.values(), key=lambda thread: thread.seen, default=None)
+
+    def ranges(self) -> dict[int, _Ranges]:
+        """Those that may be steps, by name: those of the first thread that has no less than half of the most. (One that
+        fetches batches is some batches ahead.)"""
+        found: dict[int, _Ranges] = {}
+        for _, thread in sorted(self.threads.items()):
+            for handle, ranges in thread.ranges.items():
+                if handle not in found or ranges.seen > 2 * found[handle].seen:
+                    found[handle] = ranges
+        return found
 
 
 def _turn(state: _Rank) -> tuple[bool, float]:
@@ -152,21 +244,35 @@ class MarkedSteps:
         self._sizes: dict[int, int] = {}
         self._numbers: dict[int, dict[int, int]] = {}
         self._by_batch: bool | None = None
+        self._range: int | None = None
+        """The name of the ranges that are steps; None: optimisers' ends are, or nothing is known yet."""
+        self._refused: dict[int, int] = {}
+        """How often ranges had been seen when calls spoke against them."""
+
+    @property
+    def ranks(self) -> set[int]:
+        """Those that have had marks."""
+        return {rank for rank, state in self._ranks.items() if state.threads}
+
+    @property
+    def wanted(self) -> int | None:
+        """Of which name ranges are to be fed that may be steps; None: of all; 0: of none."""
+        return self._range or (None if self._by_batch is None else 0)
 
     # ---- what happened
 
     def feed_marks(self, rank: int, marks: NDArray[np.void]) -> None:
         """Takes marks of a rank: :data:`argus.semantics.phases.MARK`, those of each thread in order, shape (n,)."""
         threads = self._ranks.setdefault(rank, _Rank(rank)).threads
-        wanted = marks[marks["what"] <= What.BACKWARD_BEGIN]
-        columns = (wanted[name].tolist() for name in ("tid", "ts_ns", "what", "role"))
-        for tid, ts, what, role in zip(*columns, strict=True):
+        wanted = marks[(marks["what"] <= What.BACKWARD_BEGIN) | (marks["what"] >= What.STEP_BEGIN)]
+        columns = (wanted[name].tolist() for name in ("tid", "ts_ns", "what", "role", "handle", "depth"))
+        for tid, ts, what, role, handle, depth in zip(*columns, strict=True):
             thread = threads.get(tid)
             if thread is None:
                 if len(threads) >= THREADS:
-                    del threads[min(threads, key=lambda tid: threads[tid].seen)]
+                    del threads[min(threads, key=lambda tid: threads[tid].worth)]
                 thread = threads[tid] = _Thread()
-            thread.take(ts, what, role)
+            thread.take(ts, what, role, handle, depth)
 
     def feed_calls(self, rank: int, launched: Int | None, collectives: NDArray[np.void] | None) -> None:
         """Takes calls of a rank.
@@ -177,6 +283,9 @@ class MarkedSteps:
             collectives: :data:`argus.records.COLLECTIVE` rows of collective operations.
         """
         state = self._ranks.setdefault(rank, _Rank(rank))
+        state.calls |= bool(launched is not None and len(launched)) or bool(
+            collectives is not None and len(collectives)
+        )
         if launched is not None:
             state.launched = np.sort(np.concatenate([state.launched, launched.astype(np.int64)]), kind="stable")
             state.launched = state.launched[-KEPT_CALLS:]
@@ -186,6 +295,7 @@ class MarkedSteps:
             state.called = called[order]
             state.comm = np.concatenate([state.comm, collectives["comm"].astype(np.int64)])[order]
             state.seq = np.concatenate([state.seq, collectives["seq"].astype(np.int64)])[order]
+            state.nbytes = np.concatenate([state.nbytes, payload_bytes(collectives).astype(np.int64)])[order]
 
     def align(self, communicators: NDArray[np.void]) -> None:
         """Takes what is known of the communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows, all of them."""
@@ -223,6 +333,11 @@ class MarkedSteps:
         """
         if self._by_batch is not None:
             return True
+        ranks = list(ranks)
+        return self._ends_tell(ranks, final) or self._names_tell(ranks, final)
+
+    def _ends_tell(self, ranks: list[int], final: bool) -> bool:
+        """Whether the optimiser's ends are known well enough."""
         threads = []
         for rank in ranks:
             thread = self._ranks[rank].main() if rank in self._ranks else None
@@ -240,6 +355,101 @@ class MarkedSteps:
             self._by_batch = sum(flags) >= LOADED_OFTEN * len(flags)
             return True
         return False
+
+    def _names_tell(self, ranks: list[int], final: bool) -> bool:
+        """Whether ranges of one name are steps on all these ranks: they are called so, or cover the time of a program
+        without calls."""
+        states = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        if not states or len(states) < len(ranks):
+            return False
+        around = 0  # how often the names around the one looked at were seen
+        for handle, ranges in self._common(states):
+            seen = min(each.seen for each in ranges)
+            if around * OUTER_RANGES > seen and not final:
+                return False
+            said = all(each.says_step for each in ranges)
+            covers = not any(state.calls for state in states) and all(
+                each.covered >= COVERED * (each.last - each.first) for each in ranges
+            )
+            if not said and not covers:
+                continue
+            if seen < 2 or (not final and seen < max(map(self._needed, states))):
+                around = max(around, seen if seen > 1 else 0)
+                continue
+            if not final and seen < 1.25 * self._refused.get(handle, 0):
+                continue
+            if all(self._plausible(state, each) for state, each in zip(states, ranges, strict=True)):
+                self._choose(handle)
+                return True
+            self._refused[handle] = seen
+        return False
+
+    def agree(self, steps: NDArray[np.void]) -> bool:
+        """Whether ranges of one name begin once in each of these steps, as the repetition of calls tells them. Then the
+        ranges are the steps.
+
+        Args:
+            steps: :data:`argus.semantics.steps.ITERATION` rows, the first that were found.
+        """
+        ranks = np.unique(steps["rank"]).tolist()
+        states = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+        if self._by_batch is not None or not states or len(states) < len(ranks):
+            return False
+        for handle, ranges in self._common(states):
+            for rank, each in zip(ranks, ranges, strict=True):
+                mine = np.sort(steps[steps["rank"] == rank], order="ts_ns")
+                edges = mine["ts_ns"].astype(np.int64)
+                begins = np.array(each.begins, np.int64)
+                counts = np.searchsorted(begins, edges + mine["duration_ns"].astype(np.int64)) - np.searchsorted(
+                    begins, edges
+                )
+                if np.mean(counts == 1) < ONE_A_STEP:
+                    break
+            else:
+                self._choose(handle)
+                return True
+        return False
+
+    @staticmethod
+    def _common(states: list[_Rank]) -> list[tuple[int, list[_Ranges]]]:
+        """The ranges that all these ranks have, by name, the outermost first; of equals, those that came first."""
+        of_each = [state.ranges() for state in states]
+        common = [handle for handle in of_each[0] if all(handle in ranges for ranges in of_each)]
+        found = [(handle, [ranges[handle] for ranges in of_each]) for handle in common]
+        return sorted(found, key=lambda one: (max(each.depth for each in one[1]), one[1][0].first))
+
+    @staticmethod
+    def _needed(state: _Rank) -> int:
+        """Ranges of a rank that are wanted before they are taken for steps."""
+        threads = state.threads.values()
+        ends = sum(thread.seen + bool(thread.candidate) for thread in threads)
+        passes = any(thread.passes for thread in threads)
+        return (ACCUMULATED if ends or passes else DECIDING_RANGES) * (1 + ends)
+
+    @staticmethod
+    def _plausible(state: _Rank, ranges: _Ranges) -> bool:
+        """Whether every communicator that carries much is called in most of the ranges: parts of steps lack some."""
+        begins = np.array(ranges.begins, np.int64)
+        within = np.searchsorted(begins, state.called, side="right") - 1
+        inside = (within >= 0) & (within < len(begins) - 1)
+        if len(state.called) and state.called[0] > begins[0]:  # older calls are not kept
+            inside &= within > np.searchsorted(begins, state.called[0])
+        if not inside.any():
+            return True
+        comm, nbytes, within = state.comm[inside], state.nbytes[inside], within[inside]
+        nbytes = nbytes if nbytes.any() else np.ones_like(nbytes)  # sizes are not known
+        every = int(within.max() - within.min()) + 1
+        return all(
+            len(np.unique(within[comm == each])) >= CALLED_OFTEN * every
+            for each in np.unique(comm).tolist()
+            if nbytes[comm == each].sum() >= HEAVY * nbytes.sum()
+        )
+
+    def _choose(self, handle: int) -> None:
+        self._range, self._by_batch = handle, False
+        for state in self._ranks.values():
+            for thread in state.threads.values():
+                thread.ranges = {name: each for name, each in thread.ranges.items() if name == handle}
 
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.
@@ -273,13 +483,20 @@ class MarkedSteps:
         return np.array(sorted(found, key=lambda row: row[:2]), ITERATION)
 
     def _collect(self, state: _Rank, until_ns: int, final: bool) -> None:
-        """Moves optimiser's ends that are steps' ends from the main thread to the rank."""
+        """Moves what ends steps from the main thread to the rank: optimiser's ends, or the begins of its ranges."""
+        newest = state.ends[-1][0] if state.ends else state.last[0] if state.last else 0
+        if self._range is not None:
+            ranges = state.ranges().get(self._range)
+            if ranges is not None:
+                until = len(ranges.begins) if final else bisect_right(ranges.begins, until_ns)
+                state.ends += [(ts, 0) for ts in ranges.begins[:until] if ts > newest]
+                del ranges.begins[:until]
+            return
         thread = state.main()
         if thread is None:
             return
         if final:
             thread.confirm()
-        newest = state.ends[-1][0] if state.ends else state.last[0] if state.last else 0
         while thread.ends and (final or thread.ends[0].ts <= until_ns):
             end = thread.ends[0]
             if end.ts <= newest:
@@ -414,7 +631,9 @@ class MarkedSteps:
         """Drops calls before a step's end."""
         until = bisect_right(state.called, end)
         if until > KEPT_BEFORE:
-            state.called, state.comm, state.seq = state.called[until:], state.comm[until:], state.seq[until:]
+            state.called, state.comm, state.seq, state.nbytes = (
+                column[until:] for column in (state.called, state.comm, state.seq, state.nbytes)
+            )
         gone = bisect_right(state.launched, end)
         if gone > KEPT_BEFORE:
             state.launched = state.launched[gone:]

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.semantics import steps as steps_by
+from argus.semantics.range_names import Role
 
 
 class What(IntEnum):
@@ -37,29 +38,10 @@ class What(IntEnum):
     """A communication thread starts to carry out the work ``handle``."""
     WORK_END = 6
     """It has finished it; same thread as the begin's."""
-
-
-class Role(IntEnum):
-    """What a range is for, by its name."""
-
-    NONE = 0
-    DATA = 1
-    FORWARD = 2
-    OPTIMIZER = 3
-    ZERO_GRAD = 4
-
-
-def role_of(name: str) -> Role:
-    """The role of a ``record_function`` range."""
-    if name.startswith("enumerate(DataLoader)"):
-        return Role.DATA
-    if name.endswith("Parallel.forward"):  # DistributedDataParallel's, FullyShardedDataParallel's
-        return Role.FORWARD
-    if name.startswith("Optimizer.step#"):
-        return Role.OPTIMIZER
-    if name.startswith("Optimizer.zero_grad#"):
-        return Role.ZERO_GRAD
-    return Role.NONE
+    STEP_BEGIN = 7
+    """A range that may be a step begins: ``handle`` is what it is called, ``role`` 1 where it is called a step,
+    ``depth`` how many ranges it lies in. No phase is made of these."""
+    STEP_END = 8
 
 
 MARK = np.dtype(
@@ -69,11 +51,11 @@ MARK = np.dtype(
         ("tid", "<u4"),
         ("what", "u1"),
         ("role", "u1"),
-        ("reserved", "<u2"),
+        ("depth", "<u2"),
     ]
 )
 """One event of a process. ``handle``: of waits and works; ``role``: of a range's begin. An end may leave it NONE: it
-takes its begin's."""
+takes its begin's. ``depth``: of what may be a step only."""
 
 PHASE = np.dtype(
     [
@@ -177,7 +159,7 @@ _Span = tuple[_Label, int, int]
 """Label, begin and end, ns. An empty or reversed one (a late mark's) counts for nothing."""
 
 
-def _innermost(roles: list[int], role: int) -> int:
+def innermost(roles: list[int], role: int) -> int:
     """The open range that an end closes; those above it lost theirs. -1: none."""
     if role == Role.NONE:
         return len(roles) - 1
@@ -395,7 +377,7 @@ class _Main:
             self._counters["ranges_unfinished"] += 1
 
     def _leave(self, ts: int, role: int) -> None:
-        at = _innermost([entry.role for entry in self.open], role)
+        at = innermost([entry.role for entry in self.open], role)
         if at < 0:
             self._counters["ranges_unmatched"] += self._begun
             return
@@ -500,8 +482,8 @@ class PhaseTracker:
         self.counters: Counter[str] = Counter()
         self._pieces: list[NDArray[np.void]] = []
         self._kept = 0
-        self._tallies: tuple[Counter[int], ...] = (Counter(), Counter(), Counter(), Counter())
-        """Of each thread: optimisers, backwards, loaded batches, waits."""
+        self._tallies: tuple[Counter[int], ...] = tuple(Counter() for _ in range(5))
+        """Of each thread: optimisers, backwards, loaded batches, waits, forwards."""
         self._done = 0
         """Marks up to this time are taken."""
         self._works = _Works(self.counters)
@@ -530,6 +512,7 @@ class PhaseTracker:
                 marks["what"] == What.BACKWARD_BEGIN,
                 begins & (marks["role"] == Role.DATA),
                 marks["what"] == What.WAIT,
+                begins & (marks["role"] == Role.FORWARD),
             ),
             strict=True,
         ):
@@ -658,7 +641,7 @@ class PhaseTracker:
         return marks
 
     def _main_thread(self) -> int | None:
-        """The thread that trains: most optimisers, else backwards, batches, waits. Of equals, the first."""
+        """The thread that trains: most optimisers, else backwards, batches, waits, forwards. Of equals, the first."""
         count = next((count for count in self._tallies if count), None)
         return min(count, key=lambda tid: (-count[tid], tid)) if count else None
 
@@ -675,7 +658,7 @@ class PhaseTracker:
             if what == What.RANGE_BEGIN:
                 roles = [*roles, role][-DEPTH:]
                 continue
-            at = _innermost(roles, role)
+            at = innermost(roles, role)
             if at >= 0:
                 if roles[at] == Role.OPTIMIZER:
                     ends.append(ts)

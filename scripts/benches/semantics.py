@@ -26,7 +26,8 @@ from argus.semantics.gpu_phases import What as GpuWhat
 from argus.semantics.gpu_phases import communicates
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import MarkedSteps
-from argus.semantics.phases import MARK, PhaseTracker, Role, What
+from argus.semantics.phases import MARK, PhaseTracker, What
+from argus.semantics.range_names import Role
 from argus.semantics.steps import ITERATION, StepTracker
 from benches import Result
 

@@ -74,9 +74,9 @@ def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     costs[Part.CALLS] = 0.0
     assert names(judge(governor, costs, PATIENCE, 20)) == ["-GPU times for a quarter of the time"]
     costs[Part.GPU] = 0.005
-    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-ranges"]
+    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-NVTX ranges", "-ranges"]
     assert names(judge(governor, costs, 100 * PATIENCE, 40)) == rest
-    assert len(governor.taken) == 8
+    assert len(governor.taken) == 9
 
 
 def test_steps_that_change_nothing_are_left_out() -> None:
@@ -113,7 +113,7 @@ def test_each_time_that_it_was_too_early_doubles_the_wait() -> None:
 
 def test_ranges_never_come_back() -> None:
     governor = Governor(0.01)
-    assert names(judge(governor, {Part.MARKS: 0.2}, PATIENCE)) == ["-ranges"]
+    assert names(judge(governor, {Part.MARKS: 0.2}, 2 * PATIENCE)) == ["-NVTX ranges", "-ranges"]
     assert not judge(governor, {Part.MARKS: 0.0}, 10_000, 100)
 
 

@@ -22,8 +22,9 @@ from argus.roster import Member
 from argus.semantics import marked_steps
 from argus.semantics.groups import COMMUNICATOR
 from argus.semantics.marked_steps import FIRST_ENDS, MarkedSteps
-from argus.semantics.phases import MARK, PhaseTracker, Role, What
-from argus.semantics.steps import BY_MARKS, ITERATION
+from argus.semantics.phases import MARK, PhaseTracker, What
+from argus.semantics.range_names import Role
+from argus.semantics.steps import BY_COLLECTIVES, BY_MARKS, ITERATION
 
 MS = 1_000_000
 MAIN = 100
@@ -68,6 +69,10 @@ def handle(rank: int, group: str) -> int:
     return 0x7F0000000000 + (rank << 20) + zlib.crc32(group.encode()) % 1000 * 64
 
 
+def named(word: str) -> int:
+    return 1 + zlib.crc32(word.encode())
+
+
 def play(
     nranks: int,
     steps: int,
@@ -76,6 +81,8 @@ def play(
     groups: Mapping[str, list[tuple[int, ...]]] | None = None,
     attached: Mapping[int, float] | None = None,
     lost: Collection[tuple[int, int, str]] = (),
+    sizes: Mapping[str, int] | None = None,
+    boundary: str = "",
     tid: int = MAIN,
     skew_ms: float = 0.4,
     seed: int = 0,
@@ -83,7 +90,8 @@ def play(
     """Plays a program on all ranks: a string of words for each step, each of which takes 1 ms.
 
     A name of a group is a call of its communicator, ``launch`` a launch, ``bwd`` a backward pass; other words are
-    ranges, with brackets where something is inside of them. A step ends with its last optimiser.
+    ranges, with brackets where something is inside of them. A step ends with its last optimiser. Words with an @ are
+    ranges that may be steps, those with @@ are called so.
 
     Args:
         nranks: Ranks.
@@ -92,6 +100,8 @@ def play(
         groups: Ranks of each communicator by name; "dp" has all if there are none.
         attached: Time at which a rank is first seen, ms.
         lost: (rank, step, word): marks of this word that were lost, there.
+        sizes: Bytes of a call, by group; 1,000,000 if there are none.
+        boundary: A range with whose begin a step begins, instead of ending with an optimiser.
         tid: Main thread.
         skew_ms: How far ranks are apart.
         seed: Of the skews.
@@ -105,7 +115,7 @@ def play(
         at = round(5000 * MS + rng.uniform(0, skew_ms) * MS)
         since = round(5000 * MS + (attached or {}).get(rank, 0) * MS)
         for step in range(steps):
-            end, entered, whole = 0, 0, False
+            end, entered, whole, depth = 0, 0, False, 0
             for word in (program if isinstance(program, str) else program(step)).split():
                 here = at + rng.randrange(MS // 10)
                 at += MS
@@ -118,6 +128,16 @@ def play(
                         count[name] += 1
                 elif name == "launch":
                     launched += [here] if seen else []
+                elif "@" in name:
+                    begin, finish = ")" not in word, "(" not in word
+                    if name == boundary and begin and seen:
+                        ends[here] = step - 1
+                    if begin and seen:
+                        marks.append((here, named(name), tid, What.STEP_BEGIN, "@@" in name, depth))
+                    depth += begin
+                    if finish and (not begin or seen):
+                        marks.append((here + MS // 2, named(name), tid, What.STEP_END, "@@" in name, 0))
+                    depth -= finish
                 elif name == "bwd":
                     if seen:
                         marks.append((here, 0, tid, What.BACKWARD_BEGIN, 0, 0))
@@ -134,7 +154,7 @@ def play(
                         marks.append((until, 0, tid, What.RANGE_END, 0, 0))
                     if finish and name == "opt":
                         end, whole = until, entered >= since
-            if end >= since and whole:
+            if end >= since and whole and not boundary:
                 ends[end] = step
         rows = np.zeros(len(calls), records.COLLECTIVE)
         rows["call"] = ALL_REDUCE
@@ -143,6 +163,7 @@ def play(
             comm = handle(rank, name)
             missing.setdefault(comm, number)
             rows[i]["ts_ns"], rows[i]["comm"], rows[i]["seq"] = ts, comm, number - missing[comm]
+            rows[i]["count"] = (sizes or {}).get(name, 1_000_000)
         ranks.append(Rank(np.array(marks, MARK), rows, np.array(launched, np.int64), ends, missing))
     return Job(ranks, groups)
 
@@ -850,3 +871,146 @@ def test_a_short_job_is_told_by_its_marks_at_its_end() -> None:
     assert told(job, found) == [[1, 2]] * 2
     nothing = traced(play(2, 1, DDP), {0, 1})
     assert not len(nothing.steps(1 << 60, final=True))
+
+
+# ---- ranges that programs name
+
+
+STEP = "@@step"
+ONE = "@@step( data launch @layer dp launch @layer @@step)"
+
+
+def by_name(job: Job, **more: Any) -> Array:
+    """Steps of a job whose ranges tell them, though nobody says that it is over."""
+    found = find(job, final=False, **more)
+    assert len(found)
+    return found
+
+
+@pytest.mark.parametrize("groups", [None, {"dp": [(0,), (1,)]}])
+def test_a_range_that_is_called_a_step_is_one(groups: dict[str, list[tuple[int, ...]]] | None) -> None:
+    job = play(2, 40, ONE, boundary=STEP, groups=groups)
+    found = by_name(job)
+    assert told(job, found) == [list(range(39))] * 2
+    assert set(found["step"].tolist()) == set(range(39))
+    assert set(found["method"]) == {BY_MARKS}
+    assert (found["confidence"] == 1).all()
+    assert (found["collectives"] == 1).all()
+    assert (found["launches"] == 2).all()
+
+
+def test_ranks_that_come_at_different_times_number_these_alike() -> None:
+    job = play(3, 60, ONE, boundary=STEP, attached={1: 93.5, 2: 201.2})
+    found = by_name(job, edges=[(5000 + at) * MS for at in range(50, 400, 35)], settle=3 * MS)
+    assert shift_of(job, found) == 0
+    assert [steps[-1] for steps in told(job, found)] == [58] * 3
+    assert [steps[0] for steps in told(job, found)] == [0, 12, 26]
+
+
+def test_a_lost_begin_makes_one_long_step_on_its_rank() -> None:
+    job = play(2, 60, ONE, boundary=STEP, lost=[(1, 40, "@@step(")])
+    found = by_name(job)
+    shift_of(job, found)
+    assert told(job, found) == [list(range(59)), [step for step in range(59) if step != 39]]
+
+
+def test_what_comes_now_and_then_does_not_matter() -> None:
+    """Evaluations, and log lines of a communicator of their own."""
+
+    def program(step: int) -> str:
+        return ONE + (" log" if step % 5 == 4 else "") + (" dp launch launch dp" if step % 7 == 6 else "")
+
+    job = play(2, 60, program, boundary=STEP, groups={"dp": [(0, 1)], "log": [(0, 1)]}, sizes={"log": 8})
+    assert told(job, by_name(job)) == [list(range(59))] * 2
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_a_step_is_no_part_of_which_gradients_are_reduced_in_the_last(parts: int) -> None:
+    """Whatever it is called: many loops number their micro-batches."""
+    program = "@@step( tp launch @@step) " * (parts - 1) + "@@step( tp launch dp launch @@step)"
+    job = play(2, 60, program, groups={"tp": [(0, 1)], "dp": [(0, 1)]})
+    assert not len(find(job, final=False))
+
+
+@pytest.mark.parametrize("parts", [4, 60])
+def test_where_an_optimiser_has_marks_it_decides(parts: int) -> None:
+    job = play(1, 20, "@@step( data bwd @@step) " * parts + "opt", groups={})
+    edges = [(5000 + at) * MS for at in range(10, 20 * 4 * parts, 50)]
+    found = find(job, final=False, edges=edges)
+    assert told(job, found) == [list(range(1, 19))]
+
+
+def test_of_ranges_in_one_another_the_outer_one_is_the_step() -> None:
+    inner = "@@batch( dp launch @@batch) "
+    job = play(2, 40, f"@@iteration( {inner * 3} launch @@iteration)", boundary="@@iteration")
+    edges = [(5000 + at) * MS for at in range(10, 500, 20)]
+    assert told(job, by_name(job, edges=edges)) == [list(range(39))] * 2
+
+
+def test_a_range_around_hundreds_of_steps_is_none() -> None:
+    job = play(1, 3, "@@epoch( " + "@@step( dp launch @@step) " * 300 + "@@epoch)")
+    assert of(by_name(job), 0)["step"].tolist() == list(range(899))
+
+
+def test_a_thread_that_fetches_batches_is_ahead_and_makes_no_steps() -> None:
+    job = play(1, 40, ONE, boundary=STEP)
+    ahead = job.ranks[0].marks[job.ranks[0].marks["what"] >= What.STEP_BEGIN].copy()
+    ahead["tid"] += 1
+    ahead["ts_ns"] -= 12 * MS
+    early = ahead[:8].copy()
+    early["ts_ns"] -= 60 * MS
+    marks = np.concatenate([job.ranks[0].marks, ahead, early])
+    job.ranks[0].marks = marks[np.argsort(marks["ts_ns"], kind="stable")]
+    assert told(job, by_name(job)) == [list(range(39))]
+
+
+def test_a_range_of_any_name_is_a_step_where_nothing_else_is_seen_and_it_covers_the_time() -> None:
+    body = "@train( data @a data @train) "
+    job = play(1, 40, body + "@log", boundary="@train", groups={})
+    assert told(job, by_name(job)) == [list(range(39))]
+    rare = play(1, 40, "@log data data data data", groups={})
+    assert not len(find(rare, final=False))
+    calling = play(1, 40, body + "launch", groups={})
+    assert not len(find(calling, final=False)), "calls may repeat otherwise"
+
+
+def test_names_that_are_never_the_same_are_bounded() -> None:
+    steps = MarkedSteps()
+    rows = np.zeros(10_000, MARK)
+    rows["ts_ns"] = rows["handle"] = np.arange(1, 10_001)
+    rows["what"], rows["tid"] = What.STEP_BEGIN, 1
+    rows["handle"][::10], rows["role"][::10] = 5, 1
+    steps.feed_marks(0, rows)
+    (thread,) = steps._ranks[0].threads.values()
+    assert len(thread.ranges) == marked_steps.RANGES
+    assert thread.ranges[5].seen == 1001
+    assert not steps.agree(np.zeros(1, ITERATION))
+
+
+@pytest.mark.parametrize(
+    ("program", "agrees"),
+    [("@train( {0} @train)", True), ("@half( launch @half) @half( {0} @half)", False), ("{0} launch", False)],
+)
+def test_a_range_of_any_name_that_calls_agree_with_is_the_step(program: str, agrees: bool) -> None:
+    job = play(2, 120, program.format("launch dp launch launch dp"), boundary="@train")
+    whole = traced(job, {0, 1})
+    found = whole.steps(1 << 60, final=False)
+    assert whole.by_marks is agrees
+    assert set(found["method"]) == ({BY_MARKS} if agrees else {BY_COLLECTIVES})
+    if agrees:
+        assert told(job, found) == [list(range(119))] * 2
+        assert whole.marked.wanted == named("@train")
+
+
+def test_once_optimisers_decide_no_ranges_are_wanted() -> None:
+    job, steps = play(1, 40, DDP), MarkedSteps()
+    assert steps.wanted is None
+    find(job, steps)
+    assert steps.wanted == 0
+
+
+def test_a_short_job_is_told_by_its_ranges_at_its_end() -> None:
+    job = play(2, 4, ONE, boundary=STEP)
+    short = traced(job, {0, 1})
+    assert not len(short.steps(1 << 60, final=False))
+    assert told(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2

@@ -7,9 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from argus import records
-from argus.capture.calls import BY_SYMBOL, CALLS, Shape
-from argus.semantics.marks import marks_of
-from argus.semantics.phases import MARK, Role, What
+from argus.capture.calls import BY_SYMBOL, CALLS, Layer, Shape
+from argus.semantics.marks import NAMES, STACKS, Marks
+from argus.semantics.phases import DEPTH, MARK, What
+from argus.semantics.range_names import Role, meaning_of
 
 Array = NDArray[np.void]
 
@@ -26,7 +27,7 @@ def seen(kind: str, ts_ns: int, *, name: bytes = b"", handle: int = 0, at_exit: 
 
 
 def marks(*rows: Array, ends_of_backward: bool = True) -> Array:
-    return marks_of(np.concatenate([np.empty(0, records.MARK), *rows]), ends_of_backward=ends_of_backward)
+    return Marks().take(np.concatenate([np.empty(0, records.MARK), *rows]), ends_of_backward=ends_of_backward)
 
 
 def test_every_kind_of_record_has_its_mark() -> None:
@@ -38,7 +39,10 @@ def test_every_kind_of_record_has_its_mark() -> None:
     ]  # fmt: skip
     assert found["ts_ns"].tolist() == found["tid"].tolist() == [1, 2, 3, 4, 5, 6]
     assert found["handle"].tolist() == [101, 102, 103, 104, 105, 106]
-    assert set(OF_KIND) == {*kinds, "backward_begin"}
+    assert {call.kind for call in CALLS if call.shape is Shape.MARK and call.layer is Layer.TORCH} == {
+        *kinds,
+        "backward_begin",
+    }
 
 
 def test_a_backward_pass_is_told_once() -> None:
@@ -94,3 +98,162 @@ def test_what_is_no_mark_is_left_out() -> None:
     # Of these only the entry is probed.
     assert len(marks(seen("wait", 1, at_exit=1), seen("range_begin", 2, at_exit=1))) == 0
     assert len(marks()) == 0
+
+
+# ---- NVTX
+
+
+def push(ts_ns: int, name: bytes, *, kind: str = "nvtx_push", tid: int = 9, domain: int = 0) -> Array:
+    return seen(kind, ts_ns, name=name, tid=tid, handle=domain)
+
+
+def pop(ts_ns: int, *, kind: str = "nvtx_pop", tid: int = 9, domain: int = 0) -> Array:
+    return seen(kind, ts_ns, tid=tid, handle=domain)
+
+
+def events(found: Array) -> list[tuple[int, str, int]]:
+    columns = (found[name].tolist() for name in ("ts_ns", "what", "role"))
+    return [(ts, What(what).name, role) for ts, what, role in zip(*columns, strict=True)]
+
+
+def test_parts_that_a_program_names_are_marks_like_pytorch_s_and_know_what_they_end() -> None:
+    names = [b"step 7", b"fetch batch", b"forward", b"backward", b"optimizer.step", b"norm"]
+    rows = [push(1, names[0])]
+    for at, name in enumerate(names[1:], 1):
+        rows += [push(10 * at, name), pop(10 * at + 5)]
+    found = marks(*rows, pop(99))
+    assert events(found) == [
+        (1, "STEP_BEGIN", 1),
+        (10, "RANGE_BEGIN", Role.DATA),
+        (15, "RANGE_END", Role.DATA),
+        (20, "RANGE_BEGIN", Role.FORWARD),
+        (25, "RANGE_END", Role.FORWARD),
+        (30, "BACKWARD_BEGIN", 0),
+        (35, "BACKWARD_END", 0),
+        (40, "RANGE_BEGIN", Role.OPTIMIZER),
+        (45, "RANGE_END", Role.OPTIMIZER),
+        (50, "STEP_BEGIN", 0),
+        (55, "STEP_END", 0),
+        (99, "STEP_END", 1),
+    ]
+    steps = found[found["what"] == What.STEP_BEGIN]
+    assert steps["depth"].tolist() == [0, 1]
+    assert len(set(steps["handle"].tolist()) - {0}) == 2
+
+
+def test_a_running_number_makes_no_other_range() -> None:
+    found = marks(*(push(ts, b"step %d" % ts) for ts in range(3)), push(9, b"steps %d"))
+    assert len(set(found["handle"].tolist())) == 2
+
+
+def test_ranges_of_threads_domains_and_those_with_numbers_do_not_end_one_another() -> None:
+    rows = [push(1, b"forward"), push(2, b"optimizer", tid=8), push(3, b"fetch data", domain=5)]
+    rows += [push(4, b"zero_grad", kind="nvtx_start", domain=1), pop(5), pop(6, tid=8), pop(7, domain=5)]
+    found = marks(*rows, pop(8, kind="nvtx_end", domain=77))
+    ends = found[found["what"] == What.RANGE_END]
+    assert ends["role"].tolist() == [Role.FORWARD, Role.OPTIMIZER, Role.DATA, Role.ZERO_GRAD]
+    assert ends["tid"].tolist() == [9, 8, 9, 9]
+
+
+def test_what_is_out_of_balance_is_counted_and_does_no_harm_to_others() -> None:
+    known = Marks()
+    rows = [pop(1), push(2, b"step 1"), push(3, b"forward"), push(4, b"step 2"), pop(5), pop(6)]
+    found = known.take(np.concatenate(rows), ends_of_backward=True)
+    assert events(found) == [
+        (2, "STEP_BEGIN", 1),
+        (3, "RANGE_BEGIN", Role.FORWARD),
+        (4, "RANGE_END", Role.FORWARD),
+        (4, "STEP_END", 1),
+        (4, "STEP_BEGIN", 1),
+        (5, "STEP_END", 1),
+    ], "a step is in no other one"
+    assert known.counters == {"ranges_unmatched": 2, "ranges_unfinished": 2}
+    for depth in range(2 * DEPTH):
+        known.take(push(10 + depth, b"leak"), ends_of_backward=True)
+    assert known.counters["ranges_unfinished"] == 2 + DEPTH
+    for tid in range(2 * STACKS):
+        known.take(push(10, b"leak", tid=tid), ends_of_backward=True)
+    assert len(known._open) == STACKS
+
+
+def test_ranges_survive_the_pieces_in_which_they_come() -> None:
+    known = Marks()
+    known.take(push(1, b"optimizer"), ends_of_backward=True)
+    assert events(known.take(pop(2), ends_of_backward=True)) == [(2, "RANGE_END", Role.OPTIMIZER)]
+    assert known.optimizers == 1
+    for number in range(2 * NAMES):
+        known.take(push(3, b"step %d" % number), ends_of_backward=True)
+    assert len(known._names) <= NAMES
+
+
+def test_a_backward_pass_that_is_named_is_not_told_by_the_engine_too() -> None:
+    """The engine's begins have no end: backward would never be over."""
+    rows = np.concatenate([push(1, b"backward"), seen("backward_begin", 2), pop(3)])
+    found = Marks().take(rows, ends_of_backward=False)
+    assert [what for _, what, _ in events(found)] == ["BACKWARD_BEGIN", "BACKWARD_END"]
+
+
+def test_once_it_is_known_which_ranges_are_steps_no_others_are_told() -> None:
+    known = Marks()
+    handle = int(known.take(push(1, b"step 1"), ends_of_backward=True)["handle"][0])
+    known.steps = handle
+    found = known.take(np.concatenate([push(2, b"other"), pop(3), pop(4), push(5, b"step 2")]), ends_of_backward=True)
+    assert events(found) == [(4, "STEP_END", 1), (5, "STEP_BEGIN", 1)]
+    known.steps = 0
+    assert not len(known.take(np.concatenate([pop(6), push(7, b"step 3")]), ends_of_backward=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("forward", Role.FORWARD),
+        ("Forward pass", Role.FORWARD),
+        ("forward_step", Role.FORWARD),
+        ("fwd_3", Role.FORWARD),
+        ("backward", Role.BACKWARD),
+        ("BackwardPass", Role.BACKWARD),
+        ("bprop", Role.BACKWARD),
+        ("forward_backward", Role.NONE),
+        ("optimizer.step()", Role.OPTIMIZER),
+        ("opt_step", Role.OPTIMIZER),
+        ("optimizer init", Role.NONE),
+        ("optimizer.zero_grad", Role.ZERO_GRAD),
+        ("zero_grad", Role.ZERO_GRAD),
+        ("data", Role.DATA),
+        ("data_loading", Role.DATA),
+        ("DataLoader.next", Role.DATA),
+        ("load batch 12", Role.DATA),
+        ("get_batch", Role.DATA),
+        ("data parallel all-reduce", Role.NONE),
+        ("eval forward", Role.NONE),
+    ],
+)
+def test_the_words_of_a_name_tell_its_role(name: str, role: Role) -> None:
+    meaning = meaning_of(name)
+    assert meaning.role is role
+    assert not meaning.says_step
+
+
+@pytest.mark.parametrize(
+    ("name", "says_step", "part"),
+    [
+        ("step 812", True, False),
+        ("iteration812", True, False),
+        ("Iter_5", True, False),
+        ("train_step", True, False),
+        ("trainStep", True, False),
+        ("batch 3 of 7", True, False),
+        ("epoch 1 step 9", True, False),
+        ("microbatch 3", False, True),
+        ("micro-step", False, True),
+        ("layer 3 step", False, True),
+        ("eval step 4", False, True),
+        ("forward step", False, True),
+        ("steppe", False, False),
+        ("train", False, False),
+        ("", False, False),
+    ],
+)
+def test_a_name_says_a_step_or_a_part_of_one_or_neither(name: str, says_step: bool, part: bool) -> None:
+    meaning = meaning_of(name)
+    assert (meaning.says_step, meaning.part) == (says_step, part)

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.semantics import phases
-from argus.semantics.phases import MARK, METHODS, PHASE, PHASES, Phase, PhaseTracker, Role, What, role_of
+from argus.semantics.phases import MARK, METHODS, PHASE, PHASES, Phase, PhaseTracker, What
+from argus.semantics.range_names import Role, role_of
 from argus.semantics.steps import ITERATION
 
 MS = 1_000_000
