@@ -974,6 +974,37 @@ def test_a_range_of_any_name_is_a_step_where_nothing_else_is_seen_and_it_covers_
     assert not len(find(calling, final=False)), "calls may repeat otherwise"
 
 
+def test_another_thread_that_says_the_same_more_often_makes_no_steps_that_run_backwards() -> None:
+    job, steps = play(1, 40, ONE, boundary=STEP), MarkedSteps()
+    begins = job.ranks[0].marks[job.ranks[0].marks["what"] == What.STEP_BEGIN]
+    other = np.repeat(begins, 3)
+    other["tid"] += 1
+    other["ts_ns"] += np.tile([0, MS, 2 * MS], len(begins)).astype(np.uint64)
+    found = [find(job, steps, final=False)]
+    steps.feed_marks(0, other)
+    late = np.zeros(1, MARK)
+    late["ts_ns"], late["tid"], late["what"], late["role"] = 1 << 60, int(other["tid"][0]), What.STEP_BEGIN, 1
+    late["handle"] = named(STEP)
+    steps.feed_marks(0, late)
+    found.append(steps.advance(1 << 61))
+    ends = np.concatenate([ends_of(rows) for rows in found])
+    assert len(ends) > 39
+    assert (np.diff(ends) > 0).all()
+
+
+def test_an_end_that_says_what_it_ends_ends_what_lies_above_too() -> None:
+    rows = [(10, What.RANGE_BEGIN, Role.OPTIMIZER), (20, What.RANGE_BEGIN, Role.NONE)]
+    rows += [(30, What.RANGE_END, Role.OPTIMIZER), (40, What.BACKWARD_BEGIN, Role.NONE)]
+    marks = np.zeros(4 * len(rows), MARK)
+    for turn in range(4):
+        for place, (ts, what, role) in enumerate(rows, turn * len(rows)):
+            marks[place] = ts + 100 * turn, 0, MAIN, what, role, 0
+    steps = MarkedSteps()
+    steps.feed_marks(0, marks)
+    assert steps.ready([0])
+    assert ends_of(steps.advance(1000)) == [130, 230, 330]
+
+
 def test_names_that_are_never_the_same_are_bounded() -> None:
     steps = MarkedSteps()
     rows = np.zeros(10_000, MARK)
@@ -992,7 +1023,7 @@ def test_names_that_are_never_the_same_are_bounded() -> None:
     [("@train( {0} @train)", True), ("@half( launch @half) @half( {0} @half)", False), ("{0} launch", False)],
 )
 def test_a_range_of_any_name_that_calls_agree_with_is_the_step(program: str, agrees: bool) -> None:
-    job = play(2, 120, program.format("launch dp launch launch dp"), boundary="@train")
+    job = play(2, 120, program.format("launch dp launch launch launch dp"), boundary="@train")
     whole = traced(job, {0, 1})
     found = whole.steps(1 << 60, final=False)
     assert whole.by_marks is agrees
