@@ -187,7 +187,7 @@ class OverheadSide:
         shares = self._whole.shares()
         if not shares:
             return []
-        words = {Part.CALLS: "probes", Part.MARKS: "PyTorch's marks", Part.STACKS: "stacks", Part.GPU: "GPU times"}
+        words = {Part.CALLS: "probes", Part.MARKS: "marks", Part.STACKS: "stacks", Part.GPU: "GPU times"}
         parts = ", ".join(f"{words[part]} {shares[part]:.2%}" for part in Part if shares.get(part, 0) >= 5e-5)
         parts = f" ({parts})" if parts else ""
         how = "" if self.measured else ", all of it estimated: the kernel does not measure"
