@@ -82,6 +82,7 @@ enum argus_name_form {
 	ARGUS_N_CHARS,      /* char * */
 	ARGUS_N_WIDE,       /* wchar_t * */
 	ARGUS_N_ATTRIBUTES, /* nvtxEventAttributes_t * */
+	ARGUS_N_OLD_STRING, /* std::string * from before C++11: one pointer, to the characters */
 };
 
 /* One CUDA call: launch, copy, synchronise, allocate, load. Ring "launches". */

@@ -116,6 +116,10 @@ INLINE void read_mark_name(struct argus_mark *r, u64 at, u32 form)
 		form = type == NVTX_ASCII ? ARGUS_N_CHARS : ARGUS_N_WIDE;
 		at = read_u64(at + NVTX_MESSAGE_AT, &r->flags);
 	}
+	if (form == ARGUS_N_OLD_STRING) {
+		at = read_u64(at, &r->flags);
+		form = ARGUS_N_CHARS;
+	}
 	if (!at)
 		return;
 	if (form == ARGUS_N_CHARS) {

@@ -42,6 +42,8 @@ class NameForm(enum.IntEnum):
     WIDE = 2
     ATTRIBUTES = 3
     """``nvtxEventAttributes_t *``, in which it is CHARS, WIDE or a registered string, which has no text."""
+    OLD_STRING = 4
+    """``std::string *`` of libstdc++'s ABI from before C++11: the object is one pointer, to the characters."""
 
 
 class Shape(enum.IntEnum):
@@ -332,28 +334,37 @@ def _build() -> tuple[Call, ...]:
     string = "RKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
     pointer = "RKN3c1013intrusive_ptrI{}NS{}_6detail34intrusive_target_default_null_typeI{}EEEE"
 
-    def mark(symbol: str, kind: str, handle: int = ABSENT, name: int = ABSENT, behind: int = 0) -> None:
-        add(symbol, Layer.TORCH, kind, Shape.MARK, (handle, name, behind, NameForm.STRING), exit=False)
+    def mark(
+        symbol: str,
+        kind: str,
+        handle: int = ABSENT,
+        name: int = ABSENT,
+        behind: int = 0,
+        form: NameForm = NameForm.STRING,
+    ) -> None:
+        add(symbol, Layer.TORCH, kind, Shape.MARK, (handle, name, behind, form), exit=False)
 
+    # As in PyPI's wheels of 2.0 to 2.15: those up to 2.6 have the ABI from before C++11, which other builds of these
+    # versions need not have; std::optional came with 2.2, what is static in C++ with 2.1, and in C with 2.8.
     profiler, work = "_ZN5torch8autograd8profiler", "_ZN4c10d4Work"
-    mark(f"{profiler}25record_function_enter_newE{string}RKSt8optionalIS7_E", "range_begin", name=first - 1)
-    mark(
-        f"{profiler}L24record_function_exit_newE{pointer.format('NS1_20PythonRecordFunctionE', 2, 'S4_')}", "range_end"
-    )
+    for text, again, form in ((string, "S7_", NameForm.STRING), ("RKSs", "Ss", NameForm.OLD_STRING)):
+        for optional in (f"RKSt8optionalI{again}E", f"RKN3c108optionalI{again}EE"):
+            mark(f"{profiler}25record_function_enter_newE{text}{optional}", "range_begin", name=first - 1, form=form)
+    for static in ("L", ""):
+        instance = pointer.format("NS1_20PythonRecordFunctionE", 2, "S4_")
+        mark(f"{profiler}{static}24record_function_exit_newE{instance}", "range_end")
     mark(
         "_ZN5torch8autograd6Engine7executeERKSt6vectorINS0_4EdgeESaIS3_EERKS2_IN2at6TensorESaIS9_EEbbbS7_",
         "backward_begin",
     )
     # A function in C, from which no exception comes.
-    add("_ZL22THPEngine_run_backwardP7_objectS0_S0_", Layer.TORCH, "backward", Shape.MARK, (ABSENT, ABSENT, 0, 0))
+    backward = "22THPEngine_run_backwardP7_objectS0_S0_"
+    add(f"_ZL{backward} _Z{backward}", Layer.TORCH, "backward", Shape.MARK, (ABSENT, ABSENT, 0, 0))
     mark("_ZN4c10d7Reducer17finalize_backwardEv", "wait")
     mark(f"{work}4waitENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE", "wait", handle=0)
-    mark(
-        f"_ZN4c10d16ProcessGroupGloo9AsyncWork7executeE{pointer.format('S1_', 2, 'S1_')}",
-        "work_begin",
-        handle=0,
-        behind=1,
-    )
+    run = pointer.format("S1_", 2, "S1_")
+    for passed in (run, run.removeprefix("RK")):  # by value up to 2.3, which is by reference, too: it has a destructor
+        mark(f"_ZN4c10d16ProcessGroupGloo9AsyncWork7executeE{passed}", "work_begin", handle=0, behind=1)
     mark(f"{work}6finishENSt15__exception_ptr13exception_ptrE", "work_end", handle=0)
 
     # NVTX 2 and 3 (nvtx3/nvToolsExt.h): domain, name. The domain is NULL where there is no tool, and so is what the
@@ -481,6 +492,11 @@ TORCH_DTYPES = {
 """``c10::ScalarType`` by value (torch/headeronly/core/ScalarType.h): name and bytes."""
 DIRECTIONS = {0: "memcpy_h2h", 1: "memcpy_h2d", 2: "memcpy_d2h", 3: "memcpy_d2d"}
 """``cudaMemcpyKind`` by value; 4 leaves it to the addresses."""
+
+
+def symbols_of(kind: str) -> tuple[str, ...]:
+    """All functions that do the same."""
+    return tuple(call.symbol for call in CALLS if call.kind == kind)
 
 
 def symbol_of(kind: str) -> str:

@@ -5,6 +5,7 @@ Everything comes from /proc: the process is neither stopped nor changed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pwd
 import re
@@ -28,16 +29,17 @@ TORCH = ("libtorch_cpu", TORCH_PYTHON)
 CUBLAS = ("libcublas", "libcublasLt")
 NVTX = "libnvToolsExt"
 """Also what contains its functions under another name: libnvtx3interop, PyTorch's libtorch_python since 2.5."""
-_SENTINELS = {
-    "libcuda": "cuLaunchKernel",
-    "libcudart": "cudaLaunchKernel",
-    "libnccl": "ncclAllReduce",
-    CUBLAS[0]: "cublasGemmEx",
-    CUBLAS[1]: "cublasLtMatmul",
-    TORCH[0]: calls.symbol_of("backward_begin"),
-    TORCH[1]: calls.symbol_of("backward"),
-    NVTX: "nvtxRangePushA",
+_SENTINELS: dict[str, tuple[str, ...]] = {
+    "libcuda": ("cuLaunchKernel",),
+    "libcudart": ("cudaLaunchKernel",),
+    "libnccl": ("ncclAllReduce",),
+    CUBLAS[0]: ("cublasGemmEx",),
+    CUBLAS[1]: ("cublasLtMatmul",),
+    TORCH[0]: calls.symbols_of("backward_begin"),
+    TORCH[1]: calls.symbols_of("backward"),
+    NVTX: ("nvtxRangePushA",),
 }
+"""Functions of which a library has one."""
 _LAYERS = {
     "libcuda": calls.Layer.DRIVER,
     "libcudart": calls.Layer.RUNTIME,
@@ -592,8 +594,8 @@ def _read_hooks(open_path: str) -> _Hooks:
         elf = Elf(open_path)
     except (NotElf, OSError):
         return (), {}, 0
-    present = elf.functions(_SENTINELS.values())
-    roles = tuple(role for role, sentinel in _SENTINELS.items() if sentinel in present)
+    present = elf.functions(list(itertools.chain.from_iterable(_SENTINELS.values())))
+    roles = tuple(role for role, sentinels in _SENTINELS.items() if not present.keys().isdisjoint(sentinels))
     if not roles:
         return (), {}, 0
     layers = {_LAYERS[role] for role in roles}
