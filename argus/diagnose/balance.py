@@ -34,6 +34,8 @@ vary does so all along, and stays as it is.)"""
 ERRORS_WIDENED = 3.1
 """Standard errors by which steps with more of it must come later: one in 1,000 by chance, of jobs that lose
 :data:`argus.diagnose.gpu.LEAST_SHARE` to it, forward and backward alike. Of two batches a step tells little."""
+ERRORS_GROWTH = 2.0
+"""Standard errors by which steps must be longer since then for that to count as lost: one in 40 by chance."""
 VARIANCE = 0.71
 """Correlation of forward and backward from which half of their variance is the work's (as in
 argus.diagnose.operations)."""
@@ -126,10 +128,12 @@ class _Widened:
     """Attributes:
     since: Step from which on batches differ more than before.
     growth_ns: What an average step is longer since then.
+    sure_ns: What of it is not by chance: steps' lengths scatter where what all have to do varies.
     """
 
     since: int
     growth_ns: float
+    sure_ns: float
 
 
 def _widened(seen: Seen, numbers: Int, durations: Float) -> _Widened | None:
@@ -148,7 +152,10 @@ def _widened(seen: Seen, numbers: Int, durations: Float) -> _Widened | None:
     after = numbers >= since
     if after.all() or not after.any():
         return None
-    return _Widened(since, float(np.mean(durations[after]) - np.mean(durations[~after])))
+    parts = durations[after], durations[~after]
+    growth = float(np.mean(parts[0]) - np.mean(parts[1]))
+    by_chance = float(np.sqrt(sum(np.var(part) / len(part) for part in parts)))
+    return _Widened(since, growth, growth - ERRORS_GROWTH * by_chance)
 
 
 def _batches(mesh: Mesh) -> list[Int]:
@@ -224,7 +231,7 @@ def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float
     if widened is not None:
         # What was not so before counts from as little on as a transfer or a GPU that changed.
         least = LEAST_SHARE
-        loss = float(np.clip(widened.growth_ns, loss, (HIDDEN if mesh.staged else 1.0) * loss))
+        loss = float(np.clip(widened.sure_ns, loss, (HIDDEN if mesh.staged else 1.0) * loss))
         texts.append(
             f"they do since step {widened.since}, and an average step is {widened.growth_ns / 1e6:+,.1f} ms longer"
         )
