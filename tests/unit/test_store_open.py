@@ -247,28 +247,32 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     assert len(trims) == 6
 
 
-RESIDENT = """
-import re, sys, types
+PURGE = """
+import sys, types
 import chdb
 from argus.store import engine
+class Connection:
+    def __init__(self, target):
+        self.handle = chdb.connect(target)
+    def query(self, text):
+        self.handle.query(text)
+        print(text)
+    def close(self):
+        self.handle.close()
+        print("closed")
 target = sys.argv[1] + "?max_threads=2"
-server = types.SimpleNamespace(chdb=chdb, target=target)
 keeper = chdb.connect(target)
-def resident():
-    return int(re.search(rb"resident: (\\d+)", keeper.query("SELECT stats FROM system.jemalloc_stats").bytes())[1])
-keeper.query("SELECT uniqExact(number), groupArray(toString(number)) FROM numbers(1000000) FORMAT Null")
-before = resident()
-engine._Server.give_back(server)
-print(before, resident())
+engine._Server.give_back(types.SimpleNamespace(chdb=types.SimpleNamespace(connect=Connection), target=target))
 """
 
 
 def test_what_a_large_query_took_does_not_stay_with_the_engine(tmp_path: Path) -> None:
+    """The engine's allocator can be told to give back what it keeps for the next one. (It does by itself, too, but at
+    times of its own.)"""
     said = subprocess.run(
-        [sys.executable, "-c", RESIDENT, str(tmp_path / "db")], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", PURGE, str(tmp_path / "db")], capture_output=True, text=True, check=True, timeout=120
     )
-    before, after = map(int, said.stdout.split())
-    assert after < before / 2
+    assert said.stdout.splitlines() == ["SYSTEM JEMALLOC PURGE", "closed"]
 
 
 def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
