@@ -125,7 +125,7 @@ class Job:
     phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
-    ``ended``: rank and handle of communicators that are no more.
+    ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
     """
 
     name: str
@@ -155,6 +155,7 @@ class Job:
     told: dict[int, dict[int, Place | None]] = field(default_factory=dict)
     traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
     ended: set[tuple[int, int]] = field(default_factory=set)
+    forgotten: int = 0
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
     groups_due: float = 0.0
@@ -259,6 +260,8 @@ class Job:
         that were called longest ago where there are more than :data:`KEPT_COMMUNICATORS`."""
         remembered = {(rank, comm) for rank, calls in self.recent.items() for comm in np.unique(calls["comm"]).tolist()}
         most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
+        over = set(itertools.islice(self.traffic, most)) - self.ended
+        self.forgotten += len(over)
         gone = {*(self.ended - remembered), *itertools.islice(self.traffic, most)}
         if gone:
             self._forget_communicators(gone)

@@ -1083,6 +1083,8 @@ class Tracer:
             sum(int(np.sum(job.communicators["error"] != "")) for job in self.jobs),
             False,
         )
+        found["communicators_forgotten"] = (sum(job.forgotten for job in self.jobs), False)
+        found["mark_names_unread"] = (self._names.unread, False)
         found["calls_before_follow"] = (family.missed_calls, True)
         found["fork_events_missed"] = (family.missed_events, True)
         found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)

@@ -97,7 +97,7 @@ class _Memory:
             text, end, _ = part.partition(b"\0")
             found += text
             if end:
-                return found
+                return found if len(found) < _LONGEST_NAME else None
             if not part:
                 return None
         return None
@@ -123,6 +123,8 @@ class KernelNames:
         """Handles for which no name was found."""
         self.cut = 0
         """Names longer than a record has room for, which could not be read whole: two may look the same."""
+        self.unread = 0
+        """Marks whose names neither the kernel side nor this one could read."""
 
     def learn(self, control: NDArray[np.void]) -> None:
         """Takes names from control records (calls that look kernels up). Other records are skipped.
@@ -176,7 +178,9 @@ class KernelNames:
             row = marks[place]
             memory = self._memory(int(row["pid"]))
             address = int.from_bytes(row["name"][:8].tobytes(), "little")
-            text = (None if memory is None else memory.string(address)) or b""
+            found = None if memory is None else memory.string(address)
+            self.unread += found is None
+            text = found or b""
             row["name_len"] = min(len(text), MARK_NAME_LEN)
             row["name"] = np.frombuffer(text[:MARK_NAME_LEN].ljust(MARK_NAME_LEN, b"\0"), np.uint8)
         return marks

@@ -126,6 +126,7 @@ def test_a_program_that_begins_again_for_ever_takes_no_more(ends: bool, monkeypa
             for rank in (0, 1):
                 job.keep_control(rank, ended(comm, [1000 * life + 500]))
     assert len(set(groups)) == len(groups)
+    assert bool(job.forgotten) is not ends
     # 64 calls a rank are kept, of 16 groups; beside them the one that is new, or as many as are kept at all.
     bound = 2 * (16 + 2) if ends else 60
     assert not {name: size for name, size in most.items() if size > bound + 2}
@@ -144,6 +145,7 @@ def test_the_one_that_is_called_is_kept_and_what_was_called_longest_ago_goes() -
     assert (0, 7) in job.traffic
     assert (0, 1000) not in job.traffic
     assert len(job.traffic) == KEPT_COMMUNICATORS
+    assert job.forgotten == 1
 
 
 def test_what_another_communicator_at_the_address_was_called_for_is_not_its_own() -> None:

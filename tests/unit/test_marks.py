@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from argus import records
 from argus.capture.calls import BY_SYMBOL, CALLS, Layer, Shape
+from argus.capture.names import KernelNames
 from argus.semantics.marks import NAMES, STACKS, Marks
 from argus.semantics.phases import DEPTH, MARK, What
 from argus.semantics.range_names import Role, meaning_of
@@ -257,3 +261,18 @@ def test_the_words_of_a_name_tell_its_role(name: str, role: Role) -> None:
 def test_a_name_says_a_step_or_a_part_of_one_or_neither(name: str, says_step: bool, part: bool) -> None:
     meaning = meaning_of(name)
     assert (meaning.says_step, meaning.part) == (says_step, part)
+
+
+def test_names_that_the_kernel_could_not_read_are_read_or_counted() -> None:
+    here = ctypes.create_string_buffer(b"step 7")
+    rows = np.zeros(3, records.MARK)
+    rows["pid"], rows["name_len"] = os.getpid(), 8
+    rows["flags"][:2] = records.FLAG_NAME_ADDRESS
+    for row, address in zip(rows, (ctypes.addressof(here), 16, ctypes.addressof(here)), strict=True):
+        row["name"][:8] = np.frombuffer(address.to_bytes(8, "little"), np.uint8)
+    names = KernelNames()
+    found = names.complete(rows)
+    assert found["name_len"].tolist() == [6, 0, 8]
+    assert found["name"][0][:6].tobytes() == b"step 7"
+    assert (found[2] == rows[2]).all(), "its name is what it says"
+    assert names.unread == 1
