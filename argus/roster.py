@@ -260,9 +260,9 @@ class Job:
         that were called longest ago where there are more than :data:`KEPT_COMMUNICATORS`."""
         remembered = {(rank, comm) for rank, calls in self.recent.items() for comm in np.unique(calls["comm"]).tolist()}
         most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
-        over = set(itertools.islice(self.traffic, most)) - self.ended
-        self.forgotten += len(over)
-        gone = {*(self.ended - remembered), *itertools.islice(self.traffic, most)}
+        longest_ago = set(itertools.islice(self.traffic, most))
+        self.forgotten += len(longest_ago - self.ended)
+        gone = (self.ended - remembered) | longest_ago
         if gone:
             self._forget_communicators(gone)
 

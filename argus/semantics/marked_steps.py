@@ -67,7 +67,7 @@ RANGES = 64
 """Names of ranges looked at of a thread."""
 DECIDING_RANGES = 16
 """Ranges of a name wanted on every rank before they are taken for steps, if nothing tells of an optimiser."""
-ACCUMULATED = 64
+ACCUMULATED = FIRST_BACKWARDS
 """The same where backward passes have marks, so that an optimiser's may yet come, and for each of its ends that came:
 no usual program accumulates more micro-batches."""
 OUTER_RANGES = 16
