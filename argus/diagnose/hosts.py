@@ -54,6 +54,8 @@ PER_GLANCE = 12
 """The same in the minute that tells which communicators to look at."""
 GLANCED = 8
 """Newest steps in which the time of each communicator's shortest collective is looked up."""
+MEMBERS = 2
+"""Ranks of a communicator and host whose calls are compared then: those that waited least in these steps."""
 SHIFT_MINUTES = 3
 """Minutes of a run in which step numbers are compared, where not all are."""
 MAX_GIVEN = 5_000
@@ -335,6 +337,7 @@ class _Chosen:
         whole: These are all minutes of the run.
         members: Ranks of each communicator and host that are looked at. Of fewer than all it is not known who was the
             last, and so how long the others would have been in the call: clocks seem less exact than they are.
+        ranks: Only these are looked at; empty: all.
         part: These are not all calls.
         guessed: The communicators were chosen by how long their collectives take; whether their calls can be compared
             is not known.
@@ -347,6 +350,7 @@ class _Chosen:
     members: int
     part: bool
     guessed: bool = False
+    ranks: tuple[int, ...] = ()
 
     def params(self) -> dict[str, Any]:
         """What the queries need."""
@@ -355,6 +359,7 @@ class _Chosen:
             "strides": list(self.strides),
             "minutes": list(self.minutes),
             "members": self.members,
+            "chosen": list(self.ranks),
         }
 
 
@@ -427,7 +432,9 @@ def _choose(
         one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
         best = telling(_calls(query, {**asked, **one.params()}, nodes), len(names))
     kept = _connecting(groups, hosts, best)
-    return _Chosen(tuple(groups[i] for i in kept), tuple(strides[kept].tolist()), minutes, whole, ALL, True, guessed)
+    chosen = tuple(groups[i] for i in kept)
+    last = _waited_for(query, asked, chosen) if guessed else ()
+    return _Chosen(chosen, tuple(strides[kept].tolist()), minutes, whole, ALL, True, guessed, last)
 
 
 def _shortest(query: sql.Query, asked: Mapping[str, Any], groups: list[int], hosts: list[list[int]]) -> list[int]:
@@ -440,6 +447,13 @@ def _shortest(query: sql.Query, asked: Mapping[str, Any], groups: list[int], hos
     if set(groups) - set(took):
         return []
     return likely({group: (own, took[group]) for group, own in zip(groups, hosts, strict=True)})
+
+
+def _waited_for(query: sql.Query, asked: Mapping[str, Any], groups: Sequence[int]) -> tuple[int, ...]:
+    """Some ranks of each host that the others in the groups wait for: their times tell most. One that is always the
+    last has to be among them, or everybody seems to leave as much later as it comes."""
+    rows = query(sql.WAITED_FOR, {**asked, "groups": list(groups), "most": GLANCED, "members": MEMBERS})
+    return tuple(rows["rank"].tolist())
 
 
 def _connecting(groups: list[int], hosts: list[list[int]], best: Sequence[int]) -> list[int]:

@@ -106,11 +106,10 @@ def transfers_of(
         for column in (rows[name][kept] for name in ("comm_group", "op", "one", "other")):
             if column.dtype == object:
                 # Few different words: far quicker than to sort them.
-                seen: dict[Any, int] = {}
-                place = np.fromiter(
-                    (seen.setdefault(word, len(seen)) for word in column.tolist()), np.int64, len(column)
-                )
-                values: Any = list(seen)
+                words = column.tolist()
+                values: Any = list(dict.fromkeys(words))
+                number_of = {word: number for number, word in enumerate(values)}
+                place = np.fromiter(map(number_of.__getitem__, words), np.int64, len(words))
             else:
                 values, place = np.unique(column, return_inverse=True)
             coded.append(values)

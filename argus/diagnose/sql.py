@@ -1061,6 +1061,14 @@ ORDER BY comm_group
 """)
 """How many synchronising calls the first rank of some communicators made in some minutes."""
 
+_NEWEST_STEPS = """
+      (SELECT step FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}
+       GROUP BY step ORDER BY min(first_ts) DESC LIMIT {most:UInt32})
+      UNION ALL
+      (SELECT step FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}
+       GROUP BY step ORDER BY max(last_ts) DESC LIMIT {most:UInt32})
+""".strip("\n")
+
 SHORTEST_CALLS = _query(f"""
 SELECT comm_group, toFloat64(quantileExactLow(0.5)(shortest)) AS shortest_ns
 FROM
@@ -1071,11 +1079,7 @@ FROM
     SELECT rank, step, comm, shortest_ns FROM gpu_collectives
     WHERE job = {{job:String}} AND run = {{run:UInt32}} AND op IN {{ops:Array(String)}} AND step IN
     (
-      (SELECT step FROM iteration_rollup WHERE job = {{job:String}} AND run = {{run:UInt32}}
-       GROUP BY step ORDER BY min(first_ts) DESC LIMIT {{most:UInt32}})
-      UNION ALL
-      (SELECT step FROM iteration_rollup WHERE job = {{job:String}} AND run = {{run:UInt32}}
-       GROUP BY step ORDER BY max(last_ts) DESC LIMIT {{most:UInt32}})
+{_NEWEST_STEPS}
     )
   ) AS g
   INNER JOIN
@@ -1092,6 +1096,33 @@ ORDER BY comm_group
 """)
 """How long the shortest collective of some communicators takes on their GPUs, in the newest steps."""
 
+WAITED_FOR = _query(f"""
+SELECT DISTINCT rank FROM
+(
+  SELECT m.comm_group AS comm_group, m.host AS host, m.rank AS rank, g.took_ns AS took_ns
+  FROM
+  (
+    SELECT * FROM
+    (
+{_OF_ALL_HOSTS}
+    ) WHERE comm_group IN {{groups:Array(UInt64)}}
+  ) AS m
+  LEFT JOIN
+  (
+    SELECT rank, comm, avg(shortest_ns) AS took_ns FROM gpu_collectives
+    WHERE job = {{job:String}} AND run = {{run:UInt32}} AND op IN {{ops:Array(String)}} AND step IN
+    (
+{_NEWEST_STEPS}
+    )
+    GROUP BY rank, comm
+  ) AS g ON m.rank = g.rank AND m.comm = g.comm
+  ORDER BY took_ns, rank LIMIT {{members:UInt32}} BY comm_group, host
+)
+ORDER BY rank
+""")
+"""The ranks of some communicators that came last to them on each host, in the newest steps: their GPUs waited least. A
+rank of which that is not known may be one of them."""
+
 _SAMPLED = f"""
 WITH
   members AS
@@ -1102,6 +1133,7 @@ WITH
     (
 {_OF_ALL_HOSTS}
     ) WHERE comm_group IN {{groups:Array(UInt64)}}
+      AND (empty({{chosen:Array(UInt32)}}) OR rank IN (SELECT arrayJoin({{chosen:Array(UInt32)}})))
     ORDER BY rank LIMIT {{members:UInt32}} BY comm_group, host
   ),
   sampled AS
