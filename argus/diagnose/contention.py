@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from argus.diagnose import sql
 from argus.diagnose.cause import HALF, Cause
 from argus.diagnose.stacks import StackReader
-from argus.diagnose.verdict import Evidence, Finding
+from argus.diagnose.verdict import Evidence, Finding, named
 from argus.semantics.stacks import Frame, label
 
 WINDOW_NS = 30_000_000_000
@@ -32,12 +32,14 @@ class Seen:
         evidence: For it.
         action: What to do about it; empty: what the cause says.
         level: "stack" where a place in the code is told, else empty.
+        alike: Other ranks of the same hosts that it happens to as well.
     """
 
     cause: Cause
     evidence: list[Evidence]
     action: str = ""
     level: str = ""
+    alike: tuple[int, ...] = ()
 
 
 def look_closer(
@@ -49,13 +51,17 @@ def look_closer(
     late_ns: float,
     where: str,
     stacks: StackReader | None,
+    neighbours: Sequence[int] = (),
+    idle_ns: float | None = None,
 ) -> Seen:
     """A cause, sharpened by what the stack side saw of the ranks.
 
     Each component counts by its excess over the others' (median of the ranks), as a share of time, times the length of
     a step. Collecting garbage: by samples of running threads, with what those wait for a CPU meanwhile. Waiting for a
     CPU, or for a disk: by the thread of each rank that waits the most; for a CPU, less what it would wait if it waited
-    as much for its work as the others' do for theirs. One that makes up half of the lateness is the cause.
+    as much for its work as the others' do for theirs. One that makes up half of the lateness is the cause. If their
+    GPUs have nothing to do for less than that, half of it is to be explained instead: a CPU that others take away works
+    more slowly as well, and is later than it has waited.
 
     Args:
         query: Runs SQL with parameters.
@@ -65,6 +71,8 @@ def look_closer(
         late_ns: How late they are.
         where: The late ranks in words, with their hosts.
         stacks: Where threads were; None: nothing is known of them.
+        neighbours: Ranks on the hosts of the late ones that are not late, of a job that has others.
+        idle_ns: For how much longer the late ranks' GPUs have nothing to do; None: not known, or not their CPUs' fault.
     """
     if cause.kind in UNTOLD or not others:
         return Seen(cause, [])
@@ -90,10 +98,20 @@ def look_closer(
         known.append(("io", excess(waits, "io_share", late)))
     parts = [(kind, shares[0] * step_ns, shares[1] * step_ns) for kind, shares in known if shares is not None]
     kind, mine, theirs = max(parts, key=lambda part: part[1] - part[2], default=("", 0.0, 0.0))
-    if mine - theirs >= HALF * late_ns:
+    lost_ns = late_ns if idle_ns is None else float(np.clip(idle_ns, HALF * late_ns, late_ns))
+    if mine - theirs >= HALF * lost_ns:
         if kind == "gc_pause":
             return _collections(query, at, cause, late, mine, theirs, where)
-        return _contention(usage if kind == "host_contention" else waits, usage, at, cause, late, step_ns, where, kind)
+        if kind != "host_contention":
+            return _contention(waits, usage, at, cause, late, step_ns, where, kind)
+        alike = _queued_as_long(query, at, late, others, neighbours)
+        where = where if not alike else named(sorted([*late, *alike]))
+        seen = _contention(usage, usage, at, cause, late, step_ns, where, kind)
+        if alike:
+            text = f"{named(alike)} on the same hosts {'waits' if len(alike) == 1 else 'wait'} for a CPU as long"
+            shown = sql.shown(sql.HOST_TIME, {**at, "ranks": [*late, *alike]})
+            seen = replace(seen, evidence=[*seen.evidence, {"text": text, "sql": shown}], alike=alike)
+        return seen
     return _place(stacks, at, cause, late, others, late_ns, step_ns)
 
 
@@ -111,6 +129,23 @@ def excess(columns: Mapping[str, NDArray[Any]], name: str, late: Sequence[int]) 
     if not slow.any() or not (known & ~slow).any():
         return None
     return float(np.median(values[slow])), float(np.median(values[known & ~slow]))
+
+
+def _queued_as_long(
+    query: sql.Query, at: dict[str, Any], late: Sequence[int], others: Sequence[int], neighbours: Sequence[int]
+) -> tuple[int, ...]:
+    """The neighbours of the late ranks whose threads wait for a CPU as long, by more than half of what parts the late
+    ones from the ranks of other hosts."""
+    elsewhere = [rank for rank in others if rank not in neighbours]
+    if not neighbours or not elsewhere:
+        return ()
+    told = query(sql.HOST_TIME, {**at, "ranks": [*late, *elsewhere, *neighbours]})
+    near = np.isin(told["rank"], neighbours)
+    between = excess({name: told[name][~near] for name in ("rank", "runqueue_share")}, "runqueue_share", late)
+    if between is None:
+        return ()
+    waiting = near & (told["runqueue_share"] > between[1] + HALF * (between[0] - between[1]))
+    return tuple(sorted(told["rank"][waiting].tolist()))
 
 
 def _collections(

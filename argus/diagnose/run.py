@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -288,6 +288,10 @@ def _diagnose(
                 continue
         onset = _onset(query, params, straggler, lateness, numbers, calls) if begun is None else begun
         loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
+        if begun is None and loss.straggler.ranks != straggler.ranks:
+            # Together they come late for longer, if each of them does so only now and then.
+            together = _onset(query, params, loss.straggler, lateness, numbers, calls)
+            loss = replace(loss, onset=min(onset, together))
         if across is not None and lateness is not None:
             mine, others = _places(straggler, lateness, hosts)
             if agreement := across.agreement(mine, others):
@@ -790,6 +794,8 @@ def _judge(
         straggler.gain_ns,
         named(ranks),
         stacks,
+        _neighbours(_hosts(query, params), ranks),
+        None if gpu_ns is None or straggler.hidden or cause.kind == "compute_straggler" else gpu_ns[1],
     )
     said, cause = cause, seen.cause
     # That its CPU is not to blame is what a GPU is blamed by.
@@ -860,7 +866,18 @@ def _judge(
         or ("before the first collective" if flat else "between the collectives")
     )
     names = [] if longer is None else longer.names
+    if seen.alike:
+        waiting = tuple(rank for rank in straggler.waiting if rank not in seen.alike)
+        straggler = replace(straggler, ranks=tuple(sorted({*ranks, *seen.alike})), waiting=waiting)
     return _Loss(straggler, onset, last, cause, loss, evidence, phase, names, seen.action, seen.level)
+
+
+def _neighbours(hosts: Mapping[int, str], ranks: Sequence[int]) -> list[int]:
+    """Other ranks on the hosts of some, in a job that has more hosts."""
+    theirs = {hosts[rank] for rank in ranks if rank in hosts}
+    if theirs == set(hosts.values()):
+        return []
+    return [rank for rank, host in hosts.items() if host in theirs and rank not in ranks]
 
 
 def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:

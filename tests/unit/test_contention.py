@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         with Writer(store, source="test") as writer:
             for job in ("collects", "queued", "busy", "disk", "slow", "plain", "now and then"):
                 store_run(writer, range(4), job=job, steps=STEPS, step_ms=STEP_MS)
+            store_run(writer, range(6), job="shared", steps=STEPS, step_ms=STEP_MS)
+            queued = {2: 0.21, 3: 0.12, 4: 0.1, 5: 0.25}
+            usage(writer, "shared", {rank: (0.3, queued.get(rank, 0.01), -1) for rank in range(6)})
             samples(writer, "collects", {0: usual, 1: usual, 2: {"usual": 0.3, "gc": 0.2}, 3: usual})
             usage(writer, "collects", dict.fromkeys(range(4), (0.5, 0.01, -1)))
             pauses(writer, "collects", 2, 1, 20)
@@ -90,10 +93,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield store
 
 
-def look(store: Store, job: str, cause: Cause = PHASE, late_ms: float = LATE_MS) -> Seen:
+def look(
+    store: Store,
+    job: str,
+    cause: Cause = PHASE,
+    late_ms: float = LATE_MS,
+    *,
+    others: Sequence[int] = (0, 1, 3),
+    neighbours: Sequence[int] = (),
+    idle_ms: float | None = None,
+) -> Seen:
     params: dict[str, Any] = {"job": job, "run": 1, "first": 10, "last": STEPS - 1}
     query = partial(query_columns, store)
-    seen = look_closer(query, params, cause, [2], [0, 1, 3], late_ms * MS, "rank 2", StackReader(store, job, 1))
+    idle_ns = None if idle_ms is None else idle_ms * MS
+    seen = look_closer(
+        query, params, cause, [2], others, late_ms * MS, "rank 2", StackReader(store, job, 1), neighbours, idle_ns
+    )
     for evidence in seen.evidence:
         assert len(next(iter(query(evidence["sql"], {}).values())))
     return seen
@@ -144,6 +159,24 @@ def test_waiting_for_a_cpu_is_named(store: Store) -> None:
     assert seen.cause.kind == "host_contention"
     assert "waits 21.0 ms a step for a free CPU, against 1.0 ms" in seen.evidence[0]["text"]
     assert "taskset -pc 1002" in seen.action
+
+
+def test_ranks_of_the_same_host_that_wait_as_long_are_named_too(store: Store) -> None:
+    seen = look(store, "shared", others=[0, 1, 4], neighbours=[3, 4, 5])
+    assert (seen.cause.kind, seen.alike) == ("host_contention", (3, 5))
+    assert seen.evidence[-1]["text"] == "ranks 3, 5 on the same hosts wait for a CPU as long"
+    assert "the CPUs of ranks 2, 3, 5 (top" in seen.action
+    # Nobody is on another host; nobody is on the same one.
+    assert look(store, "shared", others=[3, 4], neighbours=[3, 4, 5]).alike == ()
+    assert look(store, "shared", others=[0, 1, 4]).alike == ()
+
+
+def test_what_a_gpu_waits_for_is_to_be_explained_and_no_less_than_half_of_it(store: Store) -> None:
+    """20 ms a step in which it waits for a CPU; half of the lateness, or of what the GPU has nothing to do."""
+    stall = Cause("kernel_issue_stall", "", True)
+    kinds = [look(store, "queued", stall, 50, idle_ms=idle).cause.kind for idle in (None, 50, 38)]
+    assert kinds == ["kernel_issue_stall", "kernel_issue_stall", "host_contention"]
+    assert look(store, "queued", stall, 90, idle_ms=1).cause.kind == "kernel_issue_stall"
 
 
 def test_waiting_as_much_as_others_for_more_work_is_no_contention(store: Store) -> None:
