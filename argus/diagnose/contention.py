@@ -52,6 +52,7 @@ def look_closer(
     where: str,
     stacks: StackReader | None,
     neighbours: Sequence[int] = (),
+    elsewhere: Sequence[int] = (),
     idle_ns: float | None = None,
 ) -> Seen:
     """A cause, sharpened by what the stack side saw of the ranks.
@@ -71,7 +72,9 @@ def look_closer(
         late_ns: How late they are.
         where: The late ranks in words, with their hosts.
         stacks: Where threads were; None: nothing is known of them.
-        neighbours: Ranks on the hosts of the late ones that are not late, of a job that has others.
+        neighbours: Ranks on the hosts of the late ones that are not late. Waits for a CPU are not compared with theirs,
+            and if more of them than of the late ones wait as long, that is not why these are late.
+        elsewhere: Ranks of other hosts, to compare with where all others are neighbours.
         idle_ns: For how much longer the late ranks' GPUs have nothing to do; None: not known, or not their CPUs' fault.
     """
     if cause.kind in UNTOLD or not others:
@@ -85,7 +88,13 @@ def look_closer(
     at = {**params, "ranks": [*late, *others], "from_ns": begin, "to_ns": end}
     usage, sampled = query(sql.HOST_TIME, at), query(sql.SAMPLED_TIME, at)
     waits = usage
-    queued, working = excess(usage, "runqueue_share", late), excess(usage, "cpu_share", late)
+    apart = [rank for rank in others if rank not in neighbours] or list(elsewhere)
+    hosts_at = {**at, "ranks": [*late, *(apart or others)]}
+    by_host = query(sql.HOST_TIME, hosts_at) if apart else usage
+    queued, working = excess(by_host, "runqueue_share", late), excess(by_host, "cpu_share", late)
+    alike = _queued_as_long(query, hosts_at, queued, neighbours) if apart and queued is not None else ()
+    if len(alike) > len(late):
+        queued = None
     collecting = excess(sampled, "gc_share", late)
     if queued is not None and working is not None:
         # On a machine that is busy all over, who works more waits more, and everything takes so much longer.
@@ -104,9 +113,8 @@ def look_closer(
             return _collections(query, at, cause, late, mine, theirs, where)
         if kind != "host_contention":
             return _contention(waits, usage, at, cause, late, step_ns, where, kind)
-        alike = _queued_as_long(query, at, late, others, neighbours)
         where = where if not alike else named(sorted([*late, *alike]))
-        seen = _contention(usage, usage, at, cause, late, step_ns, where, kind)
+        seen = _contention(by_host, by_host, hosts_at, cause, late, step_ns, where, kind)
         if alike:
             text = f"{named(alike)} on the same hosts {'waits' if len(alike) == 1 else 'wait'} for a CPU as long"
             shown = sql.shown(sql.HOST_TIME, {**at, "ranks": [*late, *alike]})
@@ -132,20 +140,15 @@ def excess(columns: Mapping[str, NDArray[Any]], name: str, late: Sequence[int]) 
 
 
 def _queued_as_long(
-    query: sql.Query, at: dict[str, Any], late: Sequence[int], others: Sequence[int], neighbours: Sequence[int]
+    query: sql.Query, at: dict[str, Any], queued: tuple[float, float], neighbours: Sequence[int]
 ) -> tuple[int, ...]:
-    """The neighbours of the late ranks whose threads wait for a CPU as long, by more than half of what parts the late
-    ones from the ranks of other hosts."""
-    elsewhere = [rank for rank in others if rank not in neighbours]
-    if not neighbours or not elsewhere:
+    """The neighbours whose threads wait for a CPU by more than half of what parts the late ranks from those of other
+    hosts."""
+    if not neighbours:
         return ()
-    told = query(sql.HOST_TIME, {**at, "ranks": [*late, *elsewhere, *neighbours]})
-    near = np.isin(told["rank"], neighbours)
-    between = excess({name: told[name][~near] for name in ("rank", "runqueue_share")}, "runqueue_share", late)
-    if between is None:
-        return ()
-    waiting = near & (told["runqueue_share"] > between[1] + HALF * (between[0] - between[1]))
-    return tuple(sorted(told["rank"][waiting].tolist()))
+    near = query(sql.HOST_TIME, {**at, "ranks": list(neighbours)})
+    waiting = near["runqueue_share"] > queued[1] + HALF * (queued[0] - queued[1])
+    return tuple(sorted(near["rank"][waiting].tolist()))
 
 
 def _collections(

@@ -292,6 +292,9 @@ def _diagnose(
             # Together they come late for longer, if each of them does so only now and then.
             together = _onset(query, params, loss.straggler, lateness, numbers, calls)
             loss = replace(loss, onset=min(onset, together))
+        if any(other.cause.kind == "host_contention" and set(loss.straggler.ranks) <= set(other.straggler.ranks)
+               for other in losses):  # fmt: skip
+            continue
         if across is not None and lateness is not None:
             mine, others = _places(straggler, lateness, hosts)
             if agreement := across.agreement(mine, others):
@@ -794,7 +797,7 @@ def _judge(
         straggler.gain_ns,
         named(ranks),
         stacks,
-        _neighbours(_hosts(query, params), ranks),
+        *_by_host(_hosts(query, params), ranks),
         None if gpu_ns is None or straggler.hidden or cause.kind == "compute_straggler" else gpu_ns[1],
     )
     said, cause = cause, seen.cause
@@ -872,12 +875,12 @@ def _judge(
     return _Loss(straggler, onset, last, cause, loss, evidence, phase, names, seen.action, seen.level)
 
 
-def _neighbours(hosts: Mapping[int, str], ranks: Sequence[int]) -> list[int]:
-    """Other ranks on the hosts of some, in a job that has more hosts."""
+def _by_host(hosts: Mapping[int, str], ranks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of some ranks: the others on their hosts, and some of those on other hosts."""
     theirs = {hosts[rank] for rank in ranks if rank in hosts}
-    if theirs == set(hosts.values()):
-        return []
-    return [rank for rank, host in hosts.items() if host in theirs and rank not in ranks]
+    near = [rank for rank, host in hosts.items() if host in theirs and rank not in ranks]
+    far = [rank for rank, host in hosts.items() if host not in theirs]
+    return near, far[:: max(1, len(far) // REFERENCES)][:REFERENCES]
 
 
 def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:

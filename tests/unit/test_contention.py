@@ -77,9 +77,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         with Writer(store, source="test") as writer:
             for job in ("collects", "queued", "busy", "disk", "slow", "plain", "now and then"):
                 store_run(writer, range(4), job=job, steps=STEPS, step_ms=STEP_MS)
-            store_run(writer, range(6), job="shared", steps=STEPS, step_ms=STEP_MS)
-            queued = {2: 0.21, 3: 0.12, 4: 0.1, 5: 0.25}
-            usage(writer, "shared", {rank: (0.3, queued.get(rank, 0.01), -1) for rank in range(6)})
+            shared = {2: 0.21, 3: 0.12, 4: 0.1}, {2: 0.21, 3: 0.12, 5: 0.25}
+            for job, queued in zip(("shared", "all queued"), shared, strict=True):
+                store_run(writer, range(6), job=job, steps=STEPS, step_ms=STEP_MS)
+                usage(writer, job, {rank: (0.3, queued.get(rank, 0.01), -1) for rank in range(6)})
             samples(writer, "collects", {0: usual, 1: usual, 2: {"usual": 0.3, "gc": 0.2}, 3: usual})
             usage(writer, "collects", dict.fromkeys(range(4), (0.5, 0.01, -1)))
             pauses(writer, "collects", 2, 1, 20)
@@ -101,13 +102,15 @@ def look(
     *,
     others: Sequence[int] = (0, 1, 3),
     neighbours: Sequence[int] = (),
+    elsewhere: Sequence[int] = (),
     idle_ms: float | None = None,
 ) -> Seen:
     params: dict[str, Any] = {"job": job, "run": 1, "first": 10, "last": STEPS - 1}
     query = partial(query_columns, store)
     idle_ns = None if idle_ms is None else idle_ms * MS
+    stacks = StackReader(store, job, 1)
     seen = look_closer(
-        query, params, cause, [2], others, late_ms * MS, "rank 2", StackReader(store, job, 1), neighbours, idle_ns
+        query, params, cause, [2], others, late_ms * MS, "rank 2", stacks, neighbours, elsewhere, idle_ns
     )
     for evidence in seen.evidence:
         assert len(next(iter(query(evidence["sql"], {}).values())))
@@ -162,13 +165,17 @@ def test_waiting_for_a_cpu_is_named(store: Store) -> None:
 
 
 def test_ranks_of_the_same_host_that_wait_as_long_are_named_too(store: Store) -> None:
-    seen = look(store, "shared", others=[0, 1, 4], neighbours=[3, 4, 5])
-    assert (seen.cause.kind, seen.alike) == ("host_contention", (3, 5))
-    assert seen.evidence[-1]["text"] == "ranks 3, 5 on the same hosts wait for a CPU as long"
-    assert "the CPUs of ranks 2, 3, 5 (top" in seen.action
-    # Nobody is on another host; nobody is on the same one.
-    assert look(store, "shared", others=[3, 4], neighbours=[3, 4, 5]).alike == ()
-    assert look(store, "shared", others=[0, 1, 4]).alike == ()
+    seen = look(store, "shared", others=[3, 4], neighbours=[3, 4, 5], elsewhere=[0, 1])
+    assert (seen.cause.kind, seen.alike) == ("host_contention", (3,))
+    assert "waits 21.0 ms a step for a free CPU, against 1.0 ms" in seen.evidence[0]["text"]
+    assert seen.evidence[-1]["text"] == "rank 3 on the same hosts waits for a CPU as long"
+    assert "the CPUs of ranks 2, 3 (top" in seen.action
+    # Who is not late has waited as long as who is.
+    assert look(store, "all queued", others=[3, 4], neighbours=[3, 4, 5], elsewhere=[0, 1]).cause == PHASE
+    # All are on one host.
+    seen = look(store, "shared", others=[3, 5], neighbours=[3, 4, 5])
+    assert (seen.cause.kind, seen.alike) == ("host_contention", ())
+    assert "against 6.5 ms" in seen.evidence[0]["text"]
 
 
 def test_what_a_gpu_waits_for_is_to_be_explained_and_no_less_than_half_of_it(store: Store) -> None:
