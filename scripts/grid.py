@@ -51,7 +51,7 @@ NOISES = {
 """Other noise than the simulator's own: rules must hold for it, too. Operating systems that interrupt fifty times as
 often, for longer; everything scatters about four times as much; GPUs differ by four times as much."""
 SEEDS = {8: 20, 64: 20, 1024: 3, 10240: 1}
-STEPS = {8: 60, 64: 60, 1024: 60, 10240: 40}
+STEPS = {8: 60, 64: 60, 1024: 60, 10240: 60}
 FROM_THE_START = ("pipeline_bubble",)
 ALIKE = [{"compute_straggler", "masked_compute_straggler"}]
 """Kinds of which either name is right: where a slow GPU hides depends on the mesh."""
