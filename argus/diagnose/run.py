@@ -145,7 +145,14 @@ def diagnose(
         query = sql.of_job(query)
         params |= across.params()
     with Ahead(query) as ahead:
-        return _diagnose(ahead, params, steps, threshold, hang_after_s, across, stacks, newest)
+        verdict = _diagnose(ahead, params, steps, threshold, hang_after_s, across, stacks, newest)
+        if since_ns and verdict["status"] == "inconclusive" and steps[1] is None:
+            # A job that hangs makes no steps: those before tell what it has not made since.
+            before = {**params, "since_ns": 0}
+            if int(ahead(sql.LAST_LOOK, before)["looked_ns"][0]) >= since_ns:
+                last = _diagnose(ahead, before, steps, threshold, hang_after_s, across, stacks, RECENT_STEPS)
+                return last if last["status"] == "hung" else verdict
+        return verdict
 
 
 def _diagnose(
@@ -188,7 +195,7 @@ def _diagnose(
     if not len(span["n"]) or not int(span["n"][0]):
         verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
         traced = query(sql.STATES, params)["state"]
-        if int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
+        if not since_ns and int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
             verdict["reason"] = (
                 f"{len(traced)} processes made no CUDA or NCCL call while they were traced: they hang, wait or idle"
             )
