@@ -61,7 +61,8 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     type=NumberRange(0, 1, min_open=True, max_open=True),
     default=THRESHOLD,
     show_default=True,
-    help="Lost share of the step time that counts as degraded.",
+    help="Lost share of the step time that counts. What nobody waits for yet (a slow GPU in a pipeline, a slow link "
+    "behind other work) is told from less on.",
 )
 @click.option(
     "--hang-after",

@@ -391,7 +391,7 @@ def _diagnose(
         if layout:
             layout[0]["evidence"] += verdict["findings"][0]["evidence"]
             verdict["findings"] = layout
-    jitter, long_steps = find_jitter(
+    jitter, long_steps, calm_ns = find_jitter(
         query,
         params,
         numbers,
@@ -407,7 +407,8 @@ def _diagnose(
     if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
-        now, ideal = now + jitter["share"], min(ideal, mean - jitter["share"])
+        # Where half of the newest steps stall, their median is one.
+        now, ideal = min(now, calm_ns) + jitter["share"], min(ideal, mean - jitter["share"])
     if not verdict["findings"] and calls * len(numbers) <= 8 * MOST_CALLS:
         for straggler in hidden:
             if _lost_its_lead(query, params, straggler, lateness):
