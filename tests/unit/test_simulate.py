@@ -407,6 +407,24 @@ def test_stalls_beside_another_fault(store: Store) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "run"),
+    [
+        ("compute_straggler:loud:ranks=3:from=10", "compute_straggler:quiet:ranks=5:from=20", 93),
+        ("data_loading:loud:ranks=5:from=20", "compute_straggler:quiet:ranks=3:from=10", 94),
+    ],
+)
+def test_two_ranks_that_are_late_in_the_same_steps(store: Store, first: str, second: str, run: int) -> None:
+    """Since when each is late is told apart, and both together cost no more than there is to be had."""
+    faults = [parse(first), parse(second)]
+    _, known = stored(store, f"both-{run}", Spec(Mesh(dp=8), faults=faults, steps=40), run)
+    verdict = diagnose_store(store, f"both-{run}", run)
+    found = [(finding["kind"], finding["ranks"], finding["steps"][0]) for finding in verdict["findings"]]
+    assert found == [(fault.kind, list(fault.ranks), fault.since) for fault in faults]
+    lost = np.median(known["step_ns"][20:]) / np.median(known["ideal_step_ns"][20:])
+    assert verdict["slowdown"] == pytest.approx(lost, rel=0.1)
+
+
 def test_stalls_in_half_of_the_steps_count_once(store: Store) -> None:
     """In a pipeline a pause makes two steps long: the median of the newest may be one of them."""
     spec = Spec(
