@@ -117,6 +117,7 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
         ("", "has no rows"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_files_that_make_no_sense_are_refused(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rows: str, said: str
 ) -> None:
