@@ -20,7 +20,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
-from .options import format_option, job_name, store_option
+from .options import NumberRange, format_option, job_name, store_option
 from .selection import parse_span, parse_time
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
@@ -50,7 +50,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.5),
+    type=NumberRange(min=0.5),
     default=INTERVAL_S,
     show_default=True,
     metavar="SECONDS",
@@ -58,14 +58,15 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 )
 @click.option(
     "--threshold",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=NumberRange(0, 1, min_open=True, max_open=True),
     default=THRESHOLD,
     show_default=True,
-    help="Lost share of the step time that counts as degraded.",
+    help="Lost share of the step time that counts. What nobody waits for yet (a slow GPU in a pipeline, a slow link "
+    "behind other work) is told from less on.",
 )
 @click.option(
     "--hang-after",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=HANG_S,
     show_default=True,
     metavar="SECONDS",

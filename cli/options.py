@@ -27,6 +27,16 @@ store_option = click.option(
 """``--store URL``, passed as ``store_url`` (None: the default). Give it to ``argus.store.open.open_store``."""
 
 
+class NumberRange(click.FloatRange):
+    """A number within bounds. ``nan`` lies within all of them, and no option means it, nor without end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"'{value}' is no number", param, ctx)
+        return number
+
+
 def job_name(value: str) -> str:
     """A job's name as somebody gave it, for ``type`` of an option."""
     if not value.strip():
@@ -59,7 +69,7 @@ def format_option(
 
 gpu_share_option = click.option(
     "--gpu-share",
-    type=click.FloatRange(MINIMUM_SHARE, 1),
+    type=NumberRange(MINIMUM_SHARE, 1),
     default=1.0,
     show_default=True,
     metavar="SHARE",
@@ -68,7 +78,7 @@ gpu_share_option = click.option(
 
 step_flops_option = click.option(
     "--step-flops",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.0,
     metavar="FLOPS",
     help="Floating-point operations of a step on all ranks, such as 3.2e17 (6 x parameters x tokens for a dense "
@@ -76,7 +86,7 @@ step_flops_option = click.option(
 )
 peak_tflops_option = click.option(
     "--peak-tflops",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.0,
     metavar="TFLOPS",
     help="What a GPU can do at most in a second, such as 989 for bf16 on an H100: shares of it are told.",
@@ -105,7 +115,7 @@ raw_option = click.option(
 )
 raw_rate_option = click.option(
     "--raw-rate",
-    type=click.FloatRange(min=1),
+    type=NumberRange(min=1),
     default=RAW_ROWS_S,
     show_default=True,
     metavar="ROWS",

@@ -11,6 +11,7 @@ from argus.store.open import open_store
 from argus.trace import Options
 
 from .options import (
+    NumberRange,
     diagnose_option,
     flops,
     gpu_share_option,
@@ -31,7 +32,7 @@ from .session import trace_session
 @click.option("--all-gpu", is_flag=True, help="Trace every process that maps libcuda now.")
 @click.option("--name", metavar="TEXT", help="Trace every such process whose command line contains TEXT.")
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
-@click.option("--duration", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
+@click.option("--duration", type=NumberRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
 @click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
 @click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
 @click.option(
@@ -61,7 +62,7 @@ from .session import trace_session
 @rate_option
 @click.option(
     "--off-cpu-ms",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=DEFAULT_OFF_CPU_NS / 1e6,
     show_default=True,
     metavar="MS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any
 
 from argus.diagnose import sql
 from argus.diagnose.continuous import Continuous
-from argus.diagnose.hang import HANG_S
+from argus.diagnose.hang import HANG_S, SEEN_S
 from argus.diagnose.hosts import Hosts, align_hosts, prepare
 from argus.diagnose.iteration import REGRESSION
 from argus.diagnose.run import THRESHOLD, diagnose
@@ -123,6 +124,12 @@ class Follower:
         self._watch(query, verdict)
         return self._round(verdict, time.monotonic() - started)
 
+    def due_s(self) -> float:
+        """How soon the silence since the newest step counts as a hang, s, when the job is to be judged whatever the
+        pause; infinite: that moment is past, or no step was seen."""
+        due = self._newest_ns / 1e9 + self.hang_after_s + SEEN_S - time.time()
+        return due if due > 0 else math.inf
+
     def _watch(self, query: sql.Query, verdict: Verdict) -> None:
         """Feeds the steps that are new to what remembers growth, and adds what that tells."""
         if not verdict["steps"]:
@@ -189,5 +196,6 @@ def follow(
             if found.ended:
                 return
             pause = max(interval_s - (time.monotonic() - started), LEAST_PAUSE * found.took_s)
+            pause = min(pause, follower.due_s())
         if wait(max(pause, 0.1)):
             return

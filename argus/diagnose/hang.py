@@ -21,8 +21,11 @@ from argus.semantics.stacks import label, rank_text
 
 HANG_S = 20.0
 """Silence that counts as a hang, s, or :data:`HANG_STEPS` if that is longer. A checkpoint or an evaluation that keeps
-other ranks waiting for so long is worth the same look. Rows are stored within 3 s and judged every 5 s: a hang is
-named within 30 s."""
+other ranks waiting for so long is worth the same look. Whoever follows the job judges it in the moment from which on
+this can be seen (argus.diagnose.follow.Follower.due_s): a hang is named within 30 s."""
+SEEN_S = 5.0
+"""When Argus looked last is in the store so much later, s: it is noted every 4 s (argus.trace.COVERAGE_S), and written
+within a second."""
 HANG_STEPS = 20
 """Silence of so many typical steps."""
 SURE, UNSURE = 0.9, 0.5

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import gpu, sql
-from argus.diagnose.phase import ALPHA, by_chance
+from argus.diagnose.phase import ALPHA, RECENT_STEPS, by_chance
 from argus.diagnose.verdict import Evidence, Finding
 
 WINDOW = 200
@@ -23,6 +23,8 @@ QUARTER_TO_LOW, QUARTER_TO_MIDDLE = 0.970, 0.674
 """Standard deviations between quantiles 0.05 and 0.25, and 0.25 and 0.5, of normal values."""
 LONGEST_STALL = 5
 """More stalled steps in a row are an episode, which the comparison of ranks judges."""
+LEAST_LEVEL = RECENT_STEPS
+"""So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one."""
 LEAST_STALLS = 3
 """One or two long steps may be a checkpoint or an evaluation: said, not judged."""
 ALPHA_OWN = 0.02
@@ -44,7 +46,7 @@ def find_jitter(
     blur_ns: int = 0,
     reach: int = WINDOW,
     gpus: gpu.Seen | None = None,
-) -> tuple[Finding | None, str]:
+) -> tuple[Finding | None, str, float]:
     """Steps that took much longer than the others, time and again, because of one rank.
 
     Args:
@@ -60,40 +62,35 @@ def find_jitter(
 
     Returns:
         A finding, whose ``share`` is the lost time of an average step in ns; or a sentence on long steps that are too
-        few, or of too many ranks, to blame one (empty: none).
+        few, or of too many ranks, to blame one (empty: none); and what one of the newest steps takes if it is no stall,
+        ns.
     """
     numbers, durations = numbers[-WINDOW:], durations[-WINDOW:]
-    typical = float(np.median(durations))
-    limit = OUTLIER
-    if gpus is not None:
-        # In pipelines a stall makes two steps long: up to half of them may be, and the rest tells what is usual.
-        low, quarter = np.quantile(durations, [0.05, 0.25])
-        scatter = float(quarter - low) / QUARTER_TO_LOW
-        typical = float(min(typical, quarter + QUARTER_TO_MIDDLE * scatter))
-        limit = 1 + float(np.clip(SCATTER * scatter / typical, threshold, OUTLIER - 1))
-    stalled = _isolated(durations > limit * typical)
+    usual, stalled, limit = _stalls(durations, threshold, of_gpus=gpus is not None)
+    newest_ns = float(usual[-1])
     if not stalled.any():
-        return None, ""
+        return None, "", newest_ns
     if gpus is not None:
         # Since they began: half of what lies between two of them before the first.
         first, among = int(np.argmax(stalled)), int(stalled.sum())
         since = max(0, first - (len(stalled) - first) // among)
-        numbers, durations, stalled = numbers[since:], durations[since:], stalled[since:]
-    lost = float(np.sum(durations[stalled] - typical))
+        numbers, durations, usual, stalled = numbers[since:], durations[since:], usual[since:], stalled[since:]
+    lost = float(np.sum((durations - usual)[stalled]))
     share = lost / float(np.sum(durations))
     if share < (threshold if gpus is None else gpu.LEAST_SHARE):
-        return None, ""
+        return None, "", newest_ns
     count = int(stalled.sum())
     small = share < threshold
     what = f"{count} of the newest {len(numbers)} steps took over {limit:.2g}x the typical time, and cost {share:.0%}"
     if count < LEAST_STALLS and small:
-        return None, ""
+        return None, "", newest_ns
     if count < LEAST_STALLS:
-        return None, f"{what} of the time: a checkpoint, an evaluation, or a stall"
+        return None, f"{what} of the time: a checkpoint, an evaluation, or a stall", newest_ns
     window = {**params, "first": int(numbers[0])}
     evidence: list[Evidence] = [
         {
-            "text": f"{what} of the time: {lost / count / 1e6:,.1f} ms each over a step of {typical / 1e6:,.1f} ms",
+            "text": f"{what} of the time: {lost / count / 1e6:,.1f} ms each over a step of "
+            f"{np.median(usual) / 1e6:,.1f} ms",
             "sql": sql.shown(sql.STEPS, window),
         }
     ]
@@ -128,7 +125,7 @@ def find_jitter(
             sql.shown(sql.GPU_TIMES, gpus.window),
             "computed or did nothing for longer than others in",
         )
-    length = dict(zip(numbers[stalled].tolist(), (durations[stalled] - typical).tolist(), strict=True))
+    length = dict(zip(numbers[stalled].tolist(), (durations - usual)[stalled].tolist(), strict=True))
     # Whoever is not told by its own GPU's time is one of those that came last in some step.
     many = len(np.unique(last["rank"])) if not own or gpus is None else len(gpus.now.ranks)
     total = float(np.sum(durations))
@@ -168,9 +165,9 @@ def find_jitter(
                     }
                 )
     if not ranks and small:
-        return None, ""
+        return None, "", newest_ns
     if not ranks:
-        return None, f"{what} of the time; no single rank is behind it"
+        return None, f"{what} of the time; no single rank is behind it", newest_ns
     name = f"rank {ranks[0]}"
     actions = {
         "jit_stall": f"Find what compiles or loads GPU code on {name} now and then: shapes that change, or a cache "
@@ -192,7 +189,7 @@ def find_jitter(
         evidence=evidence,
         action=actions[kind],
     )
-    return finding, ""
+    return finding, "", newest_ns
 
 
 def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> dict[int, tuple[int, float]]:
@@ -211,11 +208,42 @@ def _slowest(gpus: gpu.Seen, steps: NDArray[np.int64]) -> dict[int, tuple[int, f
     return found
 
 
+def _stalls(
+    durations: NDArray[np.float64], threshold: float, *, of_gpus: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+    """What each step takes if it is no stall, ns; which are; and how much longer than usual the latter are at least."""
+    typical, limit = _usual(durations, threshold, of_gpus=of_gpus)
+    usual, longer = np.full(len(durations), typical), durations > limit * typical
+    for begin, end in _runs(longer):
+        if end - begin >= LEAST_LEVEL:
+            own, most = _usual(durations[begin:end], threshold, of_gpus=of_gpus)
+            usual[begin:end], longer[begin:end] = own, durations[begin:end] > most * own
+    return usual, _isolated(longer), limit
+
+
+def _usual(durations: NDArray[np.float64], threshold: float, *, of_gpus: bool) -> tuple[float, float]:
+    """A typical step, ns, and how many times as long a stall is at least."""
+    typical = float(np.median(durations))
+    if not of_gpus:
+        return typical, OUTLIER
+    # In pipelines a stall makes two steps long: up to half of them may be, and the rest tells what is usual.
+    low, quarter = np.quantile(durations, [0.05, 0.25])
+    scatter = float(quarter - low) / QUARTER_TO_LOW
+    typical = float(min(typical, quarter + QUARTER_TO_MIDDLE * scatter))
+    return typical, 1 + float(np.clip(SCATTER * scatter / typical, threshold, OUTLIER - 1))
+
+
+def _runs(those: NDArray[np.bool_]) -> list[list[int]]:
+    """Where those in a row begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], those.astype(np.int8), [0]])))
+    runs: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return runs
+
+
 def _isolated(stalled: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Stalled steps less those of runs longer than :data:`LONGEST_STALL`, shape (steps,)."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], stalled.astype(np.int8), [0]])))
     kept: NDArray[np.bool_] = stalled.copy()
-    for begin, end in edges.reshape(-1, 2).tolist():
+    for begin, end in _runs(stalled):
         if end - begin > LONGEST_STALL:
             kept[begin:end] = False
     return kept

@@ -8,7 +8,7 @@ compared, never z-scores: in a group of 5 no rank can be 2 standard deviations o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lgamma
 from typing import Any
 
@@ -101,6 +101,7 @@ class Straggler:
         idle: It is their GPUs, which have nothing to do for longer, that tell of them, and not who came last: gain and
             persistence are of that.
         own: The GPUs' own times say, too, that it is they who are late.
+        behind: Ranks that hold the job up more: the gain is what these cost once those are well.
     """
 
     ranks: tuple[int, ...]
@@ -112,6 +113,7 @@ class Straggler:
     hidden: bool = False
     idle: bool = False
     own: bool = False
+    behind: tuple[int, ...] = ()
 
 
 def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[Straggler]:
@@ -131,12 +133,13 @@ def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[St
         for straggler in found:
             late = straggler.ranks + straggler.waiting
             inside = np.isin(recent.ranks, late)
-            others = ~inside & ~np.isin(recent.ranks, list(named))
+            behind = tuple(sorted(named))
+            others = ~inside & ~np.isin(recent.ranks, behind)
             named |= set(late)
             lead = lead_of(recent.peak, inside, others)
             # What a longer window shows must still hold now.
             if np.mean(lead > 0) >= PERSISTENCE - 0.1 and np.median(lead) >= straggler.gain_ns / 2:
-                kept.append(straggler)
+                kept.append(replace(straggler, behind=behind))
         if kept or window >= total:
             return kept
     return []

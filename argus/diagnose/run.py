@@ -102,6 +102,8 @@ class _Loss:
     last: int
     cause: Cause
     loss_ns: float
+    grown_ns: float
+    """What it may cost more: steps are longer than before the onset, or kernels take longer than on the others."""
     evidence: list[Evidence]
     phase: str
     kernels: list[str]
@@ -145,7 +147,14 @@ def diagnose(
         query = sql.of_job(query)
         params |= across.params()
     with Ahead(query) as ahead:
-        return _diagnose(ahead, params, steps, threshold, hang_after_s, across, stacks, newest)
+        verdict = _diagnose(ahead, params, steps, threshold, hang_after_s, across, stacks, newest)
+        if since_ns and verdict["status"] == "inconclusive" and steps[1] is None:
+            # A job that hangs makes no steps: those before tell what it has not made since.
+            before = {**params, "since_ns": 0}
+            if int(ahead(sql.LAST_LOOK, before)["looked_ns"][0]) >= since_ns:
+                last = _diagnose(ahead, before, steps, threshold, hang_after_s, across, stacks, RECENT_STEPS)
+                return last if last["status"] == "hung" else verdict
+        return verdict
 
 
 def _diagnose(
@@ -188,7 +197,7 @@ def _diagnose(
     if not len(span["n"]) or not int(span["n"][0]):
         verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
         traced = query(sql.STATES, params)["state"]
-        if int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
+        if not since_ns and int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
             verdict["reason"] = (
                 f"{len(traced)} processes made no CUDA or NCCL call while they were traced: they hang, wait or idle"
             )
@@ -302,8 +311,9 @@ def _diagnose(
         # What CPUs keep GPUs waiting for counts from the same share on, whichever of the two tells it first.
         waits = slow is not None or (straggler.own and loss.cause.kind != "compute_straggler")
         least = gpu.LEAST_SHARE if waits else threshold
-        if loss.loss_ns >= least * float(np.median(durations[-straggler.window :])):
+        if loss.loss_ns + loss.grown_ns >= least * float(np.median(durations[-straggler.window :])):
             losses.append(loss)
+    _share_out(losses)
     carried: links.Carried | None = None
     unburdened: links.Transfers | None = None
     if seen_gpus is not None:
@@ -391,7 +401,7 @@ def _diagnose(
         if layout:
             layout[0]["evidence"] += verdict["findings"][0]["evidence"]
             verdict["findings"] = layout
-    jitter, long_steps = find_jitter(
+    jitter, long_steps, calm_ns = find_jitter(
         query,
         params,
         numbers,
@@ -407,12 +417,14 @@ def _diagnose(
     if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
-        now, ideal = now + jitter["share"], min(ideal, mean - jitter["share"])
+        # Where half of the newest steps stall, their median is one.
+        now, ideal = min(now, calm_ns) + jitter["share"], min(ideal, mean - jitter["share"])
     if not verdict["findings"] and calls * len(numbers) <= 8 * MOST_CALLS:
         for straggler in hidden:
             if _lost_its_lead(query, params, straggler, lateness):
                 onset = _onset(query, params, straggler, lateness, numbers, calls)
                 loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
+                _share_out([loss])
                 verdict["findings"].append(_finding(loss, hosts, now))
     if seen_gpus is not None and carried is not None:
         ideal += _what_if(verdict, query, params, seen_gpus, carried, unburdened)
@@ -661,7 +673,7 @@ def _lost_its_lead(query: sql.Query, params: dict[str, Any], straggler: Straggle
     """Whether ranks that come late came earlier before, in nearly every step of theirs: that they always come late may
     be what they do besides."""
     late = [*straggler.ranks, *straggler.waiting]
-    rows = query(sql.LEAD, {**params, "ranks": late, "members": _members(lateness, late)})
+    rows = query(sql.LEAD, {**params, "ranks": late, "members": _members(lateness, late, straggler.behind)})
     ahead = rows["suspects_ns"] - rows["others_ns"]
     since = find_onset(ahead, straggler.gain_ns)
     before, after = ahead[:since], ahead[since:]
@@ -697,13 +709,15 @@ def _lateness(
     return None, f"only {len(lateness.steps)} steps have collectives that most of their ranks were seen in"
 
 
-def _members(lateness: Lateness | None, ranks: list[int]) -> list[int]:
-    """Ranks that are in communicators with these."""
+def _members(lateness: Lateness | None, ranks: list[int], behind: Sequence[int]) -> list[int]:
+    """Ranks that are in communicators with these, but for those that these are behind, if others are left."""
     if lateness is None:
         return ranks
     inside = np.flatnonzero(np.isin(lateness.ranks, ranks))
     together = [members for members, _ in lateness.groups if np.isin(members, inside).any()]
-    return sorted(set(lateness.ranks[np.concatenate([inside, *together])].tolist()))
+    members = set(lateness.ranks[np.concatenate([inside, *together])].tolist())
+    fewer = members - (set(behind) - set(ranks))
+    return sorted(fewer if fewer - set(ranks) else members)
 
 
 def _onset(
@@ -716,7 +730,7 @@ def _onset(
 ) -> int:
     """The step since which a straggler holds the others up."""
     late = [*straggler.ranks, *straggler.waiting]
-    cited = {**params, "ranks": late, "members": _members(lateness, late)}
+    cited = {**params, "ranks": late, "members": _members(lateness, late, straggler.behind)}
 
     def lead(low: int, high: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         rows = query(sql.LEAD, {**cited, "first": int(numbers[low]), "last": int(numbers[high - 1])})
@@ -767,7 +781,7 @@ def _judge(
     ranks = list(straggler.ranks)
     late = ranks + list(straggler.waiting)
     last = int(numbers[-1])
-    cited = {**params, "ranks": late, "first": onset, "members": _members(lateness, late)}
+    cited = {**params, "ranks": late, "first": onset, "members": _members(lateness, late, straggler.behind)}
 
     others = [int(rank) for rank in lateness.ranks if rank not in late] if lateness is not None else []
     gpu_ns = None
@@ -839,14 +853,15 @@ def _judge(
         evidence.append({"text": kernels.text, "sql": sql.shown(sql.GPU_PHASE_TIME, window)})
     if longer is not None:
         evidence.append({"text": longer.text, "sql": sql.shown(sql.KERNEL_TIME, summed)})
-    loss = straggler.gain_ns if kernels is None else max(straggler.gain_ns, min(kernels.excess_ns, step_ns))
+    loss = straggler.gain_ns
+    grown = 0.0 if kernels is None else max(min(kernels.excess_ns, step_ns) - loss, 0.0)
     if straggler.hidden and gpu_ns is not None:
-        loss = float(np.clip(sum(gpu_ns), 0.0, loss))
+        loss, grown = float(np.clip(sum(gpu_ns), 0.0, loss + grown)), 0.0
     before = durations[numbers < onset]
     if len(before) >= MIN_STEPS:
         was = float(np.median(before[-max(WINDOWS) :]))
-        if step_ns - was > loss:
-            loss = step_ns - was
+        if step_ns - was > loss + grown:
+            grown = step_ns - was - loss
             text = f"a step took {_ms(was)} before step {onset} and takes {_ms(step_ns)} now"
             evidence.append({"text": text, "sql": sql.shown(sql.STEPS, params)})
     elif (
@@ -872,7 +887,17 @@ def _judge(
     if seen.alike:
         waiting = tuple(rank for rank in straggler.waiting if rank not in seen.alike)
         straggler = replace(straggler, ranks=tuple(sorted({*ranks, *seen.alike})), waiting=waiting)
-    return _Loss(straggler, onset, last, cause, loss, evidence, phase, names, seen.action, seen.level)
+    return _Loss(straggler, onset, last, cause, loss, grown, evidence, phase, names, seen.action, seen.level)
+
+
+def _share_out(losses: Sequence[_Loss]) -> None:
+    """Adds what those that are late may cost more than is seen of each: all of them together do, where there are
+    several, for the less late wait in part of the time."""
+    seen_ns = sum(loss.loss_ns for loss in losses)
+    most_ns = max((loss.loss_ns + loss.grown_ns for loss in losses), default=0.0)
+    for loss in losses:
+        part = loss.loss_ns / seen_ns if seen_ns else 1 / len(losses)
+        loss.loss_ns = part * max(most_ns, seen_ns)
 
 
 def _by_host(hosts: Mapping[int, str], ranks: Sequence[int]) -> tuple[list[int], list[int]]:

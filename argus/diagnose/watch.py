@@ -21,7 +21,7 @@ from argus.store.open import Store
 from argus.store.reader import query_columns
 
 INTERVAL_S = 10.0
-"""How often, s. Rows reach the store within 3 s, and a hang counts from 20 s on: it is named within 35 s."""
+"""How often, s; and in the moment from which on a hang can be seen."""
 SETTINGS = {"max_threads": 1, "max_execution_time": 20, "max_memory_usage": 1_000_000_000}
 """Of its queries: the tracer's own rows, and the job, go first."""
 
@@ -122,6 +122,7 @@ class Watch:
                     self._news.append(f"diagnosis {self.state}")
                     return
             pause = max(self._interval_s - took, LEAST_PAUSE * took)
+            pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
 
     def judge(self, job: str, run: int) -> float:
         """One round of one run; returns how long it took, s. If another host judges it, what that one found is taken

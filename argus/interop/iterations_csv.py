@@ -7,6 +7,7 @@ now.
 
 from __future__ import annotations
 
+import mmap
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class _Reading:
     keys: list[Int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     steps: tuple[int, int] = (2**62, -1)
+    broken: str = ""
+    """The row that has too few columns, or too many."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ def write(store: Store, job: str, path: Path, columns: Columns) -> Stored:
         ArgusError: The file cannot be read, lacks a column, or a row makes no sense (the run is then left without an
             end); the store cannot be had or refuses rows.
     """
-    reader = _open(path, columns)
     reading = _Reading()
+    reader = _open(path, columns, reading)
     told = Told(begin_ns=time.time_ns())
     blocks = _blocks(path, columns, reader, reading, told)
     first = next(blocks, None)
@@ -91,12 +94,18 @@ def write(store: Store, job: str, path: Path, columns: Columns) -> Stored:
     return Stored(run, reading.rows, reading.steps, reading.names, told)
 
 
-def _open(path: Path, columns: Columns) -> Any:
+def _open(path: Path, columns: Columns, reading: _Reading) -> Any:
     wanted = [columns.rank, columns.step, columns.duration]
     if len(set(wanted)) < len(wanted):
         raise ArgusError("rank, step and duration are columns of their own", "Name three", EXIT_USAGE)
+
+    def note(row: Any) -> str:
+        reading.broken = row.text
+        return "error"
+
+    parse_options = pcsv.ParseOptions(invalid_row_handler=note)
     try:
-        head = pcsv.open_csv(path, read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES))
+        head = pcsv.open_csv(path, read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES), parse_options=parse_options)
         lacking = [name for name in wanted if name not in head.schema.names]
         if lacking:
             there = ", ".join(name or "(no name)" for name in head.schema.names[:16])
@@ -110,6 +119,7 @@ def _open(path: Path, columns: Columns) -> Any:
         return pcsv.open_csv(
             path,
             read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES),
+            parse_options=parse_options,
             convert_options=pcsv.ConvertOptions(
                 include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
             ),
@@ -117,7 +127,24 @@ def _open(path: Path, columns: Columns) -> Any:
     except FileNotFoundError:
         raise ArgusError(f"there is no file {path}", "", EXIT_USAGE) from None
     except (OSError, pa.ArrowException) as failure:
-        raise ArgusError(f"{path} cannot be read: {_why(failure)}", "Is it text with commas?", EXIT_USAGE) from None
+        where = _row_of(path, reading.broken) or " cannot be read"
+        raise ArgusError(f"{path}{where}: {_why(failure)}", "Is it text with commas?", EXIT_USAGE) from None
+
+
+def _row_of(path: Path, broken: str) -> str:
+    """Which row of the file reads so, and where; empty: it is not found (the file is packed)."""
+    if not broken:
+        return ""
+    text = broken.encode()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        place = whole.find(b"\n" + text)
+        # Longer rows may begin like it.
+        while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):
+            place = whole.find(b"\n" + text, place + 1)
+        if place < 0:
+            return ""
+        row = 1 + sum(whole[at : min(at + BLOCK_BYTES, place)].count(b"\n") for at in range(0, place, BLOCK_BYTES))
+    return f", row {row} at byte {place + 1:,}"
 
 
 def _blocks(path: Path, columns: Columns, reader: Any, reading: _Reading, told: Told) -> Iterator[Mapping[str, Any]]:
@@ -127,15 +154,15 @@ def _blocks(path: Path, columns: Columns, reader: Any, reading: _Reading, told: 
         except StopIteration:
             return
         except (OSError, pa.ArrowException) as failure:
-            raise ArgusError(
-                f"{path}, after row {reading.rows}: {_why(failure)}", "Is the file whole?", EXIT_USAGE
-            ) from None
+            where = _row_of(path, reading.broken) or f", after row {reading.rows}"
+            raise ArgusError(f"{path}{where}: {_why(failure)}", "Is the file whole?", EXIT_USAGE) from None
         if not batch.num_rows:
             continue
         first = reading.rows + 1
         reading.rows += batch.num_rows
         step = _whole(path, columns.step, batch.column(columns.step), first)
-        took = _numbers(path, columns.duration, batch.column(columns.duration), first) * UNITS[columns.unit]
+        with np.errstate(over="ignore"):
+            took = _numbers(path, columns.duration, batch.column(columns.duration), first) * UNITS[columns.unit]
         _check(
             path, columns.duration, batch.column(columns.duration), ~np.isfinite(took) | (took < 0), first, "a duration"
         )

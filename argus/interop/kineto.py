@@ -30,6 +30,8 @@ from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import OPERATORS, work_of
 
 EXPORT_HINT = "Export one with torch.profiler: profiler.export_chrome_trace('rank0.json.gz')"
+UNPACKED_BYTES = 4096
+"""Of a damaged gzip stream, unpacked at once to find where."""
 UNREADABLE = 0.01
 """Share of the events that may be unreadable: some versions of Kineto write names that are not JSON."""
 PROGRESS_EVENTS = 20_000
@@ -146,14 +148,17 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error) as failure:
-        raise ArgusError(
-            f"{path} is cut off or damaged: {failure}", "Copy it again, or import the others", EXIT_USAGE
-        ) from None
     except OSError as failure:
         raise ArgusError(f"{path} cannot be read: {failure.strerror or failure}", "", EXIT_UNAVAILABLE) from None
+    try:
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
+        raise ArgusError(
+            f"{path} is cut off or damaged at byte {_unpacked(data):,} of {len(data):,}: {failure}",
+            "Copy it again, or import the others",
+            EXIT_USAGE,
+        ) from None
     if not data.strip():
         raise ArgusError(f"{path} is empty", "The profiler may have been killed while it wrote", EXIT_USAGE)
     return data.decode("utf-8", errors="replace")
@@ -161,6 +166,23 @@ def _text(path: Path) -> str:
 
 def _not_json(path: Path, why: str) -> ArgusError:
     return ArgusError(f"{path} is not a JSON trace: {why}", EXPORT_HINT, EXIT_USAGE)
+
+
+def _unpacked(packed: bytes) -> int:
+    """How many bytes of a gzip stream can be unpacked: where its damage shows."""
+    decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    step = UNPACKED_BYTES
+    for start in range(0, len(packed), step):
+        before = decoder.copy()
+        try:
+            decoder.decompress(packed[start : start + step])
+        except zlib.error:
+            for place in range(start, start + step):
+                try:
+                    before.decompress(packed[place : place + 1])
+                except zlib.error:
+                    return place
+    return len(packed)
 
 
 def _members(text: str, path: Path, columns: _Columns, progress: Callable[[float], None]) -> Iterator[tuple[str, Any]]:

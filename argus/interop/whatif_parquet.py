@@ -35,6 +35,7 @@ SIZES = {
 }  # fmt: skip
 """Sizes in the metadata, and what :class:`Layout` calls them."""
 ROWS = 1 << 18
+_MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def read(path: Path, meta: Path | None) -> Trace:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as failure:
         raise ArgusError(
-            f"{path} cannot be read as Parquet: {_why(failure)}", "Is it whole, and is it a Parquet file?", EXIT_USAGE
+            f"{path} cannot be read as Parquet: {_why(failure)}{_damaged(path)}",
+            "Is it whole, and is it a Parquet file?",
+            EXIT_USAGE,
         ) from None
     lacking = [column for column in REQUIRED if column not in table.column_names]
     if not {"dp_rank", "stage"} & set(table.column_names) and "rank" not in table.column_names:
@@ -256,6 +259,38 @@ def _nanoseconds(seconds: NDArray[Any]) -> Int:
 
 def _first_null(values: pa.ChunkedArray) -> int:
     return int(np.argmax(values.is_null().to_numpy()))
+
+
+def _damaged(path: Path) -> str:
+    """Which part of a file cannot be read; empty: it does not say."""
+    try:
+        there = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(there - len(_MAGIC), 0))
+            ending = file.read()
+    except OSError:
+        return ""
+    if ending != _MAGIC:
+        return f"; it ends at byte {there:,} without a footer, as one that is cut off"
+    try:
+        file = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException):
+        return f"; its footer, before byte {there:,}, is damaged"
+    with file:
+        for group in range(file.num_row_groups):
+            for place in range(file.metadata.num_columns):
+                column = file.metadata.row_group(group).column(place)
+                try:
+                    file.read_row_group(group, [column.path_in_schema])
+                except (OSError, pa.ArrowException):
+                    first = column.data_page_offset
+                    if column.dictionary_page_offset is not None:
+                        first = min(first, column.dictionary_page_offset)
+                    return (
+                        f"; column '{column.path_in_schema}', bytes {first:,} to "
+                        f"{first + column.total_compressed_size:,}, is damaged"
+                    )
+    return ""
 
 
 def _why(failure: BaseException) -> str:

@@ -396,12 +396,18 @@ def settle(faults: list[Fault], mesh: Mesh, steps: int, seed: int) -> list[Fault
     """Numbers the faults, and chooses ranks and first steps where none are given.
 
     Raises:
-        ArgusError: A rank that the job does not have.
+        ArgusError: A rank or a step that the job does not have.
     """
     for number, fault in enumerate(faults):
         fault.number, fault.seed = number, seed
         if fault.since < 0:
             fault.since = int(fault.begins * steps)
+        if fault.since >= steps:
+            raise ArgusError(
+                f"{fault.kind}: it would begin at step {fault.since}, after the last of {steps}",
+                "Change from= or --steps",
+                EXIT_USAGE,
+            )
         fault.ranks = fault.ranks or fault.choose(mesh, np.random.default_rng([seed, number, 4242]))
         if max(fault.ranks) >= mesh.size or min(fault.ranks) < 0:
             raise ArgusError(f"{fault.kind}: there is no rank {max(fault.ranks)} of {mesh.size}", "", EXIT_USAGE)

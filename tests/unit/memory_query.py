@@ -122,7 +122,8 @@ class MemoryQuery:
             by_step[step][rank] = max(by_step[step][rank], peak)
         numbers = sorted(by_step)
         if text == sql.LEAD:
-            wanted = set(params["ranks"])
+            wanted, members = set(params["ranks"]), set(params["members"])
+            by_step = {n: {r: v for r, v in late.items() if r in members} for n, late in by_step.items()}
             numbers = [n for n in numbers if wanted & set(by_step[n]) and set(by_step[n]) - wanted]
             return {
                 "step": np.array(numbers),

@@ -645,6 +645,13 @@ def test_wrong_steps_are_refused(steps: str, capsys: pytest.CaptureFixture[str])
     assert "--steps" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--threshold", "--hang-after", "--interval"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_what_is_no_number_is_refused(option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", option, number]) == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
 def test_an_empty_store_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "--store", f"chdb://{tmp_path}/none"]) == 3
     assert capsys.readouterr().err.startswith("argus: ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from argus.diagnose import follow as module
 from argus.diagnose.follow import Follower, follow
+from argus.diagnose.hang import SEEN_S
 from argus.diagnose.verdict import Finding, Verdict
 from argus.errors import ArgusError
 from argus.store.open import Store, open_store, parse_url
@@ -105,6 +107,26 @@ def test_rounds_go_on_when_the_store_is_away_and_a_slow_one_is_spared() -> None:
     assert said == ["away"]
     assert waits == pytest.approx([5.0, 5.0, 8.0], abs=0.1)
     assert len(list(follow(Scripted([0.0, 0.0]), lambda _: True, print, 5.0))) == 1
+
+
+def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts() -> None:
+    """However long the pauses are. (Spans of which a second more or less makes nothing.)"""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    follower = Scripted([0.0, 1e6, 0.0])
+    follower.hang_after_s, follower._newest_ns = 1e6, time.time_ns()
+    list(follow(follower, wait, print, 5e6))
+    assert waits == pytest.approx([1e6 + SEEN_S] * 2, abs=60)
+    # Once it is past, or before any step, pauses are what they are.
+    for newest_ns in (time.time_ns() - int(1.1e15), 0):
+        waits.clear()
+        follower.script, follower._newest_ns = [0.0, 0.0], newest_ns
+        list(follow(follower, wait, print, 5e6))
+        assert waits == pytest.approx([5e6], abs=60)
 
 
 @pytest.fixture(scope="module")

@@ -143,8 +143,13 @@ def hung_job(store: Store, job: str, *, stacks: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Verdict]:
-    with open_store(new_store(tmp_path_factory.mktemp("hang"))) as store:
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_store(tmp_path_factory.mktemp("hang"))
+
+
+@pytest.fixture(scope="module")
+def verdicts(url: str) -> dict[str, Verdict]:
+    with open_store(url) as store:
         found = {}
         for job in ("sampled", "plain"):
             hung_job(store, job, stacks=job == "sampled")
@@ -174,6 +179,21 @@ def test_a_hang_names_the_collective_the_rank_and_the_line(verdicts: dict[str, V
     )
     assert "of ranks 0-5,7 most wait (driver) in train (app/train.py:20)" in text
     assert "rank 6 on node-1 stays in read_shard (app/data.py:7): argus stacks --rank 6" in finding["action"]
+
+
+@pytest.mark.usefixtures("verdicts")
+def test_a_hang_that_is_older_than_what_is_asked_for(url: str) -> None:
+    """Whoever asks for the last seconds of a job that has stopped before them asks why there is nothing."""
+    with open_store(url) as store:
+        stopped_ns, looked_ns = T0 + HUNG_MS * MS, T0 + (HUNG_MS + 30_000) * MS
+        for since_ns in (stopped_ns - 2 * STEP_MS * MS, stopped_ns + 25_000 * MS, looked_ns):
+            verdict = diagnose_store(store, "plain", 1, since_ns=since_ns)
+            assert (verdict["status"], verdict["findings"][0]["ranks"]) == ("hung", [6])
+        # Later nobody looked, and steps that somebody chose say nothing of later.
+        later = diagnose_store(store, "plain", 1, since_ns=looked_ns + 1)
+        assert (later["status"], later["reason"]) == ("inconclusive", "no whole training step was seen since then")
+        chosen = diagnose_store(store, "plain", 1, since_ns=looked_ns, steps=(None, 20))
+        assert chosen["status"] == "inconclusive"
 
 
 def test_without_stacks_it_says_how_to_get_them(verdicts: dict[str, Verdict]) -> None:

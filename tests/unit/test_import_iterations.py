@@ -111,10 +111,13 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
         ("1,0,1e12\n", "not a duration in ms (it is over 53 days"),
         ("1.5,0,5\n", "row 1: step is '1.5', not the number of a step"),
         ("1,,5\n", "row 1: worker is '', not a rank"),
-        ("1,0,5\n2,0\n", "Expected 3 columns, got 2"),
+        ("1,0,1e308\n", "row 1: took is '1e308', not a duration"),
+        ("1,0,5\n2,0\n", "row 2 at byte 23: CSV parse error: Expected 3 columns, got 2"),
+        ("1,0,5\n2,0,6\n2,0\n", "row 3 at byte 29: CSV parse error: Expected 3 columns, got 2"),  # not row 2
         ("", "has no rows"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_files_that_make_no_sense_are_refused(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rows: str, said: str
 ) -> None:

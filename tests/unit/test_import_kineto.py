@@ -461,12 +461,15 @@ def test_the_verb_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
     good = write(folder / "good.json", trace()).read_bytes()
     packed = gzip.compress(good)
+    # A block of a kind that deflate does not have is seen at once.
+    damaged = packed[:1000] + b"\xff" * 500 + packed[1500:]
     files = {
         "empty": (b"", "is empty"),
         "not json": (b"hello", "is not a JSON trace: it begins with 'hello'"),
         "cut json": (good[: len(good) // 2], "is cut off after"),
-        "cut gzip": (packed[: len(packed) // 2], "is cut off or damaged"),
-        "no gzip": (b"\x1f\x8bgarbage that is no gzip stream", "cannot be read"),
+        "cut gzip": (packed[:1000], "is cut off or damaged at byte 1,000 of 1,000"),
+        "damaged gzip": (damaged, "is cut off or damaged at byte 1,"),
+        "no gzip": (b"\x1f\x8bgarbage that is no gzip stream", "is cut off or damaged at byte 3 of 32"),
         "other json": (b'{"kernels": []}', "no Kineto trace: it has no traceEvents (it has kernels)"),
         "a list": (b"[1, 2]", "none is a CUDA call"),
         "a number": (b"42", "is not a JSON trace"),
@@ -483,8 +486,8 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["empty", "not json", "cut json", "cut gzip", "no gzip", "other json", "a list", "a number", "chrome",
-     "cut after the events"],
+    ["empty", "not json", "cut json", "cut gzip", "damaged gzip", "no gzip", "other json", "a list", "a number",
+     "chrome", "cut after the events"],
 )  # fmt: skip
 def test_bad_files_are_one_line_and_nothing_is_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -238,19 +238,25 @@ def bad_files(folder: Path) -> dict[str, tuple[Path, str]]:
             tables[f"CUPTI_ACTIVITY_KIND_{name}"].clear()
 
     export(folder / "idle.sqlite", change=idle)
-    for name, content in (("empty", b""), ("text", b"hello, this is no database"), ("cut", good[: len(good) // 2])):
+    contents = {
+        "empty": b"", "text": b"hello, this is no database", "cut": good[: len(good) // 2], "head": good[:40],
+        "damaged": good[:8192] + b"\xa5" * (len(good) - 16384) + good[-8192:],
+    }  # fmt: skip
+    for name, content in contents.items():
         (folder / f"{name}.sqlite").write_bytes(content)
     return {
         "empty": (folder / "empty.sqlite", "is empty"),
         "text": (folder / "text.sqlite", "is not an SQLite file"),
-        "cut": (folder / "cut.sqlite", "cannot be read"),
+        "cut": (folder / "cut.sqlite", f"is cut off at byte {len(good) // 2:,} of {len(good):,}"),
+        "head": (folder / "head.sqlite", "is cut off at byte 40"),
+        "damaged": (folder / "damaged.sqlite", "its page at byte "),
         "other": (folder / "other.sqlite", "is SQLite, but no export of Nsight Systems: it has people"),
         "idle": (folder / "idle.sqlite", "has no CUDA activity"),
         "missing": (folder / "none.sqlite", "does not exist"),
     }
 
 
-@pytest.mark.parametrize("name", ["empty", "text", "cut", "other", "idle", "missing"])
+@pytest.mark.parametrize("name", ["empty", "text", "cut", "head", "damaged", "other", "idle", "missing"])
 def test_bad_files_are_one_line_and_nothing_is_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

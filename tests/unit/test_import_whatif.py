@@ -186,7 +186,18 @@ def test_metadata_that_makes_no_sense_is_refused(
 
 def test_file_that_is_no_parquet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, meta = made.write(tmp_path, made.rows(dp=1, pp=1, microbatches=1, steps=1))
-    path.write_bytes(path.read_bytes()[:100])
+    whole = path.read_bytes()
+    column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+    first, name = column.dictionary_page_offset or column.data_page_offset, column.path_in_schema
+    path.write_bytes(whole[:first] + b"\xff" * 20 + whole[first + 20 :])
+    assert main(["import", "whatif", str(path), "--meta", str(meta)]) == 2
+    assert f"column '{name}', bytes {first:,} to " in capsys.readouterr().err
+    path.write_bytes(whole[:-30] + b"\xff" * 20 + whole[-10:])
+    assert main(["import", "whatif", str(path), "--meta", str(meta)]) == 2
+    assert f"its footer, before byte {len(whole):,}, is damaged" in capsys.readouterr().err
+    path.write_bytes(whole[:100])
+    assert main(["import", "whatif", str(path), "--meta", str(meta)]) == 2
+    assert "it ends at byte 100 without a footer" in capsys.readouterr().err
     for wrong in (path, tmp_path / "none.parquet"):
         assert main(["import", "whatif", str(wrong), "--meta", str(meta)]) == 2
         assert "cannot be read as Parquet" in capsys.readouterr().err

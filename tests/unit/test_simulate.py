@@ -226,6 +226,12 @@ def test_a_fault_that_is_not_understood_is_refused(wrong: str) -> None:
         Spec(Mesh(dp=8), faults=[parse(wrong)])
 
 
+def test_a_fault_after_the_last_step_is_refused() -> None:
+    with pytest.raises(ArgusError, match="it would begin at step 40, after the last of 40"):
+        Spec(Mesh(dp=8), faults=[parse("hang:from=40")], steps=40)
+    Spec(Mesh(dp=8), faults=[parse("hang:from=39")], steps=40)
+
+
 def test_a_hang_ends_the_calls_of_its_rank() -> None:
     spec = Spec(Mesh(dp=4), Program(), faults=[parse("hang:ranks=2:from=3")], steps=9)
     steps = list(spec.play())
@@ -398,6 +404,51 @@ def test_stalls_of_one_rank_among_those_that_others_have(store: Store, noise: No
     (finding,) = diagnose_store(store, job, 97)["findings"]
     assert (finding["kind"], finding["ranks"]) == ("jitter", [6])
     assert re.search(told, finding["evidence"][1]["text"])
+
+
+def test_stalls_beside_another_fault(store: Store) -> None:
+    """From the step on in which a GPU gets slow all steps are longer, and stalls stand out from those, too."""
+    faults = [parse("compute_straggler:quiet:ranks=3:from=20"), parse("jit_stall:loud:ranks=5")]
+    spec = Spec(Mesh(dp=8), faults=faults, steps=60)
+    _, known = stored(store, "beside", spec, 96)
+    verdict = diagnose_store(store, "beside", 96)
+    found = {finding["kind"]: finding["ranks"] for finding in verdict["findings"]}
+    assert found == {"jit_stall": [5], "compute_straggler": [3]}
+    assert verdict["slowdown"] == pytest.approx(
+        np.mean(known["step_ns"][20:]) / np.mean(known["ideal_step_ns"][20:]), rel=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "run"),
+    [
+        ("compute_straggler:loud:ranks=3:from=10", "compute_straggler:quiet:ranks=5:from=20", 93),
+        ("data_loading:loud:ranks=5:from=20", "compute_straggler:quiet:ranks=3:from=10", 94),
+    ],
+)
+def test_two_ranks_that_are_late_in_the_same_steps(store: Store, first: str, second: str, run: int) -> None:
+    """Since when each is late is told apart, and both together cost no more than there is to be had."""
+    faults = [parse(first), parse(second)]
+    _, known = stored(store, f"both-{run}", Spec(Mesh(dp=8), faults=faults, steps=40), run)
+    verdict = diagnose_store(store, f"both-{run}", run)
+    found = [(finding["kind"], finding["ranks"], finding["steps"][0]) for finding in verdict["findings"]]
+    assert found == [(fault.kind, list(fault.ranks), fault.since) for fault in faults]
+    lost = np.median(known["step_ns"][20:]) / np.median(known["ideal_step_ns"][20:])
+    assert verdict["slowdown"] == pytest.approx(lost, rel=0.1)
+
+
+def test_stalls_in_half_of_the_steps_count_once(store: Store) -> None:
+    """In a pipeline a pause makes two steps long: the median of the newest may be one of them."""
+    spec = Spec(
+        Mesh(dp=2, tp=2, pp=2, per_host=4), Program(micro_batches=4), faults=[parse("gc_pause:quiet")], steps=40,
+        seed=7709,
+    )  # fmt: skip
+    _, known = stored(store, "half", spec, 95)
+    verdict = diagnose_store(store, "half", 95)
+    (finding,) = verdict["findings"]
+    assert finding["kind"] == "gc_pause"
+    told = known["slowdown"]
+    assert (verdict["slowdown"], finding["slowdown"]) == pytest.approx((told, told), rel=0.02)
 
 
 def test_a_transfer_received_ahead_takes_no_less(store: Store) -> None:

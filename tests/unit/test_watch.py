@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
 
+from argus.diagnose.follow import Follower
+from argus.diagnose.hang import SEEN_S
 from argus.diagnose.verdict import Finding
 from argus.diagnose.watch import Watch, in_words
 from argus.errors import ArgusError
@@ -114,6 +117,23 @@ def test_a_failure_does_not_reach_the_trace(monkeypatch: pytest.MonkeyPatch, fai
     assert watch.state.startswith(state)
     assert len(rounds) >= 2 if state == "on" else len(rounds) == 1
     assert bool(watch.take()) == (state != "on")
+
+
+def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def wait(_: object, seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) > 1
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(Watch, "judge", lambda *_: 0.0)
+    watch = Watch(nowhere(), "node-0", interval_s=5e6)
+    follower = Follower(nowhere(), "job", 1, hang_after_s=1e6)
+    follower._newest_ns = time.time_ns()
+    watch._runs, watch._followers = {("job", 1)}, {("job", 1): follower}
+    watch._go_on()
+    assert waits == pytest.approx([5e6, 1e6 + SEEN_S], abs=60)
 
 
 def test_the_live_view_shows_what_is_the_matter() -> None:
