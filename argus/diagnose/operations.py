@@ -221,8 +221,6 @@ def _suspects(model: Model, threshold: float) -> tuple[Bool, Float]:
     typical = np.median(newest, axis=2)
     # 1.4826 MAD is the standard deviation of normal values, 1.2533 / sqrt(n) of it the error of their median.
     error = 1.4826 * 1.2533 * np.median(np.abs(newest - typical[:, :, None]), axis=2) / np.sqrt(newest.shape[2])
-    # Of few steps a worker's own scatter may be small by chance: not below that of a typical one.
-    error = np.maximum(error, np.median(error))
     found: Bool = (typical >= 1 + threshold) & (typical - 1 >= CERTAIN * error)
     return found, ratio
 
