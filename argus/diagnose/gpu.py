@@ -188,12 +188,14 @@ def find_slow(
     total = len(now.steps)
     if total < MIN_STEPS:
         return []
-    recent = now.cut(slice(-WINDOWS[0], None))
+    # Of a recording that has no more than one window the newer half decides.
+    newest = WINDOWS[0] if total > WINDOWS[0] else max(MIN_STEPS, total // 2)
+    recent = now.cut(slice(-newest, None))
     excess, past = np.zeros(len(now.ranks)), np.zeros(len(now.ranks), np.bool_)
-    for window in WINDOWS:
+    for window in dict.fromkeys((newest, *WINDOWS)):
         tail = now.cut(slice(-window, None))
         found, by_past = _excess(tail, mesh, before, least, least_grown)
-        if window > WINDOWS[0] and (fresh := (found > 0) & (excess == 0)).any():
+        if window > newest and (fresh := (found > 0) & (excess == 0)).any():
             # What a longer window shows must still hold.
             found[fresh & (_excess(recent, mesh, before, 0.0, 0.0, sure=False)[0] < found / 2)] = 0
         fresh = (found > 0) & (excess == 0)

@@ -26,6 +26,14 @@ RANK_SUM = 5.0
 moved by a few spikes, ranks are not."""
 SEPARATE = 0.99
 """Share of ordered pairs that is enough with few steps: 10 against 10 in full order are one in 180,000 by chance."""
+LEVEL_STEPS = 11
+"""Steps whose median is the level at the middle one: five in a row that take 20 times as long (warm-up, evaluation,
+restart) do not move it, nor do they the ten on either side of a change."""
+FENCE = 4.45
+"""MADs off that level (3 standard deviations of normal values) beyond which a step counts no more."""
+SHARP = 0.75
+"""Part of the growth that lies between the :data:`MIN_STEPS` steps on either side of a sudden change; of a rise that
+takes longer than 13 of them it is less."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +56,13 @@ class Regression:
 def find_regression(durations: Float, *, least: float = REGRESSION, errors: float = RANK_SUM) -> Regression | None:
     """The newest lasting growth of the step time.
 
-    Splits the log durations, clipped to their 2nd to 98th percentile so that single spikes do not count, where two
-    means fit best; splits the two parts again as long as they differ; then compares the last stretch with the best
-    earlier one. A job that was slow and is fast again has no regression.
+    Splits the log durations, clipped so that single spikes do not count, where two means fit best; splits the two parts
+    again as long as they differ; then compares the last stretch with the best earlier one. A job that was slow and is
+    fast again has no regression.
+
+    Step times may wander or swing (load that follows the hour, clocks that follow the temperature): neighbouring steps
+    are alike then, and so many steps tell as much as fewer independent ones do. A level that came slowly, and that was
+    reached and left again before, is such a swing.
 
     Args:
         durations: Job step times in order, shape (steps,), ns.
@@ -62,8 +74,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     """
     if len(durations) < 2 * MIN_STEPS:
         return None
-    logs = np.log(np.maximum(durations, 1.0))
-    logs = np.clip(logs, *np.quantile(logs, [0.02, 0.98]))
+    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
     cuts = [0, *_splits(logs, 0, np.log1p(least) / 2), len(logs)]
     medians = [float(np.median(durations[a:b])) for a, b in pairwise(cuts)]
     if len(medians) < 2:
@@ -79,12 +90,60 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     after = float(np.median(durations[onset:]))
     if after < (1 + least) * before:
         return None
-    here, there = durations[onset:], durations[cuts[last - 1] : onset]
-    sure = float(np.mean(here[:, None] > there[None, :]))
+    here, there = logs[onset:], logs[cuts[last - 1] : onset]
+    sure = float(np.mean(np.searchsorted(np.sort(there), here)) / len(there))
     by_chance = float(np.sqrt((len(here) + len(there) + 1) / (12 * len(here) * len(there))))
     if sure < SEPARATE and sure - 0.5 < errors * by_chance:
         return None
+    rest, low, high = _rest(logs, cuts), float(np.log(before)), float(np.log(after))
+    # As many steps that their median, of a standard error of 1.25 deviations / sqrt(n), is sure to an eighth of growth.
+    width = max(MIN_STEPS, int(np.ceil((8 * 1.2533 * float(np.std(rest)) / (high - low)) ** 2)))
+    if width <= min(onset, len(here)):
+        rise = float(np.median(logs[onset : onset + width]) - np.median(logs[onset - width : onset]))
+        if rise < SHARP * (high - low):
+            if _swung(logs[:onset], low, high, width):
+                return None
+            # Levels that come slowly are no reason for more than one: what they differ by is wandering, too.
+            rest = _rest(logs, [0, onset, len(logs)])
+    if float(np.mean(here) - np.mean(there)) < errors * _wander(rest, len(here), len(there)):
+        return None
     return Regression(onset, before, after, sure)
+
+
+def _calm(logs: Float, least: float) -> Float:
+    """Logs of step times without single spikes, shape (steps,): at most :data:`FENCE` MADs, or ``least``, off the level
+    around them."""
+    middles = np.median(np.lib.stride_tricks.sliding_window_view(logs, LEVEL_STEPS), axis=1)
+    level = np.pad(middles, LEVEL_STEPS // 2, mode="edge")
+    reach = max(least, FENCE * float(np.median(np.abs(logs - level))))
+    return np.asarray(np.clip(logs, level - reach, level + reach))
+
+
+def _rest(logs: Float, cuts: list[int]) -> Float:
+    """What is left of a line through each stretch, shape (steps,)."""
+    parts = []
+    for begin, end in pairwise(cuts):
+        at = np.arange(end - begin) - (end - begin - 1) / 2
+        here = logs[begin:end] - np.mean(logs[begin:end])
+        parts.append(here - at * float(at @ here) / max(float(at @ at), 1.0))
+    return np.concatenate(parts)
+
+
+def _wander(rest: Float, one: int, other: int) -> float:
+    """Standard error of the difference of two means, of so many steps each, where steps depend on their neighbours as
+    in an autoregressive process of the first order."""
+    alike = float(rest[1:] @ rest[:-1]) / max(float(rest @ rest), 1e-30)
+    # Two standard errors of a correlation of independent steps are none.
+    alike = float(np.clip(alike - 2 / np.sqrt(len(rest)), 0.0, 0.99))
+    fewer = (1 - alike) / (1 + alike)
+    return float(np.std(rest)) * float(np.sqrt(1 / max(one * fewer, 1.0) + 1 / max(other * fewer, 1.0)))
+
+
+def _swung(logs: Float, low: float, high: float, width: int) -> bool:
+    """Whether step times were near ``high`` (log) for ``width`` steps before, and then near ``low`` for as many."""
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(logs, width)[:: width // 5], axis=1)
+    lows = np.flatnonzero(smooth <= low + (high - low) / 4)
+    return bool(len(lows)) and bool(np.any(smooth[: lows[-1]] >= high - (high - low) / 4))
 
 
 def _splits(logs: Float, offset: int, least: float) -> list[int]:

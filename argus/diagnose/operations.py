@@ -15,15 +15,16 @@ A cause is a finding if it costs the threshold's share of the step or more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.phase import find_onset
+from argus.diagnose.phase import ALPHA, find_onset
 from argus.diagnose.verdict import Evidence, Finding, named
 from argus.diagnose.whatif import BACKWARD, COMMUNICATION, FORWARD, P2P, Layout, Model, Operations, WhatIf
 
@@ -39,7 +40,8 @@ SAME_DATA = 0.71
 """Correlation of the forward and backward times of micro-batches from which their data is the reason: half of the
 variance is shared. (StragglerAnalysis, OSDI '25, takes 0.9 for jobs of which this is the only trouble.)"""
 MOSTLY = 0.5
-"""M_W or M_S from which few workers, or the last stage, count as explaining a slowdown: most of it (OSDI '25, 5.1)."""
+"""M_W or M_S from which few workers, or the last stage, count as explaining a slowdown: most of it (OSDI '25, 5.1). So
+does any cause if none alone costs the threshold."""
 MOST_TOLD = 256
 """Ranks, stages and data-parallel ranks whose S a verdict has: those that cost most."""
 SPIKE = 1.5
@@ -120,6 +122,7 @@ def judge(
         return []
     context = _Context(model, answers, params, hosts)
     parts: list[_Part] = []
+    small: list[tuple[float, Callable[[_Context, float, Float], _Part]]] = []
     times = model.actual_ns
     before_ns = actual_ns
     suspects, ratio = _suspects(model, threshold)
@@ -127,25 +130,32 @@ def judge(
         times = _relieved(model, suspects, ratio)
         now_ns = _mean_ns(model, times)
         parts += _workers(context, suspects, ratio, before_ns - now_ns)
+        small += [(part.lost_ns, lambda *_, part=part: part) for part in parts]
         before_ns = now_ns
     computes = np.array([name not in COMMUNICATION for name in model.names])[model.op]
     by_worker = _means(times, model, computes, ("stage", "dp"))
     by_stage = _means(times, model, computes, ("stage",))
     by_type = _means(times, model, computes, ())
+    # Pauses that come at random add up to more on some workers: that is variation, too.
+    workers = (
+        ((by_worker, _variation), (by_stage, _workers_left)) if _differ(model, times) else ((by_stage, _variation),)
+    )
     for made, told in (
-        (by_worker, _variation),
-        (by_stage, _workers_left),
+        *workers,
         (by_type, _stages),
         (None, _links),
     ):
         now_ns = ideal_ns if made is None else _mean_ns(model, made)
         if before_ns - now_ns >= least_ns:
             parts.append(told(context, before_ns - now_ns, times))
+        small.append((before_ns - now_ns, told))
         before_ns = now_ns
     parts = [part for part in parts if part.lost_ns >= least_ns]
     if not parts:
-        # Several small causes: together they count. The one that most is known of is the op type that costs most.
-        parts = [_mixed(context, actual_ns - ideal_ns)]
+        # Several small causes: together they count. One that is most of it is told; else the op type that costs most.
+        most_ns, tell = max(small, key=lambda one: one[0])
+        mostly = most_ns >= MOSTLY * (actual_ns - ideal_ns)
+        parts = [tell(context, most_ns, times) if mostly else _mixed(context, actual_ns - ideal_ns)]
     total = max(sum(part.lost_ns for part in parts), actual_ns - ideal_ns)
     for part in parts:
         part.finding["share"] = round(min(1.0, part.lost_ns / total), 4)
@@ -354,6 +364,15 @@ def _passes(model: Model, times: Float, name: str) -> Float:
         here = model.stage[mine] == stage
         usual[here] = found[here].mean(axis=(0, 2), keepdims=True)
     return np.asarray(found / np.maximum(usual, 1.0) - 1)
+
+
+def _differ(model: Model, times: Float) -> bool:
+    """Whether any worker computes longer on average than others of its stage, by more than its steps vary."""
+    work = _work(model, times, FORWARD, BACKWARD)
+    excess = work.mean(axis=2) - np.quantile(work.mean(axis=2), 0.5, axis=1, keepdims=True, method="lower")
+    error = work.std(axis=2, ddof=1) / np.sqrt(work.shape[2])
+    errors = NormalDist().inv_cdf(1 - ALPHA / excess.size)
+    return bool(np.any(excess > errors * np.maximum(error, np.median(error))))
 
 
 def _workers_left(context: _Context, lost_ns: float, times: Float) -> _Part:

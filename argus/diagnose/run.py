@@ -468,7 +468,7 @@ def _diagnose(
             many = max(reach, int(MOST_CALLS / max(calls, 1.0)))
             past = _history(query, params, numbers, durations, threshold, blur_ns, many)
         agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
-        verdict["reason"] = long_steps or more_work or past or agreement
+        verdict["reason"] = "; ".join(filter(None, [long_steps, more_work, past])) or agreement
     if across is not None and across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))

@@ -19,24 +19,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
-from argus.diagnose.iteration import MIN_STEPS, find_regression
-from argus.diagnose.phase import find_episode, find_onset
+from argus.diagnose.iteration import MIN_STEPS, RANK_SUM, find_regression
+from argus.diagnose.jitter import LEAST_STALLS
+from argus.diagnose.phase import ALPHA, by_chance, find_episode, find_onset
 from argus.diagnose.verdict import Evidence, Finding, named
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 OUTLIER = 3.5
-"""Modified z-score, 0.6745 x (value - median) / MAD, beyond which a value is an outlier (Iglewicz, Hoaglin 1993)."""
+"""Modified z-score, 0.6745 x (value - median) / MAD, beyond which a value is an outlier (Iglewicz, Hoaglin 1993).
+Of many ranks it is what one of 1,000 healthy jobs has (:data:`argus.diagnose.phase.ALPHA`)."""
 LEAST_SPREAD = 0.01
 """What healthy ranks differ by at least, of the step: a MAD below it, of few or synchronised ranks, makes outliers of
 noise."""
+LONG = 4.0
+"""Standard deviations from which a step is long: of normal values one in 30,000."""
+SINCE_ERRORS = 3.0
+"""Standard errors by which a rank that is known to be slow must have been faster before."""
 FEW = 4
 """At most one rank in so many is an outlier; more are another kind."""
 CERTAIN = 5.0
@@ -104,30 +111,40 @@ def judge(
     changed = [_change(row, times[place][np.isfinite(times[place])], threshold) for place, row in enumerate(own)]
     usual = np.array([change.before if change else np.median(row) for change, row in zip(changed, own, strict=True)])
     score, center = _scores(usual)
+    # The largest of many is further out.
+    outlier = max(OUTLIER, NormalDist().inv_cdf(1 - ALPHA / len(ranks)))
     newest = [row[-max(MIN_STEPS, (len(row) + 1) // 2) :] for row in own]
     means = np.array([row.mean() for row in newest])
+    medians = np.array([np.median(row) for row in newest])
     # 1.4826 MAD is the standard deviation of normal values, 1.2533 / sqrt(n) of it the error of their median.
     steps_seen = np.sqrt([len(row) for row in newest])
     error = np.array([1.2533 * 1.4826 * np.median(np.abs(row - np.median(row))) for row in newest]) / steps_seen
     mean_error = np.array([row.std() for row in newest]) / steps_seen
     mean_score, mean_center = _scores(means)
+    often, long_since = _now_and_then(own, threshold)
     found: list[_Rank] = []
     for place, change in enumerate(changed):
         row = own[place][change.index :] if change else newest[place]
-        now = change.after if change else float(np.median(row))
+        now = change.after if change else float(medians[place])
         excess = now / center - 1
         held = float(np.mean(row >= center * (1 + excess / 2)))
-        stands_out = score[place] >= OUTLIER and usual[place] - center >= CERTAIN * error[place]
-        if excess >= threshold and held >= PERSISTENT and (change or stands_out):
-            since = int(np.flatnonzero(np.isfinite(level[place]))[change.index]) if change else 0
-            found.append(_Rank(place, now / center, since, change.before / center if change else 0.0, held, False))
-        elif (
-            means[place] / mean_center - 1 >= threshold
-            and mean_score[place] >= OUTLIER
-            and means[place] - mean_center >= CERTAIN * mean_error[place]
-        ):
-            often = float(np.mean(newest[place] >= center * (1 + threshold)))
-            found.append(_Rank(place, float(means[place] / mean_center), 0, 0.0, often, True))
+        stands_out = score[place] >= outlier and usual[place] - center >= CERTAIN * error[place]
+        longer = float(means[place] / mean_center)
+        clearly = mean_score[place] >= outlier and means[place] - mean_center >= CERTAIN * mean_error[place]
+        if excess < threshold or held < PERSISTENT or not (change or stands_out):
+            if longer - 1 < threshold or not (clearly or often[place]):
+                continue
+            if medians[place] / center - 1 < (longer - 1) / 2:
+                # A few steps make the mean.
+                share = float(np.mean(newest[place] >= center * (1 + threshold)))
+                found.append(_Rank(place, longer, long_since[place], 0.0, often[place] or share, True))
+                continue
+            if not clearly:
+                continue
+            # Most steps do, and that it is slow is sure: since when may be less so.
+            change = change or _change(own[place], times[place][np.isfinite(times[place])], threshold, SINCE_ERRORS)
+        since = int(np.flatnonzero(np.isfinite(level[place]))[change.index]) if change else 0
+        found.append(_Rank(place, now / center, since, change.before / center if change else 0.0, held, False))
     # Where many differ there are kinds of machines, not outliers; of two ranks each stands out of the other.
     constant = [one for one in found if not one.became and not one.now_and_then]
     if len(constant) > max(1, len(ranks) // FEW) or len(ranks) < 3:
@@ -165,8 +182,48 @@ class _Change:
     after: float
 
 
-def _change(level: Float, times: Float, threshold: float) -> _Change | None:
-    steady = find_regression(level, least=threshold)
+def _now_and_then(own: list[Float], threshold: float) -> tuple[list[float], list[int]]:
+    """Ranks that have most of the long steps: more than turns would give them, at a cost that counts, and still.
+
+    A step is long if it is further above its rank's typical one than those of a typical rank scatter, by normal or by
+    heavier tails, and by the threshold at least.
+
+    Args:
+        own: Levels of each rank.
+        threshold: Share of the step that counts.
+
+    Returns:
+        Of each rank the share of its steps that are long, 0: it is not told; and its first step of those in which so
+        many are.
+    """
+    level = [row / np.median(row) for row in own]
+    scatter = [
+        max(LONG * 1.4826 * float(np.median(np.abs(row - 1))), 2 * float(np.quantile(row, 0.95) - 1)) for row in level
+    ]
+    limit = 1 + max(threshold, float(np.quantile(scatter, 0.5, method="lower")))
+    long = [row >= limit for row in level]
+    hits = [int(those.sum()) for those in long]
+    often, since = [0.0] * len(own), [0] * len(own)
+    for place, (row, those) in enumerate(zip(level, long, strict=True)):
+        if hits[place] < LEAST_STALLS or float(np.sum(row[those] - 1)) < threshold * len(row):
+            continue
+        if 4 * int(those[len(those) // 2 :].sum()) < hits[place]:
+            continue
+        if by_chance(hits[place], sum(hits), 1, len(own), windows=1) > ALPHA:
+            continue
+        often[place] = hits[place] / len(row)
+        # The likeliest begin: the best sum of log likelihood ratios to the end, at this share of long steps and at the
+        # others'.
+        others = (sum(hits) - hits[place] + 1) / (sum(map(len, level)) - len(row) + 1)
+        here = min(often[place], 0.99)
+        there = min(others, here / 2)
+        ratio = np.where(those, np.log(here / there), np.log((1 - here) / (1 - there)))
+        since[place] = int(np.argmax(np.cumsum(ratio[::-1])[::-1]))
+    return often, since
+
+
+def _change(level: Float, times: Float, threshold: float, errors: float = RANK_SUM) -> _Change | None:
+    steady = find_regression(level, least=threshold, errors=errors)
     found = _Change(steady.index, steady.before_ns, steady.after_ns) if steady else _grown(level, threshold)
     # Where the others became faster, a rank did not become slower.
     if found is None or np.median(times[found.index :]) < (1 + threshold / 2) * np.median(times[: found.index]):

@@ -84,6 +84,29 @@ def test_1500_noisy_jobs_have_no_regression() -> None:
         assert find_regression(durations) is None
 
 
+def test_step_times_that_swing_or_wander_have_no_regression() -> None:
+    steps, wandered = np.arange(400), 0
+    kept = np.tril(0.95 ** (steps[:, None] - steps[None, :]).clip(0))
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        swing = 1 + 0.15 * np.sin(2 * np.pi * (steps / rng.uniform(80, 150) + rng.random()))
+        assert find_regression(swing * (1 + 0.01 * rng.standard_normal(400))) is None
+        pushes = 0.04 * np.sqrt(1 - 0.95**2) * rng.standard_normal(400)
+        wandered += find_regression(1 + kept @ pushes, least=0.05) is not None
+    # Growth that is 1.25 of their standard deviations; were steps independent of one another it would be certain.
+    assert wandered <= 3
+
+
+@pytest.mark.parametrize("begins", [0, 60])
+def test_a_warm_up_or_a_restart_does_not_hide_a_regression(begins: int) -> None:
+    durations = np.random.default_rng(1).normal(1, 0.02, 120)
+    durations[90:] *= 1.25
+    durations[begins : begins + 5] *= [20, 5, 3, 2, 1.3]
+    found = find_regression(durations)
+    assert found is not None
+    assert found.index == 90
+
+
 def test_a_job_that_recovered_or_grew_by_little_has_no_regression() -> None:
     rng = np.random.default_rng(0)
     durations = 1e8 * rng.lognormal(0, 0.01, 200)

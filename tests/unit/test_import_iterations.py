@@ -222,6 +222,37 @@ def test_rank_that_recovered_is_told_of(tmp_path: Path, url: str, capsys: pytest
     assert "rank 2 was slow in steps 50 to 89" in found["reason"]
 
 
+def test_rank_that_is_slow_now_and_then_is_told_whatever_it_costs(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = steady(8, 200)
+    # Its own spread, of steps three times as long, is no reason to doubt them: no other rank has any.
+    times[5, 60:] *= np.where(np.random.default_rng(1).random(140) < 0.3, 3.0, 1.0)
+    (one,) = judged(tmp_path, url, times, capsys)["findings"]
+    assert (one["kind"], one["ranks"]) == ("jitter", [5])
+    assert 60 <= one["steps"][0] < 75
+
+
+def test_noisy_rank_that_is_always_slow_is_no_jitter(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = 100 * np.exp(0.25 * np.random.default_rng(3).standard_normal((16, 100)))
+    times[4] *= 1.25
+    (one,) = judged(tmp_path, url, times, capsys)["findings"]
+    assert (one["kind"], one["ranks"]) == ("compute_straggler", [4])
+
+
+def test_recovered_rank_is_told_beside_checkpoints(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = steady(4, 100)
+    times[2, 20:50] *= 1.5
+    times[:, ::20] *= 3
+    found = judged(tmp_path, url, times, capsys)
+    assert found["status"] == "healthy"
+    assert "no single rank is behind it; rank 2 was slow in steps 20 to 49" in found["reason"]
+
+
 def test_all_ranks_slower_are_a_regression(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     times = steady()
     times[:, 100:] *= 1.4

@@ -160,6 +160,15 @@ def test_a_slow_gpu_that_others_wait_for(shape: dict[str, int], ranks: list[int]
     assert found["share"] == pytest.approx(18 * slots * MS, rel=0.25)
 
 
+@pytest.mark.parametrize("steps", [12, 16, 20])
+def test_of_a_short_recording_the_newer_half_decides(steps: int) -> None:
+    (found,) = Cluster(8, steps=steps).slow([3], 1.3, steps // 2).judge()
+    assert (found["kind"], found["ranks"]) == ("compute_straggler", [3])
+    recovered = Cluster(8, steps=20).slow([3], 1.3)
+    recovered.factor[:, 11:] = 1.0
+    assert named(recovered) == []
+
+
 def test_a_slow_gpu_that_the_pipeline_hides() -> None:
     """The stage has half of the others' work, so it may take 1.9 times as long and nobody notices."""
     cluster = Cluster(4, pp=4)

@@ -112,6 +112,19 @@ def test_slow_worker_is_named_and_since_when(tmp_path: Path) -> None:
     assert "phase_ops" in found["evidence"][0]["sql"]
 
 
+def test_slow_worker_that_is_most_of_what_counts_together_is_named(tmp_path: Path) -> None:
+    # What variation costs lifts the whole over the threshold, and neither does alone.
+    (found,) = findings(tmp_path, 0.12, fault=made.slow_worker(1, 1, 1.3), noise=0.05, seed=0)
+    assert (found["kind"], found["ranks"]) == ("compute_straggler", [5])
+    assert 0.5 < found["share"] < 0.97
+
+
+def test_pauses_that_add_up_by_chance_make_no_slow_worker(tmp_path: Path) -> None:
+    for seed in (2, 3):
+        found = findings(tmp_path, dp=8, pp=1, steps=8, fault=made.pauses(0.03, 0.5, seed=seed), noise=0.005, seed=seed)
+        assert [one["kind"] for one in found] == ["gc_pause"]
+
+
 @pytest.mark.parametrize("shape", [(2, 4), (8, 1)])
 def test_slow_worker_of_few_peers_or_without_stages(tmp_path: Path, shape: tuple[int, int]) -> None:
     (found,) = findings(tmp_path, dp=shape[0], pp=shape[1], fault=made.slow_worker(0, 1, 1.4))
