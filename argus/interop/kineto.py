@@ -1,14 +1,16 @@
 """PyTorch profiler (Kineto) traces: Chrome's trace format, as JSON or gzipped JSON, one file a rank.
 
 Times are decimal microseconds, some with three decimals beside sixteen digits: more than a float64 holds. They are
-read digit by digit into nanoseconds. Events are read one at a time, so that memory holds the text and columns, not the
-objects of a whole file.
+read digit by digit into nanoseconds. Events are read one at a time, from a window of the text, so that memory holds the
+columns of what is kept, however long the file is.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
+import os
 import re
 import zlib
 from array import array
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -30,6 +32,12 @@ from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import OPERATORS, work_of
 
 EXPORT_HINT = "Export one with torch.profiler: profiler.export_chrome_trace('rank0.json.gz')"
+WINDOW = 8 << 20
+"""Characters that are read at once."""
+LONGEST_EVENT = 4 << 20
+"""Characters of an event at most, or it cannot be read. Names of kernels have some thousand."""
+SEPARATOR = 4096
+"""Characters between two events at most, where one cannot be read."""
 UNPACKED_BYTES = 4096
 """Of a damaged gzip stream, unpacked at once to find where."""
 UNREADABLE = 0.01
@@ -126,13 +134,14 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
     Raises:
         ArgusError: It cannot be read, is cut off, or is no trace; in one line.
     """
-    text = _text(path)
     columns = _Columns()
     head: dict[str, Any] = {}
-    try:
-        head.update(_members(text, path, columns, lambda share: progress(f"reading {path.name}", share)))
-    except RecursionError:
-        raise _not_json(path, "it is nested too deeply") from None
+    with _Text(path) as text:
+        try:
+            head.update(_members(text, columns, lambda share: progress(f"reading {path.name}", share)))
+        except RecursionError:
+            raise _not_json(path, "it is nested too deeply") from None
+        text.finish()
     if "traceEvents" not in head:
         has = ", ".join(list(head)[:4])
         raise ArgusError(
@@ -145,130 +154,217 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
     return _recording(path, place, head, columns)
 
 
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except OSError as failure:
-        raise ArgusError(f"{path} cannot be read: {failure.strerror or failure}", "", EXIT_UNAVAILABLE) from None
-    try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
-        raise ArgusError(
-            f"{path} is cut off or damaged at byte {_unpacked(data):,} of {len(data):,}: {failure}",
-            "Copy it again, or import the others",
-            EXIT_USAGE,
-        ) from None
-    if not data.strip():
-        raise ArgusError(f"{path} is empty", "The profiler may have been killed while it wrote", EXIT_USAGE)
-    return data.decode("utf-8", errors="replace")
+class _Text:
+    """The JSON text of a file, packed or not, of which memory holds a window.
+
+    Attributes:
+        path: The file.
+        window: What can be looked at.
+        place: Of the next character, in the window.
+        ended: Nothing comes after the window.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.window, self.place, self.ended = "", 0, False
+        self._before = 0
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
+        try:
+            self._raw = path.open("rb")
+            self._size = max(os.fstat(self._raw.fileno()).st_size, 1)
+            packed = self._raw.read(2) == b"\x1f\x8b"
+            self._raw.seek(0)
+        except OSError as failure:
+            raise _unreadable(path, failure) from None
+        self._file: IO[bytes] = gzip.GzipFile(fileobj=self._raw) if packed else self._raw  # type: ignore[assignment]
+
+    def __enter__(self) -> _Text:
+        self.read_on()
+        if self.ended and not self.window.strip():
+            self._raw.close()
+            why = "The profiler may have been killed while it wrote"
+            raise ArgusError(f"{self.path} is empty", why, EXIT_USAGE)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._raw.close()
+
+    @property
+    def share(self) -> float:
+        """How much of the file was read, 0 to 1."""
+        return min(self._raw.tell() / self._size, 1.0)
+
+    def read_on(self, least: int = 0) -> None:
+        """Moves the window on to the next character. ``least``: so many characters at least, if there are."""
+        parts = [self.window[self.place :]]
+        self._before, self.place = self._before + self.place, 0
+        missing = max(WINDOW, least - len(parts[0]))
+        while missing > 0 and not self.ended:
+            data = self._read()
+            self.ended = not data
+            parts.append(self._decode(data, final=self.ended))
+            missing -= len(parts[-1])
+        self.window = "".join(parts)
+
+    def _read(self) -> bytes:
+        try:
+            return self._file.read(WINDOW)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as failure:
+            raise ArgusError(
+                f"{self.path} is cut off or damaged at byte {_unpacked(self.path):,} of {self._size:,}: {failure}",
+                "Copy it again, or import the others",
+                EXIT_USAGE,
+            ) from None
+        except OSError as failure:
+            raise _unreadable(self.path, failure) from None
+
+    def finish(self) -> None:
+        """Reads what is left: a packed file is whole only if its end says so."""
+        while not self.ended:
+            self.place = len(self.window)
+            self.read_on()
+
+    def next(self) -> str:
+        """The next character that is no space; empty: the end."""
+        while True:
+            self.place = _SPACE.match(self.window, self.place).end()  # type: ignore[union-attr]
+            if self.place < len(self.window) or self.ended:
+                return self.window[self.place : self.place + 1]
+            self.read_on()
+
+    def value(self) -> Any:
+        """The value that begins here.
+
+        Raises:
+            ArgusError: There is none, or it is cut off.
+        """
+        while True:
+            try:
+                found, end = self._scan(self.window, self.place)
+            except StopIteration as stop:
+                where = int(stop.value) if stop.value is not None else self.place
+            except json.JSONDecodeError as failure:
+                where = failure.pos
+            else:
+                # A number may go on.
+                if end < len(self.window) or self.ended:
+                    self.place = end
+                    return found
+                where = end
+            if self.ended:
+                raise self.wrong(where)
+            # It may be longer than what is there.
+            self.read_on(2 * (len(self.window) - self.place))
+
+    def event(self) -> Any:
+        """The event that begins here; None, and the next one begins here: it cannot be read."""
+        while True:
+            try:
+                found, self.place = self._scan(self.window, self.place)
+                return found
+            except (StopIteration, json.JSONDecodeError):
+                left = len(self.window) - self.place
+                if self.ended or left >= LONGEST_EVENT:
+                    break
+                self.read_on(2 * left)
+        while (following := _NEXT_EVENT.search(self.window, self.place)) is None:
+            if self.ended:
+                raise self.wrong(len(self.window))
+            # What separates events may be parted.
+            self.place = max(self.place, len(self.window) - SEPARATOR)
+            self.read_on()
+        self.place = following.end()
+        return None
+
+    def wrong(self, where: int | None = None) -> ArgusError:
+        """What to raise of text that is not as it should be from a place of the window on."""
+        where = self.place if where is None else where
+        if self.ended and where >= len(self.window.rstrip()) - 1:
+            many = self._before + len(self.window)
+            hint = "Copy it again, or import the others"
+            return ArgusError(f"{self.path} is cut off after {many:,} characters", hint, EXIT_USAGE)
+        return _not_json(self.path, f"character {self._before + where:,} is {self.window[where : where + 20]!r}")
+
+
+def _unreadable(path: Path, failure: OSError) -> ArgusError:
+    return ArgusError(f"{path} cannot be read: {failure.strerror or failure}", "", EXIT_UNAVAILABLE)
 
 
 def _not_json(path: Path, why: str) -> ArgusError:
     return ArgusError(f"{path} is not a JSON trace: {why}", EXPORT_HINT, EXIT_USAGE)
 
 
-def _unpacked(packed: bytes) -> int:
-    """How many bytes of a gzip stream can be unpacked: where its damage shows."""
+def _unpacked(path: Path) -> int:
+    """How many bytes of a gzip file can be unpacked: where its damage shows."""
     decoder = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    step = UNPACKED_BYTES
-    for start in range(0, len(packed), step):
-        before = decoder.copy()
-        try:
-            decoder.decompress(packed[start : start + step])
-        except zlib.error:
-            for place in range(start, start + step):
-                try:
-                    before.decompress(packed[place : place + 1])
-                except zlib.error:
-                    return place
-    return len(packed)
+    done = 0
+    with path.open("rb") as file:
+        while packed := file.read(UNPACKED_BYTES):
+            before = decoder.copy()
+            try:
+                decoder.decompress(packed)
+            except zlib.error:
+                for place in range(len(packed)):
+                    try:
+                        before.decompress(packed[place : place + 1])
+                    except zlib.error:
+                        return done + place
+            done += len(packed)
+    return done
 
 
-def _members(text: str, path: Path, columns: _Columns, progress: Callable[[float], None]) -> Iterator[tuple[str, Any]]:
+def _members(text: _Text, columns: _Columns, progress: Callable[[float], None]) -> Iterator[tuple[str, Any]]:
     """The members of the outermost object; of traceEvents the number of events, which go to ``columns``."""
-    scan = json.JSONDecoder(parse_float=str, strict=False).scan_once  # type: ignore[attr-defined]
-    skip = _SPACE.match
-
-    def after(place: int) -> int:
-        found = skip(text, place)
-        assert found is not None
-        return found.end()
-
-    def value(place: int) -> tuple[Any, int]:
-        try:
-            return scan(text, place)  # type: ignore[no-any-return]
-        except StopIteration as stop:
-            where = int(stop.value) if stop.value is not None else place
-            raise _cut_off(path, text, where) from None
-        except json.JSONDecodeError as failure:
-            raise _cut_off(path, text, failure.pos) from None
-
-    place = after(0)
-    if text[place] == "[":
-        place = _events(text, place, path, columns, scan, progress)
+    first = text.next()
+    if first == "[":
+        _events(text, columns, progress)
         yield "traceEvents", columns.events
         return
-    if text[place] != "{":
-        raise _not_json(path, f"it begins with {text[place : place + 20]!r}")
-    place = after(place + 1)
-    while text[place : place + 1] != "}":
-        key, place = value(place)
-        place = after(place)
-        if not isinstance(key, str) or text[place : place + 1] != ":":
-            raise _cut_off(path, text, place)
-        place = after(place + 1)
-        if key == "traceEvents" and text[place : place + 1] == "[":
-            place = _events(text, place, path, columns, scan, progress)
+    if first != "{":
+        raise _not_json(text.path, f"it begins with {text.window[text.place : text.place + 20]!r}")
+    text.place += 1
+    while text.next() != "}":
+        key = text.value()
+        if text.next() != ":" or not isinstance(key, str):
+            raise text.wrong()
+        text.place += 1
+        if text.next() == "[" and key == "traceEvents":
+            _events(text, columns, progress)
             yield key, columns.events
         else:
-            found, place = value(place)
+            found = text.value()
             if key != "traceEvents":
                 yield key, found
-        place = after(place)
-        if text[place : place + 1] == ",":
-            place = after(place + 1)
-        elif text[place : place + 1] != "}":
-            raise _cut_off(path, text, place)
+        following = text.next()
+        if following == ",":
+            text.place += 1
+        elif following != "}":
+            raise text.wrong()
 
 
-def _cut_off(path: Path, text: str, place: int) -> ArgusError:
-    if place >= len(text.rstrip()) - 1:
-        return ArgusError(
-            f"{path} is cut off after {len(text):,} characters", "Copy it again, or import the others", EXIT_USAGE
-        )
-    return _not_json(path, f"character {place:,} is {text[place : place + 20]!r}")
-
-
-def _events(text: str, place: int, path: Path, columns: _Columns, scan: Any, progress: Callable[[float], None]) -> int:
-    """Takes the events of the array at ``place``; returns where it ends."""
-    skip = _SPACE.match
-    place = skip(text, place + 1).end()  # type: ignore[union-attr]
-    while text[place : place + 1] != "]":
-        try:
-            event, after = scan(text, place)
-        except (StopIteration, json.JSONDecodeError):
-            following = _NEXT_EVENT.search(text, place)
-            if following is None:
-                raise _cut_off(path, text, len(text)) from None
-            columns.unreadable += 1
-            columns.events += 1
-            place = following.end()
-            continue
+def _events(text: _Text, columns: _Columns, progress: Callable[[float], None]) -> None:
+    """Takes the events of the array that begins here."""
+    text.place += 1
+    while text.next() != "]":
+        event = text.event()
         columns.events += 1
+        if event is None:
+            columns.unreadable += 1
+            continue
         if isinstance(event, dict):
             try:
                 _take(event, columns)
             except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError):
                 columns.unreadable += 1
-        place = skip(text, after).end()  # type: ignore[union-attr]
         if columns.events % PROGRESS_EVENTS == 0:
-            progress(place / len(text))
-        if text[place : place + 1] == ",":
-            place = skip(text, place + 1).end()  # type: ignore[union-attr]
-        elif text[place : place + 1] != "]":
-            raise _cut_off(path, text, place)
-    return place + 1
+            progress(text.share)
+        following = text.next()
+        if following == ",":
+            text.place += 1
+        elif following != "]":
+            raise text.wrong()
+    text.place += 1
 
 
 def _ns(value: Any) -> int:

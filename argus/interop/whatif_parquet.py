@@ -29,6 +29,7 @@ from argus.store.open import Store
 Int = NDArray[np.int64]
 
 REQUIRED = ("step", "optype", "start_ts", "duration")
+READ = (*REQUIRED, "rank", "stage", "dp_rank", "mc", "gmc", "mb_id", "seq_id")
 SIZES = {
     "dp_size": "data", "pp_size": "pipeline", "tp_size": "tensor", "dsp_size": "sequence", "vpp_size": "virtual",
     "world_size": "world",
@@ -118,7 +119,9 @@ def read(path: Path, meta: Path | None) -> Trace:
     """
     name, layout = read_meta(meta) if meta is not None else ("", Layout())
     try:
-        table = pq.read_table(path)
+        there = pq.read_schema(path).names
+        # Memory holds what is used: of words each different one once.
+        table = pq.read_table(path, columns=[one for one in there if one in READ], read_dictionary=["optype"])
     except (OSError, pa.ArrowException) as failure:
         raise ArgusError(
             f"{path} cannot be read as Parquet: {_why(failure)}{_damaged(path)}",
@@ -131,7 +134,7 @@ def read(path: Path, meta: Path | None) -> Trace:
     if lacking:
         raise ArgusError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}",
-            f"It has: {', '.join(table.column_names[:16])}",
+            f"It has: {', '.join(there[:16])}",
             EXIT_USAGE,
         )
     if not table.num_rows:
@@ -213,11 +216,11 @@ def _numbered(step: Int, rank: Int, op: Int, start_ns: Int) -> Int:
 def _types(path: Path, values: pa.ChunkedArray) -> tuple[tuple[str, ...], Int]:
     if values.null_count:
         raise ArgusError(f"{path}, row {_first_null(values)}: optype is empty", "Each row needs one", EXIT_USAGE)
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
-        raise ArgusError(f"{path}: optype is of the type {values.type}", "It must be text", EXIT_USAGE)
-    encoded = values.dictionary_encode().unify_dictionaries().combine_chunks()
+    of_words = pa.types.is_dictionary(values.type)
+    of = values.type.value_type if of_words else values.type
+    if not (pa.types.is_string(of) or pa.types.is_large_string(of)):
+        raise ArgusError(f"{path}: optype is of the type {of}", "It must be text", EXIT_USAGE)
+    encoded = (values if of_words else values.dictionary_encode()).unify_dictionaries().combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.chunk(0)
     return tuple(encoded.dictionary.to_pylist()), encoded.indices.to_numpy().astype(np.int64)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
+from argus.errors import ArgusError
 from argus.interop import imported, kineto
 from argus.interop.imported_flops import achieved
 from argus.interop.imported_groups import find_communicators
@@ -502,6 +503,40 @@ def test_bad_files_are_one_line_and_nothing_is_stored(
     assert "internal error" not in err
     assert len(err.strip().splitlines()) <= 2
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("window", [5, 333])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_window_of_the_text_tells_as_much(
+    tmp_path: Path, window: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Events, words and numbers that the window cuts; a long one that cannot be read; memory for some of the text."""
+    content = json.dumps(trace(), ensure_ascii=False).replace('"name": "aten::mm"', '"name": "aten::mm\u00e9"', 1)
+    broken = '{"ph": "X", "name": "' + 700 * 'x"' + '", "ts": 1}'
+    content = content.replace('"traceEvents": [', '"other": 1234567890, "traceEvents": [' + broken + " \n , \n ", 1)
+    path = tmp_path / "t.json"
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    whole = kineto.read(path, 0)
+    monkeypatch.setattr(kineto, "WINDOW", window)
+    monkeypatch.setattr(kineto, "LONGEST_EVENT", 1000)
+    monkeypatch.setattr(kineto, "SEPARATOR", 20)
+    held = []
+    read_on = kineto._Text.read_on
+
+    def noted(self: kineto._Text, least: int = 0) -> None:
+        read_on(self, least)
+        held.append(len(self.window))
+
+    monkeypatch.setattr(kineto._Text, "read_on", noted)
+    parted = kineto.read(path, 0)
+    for name, value in vars(whole).items():
+        np.testing.assert_equal(vars(parted)[name], value, name)
+    assert len(parted.ops) == 30
+    assert max(held) < 3000 < len(content)
+    for cut in (len(content) - 2, len(content) // 2):
+        path.write_text(content[:cut])
+        with pytest.raises(ArgusError, match=f"cut off after {len(path.read_text()):,} characters"):
+            kineto.read(path, 0)
 
 
 def test_two_files_of_one_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
