@@ -210,3 +210,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # A thread of gloo's that still lets go of a tensor while the interpreter ends aborts the process now and then.
+    os._exit(0)
