@@ -203,7 +203,14 @@ def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Fou
         f"of the other {len(others)} for {usual / 1e6:,.1f} ms ({typical[most] / usual:.2f}x); all of its ranks do"
     ]
     action = "Move layers from this stage to the others, or split the embedding or the loss off it."
-    return _Found("stage_imbalance", ranks, "backward", loss, 0.9, texts, action)
+    confidence = 0.9
+    if len(ranks) == 1:
+        # As of recordings (argus.diagnose.operations).
+        confidence /= 2
+        texts.append("it has no other rank: one whose GPU has been slow for as long would look the same")
+        action += f" If it has no more layers than they have, check the GPU of rank {ranks[0]} (nvidia-smi -q -d "
+        action += "PERFORMANCE,CLOCK,TEMPERATURE,ECC)."
+    return _Found("stage_imbalance", ranks, "backward", loss, confidence, texts, action)
 
 
 def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import balance, sql
 from argus.diagnose.cause import attribute
 from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
 from argus.diagnose.peers import Mesh, between_stages, mesh_of
@@ -469,6 +469,23 @@ def test_a_whole_stage_that_becomes_slow_has_more_to_do() -> None:
     cluster = Cluster(2, tp=2, pp=2, steps=80)
     stage = [cluster.rank(d, t, 1) for d in range(2) for t in range(2)]
     assert named(cluster.slow(stage, 1.4, 40)) == [("stage_imbalance", stage)]
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+def test_a_stage_of_one_rank_may_be_a_slow_gpu_and_it_says_so(dp: int) -> None:
+    """Slow from the start: nobody has the same work, and there is no past."""
+    cluster = Cluster(dp, pp=4)
+    stage = [cluster.rank(d, pp=2) for d in range(dp)]
+    assert named(cluster.slow(stage, 2.0)) == []
+    numbers, params = np.arange(cluster.steps), {"job": "j", "run": 1}
+    seen = read(cluster.query, params, numbers, cluster.count, None)
+    assert seen is not None
+    durations = cluster.columns()["step_ns"][: cluster.steps]
+    (found,) = balance.judge(seen, params, numbers, durations, {}, 0.05)
+    alone = dp == 1
+    assert (found["kind"], found["ranks"], found["confidence"]) == ("stage_imbalance", stage, 0.45 if alone else 0.9)
+    assert ("would look the same" in found["evidence"][-1]["text"]) == alone
+    assert ("check the GPU of rank 2 (nvidia-smi" in found["action"]) == alone
 
 
 def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
