@@ -1,7 +1,7 @@
 """How work is shared out: stages and data-parallel ranks with more of it than others, and pipelines that wait for work.
 
 None of this is anybody's fault in particular: the job was laid out so. It is told where no slow GPU, CPU or link
-explains the time.
+explains the time. A stage that computes for longer all along may have slow GPUs instead: its kernels tell.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import single_kernels, sql
 from argus.diagnose.gpu import ERRORS, LEAST, LEAST_SHARE, MIN_STEPS, WINDOWS, GpuTimes, Seen, levels
 from argus.diagnose.iteration import find_regression
 from argus.diagnose.peers import Mesh
-from argus.diagnose.verdict import Evidence, Finding, listed
+from argus.diagnose.verdict import Evidence, Finding, listed, named
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -50,7 +51,8 @@ ENOUGH = 4.0
 
 def judge(
     seen: Seen,
-    params: Mapping[str, object],
+    query: sql.Query,
+    params: Mapping[str, Any],
     numbers: Int,
     durations: Float,
     hosts: Mapping[int, str],
@@ -60,8 +62,7 @@ def judge(
     chunks: int = 1,
 ) -> list[Finding]:
     """What the GPUs' times tell of the layout. Arguments as for :func:`argus.diagnose.gpu.judge`; ``fresh``: only what
-    was not so before that step; ``chunks``: of a stage, at
-    least (:func:`argus.diagnose.links.chunks`).
+    was not so before that step; ``chunks``: of a stage, at least (:func:`argus.diagnose.links.chunks`).
 
     Returns:
         At most one finding; ``share`` is what a step is longer for it, in ns.
@@ -85,22 +86,30 @@ def judge(
                 return []
         first = int(numbers[0]) if fresh is None else fresh
         evidence: list[Evidence] = [{"text": text, "sql": shown} for text in found.texts]
-        return [
-            Finding(
-                kind=found.kind,
-                ranks=found.ranks,
-                hosts=list(dict.fromkeys(hosts[rank] for rank in found.ranks if rank in hosts)),
-                steps=[first if found.since is None else found.since, int(numbers[-1])],
-                phase=found.phase,
-                kernels=[],
-                slowdown=round(step_ns / max(step_ns - found.loss_ns, 0.05 * step_ns), 4),
-                share=found.loss_ns,
-                confidence=found.confidence,
-                level="phase",
-                evidence=evidence,
-                action=found.action,
-            )
-        ]
+        finding = Finding(
+            kind=found.kind,
+            ranks=found.ranks,
+            hosts=list(dict.fromkeys(hosts[rank] for rank in found.ranks if rank in hosts)),
+            steps=[first if found.since is None else found.since, int(numbers[-1])],
+            phase=found.phase,
+            kernels=[],
+            slowdown=round(step_ns / max(step_ns - found.loss_ns, 0.05 * step_ns), 4),
+            share=found.loss_ns,
+            confidence=found.confidence,
+            level="phase",
+            evidence=evidence,
+            action=found.action,
+        )
+        if found.kind == "stage_imbalance":
+            told = single_kernels.against_stages(query, params, seen.mesh, numbers, found.ranks, found.excess)
+            reason = single_kernels.tell_apart(finding, *told, "in other stages")
+            if reason == "slower":
+                # It should take as long as the others, not all as long as the average of them.
+                finding["share"] = min(found.excess_ns, 0.95 * step_ns)
+                finding["slowdown"] = round(step_ns / (step_ns - finding["share"]), 4)
+            elif not reason and len(found.ranks) == 1:
+                _doubt(finding, shown)
+        return [finding]
     return []
 
 
@@ -111,6 +120,8 @@ class _Found:
     loss_ns: What a step is longer for it.
     texts: Of the evidence.
     since: First step; None: as far back as anything is known.
+    excess: Of a stage: how many times as long as the others it computes.
+    excess_ns: And how much longer.
     """
 
     kind: str
@@ -121,6 +132,8 @@ class _Found:
     texts: list[str]
     action: str
     since: int | None = None
+    excess: float = 1.0
+    excess_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -203,14 +216,21 @@ def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Fou
         f"of the other {len(others)} for {usual / 1e6:,.1f} ms ({typical[most] / usual:.2f}x); all of its ranks do"
     ]
     action = "Move layers from this stage to the others, or split the embedding or the loss off it."
-    confidence = 0.9
-    if len(ranks) == 1:
-        # As of recordings (argus.diagnose.operations).
-        confidence /= 2
-        texts.append("it has no other rank: one whose GPU has been slow for as long would look the same")
-        action += f" If it has no more layers than they have, check the GPU of rank {ranks[0]} (nvidia-smi -q -d "
-        action += "PERFORMANCE,CLOCK,TEMPERATURE,ECC)."
-    return _Found("stage_imbalance", ranks, "backward", loss, confidence, texts, action)
+    more = float(typical[most]) - usual
+    return _Found(
+        "stage_imbalance", ranks, "backward", loss, 0.9, texts, action, excess=1 + more / usual, excess_ns=more
+    )
+
+
+def _doubt(finding: Finding, shown: str) -> None:
+    """A stage of one rank of whose kernels nothing tells: as of recordings (argus.diagnose.operations)."""
+    finding["confidence"] /= 2
+    text = "it has no other rank: one whose GPU has been slow for as long would look the same"
+    finding["evidence"].append({"text": text, "sql": shown})
+    finding["action"] += (
+        f" If it has no more layers than they have, check the GPU of {named(finding['ranks'])} (nvidia-smi -q -d "
+        "PERFORMANCE,CLOCK,TEMPERATURE,ECC)."
+    )
 
 
 def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose import single_kernels, sql
 from argus.diagnose.hosts import Hosts
 from argus.diagnose.peers import Mesh, mesh_of
 from argus.diagnose.phase import find_onset
@@ -569,9 +569,13 @@ def judge(
         finding = _finding(slow, onset, numbers, hosts, step_ns, threshold, shown)
         stage = np.isin(seen.mesh.stage, seen.mesh.stage[np.isin(seen.now.ranks, slow.ranks)])
         if seen.mesh.staged and len(slow.ranks) > 1 and not slow.peers and len(slow.ranks) == stage.sum():
-            # All GPUs of a stage at once: not they became slow, but there is more for them to do.
-            finding["kind"] = "stage_imbalance"
+            # All GPUs of a stage at once: not they became slow, but there is more for them to do. Their kernels know.
+            kind, finding["kind"] = finding["kind"], "stage_imbalance"
             finding["action"] = "Find out what this stage computes more since then, and move layers to the others."
+            factor = slow.compute_ns / max(slow.compute_ns - slow.excess_ns, 1.0)
+            told = single_kernels.against_past(query, params, numbers, onset, slow.ranks, factor)
+            if single_kernels.tell_apart(finding, *told, f"before step {onset}") == "slower":
+                finding["kind"] = kind
         findings.append(finding)
     return findings
 

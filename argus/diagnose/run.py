@@ -392,12 +392,12 @@ def _diagnose(
         ideal -= sum(finding["share"] for finding in odd_kernels)
     if seen_gpus is not None and not verdict["findings"]:
         chunks = links.chunks(query, params, numbers) if seen_gpus.mesh.staged else 1
-        layout = balance.judge(seen_gpus, params, numbers, durations, hosts, threshold, chunks=chunks)
+        layout = balance.judge(seen_gpus, query, params, numbers, durations, hosts, threshold, chunks=chunks)
         verdict["findings"] += layout
         ideal -= sum(finding["share"] for finding in layout)
     elif seen_gpus is not None and regression is not None and len(verdict["findings"]) == 1:
         # A layout that was not so before is what the regression is.
-        layout = balance.judge(seen_gpus, params, numbers, durations, hosts, threshold, fresh=onset)
+        layout = balance.judge(seen_gpus, query, params, numbers, durations, hosts, threshold, fresh=onset)
         if layout:
             layout[0]["evidence"] += verdict["findings"][0]["evidence"]
             verdict["findings"] = layout

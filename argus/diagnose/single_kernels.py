@@ -43,6 +43,23 @@ CHECKED = 3
 SAMPLE = 48
 """Ranks whose distributions are rebuilt, at most."""
 QUANTILES = (np.arange(64) + 0.5) / 64
+SAME_TIME, SAME_KERNELS = 0.9, 0.8
+"""Part of the time in kernels, and of the kernels, that must take longer for the GPU to be what is slow: its clocks
+show in all that computes."""
+COUNTED = 0.01
+"""Share of that time from which a kernel counts as one."""
+FEWEST = 3
+"""Kernels that must be known of both."""
+COMMON = 0.6
+"""Part of the time of kernels that the others must launch, too: embedding and loss are of one stage alone."""
+AS_OFTEN = 0.05
+"""By how much launches may be more, where it is their durations that are longer."""
+EXPLAINED = 0.8
+"""Part of what is computed longer, in logarithms, that durations must explain to be the reason. More launches are, if
+durations explain no more than the rest."""
+BY_KERNELS = 0.8
+"""Confidence of GPUs that are called slow by their kernels' durations alone, against those of other stages or their own
+past: the same kernels may have other data."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,145 @@ class SlowKernel:
     w1: float
     others: float
     before: bool
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Kernels of some ranks against the same ones of other ranks, or as they were.
+
+    Attributes:
+        kernels: How many both launch.
+        slower: Time of a launch over the others': 1 if it is the same.
+        more: Launches in a step over the others', by the time they take there.
+        reason: "slower" if durations explain what is computed longer, "more" if they do not, "" if it is not clear.
+    """
+
+    kernels: int
+    slower: float
+    more: float
+    reason: str
+
+
+def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: float) -> Launches | None:
+    """Whether some ranks compute for longer since their kernels take longer, or since they have more of them.
+
+    Args:
+        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them, of these ranks and of those to compare with.
+        ranks: Those that compute for longer.
+        excess: How many times as long.
+
+    Returns:
+        None: not enough is known of both.
+    """
+    rank = columns["rank"].astype(np.int64)
+    numbers, place = np.unique(rank, return_inverse=True)
+    kernels, column = np.unique(columns["kernel_id"], return_inverse=True)
+    launches, spent = np.zeros((2, len(numbers), len(kernels)))
+    steps = np.zeros(len(numbers))
+    np.add.at(launches, (place, column), columns["launches"].astype(np.float64))
+    np.add.at(spent, (place, column), columns["spent_ns"].astype(np.float64))
+    np.maximum.at(steps, place, columns["steps"].astype(np.float64))
+    mine = np.isin(numbers, ranks)
+    if not mine.any() or mine.all() or excess <= 1:
+        return None
+    often = launches / np.maximum(steps, 1.0)[:, None]
+    known = launches > 0
+    both = (known[mine].mean(axis=0) >= 0.5) & (known[~mine].mean(axis=0) >= 0.5)
+    if both.sum() < FEWEST:
+        return None
+    mean = np.where(known, spent / np.maximum(launches, 1.0), np.nan)[:, both]
+    took, usual = np.nanmedian(mean[mine], axis=0), np.nanmedian(mean[~mine], axis=0)
+    often = np.where(known, often, np.nan)[:, both]
+    here, there = np.nanmedian(often[mine], axis=0), np.nanmedian(often[~mine], axis=0)
+    cost = here * took
+    slower, more = float(cost.sum() / (here @ usual)), float(here @ usual / (there @ usual))
+    whole = float(np.median((spent / np.maximum(steps, 1.0)[:, None])[mine].sum(axis=1)))
+    longer = took >= usual * (1 + (excess - 1) / 2)
+    counts = cost >= COUNTED * cost.sum()
+    explained = float(np.log(max(slower, 1e-9)) / np.log(excess))
+    reason = ""
+    if explained <= 1 - EXPLAINED:
+        reason = "more"
+    elif (
+        explained >= EXPLAINED
+        and abs(more - 1) <= AS_OFTEN
+        and cost.sum() >= COMMON * whole
+        and cost[longer].sum() >= SAME_TIME * cost.sum()
+        and longer[counts].mean() >= SAME_KERNELS
+    ):
+        reason = "slower"
+    return Launches(int(both.sum()), slower, more, reason)
+
+
+def against_stages(
+    query: sql.Query, params: Mapping[str, Any], mesh: Mesh, numbers: Int, ranks: Sequence[int], excess: float
+) -> tuple[Launches | None, str]:
+    """:func:`compared` with ranks of other stages, in the newest steps; and the SQL that shows it. ``numbers``: sure
+    steps, ascending."""
+    stages = mesh.stage[np.isin(mesh.ranks, ranks)]
+    others = mesh.ranks[~np.isin(mesh.stage, stages)].tolist()
+    window = _window(params, numbers[-STEPS:], [*_some(list(ranks), RANKS // 2), *_some(others, RANKS // 2)])
+    return compared(query(sql.KERNEL_TIME, window), ranks, excess), sql.shown(sql.KERNEL_TIME, window)
+
+
+def against_past(
+    query: sql.Query, params: Mapping[str, Any], numbers: Int, onset: int, ranks: Sequence[int], excess: float
+) -> tuple[Launches | None, str]:
+    """:func:`compared` with themselves before a step; and the SQL that shows it. ``numbers``: as above."""
+    chosen = _some(list(ranks), RANKS // 2)
+    now = _window(params, numbers[-STEPS:], chosen)
+    shown = sql.shown(sql.KERNEL_TIME, now)
+    earlier = numbers[numbers < onset][-STEPS:]
+    if not len(earlier):
+        return None, shown
+    parts = [query(sql.KERNEL_TIME, one) for one in (_window(params, earlier, chosen), now)]
+    names = ("kernel_id", "launches", "spent_ns", "steps")
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    # What they were is not a rank's own number.
+    columns["rank"] = np.concatenate([-1 - parts[0]["rank"].astype(np.int64), parts[1]["rank"].astype(np.int64)])
+    return compared(columns, ranks, excess), shown
+
+
+def tell_apart(finding: Finding, launches: Launches | None, shown: str, there: str) -> str:
+    """Tells a stage with more to do from one whose GPUs are slow.
+
+    Args:
+        finding: A ``stage_imbalance``, changed in place.
+        launches: Its kernels against others; None: not known.
+        shown: SQL of it.
+        there: Where the others are.
+
+    Returns:
+        :attr:`Launches.reason`.
+    """
+    if launches is None or not launches.reason:
+        return ""
+    one, where = len(finding["ranks"]) == 1, named(finding["ranks"])
+    if launches.reason == "more":
+        text = (
+            f"a launch of {launches.kernels} kernels takes as long as {there} ({launches.slower:.2f}x): more work, "
+            f"{'not a slow GPU' if one else 'not slow GPUs'}"
+        )
+    else:
+        text = (
+            f"{launches.kernels} kernels are launched as often as {there} ({launches.more:.2f}x), and a launch takes "
+            f"{launches.slower:.2f} times as long: {'a slow GPU' if one else 'slow GPUs'}, not more layers"
+        )
+        finding["kind"], finding["level"], finding["confidence"] = "compute_straggler", "kernel", BY_KERNELS
+        finding["action"] = (
+            f"Check the GPU{'' if one else 's'} of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC), and "
+            f"move the rank{'' if one else 's'} if {'it stays' if one else 'they stay'} slow."
+        )
+    finding["evidence"].append({"text": text, "sql": shown})
+    return launches.reason
+
+
+def _window(params: Mapping[str, Any], steps: Int, ranks: list[int]) -> dict[str, Any]:
+    return {**params, "first": int(steps[0]), "last": int(steps[-1]), "ranks": ranks}
+
+
+def _some(ranks: list[int], most: int) -> list[int]:
+    return ranks[:: max(1, -(-len(ranks) // most))]
 
 
 def quantiles(value: Float, weight: Float) -> Float:

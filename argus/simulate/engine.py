@@ -89,6 +89,7 @@ class Step:
         calls: Of each stage, in the program's order.
         launches: By (kind, kernel): when it was made, and the time inside (-1: not measured).
         module_ns, pause_ns, queued_ns: Loading code, collecting garbage, without a CPU; 0: none.
+        layers: Of each rank, over what the program has.
         spent: Whether no rank came to the end of the step; then only ``calls`` count, NaN where not made.
     """
 
@@ -104,6 +105,7 @@ class Step:
     module_ns: Float
     pause_ns: Float
     queued_ns: Float
+    layers: Float
     spent: bool = False
 
 
@@ -172,7 +174,7 @@ def play(
     for number in range(-1, steps):
         effects = Effects.none(mesh, program.micro_batches, program.step_ns(mesh))
         for stage, share in program.light:
-            effects.compute[stage] *= share
+            effects.layers[stage] *= share
         for fault in faults:
             fault.put(number, effects, mesh)
         done = player.step(number, state, effects, dice.step(number))
@@ -222,7 +224,7 @@ class _Player:
             state.cpu = waited + 5e3
         launches["kernel", "multi_tensor_adam"] = state.cpu.copy(), silent
         start = np.maximum(state.gpu, state.cpu + LATENCY_NS)
-        took = program.optimizer_ms * 1e6 * effects.compute * noise.op[0]
+        took = program.optimizer_ms * 1e6 * (effects.compute * effects.layers) * noise.op[0]
         end = np.maximum(start + took, state.cpu + OPTIMIZER_KERNELS * launch + LATENCY_NS)
         phases["optimizer"] += took
         state.cpu = state.cpu + OPTIMIZER_KERNELS * launch
@@ -261,7 +263,7 @@ class _Player:
         return Step(
             number, begin, norm_call, gpu_begin, over,
             np.stack([phases[name] for name in PHASES[:-1]]), hidden, calls, launches,
-            effects.module_ns, effects.pause_ns, effects.queued_ns + noise.spike_ns, bool(dead.any()),
+            effects.module_ns, effects.pause_ns, effects.queued_ns + noise.spike_ns, effects.layers, bool(dead.any()),
         )  # fmt: skip
 
     def _silence(self, dead: Bool, calls: list[list[Made]]) -> None:
@@ -309,7 +311,8 @@ class _Player:
                 begin, end = (np.minimum(ready, sent), sent + transfer) if ahead else (ready, start)
                 calls.append(Made(Call("pp", "Recv", P2P_ELEMENTS, sender), cpu.copy(), begin, end))
         took = (
-            program.forward_ms * 1e6 * work / mesh.vpp * effects.compute[stage] * noise.op[op.number, stage]
+            program.forward_ms * 1e6 * work / mesh.vpp * (effects.compute * effects.layers)[stage]
+            * noise.op[op.number, stage]
             * (noise.lengths[op.batch] * effects.lengths[op.batch])[:, None]
         )  # fmt: skip
         phases["backward" if backward else "forward"][stage] += took

@@ -25,7 +25,8 @@ class Effects:
 
     Attributes:
         step_ns: What a step takes without faults, waits and communication: what some doses are shares of.
-        compute: Factor of computations.
+        compute: Factor of computations: what their kernels take.
+        layers: Factor of a stage's layers: how many kernels it has.
         launch: Factor of what launching a kernel takes the CPU.
         link: Factor of transfers between hosts or stages that the rank takes part in.
         lengths: Factor of micro-batches, shape (micro-batches, dp).
@@ -36,6 +37,7 @@ class Effects:
 
     step_ns: float
     compute: Float
+    layers: Float
     launch: Float
     link: Float
     lengths: Float
@@ -48,10 +50,10 @@ class Effects:
 
     @classmethod
     def none(cls, mesh: Mesh, batches: int, step_ns: float) -> Effects:
-        compute, launch, link = np.ones((3, *mesh.shape))
+        compute, layers, launch, link = np.ones((4, *mesh.shape))
         data, module, pause, queued, stall = np.zeros((5, *mesh.shape))
         lengths, dead = np.ones((batches, mesh.dp)), np.zeros(mesh.shape, np.bool_)
-        return cls(step_ns, compute, launch, link, lengths, data, module, pause, queued, stall, dead)
+        return cls(step_ns, compute, layers, launch, link, lengths, data, module, pause, queued, stall, dead)
 
 
 @dataclass
@@ -212,7 +214,7 @@ class StageImbalance(Fault):
     doses: ClassVar = {"loud": 1.6, "quiet": 1.2, "masked": 1.08}
 
     def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.compute[mine] *= 1 + (self.size - 1) * level
+        effects.layers[mine] *= 1 + (self.size - 1) * level
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         if mesh.pp == 1:

@@ -59,38 +59,48 @@ class Kernels:
         self._group, self._weight, self._phase = map(np.concatenate, (group, weight, phase))
 
     @property
-    def group(self) -> NDArray[np.int64]:
-        """The kernel of each launch of a step, as a place in :attr:`names`, shape (n,)."""
-        return self._group
-
-    @property
     def names(self) -> list[str]:
         """Of the kernels."""
         return [name for _, name, *_ in CATALOG]
 
     def feed(self, step: Step) -> None:
         """Sums the kernels of a step up."""
-        for rank, begin_ns, end_ns, start_ns, duration_ns in self.launches(step):
-            self._compressor.feed(rank, step.number, begin_ns, end_ns, self._group, start_ns, duration_ns)
+        for rank, begin_ns, end_ns, group, start_ns, duration_ns in self.launches(step):
+            self._compressor.feed(rank, step.number, begin_ns, end_ns, group, start_ns, duration_ns)
 
-    def launches(self, step: Step) -> Iterator[tuple[int, int, int, NDArray[np.int64], NDArray[np.int64]]]:
-        """The kernels of a step: in each phase as much time as the GPU computed in it, but for spikes.
+    def launches(
+        self, step: Step
+    ) -> Iterator[tuple[int, int, int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """The kernels of a step: in each phase as much time as the GPU computed in it, but for spikes. Where there
+        are more layers there are more of them.
 
         Yields:
-            Of each rank: its number, begin and end of the step on its GPU, ns; begin and duration of each launch, ns,
-            shape (n,), in the order of :attr:`group`.
+            Of each rank: its number, begin and end of the step on its GPU, ns; of each launch the kernel, as a place in
+            :attr:`names`, begin and duration, ns, shape (n,).
         """
         rng = np.random.default_rng([self._seed, step.number + 2, 4])
         spent = step.phases.reshape(len(step.phases), -1)
         begins, ends = step.gpu_begin.ravel(), step.gpu_end.ravel()
+        layers = step.layers.ravel()
         for rank in self._ranks.tolist():
-            took = self._weight * np.exp(JITTER * rng.standard_normal(len(self._weight)))
+            of = self._of_layers(float(layers[rank]))
+            took = self._weight[of] * np.exp(JITTER * rng.standard_normal(len(of)))
             took *= np.where(rng.random(len(took)) < TAIL, 1 + 0.1 * rng.pareto(3, len(took)), 1.0)
-            total = np.bincount(self._phase, took, len(PHASES))
-            ns = took * (spent[:, rank] / np.maximum(total[: len(spent)], 1e-12))[self._phase]
+            total = np.bincount(self._phase[of], took, len(PHASES))
+            ns = took * (spent[:, rank] / np.maximum(total[: len(spent)], 1e-12))[self._phase[of]]
             ns = np.where(rng.random(len(ns)) < SPIKE, 40 * ns, ns).astype(np.int64)
             start = begins[rank] + np.linspace(0, ends[rank] - begins[rank], len(ns), endpoint=False)
-            yield rank, int(begins[rank]), int(ends[rank]), start.astype(np.int64), ns
+            yield rank, int(begins[rank]), int(ends[rank]), self._group[of], start.astype(np.int64), ns
+
+    def _of_layers(self, layers: float) -> NDArray[np.int64]:
+        """Which launches of the program a rank makes that has so many times its layers, some again, shape (n,)."""
+        if layers == 1:
+            return np.arange(len(self._group))
+        parts = []
+        for number in np.unique(self._group).tolist():
+            mine = np.flatnonzero(self._group == number)
+            parts.append(mine[np.arange(max(1, round(layers * len(mine)))) % len(mine)])
+        return np.concatenate(parts)
 
     def tables(self, *, final: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
         """Rows that are ready."""

@@ -192,8 +192,8 @@ def simulated(ranks: int, steps: int, seed: int) -> Recorded:
     kernels = Kernels(spec.rows(0), spec.program, range(ranks), seed)
     launches: dict[tuple[int, int], Launches] = {}
     for step in spec.play():
-        for rank, _, _, start, took in kernels.launches(step):
-            launches[rank, step.number] = (kernels.group, start, took)
+        for rank, _, _, group, start, took in kernels.launches(step):
+            launches[rank, step.number] = (group, start, took)
     return Recorded(
         [(name, 7, (64 + k, 1, 1), (256, 1, 1)) for k, name in enumerate(kernels.names)], ranks, steps, launches
     )

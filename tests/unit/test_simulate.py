@@ -492,13 +492,13 @@ def test_kernels_are_summed_up_as_they_are_told_one_by_one(monkeypatch: pytest.M
     kernels = Kernels(spec.rows(0), spec.program, [0, 1], 0)
     took = dict.fromkeys(kernels.names, 0)
     for step in spec.play():
-        for rank, begin_ns, end_ns, start_ns, duration_ns in kernels.launches(step):
+        for rank, begin_ns, end_ns, group, start_ns, duration_ns in kernels.launches(step):
             assert begin_ns <= start_ns.min()
             assert start_ns.max() < end_ns
-            forward = duration_ns[kernels.group < 4].sum()
+            forward = duration_ns[group < 4].sum()
             assert forward == pytest.approx(step.phases[PHASES.index("forward")].ravel()[rank], rel=1e-4)
             for place, name in enumerate(kernels.names):
-                took[name] += int(duration_ns[kernels.group == place].sum())
+                took[name] += int(duration_ns[group == place].sum())
         kernels.feed(step)
     stored = dict.fromkeys(kernels.names, 0)
     tables = dict(kernels.tables(final=True))
@@ -507,3 +507,21 @@ def test_kernels_are_summed_up_as_they_are_told_one_by_one(monkeypatch: pytest.M
         for number, total in zip(tables[table]["kernel_id"].tolist(), tables[table]["total_ns"].tolist(), strict=True):
             stored[names[number]] += total
     assert stored == took
+
+
+@pytest.mark.parametrize(("tp", "fault", "kind", "text"), [
+    (1, "compute_straggler:ranks=2:from=0", "compute_straggler", "and a launch takes 2.00 times as long: a slow GPU"),
+    (1, "stage_imbalance:from=0", "stage_imbalance", "takes as long as in other stages (1.00x): more work"),
+    (2, "compute_straggler:ranks=4,5:from=50", "compute_straggler", "as often as before step 50 (1.00x)"),
+    (2, "stage_imbalance:from=50", "stage_imbalance", "takes as long as before step 50 (1.00x): more work"),
+])  # fmt: skip
+def test_kernels_tell_slow_gpus_of_a_whole_stage_from_more_layers(
+    store: Store, tp: int, fault: str, kind: str, text: str
+) -> None:
+    job, run = f"stages-{fault}", 700 + tp
+    _, told = stored(store, job, Spec(Mesh(pp=4, tp=tp), faults=[parse(fault)], kernels=8), run)
+    (found,) = diagnose_store(store, job, run)["findings"]
+    assert (found["kind"], found["ranks"]) == (kind, told["faults"][0]["ranks"])
+    assert any(text in one["text"] for one in found["evidence"])
+    assert found["confidence"] >= 0.79
+    assert ("Check the GPU" in found["action"]) == (kind == "compute_straggler")

@@ -11,7 +11,7 @@ import pytest
 
 from argus.compress.kernels import Compressor
 from argus.diagnose.peers import Mesh
-from argus.diagnose.single_kernels import by_distribution, candidates, distances, judge
+from argus.diagnose.single_kernels import by_distribution, candidates, compared, distances, judge
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -128,3 +128,57 @@ def test_ranks_that_launch_a_kernel_more_often_do_something_else() -> None:
     columns["launches"] = np.array([100, 100, 100, 150])
     columns["spent_ns"] = columns["spent_ns"] * columns["launches"] / 100
     assert candidates(columns, same, 50 * MS) == []
+
+
+# ---- a stage's kernels against others
+
+
+def of_ranks(*ranks: dict[str, tuple[int, float]]) -> dict[str, Any]:
+    """Columns of ten steps; of each rank the launches in a step of each kernel, and ns of one."""
+    rows = [(name, rank, *what) for rank, kernels in enumerate(ranks) for name, what in kernels.items()]
+    names = sorted({row[0] for row in rows})
+    return {
+        "kernel_id": np.array([names.index(row[0]) for row in rows]),
+        "rank": np.array([row[1] for row in rows]),
+        "launches": np.array([10 * row[2] for row in rows]),
+        "spent_ns": np.array([10 * row[2] * row[3] for row in rows]),
+        "steps": np.full(len(rows), 10),
+    }
+
+
+LAYER = {"gemm": (40, 900.0), "attention": (10, 2000.0), "norm": (20, 100.0), "gelu": (10, 150.0)}
+
+
+def scaled(times: float = 1.0, ns: float = 1.0, only: str = "") -> dict[str, tuple[int, float]]:
+    return {name: (round(n * times), took * (ns if only in name else 1)) for name, (n, took) in LAYER.items()}
+
+
+@pytest.mark.parametrize(("mine", "excess", "reason"), [
+    (scaled(ns=2.1), 2.1, "slower"),
+    (scaled(ns=1.15), 1.15, "slower"),
+    (scaled(times=1.5), 1.5, "more"),
+    # Its layers are as everybody's; the time is in a kernel of its own.
+    ({**LAYER, "logits": (1, 30_000.0)}, 1.5, "more"),
+    # Half and half; just one kernel, as where it is called with other data; as slow, and launched less often.
+    (scaled(times=1.5, ns=1.4), 2.1, ""),
+    (scaled(ns=2.2, only="gemm"), 1.76, ""),
+    (scaled(times=0.8, ns=2.1), 1.7, ""),
+    # Most of what it does is a kernel of its own.
+    ({**scaled(ns=2.0), "logits": (10, 20_000.0)}, 2.0, ""),
+])  # fmt: skip
+def test_longer_kernels_are_told_from_more_of_them(
+    mine: dict[str, tuple[int, float]], excess: float, reason: str
+) -> None:
+    others = [{**LAYER, "embedding": (1, 500.0)}, LAYER, LAYER]
+    for place in range(4):
+        found = compared(of_ranks(*others[:place], mine, *others[place:]), [place], excess)
+        assert found is not None
+        assert found.reason == reason
+
+
+def test_kernels_that_cannot_be_compared() -> None:
+    assert compared(of_ranks(LAYER, LAYER), [0, 1], 2.0) is None
+    assert compared(of_ranks(LAYER, LAYER), [5], 2.0) is None
+    strange = {name + "2": what for name, what in scaled(ns=2).items()}
+    assert compared(of_ranks(strange, LAYER, LAYER), [0], 2.0) is None
+    assert compared({name: values[:0] for name, values in of_ranks(LAYER).items()}, [0], 2.0) is None
