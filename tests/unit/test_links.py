@@ -16,6 +16,7 @@ from argus.diagnose.verdict import Finding
 
 from .test_slow_gpus import MS, Cluster
 
+PARAMS = {"job": "j", "run": 1}
 HOSTS = {rank: f"node-{rank // 4}" for rank in range(64)}
 
 
@@ -83,7 +84,7 @@ class Network(Cluster):
         return out
 
     def seen(self) -> Seen:
-        seen = read(self.query, {"job": "j", "run": 1}, np.arange(self.steps), self.count, None)
+        seen = read(self.query, PARAMS, np.arange(self.steps), self.count, None)
         assert seen is not None
         return seen
 
@@ -91,12 +92,12 @@ class Network(Cluster):
         durations = self.columns()["step_ns"][: self.steps]
         numbers = np.arange(self.steps)
         seen = self.seen()
-        carried = links.read(seen, self.query, {"job": "j", "run": 1}, numbers, len(HOSTS), None)
+        carried = links.read(seen, self.query, PARAMS, numbers, len(HOSTS), None)
         return links.judge(seen, carried, numbers, durations, HOSTS)[0]
 
     def layout(self) -> list[Finding]:
         durations = self.columns()["step_ns"][: self.steps]
-        return balance.judge(self.seen(), {"job": "j", "run": 1}, np.arange(self.steps), durations, HOSTS, 0.05)
+        return balance.judge(self.seen(), self.query, PARAMS, np.arange(self.steps), durations, HOSTS, 0.05)
 
 
 @pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 4, "pp": 4}])
@@ -267,7 +268,7 @@ def test_a_layout_is_fresh_only_if_it_was_not_so_before() -> None:
         network.length = np.ones((8, 120))
         network.length[:, start:] = network.random.lognormal(0, 0.2, (8, 120 - start))
         durations = network.columns()["step_ns"][:120]
-        found = balance.judge(network.seen(), {"job": "j", "run": 1}, np.arange(120), durations, HOSTS, 0.05, fresh=60)
+        found = balance.judge(network.seen(), network.query, PARAMS, np.arange(120), durations, HOSTS, 0.05, fresh=60)
         assert [finding["kind"] for finding in found] == told
 
 
