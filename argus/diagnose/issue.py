@@ -104,6 +104,12 @@ def compare(now: Mapping[str, NDArray[Any]], usual: Mapping[str, NDArray[Any]]) 
     return Issue(distance, chance, latency, usual_ns, void, usual_void, stalled, busy)
 
 
+def asked(params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """The query of :func:`against_peers` and its parameters, for who begins it before."""
+    chosen = [*ranks[:RANKS], *peers[:RANKS]]
+    return sql.ISSUE, {**params, "first": max(params["first"], params["last"] - STEPS + 1), "ranks": chosen}
+
+
 def against_peers(
     query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
 ) -> tuple[Issue | None, str]:
@@ -111,12 +117,11 @@ def against_peers(
 
     Returns:
         What was found, and the query."""
-    chosen = [*ranks[:RANKS], *peers[:RANKS]]
-    window = {**params, "first": max(params["first"], params["last"] - STEPS + 1), "ranks": chosen}
-    rows = query(sql.ISSUE, window)
+    text, window = asked(params, ranks, peers)
+    rows = query(text, window)
     mine = np.isin(rows["rank"], ranks)
     found = compare({name: values[mine] for name, values in rows.items()}, {n: v[~mine] for n, v in rows.items()})
-    return found, sql.shown(sql.ISSUE, window)
+    return found, sql.shown(text, window)
 
 
 def against_past(

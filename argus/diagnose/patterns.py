@@ -150,6 +150,11 @@ def find_odd(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> list[
     return sorted(kept, key=lambda odd: -odd.cost)[:TOLD]
 
 
+def asked(params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]) -> tuple[str, dict[str, Any]]:
+    """The query of :func:`explain` and its parameters, for who begins it before."""
+    return sql.PATTERNS, {**params, "ranks": [*ranks, *peers]}
+
+
 def explain(
     query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
 ) -> tuple[list[Odd], str]:
@@ -158,5 +163,5 @@ def explain(
     Returns:
         Functions, and the query.
     """
-    window = {**params, "ranks": [*ranks, *peers]}
-    return find_odd(query(sql.PATTERNS, window), ranks), sql.shown(sql.PATTERNS, window)
+    text, window = asked(params, ranks, peers)
+    return find_odd(query(text, window), ranks), sql.shown(text, window)

@@ -426,6 +426,11 @@ def _diagnose(
                 loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
                 _share_out([loss])
                 verdict["findings"].append(_finding(loss, hosts, now))
+    if seen_gpus is not None:
+        for finding in verdict["findings"]:
+            if (asked_of := _compared(params, finding, seen_gpus)) is not None:
+                for text, asked in (issue.asked(*asked_of), patterns.asked(*asked_of)):
+                    ahead.start(text, asked)
     if seen_gpus is not None and carried is not None:
         ideal += _what_if(verdict, query, params, seen_gpus, carried, unburdened)
     if seen_gpus is not None:
@@ -948,25 +953,34 @@ ISSUED = ("compute_straggler", "masked_compute_straggler", "kernel_issue_stall",
 """Kinds of which it is told whether the GPU was kept waiting."""
 
 
+def _compared(
+    params: dict[str, Any], finding: Finding, gpus: gpu.Seen
+) -> tuple[dict[str, Any], list[int], list[int]] | None:
+    """The newest steps of what was found, its ranks, and some with the same work; None: there is nothing to compare."""
+    if not finding["ranks"] or finding["kind"] not in ISSUED:
+        return None
+    mine = np.isin(gpus.now.ranks, finding["ranks"])
+    same = np.isin(gpus.mesh.stage, gpus.mesh.stage[mine]) & ~mine
+    peers = gpus.now.ranks[same].tolist()
+    peers = peers[:: max(1, len(peers) // REFERENCES)][:REFERENCES]
+    if not peers:
+        return None
+    steps = gpus.now.steps[-gpu.WINDOWS[0] :]
+    window = {**params, "first": max(finding["steps"][0], int(steps[0])), "last": int(steps[-1])}
+    return window, finding["ranks"][:REFERENCES], peers
+
+
 def _behaviour(query: sql.Query, params: dict[str, Any], findings: list[Finding], gpus: gpu.Seen) -> None:
     """Adds what behaves differently on the ranks found to the evidence: whether their GPUs were kept waiting, and which
     functions take longer than on ranks with the same work."""
     for finding in findings:
-        if not finding["ranks"] or finding["kind"] not in ISSUED:
+        if (asked := _compared(params, finding, gpus)) is None:
             continue
-        mine = np.isin(gpus.now.ranks, finding["ranks"])
-        same = np.isin(gpus.mesh.stage, gpus.mesh.stage[mine]) & ~mine
-        peers = gpus.now.ranks[same].tolist()
-        peers = peers[:: max(1, len(peers) // REFERENCES)][:REFERENCES]
-        ranks = finding["ranks"][:REFERENCES]
-        if not peers:
-            continue
-        steps = gpus.now.steps[-gpu.WINDOWS[0] :]
-        window = {**params, "first": max(finding["steps"][0], int(steps[0])), "last": int(steps[-1])}
-        waited, shown = issue.against_peers(query, window, ranks, peers)
+        waited, shown = issue.against_peers(query, *asked)
         if waited is not None and (waited.stalled or (waited.busy and finding["kind"].endswith("compute_straggler"))):
-            finding["evidence"].append({"text": waited.text(f"the GPU of {named(ranks)}", "on others"), "sql": shown})
-        odd, shown = patterns.explain(query, window, ranks, peers)
+            text = waited.text(f"the GPU of {named(asked[1])}", "on others")
+            finding["evidence"].append({"text": text, "sql": shown})
+        odd, shown = patterns.explain(query, *asked)
         finding["evidence"] += [{"text": one.text(), "sql": shown} for one in odd]
 
 

@@ -415,7 +415,6 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
     assert len(calls["groups"]) == 1
     if name == "minutes":
         assert len(steps["minutes"]) < len(calls["minutes"]) < (whole.clocks["at_ns"].max() - WALL) / 60e9 + 3
-        assert len(some.clocks) > len(calls["minutes"])  # chords among them
     assert [shift.shift for shift in some.shifts] == [shift.shift for shift in whole.shifts]
     assert [shift.error for shift in some.shifts] == [""] * len(some.shifts)
     world = WORLDS[name]
@@ -423,6 +422,8 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
     end = int(asked(store, f"SELECT max(ts) AS ns FROM iterations WHERE job = '{name}'")["ns"][0])
     for host in range(1, world.hosts):
         own = some.clocks[some.clocks["host"] == host]
+        if name == "minutes":
+            assert len(own) > sum(begin / 1e9 - 60 < minute < end / 1e9 for minute in calls["minutes"])  # chords, too
         times = np.linspace(begin, end, 200).astype(np.int64)
         wrong = np.abs(convert(times, own) - _true(world, host, times))
         assert (wrong <= error_at(times, own) + 1).all()
