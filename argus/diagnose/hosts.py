@@ -402,7 +402,7 @@ class _Extent:
 
 
 def _choose(
-    query: sql.Query,
+    query: Ahead,
     asked: Mapping[str, Any],
     names: list[str],
     nodes: Int,
@@ -417,16 +417,19 @@ def _choose(
     place = {name: i for i, name in enumerate(names)}
     hosts = [[place[str(host)] for host in own if str(host) in place] for own in told["hosts"].tolist()]
     minutes = run.looked_at()
+    whole = len(minutes) == len(run.minutes)
+    shortest = {**asked, "groups": groups, "most": GLANCED}
+    if guess and not whole:
+        query.start(sql.SHORTEST_CALLS, shortest)
     firsts = np.unique(told["first_rank"]).tolist()
     rates = query(sql.CALL_RATES, {**asked, "groups": groups, "firsts": firsts, "minutes": list(minutes)})
     of_group = dict(zip(rates["comm_group"].tolist(), rates["calls"].astype(int).tolist(), strict=True))
     many = np.array([of_group.get(group, 0) for group in groups], np.int64)
-    whole = len(minutes) == len(run.minutes)
     if whole and int(many @ [len(own) for own in hosts]) <= MAX_ROWS:
         return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL, False)
     strides = np.maximum(1, many // (PER_MINUTE * len(minutes)))
     used = [i for i in range(len(groups)) if many[i] >= MIN_CALLS]
-    best = _shortest(query, asked, [groups[i] for i in used], [hosts[i] for i in used]) if guess else []
+    best = _shortest(query(sql.SHORTEST_CALLS, shortest), {groups[i]: hosts[i] for i in used}) if guess else []
     guessed = bool(best)
     if not guessed:
         fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
@@ -438,16 +441,13 @@ def _choose(
     return _Chosen(chosen, tuple(strides[kept].tolist()), minutes, whole, ALL, True, guessed, last)
 
 
-def _shortest(query: sql.Query, asked: Mapping[str, Any], groups: list[int], hosts: list[list[int]]) -> list[int]:
+def _shortest(rows: Mapping[str, NDArray[Any]], hosts: Mapping[int, list[int]]) -> list[int]:
     """The groups that should tell most, by the times of their shortest collectives; empty: these are not known of all
-    of them."""
-    if not groups:
-        return []
-    rows = query(sql.SHORTEST_CALLS, {**asked, "groups": groups, "most": GLANCED})
+    of them. ``rows``: of :data:`argus.diagnose.sql.SHORTEST_CALLS`; ``hosts``: of each group, where its ranks are."""
     took = dict(zip(rows["comm_group"].tolist(), rows["shortest_ns"].tolist(), strict=True))
-    if set(groups) - set(took):
+    if set(hosts) - set(took):
         return []
-    return likely({group: (own, took[group]) for group, own in zip(groups, hosts, strict=True)})
+    return likely({group: (own, took[group]) for group, own in hosts.items()})
 
 
 def _waited_for(query: sql.Query, asked: Mapping[str, Any], groups: Sequence[int]) -> tuple[int, ...]:
