@@ -56,7 +56,7 @@ AS_OFTEN = 0.05
 """By how much launches may be more, where it is their durations that are longer."""
 EXPLAINED = 0.8
 """Part of what is computed longer, in logarithms, that durations must explain to be the reason. More launches are, if
-durations explain no more than the rest."""
+durations explain no more than the rest, and all kernels together so much."""
 BY_KERNELS = 0.8
 """Confidence of GPUs that are called slow by their kernels' durations alone, against those of other stages or their own
 past: the same kernels may have other data."""
@@ -136,12 +136,13 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
     here, there = np.nanmedian(often[mine], axis=0), np.nanmedian(often[~mine], axis=0)
     cost = here * took
     slower, more = float(cost.sum() / (here @ usual)), float(here @ usual / (there @ usual))
-    whole = float(np.median((spent / np.maximum(steps, 1.0)[:, None])[mine].sum(axis=1)))
+    each = (spent / np.maximum(steps, 1.0)[:, None]).sum(axis=1)
+    whole, theirs = float(np.median(each[mine])), float(np.median(each[~mine]))
     longer = took >= usual * (1 + (excess - 1) / 2)
     counts = cost >= COUNTED * cost.sum()
-    explained = float(np.log(max(slower, 1e-9)) / np.log(excess))
+    explained, in_all = (float(np.log(max(one, 1e-9)) / np.log(excess)) for one in (slower, whole / max(theirs, 1.0)))
     reason = ""
-    if explained <= 1 - EXPLAINED:
+    if explained <= 1 - EXPLAINED and in_all >= EXPLAINED:
         reason = "more"
     elif (
         explained >= EXPLAINED
@@ -222,6 +223,7 @@ def _window(params: Mapping[str, Any], steps: Int, ranks: list[int]) -> dict[str
 
 
 def _some(ranks: list[int], most: int) -> list[int]:
+    """At most so many of them, evenly chosen."""
     return ranks[:: max(1, -(-len(ranks) // most))]
 
 
@@ -365,7 +367,7 @@ def judge(
     """
     newest = numbers[-STEPS:]
     step_ns = float(np.median(durations[-STEPS:]))
-    ranks = mesh.ranks[:: -(-len(mesh.ranks) // RANKS)].tolist()
+    ranks = _some(mesh.ranks.tolist(), RANKS)
     window = {**params, "first": int(newest[0]), "last": int(newest[-1]), "ranks": ranks}
     stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
     columns = query(sql.KERNEL_TIME, window)
@@ -374,7 +376,7 @@ def judge(
         if told & set(one.ranks):
             continue
         peers = [rank for rank in ranks if stage[rank] == stage[one.ranks[0]] and rank not in one.ranks]
-        chosen = [*one.ranks[: SAMPLE // 2], *peers[:: max(1, -(-len(peers) // (SAMPLE // 2)))]]
+        chosen = [*one.ranks[: SAMPLE // 2], *_some(peers, SAMPLE // 2)]
         if (sure := confirmed(one, *by_distribution(query, window, one.kernel_id, chosen))) is not None:
             by_ranks.setdefault(sure.ranks, []).append(sure)
     findings = []

@@ -525,3 +525,21 @@ def test_kernels_tell_slow_gpus_of_a_whole_stage_from_more_layers(
     assert any(text in one["text"] for one in found["evidence"])
     assert found["confidence"] >= 0.79
     assert ("Check the GPU" in found["action"]) == (kind == "compute_straggler")
+
+
+def test_what_is_begun_before_is_asked_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour is read while what-if is worked out: the same queries, not others."""
+    stored(store, "once", Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3")], kernels=8), 1)
+    asked: list[str] = []
+
+    def noted(store: Store, text: str, params: dict[str, Any]) -> dict[str, Any]:
+        asked.append(text)
+        return query_columns(store, text, params)
+
+    monkeypatch.setattr("argus.diagnose.run.query_columns", noted)
+    (found,) = diagnose_store(store, "once", 1)["findings"]
+    assert any("behav" in one["text"] or "of the time against" in one["text"] for one in found["evidence"])
+    for query in (sql.ISSUE, sql.PATTERNS):
+        assert [text in (query, sql.across(query, "stored"), sql.across(query, "given")) for text in asked].count(
+            True
+        ) == 1
