@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -68,6 +69,12 @@ def script(fakegpu: Path) -> Any:
         return json.loads(done.stdout)
 
     return run
+
+
+def test_no_folder_of_it_passes_for_pytorch() -> None:
+    """Tests find out whether PyTorch is there; the fake GPU is on their path, and a folder would be a package."""
+    found = importlib.util.find_spec("torch")
+    assert found is None or found.origin
 
 
 def test_kernels_of_a_stream_run_one_after_the_other_and_streams_side_by_side(script):
