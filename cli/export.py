@@ -17,6 +17,7 @@ from argus.interop.perfetto import moment_of, write_perfetto
 from argus.semantics.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.stacks import KINDS, read_profile
+from argus.text import shortened
 
 from .options import store_option
 from .selection import compared_with, make_selection, selection_options
@@ -25,6 +26,8 @@ FORMATS = ("svg", "folded", "speedscope", "pprof", "perfetto")
 _APART = {"svg": (), "folded": (), "speedscope": ("rank", "thread"), "pprof": ("rank", "thread")}
 """What each format keeps apart."""
 _LISTED = 8
+_FRAME_WIDTH = 100
+"""Characters of a function's name on the terminal; the file has it whole."""
 
 
 @click.command()
@@ -104,7 +107,7 @@ def command(
             _write(output, svg.write_difference(two, profile, base_words))
         else:
             _write(output, "".join(folded.write_difference(two)))
-        for line in _table(changes(two), two.unit):
+        for line in _table(changes(two, python=True), two.unit):
             click.echo(line, err=output is None)
     if output is not None:
         times = sum(sample.count for sample in profile.samples)
@@ -163,7 +166,7 @@ def _write(output: str | None, content: str | bytes) -> None:
 
 def _table(found: list[Change], unit: str) -> list[str]:
     worth = [change for change in found if round(change.gained)]
-    lines = [f"time {unit}: before, after, change"]
+    lines = [f"time {unit}, by Python function: before, after, change"]
     for title, listed in (
         ("more", [change for change in worth if change.gained > 0][:_LISTED]),
         ("less", [change for change in reversed(worth) if change.gained < 0][:_LISTED]),
@@ -173,6 +176,6 @@ def _table(found: list[Change], unit: str) -> list[str]:
             sign = "+" if change.gained > 0 else ""
             lines.append(
                 f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + svg.duration(change.gained):>10}  "
-                f"{frame_text(change.frame)}"
+                f"{shortened(frame_text(change.frame), _FRAME_WIDTH)}"
             )
     return lines if len(lines) > 1 else [*lines, "  no difference"]

@@ -237,7 +237,7 @@ def _table(found: list[Change], top: float, root: _Node) -> tuple[list[str], int
 
 def duration(ns: float) -> str:
     """Nanoseconds with a unit, three digits."""
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(ns) >= scale:
             return f"{ns / scale:,.3g} {unit}" if abs(ns) < 1e12 else f"{ns / scale:,.0f} {unit}"
     return f"{ns:.0f} ns"

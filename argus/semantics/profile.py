@@ -155,12 +155,21 @@ class Change:
         return self.self_after - self.self_before
 
 
-def changes(two: Difference) -> list[Change]:
-    """Every frame's change, the largest gain first."""
+def changes(two: Difference, *, python: bool = False) -> list[Change]:
+    """Every frame's change, the largest gain first.
+
+    Args:
+        two: What is compared.
+        python: Time counts for the deepest Python frame of a stack, where it has any: what somebody can change.
+            Without, for the last frame.
+    """
     sums: dict[Frame, list[float]] = {}
     for column, stacks in enumerate((two.before, two.after)):
         for frames, ns in stacks.items():
-            own = next((frame for frame in reversed(frames) if frame.kind not in ("marker", "kernel")), frames[-1])
+            own = next((frame for frame in reversed(frames) if python and frame.kind == "python"), None)
+            own = own or next(
+                (frame for frame in reversed(frames) if frame.kind not in ("marker", "kernel")), frames[-1]
+            )
             sums.setdefault(own, [0.0] * 4)[column] += ns
             for frame in set(frames):
                 sums.setdefault(frame, [0.0] * 4)[2 + column] += ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import re
 from collections.abc import Collection
@@ -20,6 +21,8 @@ from argus.store.reader import query_columns
 S = 1_000_000_000
 
 KINDS = ("cpu", "off", "all")
+OWN_THREAD = "argus-cupti"
+"""The thread of Argus's CUPTI helper in traced processes (argus/cupti/helper/helper.c): left out unless asked for."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,8 @@ def _where(store: Store, selection: Selection) -> tuple[str, str, str, dict[str,
             either.append("match(thread, {threads:String})")
             values["threads"] = "^(" + "|".join(named) + ")$"
         conditions.append("(" + " OR ".join(either) + ")")
+    if not any(fnmatch.fnmatchcase(OWN_THREAD, name) and name != "*" for name in selection.threads):
+        conditions.append(f"thread != '{OWN_THREAD}'")
     if selection.steps:
         conditions.append("step BETWEEN {first_step:UInt32} AND {last_step:UInt32}")
         values["first_step"], values["last_step"] = selection.steps

@@ -50,6 +50,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
                     rank, wait, 2000 + piece * 1000, kind="off", count=int(piece == 0), ns=1000 * MS,
                     last_ms=3000 + piece * 1000, reason="write" if rank == 2 else "futex",
                 ))  # fmt: skip
+            rows.append(Row(rank, DOG, 5400, count=1, tid=80 + rank, thread="argus-cupti"))  # of Argus itself
             rows.append(Row(rank, DOG, 5500, count=1, tid=90 + rank, thread=f"pt_nccl_{rank}"))
         store_stacks(writer, rows)
         store_run(writer, [0], job="other", run=5)
@@ -102,6 +103,7 @@ def test_choices(argus: Run) -> None:
     assert chosen("--step", "9-10", "--rank", "0,1", "--rank", "3") == {compute: 360_000, load: 90_000}
     assert chosen("--gil") == {load: 1_500_000}
     assert chosen("--thread", "pt_nccl_?") == {"watch (libc.so.6)": 40_000}
+    assert chosen("--thread", "argus-cupti") == {"watch (libc.so.6)": 40_000}, "left out unless asked for"
     assert chosen("--kind", "off") == {"(waiting: futex)": 12_000_000, "(waiting: write)": 4_000_000}
     assert chosen("--last", "550ms") == {"watch (libc.so.6)": 40_000}
     assert chosen("--from", "1700000000", "--to", "2023-11-14T22:13:20.1Z", "--thread", "main") == {
@@ -143,7 +145,7 @@ def test_what_one_rank_does_more_of(argus: Run, tmp_path: Path) -> None:
     assert values["read_image (app/data.py) 0"].endswith(" 0 30000000")  # per step and rank
     assert values["cudaLaunchKernel (libcudart.so.12) 60000000"].endswith(" 60000000 60000000")
     assert err.splitlines() == [
-        "time per step and rank: before, after, change",
+        "time per step and rank, by Python function: before, after, change",
         "  more       0 ns      30 ms      +30 ms  read_image (app/data.py)",
     ]
     file = tmp_path / "diff.svg"

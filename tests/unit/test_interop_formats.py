@@ -461,7 +461,7 @@ def test_the_difference_as_text() -> None:
 
 def test_readable_durations() -> None:
     assert [svg.duration(ns) for ns in (0, 999, 1500, 2.5e6, 1.25e9, 5.4321e12)] == [
-        "0 ns", "999 ns", "1.5 us", "2.5 ms", "1.25 s", "5,432 s",
+        "0 ns", "999 ns", "1.5 µs", "2.5 ms", "1.25 s", "5,432 s",
     ]  # fmt: skip
 
 
