@@ -12,6 +12,7 @@ from argus.capture.targets import descendants, find_gpu_processes, identity_of, 
 from argus.dump import ThreadStack, dump
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.semantics.stacks import Group, group_by_stack, label, thread_role
+from argus.text import counted
 
 from .options import format_option
 
@@ -69,11 +70,10 @@ def command(
         _each(console, threads)
     without = sum(thread.stack is None for thread in threads)
     rejected = sum(thread.stack is not None and thread.stack.python == "rejected" for thread in threads)
-    _say(
-        console,
-        f"{len(threads)} threads, {without} without a stack, {rejected} whose Python frames were rejected",
-        "dim",
-    )
+    parts = [counted(len(threads), "thread")]
+    parts += [f"{without} without a stack"] if without else []
+    parts += [f"{rejected} whose Python frames were rejected"] if rejected else []
+    _say(console, ", ".join(parts), "dim")
     for pid, note in dict.fromkeys((thread.pid, thread.note) for thread in threads if thread.stack and thread.note):
         _say(console, f"process {pid}: {note}", "dim")
     return 0
@@ -117,8 +117,9 @@ def _grouped(console: Console, threads: list[ThreadStack]) -> None:
     for role, mine in sorted(roles.items(), key=lambda item: (not item[0].startswith("main"), item[0])):
         known = [thread for thread in mine if thread.stack is not None]
         by_member = {(ranks[thread.pid], str(thread.tid)): thread for thread in known}
+        processes = len({thread.pid for thread in mine})
         members = [(rank, tid, thread.stack) for (rank, tid), thread in by_member.items() if thread.stack is not None]
-        _say(console, f"{role}: {len(mine)} threads of {len({thread.pid for thread in mine})} processes", "bold")
+        _say(console, f"{role}: {counted(len(mine), 'thread')} of {counted(processes, 'process')}", "bold")
         for group in group_by_stack(members):
             _group(console, group, [by_member[member] for member in group.members])
         for thread in mine:
@@ -130,7 +131,11 @@ def _group(console: Console, group: Group, threads: list[ThreadStack]) -> None:
     doing = ", ".join(f"{text}" + (f" ({n})" if n < len(threads) else "") for text, n in _tally(threads))
     odd = "  ← the odd one out" if group.odd else ""
     pids = ", ".join(str(thread.pid) for thread in threads[:4]) + (", …" if len(threads) > 4 else "")
-    _say(console, f"  rank {group.ranks} (process {pids}): {doing}{odd}", "yellow" if group.odd else "cyan")
+    named = (
+        [] if group.ranks == "-1" else [f"rank {group.ranks}"]
+    )  # -1: a launcher, or another process that has no rank
+    who = " ".join([*named, f"(process {pids})"]) if named else f"process {pids}"
+    _say(console, f"  {who}: {doing}{odd}", "yellow" if group.odd else "cyan")
     frames = group.frames[::-1]
     if group.alike == "prefix":
         _say(console, "      (they part below this)", "dim")
@@ -156,7 +161,8 @@ def _ranks(threads: list[ThreadStack]) -> dict[int, int]:
 def _aside(pid: int, ranks: dict[int, int]) -> str:
     """What tells the main thread of a process from those of ranks: a data-loader worker's is never where theirs are."""
     if ranks[pid] < 0:
-        return " of others" if any(rank >= 0 for rank in ranks.values()) else ""
+        launches = any(parent_of(other) == pid for other in ranks if ranks[other] >= 0)
+        return (" of the launcher" if launches else " without a rank") if any(r >= 0 for r in ranks.values()) else ""
     parent = parent_of(pid)
     helper = parent in ranks and ranks[parent] == ranks[pid] and identity_of(parent).rank >= 0
     return " of helpers" if helper else ""

@@ -21,6 +21,11 @@ SELECT toUnixTimestamp64Nano(min(ts)) AS begin_ns, max(toUnixTimestamp64Nano(ts)
 FROM iterations WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
 """
 
+_TIMED = """
+SELECT (SELECT count() FROM kernel_summaries WHERE job = {job:String} AND run = {run:UInt32})
+     + (SELECT count() FROM kernel_events WHERE job = {job:String} AND run = {run:UInt32}) AS known
+"""
+
 
 @click.command()
 @selection_options
@@ -58,11 +63,15 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
             raise ArgusError("which moment?", "Give --last 5s, --next 10s, --step 812, or --from and --to", EXIT_USAGE)
         if begin_ns >= end_ns:
             raise ArgusError("the moment ends before it begins", "", EXIT_USAGE)
+        timed = query_columns(store, _TIMED, {"job": shown.job, "run": shown.run})
         flag(store, shown.job, shown.run, Flag(begin_ns, end_ns, shown.ranks, why))
     seconds = (end_ns - begin_ns) / 1e9
-    click.echo(
-        f"flagged {seconds:.3g} s of job {shown.job}, run {shown.run}: what is not stored yet is, within seconds"
-    )
+    click.echo(f"flagged {seconds:.3g} s of job {shown.job}, run {shown.run}")
+    if not int(timed["known"][0]):
+        click.echo("no GPU operation of this run is stored: unless GPU times are recorded, there is nothing to keep")
+        click.echo("GPU times need a process that was started by `argus run` or armed by `argus arm`")
+        return
+    click.echo("its GPU operations that are not stored yet will be, within seconds")
     click.echo('next: argus sql "SELECT rank, ts, whole, operations FROM raw_windows ORDER BY ts DESC LIMIT 8"')
 
 

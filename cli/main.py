@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader went away (`argus sql … | head`): keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return 0
     except KeyboardInterrupt:
         return 130
     except OSError as failure:

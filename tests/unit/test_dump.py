@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from argus.capture.python import Interpreter
-from argus.cli.dump import command
+from argus.capture.targets import Identity
+from argus.cli.dump import _grouped, command
+from argus.dump import ThreadStack
 from argus.errors import ArgusError
+from argus.semantics.stacks import Frame, Stack
 
 
 def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +80,26 @@ def test_the_number_of_a_thread_is_no_process() -> None:
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_launcher_is_no_rank_of_minus_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threads of a launcher (process 10) with two ranks (11, 12), and of a program without a rank (13)."""
+    ranks, parents = {10: -1, 11: 0, 12: 1, 13: -1}, {10: 1, 11: 10, 12: 10, 13: 1}
+    monkeypatch.setattr("argus.cli.dump.identity_of", lambda pid: Identity(ranks[pid], -1, 2, "job", "torchrun"))
+    monkeypatch.setattr("argus.cli.dump.parent_of", parents.__getitem__)
+    places = {10: "wait", 11: "step", 12: "step", 13: "read"}
+    threads = [
+        ThreadStack(pid, pid, "python", "waiting", "futex", stack=Stack((Frame("python", name),), "complete", "leaf"))
+        for pid, name in places.items()
+    ]
+    _grouped(Console(width=200), threads)
+    assert [line for line in capsys.readouterr().out.splitlines() if not line.startswith("   ")] == [
+        "main: 2 threads of 2 processes",
+        "  rank 0,1 (process 11, 12): waits: futex",
+        "main of the launcher: 1 thread of 1 process",
+        "  process 10: waits: futex",
+        "main without a rank: 1 thread of 1 process",
+        "  process 13: waits: futex",
+    ]
