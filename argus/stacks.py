@@ -34,6 +34,7 @@ from argus.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.roster import Job
 from argus.semantics.stacks import Frame, Stack
 from argus.store.writer import Writer
+from argus.text import printable
 
 REFRESH_ALL_S = 5.0
 """How often children of all threads are looked for, and programs executed that the kernel did not tell of."""
@@ -1032,9 +1033,10 @@ def hot_line(stack: Stack) -> str:
 
 def describe(frame: Frame) -> str:
     """A frame for people."""
+    name, file = printable(frame.function.strip()) or "?", printable(Path(frame.file).name)
     if frame.kind == "python":
-        return f"{frame.function} ({Path(frame.file).name}:{frame.line})" if frame.line else frame.function
-    return f"{frame.function or '?'} ({Path(frame.file).name})"
+        return f"{name} ({file}:{frame.line})" if frame.line else name
+    return f"{name} ({file})" if file else name
 
 
 def _children(pid: int, *, all_threads: bool) -> list[int]:

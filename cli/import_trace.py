@@ -16,7 +16,7 @@ import click
 from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
 from argus.interop.imported_groups import find_communicators
 from argus.interop.imported_steps import find_all_steps
-from argus.interop.recording import Progress, Recording
+from argus.interop.recording import Progress, Recording, find_files
 from argus.interop.rows import Told
 from argus.semantics.flops import utilization as flops_utilization
 from argus.store.open import load_command, open_store, parse_url
@@ -77,14 +77,14 @@ def import_kineto(
     utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
     with _progress() as told:
-        for place, file in enumerate(kineto.find_files(paths)):
+        for place, file in enumerate(find_files(paths, kineto.SUFFIXES, kineto.EXPORT_HINT)):
             recordings.append(kineto.read(file, place, told))
         imported.check_ranks(recordings)
         _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)
 
 
 @command.command("nsys")
-@click.argument("paths", metavar="FILE...", type=_PATHS, nargs=-1, required=True)
+@click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
 @_job
 @_ignore
 @step_flops_option
@@ -100,7 +100,8 @@ def import_nsys(
     output_format: str,
     store_url: str | None,
 ) -> None:
-    """Import recordings of Nsight Systems, exported to SQLite. Each process that used a GPU is a rank.
+    """Import recordings of Nsight Systems, exported to SQLite: files, or folders of them. Each process that used a GPU
+    is a rank.
 
     \b
       nsys export --type sqlite report.nsys-rep
@@ -109,7 +110,7 @@ def import_nsys(
     utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
     with _progress() as told:
-        for file in paths:
+        for file in find_files(paths, nsys.SUFFIXES, nsys.EXPORT_HINT):
             recordings += nsys.read(file, len(recordings), told)
         imported.check_ranks(recordings)
         _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)

@@ -23,13 +23,18 @@ def line(run: Run) -> str:
 
 
 def details(run: Run) -> str:
-    """A line for each check, the worst first, with what to do; and what the run cost."""
+    """A line for each check, the worst first, with what to do; one for those with nothing to look at; the cost."""
     width = max((len(r.name) for r in run.results), default=0)
     lines = [line(run)]
+    absent = [result.name for result in run.results if result.status == ABSENT]
     for result in _sorted(run.results):
+        if result.status == ABSENT:
+            continue
         lines.append(f"  {result.status:<8}  {result.name:<{width}}  {result.text}")
         if result.hint:
-            lines.append(f"  {'':<8}  {'':<{width}}  -> {result.hint}")
+            lines.append(f"  {'':<8}  {'':<{width}}  → {result.hint}")
+    if absent:
+        lines.append(f"  {ABSENT:<8}  nothing to look at for {', '.join(absent)} (--format json says why)")
     lines.append(
         f"  took {run.wall_s:.1f} s, {run.cpu_s:.1f} s of CPU, {run.rss_bytes >> 20} MiB"
         + (f"; {run.stored}" if run.stored else "")

@@ -14,7 +14,7 @@ import os
 import re
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -31,6 +31,8 @@ from argus.interop.recording import CALL, UNKNOWN_TYPE, CpuRange, Progress, Reco
 from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import OPERATORS, work_of
 
+SUFFIXES = (".json", ".json.gz")
+"""How names of traces end."""
 EXPORT_HINT = "Export one with torch.profiler: profiler.export_chrome_trace('rank0.json.gz')"
 WINDOW = 8 << 20
 """Characters that are read at once."""
@@ -94,26 +96,6 @@ class _Columns:
     unreadable: int = 0
     negative: int = 0
     other: int = 0
-
-
-def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Files to read: those named, and of folders all traces in them, sorted by name.
-
-    Raises:
-        ArgusError: One is not there, or a folder has none.
-    """
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
-            if not inside:
-                raise ArgusError(f"{path} has no .json or .json.gz file", EXPORT_HINT, EXIT_UNAVAILABLE)
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise ArgusError(f"{path} does not exist", EXPORT_HINT, EXIT_UNAVAILABLE)
-    return found
 
 
 def rank_in_name(name: str) -> int | None:

@@ -26,6 +26,8 @@ from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
 from argus.interop.recording import CALL, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 
+SUFFIXES = (".sqlite", ".db", ".sqlite3")
+"""How names of exported recordings end."""
 EXPORT_HINT = "Export one with: nsys export --type sqlite report.nsys-rep"
 ROWS = 65_536
 """Rows that are Python objects at once."""

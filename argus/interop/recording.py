@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
 from argus.capture import calls as hooked
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.records import COLLECTIVE, GPU_OP
 from argus.semantics.flops import WORK
 from argus.semantics.gpu import union
@@ -246,3 +248,28 @@ def _without_nested(recording: Recording, calls: NDArray[np.void]) -> NDArray[np
                 calls["op"][above] = calls["op"][mine]
     recording.counters["nested"] += int(nested.sum())
     return calls[~nested]
+
+
+def find_files(paths: Sequence[Path], suffixes: tuple[str, ...], hint: str) -> list[Path]:
+    """Files to read: those named, and of folders all recordings in them, sorted by name.
+
+    Args:
+        paths: Files and folders.
+        suffixes: How names of recordings in a folder end.
+        hint: How to get one, for people.
+
+    Raises:
+        ArgusError: One does not exist, or a folder has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(one for one in path.iterdir() if one.name.endswith(suffixes) and one.is_file())
+            if not inside:
+                raise ArgusError(f"{path} has no {' or '.join(suffixes)} file", hint, EXIT_UNAVAILABLE)
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise ArgusError(f"{path} does not exist", hint, EXIT_UNAVAILABLE)
+    return found

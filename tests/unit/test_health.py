@@ -16,6 +16,7 @@ import pytest
 from argus.errors import ArgusError
 from argus.health import config, isolate
 from argus.health.check import Look, Result, worst
+from argus.health.output import details
 from argus.health.run import Run, State, _remember
 
 from .health_node import MAIN, Node
@@ -389,3 +390,16 @@ def test_nobody_with_an_empty_environment(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, cwd="/")
     assert done.returncode == 3
     assert re.match(r"argus: .*cannot use the folder .*\n.*state_dir in the settings", done.stderr), done.stderr
+
+
+def test_checks_with_nothing_to_look_at_take_one_line() -> None:
+    results = [
+        Result("clock", "ok", "synchronised"),
+        Result("gpu", "absent", "no NVIDIA GPU"),
+        Result("infiniband", "absent", "no adapter"),
+    ]
+    run = Run("node", 1, results, 0.1, 0.1, 1 << 20)
+    lines = details(run).splitlines()
+    assert lines[1].split() == ["ok", "clock", "synchronised"]
+    assert lines[2] == "  absent    nothing to look at for gpu, infiniband (--format json says why)"
+    assert len(lines) == 4

@@ -284,3 +284,15 @@ def test_reference_exports(name: str, kernels: list[int], nccl: list[int]) -> No
         assert len(each.marks) == 0
         assert "may be a layer" in steps[each.rank].why
         assert steps[each.rank].rows["confidence"].max() <= 0.5
+
+
+def test_a_folder_is_all_recordings_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    assert main(["import", "nsys", str(folder), "--store", f"chdb://{tmp_path}/store"]) == 3
+    assert f"{folder} has no .sqlite" in capsys.readouterr().err
+    for rank in (0, 1):
+        export(folder / f"report_rank{rank}.sqlite", pids=(5 + rank,))
+    (folder / "notes.txt").write_text("not a recording")
+    assert main(["import", "nsys", str(folder), "--store", new_store(tmp_path)]) == 0
+    assert "reports: 2 ranks stored" in capsys.readouterr().out
