@@ -28,6 +28,7 @@ from argus.capture.targets import (
     Target,
     find_gpu_processes,
     find_libraries,
+    find_named_processes,
     hidden_processes,
     inspect,
     open_target,
@@ -106,7 +107,7 @@ class Options:
     Attributes:
         pids: Processes named by the user.
         all_gpu: Every process that maps libcuda.
-        name: Those of them whose command line contains this.
+        name: Programs whose command line contains this; with ``all_gpu`` only those of them that map libcuda.
         children: Follow forks and execs of the targets.
         job: Name of the job, over what the environment says.
         run: Number of the run, the same on every node of the job; None: the time.
@@ -370,26 +371,30 @@ class Tracer:
         options = self.options
         pids = list(dict.fromkeys(options.pids))
         targets: list[Target] = []
+
+        def take(pid: int) -> Target:
+            return _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks)
+
+        refused: list[ArgusError] = []
         if options.all_gpu or options.name is not None:
-            found = [pid for pid in find_gpu_processes(options.name) if pid not in pids]
+            found = [pid for pid in _choose(options) if pid not in pids]
             if not found and not pids:
-                what = f" whose command line contains '{options.name}'" if options.name is not None else ""
-                hidden = hidden_processes()
-                hint = f"{hidden} processes may not be looked at: run Argus with sudo" if hidden else ""
-                raise ArgusError(f"no process that maps libcuda{what} is running", hint, EXIT_UNAVAILABLE)
+                raise _none_found(options)
             for pid in found:
-                with contextlib.suppress(ArgusError):  # it ended meanwhile
-                    targets.append(open_target(pid))
+                try:
+                    targets.append(open_target(pid) if options.all_gpu else take(pid))
+                except ArgusError as failure:  # it ended meanwhile, or starts those that are meant
+                    refused.append(failure)
         try:
             for pid in pids:
-                targets.append(
-                    _open_launcher(pid) if options.children else open_target(pid, any_program=options.stacks)
-                )
+                targets.append(take(pid))
         except ArgusError:
             for target in targets:
                 target.close()
             raise
         if not targets:
+            if refused and options.name is not None:
+                raise refused[0]
             raise ArgusError("every process found ended before it could be traced", "", EXIT_UNAVAILABLE)
         return targets
 
@@ -1249,6 +1254,23 @@ class Tracer:
 def _storable(text: str) -> str:
     """Text that is valid UTF-8, whatever bytes it came from."""
     return os.fsencode(text).decode(errors="backslashreplace")
+
+
+def _choose(options: Options) -> list[int]:
+    """The processes that ``all_gpu`` and ``name`` mean now."""
+    if options.name is None or options.all_gpu:
+        return find_gpu_processes(options.name)
+    return find_named_processes(options.name, roots=options.children)
+
+
+def _none_found(options: Options) -> ArgusError:
+    kind = "process that maps libcuda" if options.all_gpu else "process"
+    what = f" whose command line contains '{options.name}'" if options.name is not None else ""
+    hidden = hidden_processes() if options.all_gpu and os.geteuid() != 0 else 0
+    processes = "1 process" if hidden == 1 else f"{hidden} processes"
+    hint = f"{processes} may not be looked at: run Argus with sudo" if hidden else ""
+    return ArgusError(f"no {kind}{what} is running", hint or "`argus trace` alone lists what could be traced",
+                      EXIT_UNAVAILABLE)  # fmt: skip
 
 
 def _open_launcher(pid: int) -> Target:

@@ -18,6 +18,8 @@ from argus.cupti.arm import (
 )
 from argus.errors import EXIT_USAGE, ArgusError
 
+from .options import Pids, all_pids
+
 
 @click.command()
 @click.option("--python", metavar="EXE", help="Arm all that this interpreter runs, by a .pth in its site-packages.")
@@ -29,7 +31,9 @@ from argus.errors import EXIT_USAGE, ArgusError
     help="Copy the helper there (shared folder, image), and arm with the copy.",
 )
 @click.option("--status", is_flag=True, help="List the armed processes that run now.")
-@click.option("--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="With --status: only this process.")
+@click.option(
+    "--pid", "-p", "pids", type=Pids(), multiple=True, metavar="PID", help="With --status: only these processes."
+)
 @click.option(
     "--format",
     "output_format",
@@ -39,7 +43,12 @@ from argus.errors import EXIT_USAGE, ArgusError
     help="How the setting is printed: for a shell, a program, a pod. json also for --status.",
 )
 def command(
-    python: str | None, remove: bool, copy_folder: str | None, status: bool, pids: tuple[int, ...], output_format: str
+    python: str | None,
+    remove: bool,
+    copy_folder: str | None,
+    status: bool,
+    pids: tuple[tuple[int, ...], ...],
+    output_format: str,
 ) -> int:
     """Arm programs: when they start to use the GPU, CUDA loads Argus's helper into them, asleep.
 
@@ -60,7 +69,7 @@ def command(
     if sum((python is not None, copy_folder is not None, status)) > 1:
         raise ArgusError("--python, --copy-to and --status do not go together", "", EXIT_USAGE)
     if status:
-        return _status(pids, output_format)
+        return _status(all_pids(pids), output_format)
     if python is not None:
         return _python(python, remove)
     path = build.library() if copy_folder is None else copy_to(Path(copy_folder))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 
 import click
@@ -15,13 +15,15 @@ import click
 from argus.diagnose.follow import INTERVAL_S, Follower, Round, follow
 from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
-from argus.diagnose.verdict import Verdict, to_json
+from argus.diagnose.verdict import Finding, Verdict, to_json
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
-from .options import NumberRange, format_option, job_name, store_option
-from .selection import parse_span, parse_time
+from .completion import complete_rank
+from .grammar import parse_open_steps, parse_ranks, parse_since
+from .options import NumberRange, Span, format_option, store_option
+from .selection import job_option, last_option, run_option, since_option
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
 """Exit codes with --exit-code."""
@@ -30,30 +32,31 @@ _STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", 
 
 
 def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
-    if value is None:
-        return None, None
-    match = re.fullmatch(r"(\d*):(\d*)", value)
-    if match is None or match[0] == ":":
-        raise click.BadParameter("write A:B, A: or :B, such as 100:500")
-    first, last = (int(part) if part else None for part in match.groups())
-    if first is not None and last is not None and first > last:
-        raise click.BadParameter(f"step {first} lies after step {last}")
-    return first, last
+    return (None, None) if value is None else parse_open_steps(value)
 
 
 @click.command()
-@click.option("--job", type=job_name, metavar="NAME", help="The job. Default: the one traced last.")
-@click.option("--run", type=click.IntRange(min=0), metavar="N", help="Its tracing session. Default: the newest.")
-@click.option("--steps", metavar="A:B", callback=_steps, help="Look only at steps A to B; either may be missing.")
-@click.option("--since", metavar="TIME", help="Look only at what came since: 10m (of the end of the run), or a time.")
+@job_option
+@run_option
+@click.option(
+    "--rank",
+    "ranks",
+    multiple=True,
+    metavar="R",
+    shell_complete=complete_rank,
+    help="Print only findings about these ranks (3, or 0-7,12) or about all. The verdict is the whole job's.",
+)
+@click.option("--steps", "--step", "steps", metavar="A:B", callback=_steps, help="Only steps A to B; A:, :B, or one.")
+@since_option
+@last_option
 @click.option("--follow", "following", is_flag=True, help="Judge it again and again, and print what changes.")
 @click.option(
     "--interval",
     "interval_s",
-    type=NumberRange(min=0.5),
+    type=Span(0.5),
     default=INTERVAL_S,
     show_default=True,
-    metavar="SECONDS",
+    metavar="SPAN",
     help="With --follow: how often.",
 )
 @click.option(
@@ -66,10 +69,10 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 )
 @click.option(
     "--hang-after",
-    type=NumberRange(min=0, min_open=True),
+    type=Span(),
     default=HANG_S,
     show_default=True,
-    metavar="SECONDS",
+    metavar="SPAN",
     help="Silence after the last step that counts as a hang.",
 )
 @format_option(("text", "json"))
@@ -86,8 +89,10 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 def command(
     job: str | None,
     run: int | None,
+    ranks: tuple[str, ...],
     steps: tuple[int | None, int | None],
     since: str | None,
+    last: str | None,
     following: bool,
     interval_s: float,
     threshold: float,
@@ -105,7 +110,8 @@ def command(
     \b
       argus diagnose                          the job traced last
       argus diagnose --job llama --steps 500:
-      argus diagnose --since 10m              its last ten minutes
+      argus diagnose --last 10m               its last ten minutes
+      argus diagnose --rank 3,8-15            what is found about these ranks
       argus diagnose --follow                 while it runs: what changes, until the trace ends
       argus diagnose --sql                    with the queries behind it
       argus diagnose --format json | jq '.findings[0]'
@@ -113,6 +119,10 @@ def command(
     """
     if following and steps != (None, None):
         raise ArgusError("--follow goes not with --steps", "Use --since, or leave out --follow", EXIT_USAGE)
+    if since is not None and last is not None:
+        raise ArgusError("--last is --since with a span", "Give one of them", EXIT_USAGE)
+    since = last if since is None else since
+    shown = parse_ranks(ranks)
     with open_store(store_url, create=False) as store:
         given, ended_ns = run, 0
         if job is None or run is None:
@@ -129,8 +139,8 @@ def command(
         since_ns = _since(since, ended_ns)
         if following:
             follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
-            last = _follow(follower, interval_s, output_format, with_sql, keep=not no_store)
-            return EXIT_CODES[last] if exit_code else 0
+            status = _follow(follower, interval_s, output_format, with_sql, keep=not no_store, ranks=shown)
+            return EXIT_CODES[status] if exit_code else 0
         verdict = diagnose_store(
             store,
             job,
@@ -141,10 +151,13 @@ def command(
             keep=not no_store,
             since_ns=since_ns,
         )
+        part = _about(verdict, shown)
         if output_format == "json":
-            click.echo(to_json(verdict))
+            click.echo(to_json(part))
         else:
-            _print(verdict, with_sql)
+            _print(part, with_sql)
+            if (others := len(verdict["findings"]) - len(part["findings"])) > 0:
+                click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
         if not no_store:
             save(store, verdict)
     return EXIT_CODES[verdict["status"]] if exit_code else 0
@@ -154,9 +167,17 @@ def _since(word: str | None, ended_ns: int) -> int:
     """Wall time; 0: no limit."""
     if word is None:
         return 0
-    if re.fullmatch(r"\d{1,8}(?:\.\d+)?\s*(ms|[smhd])?", word):
-        return max(ended_ns - parse_span(word), 0)
-    return parse_time(word)
+    span_ns, at_ns = parse_since(word)
+    return at_ns if at_ns is not None else max(ended_ns - (span_ns or 0), 0)
+
+
+def _about(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:
+    """The verdict with those of its findings that concern one of these ranks, or all; no ranks: as it is."""
+    return {**verdict, "findings": _those_about(verdict["findings"], ranks)} if ranks else verdict
+
+
+def _those_about(findings: list[Finding], ranks: tuple[int, ...]) -> list[Finding]:
+    return [one for one in findings if not one["ranks"] or not set(ranks).isdisjoint(one["ranks"])]
 
 
 @contextlib.contextmanager
@@ -177,7 +198,9 @@ def _until_stopped() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _follow(follower: Follower, interval_s: float, output_format: str, with_sql: bool, *, keep: bool) -> str:
+def _follow(
+    follower: Follower, interval_s: float, output_format: str, with_sql: bool, *, keep: bool, ranks: tuple[int, ...]
+) -> str:
     """Prints what changes until the trace ends or somebody stops it; returns the last status."""
     status, told = "inconclusive", ""
 
@@ -189,13 +212,20 @@ def _follow(follower: Follower, interval_s: float, output_format: str, with_sql:
 
     with _until_stopped() as stop:
         for found in follow(follower, stop.wait, trouble, interval_s):
-            status, told = found.verdict["status"], ""
+            status, told, whole = found.verdict["status"], "", found.verdict
+            if ranks:
+                found = replace(
+                    found,
+                    verdict=_about(whole, ranks),
+                    new=_those_about(found.new, ranks),
+                    gone=_those_about(found.gone, ranks),
+                )
             if output_format == "json" and (found.changed or found.ended):
                 click.echo(_json_line(found))
             elif output_format == "text" and found.changed:
                 _print_round(found, with_sql)
             if keep and found.changed:
-                save(follower.store, found.verdict)
+                save(follower.store, whole)
             if stop.is_set():
                 break
         else:

@@ -8,29 +8,44 @@ from collections import Counter as Tally
 import click
 from rich.console import Console
 
-from argus.capture.targets import descendants, find_gpu_processes, identity_of, parent_of, sees_host_pids
+from argus.capture.targets import (
+    descendants,
+    find_gpu_processes,
+    find_named_processes,
+    identity_of,
+    parent_of,
+    sees_host_pids,
+)
 from argus.dump import ThreadStack, dump
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.stacks import Group, group_by_stack, label, thread_role
 from argus.text import counted
 
-from .options import format_option
+from .options import all_pids, format_option, pid_options
 
 FRAMES_SHOWN = 40
 """Of a thread; the frames nearest to the leaf."""
 
 
 @click.command()
-@click.option(
-    "--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="Process to look at; repeat for more."
-)
+@pid_options("Process to look at")
 @click.option("--all-gpu", is_flag=True, help="Every process that maps libcuda now.")
-@click.option("--name", metavar="TEXT", help="Every such process whose command line contains TEXT.")
+@click.option(
+    "--name",
+    metavar="TEXT",
+    help="Every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
+)
 @click.option("--children", is_flag=True, help="Also everything that was forked by them: give the launcher's PID.")
 @click.option("--each", is_flag=True, help="Each thread, also where several ranks are in the same place.")
 @format_option()
 def command(
-    pids: tuple[int, ...], all_gpu: bool, name: str | None, children: bool, each: bool, output_format: str
+    given_pids: tuple[tuple[int, ...], ...],
+    pids: tuple[tuple[int, ...], ...],
+    all_gpu: bool,
+    name: str | None,
+    children: bool,
+    each: bool,
+    output_format: str,
 ) -> int:
     """Show what every thread does at this instant: its stack, and what it waits for.
 
@@ -39,18 +54,25 @@ def command(
     one out of a job that hangs is seen at a glance.
 
     \b
-      sudo argus dump --pid 4821
+      sudo argus dump                        lists what there is, and asks
+      sudo argus dump 4821
       sudo argus dump --all-gpu
-      sudo argus dump --pid $(pgrep -o torchrun) --children --format json
+      sudo argus dump --children $(pgrep -o torchrun) --format json
     """
-    named = list(dict.fromkeys(pids))
+    named = list(all_pids(given_pids, pids))
     others: list[int] = []
     if all_gpu or name is not None:
-        others = [pid for pid in find_gpu_processes(name) if pid not in named]
+        named_only = name is not None and not all_gpu
+        found = find_named_processes(name or "", roots=children) if named_only else find_gpu_processes(name)
+        others = [pid for pid in found if pid not in named]
         if not named + others:
-            raise ArgusError("no process that maps libcuda is running", "Name one: --pid PID", EXIT_UNAVAILABLE)
+            kind = "process" if named_only else "process that maps libcuda"
+            what = f" whose command line contains '{name}'" if name is not None else ""
+            raise ArgusError(f"no {kind}{what} is running", "Name one: argus dump PID", EXIT_UNAVAILABLE)
     if not named + others:
-        raise ArgusError("nothing to look at", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
+        from .pick import pick_pids
+
+        named = list(pick_pids("dump"))
     if not sees_host_pids():
         raise ArgusError(
             "Argus runs in a PID namespace of its own, while the kernel reports the host's PIDs",

@@ -47,7 +47,7 @@ _FRAME_WIDTH = 100
     "parts",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Compare with the same but for this: rank=0, rank=others, step=0-100, run=N, … May be repeated.",
+    help="Compare with the same but for this: rank=0, rank=others, steps=0:100, run=N, … May be repeated.",
 )
 @click.option(
     "--per",
@@ -75,12 +75,12 @@ def command(
 
     \b
       argus export svg -o flame.svg                       the job traced last, all ranks
-      argus export svg --rank 3 --step 100-200 -o flame.svg
+      argus export svg --rank 3 --steps 100:200 -o flame.svg
       argus export svg --rank 3 --diff rank=others -o diff.svg    what rank 3 does more of
-      argus export svg --step 500-600 --diff step=0-100 -o diff.svg    what became slower
+      argus export svg --steps 500:600 --diff steps=0:100 -o diff.svg    what became slower
       argus export folded --kind off --thread main --last 30s     what main threads wait for
       argus export pprof -o job.pb.gz; go tool pprof -tagroot=rank job.pb.gz
-      argus export perfetto --step 812-814 -o steps.json.gz       what ran when
+      argus export perfetto --steps 812:814 -o steps.json.gz      what ran when
     """
     if output_format == "perfetto":
         _perfetto(output, store_url, choice, used=bool(parts or per or gil or lines is not None or kind != "cpu"))
@@ -118,7 +118,7 @@ def command(
 
 def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any], used: bool) -> None:
     if used or choice["threads"]:
-        hint = "Of a timeline only ranks and time are chosen: --rank, --step, --from, --to, --last"
+        hint = "Of a timeline only ranks and time are chosen: --rank, --steps, --since, --until, --last"
         raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
     if not output:
         raise ArgusError("a timeline needs a file", "Name it: -o job.json.gz", EXIT_USAGE)

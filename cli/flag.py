@@ -12,8 +12,9 @@ from argus.flags import Flag, flag
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 
+from .grammar import parse_span
 from .options import store_option
-from .selection import make_selection, parse_span, selection_options
+from .selection import make_selection, selection_options
 
 _STEPS = """
 SELECT toUnixTimestamp64Nano(min(ts)) AS begin_ns, max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns)) AS end_ns,
@@ -42,7 +43,7 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
     \b
       argus flag --last 5s                    what just happened
       argus flag --next 10s --rank 0-7        what happens next, on some ranks
-      argus flag --step 812 && argus export perfetto --step 812 -o step.json.gz
+      argus flag --steps 812 && argus export perfetto --steps 812 -o step.json.gz
     """
     if choice["threads"]:
         raise ArgusError("--thread does not apply to GPU operations", "Leave it out", EXIT_USAGE)
@@ -56,11 +57,14 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
         elif shown.steps is not None:
             begin_ns, end_ns = _of_steps(store, shown.job, shown.run, shown.steps)
         elif shown.last_ns is not None:
-            begin_ns, end_ns = now - shown.last_ns, now
-        elif shown.from_ns is not None and shown.to_ns is not None:
-            begin_ns, end_ns = shown.from_ns, shown.to_ns
+            end_ns = shown.to_ns if shown.to_ns is not None else now
+            begin_ns = end_ns - shown.last_ns
+        elif shown.from_ns is not None:
+            begin_ns, end_ns = shown.from_ns, shown.to_ns if shown.to_ns is not None else now
         else:
-            raise ArgusError("which moment?", "Give --last 5s, --next 10s, --step 812, or --from and --to", EXIT_USAGE)
+            raise ArgusError(
+                "which moment?", "Give --last 5s, --next 10s, --steps 812, or --since and --until", EXIT_USAGE
+            )
         if begin_ns >= end_ns:
             raise ArgusError("the moment ends before it begins", "", EXIT_USAGE)
         timed = query_columns(store, _TIMED, {"job": shown.job, "run": shown.run})
@@ -72,7 +76,7 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
         click.echo("GPU times need a process that was started by `argus run` or armed by `argus arm`")
         return
     click.echo("its GPU operations that are not stored yet will be, within seconds")
-    click.echo('next: argus sql "SELECT rank, ts, whole, operations FROM raw_windows ORDER BY ts DESC LIMIT 8"')
+    click.echo('next: argus sql "SELECT rank, ts, whole, operations FROM latest_raw_windows ORDER BY ts DESC LIMIT 8"')
 
 
 def _of_steps(store: Store, job: str, run: int, steps: tuple[int, int]) -> tuple[int, int]:

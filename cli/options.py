@@ -13,6 +13,8 @@ from argus.capture.governor import DEFAULT_BUDGET
 from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
 from argus.errors import EXIT_USAGE, ArgusError
 
+from .grammar import parse_pids, parse_span
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 store_option = click.option(
@@ -35,6 +37,61 @@ class NumberRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"'{value}' is no number", param, ctx)
         return number
+
+
+class Span(click.ParamType[float]):
+    """A span of time as everywhere (``grammar.parse_span``), in seconds.
+
+    Args:
+        shortest_s: Less is refused.
+    """
+
+    name = "SPAN"
+
+    def __init__(self, shortest_s: float = 0.0) -> None:
+        self._shortest_s = shortest_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        try:
+            seconds = parse_span(value) / 1e9
+        except ArgusError as wrong:
+            self.fail(f"{wrong.message}. {wrong.hint}", param, ctx)
+        if seconds < self._shortest_s:
+            self.fail(f"'{value}' is too short: at least {self._shortest_s:g}s", param, ctx)
+        return seconds
+
+
+class Pids(click.ParamType[tuple[int, ...]]):
+    """Process ids, by comma: ``4821,4822``."""
+
+    name = "PID"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return parse_pids([value])
+        except ArgusError as wrong:
+            self.fail(f"{wrong.message}. {wrong.hint}", param, ctx)
+
+
+def pid_options(what: str) -> Callable[[Command], Command]:
+    """``[PID]...`` and ``-p/--pid``, passed as ``given_pids`` and ``pids``: put them together by ``all_pids``."""
+
+    def decorate(command: Command) -> Command:
+        command = click.option(
+            "--pid", "-p", "pids", type=Pids(), multiple=True, metavar="PID", help=f"{what}, such as 4821 or 4821,4822."
+        )(command)
+        return click.argument("given_pids", metavar="[PID]...", nargs=-1, type=Pids())(command)
+
+    return decorate
+
+
+def all_pids(*groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Each process once, in the order given."""
+    return tuple(dict.fromkeys(pid for group in groups for pids in group for pid in pids))
 
 
 def job_name(value: str) -> str:

@@ -19,7 +19,7 @@ from argus.store.render import FORMATS, MAX_CELL, run_statement, table_lines
 from argus.store.statements import is_complete, split_statements
 from argus.store.status import describe_table, list_tables
 
-from .options import format_option, store_option
+from .options import Span, format_option, store_option
 
 _HELP = r"""\d or .tables   tables and views, with comments and rows
 \d TABLE        columns of a table, with types and comments
@@ -37,6 +37,11 @@ _KEYWORDS = re.findall(
 )
 
 
+class _Timeout(Span):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return 0.0 if value == "0" else super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("sql", required=False)
 @store_option
@@ -45,7 +50,14 @@ _KEYWORDS = re.findall(
 @click.option("--tables", is_flag=True, help="List the tables and views.")
 @click.option("--describe", metavar="TABLE", help="List a table's columns.")
 @click.option("--max-rows", default=1000, show_default=True, help="Most rows of a table that are shown; 0: all.")
-@click.option("--timeout", default=300.0, show_default=True, metavar="SECONDS", help="Longest a query may run; 0: any.")
+@click.option(
+    "--timeout",
+    type=_Timeout(),
+    default=300.0,
+    show_default=True,
+    metavar="SPAN",
+    help="Longest a query may run; 0: any.",
+)
 @click.option("--write", "allow_writes", is_flag=True, help="Allow statements that change data. Without it, none can.")
 def command(
     sql: str | None,

@@ -18,8 +18,9 @@ from argus.semantics.stacks import Group, group_by_stack, rank_text
 from argus.store.open import open_store
 from argus.store.stacks import Selection, Thread, read_threads, resolved
 
+from .grammar import parse_time
 from .options import format_option, store_option
-from .selection import make_selection, parse_time, selection_options
+from .selection import make_selection, selection_options
 
 WINDOW_NS = 2_000_000_000
 """What "now" means: whoever has waited for so long is told with the newest samples, so every thread is in it."""
@@ -41,11 +42,11 @@ def command(at: str | None, most: int, output_format: str, store_url: str | None
       argus stacks                       at the end of the job traced last, or now
       argus stacks --thread main --rank 0-15
       argus stacks --at 2026-05-01T12:00:30
-      argus stacks --step 1200           where they were for most of that step
+      argus stacks --steps 1200          where they were for most of that step
       argus stacks --format json | jq '.roles[0].groups[] | select(.odd)'
     """
     if at and (choice["since"] or choice["until"] or choice["last"] or choice["steps"]):
-        raise ArgusError("--at goes with none of --from, --to, --last and --step", "Give one of them", EXIT_USAGE)
+        raise ArgusError("--at goes with none of --since, --until, --last and --steps", "Give one of them", EXIT_USAGE)
     with open_store(store_url, create=False) as store:
         selection = replace(make_selection(store, **choice), kind="all")
         if at:

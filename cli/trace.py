@@ -10,14 +10,18 @@ from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.trace import Options
 
+from .grammar import parse_open_steps
 from .options import (
     NumberRange,
+    Span,
+    all_pids,
     diagnose_option,
     flops,
     gpu_share_option,
     max_overhead_option,
     new_job_name,
     peak_tflops_option,
+    pid_options,
     rate_option,
     raw_option,
     raw_rate_option,
@@ -27,13 +31,28 @@ from .options import (
 from .session import trace_session
 
 
+def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """The last step that is waited for. A trace begins with step 0, so that only an end can be chosen."""
+    if value is None:
+        return None
+    first, last = parse_open_steps(value)
+    if not last or (first and first != last):
+        hint = "Write --steps :200, or --steps 200; which steps are shown is chosen later, by argus diagnose --steps"
+        raise ArgusError(f"a trace cannot begin at a step: '{value}'", hint, EXIT_USAGE)
+    return last
+
+
 @click.command()
-@click.option("--pid", "pids", type=click.IntRange(1, 2**22), multiple=True, help="Process to trace; repeat for more.")
+@pid_options("Process to trace")
 @click.option("--all-gpu", is_flag=True, help="Trace every process that maps libcuda now.")
-@click.option("--name", metavar="TEXT", help="Trace every such process whose command line contains TEXT.")
+@click.option(
+    "--name",
+    metavar="TEXT",
+    help="Trace every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
+)
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
-@click.option("--duration", type=NumberRange(min=0, min_open=True), metavar="SECONDS", help="End by itself.")
-@click.option("--steps", "steps", type=click.IntRange(min=1), metavar="N", help="End once every rank has N steps.")
+@click.option("--duration", type=Span(), metavar="SPAN", help="End by itself after 30s, 5m, 2h.")
+@click.option("--steps", callback=_steps, metavar=":N", help="End once every rank has N steps: :200, or 200.")
 @click.option("--run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run; the same on all nodes.")
 @click.option(
     "--job",
@@ -77,7 +96,8 @@ from .session import trace_session
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
 def command(
-    pids: tuple[int, ...],
+    given_pids: tuple[tuple[int, ...], ...],
+    pids: tuple[tuple[int, ...], ...],
     all_gpu: bool,
     name: str | None,
     children: bool,
@@ -117,17 +137,24 @@ def command(
     Cost to the target: about 1 to 3 µs for each traced call (`scripts/bench probe`).
 
     \b
-      sudo argus trace --pid 4821
-      sudo argus trace --pid 4821 --pid 4822 --duration 60
-      sudo argus trace --pid $(pgrep -o torchrun) --children
-      sudo argus trace --all-gpu --steps 200 && sudo argus diagnose
+      sudo argus trace                       lists what could be traced, and asks
+      sudo argus trace 4821
+      sudo argus trace -p 4821,4822 --duration 60s
+      sudo argus trace --name train.py
+      sudo argus trace --children $(pgrep -o torchrun)
+      sudo argus trace --all-gpu --steps :200 && sudo argus diagnose
     """
-    if not (pids or all_gpu or name):
-        raise ArgusError("nothing to trace", "Name a process: --pid PID, --name TEXT or --all-gpu", EXIT_USAGE)
+    chosen = all_pids(given_pids, pids)
+    if name is not None and not name.strip():
+        raise ArgusError("--name is empty, which every program matches", "Write a part of its command line", EXIT_USAGE)
+    if not (chosen or all_gpu or name):
+        from .pick import pick_pids
+
+        chosen = pick_pids("trace")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)
     options = Options(
-        pids=pids,
+        pids=chosen,
         all_gpu=all_gpu,
         name=name,
         children=children,

@@ -193,7 +193,7 @@ class Target:
     @property
     def started_unix(self) -> float:
         """Start time, seconds since the epoch."""
-        return _boot_time() + self.start_ticks / os.sysconf("SC_CLK_TCK")
+        return boot_time() + self.start_ticks / os.sysconf("SC_CLK_TCK")
 
 
 def open_target(pid: int, *, any_program: bool = False) -> Target:
@@ -389,7 +389,8 @@ def _thread_group(pid: int) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _boot_time() -> float:
+def boot_time() -> float:
+    """When this machine was started, seconds since the epoch."""
     for line in (PROC / "stat").read_text().splitlines():
         if line.startswith("btime "):
             return float(line.split()[1])
@@ -471,23 +472,51 @@ def _clean(name: str) -> str:
     return printable if len(printable) <= MAX_JOB_NAME else printable[: MAX_JOB_NAME - 1] + "…"
 
 
+_RANDOM_ID = re.compile(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}|[0-9a-f]{32}", re.IGNORECASE)
+"""A UUID: what torchrun calls a run that was given no --rdzv-id (torch/distributed/run.py, --standalone)."""
+_WRAPPERS = ("cProfile", "profile", "pdb", "trace", "coverage", "debugpy", "torch.distributed.run", "accelerate.")
+"""Modules for ``python -m`` that run another program, which their arguments name."""
+
+
 def _job_name(environment: dict[str, str], command_line: bytes, pod: re.Match[str] | None) -> str:
+    """The first of: Slurm's job, the run id that torchrun was given, JOB_NAME and other schedulers' ids, the pod, the
+    script. An id that torchrun made up is no name: the script is, the same on all ranks and nodes."""
     if environment.get("SLURM_JOB_ID"):
         name = environment.get("SLURM_JOB_NAME", "")
         return f"{name}-{environment['SLURM_JOB_ID']}" if name else f"slurm-{environment['SLURM_JOB_ID']}"
     run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    if run_id not in ("", "none"):
+    made_up = _RANDOM_ID.fullmatch(run_id) is not None
+    if run_id not in ("", "none") and not made_up:
         return run_id
     for variable in ("JOB_NAME", "PBS_JOBID", "LSB_JOBID"):
         if environment.get(variable):
             return environment[variable]
-    if pod:
+    if pod and not made_up:  # nodes of one job are pods of their own
         return f"pod-{pod.group(1).replace('_', '-')}"
-    words = [word.decode(errors="replace") for word in command_line.split(b"\0") if word]
-    for word in words[1:]:
-        if word.endswith(".py"):
+    return script_name([word.decode(errors="replace") for word in command_line.split(b"\0") if word])
+
+
+def script_name(words: list[str]) -> str:
+    """What a command line runs, for people: ``train`` of ``python -u /srv/train.py --lr 1`` and of ``python -m
+    pkg.train``; without a script, the program. Empty: no words."""
+    if not words:
+        return ""
+    program = Path(words[0]).name
+    rest = iter(words[1:]) if program.startswith(("python", "pypy")) else iter(())
+    for word in rest:
+        if word == "-m":
+            module = next(rest, "")
+            if module and not module.startswith(_WRAPPERS):
+                return module.removesuffix(".__main__").rpartition(".")[2]
+            break
+        if word == "-c":
+            break
+        if word in ("-W", "-X", "-Q", "--check-hash-based-pycs"):
+            next(rest, "")
+        elif not word.startswith("-"):
             return Path(word).stem
-    return Path(words[0]).name if words else ""
+    script = next((word for word in words[1:] if word.endswith(".py")), None)
+    return program if script is None else Path(script).stem
 
 
 def executable_mappings(pid: int) -> list[Mapping]:
@@ -638,6 +667,109 @@ def find_gpu_processes(name: str | None = None) -> list[int]:
                 continue
         found.append(pid)
     return sorted(found)
+
+
+def ancestors(pid: int) -> list[int]:
+    """The parent of a process, its parent, and so on."""
+    found: list[int] = []
+    while (pid := parent_of(pid)) > 0 and pid not in found:
+        found.append(pid)
+    return found
+
+
+_STARTERS = ("python", "sudo", "env", "nice", "timeout")
+
+
+def is_argus(words: list[str]) -> bool:
+    """Whether a command line is Argus's own: the command, also under sudo, or its engine."""
+    rest = iter(words)
+    for word in rest:
+        program = Path(word).name
+        if program == "argus":
+            return True
+        if word == "-m":
+            return next(rest, "").startswith("argus.")
+        if not word.startswith("-") and not program.startswith(_STARTERS):
+            return False
+    return False
+
+
+@dataclass(frozen=True)
+class Match:
+    """A process whose command line contains a text."""
+
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+    on_gpu: bool
+    python: bool
+
+
+def choose_matches(matches: list[Match], *, roots: bool = False) -> list[int]:
+    """Which of the processes whose command line contains a text are meant: not what started them, nor their forks.
+
+    A launcher, a shell or a profiler has the script's name in its command line, too, and so have data-loader workers,
+    which are copies of their parent. A copy on a GPU whose parent is on none is a program of its own. Where programs on
+    a GPU or in Python are among them, others (an editor, ``tail``) are left out.
+
+    Args:
+        matches: Those processes.
+        roots: Only those whose parent is not among them: their children will be followed.
+    """
+    by_pid = {match.pid: match for match in matches}
+    if roots:
+        return sorted(match.pid for match in matches if match.parent not in by_pid)
+    left_out: set[int] = set()
+    for match in matches:
+        parent = by_pid.get(match.parent)
+        if parent is None:
+            continue
+        if parent.words == match.words and (parent.on_gpu or not match.on_gpu):
+            left_out.add(match.pid)
+        elif not parent.on_gpu:
+            left_out.add(parent.pid)
+    chosen = [match for match in matches if match.pid not in left_out]
+    programs = [match for match in chosen if match.on_gpu or match.python]
+    return sorted(match.pid for match in programs or chosen)
+
+
+def find_named_processes(name: str, *, roots: bool = False) -> list[int]:
+    """Programs whose command line contains ``name``, never Argus itself nor what runs it (a shell, sudo).
+
+    Args:
+        name: The text.
+        roots: As in :func:`choose_matches`.
+    """
+    own = {os.getpid(), *ancestors(os.getpid())}
+    matches = []
+    for pid in processes():
+        if pid in own:
+            continue
+        try:
+            words = read_command(pid)
+        except OSError:
+            continue
+        if name in " ".join(words) and not is_argus(words):
+            matches.append(Match(pid, parent_of(pid), tuple(words), maps_cuda(pid), runs_python(pid)))
+    return choose_matches(matches, roots=roots)
+
+
+def runs_python(pid: int) -> bool:
+    """Whether its executable is a Python (false also where it may not be looked at)."""
+    try:
+        return Path(os.readlink(PROC / str(pid) / "exe")).name.startswith(("python", "pypy"))
+    except OSError:
+        return False
+
+
+def read_command(pid: int) -> list[str]:
+    """The words of a process's command line; of a kernel thread or zombie none.
+
+    Raises:
+        OSError: The process has ended.
+    """
+    line = (PROC / str(pid) / "cmdline").read_bytes()
+    return [word.decode(errors="replace") for word in line.rstrip(b"\0").split(b"\0")] if line else []
 
 
 def descendants(roots: Iterable[int]) -> list[int]:

@@ -66,7 +66,8 @@ class Selection:
             parts.append(f"thread{'s' * (len(self.threads) > 1)} {', '.join(self.threads)}")
         if self.steps:
             first, last = self.steps
-            parts.append(f"step {first}" if first == last else f"steps {first}-{last}")
+            several = f"steps {first}-{last}" if last < 2**32 - 1 else f"steps {first} on"
+            parts.append(f"step {first}" if first == last else several)
         if self.from_ns is not None or self.to_ns is not None:
             if self.to_ns is None:
                 parts.append(f"from {_clock(self.from_ns)} on")

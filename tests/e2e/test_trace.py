@@ -315,8 +315,45 @@ def test_all_gpu_finds_the_processes_that_map_libcuda(argus: Argus, store_url: s
         named = argus("trace", "--name", "--layers 3", "--duration", "1")
         assert all(f"process {pid}," in named.stdout for pid in job.pids)
         missing = argus("trace", "--name", "no such program", "--duration", "1")
+        listed = argus("trace")
+        both = argus("trace", str(job.pids[0]), "-p", f"{job.pids[0]},{job.pids[1]}", "--duration", "1s")
     assert missing.returncode == 3
-    assert "no process that maps libcuda whose command line contains 'no such program'" in missing.stderr
+    assert "no process whose command line contains 'no such program'" in missing.stderr
+    assert "sudo" not in missing.stderr
+    # Nobody can be asked: the candidates are listed, those that train first, without their launcher.
+    assert listed.returncode == 2
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    assert rows[0] == ["pid", "rank", "job", "user", "CPU", "age", "command"]
+    assert [row[:2] for row in rows if row[0] in map(str, job.pids)] == [
+        [str(job.pids[0]), "0"],
+        [str(job.pids[1]), "1"],
+    ]
+    assert "nothing to trace was named" in listed.stderr
+    assert both.returncode == 0, both.stderr
+    assert all(f"process {pid}," in both.stdout for pid in job.pids)
+
+
+@pytest.mark.alone
+def test_a_name_finds_any_program_and_not_what_runs_it(argus: Argus, store_url: str, tmp_path: Path) -> None:
+    """A program in Python without CUDA, under a shell and beside ``tail`` with the script's name in their words."""
+    script = tmp_path / "named_program.py"
+    script.write_text("import time\nwhile True: sum(range(1000)); time.sleep(0.001)\n")
+    shell = subprocess.Popen(["sh", "-c", f"{sys.executable} {script}; true"], start_new_session=True)
+    tail = subprocess.Popen(["tail", "-f", str(script)], stdout=subprocess.DEVNULL)
+    try:
+        children = Path(f"/proc/{shell.pid}/task/{shell.pid}/children")
+        wait_until(lambda: bool(children.read_text()))
+        own = int(children.read_text())
+        done = argus("trace", "--name", script.name, "--duration", "1")
+        assert done.returncode == 0, done.stderr
+        assert f"process {own}," in done.stdout
+        assert "1 rank here" in done.stdout
+        assert done.stdout.startswith("job named_program: ")
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        tail.kill()
+        shell.wait()
+        tail.wait()
 
 
 def test_check_passes_where_these_tests_run(argus: Argus) -> None:

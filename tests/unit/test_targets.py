@@ -62,6 +62,17 @@ def test_identity_comes_from_the_launcher_s_environment(
     assert (found.rank, found.world_size, found.local_rank, found.launcher, found.job) == expected
 
 
+@pytest.mark.parametrize("run_id", ["c8302b7c-4c33-4222-9d5a-0123456789ab", "c8302b7c4c3342229d5a0123456789ab"])
+def test_an_id_that_torchrun_made_up_names_no_job(run_id: str) -> None:
+    """All ranks, wherever they run, are called after their script, also in pods, which are others on each node."""
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": run_id}
+    for cgroup in ("", POD):
+        found = targets.identify(environment, b"/usr/bin/python3.11\0-u\0/srv/ddp.py\0", cgroup)
+        assert found.job == "ddp"
+        assert run_id in found.lineage, "two runs of one script at a time are told apart"
+    assert targets.identify({**environment, "JOB_NAME": "llama"}, b"python\0ddp.py\0").job == "llama"
+
+
 def test_a_pod_names_the_job_where_nothing_else_does() -> None:
     found = targets.identify({}, b"train\0", POD)
     assert found.launcher == "kubernetes"
