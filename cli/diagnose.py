@@ -20,7 +20,6 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
-from .completion import complete_rank
 from .grammar import parse_open_steps, parse_ranks, parse_since
 from .options import NumberRange, Span, format_option, store_option
 from .selection import job_option, last_option, run_option, since_option
@@ -43,7 +42,6 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     "ranks",
     multiple=True,
     metavar="R",
-    shell_complete=complete_rank,
     help="Print only findings about these ranks (3, or 0-7,12) or about all. The verdict is the whole job's.",
 )
 @click.option("--steps", "--step", "steps", metavar="A:B", callback=_steps, help="Only steps A to B; A:, :B, or one.")

@@ -20,6 +20,7 @@ from argus.health.config import Check, Settings
 from argus.health.run import run
 
 from .options import format_option, store_option
+from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
     from argus.health.report import NodeReport
@@ -35,7 +36,7 @@ config_option = click.option(
 )
 
 
-class _Exits(click.Group):
+class _Exits(SuggestingGroup):
     """Nagios takes exit code 1 for a warning and 2 for a critical node: what fails here is neither, so it is 3."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -199,6 +200,7 @@ def report(everything: bool, days: int, config_file: Path | None, output_format:
 @click.option("--every", "minutes", type=int, default=5, show_default=True, metavar="MINUTES")
 @click.option("--systemd-timer", "systemd", is_flag=True, help="A timer of systemd instead of cron's file.")
 @click.option("--remove", is_flag=True, help="Take away what this wrote.")
+@click.option("--print", "printing", is_flag=True, help="Print what would be written, and write nothing.")
 @click.option("--user", default="root", show_default=True)
 @click.option(
     "--mail", default="", metavar="ADDRESS", help="Cron mails what is wrong there. Default: to the system's log."
@@ -212,6 +214,7 @@ def install_cron(
     minutes: int,
     systemd: bool,
     remove: bool,
+    printing: bool,
     user: str,
     mail: str,
     jitter: int,
@@ -228,9 +231,12 @@ def install_cron(
     \b
       sudo argus health install-cron --store clickhouse://argus@db/argus
       sudo ARGUS_STORE_PASSWORD_FILE=/etc/argus/password argus health install-cron --store clickhouse://argus@db/argus
+      argus health install-cron --print              what would be written
       sudo argus health install-cron --systemd-timer --every 10
       sudo argus health install-cron --remove
     """
+    if remove and printing:
+        raise ArgusError("--print shows what would be written, --remove writes nothing", "Give one of them", EXIT_USAGE)
     if remove:
         for file in (removed := cron.remove(cron_file=cron_file, folder=unit_folder)):
             click.echo(f"removed {file}")
@@ -249,6 +255,10 @@ def install_cron(
     words = ["--config", str(config_file.resolve())] if config_file else []
     words += ["--store", store_url] if store_url else []
     plan = cron.Plan(minutes, tuple(words), user, mail, jitter, environment)
+    if printing:
+        for file, text in cron.planned(plan, systemd=systemd, cron_file=cron_file, folder=unit_folder).items():
+            click.echo(f"# {file}\n{text}".rstrip())
+        return
     for file in cron.install(plan, systemd=systemd, cron_file=cron_file, folder=unit_folder):
         click.echo(f"wrote {file}")
 

@@ -22,6 +22,7 @@ from argus.semantics.flops import utilization as flops_utilization
 from argus.store.open import load_command, open_store, parse_url
 
 from .options import flops, format_option, new_job_name, peak_tflops_option, step_flops_option, store_option
+from .suggest import SuggestingGroup
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,7 +38,7 @@ _ignore = click.option(
 )
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def command() -> None:
     """Take in what other profilers recorded, and diagnose it as a traced job.
 

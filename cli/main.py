@@ -9,10 +9,14 @@ import sys
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from argus import __version__
 from argus.errors import EXIT_FAILURE, ArgusError
 from argus.lean import be_lean
+
+from .completion import answer_from_store
+from .suggest import OTHER_WORDS, SuggestingGroup
 
 VERBS = {
     "check": "Say whether tracing works on this machine, and what to do if not.",
@@ -23,20 +27,26 @@ VERBS = {
     "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
     "simulate": "Store the trace of a job that never ran, with known faults.",
     "diagnose": "Name what slows a job down, with evidence.",
+    "explain": "Say what a kind of finding means, and what to do.",
     "stacks": "Show which ranks are in the same place, and who is not.",
     "export": "Write flame graphs, timelines, and stacks for other tools.",
     "flag": "Keep every GPU operation of a moment.",
+    "jobs": "List what has been traced: jobs, runs, ranks, steps, verdicts.",
     "sql": "Query everything Argus stored.",
     "health": "Check this node from cron, and rank nodes to be drained.",
-    "store": "Create the tables, load what was spooled, show what is stored.",
+    "store": "Create the tables, load what was spooled, show what is stored, remove jobs.",
+    "completion": "Print the script that completes commands, jobs, runs and ranks by TAB.",
+    "man": "Write manual pages.",
 }
 """Every verb and its one-line help: kept here so that ``argus --help`` imports no verb."""
 MODULES = {"import": "import_trace"}
 """Where a verb's module cannot have its name."""
 
 
-class _Verbs(click.Group):
+class _Verbs(SuggestingGroup):
     """Imports a verb's module only when that verb runs: numpy, chdb and bcc take seconds together."""
+
+    other_words = OTHER_WORDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -49,21 +59,27 @@ class _Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Verbs with their help, and options; no module is imported for it."""
+        found = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="argus")
+@click.version_option(__version__, "-V", "--version", prog_name="argus")
 def cli() -> None:
     """Find out why a distributed GPU training job is slow, while it runs.
 
     \b
       sudo argus check               does tracing work here?
-      sudo argus trace --pid 4821    trace a running process
+      sudo argus trace               choose a running process, and trace it
       argus diagnose                 who is slow, and why
-      argus sql                      explore what was stored
+      argus explain KIND             what a finding means, and what to do
+      argus jobs                     what has been traced
     """
 
 
@@ -78,6 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     if sys.stdout is None:  # started with its output closed
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     try:
+        if (asked := os.environ.get("_ARGUS_COMPLETE")) and answer_from_store(asked):
+            return 0
         result: Any = cli.main(args=argv, prog_name="argus", standalone_mode=False)
         return int(result) if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:

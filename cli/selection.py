@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store.open import Store
-from argus.store.reader import latest_run, list_runs
-from argus.store.stacks import Selection
 
-from .completion import complete_job, complete_rank, complete_run
 from .grammar import parse_ranks, parse_since, parse_span, parse_steps, parse_time
 from .options import job_name
+
+if TYPE_CHECKING:
+    from argus.store.open import Store
+    from argus.store.stacks import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -24,14 +24,12 @@ job_option = click.option(
     "--job",
     type=job_name,
     metavar="NAME",
-    shell_complete=complete_job,
     help="The job. Default: the one traced last.",
 )
 run_option = click.option(
     "--run",
     type=click.IntRange(min=0),
     metavar="N",
-    shell_complete=complete_run,
     help="Its session (`argus jobs` lists them). Default: the newest.",
 )
 ranks_option = click.option(
@@ -39,7 +37,6 @@ ranks_option = click.option(
     "ranks",
     multiple=True,
     metavar="R",
-    shell_complete=complete_rank,
     help="Ranks, such as 3 or 0-7,12. Default: all.",
 )
 since_option = click.option(
@@ -94,6 +91,9 @@ def make_selection(
     Raises:
         ArgusError: They make no sense, or there is no such run.
     """
+    from argus.store.reader import latest_run
+    from argus.store.stacks import Selection
+
     if last and (since or steps):
         raise ArgusError("--last goes neither with --since nor with --steps", "Give one of them", EXIT_USAGE)
     if steps and (since or until):
@@ -116,6 +116,8 @@ def make_selection(
 
 
 def _check_run(store: Store, job: str, run: int) -> None:
+    from argus.store.reader import list_runs
+
     runs = [known.run for known in list_runs(store, job)]
     if run not in runs:
         stored = ", ".join(map(str, runs[:8]))
@@ -134,6 +136,8 @@ def compared_with(store: Store, shown: Selection, parts: tuple[str, ...]) -> Sel
     Raises:
         ArgusError: They make no sense, or mean what is shown.
     """
+    from argus.store.reader import latest_run
+
     base = shown
     ranks: list[str] = []
     threads: list[str] = []

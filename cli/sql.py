@@ -42,6 +42,10 @@ class _Timeout(Span):
         return 0.0 if value == "0" else super().convert(value, param, ctx)
 
 
+LATEST = "latest_"
+"""How the views of the run traced last begin (schemas/022_latest_views.sql)."""
+
+
 @click.command()
 @click.argument("sql", required=False)
 @store_option
@@ -74,11 +78,13 @@ def command(
 
     Without SQL: a prompt, or the queries piped in. Tables and examples are in docs/sql.md.
 
+    A table has the rows of every job and run. Its view latest_TABLE has those of the run traced last.
+
     \b
       argus sql --tables
-      argus sql "SELECT rank, avg(duration_ns) AS mean_ns FROM iterations GROUP BY rank"
-      argus sql --format csv "SELECT * FROM collectives" > collectives.csv
-      argus sql --param job=llama "SELECT count() FROM launches WHERE job = {job:String}"
+      argus sql "SELECT rank, avg(duration_ns) AS mean_ns FROM latest_iterations GROUP BY rank"
+      argus sql --format csv "SELECT * FROM latest_collectives" > collectives.csv
+      argus sql --param job=llama "SELECT * FROM newest_runs WHERE job = {job:String}"
       argus sql --format jsonl - < query.sql | jq .
     """
     values = _parameters(params)
@@ -135,7 +141,11 @@ def _tell_cut(left_out: int, max_rows: int) -> None:
 
 
 def _show_tables(store: Store) -> None:
-    rows = [[t.name, "view" if t.rows is None else f"{t.rows:,}", t.comment] for t in list_tables(store)]
+    found = list_tables(store)
+    latest = {LATEST + t.name for t in found} & {t.name for t in found}
+    rows = [[t.name, "view" if t.rows is None else f"{t.rows:,}", t.comment] for t in found if t.name not in latest]
+    if latest:
+        rows.append([f"{LATEST}NAME", "view", f"NAME of the run traced last, each row once: of {len(latest)} of these"])
     for line in table_lines(["table", "rows", "comment"], rows, [False, True, False]):
         click.echo(line)
 

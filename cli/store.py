@@ -12,20 +12,23 @@ import click
 
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.store import spill, spool
+from argus.store.jobs import count_job, list_job_runs, remove_job
 from argus.store.open import open_store
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
 from argus.store.status import StoreStatus, store_status
 from argus.store.writer import load_spilled
 
-from .options import format_option, store_option
+from .options import format_option, job_name, store_option
+from .suggest import SuggestingGroup
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def command() -> None:
-    """Create the tables, load what was spooled, show what is stored.
+    """Create the tables, load what was spooled, show what is stored, remove jobs.
 
     \b
       argus store status
+      argus store rm llama --run 1790000000
       argus store load /tmp/spool
       argus store init --store clickhouse://argus@db:8443/argus --ttl 90d
     """
@@ -108,10 +111,42 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
 
 
 @command.command()
+@click.argument("job", type=job_name)
+@click.option("--run", type=click.IntRange(min=0), metavar="N", help="Only this run of it.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@store_option
+def rm(job: str, run: int | None, yes: bool, store_url: str | None) -> None:
+    """Remove a job: all its rows in all tables, verdicts included. Other jobs are not touched.
+
+    Rows that wait on disk for the store (argus store status shows them) are stored later all the same.
+
+    \b
+      argus store rm llama
+      argus store rm llama --run 1790000000 --yes
+    """
+    with open_store(store_url, create=False) as store:
+        rows = count_job(store, job, run)
+        what = f"job {job}, " + (f"run {run}" if run is not None else "all runs")
+        total = sum(rows.values())
+        going = [one.run for one in list_job_runs(store) if one.job == job and one.open and run in (None, one.run)]
+        if going:
+            several = ", ".join(map(str, going[:4]))
+            click.echo(f"run {several} has no end: a trace that goes on will write more", err=True)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ArgusError(f"{what} has {total:,} rows; nothing was removed", "Confirm with --yes", EXIT_USAGE)
+            click.confirm(f"Remove {total:,} rows of {what} from {store.url}?", abort=True)
+        removed = remove_job(store, job, run)
+        for table, count in removed.items():
+            click.echo(f"{table:<24}{count:>14,}")
+        click.echo(f"removed {what}: {sum(removed.values()):,} rows of {_count(len(removed), 'table')} in {store.url}")
+
+
+@command.command()
 @store_option
 @format_option()
 def status(store_url: str | None, output_format: str) -> None:
-    """Show the engine, the tables with rows and bytes, and the jobs.
+    """Show the engine, the tables with rows and bytes, and how many jobs there are.
 
     \b
       argus store status
@@ -149,14 +184,16 @@ def _print(found: StoreStatus) -> None:
                 f"{kept:<9}  {_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
             )
     click.echo()
-    click.echo(f"{'job':<32}{'run':>12}{'ranks':>8}{'steps':>8}  {'first (UTC)':<19}  last (UTC)")
-    for run in found.runs:
-        click.echo(
-            f"{run.job:<32}{run.run:>12}{run.ranks:>8}{run.steps:>8}  "
-            f"{_time(run.started_ns):<19}  {_time(run.ended_ns)}"
-        )
-    if not found.runs:
-        click.echo("none yet")
+    jobs = list(dict.fromkeys(run.job for run in found.runs))
+    if not jobs:
+        click.echo("jobs    none yet")
+        return
+    few = ", ".join(jobs[:5]) + (", …" if len(jobs) > 5 else "")
+    click.echo(f"jobs    {_count(len(jobs), 'job')}, {_count(len(found.runs), 'run')}: {few}; `argus jobs` lists them")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _print_spill(found: StoreStatus) -> None:

@@ -96,11 +96,11 @@ def units(plan: Plan) -> dict[str, str]:
     return {f"{UNIT}.service": "\n".join(service), f"{UNIT}.timer": "\n".join(timer)}
 
 
-def install(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> list[Path]:
-    """Writes the entry, in place of an older one, and starts the timer. Returns the files.
+def planned(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> dict[Path, str]:
+    """The files that ``install`` would write, with their text.
 
     Raises:
-        ArgusError: Something in the plan cannot be written so, or the files cannot be.
+        ArgusError: Something in the plan cannot be written so.
     """
     if plan.minutes < 1 or 60 % plan.minutes:
         raise ArgusError(f"cron cannot run every {plan.minutes} minutes", "Take one that divides 60", EXIT_USAGE)
@@ -119,7 +119,16 @@ def install(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: P
     if not systemd and not re.fullmatch(r"[A-Za-z0-9_-]+", cron_file.name):
         hint = "Letters, digits, - and _ only: --cron-file /etc/cron.d/argus-health"
         raise ArgusError(f"cron reads no file of the name '{cron_file.name}'", hint, EXIT_USAGE)
-    files = {folder / name: text for name, text in units(plan).items()} if systemd else {cron_file: crontab(plan)}
+    return {folder / name: text for name, text in units(plan).items()} if systemd else {cron_file: crontab(plan)}
+
+
+def install(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> list[Path]:
+    """Writes the entry, in place of an older one, and starts the timer. Returns the files.
+
+    Raises:
+        ArgusError: Something in the plan cannot be written so, or the files cannot be.
+    """
+    files = planned(plan, systemd=systemd, cron_file=cron_file, folder=folder)
     for file, text in files.items():
         _write(file, text)
     if systemd and folder == UNIT_FOLDER:

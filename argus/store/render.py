@@ -33,6 +33,8 @@ _SETTINGS = {
     "format_csv_null_representation": "",
     # An error in the middle of the rows is an error, not text between them.
     "wait_end_of_query": 1,
+    # Of rows that are replaced by newer versions (ranks, jobs, features) the newest counts, without FINAL.
+    "final": 1,
 }
 
 

@@ -104,3 +104,38 @@ def test_wrong_usage_ends_with_two(words: list[str], capsys: pytest.CaptureFixtu
 def test_names_that_no_job_can_have(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_main.main(words) == 2
     assert re.search(why, capsys.readouterr().err.replace("\n", " "))
+
+
+@pytest.mark.parametrize("words", [["-V"], ["--version"]])
+def test_the_version(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.main(words) == 0
+    assert re.fullmatch(r"argus, version [\d.]+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("words", [["-h"], ["trace", "-h"], ["store", "rm", "-h"], ["import", "kineto", "-h"]])
+def test_help_is_short(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli_main.main(words) == 0
+    assert capsys.readouterr().out.startswith("Usage: argus")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["diagnos"], "argus diagnose"),
+        (["diag"], "argus diagnose"),
+        (["daignose"], "argus diagnose"),
+        (["list"], "argus jobs"),
+        (["rm", "llama"], "argus store rm"),
+        (["store", "stats"], "argus store status"),
+        (["import", "nsight"], ""),
+        (["health", "reprot"], "argus health report"),
+        (["xyzzy"], ""),
+    ],
+)
+def test_a_mistyped_command_is_told_what_it_may_mean(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli_main.main(words) == (3 if words[0] == "health" else 2)
+    said = capsys.readouterr().err
+    assert f"No such command '{words[-1] if words[0] in ('store', 'import', 'health') else words[0]}'" in said
+    assert (f"Did you mean '{meant}'?" in said) if meant else ("Did you mean" not in said)

@@ -362,6 +362,23 @@ def test_output_that_nobody_takes(node: Node) -> None:
 # ---- cron -----------------------------------------------------------------------------------------------------------
 
 
+def test_what_would_be_written_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "argus-health"
+    words = ["health", "install-cron", "--cron-file", str(file), "--every", "10"]
+    assert main([*words, "--print"]) == 0
+    said = capsys.readouterr().out
+    assert not file.exists()
+    assert main(words) == 0
+    assert said == f"# {file}\n{file.read_text()}"
+    capsys.readouterr()
+    units = ["--systemd-timer", "--unit-folder", str(tmp_path), "--print"]
+    assert main(["health", "install-cron", *units]) == 0
+    assert f"# {tmp_path}/argus-health.timer\n" in capsys.readouterr().out
+    assert not (tmp_path / "argus-health.timer").exists()
+    assert main([*words, "--print", "--remove"]) == 3
+    assert file.exists()
+
+
 def test_a_crontab_that_would_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

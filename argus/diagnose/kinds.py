@@ -1,0 +1,170 @@
+"""What each kind of finding means, for people: ``argus explain``, the man pages and the table of docs/diagnose.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One kind of finding, or one verdict.
+
+    Attributes:
+        name: As in the contract (``verdict.KINDS``).
+        means: What is going on, in a sentence.
+        detected: By which measurement, and from what size on.
+        evidence: A line of evidence as a report has it.
+        do: What to do next.
+        owner: Who can mend it.
+    """
+
+    name: str
+    means: str
+    detected: str
+    evidence: str
+    do: str
+    owner: str
+
+
+_HARDWARE = "cluster operations (hardware)"
+_NETWORK = "cluster operations (network)"
+_NODE = "cluster operations (node)"
+_CODE = "model and training code"
+_INPUT = "input pipeline"
+_SPLIT = "model and training code (parallel layout)"
+
+EXPLANATIONS = (
+    Explanation(
+        "compute_straggler",
+        "A rank's GPU, or on CPUs the rank's own computing, is slow, and the others wait for it in every step.",
+        "The rank comes last to collectives in 60 % of the newest steps, at a cost of 5 % of the step (--threshold), "
+        "and its CPU does not explain it; with GPU times, its kernels take 8 % longer than those of ranks with the "
+        "same work.",
+        "kernels of its GPU compute for 40.3 ms in backward against 20.0 ms (2.01x) a step",
+        "Check clocks, temperature and ECC of that GPU (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC), and move "
+        "the rank. On CPUs: argus export svg --rank R --diff rank=others -o diff.svg shows what it does more of.",
+        _HARDWARE,
+    ),
+    Explanation(
+        "masked_compute_straggler",
+        "A GPU is slow, but pipeline bubbles or other work hide it: no step is longer yet, and no slack is left.",
+        "GPU times show the excess of a compute_straggler, below the threshold of what it costs the step.",
+        "its GPU computes for 61.2 ms a step, the others of its stage 55.0 ms; nobody waits for it yet",
+        "Plan to move the rank or check its GPU: the next change of the batch or the layout may make it cost time.",
+        _HARDWARE,
+    ),
+    Explanation(
+        "link_degradation",
+        "A network or NVLink connection is slow: the collectives over it take longer, also where computing hides that.",
+        "Times of the rank that comes last to a collective, which waits for nobody, are 20 % above those of like "
+        "communicators, or above the first steps.",
+        "AllReduce of 25.2 MB in communicator dp takes 3.1 ms, in others 1.2 ms",
+        "Run NVIDIA's nccl-tests between the nodes that the action names; look at argus health report and link errors.",
+        _NETWORK,
+    ),
+    Explanation(
+        "pipeline_bubble",
+        "Pipeline stages wait for one another more than the number of micro-batches allows.",
+        "GPU times: the pipeline's idle time exceeds that of a pipeline with 1.5 micro-batches a stage.",
+        "GPUs wait for other stages for 31 % of the step; with 2 micro-batches on 4 stages 60 % is the least",
+        "Use more micro-batches a step, or more model chunks a stage (virtual pipeline).",
+        _SPLIT,
+    ),
+    Explanation(
+        "stage_imbalance",
+        "One pipeline stage has more work than the others, and all wait for it.",
+        "All ranks of a stage compute 8 % longer than the median stage, and their kernels are not slower.",
+        "stage 3 computes for 58.1 ms a step, the median stage 49.0 ms",
+        "Move layers from that stage to the others; first and last stages have the embedding and the loss besides.",
+        _SPLIT,
+    ),
+    Explanation(
+        "sequence_imbalance",
+        "Batches differ in work (longer sequences), another rank's each time, and all wait for the longest.",
+        "Forward and backward of the longest batch of a step cost 5.5 % of it (1.7 % in pipelines), and go together.",
+        "the longest batch of a step costs 7.3 ms, of another rank each time",
+        "Balance batches by tokens instead of by samples: sort or pack sequences by length.",
+        _INPUT,
+    ),
+    Explanation(
+        "jit_stall",
+        "A rank compiles or loads GPU code in the middle of training, and the others wait.",
+        "Its CPU spends half of the lateness or more in loading modules or compiling.",
+        "12.4 ms a step more than the others loading or compiling GPU code",
+        "Find shapes that change from step to step; share one compile cache on a fast disk; compile before training.",
+        _CODE,
+    ),
+    Explanation(
+        "kernel_issue_stall",
+        "A rank's CPU launches kernels too slowly, and its GPU runs dry.",
+        "Its CPU spends half of the lateness between launches, or its GPU is idle while issue latencies fall.",
+        "its GPU has nothing to do for 9.7 ms a step longer than those with the same work",
+        "argus export svg --rank R --diff rank=others shows what its Python does more of; CUDA graphs or larger "
+        "kernels take the CPU off the path.",
+        _CODE,
+    ),
+    Explanation(
+        "data_loading",
+        "A rank waits for its next batch longer than the others.",
+        "Half of the lateness or more lies before the copy of the batch, or in PyTorch's data-loading phase.",
+        "it spends 24.1 ms a step in data loading, the others 1.2 ms",
+        "Look at the line that the evidence names; more or faster data-loader workers; a faster or nearer disk.",
+        _INPUT,
+    ),
+    Explanation(
+        "gc_pause",
+        "Python's garbage collector stops a rank, at other times than the others.",
+        "Stack samples that hit a collecting thread amount to half of the lateness, or of the time lost in long steps.",
+        "garbage collection takes 11.8 ms a step, on the others 0.1 ms: 14 pauses were seen",
+        "Call gc.freeze() after set-up, disable automatic collection, and collect on all ranks at the same step.",
+        _CODE,
+    ),
+    Explanation(
+        "host_contention",
+        "A rank's threads wait for a free CPU, a disk or memory, since something else on the node uses it.",
+        "The kernel's own run-queue or I/O delay of its threads exceeds the others' by half of the lateness.",
+        "its busiest thread waits 8.9 ms a step for a free CPU, those of the others 0.3 ms",
+        "Find what else runs on that node (top, argus health -v); pin ranks to CPUs; give data-loader workers fewer "
+        "threads.",
+        _NODE,
+    ),
+    Explanation(
+        "regression",
+        "All ranks became slower at a step and stayed so, with no straggler to explain it.",
+        "Steps became 10 % longer for good (5 % where nearly all GPUs compute longer), and not because of more work.",
+        "a step takes 61.0 ms since step 812, 52.4 ms before (1.16x)",
+        "See what changed at that step: batch or sequence length, a checkpoint, other load on the nodes, the network.",
+        _CODE,
+    ),
+    Explanation(
+        "jitter",
+        "Now and then a step is far longer, and one rank is behind it more often than chance allows.",
+        "Steps over 1.5 times the typical one cost 5 % of the time or more, and are one rank's.",
+        "rank 3 was behind 9 of 11 long steps, by chance in 1 of 10,000 jobs",
+        "Look at what that rank and its node do then: argus stacks --rank R --steps N, argus health -v.",
+        _NODE,
+    ),
+    Explanation(
+        "hang",
+        "No rank makes progress any more although the processes run.",
+        "No call for 20 s (--hang-after) before Argus last looked; a rank's process gone: 5 s.",
+        "2 ranks called AllReduce 1032 of their communicator; rank 1 did not come",
+        "argus stacks shows which rank is elsewhere, and in which line; argus dump shows it as it is now.",
+        _CODE,
+    ),
+)
+"""Every kind of finding, in the order of ``verdict.KINDS``."""
+
+STATUSES = {
+    "healthy": "No rank holds up the others, all ranks of the job were seen, and nothing that matters was lost.",
+    "degraded": "The job runs slower than it could; each finding says whom, since when, and at what cost.",
+    "hung": "The job makes no progress; the finding says who is missing from which collective.",
+    "inconclusive": "What was seen does not suffice to say more; the reason says what is missing.",
+}
+"""What each verdict means."""
+
+
+def explanation(name: str) -> Explanation | None:
+    """The kind of that name, however it is spelled: ``data_loading``, ``data-loading``, ``Data loading``."""
+    wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
+    return next((one for one in EXPLANATIONS if one.name == wanted), None)

@@ -1,0 +1,85 @@
+"""``argus explain``: what a kind of finding means, and what to do about it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict
+
+import click
+
+from argus.diagnose.kinds import EXPLANATIONS, STATUSES, Explanation, explanation
+from argus.errors import EXIT_USAGE, ArgusError
+
+from .options import format_option
+from .suggest import closest
+
+WIDTH = 100
+_PARTS = (("detected", "detected"), ("evidence", "evidence"), ("do", "what to do"), ("owner", "who mends it"))
+
+
+def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    return [name for name in (*(one.name for one in EXPLANATIONS), *STATUSES) if name.startswith(incomplete)]
+
+
+@click.command()
+@click.argument("kind", nargs=-1, metavar="[KIND]", shell_complete=_complete)
+@format_option()
+def command(kind: tuple[str, ...], output_format: str) -> None:
+    """Say what a kind of finding means, how it is detected, and what to do.
+
+    Without KIND: all kinds in a line each, and what the verdicts mean.
+
+    \b
+      argus explain
+      argus explain compute_straggler
+      argus explain data loading
+      argus explain --format json | jq -r '.[] | .name + ": " + .do'
+    """
+    name = " ".join(kind)
+    found = explanation(name) if name else None
+    if output_format == "json":
+        chosen = EXPLANATIONS if not name else (found or _unknown(name),)
+        click.echo(json.dumps([asdict(one) for one in chosen], indent=2, ensure_ascii=False))
+    elif found is not None:
+        _print(found)
+    elif name.lower() in STATUSES:
+        click.echo(f"{name.lower()}: {STATUSES[name.lower()]}")
+    elif name:
+        _unknown(name)
+    else:
+        _list()
+
+
+def _unknown(name: str) -> Explanation:
+    names = [*(one.name for one in EXPLANATIONS), *STATUSES]
+    near = closest(name.lower().replace("-", "_").replace(" ", "_"), names)
+    hint = f"Did you mean {near}?" if near else f"There are: {', '.join(names)}"
+    raise ArgusError(f"no finding is of the kind '{name}'", hint, EXIT_USAGE)
+
+
+def _print(found: Explanation) -> None:
+    click.echo(click.style(found.name, bold=True))
+    click.echo(_wrapped(found.means, 2))
+    for part, title in _PARTS:
+        click.echo()
+        click.echo(f"  {title}")
+        click.echo(_wrapped(getattr(found, part), 4))
+
+
+def _list() -> None:
+    width = max(len(one.name) for one in EXPLANATIONS)
+    for one in EXPLANATIONS:
+        click.echo(_hanging(one.name, one.means, width))
+    click.echo("\nverdicts")
+    for name, means in STATUSES.items():
+        click.echo(_hanging(name, means, width))
+    click.echo("\nargus explain KIND says how it is detected, and what to do.")
+
+
+def _hanging(name: str, text: str, width: int) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
+
+
+def _wrapped(text: str, indent: int) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent)

@@ -1,0 +1,92 @@
+"""``argus jobs``: what has been traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import json
+from datetime import datetime, timezone
+
+import click
+
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store.jobs import JobRun, list_job_runs
+from argus.store.open import open_store
+from argus.store.render import readable_duration
+from argus.text import printable
+
+from .options import format_option, store_option
+
+_HEAD = ("job", "run", "ranks", "hosts", "started (UTC)", "took", "steps", "a step", "verdict")
+_RIGHT = (False, True, True, True, False, True, True, True, False)
+
+
+@click.command()
+@click.argument("names", metavar="[JOB]...", nargs=-1)
+@format_option()
+@store_option
+def command(names: tuple[str, ...], output_format: str, store_url: str | None) -> None:
+    """List what has been traced: every run of every job, the newest first.
+
+    Ranks are those seen, of how many the launcher speaks of. A step is the median over ranks and steps. The verdict is
+    the newest that argus diagnose, or a trace, has stored. A + after the time: the trace goes on, or was cut off.
+
+    \b
+      argus jobs
+      argus jobs llama 'resnet*'
+      argus jobs --format json | jq '.jobs[] | select(.status == "degraded") | .job'
+    """
+    with open_store(store_url, create=False) as store:
+        found = list_job_runs(store)
+    runs = [one for one in found if not names or any(fnmatch.fnmatchcase(one.job, name) for name in names)]
+    if not runs:
+        stored = ", ".join(list(dict.fromkeys(one.job for one in found))[:10])
+        raise ArgusError(f"no job '{names[0]}' is stored", f"Stored are: {stored}", EXIT_UNAVAILABLE)
+    if output_format == "json":
+        rows = [dataclasses.asdict(one) for one in runs]
+        click.echo(json.dumps({"schema": "argus.jobs/1", "jobs": rows}, indent=2, ensure_ascii=False))
+        return
+    for line in table(runs):
+        click.echo(line)
+
+
+def table(runs: list[JobRun]) -> list[str]:
+    """A line for each run below the head."""
+    rows = [_HEAD, *(_row(one) for one in runs)]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    lines = []
+    for row in rows:
+        padded = zip(row, widths, _RIGHT, strict=True)
+        lines.append("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in padded))
+    return [line.rstrip() for line in lines]
+
+
+def _row(one: JobRun) -> tuple[str, ...]:
+    started = "-"
+    if one.started_ns:
+        started = datetime.fromtimestamp(one.started_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    verdict = one.status or "-"
+    if one.kind:
+        some = ", ".join(map(str, one.finding_ranks[:4])) + (", …" if len(one.finding_ranks) > 4 else "")
+        whom = f" of rank{'s' * (len(one.finding_ranks) > 1)} {some}" if some else ""
+        verdict += f": {one.kind.replace('_', ' ')}{whom}"
+    return (
+        printable(one.job),
+        str(one.run),
+        str(one.ranks) + (f"/{one.world_size}" if one.world_size not in (0, one.ranks) else ""),
+        str(one.hosts or "-"),
+        started,
+        took(one.ended_ns - one.started_ns) + "+" * one.open,
+        str(one.steps or "-"),
+        readable_duration(one.step_ns) if one.steps else "-",
+        verdict,
+    )
+
+
+def took(ns: int) -> str:
+    """A time for people: 42s, 3m12s, 5h07m, 2d04h."""
+    seconds = max(round(ns / 1e9), 0)
+    for unit, part, size, smaller in (("d", "h", 86400, 3600), ("h", "m", 3600, 60), ("m", "s", 60, 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // smaller:02}{part}"
+    return f"{seconds}s"

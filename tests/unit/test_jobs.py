@@ -1,0 +1,194 @@
+"""``argus jobs`` and ``argus store rm``: what was traced, and the removal of one job and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from argus.cli.jobs import took
+from argus.cli.main import main
+from argus.store.jobs import list_job_runs
+from argus.store.open import Store, open_store
+from argus.store.reader import query, query_columns
+from argus.store.writer import Writer
+from tests.stores import new_store
+
+T0 = 1_700_000_000_000_000_000
+S = 10**9
+MS = 10**6
+RUNS = (("llama", 7, 4), ("llama", 9, 4), ("o'brien `x`", 7, 2), ("o'brien `x`", 8, 2))
+
+
+def session(job: str, run: int, **more: Any) -> dict[str, Any]:
+    return {
+        "job": job, "run": run, "host": "node-0", "started": [T0 + run * 100 * S], "ended": [T0 + (run * 100 + 62) * S],
+        "world_size": 4, "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 1, **more,
+    }  # fmt: skip
+
+
+def write(store: Store) -> None:
+    with Writer(store, source="test") as writer:
+        for job, run, ranks in RUNS:
+            of_run: dict[str, Any] = {"job": job, "run": run, "host": "node-0"}
+            ended: dict[str, Any] = {"ended": None} if (job, run) == ("llama", 9) else {}
+            writer.append("jobs", session(job, run, **ended))
+            every = [(rank, step) for rank in range(ranks) for step in range(20)]
+            writer.append("iterations", {
+                **of_run, "rank": [rank for rank, _ in every], "step": [step for _, step in every],
+                "ts": [T0 + run * 100 * S + step * S for _, step in every], "collectives": 1, "launches": 2,
+                "method": "test", "duration_ns": run * 10 * MS, "confidence": 1.0,
+            })  # fmt: skip
+            for version in (1, 2):
+                writer.append("ranks", {
+                    **of_run, "rank": range(ranks), "pid": range(100, 100 + ranks), "local_rank": range(ranks),
+                    "rank_source": "torchrun", "started": T0, "exe": "python", "command": "train.py",
+                    "libraries": [[]] * ranks, "probes": 1, "state": "traced", "version": version,
+                })  # fmt: skip
+        for at, (status, kind, ranks_of) in enumerate(
+            (("healthy", "", []), ("degraded", "data_loading", [3]), ("degraded", "jitter", [1]))
+        ):
+            writer.append("findings", {
+                "job": "llama", "run": 9, "created": [T0 + min(at, 1) * S], "status": status, "kind": kind,
+                "ranks": [ranks_of], "hosts": [[]], "step_from": 0, "step_to": 19, "phase": "", "slowdown": 1.2,
+                "share": 0.9 - at / 10, "confidence": 0.9, "evidence": "{}", "action": "",
+            })  # fmt: skip
+        writer.append("health", {
+            "host": "node-0", "ts": T0, "kind": "x", "check": ["xid"], "status": "ok", "text": "", "hint": "",
+            "facts": [{}], "duration_ns": 1,
+        })  # fmt: skip
+        assert writer.flush(), writer.last_error
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    address = new_store(tmp_path)
+    monkeypatch.setenv("ARGUS_STORE", address)
+    with open_store(address) as opened:
+        write(opened)
+        yield opened
+
+
+def rows(store: Store) -> dict[tuple[str, str, int], int]:
+    """Rows by table, job and run; of tables without a job all."""
+    found: dict[tuple[str, str, int], int] = {}
+    for table in ("jobs", "ranks", "iterations", "iteration_rollup", "findings"):
+        for row in query(store, f"SELECT job, run, count() AS n FROM {table} GROUP BY job, run").to_pylist():
+            found[table, row["job"], row["run"]] = row["n"]
+    found["health", "", 0] = int(query_columns(store, "SELECT count() AS n FROM health")["n"][0])
+    return found
+
+
+def test_jobs_are_listed_newest_first(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = list_job_runs(store)
+    assert [(one.job, one.run) for one in runs] == [("llama", 9), RUNS[3][:2], ("llama", 7), RUNS[2][:2]]
+    newest = runs[0]
+    assert (newest.ranks, newest.world_size, newest.hosts, newest.open) == (4, 4, 1, True)
+    assert (newest.steps, newest.step_ns) == (20, 90 * MS)
+    assert (newest.status, newest.kind, newest.finding_ranks) == ("degraded", "data_loading", [3])
+    assert runs[2].ended_ns - runs[2].started_ns == 62 * S
+    assert main(["jobs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [
+        "job",
+        "run",
+        "ranks",
+        "hosts",
+        "started",
+        "(UTC)",
+        "took",
+        "steps",
+        "a",
+        "step",
+        "verdict",
+    ]
+    assert lines[1].split() == [
+        "llama", "9", "4", "1", "2023-11-14", "22:28:20", "19s+", "20", "90", "ms", "degraded:", "data", "loading",
+        "of", "rank", "3",
+    ]  # fmt: skip
+    assert lines[2].split()[3:5] == ["2/4", "1"], "two of four ranks were seen"
+    assert lines[3].split()[6] == "1m02s"
+    assert lines[3].split()[-1] == "-"
+
+
+def test_jobs_are_chosen_by_name(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "ll*", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "argus.jobs/1"
+    assert [(one["job"], one["run"]) for one in found["jobs"]] == [("llama", 9), ("llama", 7)]
+    assert main(["jobs", "bert"]) == 3
+    assert "Stored are: llama, o'brien `x`" in capsys.readouterr().err
+
+
+def test_nothing_stored_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["jobs"], ["store", "rm", "x", "--yes"]):
+        assert main([*words, "--store", f"chdb://{tmp_path}/none"]) == 3
+        assert "nothing is stored yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("run", [None, 7])
+def test_a_job_is_removed_and_nothing_else(store: Store, run: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    job = RUNS[2][0]
+    before = rows(store)
+    words = ["--yes"] + ([] if run is None else ["--run", str(run)])
+    assert main(["store", "rm", job, *words]) == 0
+    said = capsys.readouterr().out
+    gone = {key: count for key, count in before.items() if key[1] == job and run in (None, key[2])}
+    assert len({table for table, *_ in gone}) == 4
+    assert rows(store) == {key: count for key, count in before.items() if key not in gone}
+    assert (
+        f"removed job {job}, {'all runs' if run is None else 'run 7'}: {sum(gone.values()):,} rows of 4 tables" in said
+    )
+    assert said.splitlines()[0].split() == ["iteration_rollup", str(20 * (2 if run is None else 1))]
+
+
+def test_without_a_yes_nothing_is_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    before = rows(store)
+    assert main(["store", "rm", "llama"]) == 2
+    err = capsys.readouterr().err
+    assert "nothing was removed" in err
+    assert "--yes" in err
+    assert "run 9 has no end: a trace that goes on will write more" in err
+    for words, why in ((["bert"], "no job 'bert'"), (["llama", "--run", "8"], "job 'llama' has no run 8")):
+        assert main(["store", "rm", "--yes", *words]) == 3
+        assert why in capsys.readouterr().err
+    assert rows(store) == before
+
+
+def test_on_a_terminal_it_asks(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, *, abort: bool) -> None:
+        asked.append(text)
+        raise click.Abort
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", confirm)
+    before = rows(store)
+    assert main(["store", "rm", "llama", "--run", "7"]) == 130
+    assert re.match(r"Remove \d+ rows of job llama, run 7 from chdb://", asked[0])
+    assert rows(store) == before
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59, "59s"), (62, "1m02s"), (3720, "1h02m"), (180000, "2d02h"), (-5, "0s")]
+)
+def test_times_for_people(seconds: int, text: str) -> None:
+    assert took(seconds * S) == text
+
+
+def test_every_table_of_jobs_has_runs(store: Store) -> None:
+    """What is removed is found by both columns."""
+    found = query(
+        store,
+        "SELECT table FROM system.columns WHERE database = currentDatabase() AND name IN ('job', 'run')"
+        " GROUP BY table HAVING count() = 1",
+    )
+    assert found.column("table").to_pylist() == []
