@@ -505,13 +505,13 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert (slow["step"], slow["slowest_ns"], slow["times_usual"]) == (7, 300 * MS, 3.33)
     assert first("per_step") == {"kernel": "gemm", "per_step": 1, "launch_ns": 5000}
     assert first("spread_ns")["last_rank"] == 2
-    top = first("FROM top_kernels")
+    top = first("FROM latest_top_kernels")
     assert (top["count"], top["total_ns"], top["share"], top["p50_ns"]) == (20, 400 * MS, 0.333, 20 * MS)
-    slower = first("FROM kernel_stats")
+    slower = first("FROM latest_kernel_stats")
     assert (slower["kernel"], slower["rank"], slower["times_before"]) == ("softmax<float>", 3, 1.2)
-    spike = first("FROM kernel_spikes")
+    spike = first("FROM latest_kernel_spikes")
     assert (spike["rank"], spike["step"], spike["duration_ns"]) == (0, 15, 2 * MS)
-    phase = first("FROM slow_phases")
+    phase = first("FROM latest_slow_phases")
     assert (phase["phase"], phase["rank"]) == ("data_loading", 2)
     assert (phase["typical_ns"], phase["excess_ns"]) == (6 * MS, 3 * MS)
     slow = first("slow_rank")
@@ -526,17 +526,17 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert (exposed["rank"], exposed["exposed_share"], exposed["hidden_part"]) == (3, 0.15, 0.25)
     assert first("starved_share")["median_ns"] == MS
     assert first("in_nccl")["call"] == "cuLaunchKernel"
-    hot = first("FROM hot_lines")
+    hot = first("FROM latest_hot_lines")
     assert (hot["line"], hot["self_ns"], hot["share"]) == ("data.py:55", 1200 * MS, 0.857)
     more = first("extra_ns_per_step")
     assert (more["function"], more["extra_ns_per_step"]) == ("tokenize", 20 * MS)
     elsewhere = first("usual_share")
     assert (elsewhere["slow_rank"], elsewhere["function"]) == (2, "__getitem__")
     assert first("off_cpu_by_reason")["reason"] == "gil"
-    assert first("FROM gc_pauses") == {"rank": 2, "pauses": 20, "gc_ns_per_step": 12 * MS, "longest_ns": 12 * MS}
-    assert first("FROM thread_usage")["rank"] == 1
+    assert first("FROM latest_gc_pauses") == {"rank": 2, "pauses": 20, "gc_ns_per_step": 12 * MS, "longest_ns": 12 * MS}
+    assert first("FROM latest_thread_usage")["rank"] == 1
     assert (first("gil_ns")["rank"], first("gil_ns")["gil_ns"]) == (2, 1200 * MS)
-    assert (first("FROM phase_ops")["rank"], first("FROM phase_ops")["compute_ns_per_step"]) == (1, 40 * MS)
+    assert (first("FROM latest_phase_ops")["rank"], first("FROM latest_phase_ops")["compute_ns_per_step"]) == (1, 40 * MS)
     last = first("last_seen")
     assert (last["ranks"], last["doing"]) == ([0, 1, 2, 3], "step (train.py:38) / tokenize (data.py:80)")
 

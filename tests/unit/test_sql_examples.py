@@ -47,8 +47,8 @@ def rows_of(store: Store, sql: str, values: dict[str, str]) -> Rows:
 
 
 def add_other_runs(store: Store) -> None:
-    """Llama's run 0 and both runs of another job, a day before, with three times the durations and other ranks; and
-    another version of each row that newer ones replace."""
+    """Llama's run 0 and both runs of another job, a day before, with three times the durations and mostly other ranks;
+    and another version of each row that newer ones replace."""
     columns = {
         (row["table"], row["name"]): row["type"]
         for row in query(
@@ -66,14 +66,14 @@ def add_other_runs(store: Store) -> None:
             client.command(f"SYSTEM STOP MERGES {table}")
             changed = []
             for name, kind in own.items():
-                if name == "rank":
-                    changed.append("toUInt32(rank + 10) AS rank")
-                elif name.endswith("_ns") and re.fullmatch(r"U?Int64", kind) and name not in ("mono_offset_ns",):
+                if name.endswith("_ns") and re.fullmatch(r"U?Int64", kind) and name not in ("mono_offset_ns",):
                     changed.append(f"{name} * 3 AS {name}")
                 elif "DateTime64" in kind and "Array" not in kind:
                     changed.append(f"subtractDays({name}, 1) AS {name}")
             for job, run in (("llama", 0), ("other", 0), ("other", 1)):
                 parts = [f"'{job}' AS job", f"toUInt32({run}) AS run", *changed]
+                if "rank" in own and (job, run) != ("other", 1):
+                    parts.append("toUInt32(rank + 10) AS rank")
                 client.command(
                     # Within a subquery: a condition would mean the new names otherwise.
                     f"INSERT INTO {table} SELECT * REPLACE ({', '.join(parts)}) FROM"
@@ -126,7 +126,7 @@ def test_the_same_queries_of_the_tables_themselves_would_mix_runs(answers: tuple
     naive = {where: sql.replace("latest_", "") for where, sql, _ in EXAMPLES if "latest_" in sql}
     same = [where for where, sql in naive.items() if comparable(rows_of(store, sql, {})) == comparable(alone[where])]
     assert len(naive) > 50
-    assert same == []
+    assert len(same) <= 1, "of shares alone, which equal jobs have alike"
 
 
 def test_every_table_of_runs_has_a_view_of_the_newest(answers: tuple[Store, dict[str, Rows]]) -> None:
