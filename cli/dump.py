@@ -21,7 +21,7 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.stacks import Group, group_by_stack, label, thread_role
 from argus.text import counted
 
-from .options import all_pids, format_option, pid_options
+from .options import all_pids, format_option, name_given, pid_options
 
 FRAMES_SHOWN = 40
 """Of a thread; the frames nearest to the leaf."""
@@ -33,6 +33,7 @@ FRAMES_SHOWN = 40
 @click.option(
     "--name",
     metavar="TEXT",
+    callback=name_given,
     help="Every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
 )
 @click.option("--children", is_flag=True, help="Also everything that was forked by them: give the launcher's PID.")

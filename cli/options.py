@@ -89,6 +89,13 @@ def pid_options(what: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def name_given(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+    """``--name``'s callback: a text that does not match every program."""
+    if value is not None and not value.strip():
+        raise ArgusError("--name is empty, which every program matches", "Write a part of its command line", EXIT_USAGE)
+    return value
+
+
 def all_pids(*groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Each process once, in the order given."""
     return tuple(dict.fromkeys(pid for group in groups for pids in group for pid in pids))

@@ -19,6 +19,7 @@ from .options import (
     flops,
     gpu_share_option,
     max_overhead_option,
+    name_given,
     new_job_name,
     peak_tflops_option,
     pid_options,
@@ -48,6 +49,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--name",
     metavar="TEXT",
+    callback=name_given,
     help="Trace every program whose command line contains TEXT; with --all-gpu only those that map libcuda.",
 )
 @click.option("--children", is_flag=True, help="Follow forks and execs: give the launcher's PID (torchrun, mpirun).")
@@ -145,8 +147,6 @@ def command(
       sudo argus trace --all-gpu --steps :200 && sudo argus diagnose
     """
     chosen = all_pids(given_pids, pids)
-    if name is not None and not name.strip():
-        raise ArgusError("--name is empty, which every program matches", "Write a part of its command line", EXIT_USAGE)
     if not (chosen or all_gpu or name):
         from .pick import pick_pids
 

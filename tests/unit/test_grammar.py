@@ -120,6 +120,7 @@ def test_verbs_that_read_a_run_share_their_options(verb: str) -> None:
         (["diagnose", "--since", "10m", "--last", "5m"], "Give one of them"),
         (["diagnose", "--rank", "x"], "'x' names no ranks"),
         (["diagnose", "--interval", "0.1s"], "too short"),
+        (["dump", "--name", ""], "--name is empty"),
         (["dump", "x"], "'x' is no process id"),
     ],
 )

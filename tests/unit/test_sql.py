@@ -536,7 +536,10 @@ def test_the_examples_find_what_was_planted(argus: Run) -> None:
     assert first("FROM latest_gc_pauses") == {"rank": 2, "pauses": 20, "gc_ns_per_step": 12 * MS, "longest_ns": 12 * MS}
     assert first("FROM latest_thread_usage")["rank"] == 1
     assert (first("gil_ns")["rank"], first("gil_ns")["gil_ns"]) == (2, 1200 * MS)
-    assert (first("FROM latest_phase_ops")["rank"], first("FROM latest_phase_ops")["compute_ns_per_step"]) == (1, 40 * MS)
+    assert (first("FROM latest_phase_ops")["rank"], first("FROM latest_phase_ops")["compute_ns_per_step"]) == (
+        1,
+        40 * MS,
+    )
     last = first("last_seen")
     assert (last["ranks"], last["doing"]) == ([0, 1, 2, 3], "step (train.py:38) / tokenize (data.py:80)")
 
