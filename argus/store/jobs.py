@@ -114,18 +114,22 @@ def count_job(store: Store, job: str, run: int | None = None) -> dict[str, int]:
     """
     if not store.exists():
         raise nothing_stored(store)
+    rows = _count(store, job, run)
+    if not rows:
+        which = f"job '{job}' has no run {run}" if run is not None else f"no job '{job}' is stored at {store.url}"
+        hint = f"Stored are: {', '.join(list_jobs(store)[:10]) or 'none'}; `argus jobs` lists their runs"
+        raise ArgusError(which, hint, EXIT_UNAVAILABLE)
+    return rows
+
+
+def _count(store: Store, job: str, run: int | None) -> dict[str, int]:
     where, values = _which(job, run)
     names = [str(name).removesuffix(LOCAL) for name in query_columns(store, _TABLES)["name"]]
     if not names:
         raise nothing_stored(store)
     counts = " UNION ALL ".join(f"SELECT '{name}' AS name, count() AS rows FROM {name} WHERE {where}" for name in names)
     found = query(store, f"SELECT name, toInt64(rows) AS rows FROM ({counts}) WHERE rows > 0 ORDER BY name", values)
-    rows = {row["name"]: row["rows"] for row in found.to_pylist()}
-    if not rows:
-        which = f"job '{job}' has no run {run}" if run is not None else f"no job '{job}' is stored at {store.url}"
-        hint = f"Stored are: {', '.join(list_jobs(store)[:10]) or 'none'}; `argus jobs` lists their runs"
-        raise ArgusError(which, hint, EXIT_UNAVAILABLE)
-    return rows
+    return {row["name"]: row["rows"] for row in found.to_pylist()}
 
 
 def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]:
@@ -135,16 +139,16 @@ def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]
     inserts: a spool that was loaded before is not loaded again.
 
     Raises:
-        ArgusError: The store cannot be reached or refuses, or there is no such job or run.
+        ArgusError: The store cannot be reached or refuses, there is no such job or run, or other shards still have rows.
     """
     from clickhouse_connect.driver.exceptions import Error
 
     rows = count_job(store, job, run)
     where, values = _which(job, run)
     tables = query_columns(store, _TABLES)
+    cluster = ""
+    local = {str(name) for name in tables["name"] if str(name).endswith(LOCAL)}
     with store.lease() as client:
-        cluster = ""
-        local = {str(name) for name in tables["name"] if str(name).endswith(LOCAL)}
         try:
             if local and any(str(engine).startswith("Replicated") for engine in tables["engine"]):
                 full = client.command(
@@ -160,6 +164,11 @@ def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]
                 )
         except Error as failure:
             raise store.explain(failure) from None
+    if local and not cluster and (left := _count(store, job, run)):
+        message = (
+            f"{sum(left.values()):,} rows of job '{job}' are on other shards, which were initialised by themselves"
+        )
+        raise ArgusError(message, "Run this again with the URL of each shard", EXIT_UNAVAILABLE)
     return rows
 
 

@@ -74,6 +74,23 @@ def test_the_schema_is_the_same_as_in_the_embedded_engine(url: str) -> None:
             assert "" not in told["comment"].tolist()
 
 
+def test_a_job_is_removed_and_nothing_else(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(url) as store:
+        for name, run in (("a", 1), ("a", 2), ("b", 1)):
+            store_job(store, name, simulate(2, 12, ddp()), run=run)
+        assert main(["store", "rm", "a", "--run", "1", "--yes", "--store", url]) == 0
+        assert "removed job a, run 1: " in capsys.readouterr().out
+        for table in ("iterations", "iteration_rollup", "collectives", "launches", "ranks", "communicators"):
+            left = query_columns(store, f"SELECT DISTINCT job, run FROM {table} ORDER BY job, run")
+            assert list(zip(left["job"], left["run"].tolist(), strict=True)) == [("a", 2), ("b", 1)], table
+        newest = query_columns(store, "SELECT job, run FROM latest_run")
+        assert (newest["job"][0], int(newest["run"][0])) == ("a", 2)
+        assert set(query_columns(store, "SELECT DISTINCT run FROM latest_iterations")["run"].tolist()) == {2}
+    assert main(["jobs", "--store", url]) == 0
+    listed = [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert listed == [["a", "2"], ["b", "1"]]
+
+
 @pytest.mark.parametrize("table", table_columns())
 def test_every_table_takes_rows(url: str, table: str) -> None:
     from .test_store_writer import example
