@@ -139,7 +139,7 @@ def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]
     inserts: a spool that was loaded before is not loaded again.
 
     Raises:
-        ArgusError: The store cannot be reached or refuses, there is no such job or run, or other shards still have rows.
+        ArgusError: The store cannot be reached or refuses, has no such job or run, or other shards still have rows.
     """
     from clickhouse_connect.driver.exceptions import Error
 

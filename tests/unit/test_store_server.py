@@ -239,6 +239,13 @@ def test_two_shards(
     assert "5 days" in status_line(urls[0], capsys, "iterations")
     assert main(["store", "init", "--store", urls[0], "--cluster", "other", "--no-replicas"]) == EXIT_USAGE
     assert "tables of the cluster 'both'" in capsys.readouterr().err
+    with open_store(urls[0]) as store:
+        job = str(query_columns(store, "SELECT job FROM latest_run")["job"][0])
+    assert main(["store", "rm", job, "--yes", "--store", urls[0]]) == EXIT_UNAVAILABLE
+    assert "on other shards" in capsys.readouterr().err
+    assert main(["store", "rm", job, "--yes", "--store", urls[1]]) == 0
+    assert main(["store", "rm", job, "--yes", "--store", urls[0]]) == EXIT_UNAVAILABLE
+    assert f"no job '{job}' is stored" in capsys.readouterr().err
 
 
 def status_line(url: str, capsys: pytest.CaptureFixture[str], table: str) -> str:
