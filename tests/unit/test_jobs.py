@@ -65,13 +65,21 @@ def write(store: Store) -> None:
         assert writer.flush(), writer.last_error
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """One engine for all tests: starting one takes long on a busy machine."""
+    with open_store(new_store(tmp_path_factory.mktemp("jobs"))) as store, store.lease():
+        yield store
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    address = new_store(tmp_path)
-    monkeypatch.setenv("ARGUS_STORE", address)
-    with open_store(address) as opened:
-        write(opened)
-        yield opened
+def store(opened: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("ARGUS_STORE", opened.url)
+    with opened.lease() as client:
+        for table in ("jobs", "ranks", "iterations", "iteration_rollup", "findings", "health"):
+            client.command(f"TRUNCATE TABLE {table}")
+    write(opened)
+    return opened
 
 
 def rows(store: Store) -> dict[tuple[str, str, int], int]:
