@@ -16,26 +16,24 @@ import hashlib
 import json
 import os
 import platform
-import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from argus.capture import bcc
+from argus.capture import bcc, disk_cache
 from argus.capture.syscalls import bpf
 from argus.resources import resource_dir
 
 FORMAT = 1
+KIND = "bpf"
 KEPT = 16
 """Answers that are kept, newest first: a few sets of options of a few versions. Each has some 100 KB."""
 _TIME_LIMIT_S = 300
-_LEFT_S = 3600
 INSTRUCTION_BYTES = 8
 LOAD_64 = 0x18
 """``BPF_LD | BPF_IMM | BPF_DW``: the only instruction that can name a map (include/uapi/linux/bpf.h)."""
@@ -79,19 +77,6 @@ class Compiled:
     seconds: float = 0.0
 
 
-def folder() -> Path | None:
-    """Where answers are kept: ``ARGUS_CACHE_DIR``, for root ``/var/cache/argus``, else ``$XDG_CACHE_HOME/argus`` or
-    ``~/.cache/argus``. None: nowhere (``ARGUS_CACHE_DIR=off``)."""
-    named = os.environ.get("ARGUS_CACHE_DIR", "")
-    if named.lower() in ("off", "none"):
-        return None
-    if named:
-        return Path(named) / "bpf"
-    if os.geteuid() == 0:
-        return Path("/var/cache/argus/bpf")
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "argus" / "bpf"
-
-
 def compiled(text: str, flags: list[str]) -> Compiled:
     """Sources as programs and maps, from disk if they were compiled before.
 
@@ -103,17 +88,15 @@ def compiled(text: str, flags: list[str]) -> Compiled:
         CompileError: They do not compile.
         ArgusError: bcc is not installed.
     """
-    where = folder()
-    key = _key(text, flags)
-    if where is not None:
-        found = _read(where / f"{key}.json")
+    where = disk_cache.folder(KIND)
+    path = None if where is None else where / f"{_key(text, flags)}.json"
+    if path is not None:
+        found = _read(path)
         if found is not None:
             return found
     answer = _ask_child(text, flags)
-    if where is not None:
-        # A cache that cannot be written costs the next start some seconds, and this one nothing.
-        with contextlib.suppress(OSError):
-            _keep(where, key, answer)
+    if path is not None:
+        disk_cache.keep(path, json.dumps(answer).encode(), KEPT)
     return _understood(answer)
 
 
@@ -146,51 +129,16 @@ def _shared_libraries() -> list[Path]:
 # --- kept on disk
 
 
-def _trusted(status: os.stat_result) -> bool:
-    """What root loads into the kernel must be root's own."""
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _read(path: Path) -> Compiled | None:
     """What was kept, if it can be believed. Anything else is no error: it is compiled again."""
-    try:
-        if not _trusted(path.parent.stat()):
-            return None
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not _trusted(status) or not stat.S_ISREG(status.st_mode):
-                return None
-            text = file.read()
-        checksum, _, body = text.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != checksum:
-            return None
-        found = _understood(json.loads(body))
-        os.utime(path)  # the newest are kept
-        return Compiled(found.maps, found.programs, found.license)
-    except (OSError, ValueError, KeyError, TypeError):
+    body = disk_cache.read(path)
+    if body is None:
         return None
-
-
-def _keep(where: Path, key: str, answer: dict[str, Any]) -> None:
-    where.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _trusted(where.stat()):
-        return
-    body = json.dumps(answer).encode()
-    # With a name of its own until it is whole: two that start at once do not see half of each other's.
-    handle, path = tempfile.mkstemp(dir=where, prefix=".new-")
     try:
-        with open(handle, "wb") as file:
-            file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        os.rename(path, where / f"{key}.json")
-    except BaseException:
-        os.unlink(path)
-        raise
-    # What somebody left who was killed while he wrote.
-    for left in where.glob(".new-*"):
-        if left.stat().st_mtime < time.time() - _LEFT_S:
-            left.unlink(missing_ok=True)
-    for old in sorted(where.glob("*.json"), key=lambda p: p.stat().st_mtime_ns, reverse=True)[KEPT:]:
-        old.unlink(missing_ok=True)
+        found = _understood(json.loads(body))
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Compiled(found.maps, found.programs, found.license)
 
 
 def _understood(answer: dict[str, Any]) -> Compiled:

@@ -1,7 +1,7 @@
 """Where in a library's file a function begins, and which function an address is in: symbol tables read as columns.
 
-pyelftools parses the headers; the tables themselves, which hold hundreds of thousands of symbols in PyTorch's
-libraries, are viewed with numpy and searched by name.
+Headers and tables are numpy views of what was read: PyTorch's libraries hold hundreds of thousands of symbols, so
+nothing here makes an object of each.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
 from numpy.typing import NDArray
 
 SYMBOL = np.dtype(
@@ -47,18 +45,16 @@ class _Segment:
     writable_bytes: int = 0
 
 
+Place = tuple[int, int]
+"""A row of a file's symbol tables: number of the section, row in it."""
+
+
 @dataclass(frozen=True)
 class Symbol:
     """A symbol that a file defines: virtual address in the file, and size in bytes."""
 
     address: int
     size: int
-
-
-@dataclass(frozen=True)
-class _Table:
-    symbols: NDArray[np.void]
-    strings: bytes
 
 
 class Elf:
@@ -74,50 +70,24 @@ class Elf:
     """
 
     def __init__(self, path: str | Path, *, dynamic_only: bool = False) -> None:
-        self._sections = ("SHT_DYNSYM",) if dynamic_only else ("SHT_DYNSYM", "SHT_SYMTAB")
-        with open(path, "rb") as file:
+        kinds = ("SHT_DYNSYM",) if dynamic_only else tuple(_SYMBOL_TABLES.values())
+        with _open_image(path) as image:
+            headers = _Headers(image, str(path))
             try:
-                view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            except ValueError as reason:
-                raise NotElf(f"{path} is empty") from reason
-            with view:
-                if view[:6] != b"\x7fELF\x02\x01":
-                    raise NotElf(f"{path} is not a 64-bit little-endian ELF file")
-                try:
-                    self._read(view, ELFFile(file))
-                except (ELFError, ValueError, KeyError, AttributeError) as reason:
-                    raise NotElf(f"{path} is damaged: {reason}") from reason
-
-    def _read(self, view: mmap.mmap, elf: ELFFile) -> None:
-        self._segments = [
-            _Segment(
-                segment["p_offset"],
-                segment["p_vaddr"],
-                segment["p_filesz"],
-                bool(segment["p_flags"] & _EXECUTABLE),
-                segment["p_memsz"] if segment["p_flags"] & _WRITABLE else 0,
-            )
-            for segment in elf.iter_segments("PT_LOAD")
-        ]
-        self.text_bytes = sum(
-            segment["p_filesz"] for segment in elf.iter_segments("PT_LOAD") if segment["p_flags"] & _EXECUTABLE
-        )
+                self._segments = _segments(headers)
+                self._tables = [
+                    table
+                    for section, kind in enumerate(headers.sections["type"].tolist())
+                    if _SYMBOL_TABLES.get(kind) in kinds and (table := _read_table(headers, section)) is not None
+                ]
+            except (ValueError, IndexError, OverflowError) as reason:
+                raise NotElf(f"{path} is damaged: {reason}") from reason
+        self.text_bytes = _text_bytes(self._segments)
         """Size of the file's code."""
-        self._tables: list[_Table] = []
-        for section in elf.iter_sections():
-            if section["sh_type"] not in self._sections:
-                continue
-            strings = elf.get_section(section["sh_link"])
-            raw = view[section["sh_offset"] : section["sh_offset"] + section["sh_size"]]
-            text = view[strings["sh_offset"] : strings["sh_offset"] + strings["sh_size"]]
-            self._tables.append(_Table(np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize), text))
 
     def file_offset(self, address: int) -> int | None:
         """The offset in the file of a virtual address, or None where no segment of the file holds it."""
-        for segment in self._segments:
-            if segment.address <= address < segment.address + segment.file_bytes:
-                return address - segment.address + segment.file_offset
-        return None
+        return _file_offset(self._segments, address)
 
     def address(self, file_offset: int) -> int | None:
         """The virtual address at an offset in the file: the inverse of ``file_offset``."""
@@ -126,39 +96,42 @@ class Elf:
                 return file_offset - segment.file_offset + segment.address
         return None
 
+    def located(self, names: Collection[str]) -> dict[str, tuple[Place, int]]:
+        """Of the functions among ``names`` that this file defines: which row of its symbol tables says so, for
+        ``SymbolFile.function``, and the function's offset in the file."""
+        found = {}
+        for name, (table, row) in self._find(names, functions=True).items():
+            offset = self.file_offset(int(table.symbols["value"][row]))
+            if offset is not None:
+                found[name] = ((table.section, row), offset)
+        return found
+
     def functions(self, names: Collection[str]) -> dict[str, int]:
         """File offsets of the functions among ``names`` that this file defines."""
-        found: dict[str, int] = {}
-        for table in self._tables:
-            defined = (table.symbols["section"] != 0) & ((table.symbols["info"] & 15) == _FUNCTION)
-            symbols = table.symbols[defined]
-            for name in names:
-                if name in found:
-                    continue
-                # Linkers share tails ("ncclAllReduce" inside "pncclAllReduce"), so a match may begin inside a string.
-                places = _occurrences(table.strings, name.encode() + b"\0")
-                if not places:
-                    continue
-                match = np.flatnonzero(np.isin(symbols["name"], places))
-                if match.size:
-                    offset = self.file_offset(int(symbols["value"][match[0]]))
-                    if offset is not None:
-                        found[name] = offset
-        return found
+        return {name: offset for name, (_, offset) in self.located(names).items()}
 
     def symbols(self, names: Collection[str]) -> dict[str, Symbol]:
         """The symbols of any kind among ``names`` that this file defines."""
-        found: dict[str, Symbol] = {}
+        return {
+            name: Symbol(int(table.symbols["value"][row]), int(table.symbols["size"][row]))
+            for name, (table, row) in self._find(names, functions=False).items()
+        }
+
+    def _find(self, names: Collection[str], *, functions: bool) -> dict[str, tuple[_Table, int]]:
+        """The first row that defines each name, of the first table that has one. Of functions, those in a segment."""
+        found: dict[str, tuple[_Table, int]] = {}
         for table in self._tables:
-            defined = table.symbols[table.symbols["section"] != 0]
-            for name in names:
-                if name in found:
-                    continue
-                places = _occurrences(table.strings, name.encode() + b"\0")
-                match = np.flatnonzero(np.isin(defined["name"], places))
-                if match.size:
-                    symbol = defined[int(match[0])]
-                    found[name] = Symbol(int(symbol["value"]), int(symbol["size"]))
+            symbols = table.symbols
+            rows = np.flatnonzero(
+                (symbols["section"] != 0) & ((symbols["info"] & 15) == _FUNCTION)
+                if functions
+                else symbols["section"] != 0
+            )
+            missing = [name for name in names if name not in found]
+            for name, places in _rows_named(table.strings, symbols["name"][rows], missing).items():
+                row = int(rows[places[0]])
+                if not functions or self.file_offset(int(symbols["value"][row])) is not None:
+                    found[name] = (table, row)
         return found
 
     def variables(self) -> list[Symbol]:
@@ -195,8 +168,152 @@ class Elf:
             match = np.flatnonzero(covers)
             if match.size:
                 start = int(symbols["name"][match[0]])
-                return table.strings[start : table.strings.index(b"\0", start)].decode(errors="replace")
+                return table.strings[start:].partition(b"\0")[0].decode(errors="replace")
         return None
+
+
+class SymbolFile:
+    """An ELF file of which only the headers were read. A context manager: it is open inside.
+
+    Args:
+        path: Any path the file can be opened by.
+
+    Raises:
+        NotElf: It is no 64-bit little-endian ELF file.
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._image = _File(path)
+        try:
+            self._headers = _Headers(self._image, str(path))
+            self._segments = _segments(self._headers)
+            self.build_id = self._headers.build_id()
+            """GNU build id in hexadecimal; empty: it has none."""
+        except (ValueError, IndexError, OverflowError) as reason:
+            self._image.close()
+            raise NotElf(f"{path} is damaged: {reason}") from reason
+        except BaseException:
+            self._image.close()
+            raise
+
+    def __enter__(self) -> SymbolFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._image.close()
+
+    @property
+    def status(self) -> os.stat_result:
+        return os.fstat(self._image.fd)
+
+    @property
+    def text_bytes(self) -> int:
+        """Size of the file's code."""
+        return _text_bytes(self._segments)
+
+    @property
+    def layout(self) -> bytes:
+        """Segments and sections as the file has them. Tools that move a library's parts leave its build id."""
+        return self._headers.segments.tobytes() + self._headers.sections.tobytes()
+
+    @property
+    def name_bytes(self) -> int:
+        """Size of the tables of the symbols' names: what reading all of them costs."""
+        sections = self._headers.sections
+        links = sections["link"][np.isin(sections["type"], list(_SYMBOL_TABLES))]
+        return int(sections["size"][links[links < len(sections)]].sum())
+
+    def function(self, name: str, place: Place) -> int | None:
+        """The file offset of a function, if this row of a symbol table is of that function; else None."""
+        section, row = place
+        sections = self._headers.sections
+        if not 0 <= section < len(sections) or int(sections["type"][section]) not in _SYMBOL_TABLES:
+            return None
+        table = sections[section]
+        if not 0 <= row < int(table["size"]) // SYMBOL.itemsize or int(table["link"]) >= len(sections):
+            return None
+        at = int(table["offset"]) + row * SYMBOL.itemsize
+        raw = self._image[at : at + SYMBOL.itemsize]
+        if len(raw) < SYMBOL.itemsize:
+            return None
+        symbol = np.frombuffer(raw, SYMBOL)[0]
+        if symbol["section"] == 0 or (int(symbol["info"]) & 15) != _FUNCTION:
+            return None
+        strings = sections[int(table["link"])]
+        word = name.encode() + b"\0"
+        begin = int(symbol["name"])
+        if begin + len(word) > int(strings["size"]):
+            return None
+        begin += int(strings["offset"])
+        if self._image[begin : begin + len(word)] != word:
+            return None
+        return _file_offset(self._segments, int(symbol["value"]))
+
+
+def _file_offset(segments: Collection[_Segment], address: int) -> int | None:
+    for segment in segments:
+        if segment.address <= address < segment.address + segment.file_bytes:
+            return address - segment.address + segment.file_offset
+    return None
+
+
+def _text_bytes(segments: Collection[_Segment]) -> int:
+    return sum(segment.file_bytes for segment in segments if segment.executable)
+
+
+def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str]) -> dict[str, list[int]]:
+    """Which symbols have these names, without a look at each name: eight bytes of all of them at a time.
+
+    Args:
+        text: The table of names, each ended by a zero byte.
+        names: Where in ``text`` each symbol's name begins, shape (n,).
+        wanted: The names.
+
+    Returns:
+        For each name that some symbol has, their places in ``names``, ascending.
+    """
+    words = {name.encode(): name for name in wanted}
+    found: dict[str, list[int]] = {}
+
+    def check(rows: NDArray[np.intp]) -> None:
+        for row, begin in zip(rows.tolist(), names[rows].tolist(), strict=True):
+            name = words.get(text[begin : begin + longest].partition(b"\0")[0])
+            if name is not None and text[begin : begin + longest].find(b"\0") >= 0:
+                found.setdefault(name, []).append(row)
+
+    longest = max(map(len, words), default=0) + 1
+    last = len(text) - _CHUNK
+    # The chunks of names that begin near the table's end would reach over it.
+    near = names.astype(np.int64) > last - longest
+    check(np.flatnonzero(near & (names < len(text))))
+    rows = np.flatnonzero(~near)
+    at = 0
+    pending = list(words)
+    while pending and len(rows):
+        # As a view of every eight bytes in the text: what is taken from it is a copy of a few.
+        chunks = np.ndarray((len(text) - _CHUNK + 1,), "<u8", text, strides=(1,))[names[rows] + np.uint32(at)]
+        going_on = np.zeros(len(rows), bool)
+        ends = np.zeros(len(rows), bool)
+        for count in {min(len(word) + 1 - at, _CHUNK) for word in pending}:
+            alike = [word for word in pending if min(len(word) + 1 - at, _CHUNK) == count]
+            keys = [int.from_bytes((word + b"\0")[at : at + count], "little") for word in alike]
+            match = _among(chunks & np.uint64((1 << 8 * count) - 1), np.array(sorted(set(keys)), np.uint64))
+            if any(len(word) + 1 > at + _CHUNK for word in alike):
+                going_on |= match
+            if any(len(word) + 1 <= at + _CHUNK for word in alike):
+                ends |= match
+        check(rows[ends])
+        rows = rows[going_on]
+        at += _CHUNK
+        pending = [word for word in pending if len(word) + 1 > at]
+    return {name: sorted(set(places)) for name, places in found.items()}
+
+
+def _among(values: NDArray[np.uint64], few: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which values are among a few sorted ones: ``np.isin`` would sort the values."""
+    found: NDArray[np.bool_] = few[np.minimum(few.searchsorted(values), len(few) - 1)] == values
+    return found
 
 
 def _occurrences(text: bytes, word: bytes) -> list[int]:
@@ -221,9 +338,10 @@ _ALIAS_BYTES = 64
 _STRINGS_IN_MEMORY = 1 << 20
 """A larger table of names stays in its file: libtorch_cpu's takes 74 MB, and few of its names are ever asked for."""
 _LONGEST_SYMBOL = 1 << 14
+_CHUNK = 8
+"""Bytes of a name that are compared at a time."""
 
-# Elf64_Phdr and Elf64_Shdr, from the System V ABI. pyelftools makes an object of each section, and of each bucket of a
-# hash table: half a second for libtorch_cpu.
+# Elf64_Phdr and Elf64_Shdr, from the System V ABI.
 _SEGMENT = np.dtype(
     [("type", "<u4"), ("flags", "<u4")]
     + [(name, "<u8") for name in ("offset", "address", "physical", "file_bytes", "memory_bytes", "align")]
@@ -312,6 +430,37 @@ class _Headers:
                     return notes[data_at : data_at + data_bytes].hex()
                 at = data_at + -(-data_bytes // align) * align
         return ""
+
+
+@dataclass(frozen=True)
+class _Table:
+    section: int
+    symbols: NDArray[np.void]
+    strings: bytes
+
+
+def _read_table(headers: _Headers, section: int) -> _Table | None:
+    """A symbol table with its names; None: its names are nowhere."""
+    link = int(headers.sections["link"][section])
+    if link >= len(headers.sections):
+        return None
+    raw, text = headers.data(section), headers.data(link)
+    symbols = np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
+    return _Table(section, symbols, text)
+
+
+def _segments(headers: _Headers) -> list[_Segment]:
+    """What is loaded of the file."""
+    return [
+        _Segment(
+            int(segment["offset"]),
+            int(segment["address"]),
+            int(segment["file_bytes"]),
+            bool(segment["flags"] & _EXECUTABLE),
+            int(segment["memory_bytes"]) if segment["flags"] & _WRITABLE else 0,
+        )
+        for segment in headers.segments[headers.segments["type"] == _LOAD]
+    ]
 
 
 class _Names:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from argus.capture import calls
-from argus.capture.elf import Elf, NotElf
+from argus.capture import calls, symbol_cache
+from argus.capture.elf import NotElf
 from argus.capture.pytorch import Layout, layout_of
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 
@@ -48,6 +48,9 @@ _LAYERS = {
     **dict.fromkeys(TORCH, calls.Layer.TORCH),
     NVTX: calls.Layer.NVTX,
 }
+_LOOKED_FOR = tuple(
+    dict.fromkeys((*itertools.chain.from_iterable(_SENTINELS.values()), *(call.symbol for call in calls.CALLS)))
+)
 _MAPS_LINE = re.compile(
     r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) (?P<perms>\S+) (?P<offset>[0-9a-f]+) (?P<device>\S+) (?P<inode>\d+) +"
     r"(?P<path>/.*)$"
@@ -620,15 +623,13 @@ def _hooks(open_path: str, key: FileKey) -> _Hooks:
 
 def _read_hooks(open_path: str) -> _Hooks:
     try:
-        elf = Elf(open_path)
+        found = symbol_cache.functions(open_path, _LOOKED_FOR)
     except (NotElf, OSError):
         return (), {}, 0
-    present = elf.functions(list(itertools.chain.from_iterable(_SENTINELS.values())))
-    roles = tuple(role for role, sentinels in _SENTINELS.items() if not present.keys().isdisjoint(sentinels))
-    if not roles:
-        return (), {}, 0
+    roles = tuple(role for role, sentinels in _SENTINELS.items() if not found.offsets.keys().isdisjoint(sentinels))
     layers = {_LAYERS[role] for role in roles}
-    return roles, elf.functions([call.symbol for call in calls.CALLS if call.layer in layers]), elf.text_bytes
+    wanted = (call.symbol for call in calls.CALLS if call.layer in layers)
+    return roles, {name: found.offsets[name] for name in wanted if name in found.offsets}, found.text_bytes
 
 
 def processes() -> Iterator[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import bcc, bpf, compile, programs, stacks
+from argus.capture import bcc, bpf, compile, disk_cache, programs, stacks
 from argus.capture.programs import INSTRUCTION, LOG_STATISTICS, RAW_TRACEPOINT, LoadError, Module
 from argus.capture.stacks import StackProbes
 from argus.capture.syscalls import bpf as bpf_call
@@ -160,9 +160,9 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARGUS_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert compile.folder() == Path("/var/cache/argus/bpf")
+    assert disk_cache.folder("bpf") == Path("/var/cache/argus/bpf")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert compile.folder() == Path("/elsewhere/argus/bpf")
+    assert disk_cache.folder("bpf") == Path("/elsewhere/argus/bpf")
 
 
 @pytest.mark.kernel

@@ -1,0 +1,112 @@
+"""Where libraries have the functions that Argus probes: read from their symbol tables once, and kept on disk.
+
+libtorch_cpu has half a million symbols, with 80 MB of names. An entry says in which rows of the tables the functions
+are that were looked for, and each row is read again from the library before it is used: whatever an entry says, a probe
+is put only where the library itself has that function. What an entry cannot prove is that nothing was left out, so its
+name tells libraries apart by build id and layout, by whose they are, and, where that is not enough, by the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from argus.capture import disk_cache
+from argus.capture.elf import Elf, NotElf, Place, SymbolFile
+
+FORMAT = 1
+KIND = "symbols"
+KEPT = 256
+"""Entries that are kept, newest first, of some KB each: a node's images have a few large libraries each."""
+LARGE_BYTES = 1 << 20
+"""Tables of names smaller than this are read in less time than an entry."""
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Functions of a file.
+
+    Attributes:
+        offsets: File offset of each that was found, by symbol.
+        text_bytes: Size of the file's code.
+        kept: Whether an entry of the cache told where they are.
+    """
+
+    offsets: dict[str, int]
+    text_bytes: int
+    kept: bool = False
+
+
+def functions(path: str | Path, names: Collection[str]) -> Functions:
+    """Looks for functions in a library.
+
+    Args:
+        path: By which the file can be opened.
+        names: The functions' symbols.
+
+    Raises:
+        NotElf: It is no 64-bit little-endian ELF file.
+        OSError: It cannot be read.
+    """
+    with SymbolFile(path) as file:
+        where = disk_cache.folder(KIND) if file.name_bytes >= LARGE_BYTES else None
+        entry = None if where is None else where / f"{_key(file, names)}.json"
+        if entry is not None and (offsets := _verified(file, entry, names)) is not None:
+            return Functions(offsets, file.text_bytes, kept=True)
+        status = file.status
+    elf = Elf(path)
+    located = elf.located(names)
+    found = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
+    # What was read was read from the path: it must still be the file whose name the entry has.
+    now = os.stat(path)
+    if entry is not None and (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size) == (
+        status.st_dev,
+        status.st_ino,
+        status.st_ctime_ns,
+        status.st_size,
+    ):
+        places = {name: place for name, (place, _) in located.items()}
+        disk_cache.keep(entry, json.dumps({"places": places}).encode(), KEPT)
+    return found
+
+
+def _key(file: SymbolFile, names: Collection[str]) -> str:
+    """A name for all that an entry depends on."""
+    status = file.status
+    words = [str(FORMAT), file.build_id, str(status.st_size), str(status.st_uid)]
+    if not file.build_id or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        words += [str(n) for n in (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)]
+    seen = hashlib.sha256(file.layout)
+    for word in [*words, *sorted(names)]:
+        seen.update(f"{len(word)}:{word}".encode())
+    return seen.hexdigest()[:32]
+
+
+def _verified(file: SymbolFile, entry: Path, names: Collection[str]) -> dict[str, int] | None:
+    """What an entry says, if the library says so too; None: there is no such entry."""
+    body = disk_cache.read(entry)
+    if body is None:
+        return None
+    try:
+        places: dict[str, Place] = {
+            str(name): (int(section), int(row)) for name, (section, row) in json.loads(body)["places"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if not places.keys() <= set(names):
+        return None
+    offsets: dict[str, int] = {}
+    for name, place in places.items():
+        try:
+            offset = file.function(name, place)
+        except (ValueError, IndexError, OverflowError) as reason:
+            raise NotElf(f"damaged: {reason}") from reason
+        if offset is None:
+            return None
+        offsets[name] = offset
+    return offsets
