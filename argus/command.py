@@ -175,12 +175,11 @@ def _watch(watched: Watched, work: Callable[[Watched], int], output: int) -> Non
         else:
             watched.off(str(failure))
     except BaseException as failure:
-        if os.environ.get("ARGUS_DEBUG"):
-            import traceback
+        from argus import debug
 
-            traceback.print_exc()
+        where = debug.traceback_of(failure)
         if watched.said_ready:
-            print(f"argus: tracing ended: {type(failure).__name__}: {failure}", file=sys.stderr)
+            print(f"argus: tracing ended: {type(failure).__name__}: {failure}. {where}", file=sys.stderr)
         else:
             watched.off(f"{type(failure).__name__}: {failure}")
     finally:

@@ -218,6 +218,8 @@ class StackSide:
         self._rests = False
         self._why, self._calm_due = "", 0.0
         self._probes: StackProbes | None = None
+        self._loaded: StackProbes | None = None
+        """What ``load`` has loaded, until ``start``."""
         self._reason = "" if on else "off: switched off with --no-stacks"
         self._begun = False
         self._processes: dict[int, _Process] = {}
@@ -251,16 +253,23 @@ class StackSide:
 
     # ---- who
 
-    def start(self) -> None:
-        """Loads the programs. What does not work is told by ``state``: the trace goes on without."""
-        if self._reason:
+    def load(self) -> None:
+        """Loads the programs, which takes the kernel most of a second: any thread may do so. What does not work is told
+        by ``state``: the trace goes on without."""
+        if self._reason or self._loaded is not None:
             return
         try:
-            self._probes = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns)
-            self._begun = True
-            self._ends = select.epoll()
+            self._loaded = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns)
         except ArgusError as failure:
             self._reason = f"off: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
+
+    def start(self) -> None:
+        """Begins, with the programs that ``load`` has loaded, or loads them."""
+        self.load()
+        if self._loaded is not None:
+            self._probes, self._loaded = self._loaded, None
+            self._begun = True
+            self._ends = select.epoll()
 
     @property
     def due(self) -> float:
@@ -888,6 +897,9 @@ class StackSide:
             self._kernel = self._probes.counters()
             self._probes.close()
             self._probes = None
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     # ---- what is known of it
 

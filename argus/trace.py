@@ -7,18 +7,20 @@ never waits for the store.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
 from collections import Counter as Tally
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import __version__, heap, records
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches
+from argus import __version__, debug, heap, records
+from argus.aside import Aside
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches, symbol_cache
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.hosts import wall_error_ns
@@ -212,6 +214,8 @@ class Tracer:
         self._store = store
         self._writer = Writer(store, source=f"trace/{self.host}", place=spill.place(store.target))
         self._probes: Probes | None = None
+        self._loading: Aside[None] | None = None
+        """Loads what samples stacks; None: that was not begun, or is done."""
         self._roster: Roster | None = None
         self._kernels = KernelSide(self._writer, self._origin, options.raw, options.raw_rows_s, self._note)
         self._flags = FlagWatcher(store)
@@ -318,8 +322,14 @@ class Tracer:
 
     # ---- begin
 
-    def start(self) -> None:
-        """Finds the targets, loads the programs and attaches.
+    def start(self, progress: Callable[[str], None] = lambda _: None, *, wait_for_stacks: bool = True) -> None:
+        """Finds the targets, loads the programs and attaches. The store is opened and stacks' programs are loaded
+        meanwhile, each in a thread of its own.
+
+        Args:
+            progress: Called with what takes time now, in words for people.
+            wait_for_stacks: Return once stacks are sampled. Otherwise that begins in a later ``poll``, half a second
+                after the probes.
 
         Raises:
             ArgusError: Nothing can be traced, with the reason. Nothing is left attached.
@@ -331,41 +341,72 @@ class Tracer:
                 EXIT_UNAVAILABLE,
             )
         heap.settle()
-        targets = self._find_targets()
+        targets: list[Target] = []
+        symbol_cache.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")
         try:
+            targets = self._find_targets()
+            debug.note("start: targets found")
             # A store that cannot be had is told now, not at the end. One that goes away later is waited for.
-            ensure_schema(self._store)
-            if self.options.run is None:
-                # Runs are numbered by the second, and a second trace may begin in the same one.
-                newest = newest_run(self._store)
-                if self._run <= newest < self._run + 60:
-                    self._run = newest + 1
+            opening = Aside(self._open_store, "argus-open")
+            progress("loading BPF programs")
             self._probes = Probes(
                 launch_ring_bytes=self.options.launch_ring_bytes,
                 launch_durations=self.options.launch_durations,
                 backend=self.options.backend,
             )
+            debug.note("start: programs loaded")
+            self._loading = Aside(self._stacks.load, "argus-load")
+            progress(f"opening the store {self._store.url}")
+            opening.result()
+            debug.note("start: store open")
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
+            progress("attaching probes")
             self._roster.start(targets, set(self.options.pids))
+            debug.note("start: probes attached")
             # What follows takes seconds on a busy node, and calls come already.
             self._drain()
-            self._stacks.start()
-            self._drain()
-            self._stacks.look(self.jobs, time.monotonic())
             self._overhead.start()
             self._govern(time.monotonic())
             self._writer.start()
-            self._drain()
             self._write_ranks()
-        except BaseException:
+            self._writer.maybe_flush(math.inf)  # who reads the store sees at once that there is a run
+            if wait_for_stacks:
+                progress("loading BPF programs for stacks")
+                while not self._loading.wait(POLL_S):
+                    self._drain()
+                self._begin_stacks(time.monotonic())
+            self._drain()
+        except BaseException as failure:
+            if self._loading is not None and isinstance(failure, Exception):
+                self._loading.result()  # what it loads is closed below
             self.abort()
             for target in targets:
                 target.close()
             raise
+        finally:
+            symbol_cache.on_slow = None
         self.started_ns = time.monotonic_ns()
         self._view_before = (time.monotonic(), self._cpu_s(), {})
+
+    def _begin_stacks(self, now: float) -> None:
+        """Samples stacks from here on, if what does so has been loaded."""
+        if self._loading is not None and self._loading.wait(0):
+            self._loading.result()
+            self._loading = None
+            self._stacks.start()
+            self._stacks.look(self.jobs, now)
+            debug.note("start: stacks sampled")
+
+    def _open_store(self) -> None:
+        """Sees to the store's tables, and numbers the run."""
+        ensure_schema(self._store)
+        if self.options.run is None:
+            # Runs are numbered by the second, and a second trace may begin in the same one.
+            newest = newest_run(self._store)
+            if self._run <= newest < self._run + 60:
+                self._run = newest + 1
 
     def _find_targets(self) -> list[Target]:
         options = self.options
@@ -410,6 +451,7 @@ class Tracer:
         self._gpu.poll(now)
         self._probe_math()
         self._drain()
+        self._begin_stacks(now)
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
             if self._roster.look_quickly(now):
@@ -457,6 +499,8 @@ class Tracer:
         """How soon after the beginning of the last ``poll`` it is to be called again."""
         if self._calls_come:
             return self._ring_poll_s
+        if self._loading is not None:
+            return POLL_S
         return max(POLL_S, min(self._look_due, self._work_due, self._stacks.due) - self._polled)
 
     @property
@@ -992,6 +1036,9 @@ class Tracer:
         """Takes the probes away, stores what is left, and returns the loss counters that are not 0."""
         assert self._probes is not None
         assert self._roster is not None
+        if self._loading is not None:
+            self._loading.result()
+            self._begin_stacks(time.monotonic())
         self._govern(time.monotonic(), final=True)
         self._gpu.begin_stop()
         self._roster.family.close()
@@ -1039,6 +1086,26 @@ class Tracer:
         while not self._gpu.stopped and (now := time.monotonic()) < deadline:
             self._gpu.poll(now)
             time.sleep(0.01)
+
+    def give_up(self, timeout_s: float) -> str:
+        """Brings rows that are not stored to disk, for the case that the process ends at once: any thread may call it.
+
+        Args:
+            timeout_s: How long that may take. What is not on disk then is lost.
+
+        Returns:
+            What has become of them, for people.
+        """
+        on_disk, lost = self._writer.give_up(timeout_s)
+        parts = []
+        if on_disk:
+            parts.append(
+                f"{on_disk:,} rows wait in {self._writer.spilled_to}: the next trace, or"
+                " `argus store load`, stores them"
+            )
+        if lost:
+            parts.append(f"{lost:,} rows are lost")
+        return "argus: given up: " + ("; ".join(parts) or "nothing that was recorded is lost")
 
     def abort(self) -> None:
         """Lets go of everything at once, storing nothing more."""

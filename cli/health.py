@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from argus import debug
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.health import config, cron, history, output
 from argus.health.check import CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, clean, worst
@@ -61,13 +62,11 @@ def _unknown() -> Iterator[None]:
         _print_no_more()
         raise click.exceptions.Exit(EXIT_CODES[UNKNOWN]) from None
     except Exception as failure:
-        if os.environ.get("ARGUS_DEBUG"):
-            raise
         if isinstance(failure, OSError):
             _print_no_more()
             where = f": {failure.filename}" if failure.filename else ""
             raise ArgusError(f"{failure.strerror or failure}{where}", "", EXIT_CODES[UNKNOWN]) from None
-        hint = "This is a defect of Argus; ARGUS_DEBUG=1 shows where"
+        hint = f"This is a defect of Argus. {debug.traceback_of(failure)}"
         told = f"internal error: {type(failure).__name__}: {clean(failure)}"
         raise ArgusError(told, hint, EXIT_CODES[UNKNOWN]) from None
 

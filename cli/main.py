@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from . import interrupt
+
+if __name__ == "__main__":
+    interrupt.quit_at_once()  # before what takes time to import
+
 import importlib
 import io
 import os
 import sys
+import traceback
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from argus import __version__
+from argus import __version__, debug
 from argus.errors import EXIT_FAILURE, ArgusError
 from argus.lean import be_lean
 
@@ -57,6 +63,8 @@ class _Verbs(SuggestingGroup):
         module = importlib.import_module(f".{MODULES.get(cmd_name, cmd_name)}", __package__)
         command = getattr(module, "command")  # noqa: B009 - mypy cannot know the module
         assert isinstance(command, click.Command)
+        if not any(param.name == "debug" for param in command.params):
+            command.params.append(_debug_option())
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -64,9 +72,38 @@ class _Verbs(SuggestingGroup):
         found = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        debug.capture_logging()
+        interrupt.interrupt_verbs()
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Not left to click, which prints an empty line into pipes and logs, too.
+            if sys.stderr is not None and sys.stderr.isatty() and not interrupt.announced:
+                click.echo(err=True)
+            raise click.exceptions.Exit(interrupt.INTERRUPTED) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _begin_debugging(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and debug.path() is None:
+        where = debug.begin()
+        click.echo(f"argus: debug log: {where or f'none, {debug.folder()} cannot be used'}", err=True)
+
+
+def _debug_option() -> click.Option:
+    """``--debug``, which every verb has."""
+    return click.Option(
+        ["--debug"],
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=_begin_debugging,
+        help="Log warnings of libraries, and what takes how long, to a file.",
+    )
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -84,8 +121,14 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs ``argus`` with ``argv`` (default: the process's own arguments) and returns its exit code."""
-    if argv is None:
+    """Runs ``argus`` with ``argv`` (default: the process's own arguments) and returns its exit code.
+
+    Without ``argv`` the process is Argus's: an interrupted one ends here.
+    """
+    own = argv is None
+    if own:
+        interrupt.quit_at_once()
+        debug.capture()
         be_lean()
     for stream in (sys.stdout, sys.stderr):
         # A locale of the last century, or a byte from a database, must not end a command.
@@ -93,6 +136,16 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:  # started with its output closed
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    if debug.wanted():
+        _begin_debugging(click.Context(cli), click.Option(["--debug"]), True)
+    code = _run(argv)
+    if own and interrupt.came:
+        interrupt.flush_and_leave(code)
+    return code
+
+
+def _run(argv: list[str] | None) -> int:
+    """Runs a verb, and turns what it raises into lines for people and an exit code."""
     try:
         if (asked := os.environ.get("_ARGUS_COMPLETE")) and answer_from_store(asked):
             return 0
@@ -103,10 +156,11 @@ def main(argv: list[str] | None = None) -> int:
     except click.ClickException as wrong:
         wrong.show()
         return wrong.exit_code
-    except click.Abort:
-        click.echo("argus: stopped", err=True)
-        return 130
+    except (click.Abort, KeyboardInterrupt):
+        return interrupt.INTERRUPTED
     except ArgusError as failure:
+        if interrupt.came:
+            return interrupt.INTERRUPTED  # what was cut short fails in many ways
         click.echo(f"argus: {failure.message}", err=True)
         if failure.hint:
             click.echo(f"       {failure.hint}", err=True)
@@ -115,22 +169,22 @@ def main(argv: list[str] | None = None) -> int:
         # The reader went away (`argus sql … | head`): keep Python from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except KeyboardInterrupt:
-        return 130
-    except OSError as failure:
+    except Exception as failure:
+        return interrupt.INTERRUPTED if interrupt.came else _failed(failure)
+
+
+def _failed(failure: Exception) -> int:
+    """Says in a line or two what went wrong that nobody expected. The traceback goes to a file."""
+    if isinstance(failure, OSError):
         # Ours become ArgusError where they arise; what is left is the terminal, pipe or file that we print to.
-        if os.environ.get("ARGUS_DEBUG"):
-            raise
+        debug.note("".join(traceback.format_exception(failure)))
         click.echo(
             f"argus: {failure.strerror or failure}" + (f": {failure.filename}" if failure.filename else ""), err=True
         )
-        return EXIT_FAILURE
-    except Exception as defect:
-        if os.environ.get("ARGUS_DEBUG"):
-            raise
-        click.echo(f"argus: internal error: {type(defect).__name__}: {defect}", err=True)
-        click.echo("       This is a defect of Argus; ARGUS_DEBUG=1 shows where", err=True)
-        return EXIT_FAILURE
+    else:
+        click.echo(f"argus: internal error: {type(failure).__name__}: {failure}", err=True)
+        click.echo(f"       This is a defect of Argus. {debug.traceback_of(failure)}", err=True)
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

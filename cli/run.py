@@ -118,7 +118,11 @@ def command(
             ),
             output,
         )
-        state = watcher.wait_until_ready(READY_TIMEOUT_S)
+        try:
+            state = watcher.wait_until_ready(READY_TIMEOUT_S)
+        except BaseException:
+            watcher.give_up()
+            raise
     finally:
         holder.let_go()
     if state == "on":

@@ -5,32 +5,40 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
-import click
 from rich.console import Console
 from rich.live import Live
 
 from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
-from argus.diagnose.watch import Watch
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import Store
 from argus.trace import Options, Tracer
 
+from . import interrupt
 from .live import picture, plain_line
+from .status import Status
+
+if TYPE_CHECKING:
+    from argus.diagnose.watch import Watch
 
 PLAIN_INTERVAL_S = 5.0
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
+GIVE_UP_S = 0.3
+"""What a second Ctrl-C leaves for bringing rows to disk."""
 
 
 def trace_session(
-    store: Store, options: Options, *, duration: float | None, steps: int | None, plain: bool, diagnose: bool = True
+    store: Store,
+    options: Options,
+    *,
+    duration: float | None,
+    steps: int | None,
+    plain: bool,
+    diagnose: bool = True,
+    status: Status | None = None,
 ) -> int:
     """Traces until there is a reason to stop, and says what happened.
 
@@ -41,6 +49,7 @@ def trace_session(
         steps: End once every rank has so many steps; None: do not.
         plain: Plain lines even on a terminal.
         diagnose: Judge the job while it is traced.
+        status: Shows what goes on until the trace has begun.
 
     Returns:
         The exit code.
@@ -48,58 +57,49 @@ def trace_session(
     Raises:
         ArgusError: Nothing can be traced, no rank was seen, or rows could not be stored.
     """
-    tracer = Tracer(store, options)
+    status = status or Status("attaching", plain=plain)
     console = Console(stderr=False)
-    watch = Watch(store, tracer.host) if diagnose else None
-    with _stop_on_signals() as stopping:
-        tracer.start()
+    watch = None
+
+    def give_up() -> str:
+        return tracer.give_up(GIVE_UP_S)
+
+    with interrupt.stopping(give_up, _say_storing) as stop:
+        interrupt.restore = status.done
+        try:
+            tracer = Tracer(store, options)
+            tracer.start(status.stage, wait_for_stacks=False)
+            stop.attached()
+        finally:
+            status.done()
         deadline = None if duration is None else time.monotonic() + duration
         try:
-            try:
-                _say_what_is_attached(console, tracer)
-                _watch(console, tracer, stopping, deadline, steps, plain or not console.is_terminal, watch)
-            finally:
-                if watch is not None:
-                    watch.end()
-                if stopping:
-                    click.echo("storing what is left (a second Ctrl-C gives it up)", err=True)
-                lost = tracer.stop()
-                if watch is not None:
-                    watch.close()
-        except KeyboardInterrupt:
-            tracer.abort()
-            click.echo("argus: stopped at once; rows that were not stored yet are lost", err=True)
-            return EXIT_INTERRUPTED
+            _say_what_is_attached(console, tracer)
+            if diagnose:
+                from argus.diagnose.watch import Watch  # half of what there is to import
+
+                watch = Watch(store, tracer.host)
+            _watch(console, tracer, stop, deadline, steps, plain or not console.is_terminal, watch)
+        finally:
+            if watch is not None:
+                watch.end()
+            if stop:
+                stop.storing()
+            lost = tracer.stop()
+            if watch is not None:
+                watch.close()
     return sum_up(console, tracer, lost)
+
+
+def _say_storing() -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, b"storing what is left (a second Ctrl-C gives it up)\n")
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
     """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the trace in good order, a second one ends it at once.
-
-    Yields a list that holds the signal once it came.
-    """
-    came: list[int] = []
-    before: dict[signal.Signals, Any] = {}
-
-    def note(received: int, _frame: object) -> None:
-        came.append(received)
-        if len(came) > 1:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, note)
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
@@ -173,7 +173,7 @@ def _watch(
                     _say(console, plain_line(tracer.view()))
                     shown = now
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
-            time.sleep(max(0.0, until - time.monotonic()))
+            interrupt.pause(stopping, until - time.monotonic())
 
 
 def _all_have(tracer: Tracer, steps: int) -> bool:

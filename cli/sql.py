@@ -19,6 +19,7 @@ from argus.store.render import FORMATS, MAX_CELL, run_statement, table_lines
 from argus.store.statements import is_complete, split_statements
 from argus.store.status import describe_table, list_tables
 
+from . import interrupt
 from .options import Span, format_option, store_option
 
 _HELP = r"""\d or .tables   tables and views, with comments and rows
@@ -173,6 +174,7 @@ def _interactive(store: Store, run: Any) -> None:
 
 def _prompt(store: Store, run: Any) -> None:
     click.echo(f"{store.url}  (\\? helps, \\d lists tables, \\q leaves)")
+    interrupt.interrupt_plainly()  # Ctrl-C ends a query, not the prompt
     text = ""
     while True:
         try:

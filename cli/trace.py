@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from argus.capture import DEFAULT_OFF_CPU_NS
-from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
-from argus.trace import Options
 
 from .grammar import parse_open_steps
 from .options import (
@@ -29,7 +29,7 @@ from .options import (
     step_flops_option,
     store_option,
 )
-from .session import trace_session
+from .status import Status
 
 
 def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
@@ -153,6 +153,18 @@ def command(
         chosen = pick_pids("trace")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)
+    status = Status(_what_begins(pids), plain=plain)
+    try:
+        if all(os.path.exists(f"/proc/{pid}") for pid in pids):
+            store.begin()
+        # What follows imports for half a second.
+        from argus.cupti.collector import CuptiOptions
+        from argus.trace import Options
+
+        from .session import trace_session
+    except BaseException:
+        status.done()
+        raise
     options = Options(
         pids=chosen,
         all_gpu=all_gpu,
@@ -173,4 +185,11 @@ def command(
         raw_rows_s=raw_rate,
         max_overhead=max_overhead / 100,
     )
-    return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose)
+    return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose, status=status)
+
+
+def _what_begins(pids: tuple[int, ...]) -> str:
+    if not pids:
+        return "looking for processes"
+    shown = ", ".join(map(str, pids[:8])) + (", …" if len(pids) > 8 else "")
+    return f"attaching to process {shown}" if len(pids) == 1 else f"attaching to processes {shown}"

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import signal
 import struct
 import subprocess
 import sys
@@ -42,6 +43,7 @@ BY_DESCRIPTOR = 1
 _MAP_INFO = struct.Struct("<6I16s")
 """The beginning of ``struct bpf_map_info``: type, id, key size, value size, entries, flags, name."""
 _BPF_OBJ_GET_INFO_BY_FD = 15
+_PR_SET_PDEATHSIG = 1
 
 
 class CompileError(Exception):
@@ -161,8 +163,10 @@ def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
     try:
         # In / nobody but root can have put a module that would be imported instead.
         done = subprocess.run(
-            [sys.executable, "-m", "argus.capture.compile"], input=request.encode(), capture_output=True, cwd="/",
+            [sys.executable, "-m", "argus.capture.compile", str(os.getpid())],
+            input=request.encode(), capture_output=True, cwd="/",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=_TIME_LIMIT_S, check=False,
+            start_new_session=True,  # a Ctrl-C is for Argus, which ends the compiler if it is to end
         )  # fmt: skip
     except subprocess.TimeoutExpired as reason:
         raise CompileError(f"error: the compiler did not end within {_TIME_LIMIT_S} s") from reason
@@ -226,7 +230,11 @@ def _compile(text: str, flags: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compiles what standard input asks for."""
+    """Compiles what standard input asks for. Ends with the thread that asks."""
+    asker = int(sys.argv[1]) if len(sys.argv) > 1 else os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != asker:
+        return 1
     request = json.load(sys.stdin)
     try:
         answer = _compile(request["text"], request["flags"])

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,10 @@ KEPT = 256
 """Entries that are kept, newest first, of some KB each: a node's images have a few large libraries each."""
 LARGE_BYTES = 1 << 20
 """Tables of names smaller than this are read in less time than an entry."""
+
+
+on_slow: Callable[[str], None] | None = None
+"""Called with the path of a library before its tables are read, if that takes long."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ def functions(path: str | Path, names: Collection[str]) -> Functions:
         if entry is not None and (offsets := _verified(file, entry, names)) is not None:
             return Functions(offsets, file.text_bytes, kept=True)
         status = file.status
+        if file.name_bytes >= LARGE_BYTES and on_slow is not None:
+            on_slow(str(path))
     elf = Elf(path)
     located = elf.located(names)
     found = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
+from argus import debug
 from argus.diagnose.follow import LEAST_PAUSE, Follower, Round
 from argus.diagnose.run import save
 from argus.diagnose.verdict import Finding
@@ -115,6 +116,7 @@ class Watch:
             for run in sorted(runs):
                 try:
                     took += self.judge(*run)
+                    debug.note(f"diagnosis: judged {run[0]}, {len(self._found.get(run, []))} findings")
                 except ArgusError:
                     pass  # the store is away: the writer tells
                 except Exception as failure:  # a defect, or a driver's own: the trace goes on without

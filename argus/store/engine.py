@@ -267,7 +267,8 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     """
 
     def say(line: str) -> None:
-        os.write(ready, line.replace("\n", " ").encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # who started it was interrupted: it lingers, and ends
+            os.write(ready, line.replace("\n", " ").encode() + b"\n")
         os.close(ready)
 
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -257,6 +257,16 @@ class Store:
                         self._drop()
             raise
 
+    def begin(self) -> None:
+        """Starts to connect, in a thread of its own: an embedded engine takes a second to start. What goes wrong is
+        told by the first lease."""
+        if self.target.spool is None:
+            threading.Thread(target=self._connect_ahead, name="argus-connect", daemon=True).start()
+
+    def _connect_ahead(self) -> None:
+        with contextlib.suppress(Exception), self.lease():
+            pass
+
     def insert(self, table: str, rows: Any, token: str, timeout_s: float = LEASE_TIMEOUT_S) -> None:
         """Stores rows (an Arrow table of ``writer.to_arrow``'s types); of a token that was stored before, nothing.
 

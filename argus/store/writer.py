@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from argus import debug
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill, spool
 from argus.store.open import LEASE_TIMEOUT_S, Store, is_forbidden, lacks_table, transient
@@ -325,6 +326,30 @@ class Writer:
                 self._folder = None
         return report
 
+    def give_up(self, timeout_s: float) -> tuple[int, int]:
+        """Brings what is not stored to disk, for a process that is about to end at once. Of no use afterwards.
+
+        Args:
+            timeout_s: How long that may take.
+
+        Returns:
+            Rows that are on disk, and rows that are lost.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._changed.acquire(timeout=timeout_s):
+            return 0, sum(batch.count for batch in list(self._outbox))
+        try:
+            while self._pending:
+                self._seal(next(iter(self._pending)))
+        finally:
+            self._changed.release()
+        self._spill_not_before = 0.0
+        while time.monotonic() < deadline and self._spill_next(closing=True):
+            pass
+        waiting = list(self._outbox)
+        on_disk = sum(batch.count for batch in waiting if batch.file is not None)
+        return on_disk, sum(batch.count for batch in waiting) - on_disk
+
     def report(self) -> Report:
         """What became of the rows so far."""
         with self._changed:
@@ -438,6 +463,8 @@ class Writer:
                     if failure is None:
                         self._outbox.popleft()
                         self._bytes -= batch.nbytes
+                        if not self.rows_written[batch.table]:
+                            debug.note(f"stored: first rows of {batch.table}")
                         self.rows_written[batch.table] += batch.count
                         self._backoff_s = self._not_before = 0.0
                         _unlink(batch.file)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import re
+import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -63,11 +65,13 @@ def test_an_expected_failure_is_a_line_a_hint_and_an_exit_code(
 def test_no_failure_shows_a_traceback(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     failure: BaseException,
     code: int,
     words: str,
 ) -> None:
     monkeypatch.delenv("ARGUS_DEBUG", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     failing(monkeypatch, failure)
     assert cli_main.main(["trace"]) == code
     said = capsys.readouterr()
@@ -75,11 +79,28 @@ def test_no_failure_shows_a_traceback(
     assert "Traceback" not in said.err + said.out
 
 
-def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ARGUS_DEBUG", "1")
-    failing(monkeypatch, ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        cli_main.main(["trace"])
+def test_a_defect_s_traceback_is_in_a_file_whose_path_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    failing(monkeypatch, ZeroDivisionError("division by zero"))
+    assert cli_main.main(["trace"]) == 1
+    said = capsys.readouterr().err
+    (log,) = (tmp_path / "argus").iterdir()
+    assert f"The traceback is in {log}\n" in said
+    assert "raise failure\nZeroDivisionError: division by zero" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
+
+
+def test_an_interrupted_verb_s_failure_is_not_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_main.interrupt, "came", True)
+    for failure in (ArgusError("the store is away"), ImportError("half a module"), SystemError()):
+        failing(monkeypatch, failure)
+        assert cli_main.main(["trace"]) == 130
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
