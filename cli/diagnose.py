@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 
@@ -20,6 +20,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
 
+from . import interrupt
 from .grammar import parse_open_steps, parse_ranks, parse_since
 from .options import NumberRange, Span, format_option, store_option
 from .selection import job_option, last_option, run_option, since_option
@@ -137,8 +138,9 @@ def command(
         since_ns = _since(since, ended_ns)
         if following:
             follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
-            status = _follow(follower, interval_s, output_format, with_sql, keep=not no_store, ranks=shown)
-            return EXIT_CODES[status] if exit_code else 0
+            codes = EXIT_CODES if exit_code else {}
+            status = _follow(follower, interval_s, output_format, with_sql, codes, keep=not no_store, ranks=shown)
+            return codes.get(status, 0)
         verdict = diagnose_store(
             store,
             job,
@@ -179,27 +181,43 @@ def _those_about(findings: list[Finding], ranks: tuple[int, ...]) -> list[Findin
 
 
 @contextlib.contextmanager
-def _until_stopped() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C, or SIGTERM, sets; a second one ends the program."""
+def _until_stopped(code: Callable[[], int]) -> Iterator[threading.Event]:
+    """An event that the first Ctrl-C, or SIGTERM, sets; a second one ends the program.
+
+    Args:
+        code: The exit code, for the case that a round takes too long to be waited for.
+    """
     stop = threading.Event()
+    ending = []
 
     def note(_received: int, _frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
+        ending.append(interrupt.in_a_while(interrupt.GRACE_S, lambda: interrupt.leave(code())))
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
+        for timer in ending:
+            timer.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _follow(
-    follower: Follower, interval_s: float, output_format: str, with_sql: bool, *, keep: bool, ranks: tuple[int, ...]
+    follower: Follower,
+    interval_s: float,
+    output_format: str,
+    with_sql: bool,
+    codes: dict[str, int],
+    *,
+    keep: bool,
+    ranks: tuple[int, ...],
 ) -> str:
-    """Prints what changes until the trace ends or somebody stops it; returns the last status."""
+    """Prints what changes until the trace ends or somebody stops it; returns the last status. ``codes``: exit codes by
+    status."""
     status, told = "inconclusive", ""
 
     def trouble(failure: ArgusError) -> None:
@@ -208,7 +226,7 @@ def _follow(
             told = failure.message
             click.echo(f"argus: {failure.message}; trying again", err=True)
 
-    with _until_stopped() as stop:
+    with _until_stopped(lambda: codes.get(status, 0)) as stop:
         for found in follow(follower, stop.wait, trouble, interval_s):
             status, told, whole = found.verdict["status"], "", found.verdict
             if ranks:

@@ -7,12 +7,13 @@ import time
 
 import click
 
-from argus.command import Holder, Watched, Watcher, find_user, likely_libraries
+from argus.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
 from argus.command import run as run_command
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
+from . import interrupt
 from .options import (
     diagnose_option,
     flops,
@@ -139,6 +140,11 @@ def command(
         watcher.give_up()
         raise
     if state == "on":
+        telling = None
+        if code > SIGNALLED:  # by a Ctrl-C, say: who waits for the prompt learns what for
+            telling = interrupt.in_a_while(
+                interrupt.GRACE_S / 2, lambda: say("storing what is left (Ctrl-C gives it up)")
+            )
         try:
             watcher.finish()
         except KeyboardInterrupt:
@@ -147,6 +153,9 @@ def command(
         else:
             if watcher.code is None:
                 say("tracing ended before the command did")
+        finally:
+            if telling is not None:
+                telling.cancel()
     return code
 
 

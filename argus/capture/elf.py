@@ -338,6 +338,8 @@ _ALIAS_BYTES = 64
 _STRINGS_IN_MEMORY = 1 << 20
 """A larger table of names stays in its file: libtorch_cpu's takes 74 MB, and few of its names are ever asked for."""
 _LONGEST_SYMBOL = 1 << 14
+_MOST_BYTES = 2 << 30
+"""Of a section that is read: PyTorch's names of symbols, with all debug information, are a tenth of that."""
 _CHUNK = 8
 """Bytes of a name that are compared at a time."""
 
@@ -401,8 +403,14 @@ class _Headers:
         return np.frombuffer(raw, record, count=len(raw) // record.itemsize)
 
     def data(self, section: int) -> bytes:
-        """What a section holds in the file."""
+        """What a section holds in the file.
+
+        Raises:
+            NotElf: More than any library's, as a file with holes can claim.
+        """
         header = self.sections[section]
+        if int(header["size"]) > _MOST_BYTES:
+            raise NotElf(f"section {section} claims {int(header['size'])} bytes")
         return self.image[int(header["offset"]) : int(header["offset"]) + int(header["size"])]
 
     def index(self, name: bytes) -> int | None:

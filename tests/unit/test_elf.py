@@ -15,6 +15,7 @@ from elftools.elf.sections import SymbolTableSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from argus.capture import elf as elf_module
 from argus.capture.elf import Elf, NotElf, SymbolFile, _rows_named
 
 
@@ -134,6 +135,13 @@ def test_damaged_files_are_refused_and_never_crash(tmp_path: Path, damage: str) 
                 assert file.name_bytes >= 0
         except NotElf:
             continue
+
+
+def test_no_more_is_read_than_any_library_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process can map a file of a terabyte that is one hole."""
+    monkeypatch.setattr(elf_module, "_MOST_BYTES", 1000)
+    with pytest.raises(NotElf, match="claims"):
+        Elf(_mapped("libc.so.6"))
 
 
 def test_what_is_no_elf_file_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -595,3 +596,39 @@ def test_every_counter_is_explained() -> None:
     assert {name: loss.get(name) for name in writer_module._COUNTERS} == {
         name: name in writer_module._LOSSES for name in writer_module._COUNTERS
     }
+
+
+def test_who_gives_up_brings_to_disk_what_is_not_stored(place: spill.Place) -> None:
+    writer = Writer(open_store(NOWHERE), source="test", place=place)
+    writer.append("iterations", iterations(10))
+    assert writer.give_up(60) == (10, 0)
+    (file,) = place.folder.glob("*/*.arrow")
+    assert spool.read(file).rows.num_rows == 10
+    writer.append("iterations", iterations(5))
+    assert writer.give_up(0) == (10, 5), "no time is left"
+    assert writer.close(timeout_s=0).on_disk == {"iterations": 15}
+
+
+def test_who_gives_up_without_a_place_says_what_is_lost() -> None:
+    writer = Writer(open_store(NOWHERE), source="test")
+    writer.append("iterations", iterations(10))
+    assert writer.give_up(60) == (0, 10)
+
+
+def test_who_gives_up_waits_for_nobody(place: spill.Place) -> None:
+    writer = Writer(open_store(NOWHERE), source="test", place=place)
+    writer.append("iterations", iterations(10))
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with writer._changed:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    assert writer.give_up(0) == (0, 0), "what is pending cannot be counted"
+    done.set()
+    thread.join()
+    assert writer.close(timeout_s=0).on_disk == {"iterations": 10}
