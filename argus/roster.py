@@ -427,6 +427,12 @@ class Roster:
             self._look_at_candidates(now, all_of_them=True)
             self._attach(running=False)
 
+    def renumber(self, run: int) -> None:
+        """Gives the jobs another run, before any row of them was made."""
+        for job in self.jobs:
+            job.run += run - self._run
+        self._run = run
+
     def close(self) -> None:
         """Lets go of every process. Probes are the caller's to take away."""
         self.family.close()

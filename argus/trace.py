@@ -356,16 +356,19 @@ class Tracer:
             )
             debug.note("start: programs loaded")
             self._loading = Aside(self._stacks.load, "argus-load")
-            progress(f"opening the store {self._store.url}")
-            opening.result()
-            debug.note("start: store open")
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
             progress("attaching probes")
             self._roster.start(targets, set(self.options.pids))
             debug.note("start: probes attached")
-            # What follows takes seconds on a busy node, and calls come already.
+            # The engine of a store yields to the job, and may take long on a busy node: calls are recorded meanwhile.
+            progress(f"opening the store {self._store.url}")
+            while not opening.wait(POLL_S):
+                self._drain()
+            self._run = opening.result()
+            self._roster.renumber(self._run)
+            debug.note("start: store open")
             self._drain()
             self._overhead.start()
             self._govern(time.monotonic())
@@ -399,14 +402,15 @@ class Tracer:
             self._stacks.look(self.jobs, now)
             debug.note("start: stacks sampled")
 
-    def _open_store(self) -> None:
-        """Sees to the store's tables, and numbers the run."""
+    def _open_store(self) -> int:
+        """Sees to the store's tables, and returns the number of the run."""
         ensure_schema(self._store)
         if self.options.run is None:
             # Runs are numbered by the second, and a second trace may begin in the same one.
             newest = newest_run(self._store)
             if self._run <= newest < self._run + 60:
-                self._run = newest + 1
+                return newest + 1
+        return self._run
 
     def _find_targets(self) -> list[Target]:
         options = self.options

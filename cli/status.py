@@ -57,7 +57,7 @@ class Status:
         if self._terminal:
             width = 80
             with contextlib.suppress(OSError):
-                width = os.get_terminal_size(2).columns
+                width = os.get_terminal_size(2).columns or width  # 0: it does not know
             text = f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …"
             self._write(f"\r\x1b[K{text[: max(width - 1, 1)]}")
         elif not self._said or (took >= SAID_AGAIN_S and self._said != self._text):

@@ -6,6 +6,7 @@ import os
 
 import click
 
+from argus import debug
 from argus.capture import DEFAULT_OFF_CPU_NS
 from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
@@ -165,6 +166,7 @@ def command(
     except BaseException:
         status.done()
         raise
+    debug.note("start: imported")
     options = Options(
         pids=chosen,
         all_gpu=all_gpu,

@@ -17,8 +17,9 @@ import pytest
 from ..kernel.conftest import wait_until
 
 ARGUS = str(Path(sys.executable).parent / "argus")
-SOON_S = 5.0
-"""What half a second may become on a machine that is busy with other tests."""
+SOON_S = 30.0
+"""What half a second may become on a machine that is busy with other tests. That a signal is not kept until something
+is done is told by what is said, and by the exit code."""
 LOOP = "import time\nprint('runs', flush=True)\nwhile True:\n    sum(range(20000)); time.sleep(0.01)\n"
 
 
@@ -136,7 +137,7 @@ def test_a_compiler_neither_dies_of_the_terminal_s_interrupt_nor_survives_argus(
     (compiler,) = processes_with(name)
     assert os.getsid(compiler) == compiler, "of another session: the terminal's signals do not reach it"
     trace.interrupt()
-    assert trace.end(SOON_S) == 130
+    assert trace.end(SOON_S) == 130, "not after it has attached"
     assert trace.said.endswith("argus: stopped before the trace began; nothing was stored\n")
     wait_until(lambda: not processes_with(name), SOON_S, "the compiler to end")
 

@@ -45,7 +45,7 @@ def test_it_speaks_at_once_and_logs_what_takes_how_long(target: int, store_url: 
     assert log.parent == tmp_path / "state" / "argus"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     at = {text: float(when) for when, _, text in (line.split(" ", 2) for line in log.read_text().splitlines())}
-    stages = [f"start: {stage}" for stage in ("targets found", "programs loaded", "store open", "probes attached")]
+    stages = [f"start: {stage}" for stage in ("targets found", "programs loaded", "probes attached", "store open")]
     assert sorted(stages, key=at.__getitem__) == stages
     assert {"start: stacks sampled", "stored: first rows of jobs", "stored: first rows of ranks"} <= at.keys()
     assert at["stored: first rows of jobs"] - at["start: probes attached"] < 60
