@@ -156,7 +156,8 @@ def command(
     store = open_store(store_url)
     status = Status(_what_begins(pids), plain=plain)
     try:
-        if all(os.path.exists(f"/proc/{pid}") for pid in pids):
+        # Not for what may not be there: it would leave a store without a trace.
+        if pids and all(os.path.exists(f"/proc/{pid}") for pid in pids):
             store.begin()
         # What follows imports for half a second.
         from argus.cupti.collector import CuptiOptions

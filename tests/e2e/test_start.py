@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ARGUS, Argus
+from .conftest import ARGUS
 
 PROGRAM = "import time, pyarrow\nprint('runs', flush=True)\nwhile True:\n    sum(range(20000)); time.sleep(0.01)\n"
 
@@ -81,10 +81,14 @@ def test_on_a_terminal_the_line_is_wiped_away(target: int, store_url: str) -> No
     assert b"\n" not in drawn
 
 
-def test_what_is_not_there_leaves_no_store(argus: Argus, tmp_path: Path) -> None:
-    done = argus("trace", "--pid", str(2**22))
+@pytest.mark.parametrize("words", [("--pid", str(2**22)), ("--name", "a name that no program has")])
+def test_what_is_not_there_leaves_no_store(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*ARGUS, "trace", *words, "--store", f"chdb://{tmp_path}/store"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert done.returncode == 3
-    assert "there is no process" in done.stderr
+    assert "there is no process" in done.stderr or "no process that maps libcuda" in done.stderr
     assert not (tmp_path / "store").exists()
 
 

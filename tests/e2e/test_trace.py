@@ -176,7 +176,9 @@ def test_wrong_pids_get_a_line_each(argus: Argus, store_url: str) -> None:
             assert done.returncode == 3
             assert words in done.stderr
             assert "Traceback" not in done.stderr + done.stdout
-            assert len(done.stderr.splitlines()) <= 2
+            first, *others = done.stderr.splitlines()
+            assert first == f"argus: attaching to process {pid} …"
+            assert len(others) <= 2
     finally:
         idle.kill()
         idle.wait()
