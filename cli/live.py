@@ -29,6 +29,8 @@ SILENT_S, SILENT_STEPS = 10.0, 5.0
 """Without a step for so long, and for so many typical steps, the step line says so."""
 ALIKE = 0.05
 """Ranks that are behind by less than this share of a step are alike."""
+SEEN = 0.01
+"""Smallest share of a hot line in the overview."""
 RANKS_SHOWN = 5
 """Ranks shown unless the user scrolls."""
 LEGEND = {
@@ -412,7 +414,7 @@ def _hot_row(line: HotLine, width: int) -> Text:
 
 
 def _hottest(view: View, width: int) -> _Section:
-    on, off = view.stacks.lines, view.stacks.off_lines
+    on, off = ([line for line in lines if line.share >= SEEN] for lines in (view.stacks.lines, view.stacks.off_lines))
     both = ("hottest lines on the CPU", on), ("main threads off the CPU", off)
     halves = [(title, lines) for title, lines in both if lines]
     if not halves:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import click
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from argus.diagnose.verdict import Coverage, Finding, Verdict
@@ -127,7 +126,12 @@ def show(console: Console, lines: Iterable[Line]) -> None:
     copying."""
     for text, indent in lines:
         if console.is_terminal:
-            console.print(Padding(text, (0, 0, 0, indent), expand=False), highlight=False)
+            # What goes on is indented below the text, not below its bullet.
+            hang = 2 if text.plain[:2] in ("· ", "→ ") else 0
+            folded = text.wrap(console, max(console.width - indent - hang, 20)) or [Text()]
+            for number, part in enumerate(folded):
+                line = Text(" " * (indent + hang * (number > 0))).append_text(part)
+                console.print(line, highlight=False, soft_wrap=True)
         else:
             for part in text.plain.splitlines() or [""]:
                 click.echo(" " * indent + part if part else "", file=console.file)
