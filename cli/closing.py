@@ -7,9 +7,9 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from argus.diagnose.follow import SPAN_NS
@@ -149,10 +149,13 @@ def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
 
 
 @contextlib.contextmanager
-def _busy(console: Console):  # type: ignore[no-untyped-def]
+def _busy(console: Console) -> Iterator[None]:
     """Says that it takes a moment, on a terminal."""
-    if not console.is_terminal or console.is_dumb_terminal:
+    shown = console.is_terminal and not console.is_dumb_terminal and sys.stderr is not None and sys.stderr.isatty()
+    if shown:
+        os.write(2, b"diagnosing ...")
+    try:
         yield
-        return
-    with Status("diagnosing", console=console):
-        yield
+    finally:
+        if shown:
+            os.write(2, b"\r\x1b[K")

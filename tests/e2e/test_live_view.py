@@ -1,4 +1,4 @@
-"""``argus trace`` on a terminal, from its first frame to the verdict that closes it: a job with one planted slow rank."""
+"""``argus trace`` on a terminal, from its first frame to the verdict that closes it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ def first_rank(terminal: Terminal) -> str:
     return found[1] if found else ""
 
 
+def is_whole(terminal: Terminal) -> bool:
+    """Whether a frame with a finding is there, and nothing else."""
+    rows = terminal.rows
+    return (
+        rows[0].startswith(" DEGRADED  fake_train  4 ranks")
+        and rows[1].startswith("step ")
+        and first_rank(terminal) == "2"
+        and rows[-1].startswith("Argus: ")
+        and terminal.text.count("DEGRADED") == terminal.text.count("Argus: ") == 1
+    )
+
+
 def test_the_late_rank_stands_first_and_the_verdict_ends_the_trace(store_url: str, tmp_path: Path) -> None:
     log = Log(tmp_path, 4)
     with Job(ranks=4, args=log.args, env=SLOW) as job, Terminal(80, 24) as terminal:
@@ -35,18 +47,13 @@ def test_the_late_rank_stands_first_and_the_verdict_ends_the_trace(store_url: st
         terminal.wait(lambda: terminal.in_alternate, what="the live view")
         terminal.wait(lambda: first_rank(terminal) == "2", what="the late rank, before any verdict")
         # What the finding is, is the diagnosis's own test; here that it is shown, with what it rests on and its advice.
-        terminal.wait(lambda: terminal.rows[0].startswith(" DEGRADED  fake_train  4 ranks"), what="the finding")
-        assert first_rank(terminal) == "2"
+        terminal.wait(lambda: is_whole(terminal), what="the finding")
         assert re.search(r"^\w.*  rank 2 on .*since step", terminal.text, re.M)
         assert "  · " in terminal.text
         assert "  → " in terminal.text
-        assert terminal.rows[1].startswith("step ")
-        assert terminal.rows[-1].startswith("Argus: ")
-        terminal.resize(60, 20)
-        terminal.wait(lambda: terminal.rows[-1].startswith("Argus: ") and first_rank(terminal) == "2", what="60x20")
-        assert terminal.text.count("DEGRADED") == terminal.text.count("Argus: ") == 1
-        terminal.resize(120, 40)
-        terminal.wait(lambda: terminal.rows[-1].startswith("Argus: ") and first_rank(terminal) == "2", what="120x40")
+        for columns, lines in ((60, 20), (120, 40)):
+            terminal.resize(columns, lines)
+            terminal.wait(lambda: is_whole(terminal), what=f"{columns}x{lines}")
         terminal.type("g")
         terminal.wait_for("GPU times: off")
         terminal.type("q")

@@ -48,7 +48,7 @@ class Traced:
 def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> None:
     looked: list[list[tuple[str, int]]] = []
     watch: Any = SimpleNamespace(
-        look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list
+        look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list, state="on"
     )
     tracer: Any = Traced()
     said = io.StringIO()
