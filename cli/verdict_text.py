@@ -133,8 +133,8 @@ def show(console: Console, lines: Iterable[Line]) -> None:
                 line = Text(" " * (indent + hang * (number > 0))).append_text(part)
                 console.print(line, highlight=False, soft_wrap=True)
         else:
-            for part in text.plain.splitlines() or [""]:
-                click.echo(" " * indent + part if part else "", file=console.file)
+            for whole in text.plain.splitlines() or [""]:
+                click.echo(" " * indent + whole if whole else "", file=console.file)
 
 
 def news_lines(news: Iterable[News]) -> Iterator[str]:
