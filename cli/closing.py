@@ -18,9 +18,10 @@ from argus.diagnose.watch import in_charge
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.roster import Job, Member
 from argus.store.open import Store
+from argus.text import counted
 from argus.trace import Tracer
 
-from .counters import describe_all, numbered, plural
+from .counters import describe_all, numbered
 from .drawing import elapsed
 from .verdict_text import show, verdict_lines
 
@@ -97,13 +98,13 @@ def _recorded(console: Console, tracer: Tracer, members: list[Member]) -> None:
         say(console, f"ended meanwhile: process{'' if len(exited) == 1 else 'es'} {shown}")
     fewest, most = min(member.steps for member in members), max(member.steps for member in members)
     steps = numbered("{n} step[s] a rank", most) if fewest == most else f"{fewest:,} to {most:,} steps a rank"
-    parts = [plural(len(members), "rank")]
+    parts = [counted(len(members), "rank")]
     if past["jobs"]:
-        parts.append(f"and {plural(past['jobs'], 'run')} before")
+        parts.append(f"and {counted(past['jobs'], 'run')} before")
     if launches:
         parts.append(numbered("{n} launch[es]", launches))
     if collectives:
-        parts.append(plural(collectives, "collective"))
+        parts.append(counted(collectives, "collective"))
     say(console, ", ".join([*parts, steps]))
     for line in tracer.steps_go() + tracer.utilization() + tracer.mesh():
         say(console, line)

@@ -91,11 +91,6 @@ def numbered(sentence: str, value: int) -> str:
     return re.sub(r"\[([^]]*)\]", choose, sentence).replace("{n}", f"{value:,}")
 
 
-def plural(value: int, what: str) -> str:
-    """``1 rank``, ``2 ranks``."""
-    return numbered(f"{{n}} {what}[s]", value)
-
-
 def describe_all(lost: Mapping[str, int]) -> str:
     """All counters in words, in order of their names."""
     return "; ".join(describe(name, value) for name, value in sorted(lost.items()))

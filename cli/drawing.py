@@ -64,16 +64,6 @@ def elapsed(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def clip(text: str, width: int) -> str:
-    """Text of at most ``width`` characters, its middle left out: kernel names differ at both ends."""
-    if len(text) <= width:
-        return text
-    if width < 4:
-        return text[:width]
-    keep = width - 1
-    return text[: keep - keep // 3] + "…" + text[-(keep // 3) :]
-
-
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "", most: int = 0) -> list[str]:
     """Text in lines of ``width``; ``first`` and ``rest`` begin its lines. ``most``: lines at most, the last one ends in
     "…" if there were more; 0: all."""

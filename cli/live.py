@@ -17,10 +17,11 @@ from argus.diagnose.watch import Standing
 from argus.gpu import GpuView
 from argus.recent import COMPUTING, DATA, OTHER, WAITING
 from argus.stack_view import HotLine
+from argus.text import counted, shortened
 from argus.view import JobView, RankView, View
 
-from .counters import describe, describe_all, numbered, plural
-from .drawing import GLYPHS, bar, clip, elapsed, rate, size, span, sparkline, wrapped
+from .counters import describe, describe_all, numbered
+from .drawing import GLYPHS, bar, elapsed, rate, size, span, sparkline, wrapped
 from .verdict_text import STYLES, kind, plain_evidence, who
 
 STALE_NS = 10_000_000_000
@@ -201,7 +202,7 @@ def _header(
     head = Text(f" {status.upper()} ", style=STYLES.get(status, "bold cyan") + " reverse")
     parts = []
     if job is not None:
-        ranks = plural(job.ranks, "rank") + (f" of {job.world}" if job.world > job.ranks else "")
+        ranks = counted(job.ranks, "rank") + (f" of {job.world}" if job.world > job.ranks else "")
         parts = [ranks, f"step {job.step:,}" if job.step >= 0 else "", elapsed(view.elapsed_s)]
     else:
         parts = [elapsed(view.elapsed_s)]
@@ -213,7 +214,7 @@ def _header(
     tail = "  ".join(part for part in parts if part)
     room = width - len(head) - len(tail) - 4
     if job is not None:
-        name = clip(job.name, max(min(room, max(24, room - len(hints[0]) - 2)), 8))
+        name = shortened(job.name, max(min(room, max(24, room - len(hints[0]) - 2)), 8))
         head.append(f" {name}", style="bold")
     head.append(f"  {tail}", style="dim")
     if fits := [keys for keys in hints if width - head.cell_len - len(keys) >= 2]:
@@ -403,14 +404,18 @@ def rank_lines(
 
 
 def _where(view: View, width: int) -> _Section:
-    lines = [Text(clip(line, width)) for line in view.steps_go]
+    lines = [Text(shortened(line, width)) for line in view.steps_go]
     return _Section(min(len(lines), 1), len(lines), lambda room: lines[:room])
 
 
 def _hot_row(line: HotLine, width: int) -> Text:
-    ranks = ("rank " if line.ranks == 1 else "ranks ") + clip(line.who, 12) if line.who else plural(line.ranks, "rank")
+    ranks = (
+        ("rank " if line.ranks == 1 else "ranks ") + shortened(line.who, 12)
+        if line.who
+        else counted(line.ranks, "rank")
+    )
     tail = f"  {line.reason}" * bool(line.reason) + f"  {ranks}"
-    return Text(f"{line.share:>4.0%}  {clip(line.text, max(width - len(tail) - 6, 8))}").append(tail, style="dim")
+    return Text(f"{line.share:>4.0%}  {shortened(line.text, max(width - len(tail) - 6, 8))}").append(tail, style="dim")
 
 
 def _hottest(view: View, width: int) -> _Section:
@@ -442,11 +447,11 @@ def kernel_lines(view: View, width: int, most: int) -> list[Text]:
         for name, calls, total_ns in view.gpu_kernels[:most]:
             tail = f"  {calls:,} x {span(total_ns / max(calls, 1))}"
             share = total_ns / max(view.gpu_kernel_ns, 1)
-            rows.append(Text(f"{share:>4.0%}  {clip(name or '(no name)', max(width - len(tail) - 6, 8))}{tail}"))
+            rows.append(Text(f"{share:>4.0%}  {shortened(name or '(no name)', max(width - len(tail) - 6, 8))}{tail}"))
         return rows
     rows = [Text("top kernels by launches", style="bold")]
     for name, count in view.kernels[:most]:
-        rows.append(Text(f"{count:>9,}  {clip(name, max(width - 11, 8))}"))
+        rows.append(Text(f"{count:>9,}  {shortened(name, max(width - 11, 8))}"))
     return rows
 
 
@@ -521,7 +526,7 @@ def _stacks(view: View, width: int) -> list[Text]:
     for stack in view.stacks.stacks:
         reason = f"off the CPU ({stack.line.reason})" if stack.line.reason else "on the CPU"
         lines.append(Text(f"{stack.line.share:.0%} {reason}, {_of_ranks(stack.line)}", style="bold"))
-        lines += [Text("  " + clip(name, width - 2)) for name in stack.frames]
+        lines += [Text("  " + shortened(name, width - 2)) for name in stack.frames]
         lines.append(Text())
     return lines
 
@@ -594,11 +599,11 @@ def plain_line(view: View, standings: Standings) -> str:
     times = [row.step_ms for row in view.ranks if row.steps]
     calls = view.launches + view.collective_calls
     status = [found.status for found in standings.values() if found.status != "inconclusive"]
-    parts = [f"{view.elapsed_s:7.1f} s", *status[:1], plural(len(view.ranks), "rank")]
+    parts = [f"{view.elapsed_s:7.1f} s", *status[:1], counted(len(view.ranks), "rank")]
     if view.launches:
         parts.append(numbered("{n} launch[es]", view.launches))
     if view.collective_calls:
-        parts.append(plural(view.collective_calls, "collective"))
+        parts.append(counted(view.collective_calls, "collective"))
     if steps:
         parts.append(f"step {max(steps):,}, {_ms(sum(times) / len(times))}")
     else:

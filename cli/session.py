@@ -15,11 +15,11 @@ from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
 from argus.diagnose.watch import Standing, Watch
 from argus.store.open import Store
+from argus.text import counted
 from argus.trace import Options, Tracer
 from argus.view import View
 
 from .closing import say, sum_up
-from .counters import plural
 from .live import Scene, frame, plain_line
 from .screen import Screen, is_possible, stdin_fd
 from .verdict_text import news_lines
@@ -103,7 +103,7 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        say(console, f"job {job.name}: {plural(len(ranks), 'rank')}{of} here ({launcher})", style="bold")
+        say(console, f"job {job.name}: {counted(len(ranks), 'rank')}{of} here ({launcher})", style="bold")
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
             say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")

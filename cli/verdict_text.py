@@ -11,8 +11,9 @@ from rich.text import Text
 
 from argus.diagnose.verdict import Coverage, Finding, Verdict
 from argus.diagnose.watch import News, in_words
+from argus.text import counted
 
-from .counters import describe_all, plural
+from .counters import describe_all
 
 STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", "inconclusive": "bold yellow"}
 """Of each status."""
@@ -59,7 +60,9 @@ def headline(verdict: Verdict) -> Text:
     head = Text(status.upper(), style=STYLES[status])
     head.append(f"  {verdict['job']}", style="bold not dim")
     steps = verdict["steps"]
-    head.append(f"  {plural(verdict['ranks'], 'rank')}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), "dim")
+    head.append(
+        f"  {counted(verdict['ranks'], 'rank')}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), "dim"
+    )
     if status == "hung" and steps:
         head.append(f", no step since step {steps[1]}", style="bold")
     elif status == "degraded":

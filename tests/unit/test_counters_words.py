@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.counters import SENTENCES, describe, describe_all, plural
+from cli.counters import SENTENCES, describe, describe_all
 
 
 def test_every_loss_counter_of_the_docs_has_a_sentence() -> None:
@@ -37,4 +37,3 @@ def test_one_and_many() -> None:
     assert describe("rows_dropped_launches", 1) == "1 row of the table launches lost: the store did not take it"
     assert describe("a_new_counter", 1234) == "a_new_counter 1,234"
     assert describe_all({"b_new": 1, "a_new": 2}) == "a_new 2; b_new 1"
-    assert (plural(1, "rank"), plural(0, "rank"), plural(1000, "rank")) == ("1 rank", "0 ranks", "1,000 ranks")

@@ -10,7 +10,7 @@ import pytest
 
 from argus.diagnose.watch import News, Standing
 from argus.stack_view import NO_STACKS
-from cli.drawing import bar, clip, elapsed, plain_ascii, sparkline, wrapped
+from cli.drawing import bar, elapsed, plain_ascii, sparkline, wrapped
 from cli.live import PAGES, Scene, Standings, by_lateness, frame, plain_line
 from cli.screen import parse_keys
 from cli.verdict_text import news_lines
@@ -228,8 +228,6 @@ def test_wrapping() -> None:
     assert wrapped("one two three", 8, first="· ", rest="  ") == ["· one", "  two", "  three"]
     assert wrapped("one two three", 8, first="· ", rest="  ", most=2) == ["· one", "  two…"]
     assert wrapped("", 20) == [""]
-    assert clip("abcdefghij", 7) == "abcd…ij"
-    assert clip("abcdefghij", 3) == "abc"
 
 
 def test_a_terminal_without_unicode() -> None:

@@ -36,7 +36,7 @@ def test_lines_on_and_off_the_cpu() -> None:
     view = summarize("on", 7, [recent], STACKS.get, lambda one: hot_line(STACKS[one]) if one else "")
     assert [(line.text, round(line.share, 2), line.who) for line in view.lines] == [
         ("main (train.py:5)", 0.9, "0,1"),
-        ("unnamed function", 0.1, "0"),
+        ("?", 0.1, "0"),
     ]
     # Of main threads only: what a helper waits for is no news.
     assert [(line.text, round(line.share, 2), line.who, line.reason) for line in view.off_lines] == [
@@ -45,7 +45,7 @@ def test_lines_on_and_off_the_cpu() -> None:
     ]
     assert view.main == {10: pytest.approx((0.325, 0.2)), 20: pytest.approx((0.15, 0.35))}
     assert [stack.frames[-1] for stack in view.stacks] == [
-        "gemm (libx.so)", "unnamed function", "load (train.py:10)", "gemm (libx.so)",
+        "gemm (libx.so)", "?", "load (train.py:10)", "gemm (libx.so)",
     ]  # fmt: skip
     assert view.waits == [("poll", 0.5), ("sleep", 0.35), ("futex", 0.2)]
 
