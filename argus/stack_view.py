@@ -15,6 +15,8 @@ from argus.text import printable
 
 LINES = 12
 """Hottest lines kept, on the CPU and off it."""
+QUEUED = "runqueue"
+"""Reason of a thread that could have run (:func:`argus.capture.offcpu.reason`)."""
 STACKS = 6
 """Hottest whole stacks kept."""
 
@@ -55,7 +57,8 @@ class StackView:
         lines, off_lines: The hottest first: of all threads on the CPU, of main threads off the CPU.
         waits: (reason, seconds a second).
         stacks: The hottest of main threads, on the CPU and off it.
-        main: PID → shares of its main thread's last seconds: on the CPU, and off it for longer than the threshold.
+        main: PID → shares of its main thread's last seconds: on the CPU, waiting off it, and queued for a CPU; the
+            latter two for longer than the threshold each time.
     """
 
     state: str
@@ -64,7 +67,7 @@ class StackView:
     waits: list[tuple[str, float]]
     off_lines: list[HotLine] = field(default_factory=list)
     stacks: list[HotStack] = field(default_factory=list)
-    main: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    main: Mapping[int, tuple[float, float, float]] = field(default_factory=dict)
 
 
 NO_STACKS = StackView("off", 0, [], [])
@@ -129,7 +132,7 @@ def summarize(
         rows = zip(*(column.tolist() for column in columns), one.reasons, strict=True)
         for stack, rank, ns, pid, tid, reason in rows:
             if tid == pid:
-                main.setdefault(pid, [0, 0])[bool(reason)] += ns
+                main.setdefault(pid, [0, 0, 0])[bool(reason) + (reason == QUEUED)] += ns
             if reason:
                 waits[reason] += ns
                 if tid != pid:
@@ -156,7 +159,7 @@ def summarize(
             for line, each in [*hot[: STACKS // 2], *cold[: STACKS // 2]]
             if (stack := stack_of(each.stacks.most_common(1)[0][0])) is not None
         ],
-        {pid: (min(ns / span_ns, 1.0), min(waited / span_ns, 1.0)) for pid, (ns, waited) in main.items()},
+        {pid: (on_ns / span_ns, off_ns / span_ns, queued / span_ns) for pid, (on_ns, off_ns, queued) in main.items()},
     )
 
 

@@ -99,11 +99,12 @@ def parts_of_gpu(gpu: GpuView) -> dict[str, float]:
     return {COMPUTING: max(gpu.busy - gpu.exposed, 0.0), WAITING: gpu.exposed, OTHER: max(1.0 - gpu.busy, 0.0)}
 
 
-def parts_of_thread(on: float, off: float) -> dict[str, float]:
-    """Shares of a rank's main thread's last seconds, on the CPU and off it (short waits are not seen); empty: nothing
-    was seen of it."""
-    on, off = min(on, 1.0), min(off, max(1.0 - on, 0.0))
-    return {COMPUTING: on, WAITING: off} if on + off else {}
+def parts_of_thread(on: float, off: float, queued: float) -> dict[str, float]:
+    """Shares of a rank's main thread's last seconds: on the CPU, waiting, queued for a CPU (short times off the CPU are
+    not seen); empty: nothing was seen of it."""
+    whole = on + off + queued
+    scale = 1.0 / max(whole, 1.0)
+    return {COMPUTING: on * scale, WAITING: off * scale, OTHER: queued * scale} if whole else {}
 
 
 def own_ms(step_ms: float, parts: Mapping[str, float], by: str) -> float | None:

@@ -37,7 +37,7 @@ RANKS_SHOWN = 5
 LEGEND = {
     "GPU": {COMPUTING: "GPU computing", WAITING: "only NCCL", OTHER: "GPU idle"},
     "phases": {COMPUTING: "computing", WAITING: "communication", DATA: "data loading", OTHER: "other"},
-    "stacks": {COMPUTING: "main thread on CPU", WAITING: "waiting"},
+    "stacks": {COMPUTING: "main thread on CPU", WAITING: "waiting", OTHER: "queued for a CPU"},
 }
 """What parts of a rank's time are called, by where they come from."""
 PAGES = {"?": "help", "d": "evidence", "s": "stacks", "l": "hottest lines", "g": "gpu"}
@@ -226,8 +226,8 @@ def _step_line(view: View, job: JobView | None, width: int) -> Text:
     if job is None:
         return Text("no process is a rank yet: it becomes one with its first call", style="dim")
     if not job.step_ms:
-        calls = "its calls come; their period is not known yet" if job.calls else "no calls seen yet"
-        return Text(f"step: {calls}", style="dim")
+        calls = "its calls come, their period is not known yet" if job.calls else "no call that tells of steps either"
+        return Text(f"no step seen yet: {calls}", style="dim")
     typical = float(np.median(job.step_ms[-32:]))
     text = Text(f"step {_ms(typical)} ", style="bold")
     best = min(float(np.median(part)) for part in np.array_split(job.step_ms, max(len(job.step_ms) // 16, 1)))
@@ -409,11 +409,7 @@ def _where(view: View, width: int) -> _Section:
 
 
 def _hot_row(line: HotLine, width: int) -> Text:
-    ranks = (
-        ("rank " if line.ranks == 1 else "ranks ") + shortened(line.who, 12)
-        if line.who
-        else counted(line.ranks, "rank")
-    )
+    ranks = ("rank " if line.ranks == 1 else "ranks ") + shortened(line.who, 12)
     tail = f"  {line.reason}" * bool(line.reason) + f"  {ranks}"
     return Text(f"{line.share:>4.0%}  {shortened(line.text, max(width - len(tail) - 6, 8))}").append(tail, style="dim")
 

@@ -140,7 +140,7 @@ def _watch(
     with contextlib.ExitStack() as until_end:
         screen = None
         if not plain and is_possible(console):
-            screen, shown = until_end.enter_context(Screen(console, stdin_fd())), 0.0
+            screen, shown = until_end.enter_context(Screen(console, stdin_fd())), float("-inf")
         while not stopping and not tracer.done():
             now = time.monotonic()
             if deadline is not None and now >= deadline:

@@ -68,6 +68,38 @@ def test_the_late_rank_stands_first_and_the_verdict_ends_the_trace(store_url: st
         assert re.search(r"^next: argus diagnose -v", said, re.M)
 
 
+def test_suspended_resumed_and_interrupted(store_url: str) -> None:
+    with Job(ranks=1) as job, Terminal(80, 24) as terminal:
+        wait_for_cuda(job.pids)
+        words = [*ARGUS, "trace", *pid_words(job.pids), "--store", store_url]
+        terminal.type(f"{shlex.join(words)}\n")
+        terminal.wait(lambda: terminal.rows[-1].startswith("Argus: "), what="the live view")
+        terminal.type("\x1a")
+        terminal.wait_for("Stopped")
+        assert not terminal.in_alternate
+        terminal.type("fg\n")
+        terminal.wait(lambda: terminal.rows[-1].startswith("Argus: "), what="the live view after fg")
+        terminal.type("\x03")
+        terminal.wait_for("next: argus diagnose")
+        assert not terminal.in_alternate
+        assert terminal.cursor_shown
+        assert job.poll() == [None]
+
+
+def test_two_interrupts_at_once_give_the_terminal_back(store_url: str) -> None:
+    with Job(ranks=1) as job, Terminal(80, 24) as terminal:
+        wait_for_cuda(job.pids)
+        terminal.run(shlex.join([*ARGUS, "trace", *pid_words(job.pids), "--store", store_url]))
+        terminal.wait(lambda: terminal.rows[-1].startswith("Argus: "), what="the live view")
+        terminal.type("\x03")
+        terminal.type("\x03")
+        terminal.wait(lambda: terminal.modes_after is not None, what="the end")
+        assert terminal.modes_after
+        assert not terminal.in_alternate
+        assert terminal.cursor_shown
+        assert "Traceback" not in terminal.text
+
+
 def test_a_healthy_job_ends_with_its_verdict_in_plain_lines(argus: Argus) -> None:
     with Job(ranks=2) as job:
         wait_for_cuda(job.pids)

@@ -66,7 +66,9 @@ def test_parts_come_from_phases() -> None:
     assert recent.parts(0) == pytest.approx({"computing": 0.5, "waiting": 0.0, "data loading": 0.0, "other": 0.5})
     assert own_ms(100.0, {"computing": 0.6, "waiting": 0.4}, "phases") == pytest.approx(60.0)
     assert own_ms(100.0, {"computing": 0.6, "waiting": 0.4}, "stacks") is None, "not every wait is for others"
-    assert parts_of_thread(0.9, 0.3) == pytest.approx({"computing": 0.9, "waiting": 0.1})
+    assert parts_of_thread(0.5, 0.25, 0.1) == {"computing": 0.5, "waiting": 0.25, "other": 0.1}
+    assert sum(parts_of_thread(0.9, 0.3, 0.8).values()) == pytest.approx(1.0)
+    assert parts_of_thread(0.0, 0.0, 0.0) == {}
 
 
 def calls(comm: int, first: int, at_ms: list[float]) -> np.ndarray:

@@ -20,7 +20,7 @@ ROWS = (
     (1, 1, 20, 20, 300, ""),
     (3, 0, 10, 11, 100, ""),
     (2, 1, 20, 20, 700, "sleep"),
-    (1, 0, 10, 10, 400, "futex"),
+    (1, 0, 10, 10, 400, "runqueue"),
     (2, 0, 10, 11, 1000, "poll"),
     (0, 0, 10, 10, 50, ""),
 )
@@ -41,13 +41,13 @@ def test_lines_on_and_off_the_cpu() -> None:
     # Of main threads only: what a helper waits for is no news.
     assert [(line.text, round(line.share, 2), line.who, line.reason) for line in view.off_lines] == [
         ("load (train.py:10)", 0.35, "1", "sleep"),
-        ("main (train.py:5)", 0.2, "0", "futex"),
+        ("main (train.py:5)", 0.2, "0", "runqueue"),
     ]
-    assert view.main == {10: pytest.approx((0.325, 0.2)), 20: pytest.approx((0.15, 0.35))}
+    assert view.main == {10: pytest.approx((0.325, 0.0, 0.2)), 20: pytest.approx((0.15, 0.35, 0.0))}
     assert [stack.frames[-1] for stack in view.stacks] == [
         "gemm (libx.so)", "?", "load (train.py:10)", "gemm (libx.so)",
     ]  # fmt: skip
-    assert view.waits == [("poll", 0.5), ("sleep", 0.35), ("futex", 0.2)]
+    assert view.waits == [("poll", 0.5), ("sleep", 0.35), ("runqueue", 0.2)]
 
 
 def test_nothing_seen() -> None:
