@@ -111,7 +111,7 @@ class _Section:
 
 
 def frame(
-    view: View, standings: Standings, scene: Scene, width: int, height: int, *, diagnosing: bool = True
+    view: View, standings: Standings, scene: Scene, width: int, height: int, *, diagnosis: str = "on"
 ) -> list[Text]:
     """A page of exactly ``height`` lines, none of which is to be wrapped.
 
@@ -120,11 +120,11 @@ def frame(
         standings: What is the matter with each run, by (job, run).
         scene: What the user looks at; its scroll is brought within bounds.
         width, height: Of the terminal.
-        diagnosing: Whether a verdict is to come.
+        diagnosis: "on", or "off: why": then no verdict is to come.
     """
     job = chosen_job(view, standings, scene)
     standing = None if job is None else standings.get((job.name, job.run))
-    head = [_header(view, job, standing, scene, width, diagnosing)]
+    head = [_header(view, job, standing, scene, width, diagnosis)]
     if scene.page:
         body = _page(view, job, standing, scene.page, width)
         room = max(height - len(head) - 2, 1)
@@ -134,7 +134,7 @@ def frame(
         return _filled([*head, Text(), *body[scene.scroll : scene.scroll + room]], more, height)
     head.append(_step_line(view, job, width))
     sections = [
-        _finding(standing, width, diagnosing, job is not None and job.step >= 0),
+        _finding(standing, width, diagnosis, job is not None and job.step >= 0),
         _ranks(view, job, standing, scene, width),
         _where(view, width),
         _hottest(view, width),
@@ -186,19 +186,19 @@ def chosen_job(view: View, standings: Standings, scene: Scene) -> JobView | None
     return jobs[scene.job % len(jobs)] if jobs else None
 
 
-def status_of(job: JobView | None, standing: Standing | None, diagnosing: bool) -> str:
+def status_of(job: JobView | None, standing: Standing | None, diagnosis: str) -> str:
     """A word on how the job fares."""
     if standing is not None and standing.status != "inconclusive":
         return standing.status
     if job is None or job.step < 0:
         return "finding steps" if job is not None and job.calls else "no steps yet"
-    return "watching" if diagnosing else "tracing"
+    return "watching" if diagnosis == "on" else "tracing"
 
 
 def _header(
-    view: View, job: JobView | None, standing: Standing | None, scene: Scene, width: int, diagnosing: bool
+    view: View, job: JobView | None, standing: Standing | None, scene: Scene, width: int, diagnosis: str
 ) -> Text:
-    status = status_of(job, standing, diagnosing)
+    status = status_of(job, standing, diagnosis)
     head = Text(f" {status.upper()} ", style=STYLES.get(status, "bold cyan") + " reverse")
     parts = []
     if job is not None:
@@ -256,7 +256,7 @@ def _column(ms: float | None, step_ms: float) -> str:
 # ---- findings
 
 
-def _finding(standing: Standing | None, width: int, diagnosing: bool, steps: bool) -> _Section:
+def _finding(standing: Standing | None, width: int, diagnosis: str, steps: bool) -> _Section:
     if standing is not None and standing.findings:
         first = standing.findings[0]
         more = len(standing.findings) - 1
@@ -268,8 +268,9 @@ def _finding(standing: Standing | None, width: int, diagnosing: bool, steps: boo
     if standing is not None and standing.reason:
         reason = [Text(line, style="dim") for line in wrapped(standing.reason, width, most=2)]
         return _Section(1, len(reason), lambda room: reason[:room])
-    if standing is None and diagnosing and steps:
-        return _Section(1, 1, lambda _: [Text("the first verdict comes within some seconds", style="dim")])
+    if standing is None and steps:
+        coming = "the first verdict comes within some seconds"
+        return _Section(1, 1, lambda _: [Text(coming if diagnosis == "on" else f"diagnosis {diagnosis}", style="dim")])
     return _Section(0, 0, lambda _: [])
 
 

@@ -184,8 +184,8 @@ def _standings(tracer: Tracer, watch: Watch | None) -> dict[tuple[str, int], Sta
 
 def _draw(screen: Screen, scene: Scene, view: View, tracer: Tracer, watch: Watch | None) -> None:
     columns, lines = screen.size
-    diagnosing = watch is not None and watch.state == "on"
-    screen.draw(frame(view, _standings(tracer, watch), scene, columns, lines, diagnosing=diagnosing))
+    diagnosis = "off: --no-diagnose" if watch is None else watch.state
+    screen.draw(frame(view, _standings(tracer, watch), scene, columns, lines, diagnosis=diagnosis))
 
 
 def _react(

@@ -120,14 +120,18 @@ class Terminal:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
     def wait(self, condition: Callable[[], bool], seconds: float = 90, what: str = "it") -> None:
-        """Reads what comes until something holds; fails if it does not in time."""
+        """Reads what comes until something holds, and no frame is half drawn; fails if it does not in time."""
         deadline = time.monotonic() + seconds
-        while not condition():
+        while self._amid_frame or not condition():
             if time.monotonic() > deadline:
                 pytest.fail(f"waited {seconds} s for {what}; the terminal shows:\n{self.text}")
             if select.select([self._master], [], [], 0.05)[0]:
                 with contextlib.suppress(OSError):
                     self._feed(os.read(self._master, 65536))
+
+    @property
+    def _amid_frame(self) -> bool:
+        return self.raw.rfind(b"\x1b[?2026h") > self.raw.rfind(b"\x1b[?2026l")
 
     def wait_for(self, text: str, seconds: float = 90) -> None:
         self.wait(lambda: text in self.text, seconds, f"{text!r}")

@@ -146,8 +146,9 @@ def test_the_first_word_is_how_the_job_fares(standing: Standing | None, changes:
     text = "\n".join(line.plain for line in frame(view, {(JOB, 7): standing} if standing else {}, Scene(), 80, 24))
     assert text.startswith(f" {word} ")
     assert ("10 are needed" in text) == (standing is not None and bool(standing.reason))
-    without = frame(view, {}, Scene(), 80, 24, diagnosing=False)
-    assert "verdict" not in "\n".join(line.plain for line in without)
+    without = "\n".join(line.plain for line in frame(view, {}, Scene(), 80, 24, diagnosis="off: why not"))
+    assert "verdict" not in without
+    assert ("diagnosis off: why not" in without) == without.startswith(" TRACING ") == (view.jobs[0].step >= 0)
 
 
 def test_silence_is_reported() -> None:
