@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from argus.diagnose.follow import SPAN_NS
-from argus.diagnose.run import diagnose_store, save
-from argus.diagnose.watch import in_charge
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.roster import Job, Member
 from argus.store.open import Store
@@ -136,6 +133,11 @@ def _conclude(console: Console, tracer: Tracer, store: Store) -> None:
 
 
 def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
+    # Here, not above: a trace shows its first line sooner without.
+    from argus.diagnose.follow import SPAN_NS
+    from argus.diagnose.run import diagnose_store, save
+    from argus.diagnose.watch import in_charge
+
     host = in_charge(store, job.name, job.run)
     if host != tracer.host:
         return [(Text(f"{job.name}: the verdict is {host or 'another host'}'s, which traces the lowest rank"), 0)]

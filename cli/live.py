@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from rich.text import Text
 
+from argus.diagnose.standing import Standing
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import Standing
 from argus.gpu import GpuView
 from argus.recent import COMPUTING, DATA, OTHER, WAITING
 from argus.stack_view import HotLine

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
-from argus.diagnose.watch import Standing, Watch
+from argus.diagnose.standing import Standing
+from argus.diagnose.watch import Watch
 from argus.store.open import Store
 from argus.text import counted
 from argus.trace import Options, Tracer

@@ -9,8 +9,8 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from argus.diagnose.standing import News, in_words
 from argus.diagnose.verdict import Coverage, Finding, Verdict
-from argus.diagnose.watch import News, in_words
 from argus.text import counted
 
 from .counters import describe_all

@@ -11,13 +11,11 @@ import json
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from argus.diagnose.follow import LEAST_PAUSE, Follower, Round
 from argus.diagnose.run import save
-from argus.diagnose.verdict import Finding
+from argus.diagnose.standing import News, Standing, in_words
 from argus.errors import ArgusError
-from argus.semantics.stacks import rank_text
 from argus.store.open import Store
 from argus.store.reader import query_columns
 
@@ -39,39 +37,6 @@ WHERE job = {job:String} AND run = {run:UInt32}
   AND created = (SELECT max(created) FROM findings WHERE job = {job:String} AND run = {run:UInt32})
 ORDER BY share DESC
 """
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What is the matter with a run now.
-
-    Attributes:
-        status: As of a verdict.
-        findings: With evidence and action.
-        reason: Why a verdict is inconclusive.
-    """
-
-    status: str
-    findings: list[Finding] = field(default_factory=list)
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class News:
-    """What has changed: a finding came (``found``) or went (``over``), or the diagnosis ended (``off``, and why)."""
-
-    what: str
-    finding: Finding | None = None
-    text: str = ""
-
-
-def in_words(finding: Finding) -> str:
-    """A finding in a line: ``gc pause: rank 2 on node7 since step 121, 1.45x: argus diagnose tells more``."""
-    ranks = finding["ranks"]
-    who = f" rank{'s' * (len(ranks) > 1)} {rank_text(ranks)}" if ranks else ""
-    hosts = f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else ""
-    cost = "" if finding["kind"] == "hang" else f", {finding['slowdown']:.2f}x"
-    return f"{finding['kind'].replace('_', ' ')}:{who}{hosts} since step {finding['steps'][0]}{cost}"
 
 
 def in_charge(store: Store, job: str, run: int) -> str:

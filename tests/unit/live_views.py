@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from argus.diagnose.standing import Standing
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import Standing
 from argus.gpu import GpuView
 from argus.stack_view import HotLine, HotStack, StackView
 from argus.view import JobView, RankView, View

@@ -143,7 +143,7 @@ def test_what_cannot_be_diagnosed_is_summed_up(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(closing, "diagnose_store", fail)
+    monkeypatch.setattr("argus.diagnose.run.diagnose_store", fail)
     lines = sum_up(a_tracer(), store)
     assert lines[0] == words
     assert "coverage: complete, nothing was lost" in lines

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from argus.diagnose.watch import News, Standing
+from argus.diagnose.standing import News, Standing
 from argus.stack_view import NO_STACKS
 from cli.drawing import bar, elapsed, plain_ascii, sparkline, wrapped
 from cli.live import PAGES, Scene, Standings, by_lateness, frame, plain_line

@@ -10,8 +10,9 @@ import pytest
 
 from argus.diagnose.follow import Follower
 from argus.diagnose.hang import SEEN_S
+from argus.diagnose.standing import in_words
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import Watch, in_words
+from argus.diagnose.watch import Watch
 from argus.errors import ArgusError
 from argus.store.open import Store, open_store, parse_url
 from argus.store.reader import query_columns
