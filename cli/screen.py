@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import termios
+import threading
 import time
 import tty
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class Screen:
         self._source = source if source >= 0 and os.isatty(source) else -1
         self._terminal = self._source
         self._modes: list[Any] | None = None
-        self._shown = False
+        self._shown = self._closed = False
         self._size = (0, 0)
         self._before: dict[signal.Signals, Any] = {}
         encoding = (getattr(console.file, "encoding", "") or "ascii").lower()
@@ -99,8 +100,11 @@ class Screen:
         self.close()
 
     def close(self) -> None:
-        """Gives the terminal back."""
+        """Gives the terminal back, for good. Any thread may call it, as when the process is to end at once."""
+        self._closed = True
         self._hide()
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are the main thread's
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._before.clear()
@@ -140,6 +144,8 @@ class Screen:
         # Lines that wrapped at the old width may lie about after a resize.
         clear = "\x1b[2J" if size != self._size else ""
         self._size = size
+        if self._closed:
+            return
         self._write(f"{_BEGIN}{clear}\x1b[H{text}\x1b[0m\x1b[K\x1b[J{_END}")
 
     def keys(self, seconds: float, stopping: Sequence[object] = ()) -> list[str]:
@@ -166,7 +172,7 @@ class Screen:
     # ---- the terminal's state
 
     def _show(self) -> None:
-        if self._shown or not self.in_front:
+        if self._shown or self._closed or not self.in_front:
             return
         if self._source >= 0 and self._modes is None:
             with contextlib.suppress(termios.error):
