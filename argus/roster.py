@@ -39,6 +39,7 @@ from argus.capture.targets import (
     processes,
 )
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.recent import RecentSteps
 from argus.semantics.flops import Counted
 from argus.semantics.gpu_phases import OF_NCCL, Calls, Transfers
 from argus.semantics.groups import COMMUNICATOR
@@ -158,6 +159,7 @@ class Job:
     forgotten: int = 0
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
+    recent_steps: RecentSteps = field(default_factory=RecentSteps)
     groups_due: float = 0.0
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""

@@ -14,7 +14,6 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +31,9 @@ from argus.capture.threads import ThreadWatch
 from argus.errors import ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.roster import Job
-from argus.semantics.stacks import Frame, Stack
+from argus.semantics.stacks import Stack
+from argus.stack_view import Recent, StackView, hot_line, summarize
 from argus.store.writer import Writer
-from argus.text import printable
 
 REFRESH_ALL_S = 5.0
 """How often children of all threads are looked for, and programs executed that the kernel did not tell of."""
@@ -75,34 +74,6 @@ KEPT_STACKS = 16_384
 nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
 KEPT_THREADS = 1024
 """Of a process: names of threads that have ended, and that counts may still speak of."""
-
-
-@dataclass(frozen=True)
-class HotLine:
-    """A line of Python, or a function without one, as the live view shows it.
-
-    Attributes:
-        text: Function, file and line.
-        share: Part of the CPU time of all ranks in the last seconds, 0 to 1.
-        ranks: How many ranks were seen there.
-    """
-
-    text: str
-    share: float
-    ranks: int
-
-
-@dataclass(frozen=True)
-class StackView:
-    """The stack side for the live view. ``lines``: the hottest first; ``waits``: (reason, seconds a second)."""
-
-    state: str
-    samples: int
-    lines: list[HotLine]
-    waits: list[tuple[str, float]]
-
-
-NO_STACKS = StackView("off", 0, [], [])
 
 
 @dataclass
@@ -166,26 +137,6 @@ class _Told:
     """When it was found to be over: once all that was counted before has come, it is in no count to come."""
 
 
-@dataclass(frozen=True)
-class _Recent:
-    """What became rows at one time, for the live view.
-
-    Attributes:
-        since, until: When it was counted, as ``time.monotonic`` tells it.
-        counts: ``records.STACK_COUNT``, shape (n,).
-        ranks: Rank of each.
-        ids: ``Stack.id`` of each; 0: none.
-        reasons: Why the thread was off the CPU.
-    """
-
-    since: float
-    until: float
-    counts: NDArray[np.void]
-    ranks: NDArray[np.uint32]
-    ids: NDArray[np.uint64]
-    reasons: list[str]
-
-
 class StackSide:
     """Stacks of the processes of a session.
 
@@ -242,7 +193,7 @@ class StackSide:
         self._collected: dict[int, tuple[int, ...]] = {}
         self._kernel: dict[StackCounter, int] = dict.fromkeys(StackCounter, 0)
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
-        self._recent: deque[_Recent] = deque()
+        self._recent: deque[Recent] = deque()
         """Of each time that counts became rows."""
         self._worked = time.monotonic()
         self._refresh_all_due = self._names_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
@@ -811,7 +762,7 @@ class StackSide:
             "stack_samples",
             stack_rows.to_samples(counts, origin, ranks, threads, ids, reasons),
         )
-        self._recent.append(_Recent(self._worked, now, counts, ranks, ids, reasons))
+        self._recent.append(Recent(self._worked, now, counts, ranks, ids, reasons))
 
     def _write_stacks(self, job: Job, ids: NDArray[np.uint64]) -> None:
         """Those that the job's dictionary lacks."""
@@ -947,26 +898,8 @@ class StackSide:
                 self._soon_rows(now)
             self._looked = now
         self._viewed = now
-        lines: Tally[str] = Tally()
-        ranks: dict[str, set[int]] = {}
-        waits: Tally[str] = Tally()
-        for recent in self._recent:
-            off = (recent.counts["what"] & records.WHAT_OFF) != 0
-            columns = (recent.ids, recent.ranks, recent.counts["ns"])
-            for one, rank, ns in zip(*(column[~off].tolist() for column in columns), strict=True):
-                if text := self._hot_line(one):
-                    lines[text] += ns
-                    ranks.setdefault(text, set()).add(rank)
-            for place in np.flatnonzero(off).tolist():
-                waits[recent.reasons[place]] += int(recent.counts["ns"][place])
-        total = max(lines.total(), 1)
-        span = max(self._recent[-1].until - self._recent[0].since, 0.25) if self._recent else 1.0
-        return StackView(
-            self.state,
-            self.counters().get("stack_samples", (0, False))[0],
-            [HotLine(text, ns / total, len(ranks[text])) for text, ns in lines.most_common(8)],
-            [(reason, ns / 1e9 / span) for reason, ns in waits.most_common(5)],
-        )
+        samples = self.counters().get("stack_samples", (0, False))[0]
+        return summarize(self.state, samples, self._recent, self._stack, self._hot_line)
 
     def _hot_line(self, one: int) -> str:
         line = self._hot_lines.get(one)
@@ -1033,22 +966,6 @@ def _together(counts: NDArray[np.void], ids: NDArray[np.uint64]) -> tuple[NDArra
         out[name] = np.maximum.reduceat(rows[name], begins)
     out["first_ns"] = np.minimum.reduceat(rows["first_ns"], begins)
     return out, keys[0][begins]
-
-
-def hot_line(stack: Stack) -> str:
-    """The deepest Python line of a stack, or its native leaf."""
-    for frame in reversed(stack.frames):
-        if frame.kind == "python":
-            return describe(frame)
-    return describe(stack.frames[-1]) if stack.frames else ""
-
-
-def describe(frame: Frame) -> str:
-    """A frame for people."""
-    name, file = printable(frame.function.strip()) or "?", printable(Path(frame.file).name)
-    if frame.kind == "python":
-        return f"{name} ({file}:{frame.line})" if frame.line else name
-    return f"{name} ({file})" if file else name
 
 
 def _children(pid: int, *, all_threads: bool) -> list[int]:

@@ -41,9 +41,10 @@ from argus.cupti import MINIMUM_SHARE, RAW_ROWS_S
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
-from argus.gpu import KEPT_NAMES, GpuSide, GpuView
+from argus.gpu import KEPT_NAMES, GpuSide
 from argus.kernels import KernelSide
 from argus.overhead import OverheadSide, words
+from argus.recent import lateness_ms
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
 from argus.semantics.flops import utilization
@@ -53,12 +54,13 @@ from argus.semantics.mesh import describe, superseded
 from argus.semantics.phases import METHODS as PHASE_METHODS
 from argus.semantics.phases import PHASE, PHASES
 from argus.semantics.steps import METHODS
-from argus.stacks import NO_STACKS, StackSide, StackView
+from argus.stacks import StackSide
 from argus.store import spill
 from argus.store.open import Store
 from argus.store.reader import newest_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
+from argus.view import JobView, RankView, View, own_ms, parts_of_gpu, parts_of_thread
 
 POLL_S = 0.02
 """How often the rings are drained while calls are probed."""
@@ -151,46 +153,6 @@ class Options:
     raw: str = "auto"
     raw_rows_s: float = RAW_ROWS_S
     max_overhead: float = DEFAULT_BUDGET
-
-
-@dataclass(frozen=True)
-class RankView:
-    """A rank as the live view shows it. Rates are per second since the last view."""
-
-    job: str
-    rank: int
-    pid: int
-    state: str
-    launch_rate: float
-    collective_rate: float
-    steps: int
-    last_step: int
-    step_ms: float
-
-
-@dataclass(frozen=True)
-class View:
-    """A moment of the session, for people."""
-
-    monotonic_ns: int
-    elapsed_s: float
-    ranks: list[RankView]
-    kernels: list[tuple[str, int]]
-    gpu: list[GpuView]
-    gpu_kernels: list[tuple[str, int, int]]
-    gpu_kernel_ns: int
-    collectives: list[tuple[str, int, int]]
-    launches: int
-    collective_calls: int
-    lost: dict[str, int]
-    waiting_bytes: int
-    store_error: str
-    cpu_share: float
-    ring_fill: float
-    notes: list[str]
-    stacks: StackView = NO_STACKS
-    steps_go: list[str] = field(default_factory=list)
-    overhead: float | None = None
 
 
 class Tracer:
@@ -315,6 +277,11 @@ class Tracer:
     def gpu_times(self, *, done: bool = False) -> list[str]:
         """The state of GPU times in lines for people; empty: not known yet. ``done``: with what was recorded."""
         return self._gpu.summary(done=done) if done or self._gpu.known(time.monotonic()) else []
+
+    @property
+    def samples(self) -> int:
+        """Stacks that were sampled on a CPU."""
+        return self._stacks.counters().get("stack_samples", (0, False))[0]
 
     def stacks(self) -> list[str]:
         """How the sampling of stacks goes, or went, in lines for people."""
@@ -883,6 +850,7 @@ class Tracer:
         if job.phases:
             found = self._phases(job, found)
         self._gpu.take_steps(job, found)
+        job.recent_steps.feed(found)
         job.step_ns += int(found["duration_ns"].sum())
         job.step_count += len(found)
         by_rank = {member.rank: member for member in job.ranks()}
@@ -926,6 +894,7 @@ class Tracer:
             for code, phase in enumerate(PHASES):
                 job.phase_ns[phase] += int(parts["duration_ns"][parts["phase"] == code].sum())
             job.hidden_ns += int(parts["overlapped_ns"].sum())
+            job.recent_steps.feed_phases(parts)
             order = np.lexsort((found["step"], found["rank"]))
             key = found["rank"].astype(np.int64) << 32 | found["step"]
             wanted = parts["rank"].astype(np.int64) << 32 | parts["step"]
@@ -1186,13 +1155,22 @@ class Tracer:
         now, cpu = time.monotonic(), self._cpu_s()
         before, cpu_before, counts_before = self._view_before
         span = max(now - before, 1e-3)
+        gpu, stacks = self._gpu.views(), self._stacks.view()
         ranks, counts = [], {}
         for job in self.jobs:
+            late = lateness_ms(job.recent, job.communicators)
             for pid, member in job.members.items():
                 if member.helper:
                     continue
                 counts[pid] = (member.launches, member.collectives)
                 old = counts_before.get(pid, counts[pid])
+                step_ms = job.recent_steps.typical_ms(member.rank) or member.last_step_ns / 1e6
+                timed = next((each for each in gpu if each.pid == pid), None)
+                parts, by = parts_of_gpu(timed) if timed is not None else {}, "GPU"
+                if not parts:
+                    parts, by = job.recent_steps.parts(member.rank), "phases"
+                if not parts and pid in stacks.main:
+                    parts, by = parts_of_thread(*stacks.main[pid]), "stacks"
                 ranks.append(
                     RankView(
                         job.name,
@@ -1203,7 +1181,12 @@ class Tracer:
                         (member.collectives - old[1]) / span,
                         member.steps,
                         member.last_step,
-                        member.last_step_ns / 1e6,
+                        step_ms,
+                        job.run,
+                        late.get(member.rank),
+                        own_ms(step_ms, parts, by),
+                        parts,
+                        by if parts else "",
                     )
                 )
         self._view_before = (now, cpu, counts)
@@ -1213,10 +1196,10 @@ class Tracer:
             elapsed_s=(time.monotonic_ns() - self.started_ns) / 1e9,
             ranks=sorted(ranks, key=lambda rank: (rank.job, rank.rank)),
             kernels=self._kernel_launches.most_common(8),
-            gpu=self._gpu.views(),
+            gpu=gpu,
             gpu_kernels=self._gpu.top_kernels(8),
             gpu_kernel_ns=self._gpu.kernel_ns,
-            stacks=self._stacks.view(),
+            stacks=stacks,
             collectives=[(op, self._collective_calls[op], size) for op, size in self._collective_bytes.most_common(6)],
             launches=sum(count[0] for count in counts.values()),
             collective_calls=sum(count[1] for count in counts.values()),
@@ -1228,6 +1211,23 @@ class Tracer:
             notes=list(self._roster.notes),
             steps_go=self.steps_go(),
             overhead=self._overhead.share,
+            jobs=[self._job_view(job) for job in self.jobs if job.ranks()],
+        )
+
+    @staticmethod
+    def _job_view(job: Job) -> JobView:
+        members = job.ranks()
+        return JobView(
+            job.name,
+            job.run,
+            len(members),
+            max(member.target.identity.world_size for member in members),
+            members[0].target.identity.launcher,
+            max(member.last_step for member in members),
+            job.recent_steps.times_ms(),
+            job.recent_steps.newest_ns,
+            sum(member.launches + member.collectives for member in members),
+            any(member.state == "traced" for member in members),
         )
 
     def _cpu_s(self) -> float:

@@ -28,8 +28,6 @@ from .selection import job_option, last_option, run_option, since_option
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
 """Exit codes with --exit-code."""
 
-_STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", "inconclusive": "bold yellow"}
-
 
 def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
     return (None, None) if value is None else parse_open_steps(value)
@@ -80,6 +78,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option(
     "--sql", "with_sql", is_flag=True, help="Print every query behind the findings, to paste into `argus sql`."
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print all of the evidence, statistics too.")
 @click.option(
     "--exit-code",
     is_flag=True,
@@ -100,6 +99,7 @@ def command(
     store_url: str | None,
     no_store: bool,
     with_sql: bool,
+    verbose: bool,
     exit_code: bool,
 ) -> int:
     """Name what slows a job down, with evidence.
@@ -112,6 +112,7 @@ def command(
       argus diagnose --last 10m               its last ten minutes
       argus diagnose --rank 3,8-15            what is found about these ranks
       argus diagnose --follow                 while it runs: what changes, until the trace ends
+      argus diagnose -v                       with all of the evidence
       argus diagnose --sql                    with the queries behind it
       argus diagnose --format json | jq '.findings[0]'
       argus diagnose --exit-code || alert     for scripts
@@ -139,7 +140,9 @@ def command(
         if following:
             follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
             codes = EXIT_CODES if exit_code else {}
-            status = _follow(follower, interval_s, output_format, with_sql, codes, keep=not no_store, ranks=shown)
+            status = _follow(
+                follower, interval_s, output_format, with_sql, verbose, codes, keep=not no_store, ranks=shown
+            )
             return codes.get(status, 0)
         verdict = diagnose_store(
             store,
@@ -155,7 +158,7 @@ def command(
         if output_format == "json":
             click.echo(to_json(part))
         else:
-            _print(part, with_sql)
+            _print(part, with_sql, verbose)
             if (others := len(verdict["findings"]) - len(part["findings"])) > 0:
                 click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
         if not no_store:
@@ -211,6 +214,7 @@ def _follow(
     interval_s: float,
     output_format: str,
     with_sql: bool,
+    detail: bool,
     codes: dict[str, int],
     *,
     keep: bool,
@@ -239,7 +243,7 @@ def _follow(
             if output_format == "json" and (found.changed or found.ended):
                 click.echo(_json_line(found))
             elif output_format == "text" and found.changed:
-                _print_round(found, with_sql)
+                _print_round(found, with_sql, detail)
             if keep and found.changed:
                 save(follower.store, whole)
             if stop.is_set():
@@ -261,79 +265,29 @@ def _json_line(found: Round) -> str:
     return json.dumps({**found.verdict, "change": change}, ensure_ascii=False, allow_nan=False)
 
 
-def _print_round(found: Round, with_sql: bool) -> None:
+def _print_round(found: Round, with_sql: bool, detail: bool) -> None:
+    from .verdict_text import kind, ranks_text
+
     at = datetime.fromtimestamp(found.at_ns / 1e9, timezone.utc).strftime("%H:%M:%S UTC")
     click.echo(f"---- {at}")
     for finding in found.gone:
-        click.echo(f"over: {finding['kind'].replace('_', ' ')}  {_ranks(finding['ranks'])}".rstrip())
-    _print({**found.verdict, "findings": found.new}, with_sql, hints=False)
+        click.echo(f"over: {kind(finding)}  {ranks_text(finding['ranks'])}".rstrip())
+    _print({**found.verdict, "findings": found.new}, with_sql, detail, hints=False)
 
 
-def _print(verdict: Verdict, with_sql: bool, *, hints: bool = True) -> None:
+def _print(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True) -> None:
     from rich.console import Console
-    from rich.padding import Padding
     from rich.text import Text
 
+    from .verdict_text import coverage_line, has_more, show, verdict_lines
+
     console = Console(highlight=False)
-
-    def line(text: Text | str = "", indent: int = 0, style: str = "") -> None:
-        styled = Text(text, style=style) if isinstance(text, str) else text
-        if console.is_terminal:
-            console.print(Padding(styled, (0, 0, 0, indent), expand=False))
-        else:
-            # Not folded when piped: grep wants whole lines, and a query must survive copying.
-            for part in styled.plain.splitlines() or [""]:
-                click.echo(" " * indent + part if part else "")
-
-    status = verdict["status"]
-    head = Text(status.upper(), style=_STYLES[status])
-    head.append(f"  {verdict['job']}", style="bold not dim")
-    steps = verdict["steps"]
-    ranks = "1 rank" if verdict["ranks"] == 1 else f"{verdict['ranks']} ranks"
-    head.append(f"  {ranks}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), style="dim")
-    if status == "hung":
-        head.append(f", no step since step {steps[1]}", style="bold")
-    elif status == "degraded":
-        guessed = any(e["text"].startswith("estimated") for f in verdict["findings"] for e in f["evidence"])
-        about = "about " if guessed else ""
-        head.append(f", {about}{verdict['slowdown']:.2f}x slower than it could be", style="bold")
-    line(head)
-    if verdict["reason"]:
-        line(verdict["reason"], 2)
-    for number, finding in enumerate(verdict["findings"], 1):
-        line()
-        who = _ranks(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
-        title = Text(f"{number}. {finding['kind'].replace('_', ' ')}", style="bold")
-        title.append(f"  {who}" if who else "", style="bold red")
-        line(title)
-        first = finding["steps"][0]
-        since = f"since step {first}" if first > steps[0] else "in all steps seen"
-        cost = f" · {finding['slowdown']:.2f}x · {finding['share']:.0%} of the lost time" if status != "hung" else ""
-        line(f"{since}{cost} · confidence {finding['confidence']:.0%}", 3)
-        for evidence in finding["evidence"]:
-            line(f"· {evidence['text']}", 3)
-        line(Text.assemble(("→ ", "bold"), finding["action"]), 3)
-        if with_sql:
-            for evidence in finding["evidence"]:
-                line()
-                line(evidence["sql"], 5, "dim")
-    if verdict["findings"] and hints:
-        line()
-        if not with_sql:
-            line("argus diagnose --sql prints the queries that show this again.", style="dim")
-    coverage = verdict["coverage"]
-    if coverage["complete"] and not hints:
-        return
-    if coverage["complete"]:
-        so_far = "" if coverage["ended"] else " so far (the trace goes on, or was cut off)"
-        line(f"coverage: complete{so_far}", style="dim")
-    else:
-        lost = ", ".join(f"{name} {count:,}" for name, count in coverage["dropped"].items())
-        line(f"coverage: incomplete ({lost})", style="yellow")
-
-
-def _ranks(ranks: list[int]) -> str:
-    if not ranks:
-        return ""
-    listed = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+    detail = detail or with_sql
+    show(console, verdict_lines(verdict, detail=detail, with_sql=with_sql))
+    if verdict["findings"] and hints and not with_sql:
+        show(console, [(Text(), 0)])
+        if not detail and has_more(verdict):
+            show(console, [(Text("argus diagnose -v has all of the evidence.", style="dim"), 0)])
+        show(console, [(Text("argus diagnose --sql prints the queries that show this again.", style="dim"), 0)])
+    if hints or not verdict["coverage"]["complete"]:
+        show(console, [coverage_line(verdict["coverage"])])

@@ -205,7 +205,8 @@ def _trace(
     from argus.store.open import open_store
     from argus.trace import Options, Tracer
 
-    from .session import sum_up
+    from .closing import sum_up
+    from .verdict_text import news_lines
 
     options = Options(
         pids=(root,),
@@ -237,7 +238,7 @@ def _trace(
         if meanwhile:
             for note in tracer.news():
                 click.echo(f"note: {note}")
-            for line in watch.take() if watch is not None else ():
+            for line in news_lines(watch.take() if watch is not None else ()):
                 click.echo(line)
         time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))
     if watch is not None:
@@ -245,6 +246,4 @@ def _trace(
     lost = tracer.stop()
     if watch is not None:
         watch.close()
-        for line in watch.take():
-            click.echo(line)
-    return sum_up(Console(), tracer, lost)
+    return sum_up(Console(), tracer, lost, store if diagnose else None)

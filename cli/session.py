@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
-import sys
+import signal
 import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
 
 from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.diagnose.standing import Standing
 from argus.store.open import Store
+from argus.text import counted
 from argus.trace import Options, Tracer
+from argus.view import View
 
 from . import interrupt
-from .live import picture, plain_line
+from .closing import say, sum_up
+from .live import Scene, frame, plain_line
+from .screen import Screen, is_possible, stdin_fd
 from .status import Status
+from .verdict_text import news_lines
 
 if TYPE_CHECKING:
     from argus.diagnose.watch import Watch
 
 PLAIN_INTERVAL_S = 5.0
+DRAWN_EVERY_S = 0.5
 GIVE_UP_S = 0.3
 """What a second Ctrl-C leaves for bringing rows to disk."""
 
@@ -88,18 +92,12 @@ def trace_session(
             lost = tracer.stop()
             if watch is not None:
                 watch.close()
-    return sum_up(console, tracer, lost)
+    return sum_up(console, tracer, lost, store if diagnose else None)
 
 
 def _say_storing() -> None:
     with contextlib.suppress(OSError):
         os.write(2, b"storing what is left (a second Ctrl-C gives it up)\n")
-
-
-def _say(console: Console, text: str, style: str | None = None) -> None:
-    """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
-    sys.stdout.flush()
 
 
 def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
@@ -108,13 +106,12 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        count = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
-        _say(console, f"job {job.name}: {count}{of} here ({launcher})", style="bold")
+        say(console, f"job {job.name}: {counted(len(ranks), 'rank')}{of} here ({launcher})", style="bold")
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
-            _say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
+            say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")
     if not tracer.jobs:
-        _say(console, "no rank yet: a child becomes one when it makes its first call")
+        say(console, "no rank yet: a child becomes one when it makes its first call")
     by_library: dict[FileKey, list[Attachment]] = {}
     for attachment in tracer.attached:
         by_library.setdefault(attachment.library.key, []).append(attachment)
@@ -122,11 +119,11 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
         pids = [str(attachment.pid) for attachment in attachments if attachment.pid is not None]
         # Probes of a file that only targets map serve all of them.
         where = f"in process {', '.join(pids)}" if pids else "in every process that maps it"
-        _say(console, f"  probes on {attachments[0].library.describe()}, {where}")
+        say(console, f"  probes on {attachments[0].library.describe()}, {where}")
     if not tracer.attached and tracer.live():
-        _say(console, "  none of them has loaded libcuda, libcudart or libnccl: stacks only, until one does")
+        say(console, "  none of them has loaded libcuda, libcudart or libnccl: stacks only, until one does")
     elif not tracer.attached:
-        _say(console, "no library to probe yet: waiting for children to load one")
+        say(console, "no library to probe yet: waiting for children to load one")
 
 
 def _watch(
@@ -140,10 +137,14 @@ def _watch(
 ) -> None:
     """Polls until there is a reason to stop."""
     gpu_times: list[str] = []
-    live = None if plain else Live(console=console, refresh_per_second=4, transient=True, auto_refresh=False)
+    scene = Scene()
     shown = time.monotonic()
     judged = 0.0
-    with live or contextlib.nullcontext():
+    with contextlib.ExitStack() as until_end:
+        screen = None
+        if not plain and is_possible(console):
+            screen, shown = until_end.enter_context(Screen(console, stdin_fd())), float("-inf")
+            interrupt.restore = screen.close  # a second Ctrl-C ends the process at once
         while not stopping and not tracer.done():
             now = time.monotonic()
             if deadline is not None and now >= deadline:
@@ -156,67 +157,65 @@ def _watch(
                 tracer.heed(watch.lines() if watch is not None else [])
             if steps is not None and _all_have(tracer, steps):
                 return
-            if live is not None and now - shown >= 0.5:
-                live.update(picture(tracer.view(), console.width, watch.lines() if watch else []), refresh=True)
-                shown = now
-            elif live is None:
-                for note in tracer.news():
-                    _say(console, f"note: {note}")
-                for line in watch.take() if watch is not None else []:
-                    _say(console, line)
-                known = tracer.gpu_times()
-                for line in known:
-                    if line not in gpu_times:
-                        _say(console, line)
-                gpu_times = known or gpu_times
-                if now - shown >= PLAIN_INTERVAL_S:
-                    _say(console, plain_line(tracer.view()))
-                    shown = now
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
+            if screen is not None:
+                if now - shown >= DRAWN_EVERY_S:
+                    view, shown = tracer.view(), now
+                    _draw(screen, scene, view, tracer, watch)
+                _react(screen, scene, view, tracer, watch, until, stopping)
+                continue
+            for note in tracer.news():
+                say(console, f"note: {note}")
+            for line in news_lines(watch.take() if watch is not None else []):
+                say(console, line)
+            known = tracer.gpu_times()
+            for line in known:
+                if line not in gpu_times:
+                    say(console, line)
+            gpu_times = known or gpu_times
+            if now - shown >= PLAIN_INTERVAL_S:
+                say(console, plain_line(tracer.view(), _standings(tracer, watch)))
+                shown = now
             interrupt.pause(stopping, until - time.monotonic())
+
+
+def _standings(tracer: Tracer, watch: Watch | None) -> dict[tuple[str, int], Standing]:
+    if watch is None:
+        return {}
+    found = {(job.name, job.run): watch.standing(job.name, job.run) for job in tracer.jobs}
+    return {run: standing for run, standing in found.items() if standing is not None}
+
+
+def _draw(screen: Screen, scene: Scene, view: View, tracer: Tracer, watch: Watch | None) -> None:
+    columns, lines = screen.size
+    diagnosis = "off: --no-diagnose" if watch is None else watch.state
+    screen.draw(frame(view, _standings(tracer, watch), scene, columns, lines, diagnosis=diagnosis))
+
+
+def _react(
+    screen: Screen,
+    scene: Scene,
+    view: View,
+    tracer: Tracer,
+    watch: Watch | None,
+    until: float,
+    stopping: list[int],
+) -> None:
+    """Until the next turn: keys, which take effect at once, and another size of the terminal."""
+    size = screen.size
+    while not stopping:
+        keys = screen.keys(until - time.monotonic(), stopping)
+        for key in keys:
+            scene.press(key, screen.size[1])
+        if scene.quit:
+            stopping.append(signal.SIGINT)  # the same as Ctrl-C
+        elif keys or screen.size != size:
+            size = screen.size
+            _draw(screen, scene, view, tracer, watch)
+        if time.monotonic() >= until:
+            return
 
 
 def _all_have(tracer: Tracer, steps: int) -> bool:
     live = tracer.live()
     return bool(live) and all(member.steps >= steps for member in live)
-
-
-def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
-    members = [member for job in tracer.jobs for member in job.ranks()]
-    if not members:
-        raise ArgusError(
-            "no rank was seen: no process made a call of CUDA, NCCL or gloo, or trained", "", EXIT_UNAVAILABLE
-        )
-    past = tracer.past
-    launches = past["launches"] + sum(member.launches for job in tracer.jobs for member in job.members.values())
-    collectives = past["collectives"] + sum(m.collectives for job in tracer.jobs for m in job.members.values())
-    exited = [str(member.target.pid) for member in members if member.state == "exited"]
-    if exited:
-        shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
-        _say(console, f"ended meanwhile: process {shown}")
-    fewest, most = min(member.steps for member in members), max(member.steps for member in members)
-    steps = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
-    count = "1 rank" if len(members) == 1 else f"{len(members)} ranks"
-    earlier = f", and {past['jobs']:,} runs before" if past["jobs"] else ""
-    _say(console, f"{count}{earlier}, {launches:,} launches, {collectives:,} collectives, {steps} steps a rank")
-    for line in tracer.steps_go() + tracer.utilization() + tracer.mesh():
-        _say(console, line)
-    for line in tracer.gpu_times(done=True):
-        _say(console, line)
-    for line in tracer.stacks():
-        _say(console, line)
-    for line in tracer.overhead():
-        _say(console, line)
-    if lost:
-        what = ", ".join(f"{name} {value:,}" for name, value in sorted(lost.items()))
-        _say(console, f"coverage: incomplete ({what})", style="yellow")
-    else:
-        _say(console, "coverage: complete, nothing was lost", style="green")
-    if tracer.store_error:
-        raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
-    # Root's default store is not the user's.
-    argus = "sudo argus" if os.environ.get("SUDO_USER") else "argus"
-    names = {job.name for job in tracer.jobs}
-    which = f" --job {shlex.quote(tracer.jobs[-1].name)}" if len(names) > 1 else ""
-    _say(console, f"next: {argus} diagnose{which}   or: {argus} sql")
-    return 0

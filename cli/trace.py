@@ -154,10 +154,10 @@ def command(
         chosen = pick_pids("trace")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)
-    status = Status(_what_begins(pids), plain=plain)
+    status = Status(_what_begins(chosen), plain=plain)
     try:
         # Not for what may not be there: it would leave a store without a trace.
-        if pids and all(os.path.exists(f"/proc/{pid}") for pid in pids):
+        if chosen and all(os.path.exists(f"/proc/{pid}") for pid in chosen):
             store.begin()
         # What follows imports for half a second.
         from argus.cupti.collector import CuptiOptions

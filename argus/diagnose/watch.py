@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from argus import debug
 from argus.diagnose.follow import LEAST_PAUSE, Follower, Round
 from argus.diagnose.run import save
-from argus.diagnose.verdict import Finding
+from argus.diagnose.standing import News, Standing, in_words
 from argus.errors import ArgusError
-from argus.semantics.stacks import rank_text
 from argus.store.open import Store
 from argus.store.reader import query_columns
 
@@ -34,20 +33,21 @@ SELECT argMin(host, (rank, host)) AS host FROM
 )
 """
 _NEWEST = """
-SELECT evidence FROM findings
-WHERE job = {job:String} AND run = {run:UInt32} AND kind != ''
+SELECT status, kind, evidence FROM findings
+WHERE job = {job:String} AND run = {run:UInt32}
   AND created = (SELECT max(created) FROM findings WHERE job = {job:String} AND run = {run:UInt32})
 ORDER BY share DESC
 """
 
 
-def in_words(finding: Finding) -> str:
-    """A finding in a line: ``gc pause: rank 2 on node7 since step 121, 1.45x: argus diagnose tells more``."""
-    ranks = finding["ranks"]
-    who = f" rank{'s' * (len(ranks) > 1)} {rank_text(ranks)}" if ranks else ""
-    hosts = f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else ""
-    cost = "" if finding["kind"] == "hang" else f", {finding['slowdown']:.2f}x"
-    return f"{finding['kind'].replace('_', ' ')}:{who}{hosts} since step {finding['steps'][0]}{cost}"
+def in_charge(store: Store, job: str, run: int) -> str:
+    """The host whose tracer diagnoses a run: the one that has its lowest rank; empty: no rank is stored.
+
+    Raises:
+        ArgusError: The store cannot be asked.
+    """
+    host = query_columns(store, _IN_CHARGE, {"job": job, "run": run}, settings=SETTINGS)["host"]
+    return str(host[0]) if len(host) else ""
 
 
 class Watch:
@@ -70,8 +70,8 @@ class Watch:
         self._host, self._interval_s = host, interval_s
         self._runs: set[tuple[str, int]] = set()
         self._followers: dict[tuple[str, int], Follower] = {}
-        self._found: dict[tuple[str, int], list[str]] = {}
-        self._news: deque[str] = deque()
+        self._found: dict[tuple[str, int], Standing] = {}
+        self._news: deque[News] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,8 +82,8 @@ class Watch:
             self._thread = threading.Thread(target=self._go_on, name="argus-diagnose", daemon=True)
             self._thread.start()
 
-    def take(self) -> list[str]:
-        """What has changed since the last call, a line each."""
+    def take(self) -> list[News]:
+        """What has changed since the last call."""
         news = []
         while self._news:
             news.append(self._news.popleft())
@@ -91,7 +91,11 @@ class Watch:
 
     def lines(self) -> list[str]:
         """What is the matter now, a line each."""
-        return [line for found in list(self._found.values()) for line in found]
+        return [in_words(finding) for found in list(self._found.values()) for finding in found.findings]
+
+    def standing(self, job: str, run: int) -> Standing | None:
+        """What is the matter with a run now; None: there was no round yet."""
+        return self._found.get((job, run))
 
     def end(self) -> None:
         """No round begins any more."""
@@ -116,12 +120,13 @@ class Watch:
             for run in sorted(runs):
                 try:
                     took += self.judge(*run)
-                    debug.note(f"diagnosis: judged {run[0]}, {len(self._found.get(run, []))} findings")
+                    standing = self._found.get(run)
+                    debug.note(f"diagnosis: {run[0]}: {len(standing.findings) if standing else 0} findings")
                 except ArgusError:
                     pass  # the store is away: the writer tells
                 except Exception as failure:  # a defect, or a driver's own: the trace goes on without
                     self.state = f"off: it failed ({type(failure).__name__}: {failure})"
-                    self._news.append(f"diagnosis {self.state}")
+                    self._news.append(News("off", text=f"diagnosis {self.state}"))
                     return
             pause = max(self._interval_s - took, LEAST_PAUSE * took)
             pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
@@ -135,21 +140,23 @@ class Watch:
         """
         if self._followers.get((job, run)) is None:
             self._followers[job, run] = Follower(self._store, job, run, keep=False, settings=dict(SETTINGS))
-        host = query_columns(self._store, _IN_CHARGE, {"job": job, "run": run}, settings=SETTINGS)["host"]
-        if not len(host) or host[0] != self._host:
-            told = query_columns(self._store, _NEWEST, {"job": job, "run": run}, settings=SETTINGS)["evidence"]
-            self._found[job, run] = [in_words(json.loads(finding)) for finding in told.tolist()]
+        if in_charge(self._store, job, run) != self._host:
+            rows = query_columns(self._store, _NEWEST, {"job": job, "run": run}, settings=SETTINGS)
+            if len(rows["status"]):
+                found = [json.loads(text) for kind, text in zip(rows["kind"], rows["evidence"], strict=True) if kind]
+                self._found[job, run] = Standing(str(rows["status"][0]), found)
             return 0.0
-        found = self._followers[job, run].look()
-        self.rounds, self.busy_s = self.rounds + 1, self.busy_s + found.took_s
-        self._tell(job, run, found)
-        return found.took_s
+        judged = self._followers[job, run].look()
+        self.rounds, self.busy_s = self.rounds + 1, self.busy_s + judged.took_s
+        self._tell(job, run, judged)
+        return judged.took_s
 
     def _tell(self, job: str, run: int, found: Round) -> None:
-        self._found[job, run] = [in_words(finding) for finding in found.verdict["findings"]]
+        verdict = found.verdict
+        self._found[job, run] = Standing(verdict["status"], verdict["findings"], verdict["reason"])
         if not (found.new or found.gone):
             return
-        self._news.extend(f"found: {in_words(finding)}. {finding['action']}" for finding in found.new)
-        self._news.extend(f"over: {in_words(finding)}" for finding in found.gone)
+        self._news.extend(News("found", finding) for finding in found.new)
+        self._news.extend(News("over", finding) for finding in found.gone)
         # Stores the findings, and has all tracers of the job keep every GPU operation of the next seconds.
         save(self._store, found.verdict)

@@ -633,7 +633,7 @@ def test_diagnose_prints_text(store: Store, capsys: pytest.CaptureFixture[str]) 
     assert text.startswith("DEGRADED  slow  4 ranks, steps 0 to ")
     assert "1. compute straggler  rank 2 on node-0" in text
     assert "→ Check the GPU of rank 2 on node-0" in text
-    assert "coverage: incomplete (launches_dropped 3)" in text
+    assert "coverage: incomplete (3 CUDA calls lost: their ring was full (--buffer-mb makes it larger))" in text
     assert "SELECT" not in text
     assert main(["diagnose", "--job", "slow", "--store", store.url, "--no-store", "--sql"]) == 0
     assert "SELECT" in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import time
 from collections import Counter
@@ -15,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
-from rich.console import Console
 
 from argus import gpu as gpu_module
 from argus import records
@@ -23,7 +21,8 @@ from argus.capture import gpu_rows
 from argus.capture.calls import BY_SYMBOL
 from argus.capture.gpu_rows import Names, gpu_host_events, kernel_events
 from argus.capture.launches import Origin
-from argus.cli.live import picture, plain_line, span
+from argus.cli.drawing import span
+from argus.cli.live import Scene, frame, plain_line
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.errors import ArgusError
@@ -33,7 +32,7 @@ from argus.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
 from argus.roster import Job, Member
 from argus.semantics.steps import ITERATION
 from argus.store.writer import to_arrow
-from argus.trace import RankView, View
+from argus.view import JobView, RankView, View
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 OFFSET = 500
@@ -668,21 +667,20 @@ def a_view(session: Session, **changes: Any) -> View:
         "gpu": session.side.views(), "gpu_kernels": session.side.top_kernels(8),
         "gpu_kernel_ns": session.side.kernel_ns, "collectives": [], "launches": 5, "collective_calls": 0, "lost": {},
         "waiting_bytes": 0, "store_error": "", "cpu_share": 0.01, "ring_fill": 0.0, "notes": [],
+        "jobs": [JobView("j", 0, 1, 1, "torchrun", 3, [20.0] * 3, int(session.now * S), 5)],
     }  # fmt: skip
     return View(**{**fields, **changes})
 
 
-def shown(view: View) -> str:
-    console = Console(file=io.StringIO(), width=110, force_terminal=False)
-    console.print(picture(view, 110))
-    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+def shown(view: View, page: str = "") -> str:
+    return "\n".join(line.plain for line in frame(view, {}, Scene(page), 110, 40))
 
 
 def test_the_live_view_tells_of_the_gpu(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(0, 77)
     session.go()
-    assert "gpu" not in plain_line(a_view(session))
+    assert "GPU" not in plain_line(a_view(session), {})
     assert "by launches" in shown(a_view(session))
     for k in range(12):
         made[0].give(*second((1000 + k) * S, 5 + 2 * k))
@@ -692,15 +690,15 @@ def test_the_live_view_tells_of_the_gpu(made: list[FakeCollector]) -> None:
     assert view.idle_gaps == pytest.approx(1.0)
     assert view.queue_depth == pytest.approx(0.002)
     assert view.match_rate == 1.0
-    assert "  gpu 50%  lost" in plain_line(a_view(session))
-    text = shown(a_view(session))
-    assert [line.split() for line in text.splitlines() if " 50% " in line] == [
-        ["│", "0", "50%", "1/s", "10%", "10%", "0.0", "│"]
-    ]
+    assert "  GPU busy 50%  " in plain_line(a_view(session), {})
+    text = shown(a_view(session), "g")
+    assert [line.split() for line in text.splitlines() if " 50% " in line] == [["0", "50%", "10%", "10%", "1/s", "0.0"]]
     (line,) = [line for line in text.splitlines() if "gemm(float*, int)" in line]
-    assert line.split()[3:-1] == ["66.7%", "12", "400.0", "ms"]
+    assert line.split() == ["67%", "gemm(float*,", "int)", "12", "x", "400.0", "ms"]
+    assert line.strip() in shown(a_view(session))
     assert "nothing has ended" not in text
-    assert "nothing has ended on the GPU for 65 s" in shown(a_view(session, monotonic_ns=view.ended_ns + 65 * S))
+    late = a_view(session, monotonic_ns=view.ended_ns + 65 * S)
+    assert "nothing has ended on the GPU for 65 s" in shown(late, "g")
 
 
 def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> None:
@@ -710,7 +708,7 @@ def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> N
     session.go()
     for collector in made:
         collector.state, collector.reason = CollectorState.WAITING, "the process is not armed"
-    text = shown(a_view(session))
+    text = shown(a_view(session), "g")
     assert text.count("GPU times: off: the process is not armed") == 1
     assert "top kernels by launches" in text
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import signal
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from argus.roster import Notes
 from argus.trace import Tracer
 from cli import session
+from cli.live import Scene
+
+from .live_views import JOB, a_view, degraded
 
 
 class Traced:
@@ -48,7 +53,7 @@ class Traced:
 def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> None:
     looked: list[list[tuple[str, int]]] = []
     watch: Any = SimpleNamespace(
-        look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list
+        look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list, state="on"
     )
     tracer: Any = Traced()
     said = io.StringIO()
@@ -87,3 +92,30 @@ def test_every_note_is_news_once_however_many_there_are() -> None:
     for number in range(150):
         notes.append(str(number))
     assert Tracer.news(tracer) == [str(number) for number in range(50, 150)], "those that are kept"
+
+
+class Screenful:
+    """Stands in for a screen: its keys come one after the other."""
+
+    size = (80, 24)
+
+    def __init__(self, *keys: str) -> None:
+        self.left = list(keys)
+        self.drawn: list[list[str]] = []
+
+    def keys(self, seconds: float, stopping: list[int]) -> list[str]:
+        return [self.left.pop(0)] if self.left else []
+
+    def draw(self, lines: list[Text]) -> None:
+        self.drawn.append([line.plain for line in lines])
+
+
+def test_keys_take_effect_at_once_and_q_ends_the_trace() -> None:
+    tracer: Any = SimpleNamespace(jobs=[SimpleNamespace(name=JOB, run=7)])
+    watch: Any = SimpleNamespace(standing=lambda job, run: degraded(1)[job, run], state="on")
+    screen: Any = Screenful("?", "?", "q")
+    scene, stopping = Scene(), []
+    session._react(screen, scene, a_view(4), tracer, watch, time.monotonic() + 60, stopping)
+    assert "this help" in "\n".join(screen.drawn[0])
+    assert screen.drawn[1][0].startswith(" DEGRADED ")
+    assert (len(screen.drawn), stopping) == (2, [signal.SIGINT])

@@ -7,18 +7,16 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from rich.console import Console
 
 from argus.diagnose.follow import Follower
 from argus.diagnose.hang import SEEN_S
+from argus.diagnose.standing import in_words
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import Watch, in_words
+from argus.diagnose.watch import Watch
 from argus.errors import ArgusError
 from argus.store.open import Store, open_store, parse_url
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from argus.trace import View
-from cli.live import picture
 from tests.stores import new_store
 
 from .stored_job import WALL, store_job
@@ -54,10 +52,18 @@ def test_what_it_finds_is_told_stored_and_flagged(store: Store) -> None:
         while watch.rounds < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         (news,) = watch.take()
-        assert news.startswith("found: compute straggler: rank 9 on node-1 since step ")
-        assert "Check the GPU" in news
+        assert news.what == "found"
+        assert news.finding is not None
+        assert "Check the GPU" in news.finding["action"]
         (line,) = watch.lines()
-        assert line in news
+        assert line.startswith("compute straggler: rank 9 on node-1 since step ")
+        assert line == in_words(news.finding)
+        standing = watch.standing("ddp", 1)
+        assert standing is not None
+        assert standing.status == "degraded"
+        assert in_words(standing.findings[0]) == line
+        assert standing.findings[0]["evidence"]
+        assert watch.standing("another", 1) is None
         assert watch.state == "on"
     finally:
         watch.close(timeout_s=30)
@@ -66,6 +72,9 @@ def test_what_it_finds_is_told_stored_and_flagged(store: Store) -> None:
     assert other.lines() == []
     assert other.judge("ddp", 1) == 0.0
     assert other.lines() == [line], "the other host's tracer knows what is the matter, too"
+    (taken_over,) = other._found.values()
+    assert taken_over.status == "degraded"
+    assert taken_over.findings[0]["action"] == news.finding["action"]
     flagged = query_columns(store, "SELECT ranks, why FROM raw_requests")
     assert flagged["why"].tolist() == ["compute_straggler"]
     assert next(iter(flagged["ranks"][0])) == 9
@@ -134,14 +143,3 @@ def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts(monkeypatch: pyte
     watch._runs, watch._followers = {("job", 1)}, {("job", 1): follower}
     watch._go_on()
     assert waits == pytest.approx([5e6, 1e6 + SEEN_S], abs=60)
-
-
-def test_the_live_view_shows_what_is_the_matter() -> None:
-    console = Console(width=110, record=True)
-    view = View(
-        monotonic_ns=0, elapsed_s=1.0, ranks=[], kernels=[], gpu=[], gpu_kernels=[], gpu_kernel_ns=0, collectives=[],
-        launches=0, collective_calls=0, lost={}, waiting_bytes=0, store_error="", cpu_share=0.0, ring_fill=0.0,
-        notes=[],
-    )  # fmt: skip
-    console.print(picture(view, 110, ["gc pause: rank 2 on node7 since step 121, 1.45x"]))
-    assert "gc pause: rank 2 on node7 since step 121, 1.45x" in console.export_text()

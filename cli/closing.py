@@ -1,0 +1,164 @@
+"""The end of a trace: the verdict with its evidence and action, then what was recorded, its coverage and its cost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.roster import Job, Member
+from argus.store.open import Store
+from argus.text import counted
+from argus.trace import Tracer
+
+from .counters import describe_all, numbered
+from .drawing import elapsed
+from .verdict_text import show, verdict_lines
+
+JOBS = 4
+"""Verdicts printed, of the newest jobs."""
+WHOLE_S = 3600.0
+"""A trace up to so long is diagnosed as a whole, as `argus diagnose` does; of a longer one the newest part."""
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
+    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    sys.stdout.flush()
+
+
+def sum_up(console: Console, tracer: Tracer, lost: dict[str, int], store: Store | None) -> int:
+    """Prints how a trace has ended. ``tracer`` has stopped.
+
+    Args:
+        console: Where to.
+        tracer: What has traced.
+        lost: As ``Tracer.stop`` returned it.
+        store: Where the rows are, for the verdict; None: there is to be none.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ArgusError: No rank was seen, or rows could not be stored.
+    """
+    members = [member for job in tracer.jobs for member in job.ranks()]
+    if not members:
+        raise ArgusError(
+            "no rank was seen: no process made a call of CUDA, NCCL or gloo, or trained", "", EXIT_UNAVAILABLE
+        )
+    seen = _anything(tracer, members)
+    if not seen:
+        say(console, "nothing to diagnose: no call of CUDA, NCCL or gloo, no step and no code on a CPU was seen")
+    elif store is not None:
+        _conclude(console, tracer, store)
+    _recorded(console, tracer, members)
+    if lost:
+        say(console, f"coverage: incomplete ({describe_all(lost)})", style="yellow")
+    elif seen:
+        say(console, "coverage: complete, nothing was lost", style="green")
+    for line in tracer.overhead():
+        say(console, line)
+    if tracer.store_error:
+        raise ArgusError(f"rows could not be stored: {tracer.store_error}", "See `argus store status`")
+    if seen:
+        # Root's default store is not the user's.
+        argus = "sudo argus" if os.environ.get("SUDO_USER") else "argus"
+        names = {job.name for job in tracer.jobs}
+        which = f" --job {shlex.quote(tracer.jobs[-1].name)}" if len(names) > 1 else ""
+        all_of_it = " -v" if store is not None else ""
+        say(console, f"next: {argus} diagnose{all_of_it}{which}   or: {argus} sql")
+    return 0
+
+
+def _anything(tracer: Tracer, members: list[Member]) -> bool:
+    """Whether there is anything to diagnose."""
+    past = tracer.past
+    calls = past["launches"] + past["collectives"] + tracer.samples
+    return bool(calls + sum(member.launches + member.collectives + member.steps for member in members))
+
+
+def _recorded(console: Console, tracer: Tracer, members: list[Member]) -> None:
+    past = tracer.past
+    launches = past["launches"] + sum(member.launches for job in tracer.jobs for member in job.members.values())
+    collectives = past["collectives"] + sum(m.collectives for job in tracer.jobs for m in job.members.values())
+    exited = [str(member.target.pid) for member in members if member.state == "exited"]
+    if exited:
+        shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
+        say(console, f"ended meanwhile: process{'' if len(exited) == 1 else 'es'} {shown}")
+    fewest, most = min(member.steps for member in members), max(member.steps for member in members)
+    steps = numbered("{n} step[s] a rank", most) if fewest == most else f"{fewest:,} to {most:,} steps a rank"
+    parts = [counted(len(members), "rank")]
+    if past["jobs"]:
+        parts.append(f"and {counted(past['jobs'], 'run')} before")
+    if launches:
+        parts.append(numbered("{n} launch[es]", launches))
+    if collectives:
+        parts.append(counted(collectives, "collective"))
+    say(console, ", ".join([*parts, steps]))
+    for line in tracer.steps_go() + tracer.utilization() + tracer.mesh():
+        say(console, line)
+    for line in tracer.gpu_times(done=True):
+        say(console, line)
+    for line in tracer.stacks():
+        say(console, line)
+
+
+def _conclude(console: Console, tracer: Tracer, store: Store) -> None:
+    """The verdict on the newest jobs."""
+    newest = {job.name: job for job in tracer.jobs if job.ranks()}
+    jobs = list(newest.values())[-JOBS:]
+    try:
+        with _busy(console):
+            if store.target.spool is not None:
+                raise ArgusError("rows are in a spool: `argus store load` brings them into a store, for argus diagnose")
+            with contextlib.closing(Store(store.target, create=False)) as again:
+                found = [_verdict(again, tracer, job) for job in jobs]
+        for lines in found:
+            show(console, lines)
+            show(console, [(Text(), 0)])
+    except ArgusError as failure:
+        say(console, f"not diagnosed: {failure.message}", style="yellow")
+    except KeyboardInterrupt:
+        say(console, "not diagnosed: interrupted; all rows are stored", style="yellow")
+    except Exception as failure:  # a defect: what was recorded is still to be summed up
+        say(console, f"not diagnosed: it failed ({type(failure).__name__}: {failure})", style="yellow")
+
+
+def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
+    # Here, not above: a trace shows its first line sooner without.
+    from argus.diagnose.follow import SPAN_NS
+    from argus.diagnose.run import diagnose_store, save
+    from argus.diagnose.watch import in_charge
+
+    host = in_charge(store, job.name, job.run)
+    if host != tracer.host:
+        return [(Text(f"{job.name}: the verdict is {host or 'another host'}'s, which traces the lowest rank"), 0)]
+    lasted_s = (time.monotonic_ns() - tracer.started_ns) / 1e9
+    since_ns = time.time_ns() - SPAN_NS if lasted_s > WHOLE_S else 0
+    verdict = diagnose_store(store, job.name, job.run, since_ns=since_ns)
+    save(store, verdict)
+    lines = list(verdict_lines(verdict, detail=False))
+    if since_ns:
+        lines.append((Text(f"of the last {elapsed(SPAN_NS / 1e9)}; argus diagnose judges all of it", style="dim"), 2))
+    return lines
+
+
+@contextlib.contextmanager
+def _busy(console: Console) -> Iterator[None]:
+    """Says that it takes a moment, on a terminal."""
+    shown = console.is_terminal and not console.is_dumb_terminal and sys.stderr is not None and sys.stderr.isatty()
+    if shown:
+        os.write(2, b"diagnosing ...")
+    try:
+        yield
+    finally:
+        if shown:
+            os.write(2, b"\r\x1b[K")

@@ -1,0 +1,96 @@
+"""Loss counters in words: what was lost, and what to do about it, for summaries and coverage lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+_STARVED = "a busy node may starve Argus of CPU"
+_REPORT = "please report it"
+_BUDGET = "--max-overhead raises the budget"
+
+SENTENCES = {
+    "launches_dropped": "{n} CUDA call[s] lost: their ring was full (--buffer-mb makes it larger)",
+    "collectives_dropped": f"{{n}} NCCL call[s] lost: their ring was full; {_REPORT}",
+    "control_dropped": "{n} kernel name[s] or communicator[s] lost: their ring was full (attach after `import torch`)",
+    "marks_dropped": f"{{n}} range[s] of PyTorch or NVTX lost: {_STARVED}",
+    "math_dropped": f"{{n}} matrix product[s] lost: {_STARVED}",
+    "pending_full": "{n} call[s] without a duration: too many calls were under way",
+    "exit_missed": "{n} call[s] without a duration: their return was not seen",
+    "read_fault": "{n} call[s] with an argument that could not be read",
+    "seq_full": "{n} collective[s] without a number: too many communicators",
+    "init_all_cut": "{n} communicator[s] beyond the first 16 of one ncclCommInitAll",
+    "launches_ring_discarded": f"{{n}} CUDA call[s] discarded by the kernel; {_REPORT}",
+    "collectives_ring_discarded": f"{{n}} NCCL call[s] discarded by the kernel; {_REPORT}",
+    "control_ring_discarded": f"{{n}} record[s] of names or communicators discarded by the kernel; {_REPORT}",
+    "marks_ring_discarded": f"{{n}} range[s] discarded by the kernel; {_REPORT}",
+    "math_ring_discarded": f"{{n}} matrix product[s] discarded by the kernel; {_REPORT}",
+    "calls_before_follow": "{n} call[s] of children made before they were followed",
+    "processes_probed_late": "{n} process[es] probed after [its|their] first calls",
+    "records_without_rank": "{n} record[s] of processes that ended before their rank was known",
+    "fork_events_missed": "{n} fork[s] missed: the kernel dropped the events",
+    "follow_failed": "{n} child process[es] could not be followed",
+    "attach_failed": "{n} librar[y|ies] could not be probed",
+    "batches_in_part": "{n} batch[es] of rows stored in part and sent again: some rows may be there twice",
+    "batches_rolled_up_twice": "{n} batch[es] counted twice in the rollups (`iterations` is right)",
+    "spill_files_damaged": "{n} file[s] of waiting rows [was|were] damaged",
+    "spill_files_refused": "{n} file[s] of waiting rows refused by the store",
+    "math_probes_detached": f"matrix products not observed for some of the time, since it cost too much ({_BUDGET})",
+    "gpu_ops_without_rank": "{n} GPU operation[s] of processes that ended before their rank was known",
+    "gpu_launches_unanswered": "{n} launch[es] whose GPU times were lost when [its|their] process was killed",
+    "gpu_processes_missed": "{n} armed process[es] ended before GPU times were on",
+    "cupti_buffers_refused": "{n} buffer[s] of GPU times refused: all were full",
+    "cupti_records_dropped": "{n} GPU time[s] dropped by CUPTI",
+    "cupti_bytes_unknown": f"{{n}} byte[s] of GPU times could not be read; {_REPORT}, with CUPTI's version",
+    "cupti_kinds_refused": "{n} kind[s] of GPU times refused by CUPTI",
+    "cupti_names_lost": "{n} kernel name[s] lost: no room",
+    "cupti_interruptions": "GPU times were off {n} time[s], since Argus did not answer",
+    "cupti_records_unfinished": "{n} kernel[s] without times: still running at the end",
+    "cupti_rejected_start_zero": "{n} GPU time[s] rejected: without a start",
+    "cupti_rejected_end_before_start": "{n} GPU time[s] rejected: the end before the start",
+    "cupti_rejected_impossible_time": "{n} GPU time[s] rejected: impossible",
+    "cupti_rejected_bad_offset": f"{{n}} GPU record[s] rejected: malformed; {_REPORT}",
+    "cupti_rejected_unknown_kind": f"{{n}} GPU record[s] rejected: of an unknown kind; {_REPORT}",
+    "stack_samples_dropped": f"{{n}} stack sample[s] lost ({_STARVED})",
+    "stack_pauses_dropped": "{n} garbage collection[s] lost: their ring was full",
+    "stack_threads_full": "{n} thread[s] not followed: more than 16,384",
+    "stack_samples_without_stack": "{n} stack sample[s] without a stack",
+    "stacks_without_rank": "{n} stack[s] of processes that ended before their rank was known",
+    "stack_samples_without_rank": "{n} stack sample[s] of processes that ended before their rank was known",
+    "kernels_durations_rejected": "{n} kernel duration[s] rejected: impossible",
+    "range_probes_detached": "PyTorch's ranges not observed for some of the time, since it cost too much: "
+    f"no phases then ({_BUDGET})",
+    "nvtx_probes_detached": "NVTX's ranges not observed for some of the time, since it cost too much: "
+    f"no phases then ({_BUDGET})",
+    "launch_probes_detached": f"launches not observed for some of the time, since it cost too much ({_BUDGET})",
+    "waits_not_followed": f"waits not observed for some of the time, since it cost too much ({_BUDGET})",
+    "trace_cut_off": "the trace was cut off: what it lost is not known",
+}
+"""Counter → sentence: ``{n}`` is its value, ``[s]`` is left out of one, ``[a|b]`` is ``a`` for one and ``b`` else."""
+_FAMILIES = {"rows_dropped_": "{n} row[s] of the table {rest} lost: the store did not take [it|them]"}
+
+
+def describe(name: str, value: int) -> str:
+    """A counter in words; one without a sentence by its name."""
+    sentence, rest = SENTENCES.get(name, ""), ""
+    for prefix, of_family in _FAMILIES.items():
+        if not sentence and name.startswith(prefix):
+            sentence, rest = of_family, name.removeprefix(prefix)
+    if not sentence:
+        return f"{name} {value:,}"
+    return numbered(sentence, value).replace("{rest}", rest)
+
+
+def numbered(sentence: str, value: int) -> str:
+    """A sentence with its number, in the singular or the plural, as :data:`SENTENCES` writes them."""
+
+    def choose(found: re.Match[str]) -> str:
+        one, _, many = found[1].rpartition("|")
+        return one if value == 1 else many
+
+    return re.sub(r"\[([^]]*)\]", choose, sentence).replace("{n}", f"{value:,}")
+
+
+def describe_all(lost: Mapping[str, int]) -> str:
+    """All counters in words, in order of their names."""
+    return "; ".join(describe(name, value) for name, value in sorted(lost.items()))

@@ -1,0 +1,152 @@
+"""A verdict on a terminal and in plain lines: ``argus diagnose``, the live view and the end of a trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from argus.diagnose.standing import News, in_words
+from argus.diagnose.verdict import Coverage, Finding, Verdict
+from argus.text import counted
+
+from .counters import describe_all
+
+STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", "inconclusive": "bold yellow"}
+"""Of each status."""
+SENTENCES = 2
+"""Evidence shown of a finding, besides its action, unless all of it is asked for."""
+Line = tuple[Text, int]
+"""A line and its indentation."""
+_STATISTICS = re.compile(r"\s*\((?:W1|beta|mu|sigma)\b[^()]*(?:\([^()]*\)[^()]*)*\)|[;,] (?:W1|beta|mu|sigma) [^;]*")
+_ONLY_STATISTICS = re.compile(r"\b(?:W1|beta|mu|sigma)\b")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks as people read them: the first eight, and how many more."""
+    if not ranks:
+        return ""
+    listed = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
+
+
+def who(finding: Finding) -> str:
+    """Ranks and hosts of a finding."""
+    return ranks_text(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
+
+
+def kind(finding: Finding) -> str:
+    return finding["kind"].replace("_", " ")
+
+
+def since(finding: Finding, first: int | None = None) -> str:
+    """From which step on; ``first``: the first one that was seen."""
+    step = finding["steps"][0]
+    return "in all steps seen" if first is not None and step <= first else f"since step {step}"
+
+
+def plain_evidence(finding: Finding, most: int = SENTENCES) -> list[str]:
+    """The first sentences of the evidence, without statistics that only a statistician reads."""
+    texts = [_STATISTICS.sub("", evidence["text"]) for evidence in finding["evidence"]]
+    return [text for text in texts if not _ONLY_STATISTICS.search(text)][:most]
+
+
+def headline(verdict: Verdict) -> Text:
+    """Status, job, ranks, steps and what it costs."""
+    status = verdict["status"]
+    head = Text(status.upper(), style=STYLES[status])
+    head.append(f"  {verdict['job']}", style="bold not dim")
+    steps = verdict["steps"]
+    head.append(
+        f"  {counted(verdict['ranks'], 'rank')}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), "dim"
+    )
+    if status == "hung" and steps:
+        head.append(f", no step since step {steps[1]}", style="bold")
+    elif status == "degraded":
+        guessed = any(e["text"].startswith("estimated") for f in verdict["findings"] for e in f["evidence"])
+        about = "about " if guessed else ""
+        head.append(f", {about}{verdict['slowdown']:.2f}x slower than it could be", style="bold")
+    return head
+
+
+def finding_lines(verdict: Verdict, number: int, *, detail: bool, with_sql: bool = False) -> Iterator[Line]:
+    """A finding: what and who, since when and its cost, evidence, action."""
+    finding = verdict["findings"][number]
+    title = Text(f"{number + 1}. {kind(finding)}", style="bold")
+    if named := who(finding):
+        title.append(f"  {named}", style="bold red")
+    yield title, 0
+    hung = verdict["status"] == "hung"
+    cost = "" if hung else f" · {finding['slowdown']:.2f}x · {finding['share']:.0%} of the lost time"
+    begun = since(finding, verdict["steps"][0] if verdict["steps"] else None)
+    yield Text(f"{begun}{cost} · confidence {finding['confidence']:.0%}"), 3
+    texts = [each["text"] for each in finding["evidence"]] if detail else plain_evidence(finding)
+    for text in texts:
+        yield Text(f"· {text}"), 3
+    yield Text.assemble(("→ ", "bold"), finding["action"]), 3
+    if with_sql:
+        for evidence in finding["evidence"]:
+            yield Text(), 0
+            yield Text(evidence["sql"], style="dim"), 5
+
+
+def coverage_line(coverage: Coverage) -> Line:
+    """Whether everything was seen."""
+    if coverage["complete"]:
+        so_far = "" if coverage["ended"] else " so far (the trace goes on, or was cut off)"
+        return Text(f"coverage: complete{so_far}", style="dim"), 0
+    return Text(f"coverage: incomplete ({describe_all(coverage['dropped'])})", style="yellow"), 0
+
+
+def verdict_lines(verdict: Verdict, *, detail: bool, with_sql: bool = False) -> Iterator[Line]:
+    """The verdict, without its coverage.
+
+    Args:
+        verdict: The verdict.
+        detail: All evidence, with statistics; else what :func:`plain_evidence` chooses.
+        with_sql: With the query behind each evidence.
+    """
+    yield headline(verdict), 0
+    if verdict["reason"]:
+        yield Text(verdict["reason"]), 2
+    for number in range(len(verdict["findings"])):
+        yield Text(), 0
+        yield from finding_lines(verdict, number, detail=detail, with_sql=with_sql)
+
+
+def has_more(verdict: Verdict) -> bool:
+    """Whether there is evidence that :func:`verdict_lines` leaves out unless it is asked for."""
+    return any(
+        [each["text"] for each in finding["evidence"]] != plain_evidence(finding) for finding in verdict["findings"]
+    )
+
+
+def show(console: Console, lines: Iterable[Line]) -> None:
+    """Prints lines: folded on a terminal, whole when piped, since grep wants whole lines and a query must survive
+    copying."""
+    for text, indent in lines:
+        if console.is_terminal:
+            # What goes on is indented below the text, not below its bullet.
+            hang = 2 if text.plain[:2] in ("· ", "→ ") else 0
+            folded = text.wrap(console, max(console.width - indent - hang, 20)) or [Text()]
+            for number, part in enumerate(folded):
+                line = Text(" " * (indent + hang * (number > 0))).append_text(part)
+                console.print(line, highlight=False, soft_wrap=True)
+        else:
+            for whole in text.plain.splitlines() or [""]:
+                click.echo(" " * indent + whole if whole else "", file=console.file)
+
+
+def news_lines(news: Iterable[News]) -> Iterator[str]:
+    """What has changed, in plain lines: a finding with its evidence and action."""
+    for each in news:
+        if each.finding is None:
+            yield each.text
+            continue
+        yield f"{each.what}: {in_words(each.finding)}"
+        if each.what == "found":
+            yield from (f"  · {text}" for text in plain_evidence(each.finding))
+            yield f"  → {each.finding['action']}"

@@ -1,0 +1,162 @@
+"""How a trace ends: the verdict first, then what was recorded, its coverage and its cost."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from argus.errors import ArgusError
+from argus.store.open import Store, open_store, parse_url
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+from cli import closing
+from tests.stores import new_store
+
+from .stored_job import WALL, store_job
+from .synthetic_job import Fault, ddp, simulate
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A healthy job, and one of which rank 2 is slow."""
+    with open_store(new_store(tmp_path_factory.mktemp("closing"))) as store:
+        for name, faults in (("healthy", ()), ("slow", (Fault("compute", (2,), 1.8),))):
+            store_job(store, name, simulate(4, 40, ddp(), faults=faults))
+            with Writer(store, source="test") as writer:
+                writer.append("jobs", {
+                    "job": name, "run": 1, "host": "node-0", "started": [WALL], "ended": [WALL + 10**12],
+                    "world_size": 4, "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 1,
+                })  # fmt: skip
+        yield store
+
+
+def a_tracer(job: str = "healthy", *, ranks: int = 4, samples: int = 7, **more: Any) -> Any:
+    """Stands in for a tracer that has stopped."""
+    identity = SimpleNamespace(world_size=ranks)
+    member = {"launches": 10, "collectives": 3, "steps": 40, "state": "traced"} | more
+    members = [
+        SimpleNamespace(rank=rank, target=SimpleNamespace(pid=100 + rank, identity=identity), **member)
+        for rank in range(ranks)
+    ]
+    jobs = [SimpleNamespace(name=job, run=1, ranks=lambda: members, members=dict(enumerate(members)))]
+    said = lambda *lines: lambda **_: list(lines)  # noqa: E731
+    return SimpleNamespace(
+        jobs=jobs, past=Counter(), samples=samples, host="node-0", started_ns=0, store_error="", steps_go=said(),
+        utilization=said(), mesh=said(), gpu_times=said(), stacks=said("stacks: 7 samples"),
+        overhead=said("overhead: 0.10% of the job's time"),
+    )  # fmt: skip
+
+
+def sum_up(
+    tracer: Any, store: Store | None, lost: dict[str, int] | None = None, *, terminal: bool = False
+) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    assert closing.sum_up(console, tracer, lost or {}, store) == 0
+    return out.getvalue().splitlines()
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that has just begun: all of the run is diagnosed."""
+    monkeypatch.setattr(closing, "WHOLE_S", float("inf"))
+
+
+def test_the_verdict_comes_first_with_evidence_and_action(store: Store) -> None:
+    lines = sum_up(a_tracer("slow"), store)
+    assert lines[0].startswith("DEGRADED  slow  4 ranks, steps ")
+    order = (
+        "1. compute straggler  rank 2",
+        "   · ",
+        "   → Check the GPU",
+        "4 ranks, 40 launches, 12 collectives, 40 steps a rank",
+        "stacks: 7",
+        "coverage: complete, nothing was lost",
+        "overhead: 0.10%",
+        "next: argus diagnose -v",
+    )
+    places = [next(at for at, line in enumerate(lines) if line.startswith(words)) for words in order]
+    assert places == sorted(places)
+    assert sum(line.startswith("   · ") for line in lines) <= 2
+    assert not any("W1" in line for line in lines)
+    stored = query_columns(store, "SELECT kind, ranks FROM findings WHERE job = 'slow'")
+    assert stored["kind"].tolist() == ["compute_straggler"]
+
+
+def test_a_healthy_job_is_called_healthy(store: Store) -> None:
+    for terminal in (False, True):
+        lines = sum_up(a_tracer(), store, terminal=terminal)
+        assert any(line.startswith("HEALTHY  healthy  4 ranks, steps ") for line in lines)
+
+
+def test_without_a_verdict(store: Store) -> None:
+    lines = sum_up(a_tracer("slow"), None)
+    assert lines[0].startswith("4 ranks, 40 launches")
+    assert lines[-1] == "next: argus diagnose   or: argus sql"
+
+
+def test_nothing_recorded_is_nothing_to_diagnose(store: Store) -> None:
+    lines = sum_up(a_tracer(ranks=1, samples=0, launches=0, collectives=0, steps=0), store)
+    assert lines[0].startswith("nothing to diagnose: ")
+    assert "1 rank, 0 steps a rank" in lines
+    assert not any(line.startswith(("next", "coverage")) for line in lines)
+    # What ran on a CPU is something.
+    assert sum_up(a_tracer("slow", ranks=1, launches=0, collectives=0, steps=0), store)[0].startswith("DEGRADED")
+
+
+def test_losses_are_reported_in_words(store: Store) -> None:
+    lines = sum_up(a_tracer(), None, {"range_probes_detached": 1, "launches_dropped": 1})
+    (line,) = [line for line in lines if line.startswith("coverage: ")]
+    assert line.startswith("coverage: incomplete (1 CUDA call lost: their ring was full")
+    assert "range_probes_detached" not in line
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("exited", "ended meanwhile: processes 100, 101"),
+        ("traced", "2 ranks, 2 launches, 2 collectives, 1 step a rank"),
+    ],
+)
+def test_singular_and_plural(state: str, words: str) -> None:
+    lines = sum_up(a_tracer(ranks=2, state=state, launches=1, collectives=1, steps=1), None)
+    assert words in lines
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (ArgusError("the store is away"), "not diagnosed: the store is away"),
+        (KeyboardInterrupt(), "not diagnosed: interrupted; all rows are stored"),
+        (ValueError("a defect"), "not diagnosed: it failed (ValueError: a defect)"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_summed_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch, failure: BaseException, words: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("argus.diagnose.run.diagnose_store", fail)
+    lines = sum_up(a_tracer(), store)
+    assert lines[0] == words
+    assert "coverage: complete, nothing was lost" in lines
+
+
+def test_a_spool_and_another_hosts_job_are_not_diagnosed(store: Store, tmp_path: object) -> None:
+    spool = Store(parse_url(f"spool://{tmp_path}"), create=False)
+    assert sum_up(a_tracer(), spool)[0].startswith("not diagnosed: rows are in a spool")
+    tracer = a_tracer("slow")
+    tracer.host = "node-7"
+    assert sum_up(tracer, store)[0] == "slow: the verdict is node-0's, which traces the lowest rank"
+
+
+def test_no_rank_is_an_error() -> None:
+    with pytest.raises(ArgusError, match="no rank was seen"):
+        sum_up(SimpleNamespace(jobs=[]), None)

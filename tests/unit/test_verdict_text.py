@@ -1,0 +1,83 @@
+"""A verdict in lines: short unless all of it is asked for, folded on a terminal and whole in a pipe."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from argus.diagnose.verdict import Verdict
+from cli.verdict_text import has_more, plain_evidence, show, verdict_lines
+
+from .live_views import a_finding
+
+
+def a_verdict(**more: object) -> Verdict:
+    fields = {
+        "schema": "argus.verdict/1", "job": "llama", "run": 7, "ranks": 16, "steps": [0, 640], "status": "degraded",
+        "slowdown": 1.35, "findings": [a_finding(11)], "reason": "",
+        "coverage": {"complete": True, "dropped": {}, "ended": True},
+    } | more  # fmt: skip
+    return Verdict(**fields)  # type: ignore[typeddict-item]
+
+
+def test_three_plain_sentences_and_all_of_it_on_request() -> None:
+    verdict = a_verdict()
+    short = "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=False))
+    assert short.startswith("DEGRADED  llama  16 ranks, steps 0 to 640, 1.35x slower than it could be")
+    assert "since step 320 · 1.35x · 98% of the lost time · confidence 93%" in short
+    assert short.count("· rank 11") + short.count("· the GPU") + short.count("→ Check") == 3
+    assert "W1" not in short
+    assert "beta" not in short
+    assert "1.37x as long as those with the same work" in short
+    whole = "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=True))
+    assert "(W1 0.63 of the mean, by chance 0.01)" in whole
+    assert "beta 0.31" in whole
+    assert "SELECT 1" not in whole
+    assert "SELECT 1" in "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=True, with_sql=True))
+    assert has_more(verdict)
+    few = a_finding(1, evidence=[{"text": "it is slow", "sql": ""}])
+    assert not has_more(a_verdict(findings=[few]))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        (
+            "it takes longer (W1 0.63 of the mean, by chance 0.01), and it lasts",
+            "it takes longer, and it lasts",
+        ),
+        ("rank 3 is (1.4 times) as slow", "rank 3 is (1.4 times) as slow"),
+        ("of rank 3: beta 0.2 against 0.1", None),
+    ],
+)
+def test_statistics_are_left_out(text: str, plain: str | None) -> None:
+    finding = a_finding(3, evidence=[{"text": text, "sql": ""}])
+    assert plain_evidence(finding) == ([] if plain is None else [plain])
+
+
+def test_states_without_findings() -> None:
+    healthy = a_verdict(status="healthy", findings=[])
+    assert [text.plain for text, _ in verdict_lines(healthy, detail=False)] == [
+        "HEALTHY  llama  16 ranks, steps 0 to 640"
+    ]
+    short = a_verdict(status="inconclusive", findings=[], steps=[], ranks=1, reason="no steps")
+    assert [text.plain for text, _ in verdict_lines(short, detail=False)] == ["INCONCLUSIVE  llama  1 rank", "no steps"]
+    hung = a_verdict(status="hung", findings=[a_finding(1, kind="hang")])
+    assert "no step since step 640" in next(verdict_lines(hung, detail=False))[0].plain
+
+
+def test_folded_below_the_text_on_a_terminal_and_whole_in_a_pipe() -> None:
+    line = [(Text("· " + "word " * 20), 3), (Text(), 0), (Text("end"), 0)]
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=40, color_system=None)
+    show(terminal, line)
+    lines = terminal.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0].startswith("   · word")
+    assert all(each.startswith("     word") for each in lines[1:-2])
+    assert [each.rstrip() for each in lines[-2:]] == ["", "end"]
+    assert all(len(each.rstrip()) <= 40 for each in lines)
+    pipe = Console(file=io.StringIO(), width=40)
+    show(pipe, line)
+    assert pipe.file.getvalue().count("\n") == 3  # type: ignore[attr-defined]
