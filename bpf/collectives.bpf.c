@@ -60,9 +60,8 @@ int nccl_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32, tid = (u32)id;
 	if (!traced(tgid))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
 	u64 sp = SP(ctx);
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);
@@ -179,9 +178,8 @@ int control_enter(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	if (!traced(id >> 32))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
 	u64 sp = SP(ctx);
 	u64 key = control_key(tid, cookie);
 	struct control_pending *outer = control_inflight.lookup(&key);

@@ -36,6 +36,7 @@ BPF_HASH(targets, u32, u32, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
 BPF_HASH(strangers, u32, u64, 4096);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
+BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 
 BPF_RINGBUF_OUTPUT(launches, ARGUS_LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(collectives, ARGUS_COLLECTIVE_PAGES);
@@ -66,6 +67,15 @@ INLINE void count(int which)
 	u64 *value = counters.lookup(&which);
 	if (value)
 		__sync_fetch_and_add(value, 1); /* uprobe programs may be preempted */
+}
+
+/* A hit in a traced process. Function by function, since each has a price of its own (argus/capture/prices.py). */
+INLINE void count_hit(u64 cookie, u32 at_exit)
+{
+	int zero = 0;
+	struct argus_hits *all = hits_of.lookup(&zero);
+	if (all)
+		__sync_fetch_and_add(&all->of[(at_exit & 1) << 8 | ARGUS_CALL(cookie)], 1);
 }
 
 INLINE u64 read_u64(u64 address, u8 *flags)

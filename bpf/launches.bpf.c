@@ -80,9 +80,8 @@ int cuda_enter(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	if (!traced(id >> 32))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
 	u64 sp = SP(ctx);
 	u64 key = family_key(tid, cookie);
 	struct pending *outer = inflight.lookup(&key);

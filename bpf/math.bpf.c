@@ -107,7 +107,8 @@ int math_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32, tid = (u32)id;
 	if (!targets.lookup(&tgid)) /* not among the strangers: these calls make no rank */
 		return 0;
-	count(ARGUS_C_HITS);
+	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
 	u64 sp = SP(ctx);
 	struct math_pending *outer = math_inflight.lookup(&tid);
 	u64 now = bpf_ktime_get_ns();
@@ -119,7 +120,6 @@ int math_enter(struct pt_regs *ctx)
 		end_math(outer, now - 1);
 		math_inflight.delete(&tid);
 	}
-	u64 cookie = argus_cookie(ctx);
 	struct math_pending p = {};
 	struct argus_math *r = &p.record;
 	p.sp = sp;

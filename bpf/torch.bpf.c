@@ -51,8 +51,8 @@ int torch_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32;
 	if (!traced(tgid))
 		return 0;
-	count(ARGUS_C_HITS);
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
 	struct argus_collective r = {};
 	if (called_from_family(ctx, cookie, &r.flags)) {
 		count(ARGUS_C_NESTED);
@@ -148,8 +148,8 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	u32 tgid = id >> 32;
 	if (!targets.lookup(&tgid)) /* not among the strangers: marks make no rank, and a data-loader worker's are no loss */
 		return 0;
-	count(ARGUS_C_HITS);
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, at_exit);
 	int zero = 0;
 	struct argus_mark *r = mark_scratch.lookup(&zero);
 	if (!r)

@@ -146,7 +146,7 @@ def _shared_libraries() -> list[Path]:
 # --- kept on disk
 
 
-def _trusted(status: os.stat_result) -> bool:
+def trusted(status: os.stat_result) -> bool:
     """What root loads into the kernel must be root's own."""
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
@@ -154,11 +154,11 @@ def _trusted(status: os.stat_result) -> bool:
 def _read(path: Path) -> Compiled | None:
     """What was kept, if it can be believed. Anything else is no error: it is compiled again."""
     try:
-        if not _trusted(path.parent.stat()):
+        if not trusted(path.parent.stat()):
             return None
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
-            if not _trusted(status) or not stat.S_ISREG(status.st_mode):
+            if not trusted(status) or not stat.S_ISREG(status.st_mode):
                 return None
             text = file.read()
         checksum, _, body = text.partition(b"\n")
@@ -173,7 +173,7 @@ def _read(path: Path) -> Compiled | None:
 
 def _keep(where: Path, key: str, answer: dict[str, Any]) -> None:
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not _trusted(where.stat()):
+    if not trusted(where.stat()):
         return
     body = json.dumps(answer).encode()
     # With a name of its own until it is whole: two that start at once do not see half of each other's.
