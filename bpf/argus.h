@@ -36,6 +36,7 @@ typedef int64_t s64;
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
 #define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
 #define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
+#define ARGUS_IS_MOVED(c) ((c) >> 63)         /* the probe is behind a push or the like: map "below" tells how far */
 
 #define ARGUS_LAYER_DRIVER 0
 #define ARGUS_LAYER_RUNTIME 1

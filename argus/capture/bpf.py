@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import calls
 from argus.capture.compile import CompileError, compiled
-from argus.capture.instructions import Code
+from argus.capture.instructions import REGISTER_ARGUMENTS, Code, places
 from argus.capture.prices import Prices, prices
 from argus.capture.programs import (
     KPROBE,
@@ -127,6 +127,14 @@ def kernel_version() -> tuple[int, int]:
     return int(parts[0]), int(digits or 0)
 
 
+class _Entry(NamedTuple):
+    """Where a function's entry is probed, and what a hit costs (ns)."""
+
+    offset: int
+    cookie: int
+    price: int
+
+
 @dataclass
 class Attachment:
     """Probes on one file, for one process or for all that map it.
@@ -140,7 +148,10 @@ class Attachment:
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
         prices: What a call costs its thread, ns, by the call's number: the traps into the kernel at its entry and exit.
             The programs' run time is not part of it.
-        exit_prices: What of it the exit costs, for calls whose exits are probed.
+        exit_prices: What of it the trampoline at the exit costs, for calls whose exits are probed.
+        entry_points: Where to probe a call's entry alone, and the cookie, by the call's number: may be a cheaper place
+            than with its exit.
+        entry_prices: What a call costs then.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -155,6 +166,8 @@ class Attachment:
     optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
     prices: dict[int, int] = field(default_factory=dict)
     exit_prices: dict[int, int] = field(default_factory=dict)
+    entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
+    entry_prices: dict[int, int] = field(default_factory=dict)
 
     @property
     def probes(self) -> int:
@@ -323,18 +336,48 @@ class Probes:
                 continue  # nothing tells where its tensors have their sizes
             taken.add(offset)
             with_exit = calls.probes_exit(call, self.launch_durations)
+            alone = self._choose_entry(code, call, offset, slot, library)
+            entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
             cookie = call.cookie(with_exit, slot)
             subject = _OPTIONAL.get(call.kind)
             points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
-            points.setdefault(f"{call.program}_enter", []).append((offset, cookie))
+            points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
             attachment.functions.append(symbol)
+            attachment.prices[call.id] = entry.price
+            attachment.entry_points[call.id] = alone.offset, alone.cookie
+            attachment.entry_prices[call.id] = alone.price
             if with_exit:
-                points.setdefault(f"{call.program}_exit", []).append((offset, cookie))
+                points.setdefault(f"{call.program}_exit", []).append((entry.offset, cookie))
                 attachment.exits.append(symbol)
-            attachment.prices[call.id] = self.prices.of(code.at(offset))
-            if with_exit:
                 attachment.exit_prices[call.id] = self.prices.exit
                 attachment.prices[call.id] += self.prices.exit
+
+    def _choose_entry(
+        self, code: Code, call: calls.Call, offset: int, slot: int, library: Library, with_exit: bool = False
+    ) -> _Entry:
+        """Where the entry of a function is probed: behind its first instructions, if these are dear.
+
+        Args:
+            with_exit: Whether the exit is probed too. The kernel takes the return address from where the stack pointer
+                points, at the same place: that must be the entry's.
+        """
+        price = self.prices.of(code.at(offset))
+        if price <= self.prices.cheap:
+            return _Entry(offset, call.cookie(with_exit, slot), price)
+        others = {other for other in library.offsets.values() if other != offset}
+        shared = slot == _FILE_SLOTS - 1  # by several files, maybe
+        needed = call.reads & set(range(REGISTER_ARGUMENTS))
+        fit = [
+            place
+            for place in places(code, offset, throws=call.symbol.startswith("_Z"))
+            if needed <= place.intact
+            and (not place.below or not (with_exit or shared))
+            and not others & set(range(offset + 1, place.offset + 1))
+        ]
+        best = min(fit, key=lambda place: (self.prices.of(place.code), place.offset))
+        if best.below:
+            self._module["below"].set(slot << 8 | call.id, 8 * best.below)
+        return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self.prices.of(best.code))
 
     def _file_slot(self, library: Library) -> int:
         """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
