@@ -538,7 +538,8 @@ class Probes:
 
     def _hits(self) -> NDArray[np.int64]:
         """The same, followed by returns of those whose exits make marks: shape (512,)."""
-        return np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512).sum(axis=0)
+        table = np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512)
+        return np.asarray(table.sum(axis=0), np.int64)
 
     def call_prices(self) -> NDArray[np.int64]:
         """What a call costs, ns, shape (256,), by its number (``Attachment.prices``); 0: it was never probed. Where
