@@ -17,7 +17,7 @@ import resource
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -294,12 +294,13 @@ class Probes:
 
     # --- probes
 
-    def attach(self, library: Library, pid: int | None) -> Attachment:
+    def attach(self, library: Library, pid: int | None, without: Collection[str] = ()) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
         Args:
             library: The file.
             pid: Only in this process; None: in every process that maps the file.
+            without: Kinds of calls that are left out.
 
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
@@ -307,7 +308,7 @@ class Probes:
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
         with Code(library.open_path) as code:
-            self._choose_points(attachment, by_program, code)
+            self._choose_points(attachment, by_program, code, without)
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
@@ -322,7 +323,13 @@ class Probes:
             self._call_prices[call] = max(self._call_prices[call], price)
         return attachment
 
-    def _choose_points(self, attachment: Attachment, by_program: dict[str, list[tuple[int, int]]], code: Code) -> None:
+    def _choose_points(
+        self,
+        attachment: Attachment,
+        by_program: dict[str, list[tuple[int, int]]],
+        code: Code,
+        without: Collection[str],
+    ) -> None:
         """Where probes go, and what each costs."""
         library = attachment.library
         taken: set[int] = set()
@@ -330,6 +337,8 @@ class Probes:
         self._set_family(library, slot)
         for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
             call = calls.BY_SYMBOL[symbol]
+            if call.kind in without:
+                continue
             if offset in taken:
                 continue  # another name of a function that has its probe
             if call.shape is calls.Shape.ATTENTION and library.layout is None:

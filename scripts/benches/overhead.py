@@ -1,4 +1,4 @@
-"""What a trace costs jobs, measured by their own step times, beside what Argus says: windows with and without it in turns.
+"""What a trace costs jobs, by their own step times, beside what Argus says: windows with and without it in turns.
 
 Each job runs on while `argus trace` comes and goes: without, with the defaults, without, with no limit to what it may
 cost (the reference: every probe stays on), and so on. A job logs the end, the duration and the thread's CPU time of
