@@ -93,7 +93,7 @@ def places(code: Code, entry: int, *, throws: bool) -> list[Place]:
     if iced is None:
         return first
     line = _straight_line(iced, code, entry)
-    if len(line) == 1:
+    if len(line) < 2:
         return first
     targets = _targets(iced, code, entry, throws)
     if targets is None:
@@ -165,7 +165,8 @@ def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None
     waiting = [entry]
     while waiting:
         at = waiting.pop()
-        for instruction in iced.Decoder(64, code.at(at, _PART_BYTES), ip=at):
+        text = code.at(at, _PART_BYTES)
+        for instruction in iced.Decoder(64, text, ip=at):
             if instruction.is_invalid and instruction.ip - at > _PART_BYTES - LONGEST:
                 waiting.append(instruction.ip)  # it is cut off here
             if instruction.ip in seen or instruction.is_invalid:
@@ -185,6 +186,9 @@ def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None
                 return None  # a table of jumps, most likely; what goes by way of a constant address goes elsewhere
             if kind not in goes_on:
                 break
+        else:
+            if text:
+                waiting.append(at + len(text))
     return targets
 
 
