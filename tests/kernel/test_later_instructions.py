@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from argus.capture import calls, prices
 from argus.capture.bpf import Attachment, Backend, Probes, kernel_version
@@ -94,14 +95,13 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ["-O1", "-fno-omit-frame-pointer", "-fcf-protection=none"]
     for name, text in (("libcuda.so.1", LIBCUDA), ("libcudart.so.13", LIBCUDART), ("libnccl.so.2", LIBNCCL)):
         (folder / f"{name}.c").write_text(text)
-        line = ["gcc", *flags, "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", folder / name, folder / f"{name}.c"]
-        subprocess.run(line, check=True)
+        into = ["-o", str(folder / name), str(folder / f"{name}.c")]
+        subprocess.run(["gcc", *flags, "-shared", "-fPIC", f"-Wl,-soname,{name}", *into], check=True)
     (folder / "program.c").write_text(PROGRAM)
-    libraries = [folder / "libcudart.so.13", folder / "libnccl.so.2", folder / "libcuda.so.1"]
-    rpath = f"-Wl,-rpath,{folder}"
+    libraries = [str(folder / name) for name in ("libcudart.so.13", "libnccl.so.2", "libcuda.so.1")]
     binary = folder / "program"
-    line = ["gcc", "-O1", f"-DTIMES={TIMES}", "-o", binary, folder / "program.c", *libraries, rpath]
-    subprocess.run(line, check=True)
+    into = ["-o", str(binary), str(folder / "program.c"), *libraries, f"-Wl,-rpath,{folder}"]
+    subprocess.run(["gcc", "-O1", f"-DTIMES={TIMES}", *into], check=True)
     return binary
 
 
@@ -133,8 +133,9 @@ def run(program: Path, probes: Probes) -> dict[str, Attachment]:
     return {Path(path).name: attachment for path, attachment in attached.items()}
 
 
-def of(symbol: str, events: np.ndarray[tuple[int], np.dtype[np.void]]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
-    return events[events["call"] == calls.BY_SYMBOL[symbol].id]
+def of(symbol: str, events: NDArray[np.void]) -> NDArray[np.void]:
+    found: NDArray[np.void] = events[events["call"] == calls.BY_SYMBOL[symbol].id]
+    return found
 
 
 def test_counts_and_arguments_are_the_programs(program: Path, probes: Probes) -> None:

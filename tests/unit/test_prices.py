@@ -58,8 +58,13 @@ def test_what_cannot_be_measured_has_the_prices_of_a_slow_machine(
 
 def test_prices_are_measured_once_a_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ARGUS_CACHE_DIR", str(tmp_path))
-    measured = []
-    monkeypatch.setattr(module, "measure", lambda attach, kinds: measured.append(kinds) or MEASURED)
+    measured: list[tuple[str, ...]] = []
+
+    def measure(attach: object, kinds: tuple[str, ...]) -> Prices:
+        measured.append(kinds)
+        return MEASURED
+
+    monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "_machine", lambda backend: backend)
     for _ in range(2):
         found = prices("multi", no_probe)
