@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import calls
 from argus.capture.compile import CompileError, compiled
-from argus.capture.instructions import REGISTER_ARGUMENTS, Code, places
+from argus.capture.instructions import REGISTER_ARGUMENTS, Code
 from argus.capture.prices import Prices, prices
 from argus.capture.programs import (
     KPROBE,
@@ -378,7 +378,7 @@ class Probes:
         needed = call.reads & set(range(REGISTER_ARGUMENTS))
         fit = [
             place
-            for place in places(code, offset, throws=call.symbol.startswith("_Z"))
+            for place in code.places(offset, throws=call.symbol.startswith("_Z"))
             if needed <= place.intact
             and (not place.below or not (with_exit or shared))
             and not others & set(range(offset + 1, place.offset + 1))

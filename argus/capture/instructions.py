@@ -40,6 +40,7 @@ class Code:
 
     def __init__(self, path: str) -> None:
         self._bytes: mmap.mmap | bytes = b""
+        self._places: dict[int, list[Place]] = {}
         with contextlib.suppress(OSError, ValueError):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -57,6 +58,12 @@ class Code:
     def at(self, offset: int, size: int = LONGEST) -> bytes:
         """The bytes there; fewer at the file's end."""
         return self._bytes[offset : offset + size]
+
+    def places(self, entry: int, *, throws: bool) -> list[Place]:
+        """What the function ``places`` finds, which takes a millisecond, and is asked for twice where exits are probed."""
+        if entry not in self._places:
+            self._places[entry] = places(self, entry, throws=throws)
+        return self._places[entry]
 
 
 @dataclass(frozen=True)
@@ -163,6 +170,7 @@ def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None
     targets: set[int] = set()
     seen: set[int] = set()
     waiting = [entry]
+    leaves = table = False  # whether it jumps to an address out of a register, and whether that may be a table's
     while waiting:
         at = waiting.pop()
         text = code.at(at, _PART_BYTES)
@@ -180,10 +188,16 @@ def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None
             if kind in (flow.CONDITIONAL_BRANCH, flow.UNCONDITIONAL_BRANCH):
                 targets.add(instruction.near_branch_target)
                 waiting.append(instruction.near_branch_target)
-            elif kind == flow.XBEGIN_XABORT_XEND or (
-                kind == flow.INDIRECT_BRANCH and not instruction.is_ip_rel_memory_operand
-            ):
-                return None  # a table of jumps, most likely; what goes by way of a constant address goes elsewhere
+            elif kind == flow.XBEGIN_XABORT_XEND:
+                return None
+            elif kind == flow.INDIRECT_BRANCH:
+                leaves |= not instruction.is_ip_rel_memory_operand
+            # A table of jumps is read with an index; other addresses within a function come from lea.
+            table |= instruction.memory_index != iced.Register.NONE
+            if instruction.is_ip_rel_memory_operand and str(instruction).startswith("lea "):
+                targets.add(instruction.ip_rel_memory_address)
+            if leaves and table:
+                return None
             if kind not in goes_on:
                 break
         else:

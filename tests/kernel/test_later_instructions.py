@@ -37,8 +37,8 @@ __attribute__((naked)) int cuLaunchCooperativeKernel(void) /* as cuLaunchKernel,
 __attribute__((naked)) int cuLaunchKernel_ptsz(void) /* a cold part comes back */
 { __asm__("mov %rdi, %rax\n 1: nop\n test %rdi, %rdi\n je 3f\n xor %eax, %eax\n ret\n"
           ".section .text.cold,\"ax\"\n 3: inc %rdi\n jmp 1b\n .text"); }
-__attribute__((naked)) int cuGraphLaunch_ptsz(void) /* a table of jumps: its targets are unknown */
-{ __asm__("lea 1f(%rip), %rax\n nop\n jmp *%rax\n nop\n 1: xor %eax, %eax\n ret"); }
+__attribute__((naked)) int cuGraphLaunch_ptsz(void) /* a loop by an address in a register */
+{ __asm__("mov $9, %ecx\n lea 1f(%rip), %rax\n 1: nop\n dec %ecx\n jz 2f\n jmp *%rax\n 2: xor %eax, %eax\n ret"); }
 __attribute__((naked)) int cuMemsetD8Async(void)
 { __asm__("push %rbx\n xor %eax, %eax\n pop %rbx\n ret"); }
 """

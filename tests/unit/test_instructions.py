@@ -70,7 +70,13 @@ def test_nothing_that_a_jump_leads_to_is_good_nor_what_follows_it(tmp_path: Path
 
 
 def test_what_cannot_be_followed_keeps_its_entry(tmp_path: Path) -> None:
-    assert [at for at, *_ in found(tmp_path, "4889f8 90 ffe0")] == [0]  # jmp *%rax: where to?
+    # jmp *%rax: by a table, which is read with an index, or to what lea took the address of (7)
+    assert [at for at, *_ in found(tmp_path, "488d0500000000 90 ffe0")] == [0]
+    assert [at for at, *_ in found(tmp_path, "488b04fd00000000 90 ffe0")] == [0]
+    assert [at for at, *_ in found(tmp_path, "4889f8 90 ff24fd00000000")] == [0]
+    # NVTX without a tool: mov (%rip),%rax; test %rax,%rax; je; jmp *%rax, to another function
+    assert [at for at, *_ in found(tmp_path, "488b0500000000 4885c0 7402 ffe0 c3")] == [0, 7, 10]
+    assert [at for at, *_ in found(tmp_path, "488d0500001000 488b00 4885c0 7402 ffe0 c3")] == [0, 7, 10, 13]
     assert [at for at, *_ in found(tmp_path, "4889f8 90 7400" + "90" * MOST_INSTRUCTIONS + "c3")] == [0]
     assert [at for at, *_ in found(tmp_path, "4889f8 90 7400" + "90" * 1000 + "c3")] == [0, 3, 4]
     late = "4889f8 90 7400" + "90" * 1000 + "e9" + (-1005 - 3 & 0xFFFFFFFF).to_bytes(4, "little").hex()
