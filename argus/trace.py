@@ -348,6 +348,10 @@ class Tracer:
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
+            if not self._probes.prices.measured:
+                self._note(
+                    "what a probe costs could not be measured on this machine: overhead goes by another's prices"
+                )
             self._roster.start(targets, set(self.options.pids))
             # What follows takes seconds on a busy node, and calls come already.
             self._drain()

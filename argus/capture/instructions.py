@@ -60,7 +60,7 @@ class Code:
         return self._bytes[offset : offset + size]
 
     def places(self, entry: int, *, throws: bool) -> list[Place]:
-        """What the function ``places`` finds, which takes a millisecond, and is asked for twice where exits are probed."""
+        """As the function of that name, kept: it takes a millisecond, and is asked for twice where exits are probed."""
         if entry not in self._places:
             self._places[entry] = places(self, entry, throws=throws)
         return self._places[entry]
