@@ -149,7 +149,7 @@ class Figures:
         return self.said / measured if measured > 0 else float("inf")
 
     def figures(self) -> dict[str, float]:
-        return {
+        found = {
             "first second, %": 100 * self.first,
             "after, %": 100 * self.after[0],
             "after, low, %": 100 * self.after[1],
@@ -162,6 +162,7 @@ class Figures:
             "said/measured": self.ratio,
             "attached after, s": self.attached_s,
         }
+        return {name: value for name, value in found.items() if np.isfinite(value)}  # else it is no JSON
 
 
 def _line(name: str, found: Figures) -> str:
@@ -276,7 +277,8 @@ def _figures(steps: NDArray[np.void], windows: list[Window], traced: list[Window
     quiet_ns, second = int(0.8 * quiet_s * 1e9), 10**9
     plain, late, first, whole = [], [], [], []
     for window in windows:
-        before = _parts(steps, window.begin_of_start() - quiet_ns, window.begin_of_start())
+        # While Argus starts, which takes no time of the job's thread, is closest to what is compared.
+        before = _parts(steps, window.begin - 2 * _PART_NS - quiet_ns, window.begin - _PART_NS)
         following = [other.begin_of_start() for other in traced if other.begin > window.end]
         until = min([window.end + 2 * second + quiet_ns, *following])
         after = _parts(steps, window.end + second, until)
