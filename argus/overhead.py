@@ -1,8 +1,8 @@
 """What a live trace costs its job, measured while it runs, and kept within ``--max-overhead``.
 
-The kernel measures the run time of Argus's BPF programs, and counts their runs. What surrounds a run is not measured
-but estimated: the trap into the kernel, by what ``scripts/bench probe`` finds (single-stepped first instructions cost
-ten times as much, and are known by their bytes), a sampling interrupt, and CUPTI's own price for each operation.
+The kernel measures the run time of Argus's BPF programs, and counts their runs. What surrounds a run has a price: of
+the traps into the kernel, by function, as they were measured on this machine (``capture.prices``), of a sampling
+interrupt, and CUPTI's own of each operation.
 ``Tracer`` tells ``look`` what else it knows, and carries out what ``capture.governor`` decides.
 """
 
@@ -21,11 +21,6 @@ from argus.capture.targets import cpu_ns
 
 WINDOW_S = 2.0
 """How often the cost is looked at: many steps of most jobs."""
-TRAP_NS = 900
-"""Into the kernel and out of it for a probe, besides the program's run: ``scripts/bench probe``, "entry probe, first
-instruction emulated", less the run time that the kernel measures. An exit's trampoline costs as much."""
-STEPPED_NS = 9_000
-"""The same where the kernel has to single-step the instruction: the same bench."""
 RUN_NS = 300
 """A program's run, where the kernel does not measure it."""
 INTERRUPT_NS = 9_000
@@ -35,6 +30,8 @@ STATISTICS_NS = 50
 OPERATION_NS, LAUNCHED_NS = 500, 300
 """CUPTI's own price of an operation of the GPU, and of the record of the call that launched it, in the process:
 docs/gpu.md (725 kernels: 0.35 ms, and 0.57 ms with launches)."""
+_IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] * (256 - len(calls.CALLS)))
+"""By a call's number: whether it makes marks."""
 
 
 class OverheadSide:
@@ -58,7 +55,9 @@ class OverheadSide:
         self._statistics = contextlib.ExitStack()
         self._due = 0.0
         self._looked = 0.0
-        self._wall = self._cpu = self._waited = self._stepped = self._stepped_marks = 0
+        self._wall = self._cpu = self._waited = 0
+        self._hits = np.zeros(256, np.int64)
+        self._trapped = {Part.CALLS: 0, Part.MARKS: 0}
         self._begun: Reading | None = None
         self._before = Reading()
         self._cpu_of: dict[int, int] = {}
@@ -73,24 +72,25 @@ class OverheadSide:
         """Ends that."""
         self._statistics.close()
 
-    def count(self, called: NDArray[np.void], stepped: Collection[int], waits: NDArray[np.bool_] | None = None) -> None:
-        """Takes calls that were recorded: those at single-stepped functions cost more, and those that wait have room.
+    def count_waits(self, called: NDArray[np.void], waits: NDArray[np.bool_]) -> None:
+        """Takes CUDA calls that were recorded: those that wait for a GPU have room for what a probe costs.
 
         Args:
-            called: Records with ``call``, shape (n,), and ``duration_ns`` where ``waits`` is given.
-            stepped: Numbers of the calls whose functions begin with an instruction that is single-stepped.
-            waits: Which of them wait for a GPU, shape (n,).
+            called: Records with ``duration_ns``, shape (n,).
+            waits: Which of them wait, shape (n,).
         """
-        if stepped:
-            slow = np.zeros(len(calls.CALLS), bool)
-            slow[list(stepped)] = True
-            hits = int(np.sum(slow[called["call"]]))
-            if "duration_ns" in (called.dtype.names or ()):
-                self._stepped += hits
-            else:
-                self._stepped_marks += hits
-        if waits is not None:
-            self._waited += int(np.maximum(called["duration_ns"][waits], 0).sum())
+        self._waited += int(np.maximum(called["duration_ns"][waits], 0).sum())
+
+    def count_hits(self, hits: NDArray[np.int64], prices: NDArray[np.int64]) -> None:
+        """Takes hits of probes. To be called before prices change: before any probe is taken away or put on.
+
+        Args:
+            hits: Calls of each function so far (``Probes.hits``), shape (256,), by its number.
+            prices: What a call has cost since the last time, ns, shape (256,) (``Probes.call_prices``).
+        """
+        new, self._hits = (hits - self._hits) * prices, hits
+        self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
+        self._trapped[Part.CALLS] += int(new[~_IS_MARK].sum())
 
     def look(
         self,
@@ -148,21 +148,20 @@ class OverheadSide:
     ) -> dict[Part, int]:
         def of_probes(chosen: Iterable[str]) -> int:
             ns, runs = np.array([(0, 0), *(programs[name] for name in chosen)], np.int64).sum(axis=0).tolist()
-            return int(ns + runs * (TRAP_NS + STATISTICS_NS))
+            return int(ns + runs * STATISTICS_NS)
 
         marks = {name for name in programs if name.startswith("mark_")}
         if self.measured:
             of_calls, of_marks = of_probes(programs.keys() - marks), of_probes(marks)
             stacks = sum(ns + runs * STATISTICS_NS for ns, runs in samplers.values())
         else:
-            of_marks = counted["marks"] * (TRAP_NS + RUN_NS)
-            of_calls = max(counted["hits"] - counted["marks"], 0) * (TRAP_NS + RUN_NS)
+            of_marks = counted["marks"] * RUN_NS
+            of_calls = max(counted["hits"] - counted["marks"], 0) * RUN_NS
             stacks = counted["stack_samples"] * INTERRUPT_NS
-        more = STEPPED_NS - TRAP_NS
         operation = OPERATION_NS + (LAUNCHED_NS if counted["cupti_api"] else 0)
         return {
-            Part.CALLS: of_calls + self._stepped * more,
-            Part.MARKS: of_marks + self._stepped_marks * more,
+            Part.CALLS: of_calls + self._trapped[Part.CALLS],
+            Part.MARKS: of_marks + self._trapped[Part.MARKS],
             Part.STACKS: stacks + counted["stack_samples"] * INTERRUPT_NS,
             Part.GPU: counted["gpu_ops"] * operation + counted["cupti_callback_ns"],
         }

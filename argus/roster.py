@@ -27,6 +27,7 @@ from argus.capture.pytorch import Membership, read_group
 from argus.capture.targets import (
     NVTX,
     TORCH,
+    TORCH_PYTHON,
     FileKey,
     Library,
     Target,
@@ -748,9 +749,12 @@ class Roster:
 
     def _attach_one(self, uses: list[tuple[Library, Target]], pid: int | None, running: bool) -> None:
         """Attaches to a file by the path of the first of its users that still runs."""
+        # Where Python's own function for backward passes is probed, the engine's would tell each begin twice.
+        named = all(target.has(TORCH_PYTHON) for _, target in uses)
+        without = ("backward_begin",) if named else ()
         for library, target in uses:
             try:
-                self.attached.append(self._probes.attach(library, pid))
+                self.attached.append(self._probes.attach(library, pid, without=without))
                 return
             except ArgusError as failure:
                 if not target.alive():

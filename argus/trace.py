@@ -327,6 +327,10 @@ class Tracer:
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
             progress("attaching probes")
+            if not self._probes.prices.measured:
+                self._note(
+                    "what a probe costs could not be measured on this machine: overhead goes by another's prices"
+                )
             self._roster.start(targets, set(self.options.pids))
             debug.note("start: probes attached")
             # The engine of a store yields to the job, and may take long on a busy node: calls are recorded meanwhile.
@@ -500,6 +504,7 @@ class Tracer:
         counted["cupti_api"] = self.options.cupti_options.api
         pids = [member.target.pid for member in self.live()]
         programs, samplers = self._probes.run_times(), self._stacks.run_times()
+        self._overhead.count_hits(self._probes.hits(), self._probes.call_prices())
         change = self._overhead.look(now, pids, programs, samplers, counted, None if final else self._able())
         if change is not None:
             self._carry_out(change, now)
@@ -625,8 +630,6 @@ class Tracer:
             launched = np.empty(0, records.LAUNCH)
         self._gpu.look(self.jobs, self._roster.candidates(), now)
         products = self._take("math", records.MATH)
-        if len(products):
-            self._overhead.count(products, self._stepped())
         self._gpu.take_math(products)
         self._gpu.work(launched, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
@@ -639,10 +642,6 @@ class Tracer:
                 self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
         self._kernels.work(now, time.monotonic_ns(), final=final)
 
-    def _stepped(self) -> set[int]:
-        """Numbers of the calls whose first instruction the kernel single-steps."""
-        return set().union(*(attachment.stepped for attachment in self.attached))
-
     def _work_on_calls(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Turns what the rings brought into rows and steps. Returns the CUDA calls among it."""
         assert self._roster is not None
@@ -651,10 +650,7 @@ class Tracer:
         nccl = self._take("collectives", records.COLLECTIVE)
         marks = self._names.complete(self._take("marks", records.MARK))
         self._names.learn(control)
-        stepped = self._stepped()
-        self._overhead.count(cuda, stepped, launches.is_sync(cuda))
-        self._overhead.count(nccl, stepped)
-        self._overhead.count(marks, stepped)
+        self._overhead.count_waits(cuda, launches.is_sync(cuda))
         control = control[collectives.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()

@@ -36,6 +36,7 @@ typedef int64_t s64;
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
 #define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
 #define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
+#define ARGUS_IS_MOVED(c) ((c) >> 63)         /* the probe is behind a push or the like: map "below" tells how far */
 
 #define ARGUS_LAYER_DRIVER 0
 #define ARGUS_LAYER_RUNTIME 1
@@ -186,6 +187,11 @@ struct argus_math {
 	u16 reserved;
 };
 
+/* Hits in traced processes by the function's number, nested ones included; of exits (marks only) 256 further on. */
+struct argus_hits {
+	u64 of[512];
+};
+
 /* Where objects of one file's PyTorch keep things; 0: not known. By the slot in the cookie. */
 struct argus_torch {
 	u32 numel;        /* of elements, in c10::TensorImpl; its type follows */
@@ -209,7 +215,7 @@ enum argus_counter {
 	ARGUS_C_READ_FAULT,          /* loss: arguments in user memory that could not be read */
 	ARGUS_C_SEQ_FULL,            /* loss: too many communicators to number their calls, or threads in groups */
 	ARGUS_C_INIT_ALL_CUT,        /* loss: communicators beyond the 16 first of one ncclCommInitAll */
-	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included */
+	ARGUS_C_HITS,                /* probe hits in traced processes, nested ones included: the sum of argus_hits */
 	ARGUS_C_NAMES_READ_LATER,    /* names of kernels left to user space: not in memory yet, or too long for a record */
 	ARGUS_C_MARKS,
 	ARGUS_C_MARKS_DROPPED,       /* loss */

@@ -60,14 +60,13 @@ int nccl_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32, tid = (u32)id;
 	if (!traced(tgid))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
-	u64 sp = SP(ctx);
+	count_hit(cookie, 0);
+	u64 sp = entry_sp(ctx, cookie);
 	u64 key = nccl_key(tid);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(ctx, outer, cookie)) {
+		if (active(ctx, sp, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
@@ -96,14 +95,14 @@ int nccl_enter(struct pt_regs *ctx)
 		change_group_depth(tid, -1);
 		r->flags |= ARGUS_F_IN_GROUP;
 	} else {
-		r->count = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
-		r->dtype = (u8)arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
+		r->count = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
+		r->dtype = (u8)arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags);
 		if (ARGUS_ARG(cookie, 2) != 15)
-			r->redop = (u8)arg(ctx, ARGUS_ARG(cookie, 2), &r->flags);
+			r->redop = (u8)arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags);
 		if (ARGUS_ARG(cookie, 3) != 15)
-			r->peer = (s32)arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
-		r->comm = arg(ctx, ARGUS_ARG(cookie, 4), &r->flags);
-		r->stream = arg(ctx, ARGUS_ARG(cookie, 5), &r->flags);
+			r->peer = (s32)arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags);
+		r->comm = arg(ctx, sp, ARGUS_ARG(cookie, 4), &r->flags);
+		r->stream = arg(ctx, sp, ARGUS_ARG(cookie, 5), &r->flags);
 		r->seq = next_sequence(tgid, r->comm, shape == ARGUS_S_P2P);
 		if (change_group_depth(tid, 0) > 0)
 			r->flags |= ARGUS_F_IN_GROUP;
@@ -179,10 +178,9 @@ int control_enter(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	if (!traced(id >> 32))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
-	u64 sp = SP(ctx);
+	count_hit(cookie, 0);
+	u64 sp = entry_sp(ctx, cookie);
 	u64 key = control_key(tid, cookie);
 	struct control_pending *outer = control_inflight.lookup(&key);
 	if (outer) {
@@ -202,7 +200,7 @@ int control_enter(struct pt_regs *ctx)
 	u32 shape = ARGUS_SHAPE(cookie);
 	struct argus_control *r = &p->record;
 	u8 *flags = &r->flags;
-	u64 a0 = arg(ctx, 0, flags), a1 = arg(ctx, 1, flags), a2 = arg(ctx, 2, flags), a3 = arg(ctx, 3, flags);
+	u64 a0 = arg(ctx, sp, 0, flags), a1 = arg(ctx, sp, 1, flags), a2 = arg(ctx, sp, 2, flags), a3 = arg(ctx, sp, 3, flags);
 
 	p->cookie = cookie;
 	r->pid = id >> 32;
@@ -220,14 +218,14 @@ int control_enter(struct pt_regs *ctx)
 		read_unique_id(r, a2); /* AAPCS64: a struct over 16 bytes travels by reference */
 		r->rank = (s32)a3;
 #else
-		read_unique_id(r, FIRST_STACK_ARG(ctx)); /* System V: in memory, and takes no register */
+		read_unique_id(r, FIRST_STACK_ARG(sp)); /* System V: in memory, and takes no register */
 		r->rank = (s32)a2;
 #endif
 	} else if (shape == ARGUS_S_COMM_INIT_SCALABLE) {
 		p->out = a0;
 		r->nranks = (s32)a1;
 		r->rank = (s32)a2;
-		read_unique_id(r, arg(ctx, 4, flags));
+		read_unique_id(r, arg(ctx, sp, 4, flags));
 	} else if (shape == ARGUS_S_COMM_INIT_ALL) {
 		p->out = a0;
 		r->nranks = (s32)a1;

@@ -29,6 +29,9 @@ BPF_ARRAY(text_bytes, u64, 16);
 /* How far the code that may call a function from inside its own family reaches before (low half) and behind it, bytes, by
  * the cookie's slot and call. */
 BPF_ARRAY(family_reach, u64, 16 * 256);
+/* By the cookie's slot and call: bytes that the stack pointer is below the entry's where an entry probe is, since it stands
+ * on a later instruction (argus/capture/instructions.py). */
+BPF_ARRAY(below, u64, 16 * 256);
 BPF_ARRAY(torch_layouts, struct argus_torch, 16);
 BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced: thread group -> 1. */
@@ -36,6 +39,7 @@ BPF_HASH(targets, u32, u32, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
 BPF_HASH(strangers, u32, u64, 4096);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
+BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 
 BPF_RINGBUF_OUTPUT(launches, ARGUS_LAUNCH_PAGES);
 BPF_RINGBUF_OUTPUT(collectives, ARGUS_COLLECTIVE_PAGES);
@@ -47,17 +51,17 @@ BPF_RINGBUF_OUTPUT(math, ARGUS_MATH_PAGES);
 #define REGISTER_ARGS 8
 #define SP(ctx) ((ctx)->sp)
 #define RESULT(ctx) ((ctx)->regs[0])
-#define FIRST_STACK_ARG(ctx) ((ctx)->sp)
+#define FIRST_STACK_ARG(sp) (sp)
 #define IP(ctx) ((ctx)->pc)
-#define CALLER(ctx, flags) ((ctx)->regs[30])
+#define CALLER(ctx, sp, flags) ((ctx)->regs[30])
 #define RETURNED_FROM(ctx, p) (SP(ctx) == (p)->sp)
 #else
 #define REGISTER_ARGS 6
 #define SP(ctx) ((ctx)->sp)
 #define RESULT(ctx) ((ctx)->ax)
-#define FIRST_STACK_ARG(ctx) ((ctx)->sp + 8)
+#define FIRST_STACK_ARG(sp) ((sp) + 8)
 #define IP(ctx) ((ctx)->ip)
-#define CALLER(ctx, flags) read_u64((ctx)->sp, flags)
+#define CALLER(ctx, sp, flags) read_u64(sp, flags)
 #define RETURNED_FROM(ctx, p) (SP(ctx) == (p)->sp + 8)
 #endif
 
@@ -66,6 +70,28 @@ INLINE void count(int which)
 	u64 *value = counters.lookup(&which);
 	if (value)
 		__sync_fetch_and_add(value, 1); /* uprobe programs may be preempted */
+}
+
+/* A hit in a traced process. Function by function, since each has a price of its own (argus/capture/prices.py). */
+INLINE void count_hit(u64 cookie, u32 at_exit)
+{
+	int zero = 0;
+	struct argus_hits *all = hits_of.lookup(&zero);
+	if (all)
+		__sync_fetch_and_add(&all->of[(at_exit & 1) << 8 | ARGUS_CALL(cookie)], 1);
+}
+
+/* The stack pointer as it was at the function's first instruction. */
+INLINE u64 entry_sp(struct pt_regs *ctx, u64 cookie)
+{
+	u64 sp = SP(ctx);
+	if (ARGUS_IS_MOVED(cookie)) {
+		int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
+		u64 *bytes = below.lookup(&at);
+		if (bytes)
+			sp += *bytes;
+	}
+	return sp;
 }
 
 INLINE u64 read_u64(u64 address, u8 *flags)
@@ -88,8 +114,8 @@ INLINE u32 read_u32(u64 address, u8 *flags)
 	return value;
 }
 
-/* Integer argument n of the function entered: System V x86_64 or AAPCS64. 15: there is none. */
-INLINE u64 arg(struct pt_regs *ctx, u32 n, u8 *flags)
+/* Integer argument n of the function entered: System V x86_64 or AAPCS64. 15: there is none. sp: at entry. */
+INLINE u64 arg(struct pt_regs *ctx, u64 sp, u32 n, u8 *flags)
 {
 #if REGISTER_ARGS == 8
 	if (n == 0) return ctx->regs[0];
@@ -110,7 +136,7 @@ INLINE u64 arg(struct pt_regs *ctx, u32 n, u8 *flags)
 #endif
 	if (n == 15)
 		return 0;
-	return read_u64(FIRST_STACK_ARG(ctx) + 8 * (u64)(n - REGISTER_ARGS), flags);
+	return read_u64(FIRST_STACK_ARG(sp) + 8 * (u64)(n - REGISTER_ARGS), flags);
 }
 
 INLINE int traced(u32 tgid)
@@ -153,10 +179,9 @@ INLINE u64 family_key(u32 tid, u64 cookie)
  * frame may have left the old slot untouched.
  * At the very same stack pointer the new call is either entered by a jump from the old one (a tail call), or it is the
  * next turn of a loop around the same call. */
-INLINE int active(struct pt_regs *ctx, struct pending *p, u64 cookie)
+INLINE int active(struct pt_regs *ctx, u64 sp, struct pending *p, u64 cookie)
 {
 	u8 flags = 0;
-	u64 sp = SP(ctx);
 	if (sp > p->sp)
 		return 0;
 	if (ARGUS_HAS_EXIT(p->cookie))
@@ -167,7 +192,7 @@ INLINE int active(struct pt_regs *ctx, struct pending *p, u64 cookie)
 		return ARGUS_LAYER(cookie) < ARGUS_LAYER(p->cookie);
 	int slot = ARGUS_FILE(p->cookie);
 	u64 *size = text_bytes.lookup(&slot);
-	u64 caller = CALLER(ctx, &flags);
+	u64 caller = CALLER(ctx, sp, &flags);
 	u64 distance = caller > p->ip ? caller - p->ip : p->ip - caller;
 	return size && !flags && distance < *size;
 }

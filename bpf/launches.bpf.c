@@ -1,14 +1,14 @@
 /* CUDA calls, driver and runtime: what was launched, copied, waited for, allocated or loaded, by which thread, when.
  * A call made by another traced CUDA call (cuLaunchKernel inside cudaLaunchKernel) is not reported again. */
 
-INLINE void fill_plain(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
+INLINE void fill_plain(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_launch *r)
 {
-	r->handle = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
-	r->stream = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
-	r->bytes = arg(ctx, ARGUS_ARG(cookie, 2), &r->flags) << ARGUS_SCALE(cookie);
+	r->handle = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
+	r->stream = arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags);
+	r->bytes = arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags) << ARGUS_SCALE(cookie);
 	if (ARGUS_ARG(cookie, 3) != 15) /* overwritten at exit by what it points at */
-		r->handle = arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
-	r->direction = (u32)arg(ctx, ARGUS_ARG(cookie, 4), &r->flags);
+		r->handle = arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags);
+	r->direction = (u32)arg(ctx, sp, ARGUS_ARG(cookie, 4), &r->flags);
 }
 
 /* CUlaunchConfig and cudaLaunchConfig_t: u32 grid[3], block[3]; shared memory at 24, 4 bytes wide in the first (and 4 of
@@ -28,45 +28,45 @@ INLINE void fill_config(u64 config, int wide, struct argus_launch *r)
 	r->stream = words[8] | (u64)words[9] << 32;
 }
 
-INLINE void fill_launch(struct pt_regs *ctx, u64 cookie, struct argus_launch *r)
+INLINE void fill_launch(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_launch *r)
 {
 	u32 shape = ARGUS_SHAPE(cookie);
 	u8 *flags = &r->flags;
 
 	if (shape == ARGUS_S_LAUNCH_DRIVER) {
-		r->handle = arg(ctx, 0, flags);
-		r->grid[0] = (u32)arg(ctx, 1, flags);
-		r->grid[1] = (u32)arg(ctx, 2, flags);
-		r->grid[2] = (u32)arg(ctx, 3, flags);
-		r->block[0] = (u16)arg(ctx, 4, flags);
-		r->block[1] = (u16)arg(ctx, 5, flags);
-		r->block[2] = (u16)arg(ctx, 6, flags);
-		r->bytes = (u32)arg(ctx, 7, flags);
-		r->stream = arg(ctx, 8, flags);
+		r->handle = arg(ctx, sp, 0, flags);
+		r->grid[0] = (u32)arg(ctx, sp, 1, flags);
+		r->grid[1] = (u32)arg(ctx, sp, 2, flags);
+		r->grid[2] = (u32)arg(ctx, sp, 3, flags);
+		r->block[0] = (u16)arg(ctx, sp, 4, flags);
+		r->block[1] = (u16)arg(ctx, sp, 5, flags);
+		r->block[2] = (u16)arg(ctx, sp, 6, flags);
+		r->bytes = (u32)arg(ctx, sp, 7, flags);
+		r->stream = arg(ctx, sp, 8, flags);
 	} else if (shape == ARGUS_S_LAUNCH_DRIVER_EX) {
-		r->handle = arg(ctx, 1, flags);
-		fill_config(arg(ctx, 0, flags), 0, r);
+		r->handle = arg(ctx, sp, 1, flags);
+		fill_config(arg(ctx, sp, 0, flags), 0, r);
 	} else if (shape == ARGUS_S_LAUNCH_RUNTIME) {
 		/* A dim3 is 12 bytes: two integer arguments, x and y packed in the first. */
-		u64 grid_xy = arg(ctx, 1, flags), block_xy = arg(ctx, 3, flags);
-		r->handle = arg(ctx, 0, flags);
+		u64 grid_xy = arg(ctx, sp, 1, flags), block_xy = arg(ctx, sp, 3, flags);
+		r->handle = arg(ctx, sp, 0, flags);
 		r->grid[0] = (u32)grid_xy;
 		r->grid[1] = grid_xy >> 32;
-		r->grid[2] = (u32)arg(ctx, 2, flags);
+		r->grid[2] = (u32)arg(ctx, sp, 2, flags);
 		r->block[0] = (u16)block_xy;
 		r->block[1] = (u16)(block_xy >> 32);
-		r->block[2] = (u16)arg(ctx, 4, flags);
-		r->bytes = arg(ctx, 6, flags);
-		r->stream = arg(ctx, 7, flags);
+		r->block[2] = (u16)arg(ctx, sp, 4, flags);
+		r->bytes = arg(ctx, sp, 6, flags);
+		r->stream = arg(ctx, sp, 7, flags);
 	} else if (shape == ARGUS_S_LAUNCH_RUNTIME_EX) {
-		r->handle = arg(ctx, 1, flags);
-		fill_config(arg(ctx, 0, flags), 1, r);
+		r->handle = arg(ctx, sp, 1, flags);
+		fill_config(arg(ctx, sp, 0, flags), 1, r);
 	} else {
-		fill_plain(ctx, cookie, r);
+		fill_plain(ctx, sp, cookie, r);
 		if (shape == ARGUS_S_AREA) {
-			r->bytes *= arg(ctx, ARGUS_ARG(cookie, 2) + 1, flags);
+			r->bytes *= arg(ctx, sp, ARGUS_ARG(cookie, 2) + 1, flags);
 		} else if (shape == ARGUS_S_EXTENT) {
-			u64 extent = arg(ctx, 0, flags) + ARGUS_OFFSET(cookie);
+			u64 extent = arg(ctx, sp, 0, flags) + ARGUS_OFFSET(cookie);
 			r->bytes = read_u64(extent, flags) * read_u64(extent + 8, flags);
 			if (ARGUS_DIMS(cookie) == 3)
 				r->bytes *= read_u64(extent + 16, flags);
@@ -80,14 +80,13 @@ int cuda_enter(struct pt_regs *ctx)
 	u32 tid = (u32)id;
 	if (!traced(id >> 32))
 		return 0;
-	count(ARGUS_C_HITS);
-
 	u64 cookie = argus_cookie(ctx);
-	u64 sp = SP(ctx);
+	count_hit(cookie, 0);
+	u64 sp = entry_sp(ctx, cookie);
 	u64 key = family_key(tid, cookie);
 	struct pending *outer = inflight.lookup(&key);
 	if (outer) {
-		if (active(ctx, outer, cookie)) {
+		if (active(ctx, sp, outer, cookie)) {
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
@@ -106,16 +105,16 @@ int cuda_enter(struct pt_regs *ctx)
 	p.launch.tid = tid;
 	p.launch.call = ARGUS_CALL(cookie);
 	p.launch.duration_ns = -1;
-	fill_launch(ctx, cookie, &p.launch);
+	fill_launch(ctx, sp, cookie, &p.launch);
 
 	u64 outer_key = nccl_key(tid);
 	struct pending *nccl = inflight.lookup(&outer_key);
-	if (nccl && active(ctx, nccl, cookie))
+	if (nccl && active(ctx, sp, nccl, cookie))
 		p.launch.flags |= ARGUS_F_IN_NCCL;
 
 	p.launch.ts_ns = bpf_ktime_get_ns();
 	if (ARGUS_SHAPE(cookie) >= ARGUS_S_LAUNCH_DRIVER && ARGUS_SHAPE(cookie) <= ARGUS_S_LAUNCH_RUNTIME_EX)
-		launch_in_math(ctx, tid, p.launch.ts_ns);
+		launch_in_math(sp, tid, p.launch.ts_ns);
 	if (!ARGUS_HAS_EXIT(cookie)) {
 		send_launch(&p.launch);
 		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER)

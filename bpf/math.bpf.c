@@ -51,28 +51,28 @@ INLINE int has_value(u64 optional, u8 *flags)
 	return (u8)read_u64(optional + 8, flags) != 0;
 }
 
-INLINE void fill_attention(struct pt_regs *ctx, u64 cookie, struct argus_math *r)
+INLINE void fill_attention(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_math *r)
 {
 	int slot = ARGUS_FILE(cookie);
 	u32 query = ARGUS_ARG(cookie, 0);
 	struct argus_torch *layout = torch_layouts.lookup(&slot);
 	if (!layout || !layout->sizes)
 		return;
-	r->words[12] = read_sizes(r->words, arg(ctx, query, &r->flags), layout, &r->flags);
-	read_sizes(r->words + 4, arg(ctx, query + 1, &r->flags), layout, &r->flags);
-	read_sizes(r->words + 8, arg(ctx, query + 2, &r->flags), layout, &r->flags);
-	r->words[13] = (u8)arg(ctx, ARGUS_ARG(cookie, 1), &r->flags); /* a bool's register has more than the bool */
+	r->words[12] = read_sizes(r->words, arg(ctx, sp, query, &r->flags), layout, &r->flags);
+	read_sizes(r->words + 4, arg(ctx, sp, query + 1, &r->flags), layout, &r->flags);
+	read_sizes(r->words + 8, arg(ctx, sp, query + 2, &r->flags), layout, &r->flags);
+	r->words[13] = (u8)arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags); /* a bool's register has more than the bool */
 	if (ARGUS_ARG(cookie, 2) != 15)
-		r->words[14] |= has_value(arg(ctx, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
+		r->words[14] |= has_value(arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
 	if (ARGUS_OFFSET(cookie))
-		r->words[14] |= has_value(arg(ctx, ARGUS_OFFSET(cookie), &r->flags), &r->flags);
+		r->words[14] |= has_value(arg(ctx, sp, ARGUS_OFFSET(cookie), &r->flags), &r->flags);
 }
 
 /* Whether the call remembered is still on the thread's stack, below the call that is entered now. */
-INLINE int inside_math(struct pt_regs *ctx, struct math_pending *p)
+INLINE int inside_math(u64 sp, struct math_pending *p)
 {
 	u8 flags = 0;
-	if (SP(ctx) >= p->sp)
+	if (sp >= p->sp)
 		return 0;
 	return !p->ret || (read_u64(p->sp, &flags) == p->ret && !flags);
 }
@@ -88,12 +88,12 @@ INLINE void end_math(struct math_pending *p, u64 until)
 }
 
 /* A thread launches a kernel: part of the attention it is in, or that is over. */
-INLINE void launch_in_math(struct pt_regs *ctx, u32 tid, u64 ts)
+INLINE void launch_in_math(u64 sp, u32 tid, u64 ts)
 {
 	struct math_pending *p = math_inflight.lookup(&tid);
 	if (!p || !p->ret)
 		return;
-	if (inside_math(ctx, p)) {
+	if (inside_math(sp, p)) {
 		p->record.duration_ns = 0;
 		return;
 	}
@@ -107,19 +107,19 @@ int math_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32, tid = (u32)id;
 	if (!targets.lookup(&tgid)) /* not among the strangers: these calls make no rank */
 		return 0;
-	count(ARGUS_C_HITS);
-	u64 sp = SP(ctx);
+	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
+	u64 sp = entry_sp(ctx, cookie);
 	struct math_pending *outer = math_inflight.lookup(&tid);
 	u64 now = bpf_ktime_get_ns();
 	if (outer) {
-		if (inside_math(ctx, outer)) { /* cublasGemmEx may end in cublasLtMatmul, one attention in another */
+		if (inside_math(sp, outer)) { /* cublasGemmEx may end in cublasLtMatmul, one attention in another */
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
 		end_math(outer, now - 1);
 		math_inflight.delete(&tid);
 	}
-	u64 cookie = argus_cookie(ctx);
 	struct math_pending p = {};
 	struct argus_math *r = &p.record;
 	p.sp = sp;
@@ -128,19 +128,19 @@ int math_enter(struct pt_regs *ctx)
 	r->call = ARGUS_CALL(cookie);
 	r->duration_ns = -1;
 	if (ARGUS_SHAPE(cookie) == ARGUS_S_MATMUL) {
-		read_descriptor(r->words, arg(ctx, ARGUS_ARG(cookie, 0), &r->flags), &r->flags);
-		read_descriptor(r->words + ARGUS_DESCRIPTOR_WORDS, arg(ctx, ARGUS_ARG(cookie, 1), &r->flags), &r->flags);
-		read_descriptor(r->words + 2 * ARGUS_DESCRIPTOR_WORDS, arg(ctx, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
+		read_descriptor(r->words, arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags), &r->flags);
+		read_descriptor(r->words + ARGUS_DESCRIPTOR_WORDS, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), &r->flags);
+		read_descriptor(r->words + 2 * ARGUS_DESCRIPTOR_WORDS, arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags), &r->flags);
 	} else if (ARGUS_SHAPE(cookie) == ARGUS_S_ATTENTION) {
 		u8 flags = 0;
-		fill_attention(ctx, cookie, r);
+		fill_attention(ctx, sp, cookie, r);
 		p.ret = read_u64(sp, &flags);
 	} else {
-		r->words[0] = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
-		r->words[1] = arg(ctx, ARGUS_ARG(cookie, 1), &r->flags);
-		r->words[2] = arg(ctx, ARGUS_ARG(cookie, 2), &r->flags);
-		r->words[3] = arg(ctx, ARGUS_ARG(cookie, 3), &r->flags);
-		r->words[4] = ARGUS_OFFSET(cookie) ? arg(ctx, ARGUS_OFFSET(cookie), &r->flags) : 1;
+		r->words[0] = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
+		r->words[1] = arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags);
+		r->words[2] = arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags);
+		r->words[3] = arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags);
+		r->words[4] = ARGUS_OFFSET(cookie) ? arg(ctx, sp, ARGUS_OFFSET(cookie), &r->flags) : 1;
 	}
 	r->ts_ns = now;
 	if (math_inflight.update(&tid, &p) != 0) {

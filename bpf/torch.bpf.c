@@ -37,11 +37,11 @@ INLINE void read_tensors(struct argus_collective *r, u64 tensors, u32 in_vector,
 }
 
 /* Whether another method of the same class calls this one: the outer call has been told. */
-INLINE int called_from_family(struct pt_regs *ctx, u64 cookie, u8 *flags)
+INLINE int called_from_family(struct pt_regs *ctx, u64 sp, u64 cookie, u8 *flags)
 {
 	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);
 	u64 *reach = family_reach.lookup(&at);
-	s64 distance = CALLER(ctx, flags) - IP(ctx);
+	s64 distance = CALLER(ctx, sp, flags) - IP(ctx);
 	return reach && distance >= -(s64)(u32)*reach && distance < (s64)(*reach >> 32);
 }
 
@@ -51,10 +51,11 @@ int torch_enter(struct pt_regs *ctx)
 	u32 tgid = id >> 32;
 	if (!traced(tgid))
 		return 0;
-	count(ARGUS_C_HITS);
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, 0);
+	u64 sp = entry_sp(ctx, cookie);
 	struct argus_collective r = {};
-	if (called_from_family(ctx, cookie, &r.flags)) {
+	if (called_from_family(ctx, sp, cookie, &r.flags)) {
 		count(ARGUS_C_NESTED);
 		return 0;
 	}
@@ -68,11 +69,11 @@ int torch_enter(struct pt_regs *ctx)
 	r.peer = -1;
 	r.redop = 255;
 	r.dtype = 255;
-	r.comm = arg(ctx, ARGUS_ARG(cookie, 4), &r.flags);
+	r.comm = arg(ctx, sp, ARGUS_ARG(cookie, 4), &r.flags);
 	if (ARGUS_ARG(cookie, 3) != 15)
-		r.peer = (s32)arg(ctx, ARGUS_ARG(cookie, 3), &r.flags);
+		r.peer = (s32)arg(ctx, sp, ARGUS_ARG(cookie, 3), &r.flags);
 	if (layout && ARGUS_ARG(cookie, 0) != 15)
-		read_tensors(&r, arg(ctx, ARGUS_ARG(cookie, 0), &r.flags), ARGUS_ARG(cookie, 1), layout->numel);
+		read_tensors(&r, arg(ctx, sp, ARGUS_ARG(cookie, 0), &r.flags), ARGUS_ARG(cookie, 1), layout->numel);
 	if (layout && layout->counter && shape == ARGUS_S_C10D)
 		r.stream = 1 + (u64)read_u32(r.comm + layout->counter, &r.flags);
 	r.seq = next_sequence(tgid, r.comm, shape == ARGUS_S_C10D_P2P);
@@ -148,8 +149,8 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	u32 tgid = id >> 32;
 	if (!targets.lookup(&tgid)) /* not among the strangers: marks make no rank, and a data-loader worker's are no loss */
 		return 0;
-	count(ARGUS_C_HITS);
 	u64 cookie = argus_cookie(ctx);
+	count_hit(cookie, at_exit);
 	int zero = 0;
 	struct argus_mark *r = mark_scratch.lookup(&zero);
 	if (!r)
@@ -160,12 +161,13 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 	r->tid = (u32)id;
 	r->call = ARGUS_CALL(cookie);
 	r->at_exit = at_exit;
+	u64 sp = at_exit ? SP(ctx) : entry_sp(ctx, cookie);
 	if (ARGUS_ARG(cookie, 0) != 15)
-		r->handle = arg(ctx, ARGUS_ARG(cookie, 0), &r->flags);
+		r->handle = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
 	if (ARGUS_ARG(cookie, 2))
 		r->handle = read_u64(r->handle, &r->flags);
 	if (ARGUS_ARG(cookie, 1) != 15)
-		read_mark_name(r, arg(ctx, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
+		read_mark_name(r, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
 	if (r->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)

@@ -16,11 +16,12 @@ import os
 import resource
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ from numpy.typing import NDArray
 from argus import records
 from argus.capture import calls
 from argus.capture.compile import CompileError, compiled
+from argus.capture.instructions import REGISTER_ARGUMENTS, Code
+from argus.capture.prices import Prices, prices
 from argus.capture.programs import (
     KPROBE,
     RAW_TRACEPOINT,
@@ -98,31 +101,6 @@ CONTROL_RING_BYTES = 16 << 20
 """Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
 
 
-def is_emulated(path: str, offset: int) -> bool:
-    """Whether the kernel emulates an instruction when a probe on it is hit, instead of single-stepping it out of line.
-
-    On x86-64 it emulates what arch/x86/kernel/uprobes.c has in ``branch_xol_ops`` and ``push_xol_ops``: near jumps and
-    calls, ``nop``, ``push`` of a register. Elsewhere all are taken for emulated: nothing was measured there.
-
-    Args:
-        path: The file.
-        offset: Where in it.
-    """
-    if not calls.ENTRY_ONLY_NEEDS_RETURN_ADDRESS:
-        return True
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            code = file.read(2)
-    except OSError:
-        return True
-    if len(code) < 2:
-        return True
-    first = code[1] if code[0] in (0x41, 0x48) else code[0]
-    near = code[0] == 0x0F and code[1] & 0xF0 == 0x80
-    return 0x50 <= first <= 0x57 or code[0] in (0x90, 0xE8, 0xE9, 0xEB) or code[0] & 0xF0 == 0x70 or near
-
-
 class _LinkCreateUprobeMulti(ctypes.Structure):
     """``union bpf_attr``, the part for BPF_LINK_CREATE with uprobe_multi."""
 
@@ -149,6 +127,14 @@ def kernel_version() -> tuple[int, int]:
     return int(parts[0]), int(digits or 0)
 
 
+class _Entry(NamedTuple):
+    """Where a function's entry is probed, and what a hit costs (ns)."""
+
+    offset: int
+    cookie: int
+    price: int
+
+
 @dataclass
 class Attachment:
     """Probes on one file, for one process or for all that map it.
@@ -160,7 +146,12 @@ class Attachment:
         optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
             of entries and of exits.
         optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
-        stepped: Numbers of calls whose first instruction the kernel single-steps.
+        prices: What a call costs its thread, ns, by the call's number: the traps into the kernel at its entry and exit.
+            The programs' run time is not part of it.
+        exit_prices: What of it the trampoline at the exit costs, for calls whose exits are probed.
+        entry_points: Where to probe a call's entry alone, and the cookie, by the call's number: may be a cheaper place
+            than with its exit.
+        entry_prices: What a call costs then.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -173,7 +164,10 @@ class Attachment:
     exits: list[str] = field(default_factory=list)
     optional_links: dict[Optional, tuple[list[int], list[int]]] = field(default_factory=dict)
     optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    stepped: set[int] = field(default_factory=set)
+    prices: dict[int, int] = field(default_factory=dict)
+    exit_prices: dict[int, int] = field(default_factory=dict)
+    entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
+    entry_prices: dict[int, int] = field(default_factory=dict)
 
     @property
     def probes(self) -> int:
@@ -207,10 +201,13 @@ class Probes:
         self.attachments: list[Attachment] = []
         self.probed: set[Optional] = {"ranges", "nvtx", "launches"}
         """Which of the optional subjects are probed."""
+        self._call_prices = np.zeros(256, np.int64)
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
+        self._closing: list[threading.Thread] = []
+        self.prices: Prices = prices(self.backend, self._attach_to_self)
         self._at_exit = self._attach_at_exit()
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
@@ -258,6 +255,20 @@ class Probes:
     def _map_fd(self, name: str) -> int:
         return self._module[name].fd
 
+    @contextlib.contextmanager
+    def _attach_to_self(self, path: str, offsets: list[int], at_exit: bool) -> Iterator[None]:
+        """Probes functions of this process, with a program that ends at once: this is no traced process."""
+        program = self._module.programs["mark_exit" if at_exit else "mark_enter"]
+        points = [(offset, 0) for offset in offsets]
+        links = self._links(program, path, points, at_exit, os.getpid())
+        try:
+            yield
+        finally:
+            # Each close waits for a grace period of the kernel, and nobody needs to wait for it.
+            closing = threading.Thread(target=self._close_links, args=([(links, [])],))
+            closing.start()
+            self._closing.append(closing)
+
     # --- which processes
 
     def add_target(self, pid: int) -> int:
@@ -283,39 +294,21 @@ class Probes:
 
     # --- probes
 
-    def attach(self, library: Library, pid: int | None) -> Attachment:
+    def attach(self, library: Library, pid: int | None, without: Collection[str] = ()) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
         Args:
             library: The file.
             pid: Only in this process; None: in every process that maps the file.
+            without: Kinds of calls that are left out.
 
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        taken: set[int] = set()
-        slot = self._file_slot(library)
-        self._set_family(library, slot)
-        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
-            call = calls.BY_SYMBOL[symbol]
-            if offset in taken:
-                continue  # another name of a function that has its probe
-            if call.shape is calls.Shape.ATTENTION and library.layout is None:
-                continue  # nothing tells where its tensors have their sizes
-            taken.add(offset)
-            with_exit = calls.probes_exit(call, self.launch_durations)
-            cookie = call.cookie(with_exit, slot)
-            subject = _OPTIONAL.get(call.kind)
-            points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
-            points.setdefault(f"{call.program}_enter", []).append((offset, cookie))
-            attachment.functions.append(symbol)
-            if with_exit:
-                points.setdefault(f"{call.program}_exit", []).append((offset, cookie))
-                attachment.exits.append(symbol)
-            if not is_emulated(library.open_path, offset):
-                attachment.stepped.add(call.id)
+        with Code(library.open_path) as code:
+            self._choose_points(attachment, by_program, code, without)
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
@@ -326,7 +319,74 @@ class Probes:
             self._close(attachment)
             raise _attach_failure(library, pid, reason) from reason
         self.attachments.append(attachment)
+        for call, price in attachment.prices.items():
+            self._call_prices[call] = max(self._call_prices[call], price)
         return attachment
+
+    def _choose_points(
+        self,
+        attachment: Attachment,
+        by_program: dict[str, list[tuple[int, int]]],
+        code: Code,
+        without: Collection[str],
+    ) -> None:
+        """Where probes go, and what each costs."""
+        library = attachment.library
+        taken: set[int] = set()
+        slot = self._file_slot(library)
+        self._set_family(library, slot)
+        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
+            call = calls.BY_SYMBOL[symbol]
+            if call.kind in without:
+                continue
+            if offset in taken:
+                continue  # another name of a function that has its probe
+            if call.shape is calls.Shape.ATTENTION and library.layout is None:
+                continue  # nothing tells where its tensors have their sizes
+            taken.add(offset)
+            with_exit = calls.probes_exit(call, self.launch_durations)
+            alone = self._choose_entry(code, call, offset, slot, library)
+            entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
+            cookie = call.cookie(with_exit, slot)
+            subject = _OPTIONAL.get(call.kind)
+            points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
+            points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
+            attachment.functions.append(symbol)
+            attachment.prices[call.id] = entry.price
+            attachment.entry_points[call.id] = alone.offset, alone.cookie
+            attachment.entry_prices[call.id] = alone.price
+            if with_exit:
+                points.setdefault(f"{call.program}_exit", []).append((entry.offset, cookie))
+                attachment.exits.append(symbol)
+                attachment.exit_prices[call.id] = self.prices.exit
+                attachment.prices[call.id] += self.prices.exit
+
+    def _choose_entry(
+        self, code: Code, call: calls.Call, offset: int, slot: int, library: Library, with_exit: bool = False
+    ) -> _Entry:
+        """Where the entry of a function is probed: behind its first instructions, if these are dear.
+
+        Args:
+            with_exit: Whether the exit is probed too. The kernel takes the return address from where the stack pointer
+                points, at the same place: that must be the entry's.
+        """
+        price = self.prices.of(code.at(offset))
+        if price <= self.prices.cheap:
+            return _Entry(offset, call.cookie(with_exit, slot), price)
+        others = {other for other in library.offsets.values() if other != offset}
+        shared = slot == _FILE_SLOTS - 1  # by several files, maybe
+        needed = call.reads & set(range(REGISTER_ARGUMENTS))
+        fit = [
+            place
+            for place in code.places(offset, throws=call.symbol.startswith("_Z"))
+            if needed <= place.intact
+            and (not place.below or not (with_exit or shared))
+            and not others & set(range(offset + 1, place.offset + 1))
+        ]
+        best = min(fit, key=lambda place: (self.prices.of(place.code), place.offset))
+        if best.below:
+            self._module["below"].set(slot << 8 | call.id, 8 * best.below)
+        return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self.prices.of(best.code))
 
     def _file_slot(self, library: Library) -> int:
         """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
@@ -354,14 +414,27 @@ class Probes:
     def _attach_program(
         self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]
     ) -> None:
-        program = self._module.programs[name]
-        at_exit = name.endswith("_exit")
-        path = attachment.library.open_path
+        program, path = self._module.programs[name], attachment.library.open_path
+        links += self._links(program, path, points, name.endswith("_exit"), attachment.pid)
+
+    def _links(
+        self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
+    ) -> list[int]:
+        """Descriptors that hold these probes.
+
+        Raises:
+            OSError: The kernel refuses. Nothing is left attached.
+        """
         if self.backend == "multi":
-            links.append(self._link_multi(program, path, points, at_exit, attachment.pid))
-            return
-        for offset, cookie in points:
-            links.append(self._link_perf(program, path, offset, cookie, at_exit, attachment.pid))
+            return [self._link_multi(program, path, points, at_exit, pid)]
+        links: list[int] = []
+        try:
+            for offset, cookie in points:
+                links.append(self._link_perf(program, path, offset, cookie, at_exit, pid))
+        except OSError:
+            self._close_links([(links, [])])
+            raise
+        return links
 
     def _link_multi(
         self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
@@ -465,7 +538,22 @@ class Probes:
     def counters(self) -> dict[Counter, int]:
         """What the kernel side counted so far, summed over CPUs."""
         table = self._module["counters"]
-        return {counter: table.total(counter) for counter in Counter}
+        return {counter: table.total(counter) for counter in Counter} | {Counter.HITS: int(self._hits().sum())}
+
+    def hits(self) -> NDArray[np.int64]:
+        """Calls of each function by traced processes so far, those inside others included: shape (256,), by the call's
+        number."""
+        return self._hits()[:256]
+
+    def _hits(self) -> NDArray[np.int64]:
+        """The same, followed by returns of those whose exits make marks: shape (512,)."""
+        table = np.frombuffer(self._module["hits_of"].get(0) or bytes(4096), "<i8").reshape(-1, 512)
+        return np.asarray(table.sum(axis=0), np.int64)
+
+    def call_prices(self) -> NDArray[np.int64]:
+        """What a call costs, ns, shape (256,), by its number (``Attachment.prices``); 0: it was never probed. Where
+        files differ (a program that has a library linked into it), the highest price."""
+        return self._call_prices
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
@@ -492,6 +580,8 @@ class Probes:
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
         self.detach()
+        for closing in self._closing:
+            closing.join()
         for ring in (self.launches, self.collectives, self.control, self.marks, self.math):
             ring.close()
         os.close(self._at_exit)

@@ -124,18 +124,49 @@ class Call:
             return "cuda"
         return "nccl" if self.shape <= Shape.GROUP_END else "control"
 
-    def cookie(self, with_exit: bool, file_slot: int = 0) -> int:
+    @property
+    def reads(self) -> frozenset[int]:
+        """Numbers of the arguments that the BPF programs read at entry: those in registers must still be there."""
+        args, shape = self.args, self.shape
+        if shape is Shape.LAUNCH_DRIVER:
+            return frozenset(range(9))
+        if shape is Shape.LAUNCH_RUNTIME:
+            return frozenset(range(8))
+        if shape in (Shape.LAUNCH_DRIVER_EX, Shape.LAUNCH_RUNTIME_EX):
+            return frozenset((0, 1))
+        if shape is Shape.GROUP_START or shape is Shape.GROUP_END:
+            return frozenset()
+        if Shape.COMM_INIT <= shape <= Shape.NAME_HOST:
+            return frozenset(range(5))
+        if shape in (Shape.C10D, Shape.C10D_P2P):
+            numbers = {args[0], args[3], args[4]}  # the second is how many vectors the first one is behind
+        elif shape is Shape.MARK:
+            numbers = {args[0], args[1]}  # what follows are no arguments
+        elif shape is Shape.AREA:
+            numbers = {*args, args[2] + 1}
+        elif shape is Shape.EXTENT:
+            numbers = {*args, 0}
+        elif shape is Shape.GEMM:
+            numbers = {*args, self.offset}
+        elif shape is Shape.ATTENTION:
+            numbers = {*args, args[0] + 1, args[0] + 2, self.offset}
+        else:
+            numbers = set(args)
+        return frozenset(numbers - {ABSENT})
+
+    def cookie(self, with_exit: bool, file_slot: int = 0, moved: bool = False) -> int:
         """The attach cookie, as ``bpf/argus.h`` unpacks it.
 
         Args:
             with_exit: Whether the exit is probed too.
             file_slot: Where maps hold what is known of the file, 0 to 15.
+            moved: Whether the stack pointer is below the entry's where the probe is (map ``below``).
         """
         word = self.id | self.shape << 8 | self.layer << 14 | int(with_exit) << EXIT_BIT | self.scale << 18
         numbers = self.args + (ABSENT,) * (6 - len(self.args))
         for place, number in enumerate(numbers):
             word |= number << (20 + 4 * place)
-        word |= file_slot << 44 | int(self.kind == "module") << 62
+        word |= file_slot << 44 | int(self.kind == "module") << 62 | int(moved) << 63
         return word | self.offset << 48 | self.dims << 60
 
 

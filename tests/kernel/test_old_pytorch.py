@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from argus.capture import calls
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.trace import Options, Tracer
@@ -58,6 +59,10 @@ def test_steps_are_those_of_the_program(tmp_path: Path, store_url: str, version:
                 return done() > until
 
             wait_until(enough, timeout_s=60, what="steps")
+            assert tracer._probes is not None
+            hits = tracer._probes.hits()
+            assert hits[calls.BY_SYMBOL[backward].id] > 30
+            assert hits[calls.BY_SYMBOL[calls.symbol_of("backward_begin")].id] == 0  # which has nothing to add
             assert not tracer.stop()
         finally:
             process.kill()

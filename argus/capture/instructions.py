@@ -1,0 +1,244 @@
+"""Instructions of the traced functions, as they lie in their file: where a probe of a function's entry may stand.
+
+The kernel single-steps most instructions that a probe is put on, and emulates a few, for a tenth of the price
+(``argus.capture.prices``). So a probe may as well stand on a later instruction of the function's first straight line:
+it is reached exactly once a call if nothing jumps to the instructions that were passed over, or to the one under the
+probe. iced-x86 decodes them, and says which registers each reads and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import mmap
+import os
+import sys
+import types
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+LONGEST = 15
+"""Bytes of an x86-64 instruction at most."""
+LINE_BYTES = 128
+"""How far a probe may be from its function's entry."""
+MOST_INSTRUCTIONS = 3000
+"""So many of a function are followed at most (some 5 ms); the entry of a longer one is left alone."""
+_PART_BYTES = 64 * LONGEST
+"""So much is decoded at once."""
+REGISTER_ARGUMENTS = 6
+"""Integer arguments in registers: System V, x86-64."""
+
+
+class Code:
+    """A file of functions. One that cannot be read has none.
+
+    Args:
+        path: By which it can be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._bytes: mmap.mmap | bytes = b""
+        self._places: dict[int, list[Place]] = {}
+        with contextlib.suppress(OSError, ValueError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._bytes = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+            finally:
+                os.close(descriptor)
+
+    def __enter__(self) -> Code:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if isinstance(self._bytes, mmap.mmap):
+            self._bytes.close()
+
+    def at(self, offset: int, size: int = LONGEST) -> bytes:
+        """The bytes there; fewer at the file's end."""
+        return self._bytes[offset : offset + size]
+
+    def places(self, entry: int, *, throws: bool) -> list[Place]:
+        """As the function of that name, kept: it takes a millisecond, and is asked for twice where exits are probed."""
+        if entry not in self._places:
+            self._places[entry] = places(self, entry, throws=throws)
+        return self._places[entry]
+
+
+@dataclass(frozen=True)
+class Place:
+    """An instruction that is executed exactly once in each call of a function, before anything else was called.
+
+    Attributes:
+        offset: In the file.
+        code: Its bytes.
+        below: How far the stack pointer is below the entry's, in words of eight bytes.
+        intact: Which of the arguments in registers, from 0, are still in them.
+    """
+
+    offset: int
+    code: bytes
+    below: int = 0
+    intact: frozenset[int] = frozenset(range(REGISTER_ARGUMENTS))
+
+
+def places(code: Code, entry: int, *, throws: bool) -> list[Place]:
+    """Where a probe may stand that is to be hit once a call: the entry, and what follows it in the same straight line.
+
+    No memory but the function's own stack frame is written before any of them, so that what arguments point at is
+    still what the caller passed.
+
+    Args:
+        code: The file.
+        entry: Offset of the function's first instruction.
+        throws: Whether exceptions may pass the function (C++). Handlers are found by tables that are not read here; so
+            if such a function calls anything, nothing but its entry is good.
+    """
+    first = [Place(entry, code.at(entry))]
+    iced = _iced()
+    if iced is None:
+        return first
+    line = _straight_line(iced, code, entry)
+    if len(line) < 2:
+        return first
+    targets = _targets(iced, code, entry, throws)
+    if targets is None:
+        return first
+    inside = [target for target in targets if entry < target <= line[-1].offset]
+    end = min(inside, default=line[-1].offset + 1)
+    return [place for place in line if place.offset < end]
+
+
+def _straight_line(iced: Any, code: Code, entry: int) -> list[Place]:
+    found: list[Place] = []
+    below = 0
+    intact = set(range(REGISTER_ARGUMENTS))
+    text = code.at(entry, LINE_BYTES)
+    information = iced.InstructionInfoFactory()
+    for instruction in iced.Decoder(64, text, ip=entry):
+        if instruction.is_invalid:
+            break
+        begin = instruction.ip - entry
+        found.append(Place(instruction.ip, text[begin : begin + instruction.len], below, frozenset(intact)))
+        if instruction.flow_control != iced.FlowControl.NEXT:
+            break
+        used = information.info(instruction)
+        moved = _moves_stack(iced, instruction, used)
+        if moved is None or below - moved < 0 or _writes_elsewhere(iced, used):
+            break
+        below -= moved
+        for register in used.used_registers():
+            if _writes(iced, register.access):
+                intact.discard(iced.arguments.get(iced.RegisterExt.full_register(register.register)))
+    return found
+
+
+def _writes(iced: Any, access: int) -> bool:
+    kinds = iced.OpAccess
+    return access in (kinds.WRITE, kinds.COND_WRITE, kinds.READ_WRITE, kinds.READ_COND_WRITE)
+
+
+def _moves_stack(iced: Any, instruction: Any, used: Any) -> int | None:
+    """By how many words an instruction moves the stack pointer up; None: by a number that it does not tell."""
+    stack = iced.Register.RSP
+    if not any(r.register == stack and _writes(iced, r.access) for r in used.used_registers()):
+        return 0
+    by: int = instruction.stack_pointer_increment  # of push and pop
+    if not by:
+        # "sub rsp,28h": any other way (and rsp, lea rsp) leads to a frame whose size is not known here.
+        verb = str(instruction).partition(" ")[0]
+        constant = instruction.op1_kind in (iced.OpKind.IMMEDIATE8TO64, iced.OpKind.IMMEDIATE32TO64)
+        if verb not in ("sub", "add") or not constant:
+            return None
+        value = instruction.immediate(1)
+        by = value - (1 << 64) if value >> 63 else value
+        by = -by if verb == "sub" else by
+    return None if by % 8 else by // 8
+
+
+def _writes_elsewhere(iced: Any, used: Any) -> bool:
+    """Whether memory is written that is not the function's own frame."""
+    frame = (iced.Register.RSP, iced.Register.RBP)
+    return any(_writes(iced, memory.access) and memory.base not in frame for memory in used.used_memory())
+
+
+def _targets(iced: Any, code: Code, entry: int, throws: bool) -> set[int] | None:
+    """Where the jumps of a function lead, those included that its cold part makes; None: not all can be found."""
+    flow = iced.FlowControl
+    goes_on = (flow.NEXT, flow.CALL, flow.INDIRECT_CALL, flow.CONDITIONAL_BRANCH)
+    targets: set[int] = set()
+    seen: set[int] = set()
+    waiting = [entry]
+    leaves = table = False  # whether it jumps to an address out of a register, and whether that may be a table's
+    while waiting:
+        at = waiting.pop()
+        text = code.at(at, _PART_BYTES)
+        for instruction in iced.Decoder(64, text, ip=at):
+            if instruction.is_invalid and instruction.ip - at > _PART_BYTES - LONGEST:
+                waiting.append(instruction.ip)  # it is cut off here
+            if instruction.ip in seen or instruction.is_invalid:
+                break
+            seen.add(instruction.ip)
+            if len(seen) > MOST_INSTRUCTIONS:
+                return None
+            kind = instruction.flow_control
+            if throws and kind in (flow.CALL, flow.INDIRECT_CALL):
+                return None
+            if kind in (flow.CONDITIONAL_BRANCH, flow.UNCONDITIONAL_BRANCH):
+                targets.add(instruction.near_branch_target)
+                waiting.append(instruction.near_branch_target)
+            elif kind == flow.XBEGIN_XABORT_XEND:
+                return None
+            elif kind == flow.INDIRECT_BRANCH:
+                leaves |= not instruction.is_ip_rel_memory_operand
+            # A table of jumps is read with an index; other addresses within a function come from lea.
+            table |= instruction.memory_index != iced.Register.NONE
+            if instruction.is_ip_rel_memory_operand and str(instruction).startswith("lea "):
+                targets.add(instruction.ip_rel_memory_address)
+            if leaves and table:
+                return None
+            if kind not in goes_on:
+                break
+        else:
+            if text:
+                waiting.append(at + len(text))
+    return targets
+
+
+@cache
+def _iced() -> Any:
+    """What is needed of iced-x86, or None if it is not installed.
+
+    Its package imports tables of some thousand names, which takes 0.1 s and 20 MB (``python -X importtime``). Its
+    modules alone take 5 ms; so they are imported as those of a package whose own code is not run.
+    """
+    found = importlib.util.find_spec("iced_x86")
+    if found is None or not found.submodule_search_locations:
+        return None
+    package = types.ModuleType("iced_x86")
+    package.__path__ = list(found.submodule_search_locations)
+    whole = sys.modules.get("iced_x86")
+    sys.modules["iced_x86"] = whole or package
+    try:
+        native, *constants = (
+            importlib.import_module(f"iced_x86.{name}")
+            for name in ("_iced_x86_py", "FlowControl", "OpAccess", "OpKind", "Register")
+        )
+    except ImportError:
+        return None
+    finally:
+        if whole is None:
+            del sys.modules["iced_x86"]
+    flow, access, operand, register = constants
+    named = (register.RDI, register.RSI, register.RDX, register.RCX, register.R8, register.R9)
+    return types.SimpleNamespace(
+        Decoder=native.Decoder,
+        InstructionInfoFactory=native.InstructionInfoFactory,
+        RegisterExt=native.RegisterExt,
+        FlowControl=flow,
+        OpAccess=access,
+        OpKind=operand,
+        Register=register,
+        arguments={number: place for place, number in enumerate(named)},
+    )
