@@ -278,6 +278,14 @@ class GpuSide:
         """Share of the time for which GPU times are recorded."""
         return self._options.share
 
+    def seen(self, pid: int) -> tuple[float, str]:
+        """For what share of the time a process's GPU times are recorded now, and why it is not 1."""
+        for process in reversed(self._processes):
+            if process.target.pid == pid and not process.over:
+                state, reason = self._state(process)
+                return (self._options.share if state == "on" else 0.0), reason
+        return 0.0, "GPU times have not begun"
+
     def set_share(self, share: float, now_ns: int) -> None:
         """Records for this share of the time from now on.
 

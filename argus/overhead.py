@@ -136,6 +136,12 @@ class OverheadSide:
         """Whether the step down of that name is in force."""
         return any(rung.name == name for rung in self.governor.taken)
 
+    def why_not(self, signal: str) -> str:
+        """Why a probed signal is not observed, for people."""
+        if signal == "products" and not self.gave_up("products"):
+            return "GPU times are off"
+        return "what it would cost is above --max-overhead"
+
     def due(self, now: float) -> bool:
         """Whether ``look`` is to be called."""
         return now >= self._due

@@ -744,7 +744,7 @@ class Roster:
                 if target.pid not in probed:
                     self._attach_one([(library, target)], target.pid, running)
         for _, member in self.by_pid.values():
-            member.probes = sum(attachment.probes for attachment in self._attachments_of(member))
+            member.probes = sum(attachment.probes for attachment in self.attachments_of(member))
         return True
 
     def _attach_one(self, uses: list[tuple[Library, Target]], pid: int | None, running: bool) -> None:
@@ -769,7 +769,8 @@ class Roster:
             which = ", ".join(map(str, ended))
             raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
 
-    def _attachments_of(self, member: Member) -> list[Attachment]:
+    def attachments_of(self, member: Member) -> list[Attachment]:
+        """Probes on the files that a process maps."""
         keys = {library.key for library in member.target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, member.target.pid)]
 

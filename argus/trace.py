@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from argus import __version__, debug, heap, records
 from argus.aside import Aside
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches, symbol_cache
-from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes
+from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
@@ -37,6 +37,7 @@ from argus.capture.targets import (
     same_process,
     sees_host_pids,
 )
+from argus.coverage import Rank, Seen, SignalCoverage
 from argus.cupti import MINIMUM_SHARE, RAW_ROWS_S
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
@@ -100,6 +101,16 @@ SETTLE_NS = 10_000_000
 preempted."""
 
 
+_SIGNALS: dict[str, tuple[Subject, ...]] = {
+    "ranges": ("ranges",),
+    "nvtx": ("nvtx",),
+    "backward": ("backward",),
+    "launches": ("launches",),
+    "calls": ("copies", "waits"),
+    "collectives": ("collectives",),
+    "products": ("math",),
+}
+"""Of ``signal_coverage``, those that are probed: the subjects of their probes."""
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
@@ -234,6 +245,7 @@ class Tracer:
         self._overhead = OverheadSide(options.max_overhead)
         self._launches_detached = self._waits_not_followed = self._nvtx_detached = 0
         self._generations = collectives.Generations()
+        self._signals = SignalCoverage()
 
     @property
     def jobs(self) -> list[Job]:
@@ -345,6 +357,7 @@ class Tracer:
             self._govern(time.monotonic())
             self._writer.start()
             self._write_ranks()
+            self._write_signals()
             self._writer.maybe_flush(math.inf)  # who reads the store sees at once that there is a run
             if wait_for_stacks:
                 progress("loading BPF programs for stacks")
@@ -448,6 +461,7 @@ class Tracer:
                 self._write_ranks()
             self._put_by(now)
             self._stacks.look(self.jobs, now)
+            self._write_signals()
         if soon >= self._coverage_due:
             self._coverage_due = now + self._coverage_s
             self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
@@ -468,6 +482,7 @@ class Tracer:
             self._written_jobs.discard((job.name, job.run))
             self._gpu.forget(job)
             self._stacks.forget(job)
+            self._signals.forget(job.name, job.run)
 
     @property
     def pace_s(self) -> float:
@@ -1012,6 +1027,7 @@ class Tracer:
         self._gpu.begin_stop()
         self._roster.family.close()
         self._end_ns = time.monotonic_ns()
+        self._write_signals(self._end_ns, over="the trace has ended")
         self._probes.detach()
         self._stacks.stop()
         self._stop_gpu()
@@ -1295,6 +1311,45 @@ class Tracer:
                     "version": self._next_version(),
                 },
             )
+
+    def _write_signals(self, since_ns: int | None = None, over: str = "") -> None:
+        """Stores which signals are observed, where that has changed.
+
+        Args:
+            since_ns: When it changed, CLOCK_MONOTONIC; None: now.
+            over: Why nothing is observed any more; empty: it is.
+        """
+        states: dict[Rank, dict[str, Seen]] = {}
+        for job in self.jobs:
+            for member in job.ranks():
+                key = job.name, job.run, member.rank
+                if over or member.state != "traced":
+                    states |= self._signals.end([key], over or "the process has ended")
+                else:
+                    states[key] = self._seen_of(member)
+        now_ns = time.monotonic_ns() if since_ns is None else since_ns
+        rows = self._signals.update(states, now_ns + self.mono_offset_ns, self.host, self._next_version())
+        if len(rows["rank"]):
+            self._writer.append("signal_coverage", rows)
+
+    def _seen_of(self, member: Member) -> dict[str, Seen]:
+        """What is observed of a rank now, by signal: those that its process has a source of."""
+        assert self._roster is not None
+        assert self._probes is not None
+        found: dict[str, Seen] = {}
+        attached = self._roster.attachments_of(member)
+        for signal, subjects in _SIGNALS.items():
+            probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
+            if probed:
+                found[signal] = Seen() if all(probed) else Seen(0.0, 0, self._overhead.why_not(signal))
+        if self._stacks.on:
+            found["stacks"] = Seen() if self._stacks.rate_hz else Seen(0.0, 0, self._stacks.state)
+            follows = self._stacks.follows_waits
+            found["off_cpu"] = Seen() if follows else Seen(0.0, 0, "threads are not followed off the CPU")
+        if member.target.on_gpu:
+            share, reason = self._gpu.seen(member.target.pid)
+            found["gpu_times"] = Seen(share, 0, reason)
+        return found
 
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,19 +46,30 @@ from argus.records import Counter
 from argus.resources import resource_dir
 
 Backend = Literal["multi", "perf"]
-Optional = Literal["ranges", "nvtx", "math", "launches"]
-"""What may be probed or not while the rest is: PyTorch's ranges, NVTX's, cuBLAS and attention, and launches of kernels
-and graphs. A program may have any number of them."""
-_OPTIONAL: dict[str, Optional] = {
-    "range_begin": "ranges",
-    "range_end": "ranges",
+Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "waits", "collectives"]
+"""What may be probed or not while the rest is: PyTorch's ranges, the begin of its backward passes, NVTX's ranges, math
+(cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
+in none (code that is loaded, communicators, names) is rare, and stays."""
+SUBJECT_OF: dict[str, Subject] = {
+    **dict.fromkeys(("range_begin", "range_end", "backward", "wait", "work_begin", "work_end"), "ranges"),
+    "backward_begin": "backward",
     **dict.fromkeys(("nvtx_push", "nvtx_pop", "nvtx_start", "nvtx_end", "nvtx_mark"), "nvtx"),
     "gemm": "math",
     "attention": "math",
     "kernel": "launches",
     "graph": "launches",
+    **dict.fromkeys(("memcpy", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memset", "alloc", "free"), "copies"),
+    "sync": "waits",
 }
-"""Kinds of calls that are."""
+"""By kind of call. Collectives, of NCCL and of gloo, are the rest of the programs "nccl" and "torch"."""
+
+
+def subject_of(call: calls.Call) -> Subject | None:
+    """What a function's probe belongs to; None: to what is always probed."""
+    if call.program in ("nccl", "torch"):
+        return "collectives"
+    return SUBJECT_OF.get(call.kind)
+
 
 SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
 PROGRAMS: Final = {
@@ -162,8 +173,8 @@ class Attachment:
     exit_links: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
-    optional_links: dict[Optional, tuple[list[int], list[int]]] = field(default_factory=dict)
-    optional_points: dict[Optional, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    optional_links: dict[Subject, tuple[list[int], list[int]]] = field(default_factory=dict)
+    optional_points: dict[Subject, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
     prices: dict[int, int] = field(default_factory=dict)
     exit_prices: dict[int, int] = field(default_factory=dict)
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -172,6 +183,12 @@ class Attachment:
     @property
     def probes(self) -> int:
         return len(self.functions) + len(self.exits)
+
+    def seen(self, subject: Subject) -> bool | None:
+        """Whether a subject's functions are probed now; None: the file has none."""
+        if not self.optional_points.get(subject):
+            return None
+        return any(self.optional_links.get(subject, ()))
 
 
 class Probes:
@@ -199,8 +216,8 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
-        self.probed: set[Optional] = {"ranges", "nvtx", "launches"}
-        """Which of the optional subjects are probed."""
+        self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
+        """Which subjects are probed."""
         self._call_prices = np.zeros(256, np.int64)
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
@@ -348,7 +365,7 @@ class Probes:
             alone = self._choose_entry(code, call, offset, slot, library)
             entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
             cookie = call.cookie(with_exit, slot)
-            subject = _OPTIONAL.get(call.kind)
+            subject = subject_of(call)
             points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
             points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
             attachment.functions.append(symbol)
@@ -494,7 +511,7 @@ class Probes:
             each.optional_links.clear()
             each.exit_links.clear()
 
-    def attach_optional(self, subject: Optional) -> int:
+    def attach_optional(self, subject: Subject) -> int:
         """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
         self.probed.add(subject)
         refused = 0
@@ -505,16 +522,16 @@ class Probes:
                 refused += 1
         return refused
 
-    def probes_of(self, subject: Optional) -> bool:
+    def probes_of(self, subject: Subject) -> bool:
         """Whether any function of a subject is probed now."""
         return any(links for each in self.attachments for links in each.optional_links.get(subject, ()))
 
-    def detach_optional(self, subject: Optional) -> None:
+    def detach_optional(self, subject: Subject) -> None:
         """Takes the probes of a subject away, and puts none on later files."""
         self.probed.discard(subject)
         self._close_links([each.optional_links.pop(subject, ([], [])) for each in self.attachments])
 
-    def _attach_optional(self, attachment: Attachment, subject: Optional) -> None:
+    def _attach_optional(self, attachment: Attachment, subject: Subject) -> None:
         points = attachment.optional_points.get(subject, {})
         if subject not in attachment.optional_links:
             links = attachment.optional_links[subject] = ([], [])
