@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture import calls
-from argus.capture.governor import Change, Governor, Part, Reading
+from argus.capture.bpf import Subject, subject_of
+from argus.capture.governor import OF_PROBES, Change, Governor, Part, Reading
 from argus.capture.stacks import run_time_statistics
-from argus.capture.targets import cpu_ns
+from argus.capture.targets import cpu_ns, queued_ns
 
 WINDOW_S = 2.0
 """How often the cost is looked at: many steps of most jobs."""
@@ -30,6 +31,13 @@ STATISTICS_NS = 50
 OPERATION_NS, LAUNCHED_NS = 500, 300
 """CUPTI's own price of an operation of the GPU, and of the record of the call that launched it, in the process:
 docs/gpu.md (725 kernels: 0.35 ms, and 0.57 ms with launches)."""
+FIRST_LOOKS_S = (0.015, 0.1, 0.2, 0.5, 1.0)
+"""After probes were put on: so soon, so that no job is far above its budget for long. Then every ``WINDOW_S``."""
+AGAIN_S = 0.4
+"""The same after a look that found probes above the budget."""
+LEAST_SEEN_NS = 5_000_000
+"""What windows cost is known from so much of them on."""
+_SUBJECT = [subject_of(call) for call in calls.CALLS]
 _IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] * (256 - len(calls.CALLS)))
 """By a call's number: whether it makes marks."""
 
@@ -55,12 +63,25 @@ class OverheadSide:
         self._statistics = contextlib.ExitStack()
         self._due = 0.0
         self._looked = 0.0
-        self._wall = self._cpu = self._waited = 0
+        self._wall = self._cpu = self._waited = self._waited_for_cpu = 0
         self._hits = np.zeros(256, np.int64)
+        self._new = np.zeros(256, np.int64)
+        """Hits since the last look."""
+        self._programs: dict[str, tuple[int, int]] = {}
+        self._on: dict[str, int] = {}
+        self.costs: dict[str, float] = {}
+        """Of each subject: what its probes cost while they are on, as a share of the job's time."""
+        self.entries: dict[str, float] = {}
+        self.pulse = 0.0
+        """What calls cost that are seen throughout though their subject is not, in the last window."""
+        self._looks: list[float] = []
         self._trapped = {Part.CALLS: 0, Part.MARKS: 0}
         self._begun: Reading | None = None
         self._before = Reading()
+        self._window: Reading | None = None
+        self._probed = 0.0
         self._cpu_of: dict[int, int] = {}
+        self._queued: dict[int, int] = {}
 
     def start(self) -> None:
         """Asks the kernel to measure. It does so for all BPF programs of the machine: some 50 ns a run."""
@@ -88,9 +109,15 @@ class OverheadSide:
             hits: Calls of each function so far (``Probes.hits``), shape (256,), by its number.
             prices: What a call has cost since the last time, ns, shape (256,) (``Probes.call_prices``).
         """
+        self._new += hits - self._hits
         new, self._hits = (hits - self._hits) * prices, hits
         self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
         self._trapped[Part.CALLS] += int(new[~_IS_MARK].sum())
+
+    def restart(self, now: float) -> None:
+        """Probes were put on: looks soon, and again soon after."""
+        self._looks = [now + after for after in FIRST_LOOKS_S]
+        self._due = now
 
     def look(
         self,
@@ -113,13 +140,21 @@ class OverheadSide:
             able: As ``Governor.judge`` has it; None: nothing is to change any more.
         """
         elapsed_ns = round((now - self._looked) * 1e9) if self._looked else 0
+        pids = list(pids)
         cpu_of = {pid: ns for pid in pids if (ns := cpu_ns(pid)) >= 0}
+        queued = {pid: queued_ns(pid) for pid in pids}
         both = cpu_of.keys() & self._cpu_of.keys()
-        self._wall += elapsed_ns * len(both)
+        # While a thread waits for a CPU it makes no calls: a share of that time would be too small.
+        delays = [max(queued[pid] - self._queued.get(pid, queued[pid]), 0) for pid in both]
+        ran = sum(max(elapsed_ns - delay, elapsed_ns // 20) for delay in delays)
+        self._wall += ran
+        self._waited_for_cpu += elapsed_ns * len(both) - ran
+        self._queued = queued
         self._cpu += sum(max(cpu_of[pid] - self._cpu_of[pid], 0) for pid in both)
-        self._looked, self._cpu_of, self._due = now, cpu_of, now + WINDOW_S
+        self._looks = [at for at in self._looks if at > now]
+        self._looked, self._cpu_of, self._due = now, cpu_of, min([now + WINDOW_S, *self._looks])
         taken = self._taken(programs, samplers, counted)
-        reading = Reading(self._wall, self._cpu, min(self._waited, self._wall), taken)
+        reading = Reading(self._wall, self._cpu, min(self._waited, self._wall), taken, self._waited_for_cpu)
         window, self._before = reading.since(self._before), reading
         if self._begun is None:
             self._begun = reading
@@ -128,9 +163,82 @@ class OverheadSide:
         if not shares or able is None:
             return None
         self.share = sum(shares.values())
+        self._window = window
         change = self.governor.judge(shares, now, able)
         self.changes += change is not None
         return change
+
+    def look_at_probes(
+        self,
+        now: float,
+        programs: Mapping[str, tuple[int, int]],
+        prices: NDArray[np.int64],
+        entry_prices: NDArray[np.int64],
+        on_ns: Mapping[Subject, int | None],
+        pulses: Collection[int],
+        *,
+        step_s: float,
+    ) -> list[Change]:
+        """Decides what is probed from now on, after ``look``. Returns what changes; ``governor.plan`` has the plan.
+
+        Args:
+            now: ``time.monotonic()``.
+            programs: As ``look`` has them.
+            prices, entry_prices: Of a call with its exit, and of its entry, ns, shape (256,), by number.
+            on_ns: For how long each subject has been seen in windows so far, ns; None: it is seen throughout.
+            pulses: Numbers of the calls that are seen throughout though their subject is not.
+            step_s: How long a step takes; 0: not known.
+        """
+        window, new = self._window, self._new
+        self._new = np.zeros(256, np.int64)
+        before, self._programs = self._programs, dict(programs)
+        if window is None or window.wall <= 0:
+            self._on = {subject: on or 0 for subject, on in on_ns.items()}
+            return []
+        self._window = None
+        run_ns = self._run_ns(before, new)
+        elapsed = (now - self._probed) * 1e9 if self._probed else window.wall
+        self._probed = now
+        exposed = window.exposed(sum(window.taken.get(part, 0) for part in OF_PROBES))
+        for subject, on in on_ns.items():
+            mine = [call for call, of in enumerate(_SUBJECT) if of == subject and call not in pulses]
+            hits = new[mine]
+            seen = 1.0
+            if on is not None:
+                seen_ns = on - self._on.get(subject, 0)
+                if seen_ns < LEAST_SEEN_NS:
+                    continue
+                seen = min(seen_ns / elapsed, 1.0)
+            self._on[subject] = on or 0
+            runs = run_ns.get(calls.CALLS[mine[0]].program, RUN_NS) if mine else 0
+            entries = float((hits * (entry_prices[mine] + runs)).sum()) * exposed / window.wall / seen
+            cost = float((hits * (prices[mine] + runs)).sum()) * exposed / window.wall / seen
+            known = self.costs.get(subject)
+            if on is not None and known:  # windows are short: what several of them say counts
+                entries, cost = (entries + self.entries[subject]) / 2, (cost * 1.0 + known) / 2
+            self.costs[subject], self.entries[subject] = cost, entries
+        of_pulses = [call for call in pulses if call < len(_SUBJECT)]
+        runs = max((run_ns.get(calls.CALLS[call].program, RUN_NS) for call in of_pulses), default=0)
+        self.pulse = float((new[of_pulses] * (entry_prices[of_pulses] + runs)).sum()) * exposed / window.wall
+        pulse = self.pulse
+        others = sum(share for part, share in window.shares().items() if part not in OF_PROBES)
+        changes = self.governor.judge_probes(self.costs, self.entries, others, now, pulse=pulse, step_s=step_s)
+        self.changes += len(changes)
+        if self.governor.hesitates:
+            self._due = min(self._due, now + AGAIN_S)
+        return changes
+
+    def _run_ns(self, before: Mapping[str, tuple[int, int]], new: NDArray[np.int64]) -> dict[str, float]:
+        """Run time of the programs for each call since the last look, entry and exit, ns, by family."""
+        found = {}
+        for family in ("cuda", "nccl", "mark", "math", "torch"):
+            hits = sum(int(new[call.id]) for call in calls.CALLS if call.program == family)
+            both = [name for name in self._programs if name.partition("_")[0] == family]
+            ns = sum(self._programs[name][0] - before.get(name, (0, 0))[0] for name in both)
+            runs = sum(self._programs[name][1] - before.get(name, (0, 0))[1] for name in both)
+            if hits and self.measured:
+                found[family] = (ns + runs * STATISTICS_NS) / hits
+        return found
 
     def gave_up(self, name: str) -> bool:
         """Whether the step down of that name is in force."""
@@ -141,6 +249,11 @@ class OverheadSide:
         if signal == "products" and not self.gave_up("products"):
             return "GPU times are off"
         return "what it would cost is above --max-overhead"
+
+    @property
+    def due_at(self) -> float:
+        """When ``look`` is to be called, as ``time.monotonic`` tells it."""
+        return self._due
 
     def due(self, now: float) -> bool:
         """Whether ``look`` is to be called."""
@@ -205,10 +318,11 @@ class OverheadSide:
 
 def words(change: Change, budget: float) -> str:
     """A step, for people."""
-    rung = change.rung
+    rung, plan = change.rung, change.plan
     if not change.down:
         return f"overhead: {rung.back}: it is {change.share:.2%} of the job's time"
+    windows = f" ({1e3 * plan.length_s:.0f} ms every {plan.period_s:.1f} s)" if plan is not None else ""
     return (
-        f"overhead: {rung.text}: observing takes {change.share:.2%} of the job's time, {change.part_share:.2%} of it "
-        f"for this, above --max-overhead {100 * budget:g}"
+        f"overhead: {rung.text}{windows}: observing takes {change.share:.2%} of the job's time, "
+        f"{change.part_share:.2%} of it for this, above --max-overhead {100 * budget:g}"
     )

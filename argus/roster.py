@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture.bpf import Attachment, Probes
-from argus.capture.calls import CALLS, Layer
+from argus.capture.calls import CALLS, Layer, Shape
 from argus.capture.follow import Family
 from argus.capture.names import KernelNames
 from argus.capture.nccl import Place, rank_offset, read_place
@@ -49,6 +49,7 @@ from argus.semantics.marks import Marks
 from argus.semantics.mesh import Group, Traffic, find_mesh
 from argus.semantics.phases import PhaseTracker, What
 from argus.semantics.steps import ITERATION, StepTracker
+from argus.semantics.thinned_steps import ThinnedSteps
 
 CPU_RANK_S = 3.0
 """After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
@@ -116,6 +117,8 @@ class Member:
 
 _WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
 """What each probed call does, ``semantics.gpu_phases.What``; 0: no collective of NCCL."""
+_COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
+"""By number: whether a call is a collective."""
 
 
 @dataclass(eq=False)
@@ -137,6 +140,8 @@ class Job:
     tracker: StepTracker = field(default_factory=StepTracker)
     marked: MarkedSteps = field(default_factory=MarkedSteps)
     by_marks: bool | None = None
+    thinned: ThinnedSteps | None = None
+    thin_since: int = 0
     marks: dict[int, Marks] = field(default_factory=dict)
     step_base: int = 0
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
@@ -162,6 +167,19 @@ class Job:
     mesh: list[Group] = field(default_factory=list)
     recent_steps: RecentSteps = field(default_factory=RecentSteps)
     groups_due: float = 0.0
+    _pulse_what: What = What.BACKWARD_BEGIN
+    pulse_spans: list[tuple[int, int]] | None = None
+    """When backward passes were seen, the end 0 as long as they are; None: throughout."""
+    _ranges_until: int = 0
+    _thinned_by: str = ""
+    """"marks", "calls", or empty: ``thinned`` has not taken over."""
+    _left: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ITERATION))
+    _early: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
+    """Marks from ``thin_since`` on, of the time before ``thinned`` takes over, by rank."""
+    _main: dict[int, int] = field(default_factory=dict)
+    """The thread whose backward passes count, by rank."""
+    _ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Number and end of each rank's newest step."""
     over_since: float = 0.0
     """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
 
@@ -188,6 +206,11 @@ class Job:
 
     def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
         """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        if self.thin_since and self._thinned_by != "calls":
+            late = marks["ts_ns"] >= self.thin_since
+            if late.any():
+                self._early.setdefault(member.rank, []).append(marks[late])
+                marks = marks[~late]
         of_phases = marks[marks["what"] < What.STEP_BEGIN]
         if len(of_phases):
             self.phases.setdefault(member.rank, PhaseTracker()).feed(of_phases)
@@ -204,6 +227,20 @@ class Job:
             until_ns: What happened before this has been fed.
             final: Nothing more will come.
         """
+        if self.thin_since and not self._thinned_by and (until_ns >= self.thin_since or final):
+            self._hand_over()
+        if self.thinned is not None and self._thinned_by:
+            self._feed_pulses()
+            left, self._left = self._left, np.empty(0, ITERATION)
+            return np.concatenate([left, self.thinned.advance(until_ns, final=final)])
+        found = self._steps(until_ns, final=final)
+        for rank, step, begin, duration in zip(
+            *(found[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
+        ):
+            self._ended[rank] = step, begin + duration
+        return found
+
+    def _steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
         if self.by_marks is None:
             marked = self.marked.ranks
             ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in marked}
@@ -221,6 +258,116 @@ class Job:
             if not self.by_marks:
                 return found
         return self.marked.advance(until_ns, final=final)
+
+    @property
+    def ranges_until(self) -> int:
+        """Until when PyTorch's ranges were seen throughout; 0: they are."""
+        return self._ranges_until
+
+    def thin_marks(self, since_ns: int) -> None:
+        """From now on PyTorch's ranges are seen in windows, and the begins of backward passes throughout: steps that
+        are told by marks go on by these. Others are found as before."""
+        self.phases.clear()
+        self._ranges_until = since_ns
+        if self.by_marks is not False and not self.thin_since:
+            self.thin_since = since_ns
+
+    def thin_ranges(self, since_ns: int) -> None:
+        """From now on NVTX's ranges are seen in windows, and nothing else tells steps."""
+        self.phases.clear()
+        self.pulse_spans = [(0, since_ns)]
+        if self.by_marks and not self.thin_since:
+            self.thin_since, self._pulse_what = since_ns, What.STEP_BEGIN
+
+    def thin_calls(self, since_ns: int) -> bool:
+        """From now on collectives are seen in windows. Whether steps have been told by calls: then they go on by a
+        pulse, once one is found (``begin_pulses``)."""
+        if self.by_marks or self.thin_since:
+            return False
+        self.by_marks, self.thin_since, self._thinned_by = False, since_ns, "calls"
+        self._left = self._steps(since_ns, final=True)
+        for rank, step, begin, duration in zip(
+            *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
+        ):
+            self._ended[rank] = step, begin + duration
+        self.thinned = ThinnedSteps()
+        return True
+
+    def begin_pulses(self, rank: int, per_step: int, step_ns: int, made: Mapping[int, int]) -> None:
+        """Counts a rank's steps by a call from now on.
+
+        Args:
+            rank: Global rank.
+            per_step: How often a step makes it.
+            step_ns: How long one takes.
+            made: How often a step makes each call, by number.
+        """
+        assert self.thinned is not None
+        step, end = self._ended.get(rank, (-1, 0))
+        self.thinned.begin(
+            rank,
+            per_step,
+            number=step + 1,
+            after_ns=end,
+            step_ns=step_ns,
+            collectives=sum(count for call, count in made.items() if _COLLECTIVE[call]),
+            launches=sum(count for call, count in made.items() if CALLS[call].kind in ("kernel", "graph")),
+        )
+
+    def _hand_over(self) -> None:
+        """Steps by marks end here: all marks from before are there."""
+        marked = self.marked.ranks
+        ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in marked}
+        if not ranks and not any(
+            (each["what"] == What.BACKWARD_BEGIN).any() for of in self._early.values() for each in of
+        ):
+            self._early.clear()
+            return  # it has not begun to train
+        if self.by_marks is None and self.marked.ready(ranks, final=True):
+            self.by_marks = True
+        if not self.by_marks and any(m.launches or m.collectives for m in self.ranks()):
+            self.by_marks, self.thin_since = False, 0  # calls tell
+            for rank, parts in self._early.items():
+                marks = np.concatenate(parts)
+                began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+                self.tracker.feed(rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+            self._early.clear()
+            return
+        self._left = self.marked.advance(self.thin_since, final=True)
+        self.thinned, self._thinned_by, self.by_marks = ThinnedSteps(), "marks", True
+        for rank in sorted(marked):
+            found = self.marked.hand_over(rank)
+            self._main[rank] = found.tid
+            self.thinned.begin(
+                rank,
+                found.per_step,
+                number=found.number,
+                after_ns=found.after_ns,
+                step_ns=found.step_ns,
+                pulses=found.pulses,
+                collectives=found.collectives,
+            )
+
+    def _feed_pulses(self) -> None:
+        """Begins of backward passes, of the thread that trains."""
+        assert self.thinned is not None
+        for rank, parts in self._early.items():
+            marks = np.concatenate(parts)
+            marks = marks[marks["what"] == self._pulse_what]
+            if self.pulse_spans is not None:
+                inside = [
+                    (marks["ts_ns"] >= begin) & (marks["ts_ns"] < (end or 1 << 62)) for begin, end in self.pulse_spans
+                ]
+                marks = marks[np.logical_or.reduce(inside)]
+            if not len(marks):
+                continue
+            if rank not in self.thinned.ranks:
+                self.thinned.begin(rank, 1)
+            tids, counts = np.unique(marks["tid"], return_counts=True)
+            main = self._main.get(rank) or int(tids[counts.argmax()])
+            self._main[rank] = main if main in tids else int(tids[counts.argmax()])
+            self.thinned.feed(rank, marks["ts_ns"][marks["tid"] == self._main[rank]].astype(np.int64))
+        self._early.clear()
 
     def count_traffic(self, rank: int, called: NDArray[np.void], nbytes: NDArray[np.uint64]) -> None:
         """Counts a rank's calls by communicator, operation, size and peer: what its communicators are told by.

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from argus import __version__, debug, heap, records
 from argus.aside import Aside
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches, symbol_cache
-from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject
+from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject, subject_of
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
@@ -44,7 +44,8 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
 from argus.gpu import KEPT_NAMES, GpuSide
 from argus.kernels import KernelSide
-from argus.overhead import OverheadSide, words
+from argus.overhead import FIRST_LOOKS_S, OverheadSide, words
+from argus.probing import SUBJECTS, ProbingSide
 from argus.recent import lateness_ms
 from argus.records import LOSS_COUNTERS
 from argus.roster import Job, Member, Roster
@@ -112,6 +113,7 @@ _SIGNALS: dict[str, tuple[Subject, ...]] = {
 }
 """Of ``signal_coverage``, those that are probed: the subjects of their probes."""
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
+_RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
 
@@ -190,6 +192,7 @@ class Tracer:
         self._loading: Aside[None] | None = None
         """Loads what samples stacks; None: that was not begun, or is done."""
         self._roster: Roster | None = None
+        self._probing: ProbingSide
         self._kernels = KernelSide(self._writer, self._origin, options.raw, options.raw_rows_s, self._note)
         self._flags = FlagWatcher(store)
         self._gpu = GpuSide(
@@ -243,7 +246,11 @@ class Tracer:
         self._marks_without_rank = 0
         self._products_not_probed = 0
         self._overhead = OverheadSide(options.max_overhead)
-        self._launches_detached = self._waits_not_followed = self._nvtx_detached = 0
+        self._launches_detached = self._waits_not_followed = self._nvtx_detached = self._ranges_detached = 0
+        self._collectives_detached = self._calls_detached = 0
+        self._attached_ns = 0  # since when probes are on
+        self._probes_seen = 0
+        self._untold: tuple[list[Change], int] | None = ([], 0)
         self._generations = collectives.Generations()
         self._signals = SignalCoverage()
 
@@ -343,18 +350,22 @@ class Tracer:
                 self._note(
                     "what a probe costs could not be measured on this machine: overhead goes by another's prices"
                 )
+            self._probing = ProbingSide(self._probes, self.options.max_overhead, self._note)
+            self._overhead.start()
+            self._govern(time.monotonic())
             self._roster.start(targets, set(self.options.pids))
+            self._first_look()
             debug.note("start: probes attached")
             # The engine of a store yields to the job, and may take long on a busy node: calls are recorded meanwhile.
             progress(f"opening the store {self._store.url}")
             while not opening.wait(POLL_S):
                 self._drain()
+                self._look_if_due()
             self._run = opening.result()
             self._roster.renumber(self._run)
             debug.note("start: store open")
             self._drain()
-            self._overhead.start()
-            self._govern(time.monotonic())
+            self._tell_first()
             self._writer.start()
             self._write_ranks()
             self._write_signals()
@@ -439,6 +450,8 @@ class Tracer:
         self._gpu.poll(now)
         self._probe_math()
         self._drain()
+        self._look_if_due()
+        self._probing.poll(now, self.jobs)
         self._begin_stacks(now)
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
@@ -466,8 +479,6 @@ class Tracer:
             self._coverage_due = now + self._coverage_s
             self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
             self._write_coverage()
-        if self._overhead.due(soon):
-            self._govern(now)
         if soon >= self._trim_due:
             self._trim_due = now + heap.TRIM_S
             heap.trim()
@@ -483,12 +494,13 @@ class Tracer:
             self._gpu.forget(job)
             self._stacks.forget(job)
             self._signals.forget(job.name, job.run)
+            self._probing.forget(job)
 
     @property
     def pace_s(self) -> float:
         """How soon after the beginning of the last ``poll`` it is to be called again."""
         if self._calls_come:
-            return self._ring_poll_s
+            return max(min(self._ring_poll_s, min(self._probing.due, self._overhead.due_at) - self._polled), 0.001)
         if self._loading is not None:
             return POLL_S
         return max(POLL_S, min(self._look_due, self._work_due, self._stacks.due) - self._polled)
@@ -508,6 +520,27 @@ class Tracer:
 
     # ---- what it costs
 
+    def _first_look(self) -> None:
+        """Probes were put on: what they cost is looked at soon, before anything else takes its time."""
+        now = time.monotonic()
+        self._attached_ns = time.monotonic_ns()
+        self._govern(now)
+        self._overhead.restart(now)
+        self._probes_seen = len(self.attached)
+        if self.live():
+            time.sleep(FIRST_LOOKS_S[0])
+            self._drain()
+            self._govern(time.monotonic())
+
+    def _look_if_due(self) -> None:
+        assert self._roster is not None
+        now = time.monotonic()
+        if len(self.attached) > self._probes_seen:
+            self._probes_seen = len(self.attached)
+            self._overhead.restart(now)
+        if self._overhead.due(now):
+            self._govern(now)
+
     def _govern(self, now: float, *, final: bool = False) -> None:
         """Measures what observing costs the jobs, and observes less where that is too much."""
         assert self._probes is not None
@@ -519,58 +552,92 @@ class Tracer:
         counted["cupti_api"] = self.options.cupti_options.api
         pids = [member.target.pid for member in self.live()]
         programs, samplers = self._probes.run_times(), self._stacks.run_times()
-        self._overhead.count_hits(self._probes.hits(), self._probes.call_prices())
+        prices = self._probes.call_prices()
+        self._overhead.count_hits(self._probes.hits(), prices)
         change = self._overhead.look(now, pids, programs, samplers, counted, None if final else self._able())
         if change is not None:
             self._carry_out(change, now)
+        if final:
+            return
+        plan = self._probing.plan
+        changes = self._overhead.look_at_probes(
+            now,
+            programs,
+            self._probes.whole_prices(),
+            self._probes.entry_prices(),
+            {subject: self._probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS},
+            self._probes.pulse,
+            step_s=self._step_s(),
+        )
+        if self._overhead.governor.plan != plan:
+            self._apply(changes)
+        self._probing.weigh(self._overhead.pulse)
+
+    def _step_s(self) -> float:
+        """How long a step takes, of the job with the longest; 0: not known."""
+        longest = 0.0
+        for job in self.jobs:
+            thinned = job.thinned.step_ns if job.thinned is not None else 0
+            longest = max(longest, thinned or (job.step_ns / job.step_count if job.step_count else 0.0))
+        return longest / 1e9
+
+    def _apply(self, changes: list[Change]) -> None:
+        """Probes what the governor's plan says, tells what changes, and stores it."""
+        governor = self._overhead.governor
+        slowed = 1 + sum(self._overhead.costs.get(subject, 0.0) for subject in governor.plan.windowed)
+        since_ns = self._probing.apply(governor.plan, self.jobs, self._attached_ns, slowed)
+        for change in changes:
+            name = change.rung.name
+            if name == "NVTX ranges":
+                self._nvtx_detached = 1
+                for job in self.jobs:
+                    job.drop_ranges()
+            elif name == "NVTX ranges in windows":
+                self._nvtx_detached = 1
+            elif name in ("ranges", "ranges in windows"):
+                self._ranges_detached = 1
+            elif name == "launches":
+                self._launches_detached += change.down
+            elif name == "products":
+                self._products_not_probed += change.down
+            elif name == "collectives":
+                self._collectives_detached += change.down
+            elif name in ("copies", "waits") and change.down:
+                self._calls_detached += 1
+        if self._untold is not None:
+            self._untold = [*self._untold[0], *changes], since_ns  # the run has no number yet
+            return
+        for change in changes:
+            self._tell(change)
+        if changes:
+            self._write_signals(since_ns)
+
+    def _tell_first(self) -> None:
+        """Tells what was changed while the run had no number."""
+        assert self._untold is not None
+        (changes, since_ns), self._untold = self._untold, None
+        for change in changes:
+            self._tell(change)
+        self._write_signals(since_ns or self._attached_ns)
 
     def _able(self) -> set[str]:
         """Steps down that would make a difference: names of ``governor.LADDERS``."""
-        assert self._probes is not None
         rate, share = self._stacks.rate_hz, self._gpu.share if self._gpu.collects else 0.0
         could = {
             "sampling more often": rate > DEFAULT_RATE_HZ,
             "sampling at the usual rate": rate > LOW_RATE_HZ,
             "following waits": self._stacks.follows_waits,
-            "NVTX ranges": self._probes.probes_of("nvtx"),
-            "ranges": self._probes.probes_of("ranges"),
-            "products": self._probes.probes_of("math"),
             "GPU times for all of the time": share > 0.25,
             "GPU times for a quarter of the time": share > MINIMUM_SHARE,
-            "launches": self._probes.probes_of("launches"),
         }
         return {name for name, can in could.items() if can}
 
     def _carry_out(self, change: Change, now: float) -> None:
-        """Takes a step, or takes it back, tells it, and stores it as a feature's state."""
-        assert self._probes is not None
+        """Takes a step of the ladders, or takes it back."""
         down, name = change.down, change.rung.name
         taken = {rung.name for rung in self._overhead.governor.taken}
         now_ns = time.monotonic_ns()
-        failure = ""
-        if name == "NVTX ranges":
-            self._probes.detach_optional("nvtx")
-            self._nvtx_detached = 1
-            for job in self.jobs:
-                job.drop_ranges()
-        elif name == "ranges":
-            self._probes.detach_optional("ranges")
-            self._probes.detach_optional("nvtx")  # there are none, or they would have gone first: of no use alone
-            for job in self.jobs:
-                job.drop_marks()
-        elif name == "launches" and down:
-            self._probes.detach_optional("launches")
-            self._launches_detached += 1
-        elif name == "launches":
-            if refused := self._probes.attach_optional("launches"):
-                failure = f" (not in {refused} of {len(self._probes.attachments)} files)"
-                self._losses["attach_failed"] += refused
-        elif name == "products":
-            # When it is taken back they are probed in the next turn.
-            if down:
-                self._probes.detach_optional("math")
-            self._products_not_probed += down
-        elif name == "following waits":
+        if name == "following waits":
             self._stacks.follow_waits(not down)
             self._waits_not_followed += down
         elif name.startswith("GPU times"):
@@ -580,7 +647,12 @@ class Tracer:
         else:
             usual = DEFAULT_RATE_HZ if "sampling more often" in taken else None
             self._stacks.limit(LOW_RATE_HZ if "sampling at the usual rate" in taken else usual, now)
-        text = words(change, self.options.max_overhead) + failure
+        self._tell(change)
+        self._write_signals(now_ns)
+
+    def _tell(self, change: Change) -> None:
+        """Tells of a step, and stores it as a feature's state."""
+        text = words(change, self.options.max_overhead)
         self._note(text)
         for job in self.jobs:
             if members := [member for member in job.ranks() if member.state == "traced"]:
@@ -591,16 +663,21 @@ class Tracer:
                         "run": job.run,
                         "rank": np.array([member.rank for member in members], np.uint32),
                         "host": self.host,
-                        "feature": name,
-                        "state": ["off" if down else "on"] * len(members),
+                        "feature": change.rung.name,
+                        "state": ["off" if change.down else "on"] * len(members),
                         "reason": [text] * len(members),
                         "version": self._next_version(),
                     },
                 )
 
     def overhead(self) -> list[str]:
-        """What it cost the jobs, in lines for people."""
-        return self._overhead.summary()
+        """What it cost the jobs, and what was seen in part for it, in lines for people."""
+        made = {
+            "launches": sum(member.launches for job in self.jobs for member in job.members.values()),
+            "collectives": sum(member.collectives for job in self.jobs for member in job.members.values()),
+        }
+        seen = self._probing.describe(made, self._end_ns or time.monotonic_ns(), self.started_ns)
+        return [*self._overhead.summary(), *seen]
 
     def done(self) -> bool:
         """Whether every target has ended."""
@@ -686,9 +763,9 @@ class Tracer:
             known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
             known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
             known[2][:] |= self._take_control(job, members, control, pids, ranks)
-            if self._probes is not None and "ranges" in self._probes.probed:
-                self._take_marks(job, members, marks)
+            self._take_marks(job, members, marks)
             self._steps(job, now, final=final)
+        self._probing.work(self.jobs, self._drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
         return launched
@@ -735,6 +812,7 @@ class Tracer:
         if len(self._kernel_launches) > 2 * KEPT_NAMES:
             self._kernel_launches = Tally(dict(self._kernel_launches.most_common(KEPT_NAMES)))
         launching = launches.is_launch(events)
+        self._probing.count("launches", events["ts_ns"][launching])
         outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
         waiting = launches.is_sync(events)
         for pid, member in members.items():
@@ -742,7 +820,8 @@ class Tracer:
             member.launches += int(np.sum(of_rank & launching))
             if member.helper:
                 continue
-            chosen = events[of_rank & outside]
+            self._probing.take(job, member.rank, events[of_rank & ((events["flags"] & records.FLAG_IN_NCCL) == 0)])
+            chosen = events[of_rank & outside & (events["ts_ns"] < self._probing.until_ns("launches"))]
             if len(chosen):
                 job.feed(member, np.ascontiguousarray(chosen), None)
             waits = events[of_rank & waiting]
@@ -766,6 +845,13 @@ class Tracer:
         if not mine.any():
             return mine
         events = nccl[mine]
+        in_windows = events["ts_ns"] >= self._probing.until_ns("collectives")
+        if in_windows.any():
+            # Calls of a communicator are numbered as they are seen: those numbers mean nothing now.
+            self._count_collectives(job, members, events[in_windows])
+            events, rank = events[~in_windows], rank[~in_windows]
+            if not len(events):
+                return mine
         self._writer.append(
             "collectives",
             collectives.to_table(events, self._origin(job), rank),
@@ -791,6 +877,7 @@ class Tracer:
             chosen = events[of_rank & together]
             if not len(chosen):
                 continue
+            self._probing.take(job, member.rank, chosen)
             chosen = np.ascontiguousarray(chosen[np.argsort(chosen["ts_ns"], kind="stable")])
             job.feed(member, None, chosen)
             before = job.recent.get(member.rank)
@@ -804,6 +891,22 @@ class Tracer:
                 job.handles |= handles
                 job.groups_due = min(job.groups_due, time.monotonic() + GROUPS_INTERVAL_S)
         return mine
+
+    def _count_collectives(self, job: Job, members: dict[int, Member], events: NDArray[np.void]) -> None:
+        """Counts collectives that are seen in windows. Their rows would have numbers that mean nothing."""
+        nbytes = collectives.payload_bytes(events)
+        together = collectives.is_collective(events)
+        self._probing.count("collectives", events["ts_ns"][together])
+        for code in np.unique(events["call"]):
+            op = calls.CALLS[int(code)].kind
+            if not op.startswith("Group"):
+                self._collective_calls[op] += int(np.sum(events["call"] == code))
+                self._collective_bytes[op] += int(np.sum(nbytes[events["call"] == code]))
+        for pid, member in members.items():
+            of_rank = (events["pid"] == pid) & together
+            member.collectives += int(np.sum(of_rank))
+            if not member.helper and of_rank.any():
+                self._probing.take(job, member.rank, events[of_rank])
 
     def _take_control(
         self,
@@ -848,8 +951,14 @@ class Tracer:
                 continue
             known = job.marks.setdefault(member.rank, Marks())
             known.steps = 0 if job.by_marks is False else job.marked.wanted
-            taken = known.take(marks[marks["pid"] == pid], ends_of_backward=member.target.has(TORCH_PYTHON))
+            mine = marks[marks["pid"] == pid]
+            whole = mine["ts_ns"] < (job.ranges_until or 1 << 62)
+            taken = known.take(mine[whole], ends_of_backward=member.target.has(TORCH_PYTHON))
             job.feed_marks(member, taken)
+            if not whole.all():
+                # Some of the ranges' probes are there for a moment longer than others.
+                late = mine[~whole & ~_RANGES[mine["call"]]]
+                job.feed_marks(member, known.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if now >= job.groups_due or final:
@@ -1128,8 +1237,10 @@ class Tracer:
         found["launch_probes_detached"] = (self._launches_detached, True)
         found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
-        found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
+        found["range_probes_detached"] = (self._ranges_detached, True)
         found["nvtx_probes_detached"] = (self._nvtx_detached, True)
+        found["collective_probes_detached"] = (self._collectives_detached, True)
+        found["call_probes_detached"] = (self._calls_detached, True)
         found["math_probes_detached"] = (self._products_not_probed, True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
         found["calls_in_progress"] = (self._calls_in_progress, False)
@@ -1147,6 +1258,7 @@ class Tracer:
         found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)
         for job in self.jobs:
             told = [job.tracker.counters, job.marked.counters]
+            told += [job.thinned.counters] if job.thinned is not None else []
             told += [phases.counters for phases in job.phases.values()]
             told += [marks.counters for marks in job.marks.values()]
             for name, value in sum(told, Tally()).items():
@@ -1340,7 +1452,9 @@ class Tracer:
         attached = self._roster.attachments_of(member)
         for signal, subjects in _SIGNALS.items():
             probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
-            if probed:
+            if probed and (windows := self._probing.seen(subjects)) is not None:
+                found[signal] = windows
+            elif probed:
                 found[signal] = Seen() if all(probed) else Seen(0.0, 0, self._overhead.why_not(signal))
         if self._stacks.on:
             found["stacks"] = Seen() if self._stacks.rate_hz else Seen(0.0, 0, self._stacks.state)

@@ -108,6 +108,13 @@ int nccl_enter(struct pt_regs *ctx)
 			r->flags |= ARGUS_F_IN_GROUP;
 	}
 	r->ts_ns = bpf_ktime_get_ns();
+	if (!ARGUS_HAS_EXIT(cookie)) {
+		send_collective(r);
+		p.ret = read_u64(sp, &r->flags);
+		if (inflight.update(&key, &p) != 0)
+			count(ARGUS_C_PENDING_FULL);
+		return 0;
+	}
 	if (inflight.update(&key, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
 		send_collective(r);

@@ -6,8 +6,8 @@ INLINE void fill_plain(struct pt_regs *ctx, u64 sp, u64 cookie, struct argus_lau
 	r->handle = arg(ctx, sp, ARGUS_ARG(cookie, 0), &r->flags);
 	r->stream = arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags);
 	r->bytes = arg(ctx, sp, ARGUS_ARG(cookie, 2), &r->flags) << ARGUS_SCALE(cookie);
-	if (ARGUS_ARG(cookie, 3) != 15) /* overwritten at exit by what it points at */
-		r->handle = arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags);
+	if (ARGUS_ARG(cookie, 3) != 15) /* overwritten at exit by what it points at; without an exit it is not known */
+		r->handle = ARGUS_HAS_EXIT(cookie) ? arg(ctx, sp, ARGUS_ARG(cookie, 3), &r->flags) : 0;
 	r->direction = (u32)arg(ctx, sp, ARGUS_ARG(cookie, 4), &r->flags);
 }
 

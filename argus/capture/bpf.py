@@ -17,6 +17,7 @@ import resource
 import struct
 import sys
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -51,8 +52,9 @@ Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "w
 (cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
 in none (code that is loaded, communicators, names) is rare, and stays."""
 SUBJECT_OF: dict[str, Subject] = {
-    **dict.fromkeys(("range_begin", "range_end", "backward", "wait", "work_begin", "work_end"), "ranges"),
+    **dict.fromkeys(("range_begin", "range_end", "wait", "work_begin", "work_end"), "ranges"),
     "backward_begin": "backward",
+    "backward": "backward",
     **dict.fromkeys(("nvtx_push", "nvtx_pop", "nvtx_start", "nvtx_end", "nvtx_mark"), "nvtx"),
     "gemm": "math",
     "attention": "math",
@@ -146,6 +148,38 @@ class _Entry(NamedTuple):
     price: int
 
 
+class Window:
+    """A stretch of time for which some subjects are probed, at their entries. It ends by itself, on a thread of its
+    own: whoever polls may be late, and the job would pay for it.
+
+    Attributes:
+        subjects: Which.
+        begin_ns: When all probes were on, CLOCK_MONOTONIC.
+        end_ns: When they began to go; 0: they are on. Of later calls only some were seen.
+    """
+
+    def __init__(self, subjects: frozenset[Subject], links: list[int], seconds: float) -> None:
+        self.subjects = subjects
+        self.begin_ns = time.monotonic_ns()
+        self.end_ns = 0
+        self._links = links
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(seconds,), name="argus-window", daemon=True)
+        self._thread.start()
+
+    def _run(self, seconds: float) -> None:
+        self._over.wait(seconds)
+        self.end_ns = time.monotonic_ns()
+        # Each close waits for a grace period of the kernel: one after the other, the last would be there for long.
+        with ThreadPoolExecutor(max_workers=max(len(self._links), 1)) as pool:
+            list(pool.map(os.close, self._links))
+
+    def close(self) -> None:
+        """Ends it now, if it has not ended, and waits until its probes are gone."""
+        self._over.set()
+        self._thread.join()
+
+
 @dataclass
 class Attachment:
     """Probes on one file, for one process or for all that map it.
@@ -218,7 +252,13 @@ class Probes:
         self.attachments: list[Attachment] = []
         self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
         """Which subjects are probed."""
+        self.entries_only: set[Subject] = set()
+        """Of those, subjects whose exits are not probed."""
         self._call_prices = np.zeros(256, np.int64)
+        self._entry_prices = np.zeros(256, np.int64)
+        self._window: Window | None = None
+        self._pulse: frozenset[int] = frozenset()
+        self._pulse_links: dict[int, list[int]] = {}
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
@@ -338,6 +378,9 @@ class Probes:
         self.attachments.append(attachment)
         for call, price in attachment.prices.items():
             self._call_prices[call] = max(self._call_prices[call], price)
+        for call, price in attachment.entry_prices.items():
+            self._entry_prices[call] = max(self._entry_prices[call], price)
+        self._attach_pulse(attachment)
         return attachment
 
     def _choose_points(
@@ -499,6 +542,8 @@ class Probes:
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone."""
         chosen = list(self.attachments if attachments is None else attachments)
+        if attachments is None:
+            self.end_windows()
         self._close(*chosen)
         for attachment in chosen:
             self.attachments.remove(attachment)
@@ -526,17 +571,76 @@ class Probes:
         """Whether any function of a subject is probed now."""
         return any(links for each in self.attachments for links in each.optional_links.get(subject, ()))
 
-    def detach_optional(self, subject: Subject) -> None:
-        """Takes the probes of a subject away, and puts none on later files."""
-        self.probed.discard(subject)
-        self._close_links([each.optional_links.pop(subject, ([], [])) for each in self.attachments])
+    def detach_optional(self, *subjects: Subject) -> None:
+        """Takes the probes of subjects away, and puts none on later files."""
+        self.probed -= set(subjects)
+        links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
+        self._close_links([both for both in links if any(both)])
 
     def _attach_optional(self, attachment: Attachment, subject: Subject) -> None:
         points = attachment.optional_points.get(subject, {})
+        if subject in self.entries_only:
+            points = _entries(attachment, subject)
         if subject not in attachment.optional_links:
             links = attachment.optional_links[subject] = ([], [])
             for name in _exits_first(points):
                 self._attach_program(attachment, name, points[name], links[name.endswith("_exit")])
+
+    def open_window(
+        self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
+    ) -> Window | None:
+        """Probes the entries of some subjects' functions for a while. None: the last window is not over, or there are
+        none that are not probed anyway.
+
+        Args:
+            subjects: Those that are probed anyway are left out.
+            seconds: For how long. They go on a thread of their own.
+            only: Numbers of the calls of these subjects that are probed; None: all.
+        """
+        if self._window is not None and self._window._thread.is_alive():
+            return None
+        chosen = frozenset(subjects) - self.probed
+        links: list[int] = []
+        for attachment in self.attachments:
+            by_program: dict[str, list[tuple[int, int]]] = {}
+            for subject in sorted(chosen):
+                for name, points in _entries(attachment, subject).items():
+                    chosen_points = [
+                        (offset, cookie)
+                        for offset, cookie in points
+                        if (call := cookie & 0xFF) not in self._pulse and (only is None or call in only)
+                    ]
+                    by_program.setdefault(name, []).extend(chosen_points)
+            for name, points in by_program.items():
+                if points:
+                    with contextlib.suppress(OSError):  # its process has ended
+                        self._attach_program(attachment, name, points, links)
+        if not links:
+            return None
+        self._window = Window(chosen, links, seconds)
+        return self._window
+
+    @property
+    def pulse(self) -> frozenset[int]:
+        """Numbers of the calls that are probed throughout, at their entries, whatever becomes of their subjects."""
+        return self._pulse
+
+    def set_pulse(self, chosen: Iterable[int]) -> None:
+        """Probes the entries of these functions from now on, and no longer those of before. Their subjects are not to
+        be probed throughout."""
+        self._close_links([(links, []) for links in self._pulse_links.values()])
+        self._pulse_links, self._pulse = {}, frozenset(chosen)
+        for attachment in self.attachments:
+            self._attach_pulse(attachment)
+
+    def _attach_pulse(self, attachment: Attachment) -> None:
+        links = self._pulse_links.setdefault(id(attachment), [])
+        for subject in attachment.optional_points if self._pulse else ():
+            for name, entries in _entries(attachment, subject).items():
+                mine = [point for point in entries if point[1] & 0xFF in self._pulse]
+                if mine:
+                    with contextlib.suppress(OSError):  # its process has ended
+                        self._attach_program(attachment, name, mine, links)
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
@@ -569,8 +673,24 @@ class Probes:
 
     def call_prices(self) -> NDArray[np.int64]:
         """What a call costs, ns, shape (256,), by its number (``Attachment.prices``); 0: it was never probed. Where
-        files differ (a program that has a library linked into it), the highest price."""
+        files differ (a program that has a library linked into it), the highest price. Of subjects that are probed in
+        windows or at entries only: what an entry costs."""
+        prices: NDArray[np.int64] = self._call_prices.copy()
+        entries = [
+            call.id
+            for call in calls.CALLS
+            if (kind := subject_of(call)) is not None and (kind not in self.probed or kind in self.entries_only)
+        ]
+        prices[entries] = self._entry_prices[entries]
+        return prices
+
+    def whole_prices(self) -> NDArray[np.int64]:
+        """What a call costs with its exit where that may be probed, ns, shape (256,), by its number."""
         return self._call_prices
+
+    def entry_prices(self) -> NDArray[np.int64]:
+        """What an entry costs alone, ns, shape (256,), by the call's number."""
+        return self._entry_prices
 
     def in_progress(self) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.void]]:
         """Calls entered and not returned: (CUDA calls, NCCL calls, about communicators), flagged unfinished."""
@@ -594,6 +714,12 @@ class Probes:
             array["flags"] |= records.FLAG_UNFINISHED
         return result
 
+    def end_windows(self) -> None:
+        """Takes away what is probed in windows, and the pulse."""
+        if self._window is not None:
+            self._window.close()
+        self.set_pulse(())
+
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
         self.detach()
@@ -603,6 +729,15 @@ class Probes:
             ring.close()
         os.close(self._at_exit)
         self._module.close()
+
+
+def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[int, int]]]:
+    """A subject's functions without exits: programs with file offsets and cookies."""
+    return {
+        name: [attachment.entry_points[cookie & 0xFF] for _, cookie in places]
+        for name, places in attachment.optional_points.get(subject, {}).items()
+        if name.endswith("_enter")
+    }
 
 
 def _exits_first(programs: Iterable[str]) -> list[str]:

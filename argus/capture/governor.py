@@ -1,24 +1,32 @@
 """Keeps what observing costs the traced job within a budget: where it is more, less is observed, in fixed steps.
 
-What is taken from a job's threads (probes, interrupts, CUPTI) is CPU time; what a job loses is less: where a thread
-waits for its GPU anyway, nobody waits for the thread. So the share is
+What is taken from a job's threads (probes, interrupts, CUPTI) is CPU time. A probe delays the thread that calls, and a
+step waits for that thread: what probes take is set against W, the time of all ranks' processes, less that in which
+their first threads waited for a CPU (they make no calls then). Interrupts and CUPTI hit all threads alike: they are set
+against all of the time, or the CPU time C where that is more. A thread that waits for its GPU loses
+nothing by coming to the wait later, but only if it would have waited for long enough: with S the time spent in calls
+that wait for a GPU, what probes take counts
 
-    taken · min(1, C / W, 1 - S / W) / max(W, C)
+    taken · (1 - min(S / W, 3/4)) / W       where S is at least twice what was taken, else taken / W
 
-with W the time of all ranks' processes, C the CPU time that they spent and S the time that their threads spent in calls
-that wait for a GPU. A job whose threads all compute (C > W) loses its part of C; one whose launching thread never waits
-its part of W; one that waits nine tenths of the time a tenth of that. It is an estimate, and made to err upwards: C and
-``taken`` are those of all threads, not of the one that matters.
+Time asleep hides nothing: a thread that sleeps between its calls pays for each of them.
+
+There are two kinds of steps down. Stacks and GPU times have a ladder each (``LADDERS``), one rung at a time. Probes
+have a plan (``plan``): what each subject costs is known by its hits and prices, so that the rungs that are needed are
+taken at once, the most expendable first. Nothing that tells steps is ever taken away altogether: what a rung names is
+seen in **windows**, for which its probes are put on and taken away again, so that cost times duty is within the budget.
+(A switch in the programs would save little: the trap is the price.)
 
 ``Governor`` is a pure function of such measurements over time. Who measures, and who carries out what it decides, is
-``argus.overhead``.
+``argus.overhead`` and ``argus.trace``.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from argus.capture import DEFAULT_RATE_HZ
 
@@ -28,6 +36,11 @@ LOW_RATE_HZ = 7
 """Samples of stacks a second and CPU where stacks cost too much."""
 PATIENCE = 2
 """So many windows in a row must be above the budget: loading a module makes thousands of calls, once."""
+URGENT = 3.0
+"""Times the budget: so much is not watched for a second window."""
+AT_ONCE = 0.1
+"""Of the job's time: where probes cost more, what the first look says is enough. Otherwise the second one, a few
+hundred milliseconds later, knows more, as how many backward passes a step has."""
 ROOM = 0.5
 """What was given up is taken up again while the cost is below this part of the budget."""
 RETURN_S, LONGEST_RETURN_S = 60.0, 3600.0
@@ -74,13 +87,6 @@ LADDERS: dict[Part, tuple[Rung, ...]] = {
         ),
         Rung("following waits", "time off the CPU is not followed", "time off the CPU is followed again"),
     ),
-    Part.MARKS: (
-        # Steps that were found by calls meanwhile have other bounds: there is no way back from either.
-        Rung(
-            "NVTX ranges", "NVTX's ranges are not probed any more; steps told by them are found by calls from here on"
-        ),
-        Rung("ranges", "PyTorch's ranges are not probed any more; steps are found by calls from here on"),
-    ),
     Part.GPU: (
         Rung(
             "GPU times for all of the time",
@@ -93,16 +99,240 @@ LADDERS: dict[Part, tuple[Rung, ...]] = {
             "GPU times are recorded for a quarter of the time",
         ),
     ),
-    Part.CALLS: (
+}
+"""Steps of the parts that are no probes, in order. What is next is the next step of the part that costs most."""
+
+How = Literal["off", "entries", "windows"]
+"""What becomes of a subject's probes: none; at entries only; seen in windows."""
+
+
+@dataclass(frozen=True)
+class ProbeRung:
+    """A step down of the probes.
+
+    Attributes:
+        rung: What changes, in words.
+        part: The part that it is counted in.
+        subject: Of which probes (``capture.bpf.Subject``).
+        how: What becomes of them.
+    """
+
+    rung: Rung
+    part: Part
+    subject: str
+    how: How
+
+
+PROBE_RUNGS: tuple[ProbeRung, ...] = (
+    ProbeRung(
+        Rung("products", "cuBLAS and attention are not probed, FLOP/s are not told", "cuBLAS and attention are probed"),
+        Part.CALLS,
+        "math",
+        "off",
+    ),
+    ProbeRung(
+        Rung("durations of copies", "how long copies and allocations take is not measured", "copies are timed again"),
+        Part.CALLS,
+        "copies",
+        "entries",
+    ),
+    ProbeRung(
+        Rung("launches", "launches are seen in windows", "launches are probed again"), Part.CALLS, "launches", "windows"
+    ),
+    ProbeRung(
+        Rung("copies", "copies and allocations are seen in windows", "copies are probed again"),
+        Part.CALLS,
+        "copies",
+        "windows",
+    ),
+    # Steps that were told by ranges have other bounds than those that are told otherwise: there is no way back.
+    ProbeRung(
         Rung(
-            "products",
-            "cuBLAS and attention are not probed, FLOP/s are not told",
-            "cuBLAS and attention are probed again",
+            "NVTX ranges", "NVTX's ranges are not probed any more; steps told by them are found by calls from here on"
         ),
-        Rung("launches", "launches are not probed", "launches are probed again"),
+        Part.MARKS,
+        "nvtx",
+        "off",
+    ),
+    ProbeRung(
+        Rung(
+            "ranges",
+            "PyTorch's ranges are not probed any more; steps are counted by their backward passes, without phases",
+        ),
+        Part.MARKS,
+        "ranges",
+        "off",
+    ),
+    ProbeRung(
+        Rung("ends of backward passes", "of backward passes the begins are seen", "backward passes are timed again"),
+        Part.MARKS,
+        "backward",
+        "entries",
+    ),
+    ProbeRung(
+        Rung("durations of waits", "how long waits for the GPU take is not measured", "waits are timed again"),
+        Part.CALLS,
+        "waits",
+        "entries",
+    ),
+    # Calls of a communicator are numbered as they are seen. Where some were missed the numbers mean nothing, and those
+    # of the time before would be read wrongly with them: there is no way back.
+    ProbeRung(
+        Rung("collectives", "collectives are seen in windows; steps are counted by one call of each"),
+        Part.CALLS,
+        "collectives",
+        "windows",
+    ),
+    ProbeRung(
+        Rung("waits", "waits for the GPU are seen in windows", "waits for the GPU are probed again"),
+        Part.CALLS,
+        "waits",
+        "windows",
+    ),
+    ProbeRung(
+        Rung("backward passes", "backward passes are seen in windows; steps between them are counted by their length"),
+        Part.MARKS,
+        "backward",
+        "windows",
+    ),
+)
+"""The most expendable first: fewer functions, then windows; what tells steps last, and never to nothing."""
+TELL_STEPS = ("backward", "launches", "collectives", "waits", "copies")
+"""Subjects by which steps can be counted. Ranges go altogether only where one of these is called."""
+IN_WINDOWS = {
+    "nvtx": ProbeRung(
+        Rung("NVTX ranges in windows", "NVTX's ranges are seen in windows, since nothing else tells steps"),
+        Part.MARKS,
+        "nvtx",
+        "windows",
+    ),
+    "ranges": ProbeRung(
+        Rung("ranges in windows", "PyTorch's ranges are seen in windows, since nothing else tells steps"),
+        Part.MARKS,
+        "ranges",
+        "windows",
     ),
 }
-"""Each part's steps, in order. What is next is the next step of the part that costs most."""
+"""What becomes of ranges otherwise."""
+OF_BUDGET = 0.6
+"""Part of the budget for what is probed throughout, once something is seen in windows: they get the rest."""
+NEGLIGIBLE = 0.02
+"""Of the budget: a rung that saves less is passed over."""
+LEAST_DUTY, MOST_DUTY = 1e-4, 0.5
+"""Share of the time that windows may cover."""
+WINDOW_S, LONGEST_WINDOW_S = 0.02, 1.0
+"""Length of a window: probes are put on in 5 to 10 ms, and found steps need a dozen repetitions."""
+WINDOW_STEPS = 12
+"""So many steps a window is to have, where their length is known."""
+LEAST_PERIOD_S, LONGEST_PERIOD_S = 2.0, 60.0
+"""From the begin of one window to the next: putting probes on and off takes Argus 1.1 ms of CPU for a subject
+(``scripts/bench probe``), and a change of the job is to be seen within a minute."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is probed.
+
+    Attributes:
+        rungs: Those that are in force, in the order of ``PROBE_RUNGS``.
+        duty: Share of the time that windows cover; 1: there are none.
+        length_s, period_s: Of the windows.
+    """
+
+    rungs: tuple[ProbeRung, ...] = ()
+    duty: float = 1.0
+    length_s: float = 0.0
+    period_s: float = 0.0
+
+    @property
+    def windowed(self) -> frozenset[str]:
+        """Subjects that are seen in windows."""
+        return frozenset(rung.subject for rung in self.rungs if rung.how == "windows")
+
+    @property
+    def off(self) -> frozenset[str]:
+        """Subjects that are not seen."""
+        return frozenset(rung.subject for rung in self.rungs if rung.how == "off")
+
+    @property
+    def entries(self) -> frozenset[str]:
+        """Subjects that are probed at entries only, throughout."""
+        of = frozenset(rung.subject for rung in self.rungs if rung.how == "entries")
+        return of - self.windowed
+
+    def names(self) -> tuple[str, ...]:
+        """Of its rungs."""
+        return tuple(rung.rung.name for rung in self.rungs)
+
+
+def _left(costs: Mapping[str, float], entries: Mapping[str, float], rungs: Iterable[ProbeRung]) -> float:
+    """What is spent throughout, as a share of the job's time."""
+    less = {rung.subject for rung in rungs if rung.how == "entries"}
+    gone = {rung.subject for rung in rungs if rung.how != "entries"}
+    return sum(
+        entries.get(subject, cost) if subject in less else cost
+        for subject, cost in costs.items()
+        if subject not in gone
+    )
+
+
+def plan(
+    costs: Mapping[str, float],
+    entries: Mapping[str, float],
+    budget: float,
+    *,
+    fixed: Collection[str] = (),
+    pulse: float = 0.0,
+    step_s: float = 0.0,
+) -> Plan:
+    """The least that has to be given up.
+
+    Args:
+        costs: Of each subject, what its probes cost while they are on, as a share of the job's time.
+        entries: The same of their entries alone.
+        budget: Share of the job's time for all of them.
+        fixed: Names of rungs that are in force and stay.
+        pulse: What the one call a step costs that is probed throughout where collectives are not.
+        step_s: How long a step takes; 0: not known.
+    """
+    taken = [rung for rung in PROBE_RUNGS if rung.rung.name in fixed]
+    taken += [rung for rung in IN_WINDOWS.values() if rung.rung.name in fixed]
+    if not taken and sum(costs.values()) <= budget:
+        return Plan()
+    limit = OF_BUDGET * budget
+
+    def spent(rungs: Sequence[ProbeRung]) -> float:
+        last = any(rung.subject == "collectives" for rung in rungs)
+        return _left(costs, entries, rungs) + pulse * last
+
+    told = any(costs.get(subject, 0.0) > 0 for subject in TELL_STEPS)
+    for rung in PROBE_RUNGS:
+        if spent(taken) <= limit:
+            break
+        if rung.subject in IN_WINDOWS and not told:
+            rung = IN_WINDOWS[rung.subject]
+        if rung not in taken and spent(taken) - spent([*taken, rung]) >= NEGLIGIBLE * budget:
+            taken.append(rung)
+    for rung in reversed(PROBE_RUNGS):  # what went first and would not have had to
+        kept = [each for each in taken if each is not rung]
+        if rung in taken and rung.rung.name not in fixed and spent(kept) <= limit:
+            taken = kept
+    made = Plan(tuple(rung for rung in (*PROBE_RUNGS, *IN_WINDOWS.values()) if rung in taken))
+    in_windows = sum(costs.get(subject, 0.0) for subject in made.windowed)
+    if not made.windowed:
+        return made
+    duty = max(budget - spent(taken), 0.1 * budget) / max(in_windows, budget)
+    duty = min(max(duty, LEAST_DUTY), MOST_DUTY)
+    wanted = max(WINDOW_S, WINDOW_STEPS * step_s * (1 + in_windows), duty * LEAST_PERIOD_S)
+    length = max(min(wanted, LONGEST_WINDOW_S, duty * LONGEST_PERIOD_S), WINDOW_S)
+    return replace(made, duty=duty, length_s=length, period_s=length / duty)
+
+
+OF_PROBES = (Part.CALLS, Part.MARKS)
+WAITED_TIMES = 2.0
+"""Waiting for the GPU hides what probes take only where it is so many times as long."""
+MOST_HIDDEN = 0.75
+"""More is not believed to be hidden: the GPU may wait for the thread in some steps, and for longer in others."""
 
 
 @dataclass(frozen=True)
@@ -110,28 +340,44 @@ class Reading:
     """What was spent since the trace began, ns.
 
     Attributes:
-        wall: Time of all ranks' processes, one after the other.
+        wall: Time of all ranks' processes, one after the other, less that in which they waited for a CPU.
         cpu: CPU time of these processes.
         waited: Time that their threads spent in calls that wait for a GPU.
         taken: Time that observing took from their threads, by part.
+        queued: Time in which they waited for a CPU.
     """
 
     wall: int = 0
     cpu: int = 0
     waited: int = 0
     taken: Mapping[Part, int] = field(default_factory=dict)
+    queued: int = 0
 
     def since(self, before: Reading) -> Reading:
         """What was spent since another reading."""
         taken = {part: max(ns - before.taken.get(part, 0), 0) for part, ns in self.taken.items()}
-        return Reading(self.wall - before.wall, self.cpu - before.cpu, self.waited - before.waited, taken)
+        return Reading(
+            self.wall - before.wall,
+            self.cpu - before.cpu,
+            self.waited - before.waited,
+            taken,
+            self.queued - before.queued,
+        )
+
+    def exposed(self, taken: int) -> float:
+        """Part of what probes take from the job's threads that the job loses: the module says how."""
+        hides = self.waited >= WAITED_TIMES * taken
+        return 1 - min(self.waited / self.wall, MOST_HIDDEN) if hides else 1.0
 
     def shares(self) -> dict[Part, float]:
         """Shares of the job's time that the job loses, by part: the module says how. Empty: there was no job."""
         if self.wall <= 0:
             return {}
-        exposed = min(1.0, self.cpu / self.wall, 1 - self.waited / self.wall)
-        return {part: ns * max(exposed, 0.0) / max(self.wall, self.cpu) for part, ns in self.taken.items()}
+        exposed = self.exposed(sum(self.taken.get(part, 0) for part in OF_PROBES))
+        return {
+            part: ns * exposed / self.wall if part in OF_PROBES else ns / max(self.wall + self.queued, self.cpu)
+            for part, ns in self.taken.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -142,13 +388,15 @@ class Change:
         rung: Which.
         down: Whether it is taken, or taken back.
         share: What observing cost in the last window.
-        part_share: Of that, the part that the step belongs to.
+        part_share: Of that, the part that the step belongs to; of probes, what they cost while they are on.
+        plan: Of a step to windows: how long, and how often.
     """
 
     rung: Rung
     down: bool
     share: float
     part_share: float
+    plan: Plan | None = None
 
 
 class Governor:
@@ -159,19 +407,22 @@ class Governor:
 
     Attributes:
         taken: The steps that are in force, oldest first.
+        plan: What is probed.
     """
 
     def __init__(self, budget: float = DEFAULT_BUDGET) -> None:
         self.budget = budget
         self.taken: list[Rung] = []
+        self.plan = Plan()
         self._part = {rung.name: part for part, rungs in LADDERS.items() for rung in rungs}
-        self._above = 0
+        self._above = self._probes_above = 0
         self._room_since: float | None = None
+        self._probes_room_since: float | None = None
         self._wait_s: dict[str, float] = {}
         self._returned: set[str] = set()
 
     def judge(self, shares: Mapping[Part, float], now: float, able: Collection[str]) -> Change | None:
-        """Takes a window's costs. One step at most comes of it.
+        """Takes a window's costs. One step of the ladders at most comes of it.
 
         Args:
             shares: ``Reading.shares`` of the window.
@@ -179,12 +430,15 @@ class Governor:
             able: Names of the steps down that would make a difference now.
         """
         total = sum(shares.values())
-        if total > self.budget:
+        others = sum(share for part, share in shares.items() if part not in OF_PROBES)
+        # Probes have a plan of their own. The rest goes down for what it costs itself.
+        if total > self.budget and others > self.budget / 2:
             self._room_since = None
             self._above += 1
-            return self._down(shares, total, able) if self._above >= PATIENCE else None
+            enough = self._above >= PATIENCE or others > URGENT * self.budget
+            return self._down(shares, total, able) if enough else None
         self._above = 0
-        if not self.taken or total > ROOM * self.budget:
+        if not any(rung.name in self._part for rung in self.taken) or total > ROOM * self.budget:
             self._room_since = None
             return None
         self._room_since = now if self._room_since is None else self._room_since
@@ -199,21 +453,94 @@ class Governor:
             if rung is None:
                 continue
             self._above = 0
-            self.taken.append(rung)
-            if rung.name in self._returned:
-                self._wait_s[rung.name] = min(2 * self._wait_s.get(rung.name, RETURN_S), LONGEST_RETURN_S)
+            self._take(rung)
             return Change(rung, True, total, shares[part])
         return None
 
+    def _take(self, rung: Rung) -> None:
+        self.taken.append(rung)
+        if rung.name in self._returned:
+            self._wait_s[rung.name] = min(2 * self._wait_s.get(rung.name, RETURN_S), LONGEST_RETURN_S)
+
+    def _return(self, rung: Rung) -> None:
+        self.taken.remove(rung)
+        self._returned.add(rung.name)
+
     def _up(self, shares: Mapping[Part, float], total: float, for_s: float) -> Change | None:
-        """Takes the newest step back, once there has been room for long enough."""
+        """Takes the newest step of the ladders back, once there has been room for long enough."""
         for rung in reversed(self.taken):
-            if not rung.back:
+            if not rung.back or rung.name not in self._part:
                 continue
             if for_s < self._wait_s.get(rung.name, RETURN_S):
                 return None
-            self.taken.remove(rung)
-            self._returned.add(rung.name)
+            self._return(rung)
             self._room_since = None
             return Change(rung, False, total, shares.get(self._part[rung.name], 0.0))
         return None
+
+    def judge_probes(
+        self,
+        costs: Mapping[str, float],
+        entries: Mapping[str, float],
+        others: float,
+        now: float,
+        *,
+        pulse: float = 0.0,
+        step_s: float = 0.0,
+    ) -> list[Change]:
+        """Takes what probes cost, and changes ``plan`` if need be: all rungs that are needed at once.
+
+        Args:
+            costs, entries, pulse, step_s: As ``plan`` has them.
+            others: What else observing costs, as a share of the job's time.
+            now: When that was measured, seconds.
+        """
+        budget = max(self.budget - others, self.budget / 2)
+        spent = _left(costs, entries, self.plan.rungs) + pulse * ("collectives" in self.plan.windowed)
+        total = others + spent
+        if self.plan.windowed:
+            # Windows go with what they cost, which is no change that anybody has to hear of.
+            in_force = self.plan.names()
+            again = plan(costs, entries, budget, fixed=in_force, pulse=pulse, step_s=step_s)
+            if again.names() == in_force:
+                self.plan = again
+        if spent > budget:
+            self._probes_room_since = None
+            self._probes_above += 1
+            if self._probes_above < PATIENCE and spent <= max(URGENT * self.budget, AT_ONCE):
+                return []
+            self._probes_above = 0
+            return self._change(plan(costs, entries, budget, fixed=self.plan.names(), pulse=pulse, step_s=step_s),
+                                costs, total)  # fmt: skip
+        self._probes_above = 0
+        if not self.plan.rungs:
+            return []
+        stay = [rung.rung.name for rung in self.plan.rungs if not rung.rung.back]
+        less = plan(costs, entries, ROOM * budget, fixed=stay, pulse=pulse, step_s=step_s)
+        back = [rung.rung for rung in self.plan.rungs if rung not in less.rungs]
+        if not back or any(rung not in self.plan.rungs for rung in less.rungs):
+            self._probes_room_since = None
+            return []
+        self._probes_room_since = now if self._probes_room_since is None else self._probes_room_since
+        if now - self._probes_room_since < max(self._wait_s.get(rung.name, RETURN_S) for rung in back):
+            return []
+        self._probes_room_since = None
+        return self._change(less, costs, total)
+
+    @property
+    def hesitates(self) -> bool:
+        """Whether probes were above the budget at the last look, and the next one decides."""
+        return self._probes_above > 0
+
+    def _change(self, new: Plan, costs: Mapping[str, float], total: float) -> list[Change]:
+        old, self.plan = self.plan, new
+        down = [each for each in new.rungs if each not in old.rungs]
+        up = [each for each in old.rungs if each not in new.rungs]
+        for each in down:
+            self._take(each.rung)
+        for each in up:
+            self._return(each.rung)
+        return [
+            Change(each.rung, each in down, total, costs.get(each.subject, 0.0), new if each.how == "windows" else None)
+            for each in (*down, *up)
+        ]

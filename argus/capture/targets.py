@@ -334,6 +334,14 @@ def cpu_ns(pid: int) -> int:
         return -1
 
 
+def queued_ns(pid: int) -> int:
+    """For how long a process's first thread could have run and no CPU was free, so far, ns; 0: not known."""
+    try:
+        return int(read_file(f"{PROC}/{pid}/schedstat").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def read_file(path: str) -> bytes:
     """A small file of /proc, in a third of the time that ``Path.read_bytes`` takes.
 

@@ -244,6 +244,29 @@ class _Rank:
         return found
 
 
+@dataclass(frozen=True)
+class Handover:
+    """A rank's steps at the moment from which on only its backward passes are seen.
+
+    Attributes:
+        per_step: Backward passes of a step.
+        number: Of the step that it is in.
+        after_ns: When the last whole step ended; 0: none has.
+        step_ns: How long one takes; 0: not known.
+        pulses: Backward passes of the step that it is in.
+        collectives: Of a step.
+        tid: The thread that makes them; 0: not known.
+    """
+
+    per_step: int
+    number: int
+    after_ns: int
+    step_ns: int
+    pulses: int
+    collectives: int
+    tid: int
+
+
 def _turn(state: _Rank) -> tuple[bool, float]:
     """Sorts those that are not sure by their next end: of equals, a rank that lacks an end has the longer step."""
     if state.last is None or not state.ends:
@@ -482,6 +505,30 @@ class MarkedSteps:
         for state in self._ranks.values():
             for thread in state.threads.values():
                 thread.ranges = {name: each for name, each in thread.ranges.items() if name == handle}
+
+    def hand_over(self, rank: int) -> Handover:
+        """How a rank's steps go on by its backward passes alone, or by its ranges' begins: after ``advance`` with
+        ``final``."""
+        state = self._ranks[rank]
+        thread = state.main() or _Thread()
+        if self._range is not None:
+            thread = max(state.threads.values(), key=lambda each: each.worth[1], default=thread)
+        passes = [count for count, _ in state.usual if count > 0] or [
+            end.backwards for end in thread.ends if end.backwards > 0
+        ]
+        per_step = Tally(passes).most_common(1)[0][0] if passes and self._range is None else 1
+        durations = np.diff([end for end, _ in state.bounds])
+        tid = next((tid for tid, each in state.threads.items() if each is thread), 0)
+        return Handover(
+            per_step,
+            state.last[1] if state.last else 0,
+            state.last[0] if state.last else 0,
+            int(np.median(durations)) if len(durations) else 0,
+            # A range that is a step's began where the last step ended.
+            1 if self._range is not None else (thread.begun - 1) % per_step + 1 if state.last and thread.begun else 0,
+            Tally(count for _, count in state.usual).most_common(1)[0][0] if state.usual else 0,
+            tid,
+        )
 
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.

@@ -38,11 +38,12 @@ ITERATION = np.dtype(
 )
 """One step of one rank: what the table ``iterations`` holds, on the host's monotonic clock."""
 
-METHODS = ("collectives", "launches", "imported", "marks")
+METHODS = ("collectives", "launches", "imported", "marks", "pulses")
 """Names of ``ITERATION["method"]``, as the table ``iterations`` spells them."""
 BY_COLLECTIVES = 0
 BY_LAUNCHES = 1
 BY_MARKS = 3
+BY_PULSES = 4
 
 WINDOW = 65_536
 """Calls looked at for a period. 3 steps of 20,000 launches, the largest step of the public traces at hand, fit in."""
@@ -196,7 +197,7 @@ def find_period(codes: NDArray[np.int64]) -> Period | None:
     return best
 
 
-def _launch_codes(launches: NDArray[np.void]) -> tuple[Hash, Hash]:
+def launch_codes(launches: NDArray[np.void]) -> tuple[Hash, Hash]:
     """Codes of launches with and without their grid, each shape (n,).
 
     Sequences of varying length change the grids in every step, the kernels in none.
@@ -479,7 +480,7 @@ class StepTracker:
         passes["ts"], passes["exact"], passes["loose"], passes["backward"] = backwards, _BACKWARD, _BACKWARD, True
         if len(launches):
             head["ts"] = launches["ts_ns"]
-            head["exact"], head["loose"] = _launch_codes(launches)
+            head["exact"], head["loose"] = launch_codes(launches)
         if len(collectives):
             state.seen_collective = True
             tail["ts"] = collectives["ts_ns"]

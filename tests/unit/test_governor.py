@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from argus.capture import calls
-from argus.capture.governor import LADDERS, LONGEST_RETURN_S, PATIENCE, RETURN_S, Change, Governor, Part, Reading
+from argus.capture.governor import (
+    LADDERS,
+    LEAST_DUTY,
+    LONGEST_RETURN_S,
+    PATIENCE,
+    RETURN_S,
+    Change,
+    Governor,
+    Part,
+    Plan,
+    Reading,
+    plan,
+)
 from argus.overhead import INTERRUPT_NS, OverheadSide
 
 WINDOW_S = 2.0
@@ -26,19 +38,23 @@ def names(changes: list[Change]) -> list[str]:
     return [("-" if change.down else "+") + change.rung.name for change in changes]
 
 
-def test_what_a_job_loses_is_what_is_taken_while_it_does_not_wait() -> None:
-    """10 s of one rank, of which 0.1 s were taken."""
-    taken = {Part.CALLS: S // 10}
-    for cpu, waited, share in (
-        (10 * S, 0, 0.01),  # its thread computes all the time
-        (S, 0, 0.001),  # it sleeps for nine tenths
-        (10 * S, 9 * S, 0.001),  # it spins in calls that wait for the GPU
-        (S, 5 * S, 0.001),
-        (80 * S, 0, 0.1 / 80),  # eight threads compute: it is an eightieth of what they do
-        (0, 0, 0.0),
+def test_what_a_job_loses_is_what_is_taken_from_the_time_that_it_runs() -> None:
+    """10 s of one rank, of which 0.1 s were taken by probes, or by interrupts."""
+    for cpu, waited, probes, interrupts in (
+        (10 * S, 0, 0.01, 0.01),  # its thread computes all the time
+        (S, 0, 0.01, 0.01),  # it sleeps for nine tenths, and pays for each call all the same
+        (10 * S, 9 * S, 0.0025, 0.01),  # it waits for the GPU: three quarters are believed to be hidden
+        (S, 5 * S, 0.005, 0.01),
+        (S, S // 10, 0.01, 0.01),  # it waits for less than twice what is taken
+        (80 * S, 0, 0.01, 0.1 / 80),  # eight threads compute: interrupts hit all of them
     ):
-        assert Reading(10 * S, cpu, waited, taken).shares()[Part.CALLS] == pytest.approx(share), (cpu, waited)
+        of = {part: Reading(10 * S, cpu, waited, {part: S // 10}).shares()[part] for part in (Part.CALLS, Part.STACKS)}
+        assert of[Part.CALLS] == pytest.approx(probes), (cpu, waited)
+        assert of[Part.STACKS] == pytest.approx(interrupts), (cpu, waited)
     assert Reading().shares() == {}
+    # It waited for a CPU for another 10 s: it made no calls then, but was interrupted as others were.
+    waiting = Reading(10 * S, 10 * S, 0, {Part.CALLS: S // 10, Part.STACKS: S // 10}, 10 * S).shares()
+    assert waiting == {Part.CALLS: pytest.approx(0.01), Part.STACKS: pytest.approx(0.005)}
 
 
 def test_a_window_is_the_difference_of_two_readings() -> None:
@@ -61,35 +77,36 @@ def test_a_burst_is_let_pass() -> None:
 
 def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     governor = Governor(0.01)
-    costs = {Part.CALLS: 0.03, Part.STACKS: 0.005, Part.GPU: 0.02, Part.MARKS: 0.001}
-    assert names(judge(governor, costs, 3 * PATIENCE)) == [
-        "-products",
-        "-launches",
-        "-GPU times for all of the time",
-    ]
-    costs[Part.CALLS] = 0.0
-    assert names(judge(governor, costs, PATIENCE, 20)) == ["-GPU times for a quarter of the time"]
-    costs[Part.GPU] = 0.005
-    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits", "-NVTX ranges", "-ranges"]
+    costs = {Part.STACKS: 0.01, Part.GPU: 0.015}
+    assert names(judge(governor, costs, PATIENCE)) == ["-GPU times for all of the time"]
+    assert names(judge(governor, costs, PATIENCE, 10)) == ["-GPU times for a quarter of the time"]
+    rest = ["-sampling more often", "-sampling at the usual rate", "-following waits"]
     assert names(judge(governor, costs, 100 * PATIENCE, 40)) == rest
-    assert len(governor.taken) == 9
+    assert len(governor.taken) == 5
+
+
+def test_what_probes_cost_takes_nothing_from_stacks() -> None:
+    assert not judge(Governor(0.01), {Part.CALLS: 0.5, Part.MARKS: 0.5, Part.STACKS: 0.004}, 100)
+
+
+def test_far_above_the_budget_no_second_window_is_waited_for() -> None:
+    assert judge(Governor(0.01), {Part.STACKS: 0.05}, 1)
 
 
 def test_steps_that_change_nothing_are_left_out() -> None:
-    governor = Governor(0.01)
-    able = ALL - {"sampling more often", "products", "launches"}
+    able = ALL - {"sampling more often"}
     costs = {Part.CALLS: 0.5, Part.STACKS: 0.1}
-    assert names(judge(governor, costs, 10, able=able)) == ["-sampling at the usual rate", "-following waits"]
+    assert names(judge(Governor(0.01), costs, 10, able=able)) == ["-sampling at the usual rate", "-following waits"]
 
 
 def test_what_was_given_up_comes_back_when_there_has_been_room_for_long() -> None:
     governor = Governor(0.01)
-    judge(governor, {Part.CALLS: 0.03, Part.STACKS: 0.02}, 2 * PATIENCE, able={"launches", "following waits"})
+    judge(governor, {Part.STACKS: 0.02}, 2 * PATIENCE, able={"sampling at the usual rate", "following waits"})
     windows = int(RETURN_S / WINDOW_S)
-    assert not judge(governor, {Part.CALLS: 0.004}, windows, 100)
-    assert not judge(governor, {Part.CALLS: 0.008}, 10, 200)  # below the budget, and no room
-    changes = judge(governor, {Part.CALLS: 0.004}, 2 * windows + 2, 300)
-    assert names(changes) == ["+following waits", "+launches"]  # the newest first, each after its own wait
+    assert not judge(governor, {Part.STACKS: 0.004}, windows, 100)
+    assert not judge(governor, {Part.STACKS: 0.008}, 10, 200)  # below the budget, and no room
+    changes = judge(governor, {Part.STACKS: 0.004}, 2 * windows + 2, 300)
+    assert names(changes) == ["+following waits", "+sampling at the usual rate"]  # each after its own wait
     assert not governor.taken
 
 
@@ -97,20 +114,145 @@ def test_each_time_that_it_was_too_early_doubles_the_wait() -> None:
     """Otherwise a job would be over its budget for ever, now and then."""
     governor, now, waits = Governor(0.01), 0.0, []
     for _ in range(9):
-        while not judge(governor, {Part.CALLS: 0.03}, 1, now):
+        while not judge(governor, {Part.STACKS: 0.02}, 1, now, {"following waits"}):
             now += WINDOW_S
         begin = now
-        while not judge(governor, {Part.CALLS: 0.001}, 1, now):
+        while not judge(governor, {Part.STACKS: 0.001}, 1, now):
             now += WINDOW_S
         waits.append(now - begin)
     expected = [min(RETURN_S * 2**turn, LONGEST_RETURN_S) for turn in range(9)]
     assert waits == pytest.approx(expected, abs=2 * WINDOW_S)
 
 
-def test_ranges_never_come_back() -> None:
+# ---- probes
+
+LAUNCH_BOUND = {"launches": 1.3, "copies": 0.16, "collectives": 0.22, "waits": 0.013}
+"""A job in C whose functions are single-stepped: 101 launches, 13 copies, 17 collectives and a wait in 740 µs."""
+SMALL_SCRIPT = {"ranges": 0.012, "backward": 0.001, "collectives": 0.0}
+"""PyTorch on a CPU, 3 ms a step."""
+
+
+def probed(governor: Governor, costs: dict[str, float], now: float, others: float = 0.0) -> list[str]:
+    return names(governor.judge_probes(costs, costs, others, now))
+
+
+def test_the_first_look_is_enough_where_the_cost_is_far_above_the_budget() -> None:
     governor = Governor(0.01)
-    assert names(judge(governor, {Part.MARKS: 0.2}, 2 * PATIENCE)) == ["-NVTX ranges", "-ranges"]
-    assert not judge(governor, {Part.MARKS: 0.0}, 10_000, 100)
+    assert probed(governor, LAUNCH_BOUND, 0.015) == ["-launches", "-copies", "-collectives", "-waits"]
+    made = governor.plan
+    assert made.windowed == LAUNCH_BOUND.keys()
+    assert sum(LAUNCH_BOUND.values()) * made.duty <= 0.01
+    assert made.length_s >= 0.015  # ten slowed steps
+    assert made.period_s == pytest.approx(made.length_s / made.duty)
+
+
+def test_a_little_above_the_budget_a_second_look_is_waited_for() -> None:
+    governor = Governor(0.01)
+    assert probed(governor, SMALL_SCRIPT, 0.1) == []
+    assert probed(governor, SMALL_SCRIPT, 0.2) == ["-ranges"]
+    assert governor.plan.off == {"ranges"}
+    assert not governor.plan.windowed
+
+
+def test_within_the_budget_everything_is_probed() -> None:
+    governor = Governor(0.01)
+    for turn in range(1000):
+        assert probed(governor, {"launches": 0.006, "collectives": 0.002}, 2.0 * turn, others=0.001) == []
+    assert governor.plan == Plan()
+
+
+def test_what_stacks_cost_is_not_there_for_probes() -> None:
+    governor = Governor(0.01)
+    assert probed(governor, {"launches": 0.008}, 0.0, others=0.004) == []
+    assert probed(governor, {"launches": 0.008}, 2.0, others=0.004) == ["-launches"]
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 10.0, 1e3, 1e6])
+@pytest.mark.parametrize(
+    "costs", [LAUNCH_BOUND, SMALL_SCRIPT, {"launches": 0.4}, {"nvtx": 0.3}, {"backward": 0.1}, {"collectives": 1.0}]
+)
+def test_no_plan_leaves_a_job_without_what_tells_steps_and_each_keeps_the_budget(
+    costs: dict[str, float], scale: float
+) -> None:
+    """Where the cost of a window of 20 ms can be kept by one a minute: a job that is a thousand times slower cannot."""
+    costs = {subject: cost * scale for subject, cost in costs.items()}
+    made = plan(costs, costs, 0.01)
+    throughout = sum(cost for subject, cost in costs.items() if subject not in made.windowed | made.off)
+    in_windows = sum(costs.get(subject, 0.0) for subject in made.windowed)
+    assert not made.off or throughout or made.windowed, "something tells steps"
+    if made.windowed:
+        assert made.length_s >= 0.02
+        assert made.duty > 0
+    if LEAST_DUTY * in_windows < 0.01:
+        assert throughout + in_windows * made.duty <= 0.01 * 1.001
+
+
+def test_what_went_first_and_would_not_have_had_to_comes_back_at_once() -> None:
+    """Ranges are the matter, not the launches that are more expendable."""
+    made = plan({"launches": 0.003, "ranges": 0.05, "backward": 0.0005}, {"launches": 0.003}, 0.01)
+    assert (made.off, made.windowed) == ({"ranges"}, set())
+
+
+def test_exits_go_before_entries() -> None:
+    costs = {"launches": 0.002, "copies": 0.009, "waits": 0.0005}
+    made = plan(costs, {**costs, "copies": 0.003}, 0.01)
+    assert made.names() == ("durations of copies",)
+    assert made.entries == {"copies"}
+    assert made.duty == 1.0
+
+
+def test_products_go_altogether() -> None:
+    made = plan({"math": 0.02, "launches": 0.004}, {"math": 0.02, "launches": 0.004}, 0.01)
+    assert made.off == {"math"}
+    assert not made.windowed
+
+
+def test_ranges_that_alone_tell_steps_are_seen_in_windows() -> None:
+    alone, beside = (plan({"nvtx": 0.3, **more}, {}, 0.01) for more in ({}, {"launches": 1e-4}))
+    assert (alone.windowed, alone.off) == ({"nvtx"}, set())
+    assert (beside.windowed, beside.off) == (set(), {"nvtx"})
+
+
+def test_longer_steps_have_longer_windows() -> None:
+    costs = {"launches": 0.12, "collectives": 0.001}
+    short, long = (plan(costs, costs, 0.01, step_s=step_s) for step_s in (0.001, 0.06))
+    assert long.length_s >= 12 * 0.06 > short.length_s
+    assert long.duty == pytest.approx(short.duty)
+
+
+def test_windows_follow_what_they_cost_without_a_word() -> None:
+    governor = Governor(0.01)
+    probed(governor, {"launches": 0.12}, 0.0)
+    duty = governor.plan.duty
+    assert probed(governor, {"launches": 0.36}, 2.0) == []
+    assert governor.plan.duty == pytest.approx(duty / 3)
+    assert [rung.name for rung in governor.taken] == ["launches"]
+
+
+def test_launches_come_back_when_there_has_been_room_for_long() -> None:
+    governor = Governor(0.01)
+    probed(governor, {"launches": 0.12, "collectives": 0.001}, 0.0)
+    calm = {"launches": 0.001, "collectives": 0.001}
+    assert probed(governor, calm, 10.0) == []
+    assert probed(governor, calm, 10.0 + RETURN_S - 1) == []
+    assert probed(governor, calm, 10.0 + RETURN_S) == ["+launches"]
+    assert governor.plan == Plan()
+    assert not governor.taken
+    # It was too early: the next wait is twice as long.
+    probed(governor, {"launches": 0.12, "collectives": 0.001}, 100.0)
+    assert probed(governor, calm, 110.0) == []
+    assert probed(governor, calm, 110.0 + RETURN_S) == []
+    assert probed(governor, calm, 110.0 + 2 * RETURN_S) == ["+launches"]
+
+
+def test_what_numbers_or_bounds_steps_never_comes_back() -> None:
+    """Calls of a communicator that were missed cannot be numbered; steps by backward passes have other bounds."""
+    governor = Governor(0.01)
+    probed(governor, {**SMALL_SCRIPT, **LAUNCH_BOUND, "ranges": 1.0, "nvtx": 1.0}, 0.0)
+    for turn in range(3000):
+        probed(governor, dict.fromkeys([*LAUNCH_BOUND, "ranges", "nvtx"], 1e-6), 10.0 + 2 * turn)
+    assert governor.plan.windowed == {"collectives"}
+    assert governor.plan.off == {"ranges", "nvtx"}
 
 
 def programs(ns: int, runs: int) -> dict[str, tuple[int, int]]:

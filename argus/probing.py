@@ -1,0 +1,378 @@
+"""The probing side of a trace: carries out what ``capture.governor.Plan`` says is probed, opens windows in turns, and
+finds the call by which steps are counted where collectives are seen in windows only.
+
+A window ends by itself (``capture.bpf.Window``). What was called after its probes began to go, or before all were on,
+is in no window: of some functions it was seen, of others not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus import records
+from argus.capture import calls, launches
+from argus.capture.bpf import Probes, Subject, Window
+from argus.capture.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Plan
+from argus.coverage import Seen
+from argus.roster import Job
+from argus.semantics.steps import collective_codes, launch_codes
+from argus.semantics.thinned_steps import SEEN, Pulse, concatenate_windows, find_pulse
+
+SUBJECTS: tuple[Subject, ...] = get_args(Subject)
+GONE_NS = 60_000_000
+"""So long after a window has ended its probes may be there: each is away after a grace period of the kernel."""
+PULSE_STEPS = 50
+"""Steps in a window in which only the pulse is seen, where it cannot be seen throughout."""
+UNDISTURBED = 1.02
+"""Steps that windows make so much longer at most are stored like others."""
+HEAVY_TURN = 8
+"""Every so many windows one in which all is seen, where the others are for the pulse alone."""
+EARLY_CALLS = 65_536
+"""Calls of the beginning that are kept to look for a pulse in, should it be needed."""
+RUN_NS = 1_000
+"""A program's run, with what it writes to a ring: ``scripts/bench probe``."""
+
+
+@dataclass
+class _Searched:
+    """Calls of one job in windows, until its pulse is known.
+
+    Attributes:
+        begin_ns, end_ns: Of the window that is gathered; 0: it goes on.
+        parts: By rank.
+    """
+
+    begin_ns: int
+    end_ns: int = 0
+    parts: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
+
+
+@dataclass
+class _OfJob:
+    searched: _Searched | None = None
+    pulse: Pulse | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """When the pulse was seen; the end is 0 as long as it is."""
+    steps_at: int = 0
+    """Steps counted when this began."""
+
+
+class ProbingSide:
+    """What is probed, over time.
+
+    Args:
+        probes: The session's.
+        budget: Share of the jobs' time.
+        note: Takes what there is to say.
+
+    Attributes:
+        plan: What is in force.
+        on_ns: For how long each subject was seen in windows so far.
+        elapsed_since_ns: By subject, since when it is seen in windows.
+    """
+
+    def __init__(self, probes: Probes, budget: float, note: Callable[[str], None]) -> None:
+        self._probes = probes
+        self._budget = budget or DEFAULT_BUDGET
+        self._note = note
+        self.plan = Plan()
+        self.on_ns: dict[str, int] = dict.fromkeys(SUBJECTS, 0)
+        self.thinned_since_ns: dict[str, int] = {}
+        self._window: Window | None = None
+        self._of_pulse = False
+        """Whether the window is for the pulse alone."""
+        self._due = 0.0
+        self._turn = 0
+        self._jobs: dict[int, tuple[Job, _OfJob]] = {}
+        self._slowed = 1.0
+        self._early: dict[int, dict[int, list[NDArray[np.void]]]] = {}
+        self._early_calls = 0
+        self._failed = 0
+        """Windows in a row in which no pulse was found: they grow."""
+        self._in_windows: Tally[str] = Tally()
+        self._heavy = 0
+        self._share = 0.0
+        """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
+        self._shown = Plan()
+        """The plan that was told last: small changes of windows are not worth a row."""
+
+    # ---- the plan
+
+    def apply(self, plan: Plan, jobs: Iterable[Job], attached_ns: int, slowed: float) -> int:
+        """Probes what a plan says from now on.
+
+        Args:
+            plan: The new one.
+            jobs: All of them.
+            attached_ns: Since when all was probed that is.
+            slowed: How many times as long a step takes while all is probed.
+
+        Returns:
+            Since when that is so: when probes began to go, CLOCK_MONOTONIC.
+        """
+        since_ns = time.monotonic_ns()
+        before, self.plan, self._slowed = self.plan, plan, slowed
+        unprobed = plan.windowed | plan.off
+        gone = [subject for subject in SUBJECTS if subject in unprobed and subject in self._probes.probed]
+        changed = [
+            subject
+            for subject in SUBJECTS
+            if subject not in unprobed
+            and subject in self._probes.probed
+            and (subject in plan.entries) != (subject in self._probes.entries_only)
+        ]
+        back = [subject for subject in SUBJECTS if subject in (before.windowed | before.off) - unprobed]
+        self._probes.detach_optional(*gone, *changed)
+        for subject in (*changed, *back):
+            if subject in plan.entries:
+                self._probes.entries_only.add(subject)
+            else:
+                self._probes.entries_only.discard(subject)
+            if subject != "math":  # those wait for GPU times
+                self._probes.attach_optional(subject)
+        for name in plan.windowed - before.windowed:
+            self.thinned_since_ns[name] = since_ns
+        if "ranges" in plan.off - before.off:
+            for job in jobs:
+                job.thin_marks(since_ns)
+        if "collectives" in plan.windowed - before.windowed:
+            for job in jobs:
+                self._begin_search(job, attached_ns, since_ns)
+        if "nvtx" in plan.windowed - before.windowed:
+            for job in jobs:
+                job.thin_ranges(since_ns)
+        if "backward" in plan.windowed - before.windowed:
+            for job in jobs:
+                job.pulse_spans = [(0, since_ns)]
+        if plan.windowed and not self._due:
+            self._due = time.monotonic() + plan.period_s
+        return since_ns
+
+    def _begin_search(self, job: Job, attached_ns: int, since_ns: int) -> None:
+        """What was seen until now is the first window. Its newest records have not been read yet."""
+        if job.thin_calls(since_ns):
+            early = self._early.pop(id(job), {})
+            self._jobs[id(job)] = job, _OfJob(_Searched(attached_ns, since_ns, early))
+
+    # ---- windows
+
+    @property
+    def due(self) -> float:
+        """When ``poll`` has something to do, as ``time.monotonic`` tells it."""
+        return self._due if self.plan.windowed else float("inf")
+
+    def poll(self, now: float, jobs: Iterable[Job]) -> None:
+        """Opens a window when its turn has come, and takes note of one that has ended."""
+        if self._window is not None and self._window.end_ns:
+            self._end_window(self._window, jobs)
+        if not self.plan.windowed or now < self._due or self._window is not None:
+            return
+        pulses = {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
+        alone = pulses - self._probes.pulse
+        self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
+        self._turn += 1
+        searching = any(state.pulse is None for _, state in self._jobs.values())
+        length = min(self.plan.length_s * 2 ** (min(self._failed, 6) if searching else 0), LONGEST_WINDOW_S)
+        period = length / self.plan.duty
+        if self._of_pulse:
+            share = max(self._pulse_share(), self._share)
+            step_s = max((state.pulse.step_ns for _, state in self._jobs.values() if state.pulse), default=0) / 1e9
+            length = min(max(PULSE_STEPS * step_s, 0.1), LONGEST_WINDOW_S)
+            period = max(length * share / (OF_BUDGET * self._budget), 2 * length)
+        only = alone if self._of_pulse else None
+        self._window = self._probes.open_window([s for s in SUBJECTS if s in self.plan.windowed], length, only)
+        self._due = now + period
+        if self._window is None:
+            return
+        for job in jobs:
+            if job.pulse_spans is not None and not self._of_pulse:
+                if job.thinned is not None:
+                    job.thinned.unseen(job.pulse_spans[-1][1], self._window.begin_ns)
+                job.pulse_spans.append((self._window.begin_ns, 0))
+                del job.pulse_spans[:-64]
+            state = self._jobs.get(id(job), (job, None))[1]
+            if state is None:
+                continue
+            if state.pulse is None:
+                state.searched = _Searched(self._window.begin_ns)
+            elif self._of_pulse:
+                self._begin_span(job, state, self._window.begin_ns)
+
+    def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
+        self._window = None
+        for job in jobs:
+            if job.pulse_spans and not job.pulse_spans[-1][1]:
+                job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
+            elif job.thinned is not None and not self._of_pulse and self._slowed > UNDISTURBED:
+                job.thinned.disturbed(window.begin_ns - GONE_NS // 4, window.end_ns + GONE_NS)
+        if not self._of_pulse:
+            for subject in window.subjects:
+                self.on_ns[subject] += window.end_ns - window.begin_ns
+        for _, state in self._jobs.values():
+            if state.searched is not None and not state.searched.end_ns:
+                state.searched.end_ns = window.end_ns
+            elif self._of_pulse and state.spans and not state.spans[-1][1]:
+                state.spans[-1] = state.spans[-1][0], window.end_ns
+
+    def _begin_span(self, job: Job, state: _OfJob, begin_ns: int) -> None:
+        if job.thinned is not None:
+            job.thinned.unseen(state.spans[-1][1] if state.spans else 0, begin_ns)
+        state.spans.append((begin_ns, 0))
+        del state.spans[:-64]
+
+    # ---- the pulse
+
+    def take(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
+        """Takes calls of a rank that are seen in windows, or its pulse: LAUNCH or COLLECTIVE rows, shape (n,)."""
+        if id(job) not in self._jobs:
+            if self._early_calls < EARLY_CALLS:
+                self._early_calls += len(events)
+                self._early.setdefault(id(job), {}).setdefault(rank, []).append(seen_calls(events))
+            return
+        state = self._jobs[id(job)][1]
+        ts = events["ts_ns"].astype(np.int64)
+        if state.searched is not None:
+            inside = (ts >= state.searched.begin_ns) & (ts < (state.searched.end_ns or 1 << 62))
+            state.searched.parts.setdefault(rank, []).append(seen_calls(events[inside]))
+        if state.pulse is None or job.thinned is None:
+            return
+        mine = ts[events["call"] == state.pulse.call]
+        for begin, end in state.spans:
+            job.thinned.feed(rank, mine[(mine >= begin) & (mine < (end or 1 << 62))])
+
+    def work(self, jobs: Iterable[Job], drained_ns: int) -> None:
+        """Looks for pulses in windows that have ended and whose records are all there."""
+        for job in jobs:
+            state = self._jobs.get(id(job), (job, None))[1]
+            if state is not None and state.searched is not None and 0 < state.searched.end_ns < drained_ns - GONE_NS:
+                self._search(job)
+
+    def _search(self, job: Job) -> None:
+        state = self._jobs[id(job)][1]
+        searched, state.searched = state.searched, None
+        if searched is None or job.thinned is None:
+            return
+        prices = {call: int(price) for call, price in enumerate(self._probes.entry_prices().tolist()) if price}
+        found: dict[int, Pulse] = {}
+        for rank, parts in sorted(searched.parts.items()):
+            seen = concatenate_windows(parts)
+            if pulse := find_pulse(seen["code"].copy(), seen["call"].copy(), seen["ts"].copy(), prices):
+                found[rank] = pulse
+        if not found or len(found) < len(searched.parts):
+            self._failed += 1
+            return
+        # All ranks' probes are on the same functions.
+        able = set.intersection(*(set(pulse.calls) for pulse in found.values())) & prices.keys()
+        if not able:
+            return
+        call = min(able, key=lambda call: (sum(p.calls[call] * prices[call] for p in found.values()), call))
+        first = next(iter(found.values()))
+        state.pulse = Pulse(call, first.calls[call], first.step_ns, first.calls)
+        for rank, pulse in found.items():
+            job.begin_pulses(rank, pulse.calls[call], round(pulse.step_ns / self._slowed), pulse.calls)
+        self._count_by(job, state)
+
+    def _count_by(self, job: Job, state: _OfJob) -> None:
+        assert state.pulse is not None
+        name = calls.CALLS[state.pulse.call].symbol
+        share = self._pulse_share()
+        throughout = share <= OF_BUDGET * self._budget
+        if throughout:
+            self._probes.set_pulse(self._probes.pulse | {state.pulse.call})
+            self._begin_span(job, state, time.monotonic_ns())
+        how = "throughout" if throughout else "in windows"
+        self._note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
+
+    def _pulse_share(self) -> float:
+        """What pulses cost while they are seen, as a share of the jobs' time: of the job with most."""
+        prices = self._probes.entry_prices()
+        shares = [
+            p.per_step * (int(prices[p.call]) + RUN_NS) * self._slowed / p.step_ns
+            for _, state in self._jobs.values()
+            if (p := state.pulse) is not None
+        ]
+        return max(shares, default=0.0)
+
+    def weigh(self, share: float) -> None:
+        """Takes what the pulses that are seen throughout have cost, as a share of the jobs' time: where that is too
+        much twice, they are seen in windows from then on."""
+        self._heavy = self._heavy + 1 if self._probes.pulse and share > OF_BUDGET * self._budget else 0
+        if self._heavy < PATIENCE:
+            return
+        self._heavy = 0
+        now_ns = time.monotonic_ns()
+        self._probes.set_pulse(())
+        for job, state in self._jobs.values():
+            if state.pulse is not None and state.spans and not state.spans[-1][1]:
+                state.spans[-1] = state.spans[-1][0], now_ns
+                self._note(
+                    f"steps of {job.name} are counted in windows: {calls.CALLS[state.pulse.call].symbol} costs too much"
+                )
+        self._share = share
+
+    # ---- what is known of it
+
+    def seen(self, subjects: Iterable[Subject]) -> Seen | None:
+        """How much of subjects is seen; None: as they are probed."""
+        if not any(subject in self.plan.windowed for subject in subjects):
+            return None
+        if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:
+            self._shown = self.plan
+        shown = self._shown
+        text = f"what it costs is above --max-overhead: seen in windows of about {1e3 * shown.length_s:.0f} ms"
+        return Seen(shown.duty, round(1e9 * shown.period_s), text)
+
+    def until_ns(self, subject: Subject) -> int:
+        """Until when a subject was seen throughout, if it is seen in windows now, CLOCK_MONOTONIC."""
+        return self.thinned_since_ns[subject] if subject in self.plan.windowed else 1 << 62
+
+    def count(self, subject: Subject, ts_ns: NDArray[np.uint64]) -> None:
+        """Takes when calls of a subject were made: those that came while it is seen in windows are counted apart."""
+        self._in_windows[subject] += int(np.sum(ts_ns >= self.until_ns(subject)))
+
+    def describe(self, counts: Mapping[Subject, int], now_ns: int, started_ns: int) -> list[str]:
+        """What was seen in windows, in lines for people.
+
+        Args:
+            counts: How many calls of each subject were seen in all.
+            now_ns, started_ns: Now, and when the trace began, CLOCK_MONOTONIC.
+        """
+        lines = []
+        for subject, count in counts.items():
+            since = self.thinned_since_ns.get(subject)
+            if since is None or subject not in self.plan.windowed:
+                continue
+            thinned_ns, on_ns = max(now_ns - since, 1), self.on_ns[subject]
+            share = min((max(since - started_ns, 0) + on_ns) / max(now_ns - started_ns, 1), 1.0)
+            inside = self._in_windows[subject]
+            # While it is seen the job makes fewer of them.
+            made = count - inside + inside * self._slowed * thinned_ns / on_ns if on_ns else float(count)
+            how = f"about {made:,.0f} were made (extrapolated)" if on_ns else "what was made since is not known"
+            lines.append(f"overhead: {subject} were seen in {share:.1%} of the time: {count:,}; {how}")
+        return lines
+
+    def forget(self, job: Job) -> None:
+        """Drops what is kept of a job that is over."""
+        self._jobs.pop(id(job), None)
+        self._early.pop(id(job), None)
+
+
+def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:
+    """What tells calls apart, for ``find_pulse``: LAUNCH or COLLECTIVE rows → ``SEEN`` rows, shape (n,)."""
+    out = np.zeros(len(events), SEEN)
+    out["ts"], out["call"] = events["ts_ns"], events["call"]
+    if events.dtype == records.LAUNCH:
+        launching = launches.is_launch(events)
+        out["code"] = events["call"]
+        if launching.any():
+            out["code"][launching] = launch_codes(events[launching])[1]
+    else:
+        out["code"] = collective_codes(events)
+    return out

@@ -1,0 +1,270 @@
+"""Steps from one event a step, seen throughout or in windows: where observing more would cost the job too much.
+
+The event (a **pulse**) is the begin of PyTorch's backward passes, or a call that each step makes equally often: which,
+is found in short windows in which every call is seen (``find_pulse``). A step begins at a pulse and ends at the next
+one, or after as many as a step has. Where pulses are seen throughout, steps are counted exactly. What was not observed
+is unknown, not missing: a step that the edge of a window cuts is no step, and numbers go on by how many steps fit in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.semantics.steps import BY_PULSES, ITERATION, find_period
+
+Int = NDArray[np.int64]
+
+REPEATS = 4
+"""So often a unit must repeat in a window before one of its calls is taken for a pulse."""
+USUAL = 64
+"""Newest steps from which the usual duration is taken."""
+KEPT = 4096
+"""Newest steps of the first rank by which the others' are numbered."""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A call that each step makes equally often.
+
+    Attributes:
+        call: Its number (``capture.calls``).
+        per_step: How often a step makes it.
+        step_ns: How long a step took while everything was seen.
+        calls: Of a step: how often it makes each call, by number.
+    """
+
+    call: int
+    per_step: int
+    step_ns: int
+    calls: Mapping[int, int] = field(default_factory=dict)
+
+
+def find_pulse(
+    codes: NDArray[np.uint64], called: NDArray[np.int64], ts: Int, prices: Mapping[int, int]
+) -> Pulse | None:
+    """The cheapest call to count steps by, if what was called in a window repeats.
+
+    Args:
+        codes: What was called, all that tells calls apart, in order of time, shape (n,).
+        called: Numbers of the functions, shape (n,).
+        ts: When, ns, shape (n,).
+        prices: What a hit of each costs, ns; functions without a price are no pulses.
+
+    Returns:
+        That which costs least in a step; of equals, the rarest.
+    """
+    period = find_period(codes.view(np.int64))
+    if period is None or len(codes) < REPEATS * period.length:
+        return None
+    units = len(codes) // period.length
+    newest = called[len(codes) - period.length :]
+    step_ns = int((ts[-1] - ts[-1 - (units - 1) * period.length]) // (units - 1))
+    counts = {int(call): int(count) for call, count in zip(*np.unique(newest, return_counts=True), strict=True)}
+    able = [call for call in counts if prices.get(call, 0) > 0]
+    if not able or step_ns <= 0:
+        return None
+    best = min(able, key=lambda call: (counts[call] * prices[call], counts[call], call))
+    return Pulse(best, counts[best], step_ns, counts)
+
+
+@dataclass
+class _Rank:
+    rank: int
+    per_step: int
+    waiting: list[Int] = field(default_factory=list)
+    last: int = 0
+    """Begin of the step that it is in; 0: not known."""
+    number: int = 0
+    """Of that step."""
+    count: int = 0
+    """Pulses of that step so far, the first included."""
+    newest: int = 0
+    """The newest pulse."""
+    sure: bool = True
+    usual: deque[int] = field(default_factory=lambda: deque(maxlen=USUAL))
+    collectives: int = 0
+    launches: int = 0
+
+    @property
+    def step_ns(self) -> int:
+        return int(np.median(self.usual)) if self.usual else 0
+
+
+class ThinnedSteps:
+    """Steps of one job from its ranks' pulses.
+
+    Attributes:
+        counters: ``steps_not_observed`` (that fit into the time in which pulses were not seen), ``steps_disturbed``
+            (counted, but not stored, since more was observed meanwhile, which slowed them).
+    """
+
+    def __init__(self) -> None:
+        self.counters: Tally[str] = Tally()
+        self._ranks: dict[int, _Rank] = {}
+        self._unseen: list[tuple[int, int]] = []
+        self._disturbed: list[tuple[int, int]] = []
+        self._first: deque[tuple[int, int]] = deque(maxlen=KEPT)
+        """Begin and number of the first rank's steps."""
+
+    @property
+    def ranks(self) -> set[int]:
+        """Those that were begun."""
+        return set(self._ranks)
+
+    @property
+    def step_ns(self) -> int:
+        """How long a step usually takes; 0: not known."""
+        return max((state.step_ns for state in self._ranks.values()), default=0)
+
+    def begin(
+        self,
+        rank: int,
+        per_step: int,
+        *,
+        number: int = 0,
+        after_ns: int = 0,
+        step_ns: int = 0,
+        pulses: int = 0,
+        collectives: int = 0,
+        launches: int = 0,
+    ) -> None:
+        """Goes on from where a rank's steps were found otherwise.
+
+        Args:
+            rank: Global rank.
+            per_step: Pulses of a step.
+            number: Of the step in which the next pulse is.
+            after_ns: When the last whole step ended that was found otherwise; 0: none was.
+            step_ns: How long steps took until then; 0: not known.
+            pulses: Pulses of that step that were there already.
+            collectives, launches: Calls that a step makes, for rows.
+        """
+        state = self._ranks[rank] = _Rank(rank, max(per_step, 1), collectives=collectives, launches=launches)
+        state.number, state.newest, state.count = number, after_ns, pulses
+        if step_ns:
+            state.usual.append(step_ns)
+        state.sure = bool(after_ns)
+
+    def feed(self, rank: int, ts: Int) -> None:
+        """Takes pulses of a rank, CLOCK_MONOTONIC, shape (n,)."""
+        if rank in self._ranks and len(ts):
+            self._ranks[rank].waiting.append(np.asarray(ts, np.int64))
+
+    def unseen(self, begin_ns: int, end_ns: int) -> None:
+        """Between these moments pulses were not observed."""
+        self._unseen.append((begin_ns, end_ns))
+
+    def disturbed(self, begin_ns: int, end_ns: int) -> None:
+        """Between these moments so much was observed that steps were slower for it."""
+        self._disturbed.append((begin_ns, end_ns))
+
+    def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
+        """The steps completed since the last call.
+
+        Args:
+            until_ns: All pulses before this have been fed.
+            final: Nothing more will come.
+
+        Returns:
+            :data:`argus.semantics.steps.ITERATION` rows, ordered by rank and step.
+        """
+        rows: list[tuple[float, ...]] = []
+        for place, (_, state) in enumerate(sorted(self._ranks.items())):
+            if not state.waiting:
+                continue
+            ts = np.sort(np.concatenate(state.waiting))
+            ready = len(ts) if final else int(np.searchsorted(ts, until_ns, side="right"))
+            state.waiting = [ts[ready:]] if ready < len(ts) else []
+            rows += self._walk(state, ts[:ready], first=place == 0)
+        oldest = min((state.newest for state in self._ranks.values() if state.newest), default=0)
+        self._unseen = [span for span in self._unseen if span[1] >= oldest]
+        self._disturbed = [span for span in self._disturbed if span[1] >= oldest]
+        return np.array(rows, ITERATION) if rows else np.empty(0, ITERATION)
+
+    def _walk(self, state: _Rank, ts: Int, *, first: bool) -> list[tuple[float, ...]]:
+        rows: list[tuple[float, ...]] = []
+        for part in self._parts(state.newest, ts):
+            if not len(part):
+                continue
+            cut = state.newest and self._cut(state.newest, int(part[0]))
+            if cut or not state.newest:
+                self._place(state, part)
+            for pulse in part.tolist():
+                rows += self._step(state, pulse, first)
+        return rows
+
+    def _parts(self, newest: int, ts: Int) -> list[Int]:
+        """Pulses between which nothing was unseen."""
+        ends = sorted(end for begin, end in self._unseen if end > newest)
+        return np.split(ts, np.searchsorted(ts, ends)) if ends else [ts]
+
+    def _cut(self, before: int, after: int) -> bool:
+        return any(begin < after and end > before for begin, end in self._unseen)
+
+    def _place(self, state: _Rank, part: Int) -> None:
+        """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
+        begun, step_ns, before = int(part[0]), state.step_ns, state.number
+        state.count = 0
+        if state.per_step > 1 and len(part) > 1:
+            gaps = np.diff(part)
+            # What ends a step (an optimiser, a log line) takes longer than what lies between its pulses.
+            means = [float(np.mean(gaps[i :: state.per_step])) for i in range(min(state.per_step, len(gaps)))]
+            state.count = state.per_step - 1 - int(np.argmax(means))
+        if state.newest:
+            passed = round((begun - (state.last or state.newest)) / step_ns) if step_ns else 0
+            state.number += max(passed, 1) if state.last else passed
+        times = np.array([begin for begin, _ in self._first], np.int64)
+        nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1
+        if nearest >= 0 and step_ns and abs(int(times[nearest]) - begun) < step_ns / 2:
+            state.number = max(self._first[nearest][1], before)
+        self.counters["steps_not_observed"] += max(state.number - before - bool(state.last), 0)
+        state.last, state.sure = 0, False
+
+    def _step(self, state: _Rank, pulse: int, first: bool) -> list[tuple[float, ...]]:
+        state.newest = pulse
+        if state.count % state.per_step:
+            state.count += 1
+            return []
+        rows: list[tuple[float, ...]] = []
+        if state.last:
+            duration = pulse - state.last
+            if any(begin < pulse and end > state.last for begin, end in self._disturbed):
+                self.counters["steps_disturbed"] += 1
+            else:
+                state.usual.append(duration)
+                sure = 1.0 if state.sure else 0.5
+                rows.append(
+                    (
+                        state.rank,
+                        state.number,
+                        state.last,
+                        duration,
+                        state.collectives,
+                        state.launches,
+                        BY_PULSES,
+                        sure,
+                    )
+                )
+        if state.count:
+            state.number += 1
+        state.last, state.count = pulse, 1
+        if first:
+            self._first.append((pulse, state.number))
+        return rows
+
+
+def concatenate_windows(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
+    """Calls of a window in order of time: :data:`SEEN` rows."""
+    kept = list(parts)
+    joined = np.concatenate(kept) if kept else np.empty(0, SEEN)
+    return joined[np.argsort(joined["ts"], kind="stable")]
+
+
+SEEN = np.dtype([("ts", "<i8"), ("code", "<u8"), ("call", "<i8")])
+"""One call in a window: when, what tells it apart, and the function's number."""

@@ -1,0 +1,113 @@
+"""Steps from one event a step, seen throughout or in windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from argus.semantics.steps import BY_PULSES
+from argus.semantics.thinned_steps import ThinnedSteps, find_pulse
+
+MS = 10**6
+
+
+def rows_of(steps: ThinnedSteps, until: int = 1 << 62, final: bool = True) -> list[tuple[int, int, int, int, float]]:
+    found = steps.advance(until, final=final)
+    assert (found["method"] == BY_PULSES).all()
+    columns = (found[name].tolist() for name in ("rank", "step", "ts_ns", "duration_ns", "confidence"))
+    return list(zip(*columns, strict=True))
+
+
+def test_steps_go_on_from_where_they_were_found_otherwise() -> None:
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=7, after_ns=100 * MS, step_ns=3 * MS)
+    steps.feed(0, np.arange(101, 120, 3) * MS)
+    assert rows_of(steps) == [(0, 7 + i, (101 + 3 * i) * MS, 3 * MS, 1.0) for i in range(6)]
+    assert steps.step_ns == 3 * MS
+
+
+def test_micro_batches_make_one_step() -> None:
+    """Four backward passes a step, of which two were there already."""
+    steps = ThinnedSteps()
+    steps.begin(0, 4, number=5, after_ns=MS, step_ns=10 * MS, pulses=2)
+    steps.feed(0, np.array([8, 9, 12, 14, 16, 18, 22, 24, 26, 28, 32]) * MS)
+    assert rows_of(steps) == [(0, 6, 12 * MS, 10 * MS, 1.0), (0, 7, 22 * MS, 10 * MS, 1.0)]
+
+
+def test_batches_of_pulses_change_nothing() -> None:
+    pulses = np.arange(1, 50) * 2 * MS
+    whole, parts = ThinnedSteps(), ThinnedSteps()
+    for steps in (whole, parts):
+        steps.begin(0, 3, number=0, after_ns=MS, step_ns=6 * MS)
+    whole.feed(0, pulses)
+    found = []
+    for part in np.array_split(pulses, 11):
+        parts.feed(0, part)
+        found += rows_of(parts, int(part[-1]) - MS, final=False)
+    assert found + rows_of(parts) == rows_of(whole)
+
+
+def test_what_a_window_cuts_is_no_step_and_numbers_go_on() -> None:
+    """Steps of 10 ms, seen from 100 to 150 ms and from 400 to 450 ms."""
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=3, after_ns=96 * MS, step_ns=10 * MS)
+    steps.unseen(150 * MS, 400 * MS)
+    steps.feed(0, np.array([105, 115, 125, 135, 145, 405, 415, 425, 435, 445]) * MS)
+    found = rows_of(steps)
+    assert [row[1] for row in found] == [3, 4, 5, 6, 33, 34, 35, 36]
+    assert {row[3] for row in found} == {10 * MS}
+    assert [row[4] for row in found] == [1.0] * 4 + [0.5] * 4
+    assert steps.counters["steps_not_observed"] == 25  # those that lay between, and the cut one
+
+
+def test_after_a_gap_all_ranks_have_the_same_numbers() -> None:
+    """Though what each would conclude alone differs: the second rank's steps were not known."""
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=0, after_ns=MS, step_ns=10 * MS)
+    steps.begin(1, 1, number=0, after_ns=MS, step_ns=11 * MS)
+    steps.unseen(60 * MS, 700 * MS)
+    for rank, late in ((0, 0), (1, 2)):
+        steps.feed(rank, (np.array([11, 21, 31, 41, 51, 701, 711, 721, 731]) + late) * MS)
+    found = rows_of(steps)
+    assert [row[1] for row in found if row[0] == 0] == [row[1] for row in found if row[0] == 1]
+
+
+def test_where_more_is_observed_steps_are_counted_and_not_stored() -> None:
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=0, after_ns=MS, step_ns=10 * MS)
+    steps.disturbed(32 * MS, 45 * MS)
+    steps.feed(0, np.array([10, 20, 30, 45, 60, 70, 80]) * MS)
+    assert [(row[1], row[3]) for row in rows_of(steps)] == [
+        (0, 10 * MS),
+        (1, 10 * MS),
+        (3, 15 * MS),
+        (4, 10 * MS),
+        (5, 10 * MS),
+    ]
+    assert steps.counters["steps_disturbed"] == 1
+
+
+def test_micro_batches_after_a_gap_begin_behind_the_longest_pause() -> None:
+    steps = ThinnedSteps()
+    steps.begin(0, 2, number=0, after_ns=0, step_ns=10 * MS)
+    # 3 ms between the two of a step, 7 ms behind them; first seen in the middle.
+    steps.feed(0, np.array([3, 10, 13, 20, 23, 30, 33]) * MS)
+    assert [(row[2], row[3]) for row in rows_of(steps)] == [(10 * MS, 10 * MS), (20 * MS, 10 * MS)]
+
+
+def test_the_cheapest_call_of_a_repeating_window_is_the_pulse() -> None:
+    """A unit of 6 launches of three kernels, two copies and a wait."""
+    unit = [(1, 0), (2, 0), (9, 1), (3, 0), (1, 0), (2, 0), (9, 1), (3, 0), (7, 2)]
+    codes = np.array([code for code, _ in unit] * 8, np.uint64)
+    called = np.array([call for _, call in unit] * 8, np.int64)
+    ts = np.arange(len(codes), dtype=np.int64) * 1000
+    pulse = find_pulse(codes, called, ts, {0: 700, 1: 700, 2: 9000})
+    assert pulse is not None
+    assert (pulse.call, pulse.per_step, pulse.step_ns) == (1, 2, 9000)
+    assert pulse.calls == {0: 6, 1: 2, 2: 1}
+    rarest = find_pulse(codes, called, ts, {0: 700, 1: 700, 2: 700})
+    assert rarest is not None
+    assert rarest.call == 2
+    assert find_pulse(codes, called, ts, {}) is None
+    shuffled = np.random.default_rng(1).permutation(codes)
+    assert find_pulse(shuffled, called, ts, {0: 700}) is None
+    assert find_pulse(codes[:20], called[:20], ts[:20], {0: 700}) is None  # two units and a bit
