@@ -137,6 +137,12 @@ class ProbingSide:
                 self._probes.entries_only.discard(subject)
             if subject != "math":  # those wait for GPU times
                 self._probes.attach_optional(subject)
+        if self._probes.pulse:
+            self._probes.set_pulse(self._probes.pulse)  # which of them their subjects bring has changed
+            for job, state in self._jobs.values():
+                if state.spans and not state.spans[-1][1]:
+                    state.spans[-1] = state.spans[-1][0], since_ns
+                    self._begin_span(job, state, time.monotonic_ns())
         for name in plan.windowed - before.windowed:
             self.thinned_since_ns[name] = since_ns
         if "ranges" in plan.off - before.off:

@@ -626,8 +626,8 @@ class Probes:
         return self._pulse
 
     def set_pulse(self, chosen: Iterable[int]) -> None:
-        """Probes the entries of these functions from now on, and no longer those of before. Their subjects are not to
-        be probed throughout."""
+        """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
+        probed throughout are left to them: call it again when that changes."""
         self._close_links([(links, []) for links in self._pulse_links.values()])
         self._pulse_links, self._pulse = {}, frozenset(chosen)
         for attachment in self.attachments:
@@ -635,7 +635,7 @@ class Probes:
 
     def _attach_pulse(self, attachment: Attachment) -> None:
         links = self._pulse_links.setdefault(id(attachment), [])
-        for subject in attachment.optional_points if self._pulse else ():
+        for subject in attachment.optional_points.keys() - self.probed if self._pulse else ():
             for name, entries in _entries(attachment, subject).items():
                 mine = [point for point in entries if point[1] & 0xFF in self._pulse]
                 if mine:
