@@ -31,7 +31,7 @@ STATISTICS_NS = 50
 OPERATION_NS, LAUNCHED_NS = 500, 300
 """CUPTI's own price of an operation of the GPU, and of the record of the call that launched it, in the process:
 docs/gpu.md (725 kernels: 0.35 ms, and 0.57 ms with launches)."""
-FIRST_LOOKS_S = (0.015, 0.1, 0.2, 0.5, 1.0)
+FIRST_LOOKS_S = (0.01, 0.1, 0.2, 0.5, 1.0)
 """After probes were put on: so soon, so that no job is far above its budget for long. Then every ``WINDOW_S``."""
 AGAIN_S = 0.4
 """The same after a look that found probes above the budget."""
