@@ -672,7 +672,7 @@ class Tracer:
 
     def overhead(self) -> list[str]:
         """What it cost the jobs, and what was seen in part for it, in lines for people."""
-        made = {
+        made: dict[Subject, int] = {
             "launches": sum(member.launches for job in self.jobs for member in job.members.values()),
             "collectives": sum(member.collectives for job in self.jobs for member in job.members.values()),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,6 +109,43 @@ def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: st
     own = np.searchsorted(begins, steps["ts"] - offset)
     assert len(np.unique(own)) == len(own)
     assert (np.diff(steps["step"].astype(np.int64)) > 0).all()
+
+
+def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(store_url: str, tmp_path: Path) -> None:
+    """With so small a budget its ranges go within the first second, whatever the machine."""
+    pytest.importorskip("torch")
+    log = tmp_path / "log"
+    program = Path(__file__).parent / "programs" / "small_script.py"
+    with subprocess.Popen([sys.executable, program, log], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        tracing = start_trace(store_url, "--pid", str(job.pid), "--no-stacks", "--max-overhead", "0.1", "--plain")
+        assert tracing.stdout is not None
+        said = []
+        for line in tracing.stdout:
+            said.append(line)
+            if len([line for line in said if SHARE.search(line)]) == 4 or len(said) > 60:
+                break
+        tracing.send_signal(signal.SIGINT)
+        rest, _ = tracing.communicate(timeout=60)
+        job.terminate()
+    assert "PyTorch's ranges are not probed any more" in "".join(said)
+    assert "hang" not in "".join(said) + rest
+    own = np.loadtxt(log, dtype=np.int64)
+    with open_store(store_url, create=False) as store:
+        (offset,) = query_columns(store, "SELECT mono_offset_ns AS n FROM jobs FINAL")["n"].tolist()
+        steps = query_columns(
+            store, "SELECT step, toUnixTimestamp64Nano(ts) AS ts, duration_ns, method FROM iterations ORDER BY step"
+        )
+        seen = query_columns(store, "SELECT seen FROM signal_coverage FINAL WHERE signal = 'ranges' ORDER BY ts")
+    assert seen["seen"].tolist()[-1] == 0
+    chosen = steps["method"] == "pulses"
+    assert chosen.sum() > 50
+    begins = steps["ts"][chosen] - offset
+    # From one backward pass to the next lies the end of one optimiser: numbers and steps are the program's own.
+    ended = np.searchsorted(own, begins)
+    numbers = steps["step"][chosen].astype(np.int64)
+    assert (ended - ended[0]).tolist() == (numbers - numbers[0]).tolist()
 
 
 def test_a_usual_job_is_observed_as_it_was_asked_for(argus: Argus, store_url: str) -> None:
