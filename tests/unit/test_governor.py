@@ -267,8 +267,8 @@ def counted(**more: int) -> dict[str, int]:
 
 
 def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: clock[0])
     clock = [0]
+    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: clock[0])
     side = OverheadSide(0.5)
     side.measured = True
     side.look(100.0, [7], programs(10**6, 1000), {"on_sample": (500, 1)}, counted(stack_samples=10), ALL)
