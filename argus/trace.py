@@ -374,6 +374,7 @@ class Tracer:
                 progress("loading BPF programs for stacks")
                 while not self._loading.wait(POLL_S):
                     self._drain()
+                    self._look_if_due()
                 self._begin_stacks(time.monotonic())
             self._drain()
         except BaseException as failure:
