@@ -12,10 +12,11 @@ from datetime import datetime, timezone
 
 import click
 
+from argus.diagnose.breakdown import heading
 from argus.diagnose.follow import INTERVAL_S, Follower, Round, follow
 from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
-from argus.diagnose.verdict import Finding, Verdict, to_json
+from argus.diagnose.verdict import Breakdown, Finding, Verdict, to_json
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import latest_run, list_runs
@@ -317,6 +318,8 @@ def _print(verdict: Verdict, with_sql: bool, *, hints: bool = True) -> None:
             for evidence in finding["evidence"]:
                 line()
                 line(evidence["sql"], 5, "dim")
+    if "breakdown" in verdict:
+        _print_breakdown(verdict["breakdown"], line, with_sql)
     if verdict["findings"] and hints:
         line()
         if not with_sql:
@@ -330,6 +333,36 @@ def _print(verdict: Verdict, with_sql: bool, *, hints: bool = True) -> None:
     else:
         lost = ", ".join(f"{name} {count:,}" for name, count in coverage["dropped"].items())
         line(f"coverage: incomplete ({lost})", style="yellow")
+
+
+_PARTS = {
+    "phases": "phases of a step",
+    "gpu": "GPU",
+    "gpu_phases": "GPU, by phase",
+    "ranks": "ranks",
+    "kernels": "kernels",
+    "main_thread": "main thread",
+    "lines_on_cpu": "on the CPU",
+    "lines_off_cpu": "off the CPU",
+    "garbage": "garbage collection",
+}
+"""What each part of a breakdown is called."""
+
+
+def _print_breakdown(found: Breakdown, line: Callable[..., None], with_sql: bool) -> None:
+    line()
+    line(f"where the time goes ({heading(found)})", style="bold")
+    width = max(len(_PARTS[part["part"]]) for part in found["parts"])
+    for part in found["parts"]:
+        line(f"{_PARTS[part['part']]:{width}}  {part['text']}", 3)
+        if with_sql:
+            line()
+            line(part["sql"], 5, "dim")
+            line()
+    for number, text in enumerate(found["advice"], 1):
+        if number == 1:
+            line("worth trying first", style="bold")
+        line(f"{number}. {text}", 3)
 
 
 def _ranks(ranks: list[int]) -> str:
