@@ -108,7 +108,9 @@ class Activity:
         where = f" in {label(self.place, lines=True)}" if self.place is not None else ""
         if self.computes >= COMPUTES:
             if self.queued > self.computes / 2:
-                return f"rank {self.rank} would compute ({self.queued:.0%} of the time no CPU is free{where})"
+                return (
+                    f"rank {self.rank} is ready to compute{where}, but for {self.queued:.0%} of the time no CPU is free"
+                )
             return f"rank {self.rank} computes ({self.computes:.0%} of a CPU, most{where})"
         if self.moves:
             return f"rank {self.rank} goes on (it was in several places, most often{where})"

@@ -206,7 +206,8 @@ def find_hang(
     gone = states["rank"][states["state"] == "exited"].astype(np.int64).tolist()
     if not len(states["rank"]) or len(gone) == len(states["rank"]):
         return None, ""  # it ended
-    last_ns = max(stepped, called)
+    last_ns, window = max(stepped, called), looked - int(PLACES_S * 1e9)
+    alive = sorted(set(states["rank"].astype(np.int64).tolist()) - set(gone))
     silent_s, stepless_s = (looked - last_ns) / 1e9, (looked - stepped) / 1e9
     usual_s = HANG_STEPS * step_ns / 1e9
     # Who has no process any more will never come: the others need not be waited for so long.
@@ -217,13 +218,14 @@ def find_hang(
         if stepless_s < max(PAUSE_S, usual_s):
             return None, ""
         doing = "and no call was made" if silent_s > stepless_s / 2 else "though calls go on (an evaluation? a change?)"
-        return None, f"{_no_step(stepless_s, step_ns)}, {doing}"
-    alive = sorted(set(states["rank"].astype(np.int64).tolist()) - set(gone))
+        found = activities(query, params, alive[:: max(1, len(alive) // PEERS)][:PEERS], max(last_ns, window), looked)
+        threads = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+        return None, f"{_no_step(stepless_s, step_ns)}, {doing}" + (f": {describe(threads)}" if threads else "")
     observed = Observed(query, params)
     silent = _Silent(
         {**params, "since_ns": max(0, stepped - int(LOOK_BACK_S * 1e9))}, silent_s,
         silence(query, params, observed, alive, last_ns, looked),
-        max(last_ns, looked - int(PLACES_S * 1e9)), looked + int(PAUSE_S * 1e9), step_ns,
+        max(last_ns, window), looked + int(PAUSE_S * 1e9), step_ns,
         {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}, sorted(gone),
     )  # fmt: skip
     missing = _find_missing(query, silent, observed)

@@ -93,6 +93,11 @@ larger jobs fewer of the newest steps are looked at (:data:`argus.diagnose.phase
 is found by halving."""
 BLOCK = 10
 """Steps that are looked at to tell whether ranks were late before them."""
+LIBRARIES = """
+SELECT rank, max(length(libraries)) AS libraries FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+"""How many libraries with probes each rank has loaded."""
 NOTHING = "nothing to diagnose"
 """How the reason begins where a trace holds nothing that could be diagnosed."""
 REFERENCES = 16
@@ -482,7 +487,12 @@ def _without_steps(query: sql.Query, params: Mapping[str, Any], look: Mapping[st
     )  # fmt: skip
     if any(one.progresses for one in doing):
         return f"no training step was seen: {text}; {describe([one for one in doing if one.progresses])}"
-    if doing and not any((one.place is not None and one.place.kind == "python") or one.waits_for for one in doing):
+    probed = bool(np.any(query(LIBRARIES, params)["libraries"] > 0))
+    if (
+        doing
+        and not probed
+        and not any((one.place is not None and one.place.kind == "python") or one.waits_for for one in doing)
+    ):
         return f"{NOTHING}: {text}, ran no Python and computed nothing; {describe(doing)}"
     return f"{text}: " + (describe(doing) if doing else "they hang, wait or idle")
 

@@ -163,6 +163,25 @@ def test_a_trace_of_nothing_says_so(store: Store) -> None:
     assert "breakdown" not in verdict
 
 
+def test_a_job_that_hung_before_it_was_traced_is_not_nothing(store: Store) -> None:
+    """It has loaded CUDA, and waits in a system call of which no stack tells the library."""
+    with Writer(store, source="test") as writer:
+        store_run(writer, [0], job="hung before")
+        writer.append("ranks", {
+            "job": "hung before", "run": 1, "rank": 0, "host": "node-0", "pid": 1000, "local_rank": 0,
+            "rank_source": "torchrun", "started": T0, "exe": "train", "command": "train",
+            "libraries": [["libcuda.so.1"]], "probes": 40, "state": "traced", "version": 2,
+        })  # fmt: skip
+        store_stacks(writer, [
+            Row(0, stack(native("futex_wait")), ms, "off", ns=2 * S, last_ms=ms + 2000, reason="futex")
+            for ms in range(0, 20_000, 2000)
+        ], job="hung before")  # fmt: skip
+        closed(writer, "hung before", T0 + 20 * S)
+    assert judged(store, "hung before")["reason"].startswith(
+        "1 process made no CUDA or NCCL call while it was traced: rank 0 waits (futex) in futex_wait"
+    )
+
+
 def test_a_short_recording_of_gpus(store: Store) -> None:
     """Three steps of two ranks: idle half of the time, and one computes longer."""
     with Writer(store, source="test") as writer:

@@ -134,7 +134,7 @@ def test_who_computes_goes_on() -> None:
     queued = (True, "python", "off", "runqueue", 0.5, (MAIN, py("evaluate", 31)))
     late = doing((True, "python", "cpu", "", 0.1, (MAIN, py("evaluate", 31))), queued)
     assert late.progresses
-    assert "rank 0 would compute (50% of the time no CPU is free in evaluate (app/train.py:31))" in late.text
+    assert "rank 0 is ready to compute in evaluate (app/train.py:31), but for 50% of the time no CPU" in late.text
     # A thread that does backward passes, and one that the main thread waits for.
     waits = (True, "python", "off", "futex", 1.0, (MAIN, py("wait", 3)))
     assert doing(waits, (False, "pt_autograd_0", "cpu", "", 0.8, (native("sgemm"),))).progresses
@@ -262,6 +262,8 @@ def test_a_rank_that_computes_is_not_hung(store: Store) -> None:
     assert (verdict["status"], verdict["findings"]) == ("inconclusive", [])
     assert "no step was seen for the last 30 s (300 usual steps): rank 0 computes" in verdict["reason"]
     assert "evaluate (app/train.py:31)" in verdict["reason"]
+    shorter = diagnose_store(store, "evaluates", 1, hang_after_s=60)
+    assert "(300 usual steps), and no call was made: rank 0 computes" in shorter["reason"]
     others = judged(store, "one evaluates", {0: (EVALUATES, ""), 1: (IN_BARRIER, "futex")}, missing=0)
     assert others["status"] == "inconclusive"
     assert "others wait for rank 0; rank 0 computes" in others["reason"]
