@@ -50,9 +50,12 @@ SELECT toInt64(toUnixTimestamp64Nano(min(ts))) AS begin_ns, toInt64(toUnixTimest
 FROM stack_samples WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
 """
 PHASES = f"""
-SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns FROM phases WHERE {_STEPS}
+SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns
+FROM (SELECT *, count() OVER (PARTITION BY rank, step) AS parts FROM phases WHERE {_STEPS})
+WHERE parts > 1
 GROUP BY name ORDER BY spent_ns DESC
 """
+"""Steps of which one phase alone is known were found by one mark each: what was in them is not known."""
 GPU_PHASES = f"""
 SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns, toFloat64(sum(overlapped_ns)) AS hidden_ns
 FROM gpu_phases WHERE {_STEPS}

@@ -77,6 +77,9 @@ def test_silence_counts_as_long_as_it_is_observed() -> None:
     # What came back is observed from then on only.
     back = silent(observed((0, "ranges", -10, 0, 0), (0, "ranges", 10, 1, 0)))
     assert back.observed_s == 0
+    # Where ranges were thinned out, the backward passes that steps are counted by are enough.
+    thinned = silent(observed((0, "ranges", -10, 0, 0), (0, "backward", -10, 1, 0)))
+    assert (thinned.observed_s, thinned.unobserved) == (LOOKED_S, "")
     # Of another rank, of one that has ended.
     assert silent(observed(there, (1, "ranges", 4, 0, 0))).observed_s == LOOKED_S
 
