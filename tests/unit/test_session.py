@@ -50,7 +50,9 @@ class Traced:
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> None:
+def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: 100.0, sleep=lambda seconds: None)
+    monkeypatch.setattr(session, "time", clock)
     looked: list[list[tuple[str, int]]] = []
     watch: Any = SimpleNamespace(
         look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list, state="on"
@@ -58,7 +60,7 @@ def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> 
     tracer: Any = Traced()
     said = io.StringIO()
     console = Console(file=said)
-    session._watch(console, tracer, [], time.monotonic() + 60, None, True, watch if judged else None)
+    session._watch(console, tracer, [], 160.0, None, True, watch if judged else None)
     # Whoever asked for a closer look (argus flag) is forgotten in time, even if nobody judges.
     assert tracer.heeded == [["jitter: rank 3"] if judged else []]
     assert looked == ([[("j", 7)]] if judged else [])
