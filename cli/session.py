@@ -205,6 +205,8 @@ def sum_up(console: Console, tracer: Tracer, lost: dict[str, int]) -> int:
         _say(console, line)
     for line in tracer.stacks():
         _say(console, line)
+    for line in tracer.not_started():
+        _say(console, line, style="yellow")
     for line in tracer.overhead():
         _say(console, line)
     if lost:

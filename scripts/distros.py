@@ -206,7 +206,9 @@ def local_folders() -> list[str]:
     """Folders of this machine that pip's settings name."""
     words = re.split(r"[\s,]+", pip_settings() + "\n" + "\n".join(environment().values()))
     paths = {Path(word.removeprefix("file://")) for word in words if word.startswith(("/opt/", "file:///", "/srv/"))}
-    folders = {path if path.is_dir() else path.parent for path in paths if path.exists()}
+    # An index names files that lie beside its folder "simple".
+    paths = {path.parent if path.name == "simple" else path for path in paths if path.exists()}
+    folders = {path if path.is_dir() else path.parent for path in paths}
     return sorted(str(folder) for folder in folders)
 
 
