@@ -259,6 +259,12 @@ def make_root(base: Path, root: Path) -> None:
     subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", f"file://{ROOT}", str(clone)], check=True)
 
 
+def renew_clone(clone: Path) -> None:
+    """Brings the clone of a root that was kept to what is committed here; what is not in git, as .venv, stays."""
+    for words in (["fetch", "--quiet", f"file://{ROOT}", "HEAD"], ["reset", "--quiet", "--hard", "FETCH_HEAD"]):
+        subprocess.run(["git", "-C", str(clone), *words], check=True)
+
+
 # ---- the run
 
 
@@ -306,7 +312,9 @@ def run(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     began = time.monotonic()
     base = make_base(name, folder, options.mirror or debian.mirror(which.origin))
     root = folder / "root"
-    if not (options.keep and root.is_dir()):
+    if options.keep and root.is_dir():
+        renew_clone(root / CLONE[1:])
+    else:
         make_root(base, root)
     head = subprocess.run(["git", "-C", str(root / CLONE[1:]), "rev-parse", "--short", "HEAD"], capture_output=True)
     result: dict[str, Any] = {"name": name, "title": which.title, "commit": head.stdout.decode().strip()}
