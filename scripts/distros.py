@@ -124,7 +124,7 @@ def mounts_below(folder: Path) -> list[str]:
     """Places at or below a folder where something is mounted."""
     places = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     whole = str(folder.resolve())
-    return [place for place in places if place == whole or place.startswith(f"{whole}/")]
+    return [place for place in places if place == whole or place.startswith(f"{whole.rstrip('/')}/")]
 
 
 def remove(folder: Path) -> None:

@@ -138,7 +138,7 @@ def _tracefs() -> State:
             return State(True, place)
     return State(
         False,
-        "not mounted; launches and collectives do not need it",
+        "not mounted; nothing that Argus traces needs it",
         "mount -t tracefs nodev /sys/kernel/tracing",
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import re
 import select
 import subprocess
@@ -26,6 +25,7 @@ from argus.store.open import open_store
 from argus.store.reader import query
 from argus.store.render import readable_duration, table_lines
 from argus.store.writer import Writer
+from tests.lacking import open_terminal
 from tests.stores import new_store
 
 from .stack_data import T0 as STACKS_T0
@@ -400,7 +400,7 @@ def test_a_closed_pipe_is_no_traceback(url: str) -> None:
 
 
 def test_the_prompt(url: str, tmp_path: Path) -> None:
-    master, slave = pty.openpty()
+    master, slave = open_terminal()
     environment = {**os.environ, "ARGUS_STORE": url, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
     child = subprocess.Popen(
         [sys.executable, "-m", "argus.cli.main", "sql"], stdin=slave, stdout=slave, stderr=slave, env=environment,
