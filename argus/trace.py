@@ -100,6 +100,9 @@ SETTLE_NS = 10_000_000
 preempted."""
 
 
+_SUBJECTS = {"ranges": "steps and phases by PyTorch's marks", "nvtx": "NVTX ranges", "math": "matrix products"}
+"""Optional probes, for people."""
+
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
 
@@ -234,6 +237,11 @@ class Tracer:
         self._overhead = OverheadSide(options.max_overhead)
         self._launches_detached = self._waits_not_followed = self._nvtx_detached = 0
         self._generations = collectives.Generations()
+        self._refused: dict[str, str] = {}
+        """Subjects of optional probes whose programs the kernel refuses, and why."""
+        self._follow_state = "on"
+        self._parts_written: set[tuple[str, int, int]] = set()
+        """Job, run and rank of which the features say what did not start."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -287,6 +295,13 @@ class Tracer:
         """How the sampling of stacks goes, or went, in lines for people."""
         return self._stacks.summary()
 
+    def not_started(self) -> list[str]:
+        """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
+        lines = [f"{_SUBJECTS[subject]}: failed: {why}" for subject, why in self._refused.items()]
+        if self._follow_state != "on":
+            lines.append(f"forks: {self._follow_state}; children are found up to {LOOK_INTERVAL_S} s late")
+        return lines
+
     # ---- begin
 
     def start(self, progress: Callable[[str], None] = lambda _: None, *, wait_for_stacks: bool = True) -> None:
@@ -326,6 +341,7 @@ class Tracer:
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
+            self._refused = self._probes.refused
             progress("attaching probes")
             if not self._probes.prices.measured:
                 self._note(
@@ -822,7 +838,8 @@ class Tracer:
     def _probe_math(self) -> None:
         """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
         assert self._probes is not None
-        if "math" not in self._probes.probed and self._gpu.wants_math and not self._overhead.gave_up("products"):
+        absent = "math" not in self._probes.probed and "math" not in self._probes.refused
+        if absent and self._gpu.wants_math and not self._overhead.gave_up("products"):
             self._probes.attach_optional("math")
 
     @staticmethod
@@ -1112,7 +1129,8 @@ class Tracer:
         found["launch_probes_detached"] = (self._launches_detached, True)
         found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
-        found["range_probes_detached"] = (int("ranges" not in self._probes.probed), True)
+        given_up = "ranges" not in self._probes.probed | self._probes.refused.keys()
+        found["range_probes_detached"] = (int(given_up), True)
         found["nvtx_probes_detached"] = (self._nvtx_detached, True)
         found["math_probes_detached"] = (self._products_not_probed, True)
         found["marks_without_rank"] = (self._marks_without_rank, False)
@@ -1128,7 +1146,9 @@ class Tracer:
         found["mark_names_unread"] = (self._names.unread, False)
         found["calls_before_follow"] = (family.missed_calls, True)
         found["fork_events_missed"] = (family.missed_events, True)
-        found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)
+        found["follow_failed"] = (family.failures + (family.state != "on"), True)
+        for subject in self._probes.refused:
+            found[f"{subject}_not_probed"] = (1, True)
         for job in self.jobs:
             told = [job.tracker.counters, job.marked.counters]
             told += [phases.counters for phases in job.phases.values()]
@@ -1296,9 +1316,39 @@ class Tracer:
                 },
             )
 
+    def _write_not_started(self) -> None:
+        """What of the probes did not start, as features of each rank."""
+        assert self._roster is not None
+        self._follow_state = self._roster.family.state
+        parts = {subject: ("failed", why) for subject, why in self._refused.items()}
+        if self._follow_state != "on":
+            state, _, why = self._follow_state.partition(": ")
+            parts["fork events"] = (state, why)
+        if not parts:
+            return
+        for job in self.jobs:
+            for member in job.ranks():
+                if (job.name, job.run, member.rank) in self._parts_written:
+                    continue
+                self._parts_written.add((job.name, job.run, member.rank))
+                self._writer.append(
+                    "features",
+                    {
+                        "job": job.name,
+                        "run": job.run,
+                        "rank": np.full(len(parts), member.rank, np.uint32),
+                        "host": self.host,
+                        "feature": list(parts),
+                        "state": [state for state, _ in parts.values()],
+                        "reason": [why for _, why in parts.values()],
+                        "version": self._next_version(),
+                    },
+                )
+
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
         found = self.counters()
+        self._write_not_started()
         if jobs is None:
             begun = time.monotonic() - OVER_S
             jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]

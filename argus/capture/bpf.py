@@ -61,6 +61,8 @@ _OPTIONAL: dict[str, Optional] = {
 """Kinds of calls that are."""
 
 SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+_OPTIONAL_PROGRAMS: Final[dict[str, tuple[Optional, ...]]] = {"mark": ("ranges", "nvtx"), "math": ("math",)}
+"""Programs, by the beginnings of their names, without which only these subjects are not probed."""
 PROGRAMS: Final = {
     **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark", "math") for edge in ("enter", "exit")},
     "torch_enter": KPROBE,
@@ -202,6 +204,8 @@ class Probes:
         self.probed: set[Optional] = {"ranges", "nvtx", "launches"}
         """Which of the optional subjects are probed."""
         self._call_prices = np.zeros(256, np.int64)
+        self.refused: dict[str, str] = {}
+        """Of the optional subjects, those whose programs the kernel refuses, and why."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
@@ -236,9 +240,18 @@ class Probes:
         failure: ArgusError | None = None
         for choice in choices:
             expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else 0
+            self.refused.clear()
             try:
                 for name, kind in PROGRAMS.items():
-                    self._module.load(name, kind, expected if kind == KPROBE else 0)
+                    try:
+                        self._module.load(name, kind, expected if kind == KPROBE else 0)
+                    except LoadError as reason:
+                        subjects = _OPTIONAL_PROGRAMS.get(name.partition("_")[0], ())
+                        if not subjects:
+                            raise
+                        why = load_failure(f"load the program {name}", reason.log, reason).message
+                        self.refused.update(dict.fromkeys(subjects, why))
+                self.probed -= self.refused.keys()
                 return choice
             except LoadError as reason:
                 failure = load_failure("load the BPF programs", reason.log, reason)
@@ -496,6 +509,8 @@ class Probes:
 
     def attach_optional(self, subject: Optional) -> int:
         """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
+        if subject in self.refused:
+            return 0
         self.probed.add(subject)
         refused = 0
         for attachment in self.attachments:

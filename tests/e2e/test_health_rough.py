@@ -25,6 +25,7 @@ from argus.health.report import report
 from argus.health.run import Run
 from argus.store.open import open_store
 from argus.store.writer import Writer
+from tests.lacking import needs_mounts
 
 from .health_node import Node
 
@@ -186,6 +187,7 @@ def test_a_stuck_thread(tmp_path: Path) -> None:
 @needs_root
 def test_a_disk_that_takes_no_writes(node: Node, tmp_path: Path) -> None:
     """The node is looked at all the same, once at a time, and says why nothing is remembered."""
+    needs_mounts()
     state = tmp_path / "state"
     state.mkdir()
     node.file("proc/vmstat", "oom_kill 0\n")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import pty
 import select
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.lacking import open_terminal
 
 
 def test_a_closed_pipe_is_no_traceback(store_url: str) -> None:
@@ -22,7 +23,7 @@ def test_a_closed_pipe_is_no_traceback(store_url: str) -> None:
 
 
 def test_the_prompt(store_url: str, tmp_path: Path) -> None:
-    master, slave = pty.openpty()
+    master, slave = open_terminal()
     environment = {**os.environ, "ARGUS_STORE": store_url, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
     child = subprocess.Popen(
         [sys.executable, "-m", "argus.cli.main", "sql"], stdin=slave, stdout=slave, stderr=slave, env=environment,

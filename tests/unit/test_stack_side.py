@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ import pytest
 from argus import records, stacks
 from argus.capture import DEFAULT_OFF_CPU_NS
 from argus.capture.launches import Origin
+from argus.capture.python import Interpreter
 from argus.capture.stacks import Drained, RawStack
+from argus.errors import ArgusError
 from argus.records import StackCounter
 from argus.semantics.stacks import Stack
 from argus.stacks import StackSide
@@ -598,3 +601,74 @@ def test_the_kernel_is_told_of_a_function_once(session: Session) -> None:
     session.go()
     assert [begin for begin, _, _ in session.sampler.functions] == [address("getppid"), address("getuid")]
     assert all(begin <= near < end for begin, end, near in session.sampler.functions)
+
+
+def refusing(state: dict[str, str]) -> type[Sampler]:
+    """A sampler of which some parts did not start."""
+
+    class Refused(Sampler):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.state = {**self.state, **state}
+
+    return Refused
+
+
+def test_a_part_that_did_not_start_is_in_features_summary_and_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "failed: cannot follow sched_switch: the verifier refuses it: R1 pointer |= pointer prohibited"
+    monkeypatch.setattr(sys.modules[__name__], "Sampler", refusing({"off-cpu": why, "forks": "failed: no"}))
+    session = Session(monkeypatch)
+    session.go()
+    found = {row["feature"]: (row["state"][0], row["reason"][0]) for row in session.features}
+    assert found["off-cpu"] == ("failed", why.removeprefix("failed: "))
+    assert found["forks"] == ("failed", "no")
+    assert session.side.counters()["off_cpu_not_followed"] == (1, True)
+    assert session.side.counters()["forks_not_followed"] == (1, True)
+    assert "stacks_not_sampled" not in session.side.counters()
+    said = session.side.summary()
+    assert "off the CPU" not in said[0]
+    assert said[1].startswith(f"off-cpu: {why}; waits for data")
+    assert said[2].startswith("forks: failed: no; ")
+    session.side.close()
+    assert session.side.summary() == said
+
+
+def test_without_types_of_the_kernel_the_coverage_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"off-cpu": "off: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)", "sampling": "failed: no CPU"}
+    monkeypatch.setattr(sys.modules[__name__], "Sampler", refusing(state))
+    lost = {name for name, (value, loss) in Session(monkeypatch).side.counters().items() if loss and value}
+    assert lost == {"off_cpu_not_followed", "stacks_not_sampled"}
+
+
+def test_what_was_not_asked_for_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "Sampler", refusing({"off-cpu": "off: not asked for"}))
+    session = Session(monkeypatch)
+    assert not any(value and loss for value, loss in session.side.counters().values())
+    assert len(session.side.summary()) == 1
+
+
+def test_a_sampler_that_does_not_start_at_all_is_told_of_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: Any) -> Sampler:
+        raise ArgusError("cannot compile the BPF programs for stacks: error: no", "`argus check` says more")
+
+    monkeypatch.setattr(sys.modules[__name__], "Sampler", refuse)
+    session = Session(monkeypatch)
+    session.side.look([session.job], session.now)
+    reason = "cannot compile the BPF programs for stacks: error: no (`argus check` says more)"
+    features = [(row["rank"], row["feature"], row["state"], row["reason"]) for row in session.features]
+    assert features == [(3, "sampling", ["failed"], [reason]), (3, "off-cpu", ["failed"], [reason])]
+    assert session.side.counters() == {"stacks_not_sampled": (1, True), "off_cpu_not_followed": (1, True)}
+    assert [line.partition(":")[0] for line in session.side.summary()] == ["sampling", "off-cpu"]
+
+
+def test_a_python_that_is_not_understood_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "CPython 3.99 is not supported (3.8 to 3.15 are)"
+    unknown = Interpreter((3, 99, 0), f"off: {why}", None, "/usr/bin/python3.99")
+    monkeypatch.setattr(stacks, "find_interpreter", lambda pid: unknown)
+    side = Session(monkeypatch).side
+    assert side.counters()["python_stacks_not_read"] == (1, True)
+    assert side.summary()[1:] == [f"Python stacks of a process: off: {why}"]
+    begins = Interpreter((3, 99, 0), "off: it has not begun yet", None, "", settled=False)
+    for absent in (None, begins):
+        monkeypatch.setattr(stacks, "find_interpreter", lambda pid, found=absent: found)
+        assert Session(monkeypatch).side.counters()["python_stacks_not_read"] == (0, True)
