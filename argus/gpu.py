@@ -212,7 +212,7 @@ class GpuSide:
         self._dropped = self._guessed = self._products_unknown = 0
         self._without_rank = 0
         self._unanswered = 0
-        self._missed = 0
+        self._missed = self._failed = 0
         self._asked: dict[tuple[int, int], tuple[float, float]] = {}
         self._kernels: Tally[str] = Tally()
         self._kernel_ns: Tally[str] = Tally()
@@ -421,6 +421,7 @@ class GpuSide:
 
     def forget(self, job: Job) -> None:
         """Drops what is left of a job that is over."""
+        self._failed += _failures([each for each in self._processes if each.over and each.job is job])
         self._processes = [each for each in self._processes if not each.over or each.job is not job]
 
     def _take(self, process: _Process, program: _Program, launches: NDArray[np.void], now_ns: int) -> None:
@@ -634,6 +635,7 @@ class GpuSide:
         found["gpu_ops_without_rank"] = (self._without_rank, True)
         found["gpu_launches_unanswered"] = (self._unanswered, True)
         found["gpu_processes_missed"] = (self._missed, True)
+        found["gpu_times_failed"] = (self._failed + _failures(self._processes), True)
         found["gpu_share_percent"] = (round(100 * self._options.share), False)
         return found
 
@@ -727,6 +729,12 @@ class GpuSide:
             everywhere = len(processes) == len(ranks) and not on
             lines.append(f"GPU times: {text}" if everywhere else f"GPU times of {_ranks(processes, True)}: {text}")
         return lines
+
+
+def _failures(processes: Iterable[_Process]) -> int:
+    """Ranks whose GPU times failed, or are another profiler's."""
+    away = (CollectorState.FAILED, CollectorState.IGNORED)
+    return sum(process.member is not None and process.state[0] in away for process in processes)
 
 
 def _key(target: Target) -> tuple[int, int]:

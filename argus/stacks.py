@@ -64,6 +64,7 @@ DOUBTS = 8
 """So often the chain of frame pointers at a place must be found wrong, and never right, before the kernel is told to
 leave it out there. What it holds then differs each time, and every sample would be a new stack."""
 _BELIEVED = -1 << 40
+_NOT_ASKED = "off: not asked for"
 _SIGNS_OF_LIFE = ("switches_voluntary", "switches_involuntary", "cpu_ns")
 RECENT_S = 5.0
 """What the live view shows, or what the newest rows tell."""
@@ -74,6 +75,18 @@ KEPT_STACKS = 16_384
 nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
 KEPT_THREADS = 1024
 """Of a process: names of threads that have ended, and that counts may still speak of."""
+PARTS = {
+    "sampling": ("stacks_not_sampled", "no stacks are sampled, and no garbage collections seen"),
+    "off-cpu": (
+        "off_cpu_not_followed",
+        "waits for data, locks, I/O and CPUs, and short garbage collections, are not seen",
+    ),
+    "forks": ("forks_not_followed", "children are found up to 5 s late"),
+    "thread ends": ("thread_ends_not_followed", "garbage collections of threads that end are not seen"),
+    "execs": ("execs_not_followed", "a program that a process executes is found up to 5 s late"),
+}
+"""What may fail to start while the rest goes on: its counter, and what that means."""
+NO_CPYTHON = "the process runs no CPython"
 
 
 @dataclass
@@ -173,6 +186,10 @@ class StackSide:
         """What ``load`` has loaded, until ``start``."""
         self._reason = "" if on else "off: switched off with --no-stacks"
         self._begun = False
+        self.not_started: dict[str, str] = {}
+        """Of ``PARTS``, those that were asked for and did not start: "failed: why" or "off: why"."""
+        self._unread: dict[int, str] = {}
+        """Processes whose CPython is not understood, and why."""
         self._processes: dict[int, _Process] = {}
         self._ends: select.epoll | None = None
         self._live: dict[int, _Process] = {}
@@ -211,8 +228,13 @@ class StackSide:
             return
         try:
             self._loaded = StackProbes(rate_hz=self._rate_hz, off_cpu_ns=self._off_cpu_ns)
+            states = self._loaded.state
         except ArgusError as failure:
-            self._reason = f"off: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
+            self._reason = f"failed: {failure.message}" + (f" ({failure.hint})" if failure.hint else "")
+            states = {"sampling": self._reason}
+            if self._off_cpu_ns is not None:
+                states["off-cpu"] = self._reason
+        self.not_started = {part: state for part, state in states.items() if state not in ("on", _NOT_ASKED)}
 
     def start(self) -> None:
         """Begins, with the programs that ``load`` has loaded, or loads them."""
@@ -304,6 +326,8 @@ class StackSide:
             now: ``time.monotonic()``.
         """
         if self._probes is None:
+            if self.not_started:
+                self._write_not_started(jobs)
             return
         wanted = {
             pid: (job, member.rank) for job in jobs for pid, member in job.members.items() if member.state == "traced"
@@ -392,9 +416,14 @@ class StackSide:
             return
         process.interpreter = found
         if found is None:
-            self._write_feature(process, "python_stacks", "off", "the process runs no CPython")
+            self._unread.pop(process.pid, None)
+            self._write_feature(process, "python_stacks", "off", NO_CPYTHON)
             return
         state, _, reason = found.state.partition(": ")
+        if found.layout is None and found.settled:
+            self._unread[process.pid] = reason
+        else:
+            self._unread.pop(process.pid, None)
         if found.layout is not None:
             try:
                 python = PythonProcess(process.pid, found)
@@ -811,6 +840,9 @@ class StackSide:
     def forget(self, job: Job) -> None:
         """Drops what is left of a job that is over."""
         self._written.pop((job.name, job.run), None)
+        if self._probes is None:
+            gone = job.members.keys()
+            self._features = {key: state for key, state in self._features.items() if key[0] not in gone}
 
     def _forget(self, pid: int) -> None:
         process = self._processes.pop(pid)
@@ -854,18 +886,30 @@ class StackSide:
 
     # ---- what is known of it
 
+    def _write_not_started(self, jobs: Iterable[Job]) -> None:
+        """That nothing is sampled, as features of the ranks that would have been."""
+        for job in jobs:
+            for pid, member in job.members.items():
+                if member.state == "traced":
+                    for part, text in self.not_started.items():
+                        state, _, reason = text.partition(": ")
+                        self._write_state(job, member.rank, pid, part, state, reason)
+
     def _write_feature(self, process: _Process, feature: str, state: str, reason: str) -> None:
-        key = (process.pid, feature)
+        self._write_state(process.job, process.rank, process.pid, feature, state, reason)
+
+    def _write_state(self, job: Job, rank: int, pid: int, feature: str, state: str, reason: str) -> None:
+        key = (pid, feature)
         if self._features.get(key) == (state, reason):
             return
         self._features[key] = (state, reason)
-        origin = self._origin(process.job)
+        origin = self._origin(job)
         self._writer.append(
             "features",
             {
                 "job": origin.job,
                 "run": origin.run,
-                "rank": process.rank,
+                "rank": rank,
                 "host": origin.host,
                 "feature": feature,
                 "state": [state],
@@ -876,10 +920,12 @@ class StackSide:
 
     def counters(self) -> dict[str, tuple[int, bool]]:
         """Every counter of the stack side: value, and whether a value above 0 is a loss."""
+        absent = {PARTS[part][0]: (1, True) for part in self.not_started}
         if self._probes is not None:
             self._kernel = self._probes.counters()
         elif not self._begun:
-            return {}
+            return absent
+        absent["python_stacks_not_read"] = (len(self._unread), True)
         found = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
         counted = Tally(self._counters)
         for process in self._processes.values():
@@ -888,7 +934,7 @@ class StackSide:
             found[name] = (value, False)
         for name, value in self._losses.items():
             found[name] = (value, True)
-        return found
+        return found | absent
 
     def view(self) -> StackView:
         """The last seconds. Rows come more often while somebody asks for it all the time."""
@@ -909,11 +955,19 @@ class StackSide:
         return line
 
     def summary(self) -> list[str]:
-        """How stacks went, in lines for people: failures beside the count of samples."""
+        """How stacks went, in lines for people: failures beside the count of samples, and what did not start."""
+        absent = [f"{part}: {state}; {PARTS[part][1]}" for part, state in self.not_started.items()]
+        for reason, count in Tally(self._unread.values()).items():
+            which = "a process" if count == 1 else f"{count} processes"
+            absent.append(f"Python stacks of {which}: off: {reason}")
+        if not self._begun:
+            return absent or ([f"stacks: {self._reason}"] if self._reason else [])
         found = {name: value for name, (value, _) in self.counters().items()}
-        if not found:
-            return [f"stacks: {self._reason}"] if self._reason else []
-        parts = [f"{found['stack_samples']:,} samples", f"{found['stack_off_cpu']:,} times off the CPU"]
+        parts = []
+        if "sampling" not in self.not_started:
+            parts.append(f"{found['stack_samples']:,} samples")
+        if "off-cpu" not in self.not_started:
+            parts.append(f"{found['stack_off_cpu']:,} times off the CPU")
         for name, words in (
             ("stack_python", "Python stacks taken"),
             ("stack_python_cut", "cut"),
@@ -924,7 +978,7 @@ class StackSide:
         ):
             if found.get(name) or name in ("stack_python", "stack_samples_dropped"):
                 parts.append(f"{found.get(name, 0):,} {words}")
-        return ["stacks: " + ", ".join(parts)]
+        return ["stacks: " + ", ".join(parts), *absent]
 
 
 def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[np.bool_]:

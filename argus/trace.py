@@ -112,6 +112,14 @@ _SIGNALS: dict[str, tuple[Subject, ...]] = {
     "products": ("math",),
 }
 """Of ``signal_coverage``, those that are probed: the subjects of their probes."""
+_SUBJECTS = {
+    "ranges": "steps and phases by PyTorch's marks",
+    "backward": "backward passes",
+    "nvtx": "NVTX ranges",
+    "math": "matrix products",
+}
+"""Probes whose programs a kernel may refuse, for people."""
+
 _TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
 _RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
 _COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
@@ -253,6 +261,11 @@ class Tracer:
         self._untold: tuple[list[Change], int] | None = ([], 0)
         self._generations = collectives.Generations()
         self._signals = SignalCoverage()
+        self._refused: dict[str, str] = {}
+        """Subjects of optional probes whose programs the kernel refuses, and why."""
+        self._follow_state = "on"
+        self._parts_written: set[tuple[str, int, int]] = set()
+        """Job, run and rank of which the features say what did not start."""
 
     @property
     def jobs(self) -> list[Job]:
@@ -306,6 +319,13 @@ class Tracer:
         """How the sampling of stacks goes, or went, in lines for people."""
         return self._stacks.summary()
 
+    def not_started(self) -> list[str]:
+        """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
+        lines = [f"{_SUBJECTS[subject]}: failed: {why}" for subject, why in self._refused.items()]
+        if self._follow_state != "on":
+            lines.append(f"forks: {self._follow_state}; children are found up to {LOOK_INTERVAL_S} s late")
+        return lines
+
     # ---- begin
 
     def start(self, progress: Callable[[str], None] = lambda _: None, *, wait_for_stacks: bool = True) -> None:
@@ -345,6 +365,7 @@ class Tracer:
             self._roster = Roster(
                 self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
             )
+            self._refused = self._probes.refused
             progress("attaching probes")
             if not self._probes.prices.measured:
                 self._note(
@@ -941,7 +962,8 @@ class Tracer:
     def _probe_math(self) -> None:
         """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
         assert self._probes is not None
-        if "math" not in self._probes.probed and self._gpu.wants_math and not self._overhead.gave_up("products"):
+        absent = "math" not in self._probes.probed and "math" not in self._probes.refused
+        if absent and self._gpu.wants_math and not self._overhead.gave_up("products"):
             self._probes.attach_optional("math")
 
     @staticmethod
@@ -1256,7 +1278,9 @@ class Tracer:
         found["mark_names_unread"] = (self._names.unread, False)
         found["calls_before_follow"] = (family.missed_calls, True)
         found["fork_events_missed"] = (family.missed_events, True)
-        found["follow_failed"] = (family.failures + (family.state.startswith("failed")), True)
+        found["follow_failed"] = (family.failures + (family.state != "on"), True)
+        for subject in self._probes.refused:
+            found[f"{subject}_not_probed"] = (1, True)
         for job in self.jobs:
             told = [job.tracker.counters, job.marked.counters]
             told += [job.thinned.counters] if job.thinned is not None else []
@@ -1456,7 +1480,8 @@ class Tracer:
             if probed and (windows := self._probing.seen(subjects)) is not None:
                 found[signal] = windows
             elif probed:
-                found[signal] = Seen() if all(probed) else Seen(0.0, 0, self._overhead.why_not(signal))
+                refused = next((self._refused[subject] for subject in subjects if subject in self._refused), "")
+                found[signal] = Seen() if all(probed) else Seen(0.0, 0, refused or self._overhead.why_not(signal))
         if self._stacks.on:
             found["stacks"] = Seen() if self._stacks.rate_hz else Seen(0.0, 0, self._stacks.state)
             follows = self._stacks.follows_waits
@@ -1466,9 +1491,39 @@ class Tracer:
             found["gpu_times"] = Seen(share, 0, reason)
         return found
 
+    def _write_not_started(self) -> None:
+        """What of the probes did not start, as features of each rank."""
+        assert self._roster is not None
+        self._follow_state = self._roster.family.state
+        parts = {subject: ("failed", why) for subject, why in self._refused.items()}
+        if self._follow_state != "on":
+            state, _, why = self._follow_state.partition(": ")
+            parts["fork events"] = (state, why)
+        if not parts:
+            return
+        for job in self.jobs:
+            for member in job.ranks():
+                if (job.name, job.run, member.rank) in self._parts_written:
+                    continue
+                self._parts_written.add((job.name, job.run, member.rank))
+                self._writer.append(
+                    "features",
+                    {
+                        "job": job.name,
+                        "run": job.run,
+                        "rank": np.full(len(parts), member.rank, np.uint32),
+                        "host": self.host,
+                        "feature": list(parts),
+                        "state": [state for state, _ in parts.values()],
+                        "reason": [why for _, why in parts.values()],
+                        "version": self._next_version(),
+                    },
+                )
+
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
         found = self.counters()
+        self._write_not_started()
         if jobs is None:
             begun = time.monotonic() - OVER_S
             jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]

@@ -203,6 +203,22 @@ BPF_RINGBUF_OUTPUT(pauses, ARGUS_PAUSE_PAGES);
 BPF_PROG_ARRAY(sample_programs, 3);
 BPF_PROG_ARRAY(switch_programs, 3);
 
+/* Hides a value's origin from the compiler, so that the verifier sees the bound that is checked next. Sizes are 64 bits
+ * wide for the same reason: of narrower ones the compiler checks a copy. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
+
+/* Keeps two branches apart. clang 19 and later make one of two tests for null (`!a && !b` becomes `!(a | b)`), and the
+ * verifier lets nobody compute with pointers ("pointer |= pointer prohibited"). */
+#define APART() asm volatile("")
+
+/* x % size, for a size that is a power of two, in a way that every verifier follows: where clang sees where x comes from,
+ * it may mask the parts of an XOR instead, or leave the mask out, and Linux 6.1 knows no bounds of an XOR. */
+INLINE u64 within(u64 x, u64 size)
+{
+	OPAQUE(x);
+	return x & (size - 1);
+}
+
 INLINE void count(int which)
 {
 	int zero = 0;
@@ -240,7 +256,7 @@ INLINE void see(u64 number)
 	}
 	if (full)
 		count(ARGUS_SC_STACKS_FORGOTTEN);
-	set->numbers[way & (SEEN_WAYS - 1)] = number;
+	set->numbers[within(way, SEEN_WAYS)] = number;
 }
 
 INLINE u64 mix(u64 x)
@@ -250,10 +266,6 @@ INLINE u64 mix(u64 x)
 }
 
 INLINE int read(void *to, u64 bytes, u64 from) { return bpf_probe_read_user(to, bytes, (void *)from); }
-
-/* Hides a value's origin from the compiler, so that the verifier sees the bound that is checked next. Sizes are 64 bits
- * wide for the same reason: of narrower ones the compiler checks a copy. */
-#define OPAQUE(x) asm volatile("" : "+r"(x))
 
 /* 1 where x is 0, else 0, without a branch: each branch inside the loop of the walk doubles what the verifier looks at. */
 INLINE u64 is_zero(u64 x)
@@ -453,7 +465,7 @@ INLINE u64 thread_state(struct scratch *s, struct argus_python *py, struct threa
 
 INLINE struct known_code *known_code(struct scratch *s, u64 code)
 {
-	return &s->codes[(code >> 4 ^ code >> 8) & (KNOWN_CODES - 1)];
+	return &s->codes[within(code >> 4 ^ code >> 8, KNOWN_CODES)];
 }
 
 /* Goes to the leaf of the thread state in s->thread. */
@@ -938,9 +950,7 @@ INLINE void tally(u64 now, u64 stack, u64 id, u32 what, u64 first, u64 last, u64
 	u64 begin = log->head.window_begin, taken = *(volatile u64 *)&log->head.taken;
 	if (begin < taken)
 		begin = taken;
-	u64 place = mix(mix(stack ^ thread) ^ when) >> 32;
-	OPAQUE(place); /* or clang masks the parts of an XOR, whose bounds Linux 6.1 does not know */
-	u32 *newest = &log->newest[place & (ARGUS_ROWS - 1)];
+	u32 *newest = &log->newest[within(mix(mix(stack ^ thread) ^ when) >> 32, ARGUS_ROWS)];
 	u32 age = (u32)written - *newest;
 	struct argus_row *row = &log->rows[*newest & (ARGUS_ROWS - 1)];
 	if (age && age <= written - begin && row->key.stack == stack && *(u64 *)&row->key.pid == thread &&
@@ -1213,10 +1223,11 @@ INLINE void was_long(struct thread *thread, u64 site, u64 ns)
 		least ^= (least ^ value) & -better;
 		found |= same;
 	}
-	struct site *one = &thread->long_sites[place & (LONG_SITES - 1)];
+	place = within(place, LONG_SITES);
+	struct site *one = &thread->long_sites[place];
 	one->site = site;
 	one->ns += ns < FORGET_NS ? ns : FORGET_NS;
-	u32 at = 4 * (place & (LONG_SITES - 1));
+	u32 at = 4 * place;
 	u64 trust = (thread->trust >> at & 15) + 1 + (ns >> TRUST_SHIFT);
 	thread->trust = (thread->trust & ~(15u << at)) | (u32)(trust < 15 ? trust : 15) << at;
 	if (one->ns < FORGET_NS)
@@ -1354,8 +1365,11 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
 	bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[2] + ARGUS_TASK_PID));
 	struct thread *thread = find_thread(tid); /* the idle one, 0, is never known */
 	struct target *target = (u32)id && may_be_target(tgid) ? stack_targets.lookup(&tgid) : 0;
-	if (!thread && !target)
-		return 0;
+	if (!thread) {
+		APART();
+		if (!target)
+			return 0;
+	}
 	struct argus_board *b = the_board();
 	if (!b || b->ended)
 		return 0;

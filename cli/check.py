@@ -34,12 +34,12 @@ def command(output_format: str) -> int:
         width = max(len(feature.name) for feature in features)
         for feature in features:
             if feature.on:
-                mark, colour = "on", "green"
+                mark, colour = ("part", "yellow") if feature.partial else ("on", "green")
             else:
                 mark, colour = "off", "red" if feature.needed else "yellow"
-            click.echo(f"{feature.name:<{width}}  {click.style(f'{mark:<3}', fg=colour)}  {feature.detail}")
+            click.echo(f"{feature.name:<{width}}  {click.style(f'{mark:<4}', fg=colour)}  {feature.detail}")
             if feature.fix:
-                click.echo(f"{'':<{width}}       → {feature.fix}")
+                click.echo(f"{'':<{width}}        → {feature.fix}")
         click.echo()
         click.echo("Tracing works here." if works else "Tracing does not work here yet.")
     return 0 if works else EXIT_UNAVAILABLE

@@ -109,6 +109,8 @@ def _recorded(console: Console, tracer: Tracer, members: list[Member]) -> None:
         say(console, line)
     for line in tracer.stacks():
         say(console, line)
+    for line in tracer.not_started():
+        say(console, line, style="yellow")
 
 
 def _conclude(console: Console, tracer: Tracer, store: Store) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from argus.diagnose.standing import News, in_words
-from argus.diagnose.verdict import Coverage, Finding, Verdict
+from argus.diagnose.verdict import Breakdown, Coverage, Finding, Verdict
 from argus.text import counted
 
 from .counters import describe_all
@@ -115,6 +115,41 @@ def verdict_lines(verdict: Verdict, *, detail: bool, with_sql: bool = False) -> 
     for number in range(len(verdict["findings"])):
         yield Text(), 0
         yield from finding_lines(verdict, number, detail=detail, with_sql=with_sql)
+    if "breakdown" in verdict:
+        yield from breakdown_lines(verdict["breakdown"], with_sql=with_sql)
+
+
+PARTS = {
+    "phases": "phases of a step",
+    "gpu": "GPU",
+    "gpu_phases": "GPU, by phase",
+    "ranks": "ranks",
+    "kernels": "kernels",
+    "main_thread": "main thread",
+    "lines_on_cpu": "on the CPU",
+    "lines_off_cpu": "off the CPU",
+    "garbage": "garbage collection",
+}
+"""What each part of a breakdown is called."""
+
+
+def breakdown_lines(found: Breakdown, *, with_sql: bool = False) -> Iterator[Line]:
+    """Where the time goes, and what is worth trying first."""
+    from argus.diagnose.breakdown import heading
+
+    yield Text(), 0
+    yield Text(f"where the time goes ({heading(found)})", style="bold"), 0
+    width = max((len(PARTS[part["part"]]) for part in found["parts"]), default=0)
+    for part in found["parts"]:
+        yield Text(f"{PARTS[part['part']]:{width}}  {part['text']}"), 3
+        if with_sql:
+            yield Text(), 0
+            yield Text(part["sql"], style="dim"), 5
+            yield Text(), 0
+    if found["advice"]:
+        yield Text("worth trying first", style="bold"), 0
+    for number, text in enumerate(found["advice"], 1):
+        yield Text(f"{number}. {text}"), 3
 
 
 def has_more(verdict: Verdict) -> bool:

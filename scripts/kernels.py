@@ -2,6 +2,7 @@
 booted in QEMU, and there the programs are loaded and attached, this process's own calls and stack are looked for, and
 `argus trace` follows a job on the fake GPU and a Python program. What is compiled is what Argus asks for in that
 kernel, with its types; clang runs out here, where it takes seconds and not minutes, unless --compile-there is given.
+The programs are loaded as each of several clangs compiles them (scripts/compilers); the rest is with this machine's.
 
 A kernel is named by its suite of Debian: bullseye 5.10, bookworm 6.1, trixie 6.12, sid the newest. 5.10 is older than
 what Argus supports: there only the verifier is asked, with older helpers for the three that 5.10 lacks.
@@ -13,6 +14,7 @@ fetched is kept, and a kernel that was run with the same sources is not run agai
   scripts/kernels                       the four of them
   scripts/kernels bookworm --again      one, although nothing has changed
   scripts/kernels --programs            is each program taken, and do they work
+  scripts/kernels --compilers trixie    with programs by clang 19 alone; "own": by this machine's clang alone
   scripts/kernels --table               only the table of what was run
 """
 
@@ -35,6 +37,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import compilers
+import debian
+from bpf_programs import TASKS
+from debian import Failure
 from elftools.elf.elffile import ELFFile
 
 from argus.capture import compile
@@ -43,7 +49,6 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "kernels"
 GUEST = ROOT / "scripts" / "kernels_guest.py"
 SUITES = ("bullseye", "bookworm", "trixie", "sid")
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 META_PACKAGE = "linux-image-amd64"
 KERNEL_PACKAGES = re.compile(r"linux-(?:base|image|binary|modules)-\d\S*")
 """In sid the kernel, its modules and their list are packages of their own."""
@@ -53,7 +58,6 @@ MEMORY_MIB = 3072
 LEAST_SAMPLES = 100
 RIGHT = 0.99
 """As in tests/kernel/test_python_stacks.py."""
-TASKS = {"multi": "uprobes, multi link", "perf": "uprobes, perf events", "": "stacks"}
 # Mounts the host's root, and goes there. A program that is no shell could not be the first one in so few lines.
 INIT = """#!/bin/busybox sh
 PATH=/bin
@@ -77,10 +81,6 @@ exec switch_root /root {command}
 """
 
 
-class Failure(Exception):
-    """Said in one line."""
-
-
 def say(text: str) -> None:
     print(f"kernels: {text}", file=sys.stderr, flush=True)
 
@@ -88,81 +88,35 @@ def say(text: str) -> None:
 # ---- the kernel
 
 
-def mirror() -> str:
-    """Where apt of this machine gets Debian from."""
-    fields = "$(ORIGIN)\t$(LABEL)\t$(SITE)"
-    command = ["apt-get", "indextargets", "--format", fields, "Created-By: Packages"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    for line in lines:
-        origin, label, site = line.split("\t")
-        if origin == label == "Debian":
-            return site
-    raise Failure("apt has no mirror of Debian here (apt-get update?): name one with --mirror")
+def packages(suite: debian.Suite) -> list[str]:
+    """Those that hold the suite's kernel and its modules."""
+    suite.run("apt-get", "update")
+    images = [name for name in suite.dependencies(META_PACKAGE) if KERNEL_PACKAGES.fullmatch(name)]
+    if not images:
+        raise Failure(f"{suite.name} has no {META_PACKAGE} that is understood")
+    return images + [name for name in suite.dependencies(images[0]) if KERNEL_PACKAGES.fullmatch(name)]
 
 
-class Suite:
-    """A suite of Debian, which apt keeps apart from those of this machine.
-
-    Args:
-        name: As "bookworm".
-        site: Of a mirror.
-        keyring: Whose keys its index must be signed with.
-    """
-
-    def __init__(self, name: str, site: str, keyring: str) -> None:
-        self.folder = BUILD / name
-        apt = self.folder / "apt"
-        for part in ("lists/partial", "cache/archives/partial"):
-            (apt / part).mkdir(parents=True, exist_ok=True)
-        (apt / "sources.list").write_text(f"deb [signed-by={keyring} arch=amd64] {site} {name} main\n")
-        settings = {
-            "Dir::Etc::sourcelist": apt / "sources.list", "Dir::Etc::sourceparts": "-",
-            "Dir::State::lists": apt / "lists", "Dir::State::status": "/dev/null", "Dir::Cache": apt / "cache",
-            "Acquire::Languages": "none",
-            "APT::Sandbox::User": "root",  # who may write there
-        }  # fmt: skip
-        self._settings = [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
-
-    def _apt(self, program: str, *words: str, within: Path | None = None) -> str:
-        command = [program, *self._settings, "-q", *words]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=within, timeout=1800, check=False)
-        if done.returncode != 0:
-            lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise Failure(f"{program} {words[0]} failed: {lines[-1] if lines else done.returncode}")
-        return done.stdout
-
-    def _dependencies(self, package: str) -> list[str]:
-        lines = self._apt("apt-cache", "depends", "--important", package).splitlines()
-        return [line.split()[-1] for line in lines if line.strip().startswith("Depends:")]
-
-    def packages(self) -> list[str]:
-        """Those that hold the suite's kernel and its modules."""
-        self._apt("apt-get", "update")
-        images = [name for name in self._dependencies(META_PACKAGE) if KERNEL_PACKAGES.fullmatch(name)]
-        if not images:
-            raise Failure(f"{self.folder.name} has no {META_PACKAGE} that is understood")
-        return images + [name for name in self._dependencies(images[0]) if KERNEL_PACKAGES.fullmatch(name)]
-
-    def fetch(self) -> Path:
-        """The folder with the suite's newest kernel; fetched if it is not there."""
-        packages = self.packages()
-        unpacked = self.folder / "root"
-        complete = unpacked / ".packages"
-        want = " ".join(packages)
-        if complete.is_file() and complete.read_text() == want:
-            return unpacked
-        if shutil.disk_usage(BUILD).free < FREE_BYTES:
-            raise Failure(f"less than {FREE_BYTES >> 30} GiB are free in {BUILD}")
-        say(f"{self.folder.name}: fetching {want}")
-        shutil.rmtree(unpacked, ignore_errors=True)
-        archives = self.folder / "archives"
-        archives.mkdir(exist_ok=True)
-        self._apt("apt-get", "download", *packages, "busybox-static", within=archives)
-        for archive in archives.iterdir():
-            subprocess.run(["dpkg-deb", "-x", archive, unpacked], check=True)
-        shutil.rmtree(archives)
-        complete.write_text(want)
+def fetch(suite: debian.Suite) -> Path:
+    """The folder with the suite's newest kernel; fetched if it is not there."""
+    wanted = packages(suite)
+    unpacked = suite.folder / "root"
+    complete = unpacked / ".packages"
+    want = " ".join(wanted)
+    if complete.is_file() and complete.read_text() == want:
         return unpacked
+    if shutil.disk_usage(BUILD).free < FREE_BYTES:
+        raise Failure(f"less than {FREE_BYTES >> 30} GiB are free in {BUILD}")
+    say(f"{suite.name}: fetching {want}")
+    shutil.rmtree(unpacked, ignore_errors=True)
+    archives = suite.folder / "archives"
+    archives.mkdir(exist_ok=True)
+    suite.run("apt-get", "download", *wanted, "busybox-static", within=archives)
+    for archive in archives.iterdir():
+        subprocess.run(["dpkg-deb", "-x", archive, unpacked], check=True)
+    shutil.rmtree(archives)
+    complete.write_text(want)
+    return unpacked
 
 
 def only(found: Iterable[Path], what: str) -> Path:
@@ -252,7 +206,7 @@ def sources() -> str:
     seen = hashlib.sha256()
     files = [path for place in ("bpf", "argus", "cli") for path in (ROOT / place).rglob("*")]
     files = [path for path in files if path.suffix in (".c", ".h", ".py")]
-    for path in sorted([*files, Path(__file__).resolve(), GUEST]):
+    for path in sorted([*files, Path(__file__).resolve(), GUEST, GUEST.with_name("bpf_programs.py")]):
         seen.update(path.read_bytes())
     return seen.hexdigest()[:16]
 
@@ -263,10 +217,15 @@ def said(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
+def clang(row: dict[str, Any]) -> str:
+    """The compiler that a row is about, as the beginning of a name."""
+    return f"{compilers.Compiler(row['compiler']).name}; " if row.get("compiler") else ""
+
+
 def told(row: dict[str, Any]) -> str:
     """One row as a line of progress; empty: of no interest."""
     if row["step"] == "program":
-        where = f"{row['program']} ({TASKS[row['backend']]})"
+        where = f"{row['program']} ({clang(row)}{TASKS[row['backend']]})"
         if row["loaded"]:
             return f"{where}: loaded, {row['verified']:,} instructions verified, {row['seconds']} s"
         return f"{where}: REFUSED: {row['said']}"
@@ -285,8 +244,10 @@ def compile_asked(out: Path) -> None:
         answer = request.with_suffix(".answer")
         if answer.exists():
             continue
+        asked = json.loads(request.read_text())
+        suite = asked.pop("compiler")
         try:
-            made = compile._ask_child(**json.loads(request.read_text()))
+            made = (compilers.Compiler(suite).compile if suite else compile._ask_child)(**asked)
         except compile.CompileError as failure:
             made = {"error": str(failure)}
         unfinished = request.with_suffix(".new")
@@ -299,7 +260,7 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
 
     Args:
         suite: Whose kernel it is.
-        unpacked: What ``Suite.fetch`` gave.
+        unpacked: What ``fetch`` gave.
         limit_s: For all of it.
         words: Options of scripts/kernels_guest.py.
 
@@ -365,13 +326,14 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
 
 def groups(rows: list[dict[str, Any]]) -> Iterator[tuple[str, str, bool]]:
     """Of each way to load programs: its name, what came of it, and whether that is right."""
-    of = {word: [row for row in rows if row["step"] == "program" and row["backend"] == word] for word in TASKS}
-    for word, programs in of.items():
-        if not programs:
-            continue
+    of: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["step"] == "program":
+            of.setdefault(f"{clang(row)}{TASKS[row['backend']]}", []).append(row)
+    for name, programs in of.items():
         loaded = [row for row in programs if row["loaded"]]
         most = max((row["verified"] for row in loaded), default=0)
-        yield TASKS[word], f"{len(loaded)} of {len(programs)} load, most {most:,}", len(loaded) == len(programs)
+        yield name, f"{len(loaded)} of {len(programs)} load, most {most:,}", len(loaded) == len(programs)
 
 
 def verdict(result: dict[str, Any]) -> tuple[list[tuple[str, str]], bool]:
@@ -388,7 +350,7 @@ def verdict(result: dict[str, Any]) -> tuple[list[tuple[str, str]], bool]:
     is_old = "refusal" in steps
     for row in rows:
         if row["step"] in ("probes", "sampler") and not is_old:
-            name = "own calls" if row["step"] == "probes" else "own stack"
+            name = clang(row) + ("own calls" if row["step"] == "probes" else "own stack")
             lines.append((name, row["detail"]))
             right &= row["on"]
         elif row["step"] == "truth":
@@ -416,9 +378,10 @@ def show(results: list[dict[str, Any]]) -> bool:
     for result in results:
         lines, right = verdict(result)
         all_right &= right
+        width = max([20, *(len(name) for name, _ in lines)]) + 2
         print(f"Linux {result['package']} ({result['suite']}): {'right' if right else 'WRONG'}, {result['seconds']} s")
         for name, text in lines:
-            print(f"  {name:<22}{text}")
+            print(f"  {name:<{width}}{text}")
     return all_right
 
 
@@ -428,10 +391,14 @@ def main() -> int:
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of Debian (default: {' '.join(SUITES)})")
     parser.add_argument("--mirror", metavar="URL", help="of Debian (default: the one that apt uses)")
-    parser.add_argument("--keyring", default=KEYRING, help="with Debian's keys (default: %(default)s)")
+    parser.add_argument("--keyring", default=debian.KEYRING, help="with Debian's keys (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=3600, metavar="S", help="for each kernel (default: %(default)s)")
     parser.add_argument("--programs", action="store_true", help="load and attach programs, trace nothing: some minutes")
     parser.add_argument("--compile-there", action="store_true", help="run clang in that kernel, as a user would")
+    parser.add_argument(
+        "--compilers", metavar="SUITE,...", type=lambda text: text.split(","), default=list(compilers.SUITES),
+        help=f"whose clang compiles what is loaded; own: this machine's (default: {','.join(compilers.SUITES)})",
+    )  # fmt: skip
     parser.add_argument("--again", action="store_true", help="also what was run with the same sources")
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     options = parser.parse_args()
@@ -442,12 +409,18 @@ def main() -> int:
         if not options.table:
             require()
         words = ["--programs"] * options.programs + ["--compile-here"] * options.compile_there
+        chosen = [] if options.compile_there or options.compilers == ["own"] else options.compilers
+        words += [f"--compilers={','.join(chosen)}"] if chosen else []
+        for suite in [] if options.table else chosen:
+            compilers.BUILD.mkdir(parents=True, exist_ok=True)
+            compilers.Compiler(suite).fetch(options.mirror or "", options.keyring)
         results = []
         for name in names:
             file = BUILD / name / "result.json"
             result = json.loads(file.read_text()) if file.exists() else None
             if not options.table:
-                unpacked = Suite(name, options.mirror or mirror(), options.keyring).fetch()
+                site = options.mirror or debian.mirror()
+                unpacked = fetch(debian.Suite(BUILD / name, name, site, options.keyring))
                 if options.again or result is None or (result["sources"], result["words"]) != (sources(), words):
                     result = run(name, unpacked, options.limit, words)
                     file.write_text(json.dumps(result) + "\n")
@@ -469,9 +442,7 @@ def require() -> None:
         raise Failure("needs an x86-64 machine")
     if os.geteuid() != 0:
         raise Failure("needs root: the machine in QEMU reads this one's files")
-    for program, package in (("qemu-system-x86_64", "qemu-system-x86"), ("apt-get", "apt"), ("dpkg-deb", "dpkg")):
-        if shutil.which(program) is None:
-            raise Failure(f"{program} is missing: apt-get install {package}")
+    debian.require((("qemu-system-x86_64", "qemu-system-x86"), ("apt-get", "apt"), ("dpkg-deb", "dpkg")))
 
 
 if __name__ == "__main__":

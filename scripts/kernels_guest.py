@@ -8,12 +8,10 @@ asked, with older helpers in the place of those that the kernel lacks, and ``arg
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -22,9 +20,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import bpf_programs
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,10 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "fakegpu")]
 
 from run import Job  # noqa: E402
 
-from argus.capture import bpf, btf, compile, preflight, stacks  # noqa: E402
-from argus.capture.compile import INSTRUCTION_BYTES, Compiled  # noqa: E402
-from argus.capture.programs import INSTRUCTION, LOG_STATISTICS, LoadError, Module  # noqa: E402
-from argus.errors import ArgusError  # noqa: E402
+from argus.capture import bpf, btf, compile, stacks  # noqa: E402
+from argus.capture.compile import Compiled  # noqa: E402
+from argus.capture.programs import INSTRUCTION  # noqa: E402
 from argus.store import spool  # noqa: E402
 from tests.kernel import test_python_stacks as known_stacks  # noqa: E402
 
@@ -71,11 +70,16 @@ def with_stand_ins(compiled: Compiled) -> Compiled:
     return replace(compiled, programs=programs)
 
 
+compiler = ""
+"""Which one the machine outside is asked for: a suite of Debian (scripts/compilers.py); empty: its own."""
+
+
 def compile_by_host(text: str, flags: list[str]) -> dict[str, Any]:
     """Takes the place of the child that compiles: the other machine answers in seconds."""
-    request = OUT / f"compile-{hashlib.sha256(json.dumps([text, flags]).encode()).hexdigest()[:16]}.json"
+    digest = hashlib.sha256(json.dumps([compiler, text, flags]).encode()).hexdigest()[:16]
+    request = OUT / f"compile-{digest}.json"
     unfinished = request.with_suffix(".part")
-    unfinished.write_text(json.dumps({"text": text, "flags": flags}))
+    unfinished.write_text(json.dumps({"text": text, "flags": flags, "compiler": compiler}))
     unfinished.rename(request)
     deadline = time.monotonic() + STEP_LIMIT_S
     while not (answer := request.with_suffix(".answer")).exists():
@@ -88,75 +92,25 @@ def compile_by_host(text: str, flags: list[str]) -> dict[str, Any]:
     return found
 
 
-class Watched(Module):
-    """Tells of each program what the verifier made of it."""
-
-    made: ClassVar[list[Watched]] = []
-    backend: ClassVar[str] = ""
-    """The way to attach that is tried."""
-
-    def __init__(self, compiled: Compiled) -> None:
-        super().__init__(with_stand_ins(compiled) if IS_OLD else compiled)
-        self.sizes = {name: len(code) // INSTRUCTION_BYTES for name, code in compiled.programs.items()}
-        self.tried: set[str] = set()
-        self.made.append(self)
-
-    def load(self, name: str, kind: int, expected_attach_type: int = 0) -> int:
-        if name in self.programs:
-            return self.programs[name]
-        self.tried.add(name)
-        row: dict[str, Any] = {"program": name, "backend": self.backend, "instructions": self.sizes[name]}
-        began = time.monotonic()
-        try:
-            fd = super().load(name, kind, expected_attach_type)
-        except LoadError as refusal:
-            lines = [line for line in refusal.log.splitlines() if line.strip()]
-            say("program", **row, loaded=False, said="\n".join([str(refusal), *lines[-12:]]))
-            raise
-        row["seconds"] = round(time.monotonic() - began, 2)
-        statistics = self.verifier_log(name, kind, expected_attach_type, LOG_STATISTICS)
-        processed = re.search(r"processed (\d+) insns", statistics)
-        say("program", **row, loaded=True, verified=int(processed.group(1)) if processed else 0)
-        return fd
-
-    def close(self) -> None:
-        """The rest is still to be tried; the machine ends soon."""
-
-
-def probes() -> None:
-    """The programs of CUDA, NCCL and PyTorch calls: loaded for each way to attach, attached, and hit."""
-    backends: list[bpf.Backend] = ["perf"] if bpf.kernel_version() < (6, 6) else ["multi", "perf"]
-    for backend in backends:
-        Watched.backend = backend
-        state = preflight.probe_self(backend)
-        say("probes", backend=backend, on=state.on, detail=state.detail)
-
-
-def sampler() -> None:
-    """The programs of the stack sampler."""
-    Watched.backend = ""
+def load_programs(suite: str) -> None:
+    """All programs, compiled by a compiler of the machine outside."""
+    global compiler
+    compiler = suite
+    os.environ["ARGUS_CACHE_DIR"] = str(OUT / f"cache-{suite}") if suite else str(OUT / "cache")
     try:
-        state = preflight.sample_self()
-        say("sampler", on=state.on, detail=state.detail)
-    except ArgusError as failure:
-        say("sampler", on=False, detail=failure.message)
-
-
-def everything_loaded() -> None:
-    """That no program was forgotten."""
-    for kinds in (bpf.PROGRAMS, stacks.PROGRAMS):
-        made = [module for module in Watched.made if module.sizes.keys() & kinds.keys()]
-        for module in made:
-            for name in sorted(module.sizes.keys() - module.tried):
-                with contextlib.suppress(LoadError):
-                    module.load(name, kinds[name])
-        if lacking := kinds.keys() - {name for module in made for name in module.sizes}:
-            say("failed", what=f"not compiled: {', '.join(sorted(lacking))}")
+        with bpf_programs.watched(partial(say, compiler=suite)) as watched:
+            if IS_OLD:
+                watched.changed = staticmethod(with_stand_ins)
+            bpf_programs.probes()
+            bpf_programs.sampler()
+            bpf_programs.everything_loaded()
+    finally:
+        compiler = ""
+        os.environ["ARGUS_CACHE_DIR"] = str(OUT / "cache")
 
 
 def truth() -> None:
     """Stacks of a program that knows its own (docs/stacks.md)."""
-    bpf.Module = Module  # of these programs all has been told
     probes = stacks.StackProbes(rate_hz=97)
     samples = known_stacks.Samples(probes)
     program = known_stacks.start(Path("/run/tmp"), sys.executable, "grammar")
@@ -225,12 +179,15 @@ def main() -> None:
         btf.Btf.offset = lambda types, struct, member: offset(types, struct, member.removeprefix("__"))
         # Before 5.11 maps count as locked memory.
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    bpf.Module = Watched
     if "--compile-here" in sys.argv:
         compile._TIME_LIMIT_S = STEP_LIMIT_S
     else:
         compile._ask_child = compile_by_host
-    steps: list[Callable[[], None]] = [probes, sampler, everything_loaded]
+    steps: list[Callable[[], None]] = []
+    for suite in next((word.partition("=")[2] for word in sys.argv if word.startswith("--compilers=")), "").split(","):
+        programs = partial(load_programs, suite)
+        programs.__name__ = f"programs by {suite or 'its own compiler'}"  # type: ignore[attr-defined]
+        steps.append(programs)
     if IS_OLD:
         steps.append(refusal)
     elif "--programs" not in sys.argv:

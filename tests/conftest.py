@@ -35,19 +35,24 @@ class Failures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests send Ctrl-C to programs they start. A shell that runs the tests in the background has it ignored, and
-    whatever is started inherits that."""
+    """Tests send Ctrl-C and SIGHUP to programs they start. A shell that runs the tests in the background has the one
+    ignored, nohup the other, and whatever is started inherits that."""
     if os.environ.get("ARGUS_KERNEL_TESTS") == "required":
         # There a change is judged; what Hypothesis finds at random elsewhere becomes an example.
         hypothesis.settings.register_profile("same", derandomize=True)
         hypothesis.settings.load_profile("same")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.pluginmanager.register(Failures(config))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Kernel tests need root. Without it they are skipped, unless ARGUS_KERNEL_TESTS=required (as in CI)."""
+    for item in items:
+        if item.path.is_relative_to(ROOT / "tests" / "unit"):
+            item.add_marker(pytest.mark.unit)
     if os.geteuid() == 0:
         return
     if os.environ.get("ARGUS_KERNEL_TESTS") == "required":
@@ -55,6 +60,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("kernel"):
             item.add_marker(pytest.mark.skip(reason="loads BPF programs: needs root"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The embedded engine yields to the job that is traced, and gets a tenth of a busy CPU. Where no job is measured it
+    gets its share, or tests of the store would take that much longer beside other work."""
+    if item.get_closest_marker("alone"):
+        os.environ.pop("ARGUS_ENGINE_NICE", None)
+    else:
+        os.environ["ARGUS_ENGINE_NICE"] = "0"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

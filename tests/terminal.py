@@ -18,6 +18,8 @@ from types import TracebackType
 import pyte
 import pytest
 
+from tests.lacking import open_terminal
+
 PROMPT = "READY>"
 _SWITCH = re.compile(rb"\x1b\[\?1049([hl])")
 
@@ -36,7 +38,7 @@ class Terminal:
         self.in_alternate = False
         self._rest = b""
         self.raw = b""
-        self._master, slave = os.openpty()
+        self._master, slave = open_terminal()
         self._resize_pty(columns, lines)
         shell = {"PS1": f"{PROMPT} ", "TERM": "xterm-256color", "LC_ALL": "C.UTF-8", "PROMPT_COMMAND": ""}
         gone = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"}

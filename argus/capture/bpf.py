@@ -74,6 +74,11 @@ def subject_of(call: calls.Call) -> Subject | None:
 
 
 SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+_OPTIONAL_PROGRAMS: Final[dict[str, tuple[Subject, ...]]] = {
+    "mark": ("ranges", "backward", "nvtx"),
+    "math": ("math",),
+}
+"""Programs, by the beginnings of their names, without which only these subjects are not probed."""
 PROGRAMS: Final = {
     **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark", "math") for edge in ("enter", "exit")},
     "torch_enter": KPROBE,
@@ -259,6 +264,8 @@ class Probes:
         self._window: Window | None = None
         self._pulse: frozenset[int] = frozenset()
         self._pulse_links: dict[int, list[int]] = {}
+        self.refused: dict[str, str] = {}
+        """Of the optional subjects, those whose programs the kernel refuses, and why."""
         self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
@@ -293,9 +300,18 @@ class Probes:
         failure: ArgusError | None = None
         for choice in choices:
             expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else 0
+            self.refused.clear()
             try:
                 for name, kind in PROGRAMS.items():
-                    self._module.load(name, kind, expected if kind == KPROBE else 0)
+                    try:
+                        self._module.load(name, kind, expected if kind == KPROBE else 0)
+                    except LoadError as reason:
+                        subjects = _OPTIONAL_PROGRAMS.get(name.partition("_")[0], ())
+                        if not subjects:
+                            raise
+                        why = load_failure(f"load the program {name}", reason.log, reason).message
+                        self.refused.update(dict.fromkeys(subjects, why))
+                self.probed -= self.refused.keys()
                 return choice
             except LoadError as reason:
                 failure = load_failure("load the BPF programs", reason.log, reason)
@@ -315,7 +331,10 @@ class Probes:
     @contextlib.contextmanager
     def _attach_to_self(self, path: str, offsets: list[int], at_exit: bool) -> Iterator[None]:
         """Probes functions of this process, with a program that ends at once: this is no traced process."""
-        program = self._module.programs["mark_exit" if at_exit else "mark_enter"]
+        name = "mark_exit" if at_exit else "mark_enter"
+        if name not in self._module.programs:
+            raise OSError(errno.ENOENT, f"the kernel has refused the program {name}")
+        program = self._module.programs[name]
         points = [(offset, 0) for offset in offsets]
         links = self._links(program, path, points, at_exit, os.getpid())
         try:
@@ -558,6 +577,8 @@ class Probes:
 
     def attach_optional(self, subject: Subject) -> int:
         """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""
+        if subject in self.refused:
+            return 0
         self.probed.add(subject)
         refused = 0
         for attachment in self.attachments:
@@ -599,7 +620,7 @@ class Probes:
         """
         if self._window is not None and self._window._thread.is_alive():
             return None
-        chosen = frozenset(subjects) - self.probed
+        chosen = frozenset(subjects) - self.probed - self.refused.keys()
         links: list[int] = []
         for attachment in self.attachments:
             by_program: dict[str, list[tuple[int, int]]] = {}
@@ -635,7 +656,7 @@ class Probes:
 
     def _attach_pulse(self, attachment: Attachment) -> None:
         links = self._pulse_links.setdefault(id(attachment), [])
-        for subject in attachment.optional_points.keys() - self.probed if self._pulse else ():
+        for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
             for name, entries in _entries(attachment, subject).items():
                 mine = [point for point in entries if point[1] & 0xFF in self._pulse]
                 if mine:

@@ -41,6 +41,7 @@ class Feature:
         detail: What was found, or why it is off.
         fix: What to do; empty when on, or when nothing can be done.
         needed: Whether tracing is impossible without it.
+        partial: Whether something that it consists of did not start: a trace works, and lacks that.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Feature:
     detail: str
     fix: str = ""
     needed: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class State:
     on: bool
     detail: str
     fix: str = ""
+    partial: bool = False
 
 
 def check_all() -> list[Feature]:
@@ -81,7 +84,7 @@ def check_all() -> list[Feature]:
             state = State(False, failure.message, failure.hint)
         except Exception as reason:  # a check that breaks is a check that says so
             state = State(False, f"could not be looked at: {type(reason).__name__}: {reason}")
-        features.append(Feature(name, state.on, state.detail, state.fix, needed))
+        features.append(Feature(name, state.on, state.detail, state.fix, needed, state.partial))
     return features
 
 
@@ -135,7 +138,7 @@ def _tracefs() -> State:
             return State(True, place)
     return State(
         False,
-        "not mounted; launches and collectives do not need it",
+        "not mounted; nothing that Argus traces needs it",
         "mount -t tracefs nodev /sys/kernel/tracing",
     )
 
@@ -221,7 +224,7 @@ def sample_self() -> State:
                     version = ".".join(map(str, interpreter.version[:2]))
                     off_cpu = probes.state["off-cpu"]
                     detail = f"programs loaded in {loaded:.1f} s; this process's own stack was read (CPython {version})"
-                    return State(True, f"{detail}; off-CPU times {off_cpu}")
+                    return State(True, f"{detail}; off-CPU times {off_cpu}", partial=off_cpu.startswith("failed"))
         return State(False, "no sample of this process showed its own function within 5 s")
     finally:
         if python is not None:

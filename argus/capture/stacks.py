@@ -116,6 +116,12 @@ PROGRAMS: Final = {
     **{f"{step}_switched": RAW_TRACEPOINT for step in _ROW},
 }
 """Those of ``bpf/stacks.bpf.c``: name -> kind."""
+FOLLOWED: Final = {
+    "forks": ("sched_process_fork", "on_fork"),
+    "thread ends": ("sched_process_exit", "on_exit"),
+    "execs": ("sched_process_exec", "on_exec"),
+}
+"""What is followed besides: its tracepoint and program. Without one the rest goes on."""
 _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
 """TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
 _MOST_THREAD_NUMBERS = 1 << 22
@@ -226,7 +232,7 @@ class StackProbes:
         btf_path: The kernel's types.
 
     Attributes:
-        state: "sampling" and "off-cpu": "on", "off: why" or "failed: why".
+        state: "sampling" and "off-cpu": "on", "off: why" or "failed: why"; of ``FOLLOWED``, those that failed.
         period_ns: Time that one sample stands for now.
         longest_poll_s: So often ``drain`` is to be called, or rings may overflow if every sample is a new stack.
 
@@ -345,9 +351,11 @@ class StackProbes:
                 why = self.state["off-cpu"].partition(": ")[2]
                 failure = ArgusError(f"no stacks can be sampled: {why}", "", EXIT_UNAVAILABLE)
             raise failure
-        self._attach_tracepoint("sched_process_fork", "on_fork")
-        self._attach_tracepoint("sched_process_exit", "on_exit")
-        self._attach_tracepoint("sched_process_exec", "on_exec")
+        for what, (tracepoint, program) in FOLLOWED.items():
+            try:
+                self._attach_tracepoint(tracepoint, program)
+            except ArgusError as reason:
+                self.state[what] = f"failed: {reason.message}"
 
     def _attach_tracepoint(self, tracepoint: str, program: str) -> None:
         try:

@@ -205,9 +205,9 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
     return Template(
         edge=bounds,
         mode=mode.astype(np.uint8),
-        share=np.float32(share).astype(np.float64),
-        mean_ns=np.float32(mean * scale).astype(np.float64),
-        unit=np.float32(unit).astype(np.float64),
+        share=share.astype(np.float32).astype(np.float64),
+        mean_ns=(mean * scale).astype(np.float32).astype(np.float64),
+        unit=unit.astype(np.float32).astype(np.float64),
         shape=shape,
         spike_ns=spike_limit(counts) * scale,
         samples=total,

@@ -226,10 +226,14 @@ def _place(
     if not found or found[0].excess_ns * scale < HALF * late_ns:
         return Seen(cause, [])
     first = found[0]
-    text = (
-        f"its stacks differ most from the others' in {label(first.frame, lines=True)}: {first.share:.0%} of its time, "
-        f"{first.others:.0%} of theirs, {first.excess_ns * scale / 1e6:.1f} ms a step more"
-    )
+    text = f"its stacks differ most from the others' in {label(first.frame, lines=True)}: "
+    more = f"{first.excess_ns * scale / 1e6:.1f} ms a step more"
+    if max(first.share, first.others) <= 1:
+        text += f"{first.share:.0%} of its time, {first.others:.0%} of theirs, {more}"
+    else:
+        # Several threads or workers are there at once: their times add up to more than the time that passes.
+        threads = [f"{share:.1f}" for share in (first.share, first.others)]
+        text += f"in {threads[0]} threads or workers at once, in {threads[1]} of the others', {more} in all of them"
     evidence: list[Evidence] = [{"text": text, "sql": sql.shown(sql.PLACES, at)}]
     action = f"argus export svg --rank {late[0]} --kind all --diff rank=others -o diff.svg shows what it does more."
     return Seen(cause, evidence, action, "stack")

@@ -7,6 +7,7 @@ whatever its past.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from argus.diagnose.hosts import Hosts
 from argus.diagnose.iteration import REGRESSION
 from argus.diagnose.online import ALARMS, Detector, Event
 from argus.diagnose.peers import mesh_of
+from argus.diagnose.shift import ALONE, Shift, explain
 from argus.diagnose.verdict import Evidence, Finding, Verdict
 
 SURE_STEP = 0.8
@@ -172,11 +174,34 @@ class Continuous:
         if verdict["findings"]:
             verdict["status"], verdict["reason"] = "degraded", ""
 
-    def add(self, verdict: Verdict, params: dict[str, Any]) -> None:
-        """Puts growth that lasts into a verdict that would be ``healthy``: who is to blame others know better."""
+    def add(
+        self,
+        verdict: Verdict,
+        params: dict[str, Any],
+        query: sql.Query | None = None,
+        hosts: Mapping[int, str] | None = None,
+    ) -> None:
+        """Puts growth that lasts into a verdict that would be ``healthy``: who is to blame others know better. Growth
+        that Argus itself explains is none, and that of one rank on CPUs counts from more on
+        (:mod:`argus.diagnose.shift`).
+
+        Args:
+            verdict: Changed in place.
+            params: job, run and what else the job's queries need.
+            query: Runs SQL; None: what else changed is not asked.
+            hosts: By rank.
+        """
+        hosts = hosts or {}
         grown = self.growth
         ratio = float(self.detector.newest[0])
-        if grown is None or verdict["status"] != "healthy" or not ratio >= 1 + self.least:
+        least = max(self.least, ALONE) if len(hosts) == 1 and self._by_rank is None else self.least
+        if grown is None or verdict["status"] != "healthy" or not ratio >= 1 + least:
+            return
+        some = sorted(hosts)[:: max(1, len(hosts) // WORKERS)][:WORKERS]
+        first, last = max(0, grown.step - MOST), verdict["steps"][1]
+        steps = first, grown.step, last
+        shift = Shift() if query is None else explain(query, params, some, steps, grown.before, grown.before * ratio)
+        if shift.by_argus:
             return
         how = "bit by bit" if grown.kind == "ramp" else "at once"
         text = (
@@ -186,11 +211,14 @@ class Continuous:
         sure = f"such growth is told falsely once in {1e6 / self.alarms:,.0f} steps at most"
         shown = sql.shown(sql.STEPS, {**params, "first": max(0, grown.step - 50), "last": verdict["steps"][1]})
         evidence: list[Evidence] = [{"text": text, "sql": shown}, {"text": sure, "sql": shown}]
+        if shift.evidence is not None and shift.queued_ns > 0:
+            evidence.append(shift.evidence)
+        where = ", ".join(list(dict.fromkeys(hosts.values()))[:4])
         verdict["findings"].append(
             Finding(
-                kind="regression",
+                kind="host_contention" if shift.taken else "regression",
                 ranks=[],
-                hosts=[],
+                hosts=list(dict.fromkeys(hosts.values())) if shift.taken else [],
                 steps=[grown.step, verdict["steps"][1]],
                 phase="",
                 kernels=[],
@@ -199,7 +227,9 @@ class Continuous:
                 confidence=0.95,
                 level="iteration",
                 evidence=evidence,
-                action=f"Find out what changed for all ranks at step {grown.step}"
+                action=f"Find out what else runs on the CPUs of {where} since then (top -H), and which the job may use."
+                if shift.taken
+                else f"Find out what changed for all ranks at step {grown.step}"
                 + (" and went on changing" if grown.kind == "ramp" else "")
                 + ": memory that fills up, fragmentation, a cache that no longer holds, clocks, the network.",
             )

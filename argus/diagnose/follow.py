@@ -145,7 +145,7 @@ class Follower:
         last = verdict["steps"][1]
         self._steps.look(query, params, last, list(hosts))
         self._steps.look_at_ranks(query, params, last, self._across)
-        self._steps.add(verdict, params)
+        self._steps.add(verdict, params, query, hosts)
         self._steps.add_ranks(verdict, params, hosts)
 
     def _round(self, verdict: Verdict, took_s: float) -> Round:

@@ -3,6 +3,8 @@
 Each communicator has a first collective that not all of its ranks called: the one that the others wait in. A rank that
 is missing in one communicator, and itself waits for somebody in another one, is a victim; those that wait for
 nobody are to be looked at. What is read are the last calls of each rank: the work does not grow with the job's past.
+
+Silence alone is no hang: what was not observed throughout is unknown, and ranks whose threads compute or move go on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.activity import COMPUTES, activities, describe
+from argus.diagnose.observed import Observed, Silence, silence
 from argus.diagnose.stacks import ROLES, Place, StackReader, compare
 from argus.diagnose.verdict import Collective, Evidence, Finding
 from argus.semantics.stacks import label, rank_text
@@ -146,10 +150,42 @@ def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mappin
     return sorted(left) or list(roots)
 
 
+@dataclass(frozen=True)
+class _Silent:
+    """A job that has been silent for long.
+
+    Attributes:
+        params: job, run, last; since_ns: from when on its last calls are read.
+        silent_s: How long.
+        seen: How much of it was observed.
+        from_ns, to_ns: The part of it in which threads are looked at.
+        step_ns: A typical step.
+        hosts: By rank.
+        gone: Ranks without a process.
+    """
+
+    params: dict[str, Any]
+    silent_s: float
+    seen: Silence
+    from_ns: int
+    to_ns: int
+    step_ns: float
+    hosts: dict[int, str]
+    gone: list[int]
+
+    @property
+    def alive(self) -> list[int]:
+        return sorted(self.hosts.keys() - set(self.gone))
+
+
 def find_hang(
     query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float, stacks: StackReader | None = None
 ) -> tuple[Finding | None, str]:
     """Whether the job had stopped when Argus last looked at it.
+
+    Silence counts only of signals that were observed throughout it. Ranks whose threads compute, or are now here and
+    now there, do not hang (:mod:`argus.diagnose.activity`); nor does a job that nobody waits for and that waits for
+    neither a GPU, other ranks, data nor a disk: it has nothing to do.
 
     Args:
         query: Runs SQL with parameters, returns columns.
@@ -170,35 +206,119 @@ def find_hang(
     gone = states["rank"][states["state"] == "exited"].astype(np.int64).tolist()
     if not len(states["rank"]) or len(gone) == len(states["rank"]):
         return None, ""  # it ended
-    silent_s, stepless_s = (looked - max(stepped, called)) / 1e9, (looked - stepped) / 1e9
+    last_ns, window = max(stepped, called), looked - int(PLACES_S * 1e9)
+    alive = sorted(set(states["rank"].astype(np.int64).tolist()) - set(gone))
+    silent_s, stepless_s = (looked - last_ns) / 1e9, (looked - stepped) / 1e9
     usual_s = HANG_STEPS * step_ns / 1e9
     # Who has no process any more will never come: the others need not be waited for so long.
-    if silent_s < max(min(after_s, PAUSE_S) if gone else after_s, usual_s):
+    least_s = max(min(after_s, PAUSE_S) if gone else after_s, usual_s)
+    if silent_s < least_s:
         if gone and len(gone) < len(states["rank"]):
             return None, f"{_ranks(sorted(gone))} had no process any more when Argus looked last, while others ran on"
         if stepless_s < max(PAUSE_S, usual_s):
             return None, ""
         doing = "and no call was made" if silent_s > stepless_s / 2 else "though calls go on (an evaluation? a change?)"
-        return (
-            None,
-            f"no step was seen for the last {stepless_s:.0f} s ({stepless_s * 1e9 / step_ns:.0f} usual steps), {doing}",
-        )
-    since = {**params, "since_ns": max(0, stepped - int(LOOK_BACK_S * 1e9))}
-    calls = query(sql.LAST_CALLS, since)
+        found = activities(query, params, alive[:: max(1, len(alive) // PEERS)][:PEERS], max(last_ns, window), looked)
+        threads = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+        return None, f"{_no_step(stepless_s, step_ns)}, {doing}" + (f": {describe(threads)}" if threads else "")
+    observed = Observed(query, params)
+    silent = _Silent(
+        {**params, "since_ns": max(0, stepped - int(LOOK_BACK_S * 1e9))}, silent_s,
+        silence(query, params, observed, alive, last_ns, looked),
+        max(last_ns, window), looked + int(PAUSE_S * 1e9), step_ns,
+        {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}, sorted(gone),
+    )  # fmt: skip
+    missing = _find_missing(query, silent, observed)
+    if doubt := _doubt(query, silent, missing, least_s, looked):
+        return None, f"{_no_step(stepless_s, step_ns)}: {doubt}"
+    return _finding(query, silent, missing, stacks), ""
+
+
+def _no_step(seconds: float, step_ns: float) -> str:
+    return f"no step was seen for the last {seconds:.0f} s ({seconds * 1e9 / step_ns:.0f} usual steps)"
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Whom a silent job waits for.
+
+    Attributes:
+        ranks: Those; empty: nobody is missing in a collective.
+        circle: They wait for one another.
+        stuck: The collectives that somebody did not come to.
+        handed: Sends and receives that one of two ranks did not call.
+    """
+
+    ranks: list[int]
+    circle: bool
+    stuck: list[Stuck]
+    handed: list[Stuck]
+
+
+def _find_missing(query: sql.Query, silent: _Silent, observed: Observed) -> _Missing:
+    """Whom the others wait for, by the collectives of ranks whose collectives were all observed."""
+    params = silent.params
+    last_ns = int(silent.from_ns)
+    unknown = [rank for rank in silent.hosts if observed.until("collectives", last_ns, [rank])[0] <= last_ns]
+    calls = query(sql.LAST_CALLS, params)
+    transfers = query(sql.LAST_TRANSFERS, params)
+    if unknown:
+        calls, transfers = (_without(columns, unknown) for columns in (calls, transfers))
     stuck = stuck_calls(calls["comm_group"].tolist(), calls["rank"].tolist(), calls["seq"].tolist())
     missing, circle = root_causes(stuck)
     # Stages wait for one another by sends and receives: who is missed may wait for such a one.
-    transfers = query(sql.LAST_TRANSFERS, since)
     handed = stuck_transfers(transfers)
     roots, around = root_causes([*stuck, *handed])
     if not around:
         roots = not_downstream(roots, [*stuck, *handed], transfers)
     if handed and not around and (not missing or set(roots) <= set(missing)):
         missing, circle = roots, False
+    return _Missing(missing, circle, stuck, handed)
+
+
+def _without(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> dict[str, NDArray[Any]]:
+    kept = ~np.isin(columns["rank"], list(ranks))
+    return {name: values[kept] for name, values in columns.items()}
+
+
+def _doubt(query: sql.Query, silent: _Silent, missing: _Missing, least_s: float, looked: int) -> str:
+    """Why a silence is no hang, without a full stop; empty: it is one."""
+    seen = silent.seen
+    waited_for = [rank for rank in missing.ranks if rank not in silent.gone]
+    if missing.ranks and not waited_for:
+        return ""  # who has no process any more does nothing
+    asked = waited_for or silent.alive[:: max(1, len(silent.alive) // PEERS)][:PEERS]
+    asked = asked[: max(MISSING, PEERS)]
+    found = activities(query, silent.params, asked, silent.from_ns, looked)
+    doing = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+    going_on = [one for one in doing if one.progresses]
+    unobserved = f"; {seen.unobserved}" if seen.unobserved else ""
+    if going_on:
+        others = f"others wait for {_ranks(waited_for)}; " if waited_for and not missing.circle else ""
+        return f"{others}{describe(going_on)}{unobserved}"
+    what = describe(doing) if doing else "what its threads do is not known (no stacks are stored)"
+    if seen.observed_s < least_s or (seen.unobserved and not missing.ranks) or (seen.windows and not doing):
+        return f"{seen.unobserved or 'it is observed in windows only'}; {what}"
+    if missing.ranks or silent.gone:
+        return ""
+    # Nobody is missed. Several ranks that make no collective any more all wait in one, unless they do something else.
+    together = len(silent.hosts) > 1
+    if not doing:
+        return "" if together else what
+    stays = [one for one in doing if one.waits_for or one.spins >= COMPUTES]
+    if stays or (together and all(one.place is None for one in doing)):
+        return ""
+    return what
+
+
+def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackReader | None) -> Finding:
+    """The hang, with who is missing, and where those are."""
+    params, since, hosts = silent.params, silent.params, silent.hosts
+    missing, circle, stuck, handed = found.ranks, found.circle, found.stuck, found.handed
     evidence: list[Evidence] = [
         {
-            "text": f"no step has finished for {silent_s:.0f} s, where one took {step_ns / 1e6:.1f} ms",
-            "sql": sql.shown(sql.LAST_LOOK, params),
+            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {silent.step_ns / 1e6:.1f} ms",
+            "sql": sql.shown(sql.LAST_LOOK, {**params, "since_ns": 0}),
         }
     ]
     collective: Collective | None = None
@@ -221,21 +341,22 @@ def find_hang(
             if others:
                 text = f"ranks of {others} other communicators wait, for ranks that wait themselves"
                 evidence.append({"text": text, "sql": sql.shown(sql.LAST_CALLS, since)})
-    else:
+    elif len(hosts) > 1:
         action = "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
-    missing = missing or sorted(gone)
-    dead = sorted(set(missing) & set(gone))
+    else:
+        action = f"Look at what {_ranks(sorted(hosts))} waits for: its data, its GPU (nvidia-smi -q, the kernel log)."
+    missing = missing or silent.gone
+    dead = sorted(set(missing) & set(silent.gone))
     if dead:
         evidence.append({"text": f"{_ranks(dead)} has no process any more", "sql": sql.shown(sql.STATES, params)})
         action = f"Restart the job, and find out what ended {_ranks(dead)}: its log, the kernel log (OOM, XID)."
-    hosts = {int(rank): str(host) for rank, host in zip(states["rank"], states["host"], strict=True)}
     level = "phase"
-    if not circle and (alive := [rank for rank in missing if rank not in dead]):
+    alone = sorted(hosts) if len(hosts) == 1 else []
+    if not circle and (alive := [rank for rank in missing or alone if rank not in dead]):
         places = None
-        everyone = sorted(hosts)
-        window = max(max(stepped, called), looked - int(PLACES_S * 1e9)), looked + int(PAUSE_S * 1e9)
+        window = silent.from_ns, silent.to_ns
         if stacks is not None:
-            places = _places(stacks, alive, [rank for rank in everyone if rank not in missing], window)
+            places = _places(stacks, alive, [rank for rank in sorted(hosts) if rank not in missing], window)
         if places:
             level = "stack"
             at = {**params, "ranks": alive[:MISSING], "from_ns": window[0], "to_ns": window[1]}
@@ -246,12 +367,12 @@ def find_hang(
     last = int(params["last"])
     finding = Finding(
         kind="hang",
-        ranks=missing,
-        hosts=list(dict.fromkeys(hosts[rank] for rank in missing if rank in hosts)),
+        ranks=missing or alone,
+        hosts=list(dict.fromkeys(hosts[rank] for rank in missing or alone if rank in hosts)),
         steps=[last, last],
-        phase="communication",
+        phase="communication" if missing or not alone else "",
         kernels=[],
-        slowdown=round(1 + silent_s * 1e9 / max(step_ns, 1.0), 4),
+        slowdown=round(1 + silent.silent_s * 1e9 / max(silent.step_ns, 1.0), 4),
         share=1.0,
         confidence=SURE if missing and not circle else UNSURE,
         level=level,
@@ -260,7 +381,7 @@ def find_hang(
     )
     if collective is not None:
         finding["collective"] = collective
-    return finding, ""
+    return finding
 
 
 def _collective(
@@ -295,7 +416,7 @@ def _look_there(place: Place, alive: list[int], hosts: dict[int, str]) -> str:
     rank = place.ranks[0]
     where = label(place.frames[place.odd], lines=True)
     on = f" on {hosts[rank]}" if rank in hosts else ""
-    if not place.differs:
+    if not place.differs and place.peers:
         return (
             f"{_ranks(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look at its "
             "GPU (nvidia-smi -q, the kernel log: XID) and its network."

@@ -133,6 +133,12 @@ def powers(times: Float, work: Float) -> Float:
     return found
 
 
+def _medians(work: Float, axis: int = 0) -> Float:
+    """Medians of measures of work over steps, ``axis``; 0 for a measure that no step has: it explains nothing."""
+    unknown = np.isnan(work).all(axis=axis, keepdims=True)
+    return np.asarray(np.nanmedian(np.where(unknown, 0.0, work), axis=axis))
+
+
 class Detector:
     """Watches some series, all of which are told of in each step.
 
@@ -239,8 +245,7 @@ class Detector:
         """What the typical work adds, shape (series,)."""
         if not self.work:
             return np.zeros(self.series)
-        known = np.where(np.isnan(work).all(axis=1, keepdims=True), 0.0, work)
-        return np.asarray(np.sum(self._slope[:, : self.work] * np.nanmedian(known, axis=1), axis=1))
+        return np.asarray(np.sum(self._slope[:, : self.work] * _medians(work, axis=1), axis=1))
 
     def _remember(self, step: int, y: Float, work: Float, usual: Bool) -> None:
         """Puts a step into the references: every ``stride``-th one; a full reference is thinned out to every other."""
@@ -351,7 +356,7 @@ class Detector:
         if grows and self._has_more_to_do(one, places, change):
             self._begin_anew(one, places)
             return []
-        typical = float(np.nansum(slope * np.nanmedian(self._recent_work[one, places], axis=0))) if self.work else 0.0
+        typical = float(np.sum(slope * _medians(self._recent_work[one, places]))) if self.work else 0.0
         before, after = np.exp(self._center[one] + typical), np.exp(level + typical)
         if not grows:
             back_again = np.isfinite(self.best[one]) and level < self.best[one] + self.least / 2

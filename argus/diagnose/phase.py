@@ -189,6 +189,8 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
 def by_chance(hits: int, steps: int, size: int, count: int, windows: int = len(WINDOWS)) -> float:
     """Chance of at least ``hits`` of ``steps`` steps whose last rank is in the luckiest set of ``size`` of ``count``,
     in any of so many windows."""
+    if size >= count or hits <= 0:
+        return 1.0
     share = size / count
     k = np.arange(hits, steps + 1)
     logs = np.array([lgamma(steps + 1) - lgamma(i + 1) - lgamma(steps - i + 1) for i in k.tolist()])
@@ -214,6 +216,10 @@ def _not_victims(lateness: Lateness, suspects: Int, typical: Float) -> Int:
     return guilty if len(guilty) else suspects
 
 
+TURNS = 0.85
+"""A rank that is late in fewer of the steps since it became late comes late in turns."""
+
+
 def find_onset(lead: Float, typical: float) -> int:
     """Index of the step from which a lead holds until the end.
 
@@ -224,9 +230,20 @@ def find_onset(lead: Float, typical: float) -> int:
         lead: How much later the suspects were than all others, shape (steps,), ns.
         typical: What it is now, ns.
     """
-    weights = np.where(lead >= typical / 2, 1 - PERSISTENCE, -PERSISTENCE)
-    sums = np.cumsum(weights[::-1])[::-1]
-    return int(np.argmax(sums)) if len(sums) else 0
+    hit = lead >= typical / 2
+    if not len(hit):
+        return 0
+    since = _longest_end(hit, PERSISTENCE)
+    share = float(np.mean(hit[since:]))
+    # Late in turns, as where workers of a data loader hand over several batches at once: the end of the series in which
+    # as many are late, not the last few of them that happen to be more.
+    return min(since, _longest_end(hit, share / 2)) if share < TURNS else since
+
+
+def _longest_end(hit: NDArray[np.bool_], share: float) -> int:
+    """Where the longest end of a series begins in which more than this share was hit."""
+    sums = np.cumsum(np.where(hit, 1 - share, -share)[::-1])[::-1]
+    return int(np.argmax(sums))
 
 
 def find_episode(hit: NDArray[np.bool_], least_steps: int = 10) -> tuple[int, int] | None:

@@ -31,7 +31,9 @@ from argus.diagnose import (
     step_times,
     whatif,
 )
+from argus.diagnose.activity import activities, describe
 from argus.diagnose.ahead import Ahead
+from argus.diagnose.breakdown import breakdown
 from argus.diagnose.cause import (
     FLAT,
     HIDDEN_BACKWARD,
@@ -43,7 +45,7 @@ from argus.diagnose.cause import (
     slow_kernels,
 )
 from argus.diagnose.contention import explain_jitter, look_closer
-from argus.diagnose.hang import HANG_S, find_hang
+from argus.diagnose.hang import HANG_S, PLACES_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import SEPARATE, VARIES, Regression, find_regression, more_to_do, without_work
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
@@ -61,6 +63,7 @@ from argus.diagnose.phase import (
     lateness_of,
     lead_of,
 )
+from argus.diagnose.shift import ALONE, explain
 from argus.diagnose.stacks import StackReader
 from argus.diagnose.verdict import SCHEMA, Evidence, Finding, Status, Verdict, named, to_json
 from argus.diagnose.whatif import Layout, Operations
@@ -90,6 +93,13 @@ larger jobs fewer of the newest steps are looked at (:data:`argus.diagnose.phase
 is found by halving."""
 BLOCK = 10
 """Steps that are looked at to tell whether ranks were late before them."""
+LIBRARIES = """
+SELECT rank, max(length(libraries)) AS libraries FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+"""How many libraries with probes each rank has loaded."""
+NOTHING = "nothing to diagnose"
+"""How the reason begins where a trace holds nothing that could be diagnosed."""
 REFERENCES = 16
 """Other ranks that a straggler's CPU time is compared with: their median is steady from there on."""
 
@@ -196,11 +206,8 @@ def _diagnose(
     span = query(sql.SPAN, params)
     if not len(span["n"]) or not int(span["n"][0]):
         verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
-        traced = query(sql.STATES, params)["state"]
-        if not since_ns and int(look["looked_ns"][0]) and not int(look["called_ns"][0]) and np.any(traced == "traced"):
-            verdict["reason"] = (
-                f"{len(traced)} processes made no CUDA or NCCL call while they were traced: they hang, wait or idle"
-            )
+        if not since_ns:
+            verdict["reason"] = _without_steps(query, params, look) or verdict["reason"]
         return verdict
     params["first"] = int(span["first"][0]) if steps[0] is None else max(0, steps[0])
     params["last"] = int(span["last"][0]) if steps[1] is None else max(0, steps[1])
@@ -348,39 +355,15 @@ def _diagnose(
             regression = None
         else:
             grown = regression.after_ns / regression.before_ns
-            ideal /= grown
-            findings_sql = sql.shown(sql.SLOWER, {**params, "onset": onset})
-            some = sorted(hosts)[:: max(1, len(hosts) // issue.RANKS)][: issue.RANKS]
-            found, issue_sql = issue.against_past(query, params, onset, some)
-            stalled = found is not None and found.stalled
-            text = (
-                f"from step {onset} on a step takes {_ms(regression.after_ns)} instead of {_ms(regression.before_ns)}, "
-                f"on {slower:.0%} of the ranks, and no rank holds up the others more than before"
+            longer, no_fault = _all_slower(
+                query, params, regression, numbers, hosts, now, slower, gpus=seen_gpus is not None
             )
-            told: list[Evidence] = [{"text": text, "sql": findings_sql}]
-            if found is not None:
-                told.append({"text": found.text("the GPUs", "before"), "sql": issue_sql})
-            lost_ns = now - now / grown
-            verdict["findings"].append(
-                Finding(
-                    kind="kernel_issue_stall" if stalled else "regression",
-                    ranks=[],
-                    hosts=[],
-                    steps=[onset, int(numbers[-1])],
-                    phase="",
-                    kernels=[],
-                    slowdown=round(grown, 4),
-                    share=lost_ns,
-                    confidence=round(regression.confidence, 4),
-                    level="iteration",
-                    evidence=told,
-                    action=f"Find out what changed on the CPUs of all ranks at step {onset}: synchronisation or timers "
-                    "that were added, garbage collection, checks in Python, smaller kernels."
-                    if stalled
-                    else f"Find out what changed for all ranks at step {onset}: batch or sequence length, "
-                    "checkpointing, the network, a power or thermal limit.",
-                )
-            )
+            more_work = "; ".join(filter(None, [more_work, no_fault]))
+            if longer is None:
+                regression = None
+            else:
+                ideal /= grown
+                verdict["findings"].append(longer)
     for loss in losses:
         verdict["findings"].append(_finding(loss, hosts, now))
     if seen_gpus is not None:
@@ -432,7 +415,7 @@ def _diagnose(
                 for text, asked in (issue.asked(*asked_of), patterns.asked(*asked_of)):
                     ahead.start(text, asked)
     if seen_gpus is not None and carried is not None:
-        ideal += _what_if(verdict, query, params, seen_gpus, carried, unburdened)
+        ideal += _what_if(verdict, query, params, seen_gpus, carried, unburdened, now)
     if seen_gpus is not None:
         _behaviour(query, params, verdict["findings"], seen_gpus)
     node_health.add(query, params, verdict["findings"], hosts)
@@ -448,11 +431,15 @@ def _diagnose(
             trouble = f"{named(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
-        judged = lateness is not None or by_times is not None
+        judged = lateness is not None or by_times is not None or _is_alone(query, params, verdict["ranks"], world_size)
         verdict["reason"] = trouble if judged else f"stragglers could not be judged: {trouble or why_not}"
     elif trouble or blurred:
         verdict["slowdown"] = 1.0
         verdict["reason"] = "; ".join(filter(None, [doubt, blurred, trouble]))
+    elif lateness is None and by_times is None and not doubt and _is_alone(query, params, verdict["ranks"], world_size):
+        verdict["status"], verdict["slowdown"] = "healthy", 1.0
+        steady = f"one rank, so there is nothing to compare it with; a step takes {_ms(now)}"
+        verdict["reason"] = "; ".join(filter(None, [steady, long_steps, more_work]))
     elif (lateness is None and by_times is None) or doubt:
         verdict["slowdown"] = 1.0
         verdict["reason"] = doubt or why_not
@@ -480,6 +467,110 @@ def _diagnose(
     return verdict
 
 
+def _is_alone(query: sql.Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:
+    """Whether a rank is a whole job: no launcher speaks of others, and it never communicated."""
+    return ranks == 1 and world_size <= 1 and int(query(sql.ALIGNMENT, params)["ranks"][0]) == 0
+
+
+def _without_steps(query: sql.Query, params: Mapping[str, Any], look: Mapping[str, NDArray[Any]]) -> str:
+    """Why a trace holds no step, and what its processes did instead; empty: nothing more is known."""
+    states = query(sql.STATES, params)
+    looked = int(look["looked_ns"][0])
+    if not looked or int(look["called_ns"][0]) or not np.any(states["state"] == "traced"):
+        return ""
+    ranks = states["rank"].astype(np.int64).tolist()
+    found = activities(query, params, ranks[:REFERENCES], looked - int(PLACES_S * 1e9), looked)
+    doing = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+    many = f"{len(ranks)} processes" if len(ranks) > 1 else "1 process"
+    text = f"{many} made no CUDA or NCCL call while they were traced" if len(ranks) > 1 else (
+        f"{many} made no CUDA or NCCL call while it was traced"
+    )  # fmt: skip
+    if any(one.progresses for one in doing):
+        return f"no training step was seen: {text}; {describe([one for one in doing if one.progresses])}"
+    probed = bool(np.any(query(LIBRARIES, params)["libraries"] > 0))
+    if (
+        doing
+        and not probed
+        and not any((one.place is not None and one.place.kind == "python") or one.waits_for for one in doing)
+    ):
+        return f"{NOTHING}: {text}, ran no Python and computed nothing; {describe(doing)}"
+    return f"{text}: " + (describe(doing) if doing else "they hang, wait or idle")
+
+
+def _all_slower(
+    query: sql.Query,
+    params: dict[str, Any],
+    found: Regression,
+    numbers: NDArray[np.int64],
+    hosts: dict[int, str],
+    now: float,
+    slower: float,
+    *,
+    gpus: bool,
+) -> tuple[Finding | None, str]:
+    """The finding on steps that became longer on nearly all ranks; or why it is none, a sentence without a full stop.
+
+    Args:
+        found: Since when, and by how much.
+        now: What a step takes, ns.
+        slower: Share of the ranks.
+        gpus: Their times are known.
+    """
+    onset, last = int(numbers[found.index]), int(numbers[-1])
+    grown = found.after_ns / found.before_ns
+    some = sorted(hosts)[:: max(1, len(hosts) // issue.RANKS)][: issue.RANKS]
+    shift = explain(query, params, some, (int(numbers[0]), onset, last), found.before_ns, found.after_ns)
+    longer = f"from step {onset} on a step takes {_ms(found.after_ns)} instead of {_ms(found.before_ns)}"
+    if shift.by_argus:
+        return None, f"{longer}, when {shift.by_argus}: that is no change of the job"
+    if len(hosts) == 1 and not gpus and grown < 1 + ALONE and not shift.taken:
+        return None, f"{longer}, which on CPUs alone may be their clocks, caches or neighbours"
+    text = f"{longer}, on {slower:.0%} of the ranks, and no rank holds up the others more than before"
+    if len(hosts) == 1:
+        text = longer
+    told: list[Evidence] = [{"text": text, "sql": sql.shown(sql.SLOWER, {**params, "onset": onset})}]
+    kind, confidence = "regression", found.confidence
+    action = (
+        f"Find out what changed for all ranks at step {onset}: batch or sequence length, checkpointing, the network, "
+    )
+    action += "a power or thermal limit."
+    if shift.evidence is not None and shift.queued_ns > 0:
+        told.append(shift.evidence)
+    if shift.taken:
+        kind = "host_contention"
+        confidence *= min(1.0, 0.5 + shift.queued_ns / (found.after_ns - found.before_ns) / 2)
+        where = ", ".join(list(dict.fromkeys(hosts.values()))[:4])
+        action = (
+            f"Find out what else runs on the CPUs of {where} since then (top -H), which CPUs the job may use (taskset "
+        )
+        action += "-pc PID), and whether its control group is throttled (cpu.max, cpu.stat)."
+    else:
+        behaved, issue_sql = issue.against_past(query, params, onset, some)
+        if behaved is not None:
+            told.append({"text": behaved.text("the GPUs", "before"), "sql": issue_sql})
+        if behaved is not None and behaved.stalled:
+            kind = "kernel_issue_stall"
+            action = (
+                f"Find out what changed on the CPUs of all ranks at step {onset}: synchronisation or timers that were "
+            )
+            action += "added, garbage collection, checks in Python, smaller kernels."
+    finding = Finding(
+        kind=kind,
+        ranks=[],
+        hosts=list(dict.fromkeys(hosts.values())) if shift.taken else [],
+        steps=[onset, last],
+        phase="",
+        kernels=[],
+        slowdown=round(grown, 4),
+        share=now - now / grown,
+        confidence=round(confidence, 4),
+        level="iteration",
+        evidence=told,
+        action=action,
+    )
+    return finding, ""
+
+
 def _what_if(
     verdict: Verdict,
     query: sql.Query,
@@ -487,12 +578,17 @@ def _what_if(
     seen: gpu.Seen,
     carried: links.Carried,
     unburdened: links.Transfers | None,
+    step_ns: float,
 ) -> float:
-    """Tells what a step would take if what was found were not so, where the step can be rebuilt. ``unburdened``: what
-    transfers would take if those of the slow links took what is usual.
+    """Adds what a step would take if what was found were not so, where the step can be rebuilt. What a finding costs is
+    that, from then on: one number for one loss. The rebuilt step knows what others hide of a rank's lateness.
+
+    Args:
+        unburdened: What transfers would take if those of the slow links took what is usual.
+        step_ns: What a step takes. The rebuilt one is off by some percent; what a finding costs is in proportion to it.
 
     Returns:
-        What slow links cost less than was thought, ns: a transfer that waits for another stage anyway costs nothing.
+        What the findings cost less than was thought, ns: a transfer that waits for another stage anyway costs nothing.
     """
     dearer = 0.0
     if (rebuilt := rebuild.read(query, params, seen, carried.now, carried.dimensions)) is None:
@@ -506,17 +602,19 @@ def _what_if(
             if unburdened is None:
                 continue
             now, *would = rebuild.unburdened_ns(rebuilt, seen, carried.now, unburdened, carried.dimensions)
-            most_ns = max(now - would[0], 0.0)
-            if most_ns < finding["share"]:
-                dearer += finding["share"] - most_ns
-                finding["share"], finding["slowdown"] = most_ns, round(now / (now - most_ns), 4)
             supposed, shown = f"transfers of {name} took what is usual", sql.shown(sql.TRANSFERS, carried.window)
+            cheaper = now - would[0] < finding["share"]
         else:
             relieved = rebuild.relieved_ns(rebuilt.model, rebuilt.workers, finding["ranks"])
             if relieved is None:
                 continue
             (now, *would), shown = relieved, sql.shown(sql.GPU_TIMES, seen.window)
             supposed = f"{name} took as long as {'its' if one else 'their'} peers"
+            cheaper = finding["share"] > 0 and would[0] < now
+        if cheaper:
+            lost_ns = step_ns * max(1 - would[0] / now, 0.0)
+            dearer += finding["share"] - lost_ns
+            finding["share"], finding["slowdown"] = lost_ns, round(step_ns / (step_ns - lost_ns), 4)
         range_ns = dict.fromkeys(_ms(ns) for ns in would)
         text = f"if {supposed}, a step would take {' to '.join(range_ns)} instead of {_ms(now)}"
         finding["evidence"].append({"text": text, "sql": shown})
@@ -1111,13 +1209,21 @@ def diagnose_store(
     keep: bool = True,
     since_ns: int = 0,
 ) -> Verdict:
-    """:func:`diagnose` on a store. ``keep``: how the hosts of the job go together is stored."""
+    """:func:`diagnose` on a store, with where the time goes if nothing is wrong or nothing can be compared. ``keep``:
+    how the hosts of the job go together is stored."""
     query = partial(query_columns, store)
     across = prepare(store, query, job, run) if keep else align_hosts(query, job, run)
-    return diagnose(
+    verdict = diagnose(
         query, job, run, steps=steps, threshold=threshold, hang_after_s=hang_after_s, across=across,
         stacks=StackReader(store, job, run), since_ns=since_ns,
     )  # fmt: skip
+    # Where a rank is to blame, or a hang is named, that is what there is to know.
+    if verdict["status"] in ("healthy", "inconclusive") or (verdict["ranks"] <= 1 and verdict["status"] == "degraded"):
+        ranks = sorted(_hosts(query, {"job": job, "run": run}))
+        found = breakdown(query, {"job": job, "run": run}, ranks, verdict["steps"] if across is None else [])
+        if found["parts"] and not verdict["reason"].startswith(NOTHING):
+            verdict["breakdown"] = found
+    return verdict
 
 
 def save(store: Store, verdict: Verdict, *, created_ns: int | None = None) -> None:

@@ -135,7 +135,8 @@ def compare(threads: Iterable[Thread], ranks: Sequence[int]) -> list[Place]:
         shown = _usual(elsewhere) if elsewhere and others else typical
         assert shown is not None
         frames, theirs = shown.stack.frames, usual.stack.frames if usual is not None else ()
-        odd, peers_odd = parting(frames, theirs), parting(theirs, frames)
+        # Without others to part from, it is where the thread itself is.
+        odd, peers_odd = parting(frames, theirs if others else frames), parting(theirs, frames)
         lines = {tuple((*_key(f), f.line) for f in thread.stack.frames if f.kind == "python") for thread in others}
         other_lines = tuple((*_key(f), f.line) for f in frames if f.kind == "python") not in lines
         found.append(

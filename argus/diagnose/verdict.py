@@ -84,13 +84,60 @@ class Coverage(TypedDict):
     ended: bool
 
 
+PARTS = (
+    "phases",
+    "gpu",
+    "gpu_phases",
+    "ranks",
+    "kernels",
+    "main_thread",
+    "lines_on_cpu",
+    "lines_off_cpu",
+    "garbage",
+)
+"""Every part of a breakdown."""
+
+
+class Item(TypedDict):
+    """What takes a ``share`` of the time that its part is about, 0 to 1."""
+
+    name: str
+    share: float
+
+
+class Part(TypedDict):
+    """Where time goes by one measure (``part``: one of :data:`PARTS`), in words, by share, and the query behind it."""
+
+    part: str
+    text: str
+    items: list[Item]
+    sql: str
+
+
+class _StepMs(TypedDict, total=False):
+    step_ms: float
+
+
+class Breakdown(_StepMs):
+    """Where the time of some ``ranks`` goes, in ``steps`` (first and last; empty: there are none) of ``seconds``
+    together; ``step_ms`` is the median step. ``advice``: what is worth trying first, at most two sentences."""
+
+    ranks: list[int]
+    steps: list[int]
+    seconds: float
+    parts: list[Part]
+    advice: list[str]
+
+
 class _WhatIf(TypedDict, total=False):
     whatif: dict[str, Any]
+    breakdown: Breakdown
 
 
 class Verdict(_WhatIf):
     """The judgement on one run of one job. ``reason`` says why a verdict is inconclusive, or what a healthy job went
-    through before; ``whatif`` is there only where the step's dependencies are known."""
+    through before; ``whatif`` is there only where the step's dependencies are known, ``breakdown`` where there is
+    nothing to compare or nothing wrong."""
 
     schema: str
     job: str

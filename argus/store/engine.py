@@ -281,8 +281,8 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} {starter}\n".encode(), 0)
     # Yields to the traced job in everything: CPU, and memory when the node runs out of it.
-    with contextlib.suppress(OSError):
-        os.nice(10)
+    with contextlib.suppress(OSError, ValueError):
+        os.nice(int(os.environ.get("ARGUS_ENGINE_NICE", "10")))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
     stop = threading.Event()

@@ -16,6 +16,7 @@ from argus.cli.main import main
 from argus.health import cron
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.lacking import needs_mounts
 
 
 def test_a_crontab(tmp_path: Path) -> None:
@@ -60,6 +61,7 @@ def test_a_timer(tmp_path: Path) -> None:
 def test_a_real_cron_runs_it(tmp_path: Path) -> None:
     """In namespaces of its own, whose /etc/cron.d is the test's. Cron takes a table as a whole or not at all; the line
     stands there a second time, for cron's start, so that nobody waits for a minute to pass."""
+    needs_mounts()
     table, spool, sink = tmp_path / "cron.d", tmp_path / "spool", tmp_path / "said"
     for folder in (table, spool):
         folder.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from argus.cupti import arm, build
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.lacking import open_terminal
 
 from .conftest import ARGUS, Log
 
@@ -183,7 +183,7 @@ def test_signals_reach_the_command_once(store_url: str) -> None:
 @pytest.mark.kernel
 def test_ctrl_c_ends_the_command_and_argus_sums_up(store_url: str, tmp_path: Path, fakegpu: Path) -> None:
     log = Log(tmp_path, 1)
-    leader, follower = pty.openpty()
+    leader, follower = open_terminal()
     process = subprocess.Popen(
         [*ARGUS, "run", "--store", store_url, "--", str(fakegpu / "fake_train"), *log.args],
         stdin=follower, stdout=follower, stderr=follower, start_new_session=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import stat
 import subprocess
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.lacking import open_terminal
 
 from .conftest import ARGUS
 
@@ -56,7 +57,7 @@ def test_it_speaks_at_once_and_logs_what_takes_how_long(target: int, store_url: 
 
 @pytest.mark.kernel
 def test_on_a_terminal_the_line_is_wiped_away(target: int, store_url: str) -> None:
-    ours, theirs = pty.openpty()
+    ours, theirs = open_terminal()
     with subprocess.Popen(
         [*ARGUS, "trace", "--pid", str(target), "--duration", "0.5", "--store", store_url],
         stdout=subprocess.PIPE, stderr=theirs, text=True,

@@ -17,6 +17,7 @@ from argus.capture.elf import Elf
 from argus.capture.targets import executable_mappings, find_libraries
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.lacking import needs_mounts
 
 from ..kernel.conftest import wait_for_cuda, wait_until
 from .conftest import Argus, Log, attached, pid_words, start_trace, wait_for_silence
@@ -260,6 +261,7 @@ def test_a_library_deleted_after_it_was_loaded_is_traced(argus: Argus, store_url
 
 def test_a_process_in_another_mount_namespace_is_traced(argus: Argus, store_url: str, tmp_path: Path) -> None:
     """As in a container: its files lie at paths that do not exist for Argus."""
+    needs_mounts()
     inside = tmp_path / "inside"
     inside.mkdir()
     program = subprocess.Popen(

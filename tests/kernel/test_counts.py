@@ -16,7 +16,7 @@ from argus.trace import Options, Tracer
 
 from .conftest import wait_for_cuda
 
-pytestmark = pytest.mark.kernel
+pytestmark = [pytest.mark.kernel, pytest.mark.core]
 
 LAUNCHES = 1009
 COLLECTIVES = 211

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,12 +62,14 @@ def test_what_nobody_waits_for_is_not_begun_at_the_end() -> None:
         ahead.start(STEP, {"step": step})
     for _ in range(AT_ONCE):
         assert query.begun.acquire(timeout=LONG_S)
+    futures = [future for those in ahead._begun.values() for future in those]
+    cancelled = threading.Semaphore(0)
+    for future in futures:
+        future.add_done_callback(lambda future: future.cancelled() and cancelled.release())
     ended = threading.Thread(target=ahead.__exit__)
     ended.start()
-    futures = [future for those in ahead._begun.values() for future in those]
-    until = time.monotonic() + LONG_S
-    while sum(future.cancelled() for future in futures) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    for _ in range(3):
+        assert cancelled.acquire(timeout=LONG_S)
     assert ended.is_alive()  # it waits for those that run
     query.let.set()
     ended.join(LONG_S)

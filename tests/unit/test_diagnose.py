@@ -174,6 +174,12 @@ def test_onset_and_episode() -> None:
     lead[5] = 10
     assert find_onset(lead, 10) == 40
     assert find_onset(np.full(5, 10.0), 10) == 0
+    # Late in every other step from the first on, and by chance in three of the last five.
+    turns = np.where(np.arange(200) % 2 == 0, 20.0, 0.0)
+    turns[-5:] = [20, 0, 20, 20, 20]
+    assert find_onset(turns, 10) <= 2
+    turns[:100] = 0
+    assert abs(find_onset(turns, 10) - 100) <= 2
     hit = np.zeros(100, np.bool_)
     hit[20:50] = True
     hit[30] = False
@@ -316,6 +322,9 @@ def test_the_chance_of_being_last_by_turns() -> None:
     assert by_chance(20, 20, 1, 2) == pytest.approx(12 / 2**20, rel=1e-6)
     assert by_chance(12, 20, 1, 2) == 1.0
     assert by_chance(12, 20, 1, 64) < 1e-12
+    # One of all ranks is last in every step.
+    assert by_chance(20, 20, 2, 2) == 1.0
+    assert by_chance(0, 20, 1, 4) == 1.0
 
 
 # ---- many jobs

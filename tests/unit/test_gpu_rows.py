@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,16 +135,6 @@ def test_records_of_the_cpu_side() -> None:
     assert [row["ts"].value - OFFSET for row in rows] == [10, 20, 30, 40, 1000, 60]
     assert [row["duration_ns"] for row in rows] == [5, 8, 3, 0, -1, 1]
     assert [row["tid"] for row in rows] == [0, 6, 7, 8, 0, 0]
-
-
-def test_two_hundred_thousand_rows_take_a_fraction_of_a_second() -> None:
-    rng = np.random.default_rng(0)
-    given = ops(200_000, name=rng.integers(0, 500, 200_000), grid=7, block=128)
-    given["kind"] = rng.integers(1, 4, len(given))
-    known = names(*(f"kernel_{k}" for k in range(499)))
-    began = time.process_time()
-    kernel_events(given, ORIGIN, 0, 1, known)
-    assert time.process_time() - began < 0.5
 
 
 # ---- a session's GPU side
@@ -585,7 +575,7 @@ def wait_for(session: Session, condition: Callable[[], bool]) -> None:
         session.go(0.01)
         if condition():
             return
-        time.sleep(0.005)
+        wait([process.injection for process in session.side._processes if process.injection is not None])
     pytest.fail("it did not come")
 
 

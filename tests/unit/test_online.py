@@ -165,6 +165,18 @@ def test_work_that_grows_once_and_had_never_varied() -> None:
     assert len(first_of_each(watched(times, work))) == MANY
 
 
+@pytest.mark.filterwarnings("error")
+def test_work_that_is_never_measured_is_no_work() -> None:
+    """A job on CPUs has neither launches nor collectives: a measure that no step has explains nothing."""
+    times = healthy("normal")[:3, :300]
+    times[:, 150:] *= 1.5
+    work = np.full((3, 300, 2), np.nan)
+    assert [event.kind for event in first_of_each(watched(times, work)).values()] == ["step"] * 3
+    work[:, :, 1] = 7.0
+    found = first_of_each(watched(times, work))
+    assert [event.after / event.before for event in found.values()] == pytest.approx([1.5] * 3, rel=0.05)
+
+
 def test_gaps_and_what_cannot_be() -> None:
     times = healthy("normal")[:, :300]
     times[:, 150:] *= 1.3

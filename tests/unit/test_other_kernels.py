@@ -155,11 +155,11 @@ def test_a_line_that_is_being_written_is_read_later(kernels: ModuleType, tmp_pat
 
 def test_the_mirror_is_the_one_that_apt_uses(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "Debian\tDebian-Security\thttp://security\nOther\tOther\thttp://other\nDebian\tDebian\thttp://mirror\n"
-    monkeypatch.setattr(kernels.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
-    assert kernels.mirror() == "http://mirror"
-    monkeypatch.setattr(kernels.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, ""))
+    monkeypatch.setattr(kernels.debian.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
+    assert kernels.debian.mirror() == "http://mirror"
+    monkeypatch.setattr(kernels.debian.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, ""))
     with pytest.raises(kernels.Failure, match="--mirror"):
-        kernels.mirror()
+        kernels.debian.mirror()
 
 
 def test_the_packages_of_a_kernel_are_known_by_their_names(kernels: ModuleType) -> None:

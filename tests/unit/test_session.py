@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +49,9 @@ class Traced:
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> None:
+def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr(session.interrupt, "pause", lambda stopping, seconds: None)
     looked: list[list[tuple[str, int]]] = []
     watch: Any = SimpleNamespace(
         look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list, state="on"
@@ -58,7 +59,7 @@ def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool) -> 
     tracer: Any = Traced()
     said = io.StringIO()
     console = Console(file=said)
-    session._watch(console, tracer, [], time.monotonic() + 60, None, True, watch if judged else None)
+    session._watch(console, tracer, [], 160.0, None, True, watch if judged else None)
     # Whoever asked for a closer look (argus flag) is forgotten in time, even if nobody judges.
     assert tracer.heeded == [["jitter: rank 3"] if judged else []]
     assert looked == ([[("j", 7)]] if judged else [])
@@ -110,12 +111,13 @@ class Screenful:
         self.drawn.append([line.plain for line in lines])
 
 
-def test_keys_take_effect_at_once_and_q_ends_the_trace() -> None:
+def test_keys_take_effect_at_once_and_q_ends_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 100.0))
     tracer: Any = SimpleNamespace(jobs=[SimpleNamespace(name=JOB, run=7)])
     watch: Any = SimpleNamespace(standing=lambda job, run: degraded(1)[job, run], state="on")
     screen: Any = Screenful("?", "?", "q")
     scene, stopping = Scene(), []
-    session._react(screen, scene, a_view(4), tracer, watch, time.monotonic() + 60, stopping)
+    session._react(screen, scene, a_view(4), tracer, watch, 160.0, stopping)
     assert "this help" in "\n".join(screen.drawn[0])
     assert screen.drawn[1][0].startswith(" DEGRADED ")
     assert (len(screen.drawn), stopping) == (2, [signal.SIGINT])

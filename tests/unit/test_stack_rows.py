@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -185,15 +184,3 @@ def test_stacks_come_back_as_they_were_whatever_the_names(tmp_path: Path) -> Non
         assert found[broken.id].id == broken.id
         assert set(found) == {whole.id, broken.id}
         assert query(store, "SELECT count() AS n FROM stacks FINAL").to_pylist() == [{"n": 3}]
-
-
-def test_columns_are_made_without_a_loop_over_rows() -> None:
-    """200,000 rows in well under what a loop would take (some 2 s)."""
-    made = np.zeros(200_000, records.STACK_COUNT)
-    made["count"] = 1
-    names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(made), np.int32)), pa.array(["main"]))
-    ids = np.arange(len(made), dtype=np.uint64)
-    begin = time.process_time()
-    table = to_samples(made, ORIGIN, np.zeros(len(made), np.uint32), names, ids, names)
-    assert table.num_rows == len(made)
-    assert time.process_time() - begin < 1.0

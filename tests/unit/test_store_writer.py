@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +19,8 @@ from argus.store.writer import Writer, to_arrow
 from tests.stores import new_store
 
 T0 = 1_700_000_000_123_456_789
+LATER = 4_000_000_000_000_000_000
+"""2096: rows that were stored long ago would have expired."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +36,28 @@ def store(shared: Store) -> Store:
         for table in table_columns():
             client.command(f"TRUNCATE TABLE {table}")
     return shared
+
+
+class Clock:
+    """Stands for the module ``time`` where rows are sent: sleeping takes no time."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return T0 / 1e9 + self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(writer_module, "time", made)
+    return made
 
 
 def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
@@ -67,7 +86,7 @@ def stacks(count: int) -> dict[str, Any]:
     """Rows of a table that keeps the newest version of each."""
     one = {name: [example(name, column.type)[0]] * count for name, column in table_columns()["stacks"].items()}
     # Stored long ago would have expired.
-    return {**one, "stack_id": np.arange(count, dtype="u8"), "stored": time.time_ns()}
+    return {**one, "stack_id": np.arange(count, dtype="u8"), "stored": LATER}
 
 
 EXAMPLE: dict[str, tuple[Any, Any]] = {
@@ -96,7 +115,7 @@ def test_every_column_of_every_table_comes_back(store: Store, table: str) -> Non
     columns = table_columns()[table]
     given = {name: [example(name, c.type)[0]] * 3 for name, c in columns.items()}
     # Stored long ago would have expired.
-    given.update({"stored": [time.time_ns()] * 3} if "stored" in columns else {})
+    given.update({"stored": [LATER] * 3} if "stored" in columns else {})
     with Writer(store, source="test") as writer:
         assert writer.append(table, given) == 3
         assert writer.flush(), writer.last_error
@@ -190,10 +209,10 @@ def test_imported_rows_of_long_ago_stay(store: Store) -> None:
     assert rows(store, "SELECT count(), min(toUnixTimestamp64Nano(ts)) FROM iterations") == [(300, 0)]
 
 
-def test_flush_is_due_by_rows_and_by_time(store: Store) -> None:
+def test_flush_is_due_by_rows_and_by_time(store: Store, clock: Clock) -> None:
+    now = clock.now
     writer = Writer(store, source="test", flush_rows=10, flush_s=5.0)
     writer.append("iterations", iterations(9))
-    now = time.monotonic()
     writer.maybe_flush(now)
     assert not writer.rows_written
     writer.append("iterations", iterations(1))
@@ -202,12 +221,12 @@ def test_flush_is_due_by_rows_and_by_time(store: Store) -> None:
     writer.append("iterations", iterations(1))
     writer.maybe_flush(now + 4)
     assert writer.rows_written == {"iterations": 10}
-    writer.maybe_flush(time.monotonic() + 5)  # the first one may have taken long
+    writer.maybe_flush(now + 5)
     assert writer.rows_written == {"iterations": 11}
     assert writer.bytes_waiting == 0
 
 
-def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     """Rows that a kill leaves without their template, or stack, say nothing."""
     sent: list[str] = []
     monkeypatch.setattr(Store, "insert", lambda self, table, *rest: sent.append(table))
@@ -218,11 +237,10 @@ def test_what_rows_refer_to_is_sent_before_them(store: Store, monkeypatch: pytes
     writer = Writer(store, source="test", flush_s=5.0)
     for table in ("kernel_summaries", "stack_samples"):
         writer.append(table, rows_of(table))
-    later = time.monotonic() + 4
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    clock.now += 4
     for table in ("kernel_templates", "kernel_groups", "stacks", "iterations"):
         writer.append(table, rows_of(table))
-    writer.maybe_flush(later + 2)
+    writer.maybe_flush(clock.now + 2)
     assert sent == ["kernel_groups", "kernel_templates", "kernel_summaries", "stacks", "stack_samples"]
     monkeypatch.undo()
     writer.close()
@@ -271,24 +289,6 @@ def test_a_lost_answer_does_not_double_rows(store: Store, monkeypatch: pytest.Mo
     with Writer(store, source="test") as second:
         second.append("iterations", iterations(100))
     assert rows(store, "SELECT count() FROM iterations") == [(300,)]
-
-
-@pytest.mark.alone
-def test_rows_wait_while_the_store_is_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
-    monkeypatch.setattr(writer_module, "_BACKOFF_S", (600.0, 600.0))
-    flaky = _Flaky(store, [away] * 3)
-    flaky.install(monkeypatch)
-    writer = Writer(store, source="test")
-    writer.append("iterations", iterations(10))
-    assert not writer.flush(timeout_s=0)
-    assert writer.last_error is away
-    assert writer.bytes_waiting > 0
-    writer.maybe_flush()
-    assert len(flaky.failures) == 2, "the store was tried again at once, in the caller's time"
-    monkeypatch.setattr(writer_module, "_BACKOFF_S", (0.01, 0.02))
-    assert writer.flush(timeout_s=10)
-    assert writer.close().written == {"iterations": 10}
 
 
 @pytest.mark.parametrize("code", [202, 241, 497])
@@ -340,7 +340,7 @@ def test_a_batch_sent_again_is_looked_for_first(store: Store, monkeypatch: pytes
 @pytest.mark.parametrize("table", ["launches", "iterations", "stacks"])
 @pytest.mark.parametrize("again", ["by the same writer", "from disk"])
 def test_a_block_that_the_engine_noted_and_lost_is_sent_anew(
-    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str, again: str
+    store: Store, monkeypatch: pytest.MonkeyPatch, clock: Clock, tmp_path: Path, table: str, again: str
 ) -> None:
     """As where the engine is killed between noting a block's token and putting the block in its place: here it gets
     another block under that token."""
@@ -365,7 +365,7 @@ def test_a_block_that_the_engine_noted_and_lost_is_sent_anew(
         assert rows(store, count) == [(0,)]
         real(store, table, batch, f"token/{table}")
         assert rows(store, count) == [(0,)], "the engine takes it for stored"
-        file = spool.write(tmp_path, table, f"token/{table}", batch, sent_s=time.time())
+        file = spool.write(tmp_path, table, f"token/{table}", batch, sent_s=clock.time())
         assert writer_module.replay(store, spool.read(file), 1.0, 30.0)
     else:
         writer.append(table, columns)
@@ -469,81 +469,3 @@ def test_memory_is_bounded_and_launches_go_first(tmp_path: Path) -> None:
     assert report.dropped["iterations"] % 10_000 == 100
     assert "cannot reach the store 127.0.0.1:1" in report.last_error
     assert writer.bytes_waiting == 0
-
-
-@pytest.mark.alone
-def test_a_thread_of_its_own_sends(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    real, go, senders, caller = Writer._send, threading.Event(), set(), threading.get_ident()
-
-    def slow(self: Writer, batch: Any) -> None:
-        senders.add(threading.get_ident())
-        assert threading.get_ident() != caller
-        assert go.wait(60), "the loop waited for the store"
-        real(self, batch)
-
-    monkeypatch.setattr(Writer, "_send", slow)
-    writer = Writer(store, source="test", flush_rows=1)
-    writer.start()
-    for _ in range(3):
-        writer.append("iterations", iterations(10))
-        writer.maybe_flush()
-    assert caller not in senders
-    go.set()
-    assert writer.close().written == {"iterations": 30}
-    assert len(senders) == 1
-    assert rows(store, "SELECT count() FROM iterations") == [(30,)]
-
-
-def test_the_thread_outlives_failures(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "_BACKOFF_S", (0.01, 0.02))
-    _Flaky(store, [OSError("away")] * 5 + [RuntimeError("a bug")]).install(monkeypatch)  # type: ignore[list-item]
-    writer = Writer(store, source="test")
-    writer.start()
-    writer.append("iterations", iterations(10))
-    writer.flush()
-    writer.append("iterations", iterations(5))
-    assert writer.flush(timeout_s=5)
-    report = writer.close()
-    assert report.dropped == {"iterations": 10}
-    assert report.written == {"iterations": 5}
-    assert report.last_error == "a bug"
-
-
-def test_kill_9_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """Kills the engine in the middle of inserts, and at last the writer too."""
-    code = """
-import sys
-from argus.store.open import open_store
-from argus.store.writer import Writer
-sys.path.insert(0, sys.argv[2])
-from test_store_writer import launches
-writer = Writer(open_store(sys.argv[1]), source="test")
-for batch in range(10_000):
-    writer.append("launches", {**launches(20_000), "pid": batch})
-    if writer.flush(timeout_s=60):
-        print(batch, flush=True)
-"""
-    url, folder = f"chdb://{tmp_path}/store", tmp_path / "store"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, url, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    acknowledged = -1
-    for kill in range(4):
-        for _ in range(8):
-            acknowledged = int(child.stdout.readline())
-        time.sleep(0.01 * kill)
-        os.kill(int((folder / "lock").read_text().split()[0]), signal.SIGKILL)
-    for _ in range(8):
-        acknowledged = int(child.stdout.readline())
-    child.kill()
-    rest = child.communicate()[0].split()
-    acknowledged = int(rest[-1]) if rest else acknowledged
-    with open_store(url) as store:
-        found = dict(rows(store, "SELECT pid, count() FROM launches GROUP BY pid"))
-    assert [found.get(batch, 0) for batch in range(acknowledged + 1)] == [20_000] * (acknowledged + 1)
-    # At most one more was stored and not acknowledged any more; none is there in part.
-    assert set(found.values()) == {20_000}
-    assert len(found) <= acknowledged + 2

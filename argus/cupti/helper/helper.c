@@ -823,9 +823,18 @@ static bool map_head(void) {
 	return true;
 }
 
+/* The decimal number that a text begins with, at most a day of milliseconds. No strtol: the headers of glibc 2.38 and later
+ * turn it into __isoc23_strtol, which older ones lack. */
+static int64_t decimal(const char *text) {
+	int64_t value = 0;
+	for (; *text >= '0' && *text <= '9' && value < 86400000; text++)
+		value = 10 * value + (*text - '0');
+	return value;
+}
+
 /* `argus run` asks for the first kernel too: then commands are obeyed here, inside cuInit, until it is on or time is out. */
 static void serve_first(const char *wait) {
-	int64_t begin = now_ns(), patience = strtoll(wait, NULL, 10) * 1000000ll, deadline = begin + patience;
+	int64_t begin = now_ns(), patience = decimal(wait) * 1000000ll, deadline = begin + patience;
 	uint32_t beat = load(g.head->heartbeat);
 	pthread_mutex_lock(&g.work);
 	store(g.head->holding, 1);

@@ -14,6 +14,8 @@ import pytest
 from argus.capture import follow
 from argus.capture.follow import Family
 
+pytestmark = pytest.mark.core
+
 
 class Door:
     """Stands for ``Probes``: who is let through, and how many calls each had made before."""

@@ -23,8 +23,8 @@ from argus.capture import python_layouts as layouts
 from argus.capture.code import CodeResolver
 from argus.capture.python import Interpreter, PythonProcess, check_of, find_interpreter
 from argus.records import FRAME_ENTRY, NO_OFFSET
+from tests.e2e.python_programs import FOLDER, Running
 from tests.pythons import free_threaded_pythons, pyenv_root, pythons
-from tests.unit.python_programs import FOLDER, Running
 
 PYTHONS = pythons()
 

@@ -22,8 +22,9 @@ from argus.store import writer as writer_module
 from argus.store.open import Store, open_store, parse_url
 from argus.store.schema import ensure_schema, table_columns, table_keys
 from argus.store.writer import Writer, holds, to_arrow
+from tests.unit.test_store_writer import T0, iterations, launches, rows
 
-from .test_store_writer import T0, iterations, launches, rows
+UNIT = Path(__file__).parents[1] / "unit"
 
 NOWHERE = "clickhouse://127.0.0.1:1/argus"
 AWAY = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
@@ -124,7 +125,7 @@ print("spilled", flush=True)
 time.sleep(600)
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(place.folder), str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(place.folder), str(UNIT)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert child.stdout is not None
@@ -256,7 +257,7 @@ def test_the_keys_are_those_of_the_engine(store: Store) -> None:
 
 @pytest.mark.parametrize("table", table_keys())
 def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
-    from .test_store_writer import example
+    from tests.unit.test_store_writer import example
 
     given: dict[str, Any] = {
         name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"

@@ -14,8 +14,8 @@ from argus.capture import python_layouts as layouts
 from argus.capture.code import _DECODERS, HIDDEN, CodeResolver, PythonFrame
 from argus.capture.python import PythonProcess, check_of, find_interpreter
 from argus.records import CODE, FRAME, FRAME_ENTRY, PYTHON
+from tests.e2e.python_programs import Running
 from tests.pythons import pythons
-from tests.unit.python_programs import Running
 
 PYTHONS = pythons()
 pytestmark = pytest.mark.skipif(not PYTHONS, reason="no CPython 3.8 or later")

@@ -21,6 +21,8 @@ from argus.dump import ThreadStack
 from argus.errors import ArgusError
 from argus.semantics.stacks import Frame, Stack
 
+pytestmark = pytest.mark.core
+
 
 def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native frames alone look like a program without Python."""

@@ -15,6 +15,7 @@ import pytest
 
 from argus.health import config
 from argus.health.check import Absent, Blind, Look, Result
+from tests.lacking import needs_mounts
 
 from . import test_health_gpu
 from .health_node import Node
@@ -211,8 +212,7 @@ def test_what_a_node_must_have(tmp_path: Path) -> None:
 
 def test_disks_that_are_full(tmp_path: Path) -> None:
     """Real file systems of a namespace of their own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounts file systems: needs root")
+    needs_mounts()
     node, disk = Node(tmp_path), tmp_path / "disk"
     disk.mkdir()
     node.limits["disks_full"] = {"types": ["tmpfs"], "paths": [str(disk)]}

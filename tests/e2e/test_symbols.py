@@ -19,6 +19,8 @@ from argus.capture.elf import FunctionTable, NotElf
 from argus.capture.symbols import FramePointers, NativeFrame, Symbols, readable
 from argus.capture.targets import Mapping, executable_mappings, reachable
 
+pytestmark = pytest.mark.core
+
 x86_64 = pytest.mark.skipif(os.uname().machine != "x86_64", reason="knows the call instructions of x86-64")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

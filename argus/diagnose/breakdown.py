@@ -1,0 +1,462 @@
+"""Where the time goes: what a verdict says where there is nothing to compare.
+
+One rank has no peers, and a recording of three steps has no past. What they did is known all the same: phases, what the
+GPUs did, the hottest lines on and off the CPU, kernels, garbage collections; and what is worth trying first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from argus.diagnose import sql
+from argus.diagnose.verdict import Breakdown, Item, Part, named
+from argus.semantics.stacks import Frame, label, short_file
+from argus.text import printable
+
+RANKS = 16
+"""Ranks that are read: of more, so many, evenly chosen."""
+MOST = 5
+"""Items of a part."""
+LEAST = 0.01
+"""Share below which an item is left out."""
+WORTH = 0.1
+"""Share of the time from which on something is worth trying."""
+NAME = 60
+"""Longest name of a kernel or C++ function that is shown: templates fill screens."""
+NO_WAIT_NS = 50_000
+"""Kernels that begin so soon after their launch find an empty queue: a launch takes some 5 to 20 µs."""
+ADVICE = 2
+
+_STEPS = """
+job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+  AND step BETWEEN {first:UInt32} AND {last:UInt32}"""
+_TIMES = """
+job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+  AND ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})"""
+
+SPAN = f"""
+SELECT toInt64(min(toUnixTimestamp64Nano(ts))) AS begin_ns,
+       toInt64(max(toUnixTimestamp64Nano(ts) + toInt64(duration_ns))) AS end_ns, count() AS steps,
+       toFloat64(median(duration_ns)) AS step_ns
+FROM iterations WHERE {_STEPS}
+"""
+SAMPLED_SPAN = """
+SELECT toInt64(toUnixTimestamp64Nano(min(ts))) AS begin_ns, toInt64(toUnixTimestamp64Nano(max(last_ts))) AS end_ns,
+       count() AS samples
+FROM stack_samples WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+"""
+PHASES = f"""
+SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns
+FROM (SELECT *, count() OVER (PARTITION BY rank, step) AS parts FROM phases WHERE {_STEPS})
+WHERE parts > 1
+GROUP BY name ORDER BY spent_ns DESC
+"""
+"""Steps of which one phase alone is known were found by one mark each: what was in them is not known."""
+GPU_PHASES = f"""
+SELECT phase AS name, toFloat64(sum(duration_ns)) AS spent_ns, toFloat64(sum(overlapped_ns)) AS hidden_ns
+FROM gpu_phases WHERE {_STEPS}
+GROUP BY name ORDER BY spent_ns DESC
+"""
+GPU = f"""
+SELECT rank, toFloat64(sum(duration_ns)) AS span_ns, toFloat64(sum(compute_ns)) AS compute_ns,
+       toFloat64(sum(exposed_communication_ns)) AS exposed_ns, toFloat64(sum(communication_ns)) AS communication_ns,
+       toFloat64(sum(memcpy_ns)) AS memcpy_ns, toFloat64(sum(idle_ns)) AS idle_ns,
+       toFloat64(median(if(issue_latency_p50_ns < 0, nan, toFloat64(issue_latency_p50_ns)))) AS latency_ns,
+       toFloat64(max(largest_gap_ns)) AS gap_ns, toFloat64(count()) AS steps
+FROM gpu_steps WHERE {_STEPS}
+GROUP BY rank ORDER BY rank
+"""
+GPU_SECONDS = GPU.replace("gpu_steps", "gpu_usage").replace(_STEPS, _TIMES)
+KERNELS = f"""
+SELECT name, toFloat64(sum(duration_ns)) AS spent_ns, toFloat64(count()) AS times FROM kernel_events
+WHERE {_TIMES} AND kind = 'kernel'
+GROUP BY name ORDER BY spent_ns DESC LIMIT 50
+"""
+SUMMED_KERNELS = f"""
+SELECT any(g.kernel) AS name, toFloat64(sum(t.spent)) AS spent_ns, toFloat64(sum(t.launched)) AS times
+FROM
+(
+  SELECT kernel_id, sum(spent_ns) AS spent, sum(launches) AS launched FROM kernel_times WHERE {_STEPS}
+  GROUP BY kernel_id
+) AS t
+INNER JOIN
+(
+  SELECT DISTINCT kernel_id, kernel FROM kernel_groups WHERE job = {{job:String}} AND run = {{run:UInt32}}
+) AS g ON t.kernel_id = g.kernel_id
+GROUP BY g.kernel ORDER BY spent_ns DESC LIMIT 50
+"""
+CALLS = f"""
+SELECT kind AS name, toFloat64(sum(greatest(duration_ns, 0))) AS spent_ns, toFloat64(count()) AS times FROM launches
+WHERE {_TIMES} AND NOT in_nccl AND kind IN ('sync', 'memcpy_d2h', 'module')
+GROUP BY name ORDER BY spent_ns DESC
+"""
+LINES = """
+WITH
+  mains AS
+  (
+    SELECT rank, pid FROM ranks
+    WHERE job = {job:String} AND run = {run:UInt32} AND rank_source != 'parent' GROUP BY rank, pid
+  )
+SELECT t.kind AS kind, t.main AS main, t.reason AS reason, toFloat64(sum(t.spent)) AS spent_ns,
+       if(k.python_function != '', 'python', k.leaf_kind) AS frame,
+       if(k.python_function != '', k.python_function, k.leaf_function) AS function,
+       if(k.python_function != '', k.python_file, k.leaf_file) AS file, max(k.python_line) AS line
+FROM
+(
+  SELECT job, run, kind, if(kind = 'off', reason, '') AS reason, (rank, pid) IN (SELECT rank, pid FROM mains)
+         AND tid = pid AS main, stack_id, sum(ns) AS spent
+  FROM stack_samples
+  WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)}
+    AND last_ts >= fromUnixTimestamp64Nano({from_ns:Int64}) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+    AND NOT startsWith(thread, 'argus')
+  GROUP BY job, run, kind, reason, main, stack_id
+) AS t
+LEFT ANY JOIN stacks AS k ON t.job = k.job AND t.run = k.run AND t.stack_id = k.stack_id
+GROUP BY kind, main, reason, frame, function, file, k.python_line
+ORDER BY spent_ns DESC
+"""
+"""Time by the deepest line of Python, or the function where there is none; of all threads on the CPU and off it."""
+
+
+@dataclass
+class _Read:
+    """What is read of a run.
+
+    Attributes:
+        query: Runs SQL with parameters.
+        params: job, run, ranks, from_ns, to_ns; first and last where there are steps.
+        steps: Steps of all ranks; 0: none.
+        span_ns: Time of all ranks together.
+        advice: (share of the time, what to try).
+    """
+
+    query: sql.Query
+    params: dict[str, Any]
+    steps: int
+    span_ns: float
+    advice: list[tuple[float, str]]
+
+    def rows(self, text: str) -> list[dict[str, Any]]:
+        columns = self.query(text, self.params)
+        return [
+            dict(zip(columns, row, strict=True))
+            for row in zip(*(column.tolist() for column in columns.values()), strict=True)
+        ]
+
+    def part(self, name: str, text: str, items: Sequence[Item], query: str) -> Part:
+        return Part(part=name, text=text, items=list(items), sql=sql.shown(query, self.params))
+
+
+def short(name: str) -> str:
+    """A kernel or C++ function as people know it: without return type, parameters and template arguments."""
+    depth = 0
+    kept: list[str] = []
+    for letter in printable(name).removeprefix("void "):
+        depth += letter == "<"
+        if not depth and letter == "(" and "".join(kept[-1:]) not in ("", ":"):
+            break
+        if not depth:
+            kept.append(letter)
+        depth -= letter == ">" and depth > 0
+    text = "".join(kept).strip() or name
+    return text if len(text) <= NAME else f"{text[: NAME // 2]}…{text[-NAME // 2 + 1 :]}"
+
+
+def _percent(items: Sequence[Item]) -> str:
+    return ", ".join(f"{item['name']} {item['share']:.0%}" for item in items)
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.1f} µs"
+
+
+def breakdown(query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int]) -> Breakdown:
+    """Where the time of some ranks goes.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run.
+        ranks: Which.
+        steps: The first and the last step; empty: there are none, and all of the trace counts.
+
+    Returns:
+        The parts that something is known of, and the first two things worth trying. Shares are of the time of the
+        ranks, or of their GPUs', and parts say of which.
+    """
+    chosen = list(ranks)[:: max(1, len(ranks) // RANKS)][:RANKS]
+    at = {"job": params["job"], "run": params["run"], "ranks": chosen}
+    if steps:
+        at |= {"first": steps[0], "last": steps[1]}
+    span = query(SPAN if steps else SAMPLED_SPAN, at)
+    begin, end = int(span["begin_ns"][0]), int(span["end_ns"][0])
+    count = int(span["steps"][0]) if steps else 0
+    if not count and not (steps or int(span["samples"][0])):
+        begin = end = 0
+    at |= {"from_ns": begin, "to_ns": end + 1}
+    read = _Read(query, at, count, float(max(end - begin, 0)) * max(len(chosen), 1), [])
+    found = Breakdown(ranks=chosen, steps=list(steps), seconds=round((end - begin) / 1e9, 3), parts=[], advice=[])
+    if steps and count:
+        found["step_ms"] = round(float(span["step_ns"][0]) / 1e6, 4)
+    if end > begin:
+        sections: list[Callable[[_Read], list[Part]]] = [_phases, _gpus, _kernels, _threads, _garbage]
+        found["parts"] = [part for section in sections for part in section(read)]
+    best = sorted(read.advice, key=lambda one: -one[0])[:ADVICE]
+    found["advice"] = [text for _, text in best]
+    return found
+
+
+def _shares(rows: Sequence[Mapping[str, Any]], total: float, most: int = MOST) -> list[Item]:
+    items = [
+        Item(name=str(row["name"]).replace("_", " "), share=round(row["spent_ns"] / total, 4)) for row in rows if total
+    ]
+    return [item for item in items if item["share"] >= LEAST][:most]
+
+
+def _phases(read: _Read) -> list[Part]:
+    """The phases of the training thread."""
+    if not read.steps:
+        return []
+    rows = read.rows(PHASES)
+    total = sum(row["spent_ns"] for row in rows)
+    if not total:
+        return []
+    items = _shares(rows, total, 8)
+    share = {item["name"]: item["share"] for item in items}
+    if (loading := share.get("data loading", 0.0)) >= WORTH:
+        read.advice.append(
+            (
+                loading,
+                f"Loading data takes {loading:.0%} of a step: more workers (num_workers of the DataLoader), "
+                "prefetching, or less work for each sample.",
+            )
+        )
+    if (waits := share.get("communication", 0.0)) >= WORTH:
+        read.advice.append(
+            (
+                waits,
+                f"The training thread waits for communication for {waits:.0%} of a step: larger buckets, fewer "
+                "synchronisations (no_sync while gradients accumulate), a faster network.",
+            )
+        )
+    if (optimizer := share.get("optimizer", 0.0)) >= 0.25:
+        read.advice.append(
+            (optimizer / 2, f"The optimiser takes {optimizer:.0%} of a step: fused=True or foreach=True.")
+        )
+    return [read.part("phases", _percent(items), items, PHASES)]
+
+
+def _gpus(read: _Read) -> list[Part]:
+    """What the GPUs did, and which rank's computes for longer."""
+    text = GPU if read.steps else GPU_SECONDS
+    rows = read.rows(text)
+    if not rows and read.steps:
+        text = GPU_SECONDS
+        rows = read.rows(text)
+    total = sum(row["span_ns"] for row in rows)
+    if not total:
+        return []
+    parts = []
+    names = {
+        "compute_ns": "computing", "idle_ns": "idle", "exposed_ns": "communication that nothing hides",
+        "memcpy_ns": "copies",
+    }  # fmt: skip
+    sums = [{"name": name, "spent_ns": sum(row[key] for row in rows)} for key, name in names.items()]
+    items = _shares(sorted(sums, key=lambda row: -row["spent_ns"]), total)
+    share = {item["name"]: item["share"] for item in items}
+    said = _percent(items)
+    communicated = sum(row["communication_ns"] for row in rows)
+    if communicated >= LEAST * total:
+        hidden = 1 - sum(row["exposed_ns"] for row in rows) / communicated
+        said += f"; of communication {hidden:.0%} is hidden behind computing"
+    parts.append(read.part("gpu", said, items, text))
+    _advise_gpu(read, share, rows)
+    if text == GPU:
+        phases = read.rows(GPU_PHASES)
+        spent = sum(row["spent_ns"] for row in phases)
+        own = _shares(phases, spent, 8)
+        if own:
+            parts.append(read.part("gpu_phases", _percent(own), own, GPU_PHASES))
+        parts += _between_ranks(read, rows)
+    return parts
+
+
+def _between_ranks(read: _Read, rows: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """Which rank's GPU computes the most, if that is a tenth more than the least."""
+    times = sorted((row["compute_ns"] / max(row["steps"], 1), int(row["rank"])) for row in rows)
+    if len(times) < 2 or times[-1][0] < (1 + WORTH) * times[0][0]:
+        return []
+    (least, first), (most, last) = times[0], times[-1]
+    text = f"the GPU of rank {last} computes for {_ms(most)} a step, that of rank {first} for {_ms(least)}"
+    items = [Item(name=f"rank {rank}", share=round(ns / most, 4)) for ns, rank in times[::-1][:MOST]]
+    read.advice.append(
+        (1 - least / most, f"Rank {last} computes {most / max(least, 1):.2f} times as long as rank {first}: has it "
+         "more to do (batch, sequence length, layers), or a slower GPU?")
+    )  # fmt: skip
+    return [read.part("ranks", text, items, GPU)]
+
+
+def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
+    idle = share.get("idle", 0.0)
+    if idle >= WORTH:
+        calls = {row["name"]: row for row in read.rows(CALLS)}
+        waits = sum(calls[kind]["times"] for kind in ("sync", "memcpy_d2h") if kind in calls)
+        latencies = [row["latency_ns"] for row in rows if np.isfinite(row["latency_ns"])]
+        late = bool(latencies) and float(np.median(latencies)) < NO_WAIT_NS
+        why = f"The GPU has nothing to do for {idle:.0%} of the time"
+        if late:
+            why += (
+                ", and kernels begin as soon as they are launched: the CPU does not keep up. Launch fewer and larger "
+            )
+            why += "kernels (torch.compile, CUDA graphs, larger batches)."
+        else:
+            gap = max(row["gap_ns"] for row in rows)
+            why += (
+                f" (longest gap {_ms(gap)}) though launches are ahead of it at other times: see what the CPU does in "
+            )
+            why += "the gaps, such as loading data, waiting for results, writing logs."
+        if read.steps and waits >= 2 * read.steps:
+            why += f" The CPU waits for the GPU {waits / read.steps:.0f} times a step (.item(), .cpu(), synchronize)."
+        read.advice.append((idle, why))
+    exposed = share.get("communication that nothing hides", 0.0)
+    if exposed >= WORTH:
+        text = f"Communication that nothing hides takes {exposed:.0%} of the GPU's time: let it overlap with computing "
+        text += "(bucket sizes, prefetching of shards), send less or less often, or look at the links."
+        read.advice.append((exposed, text))
+    copies = share.get("copies", 0.0)
+    if copies >= WORTH:
+        text = f"Copies take {copies:.0%} of the GPU's time: pinned memory with non_blocking=True, fewer transfers, or "
+        text += "keep on the GPU what is copied again and again."
+        read.advice.append((copies, text))
+
+
+def _kernels(read: _Read) -> list[Part]:
+    """The kernels that take most."""
+    text = SUMMED_KERNELS
+    rows = read.rows(text) if read.steps else []
+    if not rows:
+        text = KERNELS
+        rows = read.rows(text)
+    total = sum(row["spent_ns"] for row in rows)
+    by_name: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = by_name.setdefault(short(row["name"]), {"name": short(row["name"]), "spent_ns": 0.0, "times": 0.0})
+        one["spent_ns"] += row["spent_ns"]
+        one["times"] += row["times"]
+    rows = sorted(by_name.values(), key=lambda row: -row["spent_ns"])
+    items = [Item(name=row["name"], share=round(row["spent_ns"] / total, 4)) for row in rows[:MOST] if total]
+    items = [item for item in items if item["share"] >= LEAST]
+    if not items:
+        return []
+    said = ", ".join(
+        f"{item['name']} {item['share']:.0%} ({row['times']:,.0f} of {_ms(row['spent_ns'] / max(row['times'], 1))})"
+        for item, row in zip(items, rows, strict=False)
+    )
+    own = next((item for item in items if not item["name"].startswith("nccl")), None)
+    if own is not None and own["share"] >= 0.3:
+        text_of = f"One kernel, {own['name']}, takes {own['share']:.0%} of the kernels' time: is there a faster one "
+        text_of += "(another layout or precision, a fused one)?"
+        read.advice.append((own["share"] / 4, text_of))
+    return [read.part("kernels", said, items, text)]
+
+
+_WAITS = {
+    "gil": "the GIL", "futex": "a lock or another thread", "poll": "a file or socket", "sleep": "a sleep of its own",
+    "network": "the network", "wait_child": "a child process", "disk": "a disk", "page_fault": "memory to be read back",
+    "runqueue": "a free CPU", "driver": "the GPU driver", "read": "a read", "write": "a write",
+}  # fmt: skip
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    if not row["function"]:
+        return "no stack"
+    if row["frame"] == "python":
+        return label(Frame("python", row["function"], row["file"], int(row["line"])), lines=True)
+    name = short(row["function"])
+    module = short_file(row["file"]).rpartition("/")[2]
+    return f"{name} ({module})" if module and not name.startswith(module) else name
+
+
+def _threads(read: _Read) -> list[Part]:
+    """What the main thread does, and the lines that take most: of all threads on the CPU, of the main one off it."""
+    rows = read.rows(LINES)
+    on = [row for row in rows if row["kind"] == "cpu"]
+    off = [row for row in rows if row["kind"] == "off" and row["main"]]
+    mine, running = sum(row["spent_ns"] for row in on if row["main"]), sum(row["spent_ns"] for row in on)
+    queued = sum(row["spent_ns"] for row in off if row["reason"] == "runqueue")
+    waited = sum(row["spent_ns"] for row in off) - queued
+    total = max(mine + queued + waited, 1.0)
+    if mine + queued + waited <= 0:
+        return []
+    parts = []
+    doing = [("computing", mine), ("waiting", waited), ("ready, but no CPU free", queued)]
+    items = [Item(name=name, share=round(ns / total, 4)) for name, ns in doing]
+    items = [item for item in sorted(items, key=lambda one: -one["share"]) if item["share"] >= LEAST]
+    parts.append(read.part("main_thread", _percent(items), items, LINES))
+    if queued >= WORTH * total:
+        text = (
+            f"The main thread is ready for {queued / total:.0%} of the time, and no CPU is free: see what else runs on "
+        )
+        read.advice.append((queued / total, text + "its CPUs (top -H), its affinity and its control group."))
+    hottest = _top(on, running)
+    if hottest:
+        parts.append(read.part("lines_on_cpu", _percent(hottest), hottest, LINES))
+        first, share = hottest[0], running and hottest[0]["share"] * mine / total
+        if first["name"] != "no stack" and first["share"] >= WORTH and share >= WORTH:
+            text = (
+                f"{first['share']:.0%} of the time on the CPU goes to {first['name']}: argus export svg -o flame.svg "
+            )
+            read.advice.append((share / 2, text + "shows who calls it."))
+    waits = [row for row in off if row["reason"] != "runqueue"]
+    named_waits: dict[str, float] = {}
+    for row in waits:
+        what = _WAITS.get(row["reason"], row["reason"] or "something")
+        key = f"{_line(row)}, for {what}"
+        named_waits[key] = named_waits.get(key, 0.0) + row["spent_ns"]
+    longest = [Item(name=name, share=round(ns / total, 4)) for name, ns in named_waits.items()]
+    longest = sorted((item for item in longest if item["share"] >= LEAST), key=lambda one: -one["share"])[:MOST]
+    if longest:
+        parts.append(read.part("lines_off_cpu", _percent(longest), longest, LINES))
+        if longest[0]["share"] >= 0.2:
+            text = f"The main thread waits for {longest[0]['share']:.0%} of the time in {longest[0]['name']}."
+            read.advice.append((longest[0]["share"] * 0.75, text))
+    return parts
+
+
+def _top(rows: Sequence[Mapping[str, Any]], total: float) -> list[Item]:
+    """The lines that take most of a time."""
+    spent: dict[str, float] = {}
+    for row in rows:
+        spent[_line(row)] = spent.get(_line(row), 0.0) + row["spent_ns"]
+    items = [Item(name=name, share=round(ns / total, 4)) for name, ns in spent.items() if total]
+    return sorted((item for item in items if item["share"] >= LEAST), key=lambda one: -one["share"])[:MOST]
+
+
+def _garbage(read: _Read) -> list[Part]:
+    """Garbage collections that were long enough to be seen."""
+    (row,) = read.rows(sql.PAUSES) or [{}]
+    total = float(row.get("total_ns") or 0.0)
+    if not total or total < LEAST * read.span_ns:
+        return []
+    share = round(min(total / read.span_ns, 1.0), 4)
+    text = f"{int(row['pauses'])} pauses of {_ms(float(row['usual_ns']))}, {share:.0%} of the time"
+    if row["function"]:
+        text += f", most in {label(Frame('python', row['function'], row['file'], int(row['line'])), lines=True)}"
+    read.advice.append(
+        (share, f"Collecting garbage takes {share:.0%} of the time: gc.freeze() after the setup, or gc.disable() and "
+         "gc.collect() every so many steps.")
+    )  # fmt: skip
+    return [read.part("garbage", text, [Item(name="collecting garbage", share=share)], sql.PAUSES)]
+
+
+def heading(found: Breakdown) -> str:
+    """What the times are of, in words."""
+    who = named(found["ranks"]) if len(found["ranks"]) <= RANKS else f"{len(found['ranks'])} ranks"
+    if not found["steps"]:
+        return f"{who}, {found['seconds']:,.1f} s"
+    first, last = found["steps"]
+    what = f"step {first}" if first == last else f"steps {first} to {last}"
+    return f"{who}, {what}" + (f", {found['step_ms']:,.1f} ms a step" if "step_ms" in found else "")

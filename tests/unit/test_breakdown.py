@@ -1,0 +1,221 @@
+"""Where the time goes of what cannot be compared: one rank, few steps, a loop without PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import jsonschema
+import numpy as np
+import pytest
+
+from argus.diagnose.breakdown import short
+from argus.diagnose.run import diagnose_store
+from argus.diagnose.verdict import PARTS, Verdict, json_schema
+from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
+from argus.store.writer import Writer
+from cli.main import main
+from tests.stores import new_store
+
+from .stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
+
+S = 1000 * MS
+MAIN = py("<module>", 90)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::F<float>>(int, F)",
+         "at::native::vectorized_elementwise_kernel"),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+         "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        ("void (anonymous namespace)::softmax<float, 8>(float*)", "(anonymous namespace)::softmax"),
+        ("sgemm", "sgemm"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_names_of_kernels_are_short(name: str, wanted: str) -> None:
+    assert short(name) == wanted
+    assert len(short("x" * 500)) <= 60
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(new_store(tmp_path_factory.mktemp("breakdown"))) as opened:
+        yield opened
+
+
+def judged(store: Store, job: str) -> Verdict:
+    verdict = diagnose_store(store, job, 1)
+    jsonschema.validate(json.loads(json.dumps(verdict)), json_schema())
+    if "breakdown" in verdict:
+        for part in verdict["breakdown"]["parts"]:
+            assert part["part"] in PARTS
+            assert len(next(iter(query_columns(store, part["sql"]).values()))), part["sql"]
+    return verdict
+
+
+def texts(verdict: Verdict) -> dict[str, str]:
+    return {part["part"]: part["text"] for part in verdict["breakdown"]["parts"]}
+
+
+def closed(writer: Writer, job: str, looked_ns: int) -> None:
+    writer.append("coverage", {
+        "job": job, "run": 1, "host": "node-0", "counter": ["hits"], "value": np.array([1], np.uint64),
+        "loss": False, "ts": [looked_ns], "version": 1,
+    })  # fmt: skip
+
+
+def train(store: Store, job: str, ranks: int = 1) -> None:
+    """Steps of 100 ms on CPUs: 40 % loading data."""
+    steps = 30
+    with Writer(store, source="test") as writer:
+        store_run(writer, range(ranks), job=job, steps=steps)
+        every = [(rank, step) for rank in range(ranks) for step in range(steps)]
+        writer.append("iterations", {
+            "job": job, "run": 1, "rank": [rank for rank, _ in every], "step": [steps + step for _, step in every],
+            "host": "node-0", "ts": [T0 + (steps + step) * 100 * MS for _, step in every], "duration_ns": 100 * MS,
+            "collectives": 0, "launches": 0, "method": "marks", "confidence": 1.0,
+        })  # fmt: skip
+        took = {"data_loading": 40, "forward": 20, "backward": 35, "optimizer": 5}
+        rows = [(rank, step, phase, ms) for rank, step in every for phase, ms in took.items()]
+        # Steps that were found by one mark each tell nothing of their phases.
+        rows += [(rank, steps + step, "optimizer", 100) for rank, step in every]
+        writer.append("phases", {
+            "job": job, "run": 1, "rank": [row[0] for row in rows], "step": [row[1] for row in rows],
+            "host": "node-0", "ts": [T0 + row[1] * 100 * MS for row in rows], "phase": [row[2] for row in rows],
+            "duration_ns": [row[3] * MS for row in rows], "overlapped_ns": 0, "spans": 1, "method": "marks",
+            "confidence": 1.0,
+        })  # fmt: skip
+        loads = stack(MAIN, py("__getitem__", 7), native("read"))
+        computes = stack(MAIN, py("train", 20), native("sgemm", "/x/libtorch_cpu.so"))
+        store_stacks(writer, [
+            row for step in range(2 * steps) for row in (
+                Row(0, loads, step * 100, "off", ns=40 * MS, last_ms=step * 100 + 40, reason="read"),
+                Row(0, computes, step * 100 + 50, count=6, last_ms=step * 100 + 90),
+                Row(0, stack(py("render", 3)), step * 100, count=2, tid=7, thread="helper"),
+            )
+        ], job=job)  # fmt: skip
+        writer.append("gc_pauses", {
+            "job": job, "run": 1, "rank": 0, "host": "node-0", "pid": 1000, "tid": 1000, "thread": "python",
+            "ts": [T0 + step * 100 * MS for step in range(0, 2 * steps, 2)], "duration_ns": 10 * MS,
+            "uncertainty_ns": MS, "generation": 2, "stack_id": computes.id,
+        })  # fmt: skip
+        closed(writer, job, T0 + 2 * steps * 100 * MS)
+
+
+def test_one_rank_is_healthy_and_says_where_its_time_goes(store: Store) -> None:
+    train(store, "alone")
+    verdict = judged(store, "alone")
+    assert verdict["status"] == "healthy"
+    assert "one rank, so there is nothing to compare it with; a step takes 100.0 ms" in verdict["reason"]
+    found = texts(verdict)
+    assert found["phases"] == "data loading 40%, backward 35%, forward 20%, optimizer 5%"
+    assert found["main_thread"] == "computing 60%, waiting 40%"
+    assert found["lines_on_cpu"] == "train (app/train.py:20) 75%, render (app/train.py:3) 25%"
+    assert found["lines_off_cpu"] == "__getitem__ (app/train.py:7), for a read 40%"
+    assert "30 pauses of 10.0 ms, 5% of the time, most in train (app/train.py:20)" in found["garbage"]
+    advice = verdict["breakdown"]["advice"]
+    assert len(advice) == 2
+    assert "Loading data takes 40% of a step" in advice[0]
+
+
+def test_what_is_not_all_of_a_job_is_not_healthy(store: Store) -> None:
+    train(store, "part")
+    with Writer(store, source="test") as writer:
+        writer.append("jobs", {
+            "job": "part", "run": 1, "host": "node-0", "started": [T0], "ended": None, "world_size": 8,
+            "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 2,
+        })  # fmt: skip
+    verdict = judged(store, "part")
+    assert verdict["status"] == "inconclusive"
+    assert "fewer than 2 ranks" in verdict["reason"]
+    assert "phases" in texts(verdict)
+
+
+def test_a_loop_without_pytorch_computes(store: Store) -> None:
+    with Writer(store, source="test") as writer:
+        store_run(writer, [0], job="loop")
+        store_stacks(writer, [
+            Row(0, stack(MAIN, py("crunch", 5 if ms % 1000 else 6)), ms, count=9, last_ms=ms + 90)
+            for ms in range(0, 20_000, 100)
+        ], job="loop")  # fmt: skip
+        closed(writer, "loop", T0 + 20 * S)
+    verdict = judged(store, "loop")
+    assert verdict["status"] == "inconclusive"
+    assert "no training step was seen: 1 process made no CUDA or NCCL call" in verdict["reason"]
+    assert "rank 0 computes (90% of a CPU, most in crunch (app/train.py:5))" in verdict["reason"]
+    assert "hang" not in verdict["reason"]
+    assert texts(verdict)["lines_on_cpu"].startswith("crunch (app/train.py:5) 90%")
+
+
+def test_a_trace_of_nothing_says_so(store: Store) -> None:
+    with Writer(store, source="test") as writer:
+        store_run(writer, [0], job="sleep")
+        store_stacks(writer, [
+            Row(0, stack(native("main", "/usr/bin/sleep"), native("clock_nanosleep")), ms, "off", ns=2 * S,
+                last_ms=ms + 2000, reason="sleep") for ms in range(0, 20_000, 2000)
+        ], job="sleep")  # fmt: skip
+        closed(writer, "sleep", T0 + 20 * S)
+    verdict = judged(store, "sleep")
+    assert verdict["status"] == "inconclusive"
+    assert verdict["reason"].startswith("nothing to diagnose: 1 process made no CUDA or NCCL call")
+    assert "breakdown" not in verdict
+
+
+def test_a_job_that_hung_before_it_was_traced_is_not_nothing(store: Store) -> None:
+    """It has loaded CUDA, and waits in a system call of which no stack tells the library."""
+    with Writer(store, source="test") as writer:
+        store_run(writer, [0], job="hung before")
+        writer.append("ranks", {
+            "job": "hung before", "run": 1, "rank": 0, "host": "node-0", "pid": 1000, "local_rank": 0,
+            "rank_source": "torchrun", "started": T0, "exe": "train", "command": "train",
+            "libraries": [["libcuda.so.1"]], "probes": 40, "state": "traced", "version": 2,
+        })  # fmt: skip
+        store_stacks(writer, [
+            Row(0, stack(native("futex_wait")), ms, "off", ns=2 * S, last_ms=ms + 2000, reason="futex")
+            for ms in range(0, 20_000, 2000)
+        ], job="hung before")  # fmt: skip
+        closed(writer, "hung before", T0 + 20 * S)
+    assert judged(store, "hung before")["reason"].startswith(
+        "1 process made no CUDA or NCCL call while it was traced: rank 0 waits (futex) in futex_wait"
+    )
+
+
+def test_a_short_recording_of_gpus(store: Store) -> None:
+    """Three steps of two ranks: idle half of the time, and one computes longer."""
+    with Writer(store, source="test") as writer:
+        store_run(writer, [0, 1], job="short", steps=3)
+        every = [(rank, step) for rank in (0, 1) for step in range(3)]
+        compute = [30 * MS if rank == 0 else 40 * MS for rank, _ in every]
+        writer.append("gpu_steps", {
+            "job": "short", "run": 1, "rank": [rank for rank, _ in every], "host": "node-0", "pid": 1, "device": 0,
+            "step": [step for _, step in every], "ts": [T0 + step * 100 * MS for _, step in every],
+            "duration_ns": 100 * MS, "busy_ns": [ns + 15 * MS for ns in compute], "compute_ns": compute,
+            "communication_ns": 20 * MS, "exposed_communication_ns": 15 * MS, "overlapped_communication_ns": 5 * MS,
+            "memcpy_ns": 0, "idle_ns": [85 * MS - ns for ns in compute], "idle_gaps": 9, "largest_gap_ns": 8 * MS,
+            "kernels": 50, "queue_depth_mean": 0.1, "queue_depth_max": 2, "issue_latency_p50_ns": 9000,
+            "issue_latency_p99_ns": 20000, "void_share": 0.5,
+        })  # fmt: skip
+    verdict = judged(store, "short")
+    assert (verdict["status"], verdict["reason"]) == ("inconclusive", "3 whole steps were seen, 10 are needed")
+    found = texts(verdict)
+    assert found["gpu"].startswith("idle 50%, computing 35%, communication that nothing hides 15%")
+    assert "of communication 25% is hidden behind computing" in found["gpu"]
+    assert found["ranks"] == "the GPU of rank 1 computes for 40.0 ms a step, that of rank 0 for 30.0 ms"
+    first, second = verdict["breakdown"]["advice"]
+    assert "nothing to do for 50% of the time, and kernels begin as soon as they are launched" in first
+    assert second.startswith("Rank 1 computes 1.33 times as long as rank 0")
+
+
+def test_it_is_printed_after_the_status(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    train(store, "printed")
+    assert main(["diagnose", "--job", "printed", "--store", store.url, "--no-store"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("HEALTHY  printed  1 rank")
+    heading = lines.index("where the time goes (rank 0, steps 0 to 59, 100.0 ms a step)")
+    assert any("data loading 40%" in line for line in lines[heading:])
+    assert "worth trying first" in lines
+    assert lines[-1].startswith("coverage: ")

@@ -1,0 +1,118 @@
+"""Steps that became longer when Argus changed, or when others took the CPUs, are no regression of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+
+from argus.diagnose.run import diagnose_store
+from argus.diagnose.verdict import Verdict
+from argus.store.open import Store, open_store
+from argus.store.writer import Writer
+from tests.stores import new_store
+
+from .stack_data import MS, T0, store_run
+
+S = 1000 * MS
+STEPS, ONSET, BEFORE_MS = 200, 100, 100
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with open_store(new_store(tmp_path_factory.mktemp("shift"))) as opened:
+        yield opened
+
+
+def judged(
+    store: Store,
+    job: str,
+    after_ms: int,
+    *,
+    queued: tuple[float, float] | None = None,
+    signals: Sequence[tuple[str, float, float]] = (),
+    ranks: int = 1,
+) -> Verdict:
+    """A job whose steps take longer from the hundredth, 10 s after the first, on.
+
+    Args:
+        queued: Share of the time in which the main thread waits for a CPU, before and since.
+        signals: (signal, s after the first step, share that is observed).
+    """
+    length = [BEFORE_MS] * ONSET + [after_ms] * (STEPS - ONSET)
+    begins = np.concatenate([[0], np.cumsum(length)[:-1]])
+    with Writer(store, source="test") as writer:
+        store_run(writer, range(ranks), job=job)
+        writer.append("jobs", {
+            "job": job, "run": 1, "host": "node-0", "started": [T0], "ended": [T0 + 100 * S], "world_size": ranks,
+            "launcher": "unknown", "mono_offset_ns": 0, "argus_version": "0", "version": 2,
+        })  # fmt: skip
+        every = [(rank, step) for rank in range(ranks) for step in range(STEPS)]
+        writer.append("iterations", {
+            "job": job, "run": 1, "rank": [rank for rank, _ in every], "step": [step for _, step in every],
+            "host": "node-0", "ts": [T0 + int(begins[step]) * MS for _, step in every],
+            "duration_ns": [length[step] * MS + step % 3 for _, step in every], "collectives": 0, "launches": 0,
+            "method": "marks", "confidence": 1.0,
+        })  # fmt: skip
+        if queued is not None:
+            seconds = range(int(begins[-1]) // 1000)
+            share = [queued[second >= 10] for second in seconds]
+            writer.append("thread_usage", {
+                "job": job, "run": 1, "rank": 0, "host": "node-0", "pid": 1000, "tid": 1000, "thread": "python",
+                "ts": [T0 + second * S for second in seconds], "interval_ns": S,
+                "cpu_ns": [int((0.95 - part) * S) for part in share],
+                "runqueue_ns": [int(part * S) for part in share], "io_ns": -1, "voluntary": 1, "involuntary": 9,
+            })  # fmt: skip
+        if signals:
+            writer.append("signal_coverage", {
+                "job": job, "run": 1, "rank": 0, "host": "node-0", "signal": [name for name, _, _ in signals],
+                "ts": [int(T0 + at * S) for _, at, _ in signals],
+                "seen": np.array([seen for _, _, seen in signals], np.float32), "period_ns": np.uint64(0),
+                "reason": ["" if seen == 1 else "ranges thinned out" for _, _, seen in signals], "version": 1,
+            })  # fmt: skip
+    return diagnose_store(store, job, 1)
+
+
+def kinds(verdict: Verdict) -> list[str]:
+    return [finding["kind"] for finding in verdict["findings"]]
+
+
+def test_steps_that_became_longer_by_themselves_are_a_regression(store: Store) -> None:
+    verdict = judged(store, "slower", 150, queued=(0.01, 0.01), signals=[("ranges", -20, 1)])
+    assert kinds(verdict) == ["regression"]
+    assert verdict["slowdown"] == pytest.approx(1.5, rel=0.02)
+    assert "batch or sequence length" in verdict["findings"][0]["action"]
+
+
+def test_busy_neighbours_are_named_instead(store: Store) -> None:
+    verdict = judged(store, "neighbours", 190, queued=(0.01, 0.5))
+    (finding,) = verdict["findings"]
+    assert (finding["kind"], finding["hosts"]) == ("host_contention", ["node-0"])
+    assert "batch" not in finding["action"]
+    assert "what else runs on the CPUs of node-0" in finding["action"]
+    text = " ".join(evidence["text"] for evidence in finding["evidence"])
+    assert "a thread waits 95.0 ms a step for a free CPU, and waited 1.0 ms before step 100" in text
+    # Waiting for a CPU that has always been so, and one that explains little, are no reason.
+    assert kinds(judged(store, "always busy", 190, queued=(0.3, 0.2))) == ["regression"]
+    assert kinds(judged(store, "a little busy", 190, queued=(0.01, 0.05))) == ["regression"]
+
+
+def test_growth_when_argus_changes_is_not_the_jobs(store: Store) -> None:
+    changed = judged(store, "changed", 150, signals=[("ranges", -20, 1), ("ranges", 10.4, 0.1)])
+    assert (changed["status"], changed["findings"]) == ("healthy", [])
+    assert "Argus changed what it observes" in changed["reason"]
+    assert "ranges thinned out" in changed["reason"]
+    came = judged(store, "came", 150, signals=[("ranges", 6, 1)])
+    assert came["findings"] == []
+    assert "Argus had just attached" in came["reason"]
+    # A change long before, or after, has nothing to do with it.
+    other = judged(store, "other", 150, signals=[("ranges", -20, 1), ("ranges", 4, 0.1), ("ranges", 20, 1)])
+    assert kinds(other) == ["regression"]
+
+
+def test_one_rank_on_cpus_is_held_to_more(store: Store) -> None:
+    """Clocks and caches move its times; nobody else's confirm it."""
+    verdict = judged(store, "a little slower", 115)
+    assert (verdict["status"], verdict["findings"]) == ("healthy", [])
+    assert "from step 100 on a step takes 115.0 ms instead of 100.0 ms" in verdict["reason"]
