@@ -63,6 +63,22 @@ SENTENCES = {
     "nvtx_probes_detached": "NVTX's ranges not observed for some of the time, since it cost too much: "
     f"no phases then ({_BUDGET})",
     "launch_probes_detached": f"launches not observed for some of the time, since it cost too much ({_BUDGET})",
+    "collective_probes_detached": "collectives counted in windows and not stored, since they cost too much "
+    f"({_BUDGET})",
+    "call_probes_detached": "copies, allocations or waits for the GPU observed in windows, since they cost too much "
+    f"({_BUDGET})",
+    "gpu_times_failed": "GPU times of {n} rank[s] failed: see the features",
+    "ranges_not_probed": "PyTorch's marks could not be probed: the kernel refused the program (`argus check`)",
+    "nvtx_not_probed": "NVTX's ranges could not be probed: the kernel refused the program (`argus check`)",
+    "backward_not_probed": "backward passes could not be probed: the kernel refused the program (`argus check`)",
+    "math_not_probed": "matrix products could not be probed: the kernel refused the program (`argus check`)",
+    "stacks_not_sampled": "stacks could not be sampled (`argus check`)",
+    "off_cpu_not_followed": "time off the CPU could not be followed: no waits, no data loading, no locks "
+    "(`argus check`)",
+    "forks_not_followed": "forks could not be followed: children are found up to 5 s late",
+    "thread_ends_not_followed": "ends of threads could not be followed",
+    "execs_not_followed": "executed programs could not be followed: they are found up to 5 s late",
+    "python_stacks_not_read": "Python stacks of {n} process[es] could not be read: the stacks are native ones",
     "waits_not_followed": f"waits not observed for some of the time, since it cost too much ({_BUDGET})",
     "trace_cut_off": "the trace was cut off: what it lost is not known",
 }

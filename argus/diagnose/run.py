@@ -468,8 +468,12 @@ def _diagnose(
 
 
 def _is_alone(query: sql.Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:
-    """Whether a rank is a whole job: no launcher speaks of others, and it never communicated."""
-    return ranks == 1 and world_size <= 1 and int(query(sql.ALIGNMENT, params)["ranks"][0]) == 0
+    """Whether a rank is a whole job: no launcher speaks of others, and it never communicated. A file that was imported
+    may be one rank's of many, unless it says how many there are."""
+    traced = int(query(sql.LAST_LOOK, params)["looked_ns"][0]) > 0
+    if ranks != 1 or world_size > 1 or not (traced or world_size == 1):
+        return False
+    return int(query(sql.ALIGNMENT, params)["ranks"][0]) == 0
 
 
 def _without_steps(query: sql.Query, params: Mapping[str, Any], look: Mapping[str, NDArray[Any]]) -> str:

@@ -49,7 +49,7 @@ def a_tracer(job: str = "healthy", *, ranks: int = 4, samples: int = 7, **more: 
     return SimpleNamespace(
         jobs=jobs, past=Counter(), samples=samples, host="node-0", started_ns=0, store_error="", steps_go=said(),
         utilization=said(), mesh=said(), gpu_times=said(), stacks=said("stacks: 7 samples"),
-        overhead=said("overhead: 0.10% of the job's time"),
+        not_started=said(), overhead=said("overhead: 0.10% of the job's time"),
     )  # fmt: skip
 
 

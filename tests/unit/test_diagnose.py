@@ -671,10 +671,10 @@ def test_exit_codes(store: Store, capsys: pytest.CaptureFixture[str], job: str, 
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("steps", ["5", ":", "9:3", "a:b", "-1:5"])
+@pytest.mark.parametrize("steps", [":", "9:3", "a:b", "-1:5"])
 def test_wrong_steps_are_refused(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", f"--steps={steps}"]) == 2
-    assert "--steps" in capsys.readouterr().err
+    assert f"'{steps}' names no steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--threshold", "--hang-after", "--interval"])

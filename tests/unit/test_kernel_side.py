@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -480,7 +481,7 @@ def test_long_steps_share_a_row_only_as_far_as_it_is_stored_soon(monkeypatch: py
 # ---- flags through the store
 
 
-def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path) -> None:
+def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_store(new_store(tmp_path)) as store:
         ensure_schema(store)
         watcher = FlagWatcher(store)
@@ -488,6 +489,7 @@ def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path) -> None:
         job, other = Job("j", 7), Job("j", 8)
         watcher._jobs = {("j", 7): job, ("j", 8): other}
         now = 4_000_000_000 * S  # requests of long ago would expire
+        monkeypatch.setattr("argus.flags.time", SimpleNamespace(time_ns=lambda: now))
         wanted = Flag(now + 1, now + 5 * S, (3, 4), "by hand")
         flag(store, "j", 7, wanted)
         flag(store, "other", 7, wanted)
