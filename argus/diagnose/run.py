@@ -598,6 +598,10 @@ def _what_if(
     if (rebuilt := rebuild.read(query, params, seen, carried.now, carried.dimensions)) is None:
         return dearer
     verdict["whatif"] = operations.in_verdict(whatif.answer(rebuilt.model))
+    # Of several that are late in the same steps each alone would gain little: what they cost was shared out before.
+    several = (
+        sum(bool(finding["ranks"]) and finding["kind"] != "link_degradation" for finding in verdict["findings"]) > 1
+    )
     for finding in verdict["findings"]:
         if not finding["ranks"]:
             continue
@@ -613,8 +617,8 @@ def _what_if(
             if relieved is None:
                 continue
             (now, *would), shown = relieved, sql.shown(sql.GPU_TIMES, seen.window)
-            supposed = f"{name} took as long as {'its' if one else 'their'} peers"
-            cheaper = finding["share"] > 0 and would[0] < now
+            supposed = f"{name}{' alone' if several else ''} took as long as {'its' if one else 'their'} peers"
+            cheaper = not several and finding["share"] > 0 and would[0] < now
         if cheaper:
             lost_ns = step_ns * max(1 - would[0] / now, 0.0)
             dearer += finding["share"] - lost_ns
