@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -180,7 +181,7 @@ def test_formats(node: Node, tmp_path: Path) -> None:
     node.plugin("odd", 'echo \'{"text": "say \\"hi\\"", "figures": {"x_c/gpu\\"0": 3}, "hint": "do it"}\'; exit 1')
     words = ("--only", "bad", "--only", "odd")
     assert re.fullmatch(r'CRITICAL  \S+: bad: a; odd: say "hi" \(0 ok\)\n', node.health(*words)[1])
-    assert "-> do it" in node.health("-v", *words)[1]
+    assert "→ do it" in node.health("-v", *words)[1]
     nagios = node.health("--format", "nagios", *words)[1]
     assert re.search(r"^CRITICAL .* \| critical=1 warning=1 .*'bad\.b'=1\.5", nagios)
     file = tmp_path / "argus.prom"
@@ -332,7 +333,7 @@ def test_functions_of_others(node: Node, tmp_path: Path) -> None:
     node.limits = {"steps": {"most": 3}}
     code, output, _ = node.health("-v", "--only", "steps")
     assert code == 2
-    assert re.search(r"critical  steps  load 3.5, 1 looks since\n +-> See who runs: top.", output), output
+    assert re.search(r"critical  steps  load 3.5, 1 looks since\n +→ See who runs: top.", output), output
     assert "plug-in their_checks:check" in node.health("--list", "--only", "steps")[1]
 
 
@@ -359,16 +360,20 @@ def test_memory_of_whoever_started_it_does_not_count() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_nobody_with_an_empty_environment(tmp_path: Path) -> None:
+def test_nobody_with_an_empty_environment() -> None:
     """The real program and this very node, as a user without rights, home, PATH and nvidia-smi: nothing crashes, what
     cannot be looked at says why, and nothing that was not looked at is OK."""
-    state = tmp_path / "state"
+    # Not under pytest's folder: every session of pytest takes that folder's rights away from others when it begins.
+    with tempfile.TemporaryDirectory(prefix="argus-health-") as name:
+        _as_nobody(Path(name))
+
+
+def _as_nobody(folder: Path) -> None:
+    folder.chmod(0o755)
+    state = folder / "state"
     state.mkdir()
     state.chmod(0o777)
-    for path in (tmp_path, *tmp_path.parents):
-        if path != Path("/") and path.stat().st_uid == os.getuid() and "pytest" in str(path):
-            path.chmod(0o755)
-    settings = tmp_path / "health.toml"
+    settings = folder / "health.toml"
     settings.write_text(f'state_dir = "{state}"\nstore = "off"\n[stuck]\nseconds = 0.2\n')
     settings.chmod(0o644)
     words = ["/usr/bin/setpriv", "--reuid", "54321", "--regid", "54321", "--clear-groups", "/usr/bin/env", "-i"]
