@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture import calls, launches
-from argus.capture.bpf import Probes, Subject, Window
+from argus.capture.bpf import Probes, Subject, Window, subject_of
 from argus.capture.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Plan
 from argus.coverage import Seen
 from argus.roster import Job
@@ -148,8 +148,10 @@ class ProbingSide:
         if "ranges" in plan.off - before.off:
             for job in jobs:
                 job.thin_marks(since_ns)
-        if "collectives" in plan.windowed - before.windowed:
-            for job in jobs:
+        for job, state in self._jobs.values():
+            self._keep_pulse(job, state, unprobed - before.windowed - before.off, since_ns)
+        for job in jobs:
+            if self._needs_pulse(job):
                 self._begin_search(job, attached_ns, since_ns)
         if "nvtx" in plan.windowed - before.windowed:
             for job in jobs:
@@ -160,6 +162,20 @@ class ProbingSide:
         if plan.windowed and not self._due:
             self._due = time.monotonic() + plan.period_s
         return since_ns
+
+    def _needs_pulse(self, job: Job) -> bool:
+        """Whether a job's steps cannot be told by the sequence of its calls any more: of some only parts are seen."""
+        if id(job) in self._jobs:
+            return False
+        return "collectives" in self.plan.windowed or ("launches" in self.plan.windowed and job.by_calls)
+
+    def _keep_pulse(self, job: Job, state: _OfJob, gone: Collection[str], since_ns: int) -> None:
+        """Goes on with a pulse whose function was probed anyway, and is not from now on."""
+        if state.pulse is None or subject_of(calls.CALLS[state.pulse.call]) not in gone:
+            return
+        if state.spans and not state.spans[-1][1]:
+            state.spans[-1] = state.spans[-1][0], since_ns
+        self._count_by(job, state)
 
     def _begin_search(self, job: Job, attached_ns: int, since_ns: int) -> None:
         """What was seen until now is the first window. Its newest records have not been read yet."""
@@ -180,8 +196,11 @@ class ProbingSide:
             self._end_window(self._window, jobs)
         if not self.plan.windowed or now < self._due or self._window is not None:
             return
+        for job in jobs:
+            if self._needs_pulse(job):  # one that has begun since
+                self._begin_search(job, 0, time.monotonic_ns())
         pulses = {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
-        alone = pulses - self._probes.pulse
+        alone = {call for call in pulses - self._probes.pulse if not self._probed_anyway(call)}
         self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
         self._turn += 1
         searching = any(state.pulse is None for _, state in self._jobs.values())
@@ -278,6 +297,7 @@ class ProbingSide:
         able = set.intersection(*(set(pulse.calls) for pulse in found.values())) & prices.keys()
         if not able:
             return
+        able = {call for call in able if self._probed_anyway(call)} or able
         call = min(able, key=lambda call: (sum(p.calls[call] * prices[call] for p in found.values()), call))
         first = next(iter(found.values()))
         state.pulse = Pulse(call, first.calls[call], first.step_ns, first.calls)
@@ -288,13 +308,20 @@ class ProbingSide:
     def _count_by(self, job: Job, state: _OfJob) -> None:
         assert state.pulse is not None
         name = calls.CALLS[state.pulse.call].symbol
-        share = self._pulse_share()
-        throughout = share <= OF_BUDGET * self._budget
+        throughout = anyway = self._probed_anyway(state.pulse.call)
+        if not anyway:
+            throughout = self._pulse_share() <= OF_BUDGET * self._budget
         if throughout:
-            self._probes.set_pulse(self._probes.pulse | {state.pulse.call})
+            if not anyway:
+                self._probes.set_pulse(self._probes.pulse | {state.pulse.call})
             self._begin_span(job, state, time.monotonic_ns())
         how = "throughout" if throughout else "in windows"
         self._note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
+
+    def _probed_anyway(self, call: int) -> bool:
+        """Whether a function is probed throughout, pulse or not."""
+        subject = subject_of(calls.CALLS[call])
+        return subject is None or (subject in self._probes.probed and subject not in self.plan.windowed | self.plan.off)
 
     def _pulse_share(self) -> float:
         """What pulses cost while they are seen, as a share of the jobs' time: of the job with most."""
@@ -302,7 +329,7 @@ class ProbingSide:
         shares = [
             p.per_step * (int(prices[p.call]) + RUN_NS) * self._slowed / p.step_ns
             for _, state in self._jobs.values()
-            if (p := state.pulse) is not None
+            if (p := state.pulse) is not None and not self._probed_anyway(p.call)
         ]
         return max(shares, default=0.0)
 

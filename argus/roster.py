@@ -192,6 +192,16 @@ class Job:
         """Its ranks' processes, without helpers."""
         return [member for member in self.members.values() if not member.helper]
 
+    @property
+    def _on_other_hosts(self) -> bool:
+        return any(member.target.identity.world_size > len(self.ranks()) for member in self.ranks())
+
+    @property
+    def by_calls(self) -> bool:
+        """Whether steps are told by the sequence of calls: no marks tell them, or will."""
+        marks = any(member.target.has(TORCH[0]) or member.target.has(NVTX) for member in self.ranks())
+        return self.by_marks is False or (self.by_marks is None and not marks)
+
     def feed(self, member: Member, launched: NDArray[np.void] | None, called: NDArray[np.void] | None) -> None:
         """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
         nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
@@ -290,7 +300,7 @@ class Job:
             *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
         ):
             self._ended[rank] = step, begin + duration
-        self.thinned = ThinnedSteps()
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
         return True
 
     def begin_pulses(self, rank: int, per_step: int, step_ns: int, made: Mapping[int, int]) -> None:
@@ -334,7 +344,8 @@ class Job:
             self._early.clear()
             return
         self._left = self.marked.advance(self.thin_since, final=True)
-        self.thinned, self._thinned_by, self.by_marks = ThinnedSteps(), "marks", True
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
+        self._thinned_by, self.by_marks = "marks", True
         for rank in sorted(marked):
             found = self.marked.hand_over(rank)
             self._main[rank] = found.tid

@@ -566,6 +566,8 @@ class Tracer:
     def _govern(self, now: float, *, final: bool = False) -> None:
         """Measures what observing costs the jobs, and observes less where that is too much."""
         assert self._probes is not None
+        if not final:
+            self._drain()  # waits until now, as hits are counted until now
         found = {counter.name.lower(): value for counter, value in self._probes.counters().items()}
         for side in (self._stacks, self._gpu):
             found |= {name: value for name, (value, _) in side.counters().items()}
@@ -730,6 +732,8 @@ class Tracer:
             taken = ring.drain()
             if len(taken):
                 self._drained[name].append(taken)
+            if name == "launches":
+                self._overhead.count_waits(taken, launches.is_sync(taken))
 
     def _take(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         parts, self._drained[name] = self._drained[name], []
@@ -764,7 +768,6 @@ class Tracer:
         nccl = self._take("collectives", records.COLLECTIVE)
         marks = self._names.complete(self._take("marks", records.MARK))
         self._names.learn(control)
-        self._overhead.count_waits(cuda, launches.is_sync(cuda))
         control = control[collectives.about_communicators(control)]
         callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
         callers |= self._gpu.callers()

@@ -24,6 +24,9 @@ REPEATS = 4
 """So often a unit must repeat in a window before one of its calls is taken for a pulse."""
 USUAL = 64
 """Newest steps from which the usual duration is taken."""
+EXACT, ALIGNED, GUESSED = 1.0, 0.9, 0.5
+"""How sure a step's number is: counted from a known step on; the same on all ranks, if not the true one; not even
+that."""
 KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
 
@@ -86,7 +89,7 @@ class _Rank:
     """Pulses of that step so far, the first included."""
     newest: int = 0
     """The newest pulse."""
-    sure: bool = True
+    confidence: float = EXACT
     usual: deque[int] = field(default_factory=lambda: deque(maxlen=USUAL))
     collectives: int = 0
     launches: int = 0
@@ -99,12 +102,16 @@ class _Rank:
 class ThinnedSteps:
     """Steps of one job from its ranks' pulses.
 
+    Args:
+        other_hosts: The job has ranks on other hosts, where somebody else estimates how many steps were not observed.
+
     Attributes:
         counters: ``steps_not_observed`` (that fit into the time in which pulses were not seen), ``steps_disturbed``
             (counted, but not stored, since more was observed meanwhile, which slowed them).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, other_hosts: bool = False) -> None:
+        self._other_hosts = other_hosts
         self.counters: Tally[str] = Tally()
         self._ranks: dict[int, _Rank] = {}
         self._unseen: list[tuple[int, int]] = []
@@ -149,7 +156,7 @@ class ThinnedSteps:
         state.number, state.newest, state.count = number, after_ns, pulses
         if step_ns:
             state.usual.append(step_ns)
-        state.sure = bool(after_ns)
+        state.confidence = EXACT if after_ns else GUESSED
 
     def feed(self, rank: int, ts: Int) -> None:
         """Takes pulses of a rank, CLOCK_MONOTONIC, shape (n,)."""
@@ -194,7 +201,7 @@ class ThinnedSteps:
                 continue
             cut = state.newest and self._cut(state.newest, int(part[0]))
             if cut or not state.newest:
-                self._place(state, part)
+                self._place(state, part, first)
             for pulse in part.tolist():
                 rows += self._step(state, pulse, first)
         return rows
@@ -207,7 +214,7 @@ class ThinnedSteps:
     def _cut(self, before: int, after: int) -> bool:
         return any(begin < after and end > before for begin, end in self._unseen)
 
-    def _place(self, state: _Rank, part: Int) -> None:
+    def _place(self, state: _Rank, part: Int, first: bool) -> None:
         """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
         begun, step_ns, before = int(part[0]), state.step_ns, state.number
         state.count = 0
@@ -221,10 +228,13 @@ class ThinnedSteps:
             state.number += max(passed, 1) if state.last else passed
         times = np.array([begin for begin, _ in self._first], np.int64)
         nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1
-        if nearest >= 0 and step_ns and abs(int(times[nearest]) - begun) < step_ns / 2:
-            state.number = max(self._first[nearest][1], before)
+        aligned = first
+        if not first and nearest >= 0 and step_ns and abs(int(times[nearest]) - begun) < step_ns / 2:
+            aligned, state.number = self._first[nearest][1] >= before, max(self._first[nearest][1], before)
+        # On one host a step has one number on all ranks, whether or not it is known how many steps came before.
+        alike = aligned and not (self._other_hosts and state.newest)
         self.counters["steps_not_observed"] += max(state.number - before - bool(state.last), 0)
-        state.last, state.sure = 0, False
+        state.last, state.confidence = 0, ALIGNED if alike else GUESSED
 
     def _step(self, state: _Rank, pulse: int, first: bool) -> list[tuple[float, ...]]:
         state.newest = pulse
@@ -238,7 +248,6 @@ class ThinnedSteps:
                 self.counters["steps_disturbed"] += 1
             else:
                 state.usual.append(duration)
-                sure = 1.0 if state.sure else 0.5
                 rows.append(
                     (
                         state.rank,
@@ -248,7 +257,7 @@ class ThinnedSteps:
                         state.collectives,
                         state.launches,
                         BY_PULSES,
-                        sure,
+                        state.confidence,
                     )
                 )
         if state.count:

@@ -67,6 +67,37 @@ def test_a_job_that_launches_all_the_time_is_seen_in_windows(store_url: str) -> 
     assert any(0 < share < 0.5 and period > 0 for share, period in zip(seen["seen"], seen["period_ns"], strict=True))
 
 
+def test_steps_stay_right_where_launches_are_seen_in_windows(store_url: str) -> None:
+    """A job without marks: its steps were told by launches and collectives together, and its collectives, alone, look
+    as if each were a step."""
+    with Job(2, ["--steps", "0"]) as job:
+        wait_for_cuda(job.pids)
+        tracing = start_trace(
+            store_url, *pid_words(job.pids), "--max-overhead", "0.1", "--no-stacks", "--no-diagnose", "--plain"
+        )
+        assert tracing.stdout is not None
+        said: list[str] = []
+        for line in tracing.stdout:
+            said.append(line)
+            if len([line for line in said if SHARE.search(line)]) == 3 or len(said) > 60:
+                break
+        tracing.send_signal(signal.SIGINT)
+        rest, _ = tracing.communicate(timeout=60)
+    assert any(line.startswith("note: overhead: launches are seen in windows") for line in said), said
+    with open_store(store_url, create=False) as store:
+        steps = query_columns(store, "SELECT step, duration_ns, confidence, method FROM iterations WHERE rank = 0")
+        calls = query_columns(store, "SELECT count() AS n FROM collectives WHERE rank = 0 AND op = 'AllReduce'")
+        gap_ns = query_columns(
+            store, "SELECT toUnixTimestamp64Nano(max(ts)) - toUnixTimestamp64Nano(min(ts)) AS n FROM collectives"
+        )
+    assert "pulses" in steps["method"].tolist(), said
+    # Four all-reduces a step.
+    per_step = int(calls["n"][0]) / len(steps["step"])
+    assert 3.5 < per_step < 5.5, rest
+    assert np.median(steps["duration_ns"]) == pytest.approx(gap_ns["n"][0] / (calls["n"][0] / 4), rel=0.3)
+    assert (steps["confidence"] >= 0.8).all()
+
+
 def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: str, tmp_path: Path) -> None:
     """101 launches, 13 copies, 17 collectives and a wait in 740 µs, whose first instructions are single-stepped.
 

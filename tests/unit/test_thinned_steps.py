@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from argus.semantics.steps import BY_PULSES
-from argus.semantics.thinned_steps import ThinnedSteps, find_pulse
+from argus.semantics.thinned_steps import ALIGNED, EXACT, GUESSED, ThinnedSteps, find_pulse
 
 MS = 10**6
 
@@ -46,16 +47,18 @@ def test_batches_of_pulses_change_nothing() -> None:
     assert found + rows_of(parts) == rows_of(whole)
 
 
-def test_what_a_window_cuts_is_no_step_and_numbers_go_on() -> None:
-    """Steps of 10 ms, seen from 100 to 150 ms and from 400 to 450 ms."""
-    steps = ThinnedSteps()
+@pytest.mark.parametrize(("other_hosts", "sure"), [(False, ALIGNED), (True, GUESSED)])
+def test_what_a_window_cuts_is_no_step_and_numbers_go_on(other_hosts: bool, sure: float) -> None:
+    """Steps of 10 ms, seen from 100 to 150 ms and from 400 to 450 ms. Another host may estimate what was between
+    otherwise."""
+    steps = ThinnedSteps(other_hosts=other_hosts)
     steps.begin(0, 1, number=3, after_ns=96 * MS, step_ns=10 * MS)
     steps.unseen(150 * MS, 400 * MS)
     steps.feed(0, np.array([105, 115, 125, 135, 145, 405, 415, 425, 435, 445]) * MS)
     found = rows_of(steps)
     assert [row[1] for row in found] == [3, 4, 5, 6, 33, 34, 35, 36]
     assert {row[3] for row in found} == {10 * MS}
-    assert [row[4] for row in found] == [1.0] * 4 + [0.5] * 4
+    assert [row[4] for row in found] == pytest.approx([EXACT] * 4 + [sure] * 4)
     assert steps.counters["steps_not_observed"] == 25  # those that lay between, and the cut one
 
 
@@ -69,6 +72,19 @@ def test_after_a_gap_all_ranks_have_the_same_numbers() -> None:
         steps.feed(rank, (np.array([11, 21, 31, 41, 51, 701, 711, 721, 731]) + late) * MS)
     found = rows_of(steps)
     assert [row[1] for row in found if row[0] == 0] == [row[1] for row in found if row[0] == 1]
+
+
+def test_without_a_step_before_ranks_are_numbered_alike() -> None:
+    """Attached between the pulses of two ranks of one step; a third one is somewhere else."""
+    steps = ThinnedSteps(other_hosts=True)
+    for rank in (0, 1, 2):
+        steps.begin(rank, 1, step_ns=10 * MS)
+    steps.feed(0, (np.arange(6) * 10 + 1) * MS)
+    steps.feed(1, (np.arange(1, 6) * 10 - 1) * MS)
+    found = rows_of(steps)
+    begins = {rank: {row[1]: row[2] for row in found if row[0] == rank} for rank in (0, 1)}
+    assert all(abs(begins[1][step] - begins[0][step]) == 2 * MS for step in begins[1])
+    assert [row[4] for row in found] == pytest.approx([ALIGNED] * len(found))
 
 
 def test_where_more_is_observed_steps_are_counted_and_not_stored() -> None:
