@@ -82,10 +82,19 @@ class _Verbs(SuggestingGroup):
             if sys.stderr is not None and sys.stderr.isatty() and not interrupt.announced:
                 click.echo(err=True)
             raise click.exceptions.Exit(interrupt.INTERRUPTED) from None
+        except BrokenPipeError:
+            # Here, not around click, which ends with 1: the reader has seen enough (`argus sql … | head`).
+            _print_no_more()
+            raise click.exceptions.Exit(0) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def _print_no_more() -> None:
+    """Keeps Python from complaining at exit that nobody reads its output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _begin_debugging(_ctx: click.Context, _param: click.Parameter, value: bool) -> None:
@@ -166,8 +175,7 @@ def _run(argv: list[str] | None) -> int:
             click.echo(f"       {failure.hint}", err=True)
         return failure.exit_code
     except BrokenPipeError:
-        # The reader went away (`argus sql … | head`): keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _print_no_more()
         return 0
     except Exception as failure:
         return interrupt.INTERRUPTED if interrupt.came else _failed(failure)
