@@ -32,6 +32,17 @@ def counters(store_url: str) -> dict[str, int]:
     return dict(zip(rows["counter"].tolist(), rows["value"].astype(int).tolist(), strict=True))
 
 
+def lines_until(tracing: subprocess.Popen[str], shares: int) -> list[str]:
+    """What a trace prints until it has said so often what it costs."""
+    assert tracing.stdout is not None
+    lines: list[str] = []
+    for line in tracing.stdout:
+        lines.append(line)
+        if sum(bool(SHARE.search(each)) for each in lines) == shares or len(lines) > 60:
+            break
+    return lines
+
+
 def test_a_job_that_launches_all_the_time_is_seen_in_windows(store_url: str) -> None:
     """As much as it launches, probes on launches would cost it many times what they may."""
     with Job(1, ["--launches", "1000000000", "--rate", "20000"], program=BUILD / "fake_burst") as job:
@@ -39,12 +50,7 @@ def test_a_job_that_launches_all_the_time_is_seen_in_windows(store_url: str) -> 
         tracing = start_trace(
             store_url, *pid_words(job.pids), "--max-overhead", "0.05", "--no-stacks", "--no-diagnose", "--plain"
         )
-        assert tracing.stdout is not None
-        said: list[str] = []
-        for line in tracing.stdout:
-            said.append(line)
-            if len([line for line in said if SHARE.search(line)]) == 4 or len(said) > 60:
-                break
+        said = lines_until(tracing, 4)
         tracing.send_signal(signal.SIGINT)
         rest, _ = tracing.communicate(timeout=60)
     (note,) = [line for line in said if line.startswith("note: overhead: launches")]
@@ -75,12 +81,7 @@ def test_steps_stay_right_where_launches_are_seen_in_windows(store_url: str) -> 
         tracing = start_trace(
             store_url, *pid_words(job.pids), "--max-overhead", "0.1", "--no-stacks", "--no-diagnose", "--plain"
         )
-        assert tracing.stdout is not None
-        said: list[str] = []
-        for line in tracing.stdout:
-            said.append(line)
-            if len([line for line in said if SHARE.search(line)]) == 3 or len(said) > 60:
-                break
+        said = lines_until(tracing, 3)
         tracing.send_signal(signal.SIGINT)
         rest, _ = tracing.communicate(timeout=60)
     assert any(line.startswith("note: overhead: launches are seen in windows") for line in said), said
