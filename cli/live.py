@@ -226,7 +226,7 @@ def _step_line(view: View, job: JobView | None, width: int) -> Text:
     if job is None:
         return Text("no process is a rank yet: it becomes one with its first call", style="dim")
     if not job.step_ms:
-        calls = "its calls come, their period is not known yet" if job.calls else "no call that tells of steps either"
+        calls = "its calls come, their period is not known yet" if job.calls else "no call that marks steps either"
         return Text(f"no step seen yet: {calls}", style="dim")
     typical = float(np.median(job.step_ms[-32:]))
     text = Text(f"step {_ms(typical)} ", style="bold")
