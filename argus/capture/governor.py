@@ -125,7 +125,11 @@ class ProbeRung:
 
 PROBE_RUNGS: tuple[ProbeRung, ...] = (
     ProbeRung(
-        Rung("products", "cuBLAS and attention are not probed, FLOP/s are not reported", "cuBLAS and attention are probed"),
+        Rung(
+            "products",
+            "cuBLAS and attention are not probed, FLOP/s are not reported",
+            "cuBLAS and attention are probed",
+        ),
         Part.CALLS,
         "math",
         "off",
