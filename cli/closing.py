@@ -94,7 +94,8 @@ def _recorded(console: Console, tracer: Tracer, members: list[Member]) -> None:
         shown = ", ".join(exited[:16]) + (f" and {len(exited) - 16} more" if len(exited) > 16 else "")
         say(console, f"ended meanwhile: process{'' if len(exited) == 1 else 'es'} {shown}")
     fewest, most = min(member.steps for member in members), max(member.steps for member in members)
-    steps = numbered("{n} step[s] a rank", most) if fewest == most else f"{fewest:,} to {most:,} steps a rank"
+    each = "" if len(members) == 1 else " a rank"
+    steps = numbered("{n} step[s]" + each, most) if fewest == most else f"{fewest:,} to {most:,} steps a rank"
     parts = [counted(len(members), "rank")]
     if past["jobs"]:
         parts.append(f"and {counted(past['jobs'], 'run')} before")

@@ -62,7 +62,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     default=THRESHOLD,
     show_default=True,
     help="Lost share of the step time that counts. What nobody waits for yet (a slow GPU in a pipeline, a slow link "
-    "behind other work) is told from less on.",
+    "behind other work) is reported from less on.",
 )
 @click.option(
     "--hang-after",

@@ -226,7 +226,7 @@ def _step_line(view: View, job: JobView | None, width: int) -> Text:
     if job is None:
         return Text("no process is a rank yet: it becomes one with its first call", style="dim")
     if not job.step_ms:
-        calls = "its calls come, their period is not known yet" if job.calls else "no call that tells of steps either"
+        calls = "its calls come, their period is not known yet" if job.calls else "no call that marks steps either"
         return Text(f"no step seen yet: {calls}", style="dim")
     typical = float(np.median(job.step_ms[-32:]))
     text = Text(f"step {_ms(typical)} ", style="bold")
@@ -284,6 +284,7 @@ def finding_lines(finding: Finding, more: int, width: int, room: int) -> list[Te
     if more:
         title.append(f"   d: {more} more", style="dim")
     evidence = plain_evidence(finding)
+    evidence = [*evidence[:1], *evidence[1:][-1:]]  # where a line of code is named, it is the last
     action = finding["action"]
     # Sentences are cut to fewer and fewer lines, and the action last.
     for each, of_action, texts in ((2, 3, evidence), (1, 3, evidence), (1, 2, evidence), (1, 2, evidence[:1]),
@@ -363,11 +364,7 @@ def rank_lines(
             heading.append(f"{name:>11}")
             fixed += 11
     if by:
-        for part, name in LEGEND[by].items():
-            glyph, style = GLYPHS[part]
-            entry = Text.assemble("  ", (glyph, style), f" {name}")
-            if heading.cell_len + entry.cell_len <= width:
-                heading.append_text(entry)
+        heading.append_text(_legend(ranks, by, width - heading.cell_len))
     rows = min(_rank_rows(len(ranks), differ, scene), max(room - 1, 0))
     if rows < len(ranks):
         rows = max(min(rows, room - 2), 1)
@@ -399,6 +396,18 @@ def rank_lines(
             text = f"{left} others alike (arrow keys)"
         lines.append(Text(f"      {text}", style="dim"))
     return lines[:room]
+
+
+def _legend(ranks: Sequence[RankView], by: str, width: int) -> Text:
+    """What the bars' parts are: the largest that there is room for."""
+    sums = {part: sum(rank.parts.get(part, 0.0) for rank in ranks if rank.parts) for part in LEGEND[by]}
+    entries: dict[str, Text] = {}
+    for part in sorted(sums, key=lambda part: -sums[part]):
+        glyph, style = GLYPHS[part]
+        entry = Text.assemble("  ", (glyph, style), f" {LEGEND[by][part]}")
+        if sum(other.cell_len for other in entries.values()) + entry.cell_len <= width:
+            entries[part] = entry
+    return Text.assemble(*(entries[part] for part in LEGEND[by] if part in entries))
 
 
 # ---- where time goes

@@ -146,14 +146,14 @@ step_flops_option = click.option(
     default=0.0,
     metavar="FLOPS",
     help="Floating-point operations of a step on all ranks, such as 3.2e17 (6 x parameters x tokens for a dense "
-    "transformer): with --peak-tflops, model FLOPs utilization is told.",
+    "transformer): with --peak-tflops, model FLOPs utilization is reported.",
 )
 peak_tflops_option = click.option(
     "--peak-tflops",
     type=NumberRange(min=0),
     default=0.0,
     metavar="TFLOPS",
-    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100: shares of it are told.",
+    help="What a GPU can do at most in a second, such as 989 for bf16 on an H100: shares of it are reported.",
 )
 """``--step-flops``, ``--peak-tflops``: the former with the latter (``flops``)."""
 
@@ -217,7 +217,7 @@ max_overhead_option = click.option(
     default=100 * DEFAULT_BUDGET,
     show_default=True,
     metavar="PERCENT",
-    help="What observing may cost the job, of its time: above that, less is observed, step by step, and told.",
+    help="What observing may cost the job, of its time: above that, less is observed, step by step, and reported.",
 )
 """``--max-overhead PERCENT``."""
 

@@ -23,6 +23,8 @@ Line = tuple[Text, int]
 """A line and its indentation."""
 _STATISTICS = re.compile(r"\s*\((?:W1|beta|mu|sigma)\b[^()]*(?:\([^()]*\)[^()]*)*\)|[;,] (?:W1|beta|mu|sigma) [^;]*")
 _ONLY_STATISTICS = re.compile(r"\b(?:W1|beta|mu|sigma)\b")
+_CODE = "its stacks differ most from the others' in "
+"""Begins the sentence that names a function and line."""
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -49,9 +51,12 @@ def since(finding: Finding, first: int | None = None) -> str:
 
 
 def plain_evidence(finding: Finding, most: int = SENTENCES) -> list[str]:
-    """The first sentences of the evidence, without statistics that only a statistician reads."""
+    """The first sentences of the evidence, without statistics that only a statistician reads, and the one that names a
+    function and line if it is not among them."""
     texts = [_STATISTICS.sub("", evidence["text"]) for evidence in finding["evidence"]]
-    return [text for text in texts if not _ONLY_STATISTICS.search(text)][:most]
+    texts = [text for text in texts if not _ONLY_STATISTICS.search(text)]
+    code = [text for text in texts[most:] if text.startswith(_CODE)][:1]
+    return texts[:most] + code
 
 
 def headline(verdict: Verdict) -> Text:

@@ -125,7 +125,11 @@ class ProbeRung:
 
 PROBE_RUNGS: tuple[ProbeRung, ...] = (
     ProbeRung(
-        Rung("products", "cuBLAS and attention are not probed, FLOP/s are not told", "cuBLAS and attention are probed"),
+        Rung(
+            "products",
+            "cuBLAS and attention are not probed, FLOP/s are not reported",
+            "cuBLAS and attention are probed",
+        ),
         Part.CALLS,
         "math",
         "off",
@@ -148,7 +152,7 @@ PROBE_RUNGS: tuple[ProbeRung, ...] = (
     # Steps that were told by ranges have other bounds than those that are told otherwise: there is no way back.
     ProbeRung(
         Rung(
-            "NVTX ranges", "NVTX's ranges are not probed any more; steps told by them are found by calls from here on"
+            "NVTX ranges", "NVTX's ranges are not probed any more; steps marked by them are found by calls from here on"
         ),
         Part.MARKS,
         "nvtx",
@@ -201,13 +205,13 @@ TELL_STEPS = ("backward", "launches", "collectives", "waits", "copies")
 """Subjects by which steps can be counted. Ranges go altogether only where one of these is called."""
 IN_WINDOWS = {
     "nvtx": ProbeRung(
-        Rung("NVTX ranges in windows", "NVTX's ranges are seen in windows, since nothing else tells steps"),
+        Rung("NVTX ranges in windows", "NVTX's ranges are seen in windows, since nothing else marks steps"),
         Part.MARKS,
         "nvtx",
         "windows",
     ),
     "ranges": ProbeRung(
-        Rung("ranges in windows", "PyTorch's ranges are seen in windows, since nothing else tells steps"),
+        Rung("ranges in windows", "PyTorch's ranges are seen in windows, since nothing else marks steps"),
         Part.MARKS,
         "ranges",
         "windows",

@@ -143,7 +143,7 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
     phase, (mine, others) = max(parts.items(), key=lambda item: item[1][0] - item[1][1], default=("", (0.0, 0.0)))
     if mine - others < HALF * late_ns:
         return None
-    what = "outside the phases that PyTorch tells" if phase == "other" else f"in {phase.replace('_', ' ')}"
+    what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase.replace('_', ' ')}"
     text = f"it spends {mine / 1e6:.1f} ms a step {what}, the others {others / 1e6:.1f} ms"
     return Cause("data_loading" if phase == "data_loading" else "compute_straggler", text, True, phase)
 

@@ -201,14 +201,14 @@ class Continuous:
         first, last = max(0, grown.step - MOST), verdict["steps"][1]
         steps = first, grown.step, last
         shift = Shift() if query is None else explain(query, params, some, steps, grown.before, grown.before * ratio)
-        if shift.by_argus:
+        if shift.by_argus or shift.unknown:
             return
         how = "bit by bit" if grown.kind == "ramp" else "at once"
         text = (
             f"from step {grown.step} on a step takes {grown.before * ratio / 1e6:,.1f} ms instead of "
             f"{grown.before / 1e6:,.1f} ms for the same work; it became longer {how}"
         )
-        sure = f"such growth is told falsely once in {1e6 / self.alarms:,.0f} steps at most"
+        sure = f"such growth is reported falsely once in {1e6 / self.alarms:,.0f} steps at most"
         shown = sql.shown(sql.STEPS, {**params, "first": max(0, grown.step - 50), "last": verdict["steps"][1]})
         evidence: list[Evidence] = [{"text": text, "sql": shown}, {"text": sure, "sql": shown}]
         if shift.evidence is not None and shift.queued_ns > 0:

@@ -527,6 +527,8 @@ def _all_slower(
     longer = f"from step {onset} on a step takes {_ms(found.after_ns)} instead of {_ms(found.before_ns)}"
     if shift.by_argus:
         return None, f"{longer}, when {shift.by_argus}: that is no change of the job"
+    if shift.unknown and not gpus:
+        return None, f"{longer}; whether its threads wait for a free CPU is not known"
     if len(hosts) == 1 and not gpus and grown < 1 + ALONE and not shift.taken:
         return None, f"{longer}, which on CPUs alone may be their clocks, caches or neighbours"
     text = f"{longer}, on {slower:.0%} of the ranks, and no rank holds up the others more than before"

@@ -38,12 +38,14 @@ class Shift:
         evidence: How long threads wait for a CPU, before and since; None: not known.
         queued_ns: By how much more a step, ns.
         taken: Whether that is why.
+        unknown: The job is traced, and it is not known yet whether its threads waited for a CPU.
     """
 
     by_argus: str = ""
     evidence: Evidence | None = None
     queued_ns: float = 0.0
     taken: bool = False
+    unknown: bool = False
 
 
 def explain(
@@ -68,7 +70,8 @@ def explain(
     if any(not len(span["end_ns"]) or not int(span["steps"][0]) for span in spans):
         return Shift()
     begun = int(spans[1]["begin_ns"][0])
-    if by_argus := _by_argus(Observed(query, params), begun, max(AROUND_S * 1e9, FEW_STEPS * after_ns)):
+    observed = Observed(query, params)
+    if by_argus := _by_argus(observed, begun, max(AROUND_S * 1e9, FEW_STEPS * after_ns)):
         return Shift(by_argus)
     shares, asked = [], dict(params)
     windows = (
@@ -81,7 +84,7 @@ def explain(
         waits = np.asarray(rows["runqueue_share"], np.float64)
         shares.append(float(np.median(waits[waits >= 0])) if np.any(waits >= 0) else -1.0)
     if min(shares) < 0:
-        return Shift()
+        return Shift(unknown=bool(observed))
     was, now = shares[0] * before_ns, shares[1] * after_ns
     text = f"a thread waits {now / 1e6:.1f} ms a step for a free CPU, and waited {was / 1e6:.1f} ms before step {onset}"
     told: Evidence = {"text": text, "sql": sql.shown(sql.HOST_TIME, asked)}

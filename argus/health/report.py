@@ -125,7 +125,7 @@ def report(store: Store, *, now: float | None = None, days: int = 28) -> list[No
     for node in nodes.values():
         if now - node.last > SILENT_S:
             text = f"nothing came for {(now - node.last) / 3600:.0f} h"
-            hint = "Is it up? Does cron run? argus health -v there tells."
+            hint = "Is it up? Does cron run? argus health -v there shows it."
             node.reasons.append(Reason("silent", "argus", WARNING, text, hint, _SILENT))
     _facts(nodes, query_columns(store, _FACTS, span))
     for host, reason in trends(store, now=now, days=days):

@@ -177,7 +177,7 @@ def read(path: Path, meta: Path | None) -> Trace:
                 )
     else:
         layout = Layout(data=int(dp_rank.max()) + 1, pipeline=stages)
-        notes.append("no metadata: how the job is split is told by the ranks in the trace")
+        notes.append("no metadata: how the job is split is inferred from the ranks in the trace")
     global_chunk = column("gmc", np.where(chunk >= 0, chunk * stages + stage, stage))
     seq = column("seq_id", -1)
     if (seq < 0).any():

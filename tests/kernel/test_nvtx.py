@@ -147,7 +147,7 @@ def test_ranges_that_cost_too_much_are_seen_in_windows_where_nothing_else_tells_
             assert tracer.counters()["nvtx_probes_detached"] == (0, True)
             tracer._overhead.governor.budget = 1e-9
             polled(lambda: tracer.counters()["nvtx_probes_detached"] == (1, True))
-            assert "NVTX's ranges are seen in windows, since nothing else tells steps" in tracer.notes()[-1]
+            assert "NVTX's ranges are seen in windows, since nothing else marks steps" in tracer.notes()[-1]
             assert tracer.jobs[0].by_marks is True
             polled(lambda: tracer.jobs[0].thinned is not None)
             before, steps = marks(), len(calls(tmp_path, 0)["step"])

@@ -104,7 +104,7 @@ def test_without_a_verdict(store: Store) -> None:
 def test_nothing_recorded_is_nothing_to_diagnose(store: Store) -> None:
     lines = sum_up(a_tracer(ranks=1, samples=0, launches=0, collectives=0, steps=0), store)
     assert lines[0].startswith("nothing to diagnose: ")
-    assert "1 rank, 0 steps a rank" in lines
+    assert "1 rank, 0 steps" in lines
     assert not any(line.startswith(("next", "coverage")) for line in lines)
     # What ran on a CPU is something.
     assert sum_up(a_tracer("slow", ranks=1, launches=0, collectives=0, steps=0), store)[0].startswith("DEGRADED")

@@ -253,7 +253,7 @@ def phase_time(
         ("forward", "compute_straggler", "20.0 ms a step in forward, the others 10.0 ms"),
         ("backward", "compute_straggler", "30.0 ms a step in backward, the others 20.0 ms"),
         ("optimizer", "compute_straggler", "13.0 ms a step in optimizer, the others 3.0 ms"),
-        ("other", "compute_straggler", "11.0 ms a step outside the phases that PyTorch tells, the others 1.0 ms"),
+        ("other", "compute_straggler", "11.0 ms a step outside the phases that PyTorch marks, the others 1.0 ms"),
     ],
 )
 def test_the_phase_that_is_longer_is_the_cause(phase: str, kind: str, text: str) -> None:

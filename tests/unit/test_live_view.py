@@ -54,6 +54,17 @@ def test_what_matters_is_first_and_fits(width: int, height: int) -> None:
     assert lines[-1].startswith("Argus: nothing lost, overhead 0.31%")
 
 
+def test_the_legend_keeps_what_the_bars_show() -> None:
+    parts = {"computing": 0.9, "waiting": 0.0, "data loading": 0.08, "other": 0.02}
+    ranks = [a_rank(0, late_ms=None, by="phases", parts=parts)]
+    for width in (60, 80):
+        drawn = frame(replace(a_view(1, gpu=False), ranks=ranks), {}, Scene(), width, 20)
+        (heading,) = [line.plain for line in drawn if line.plain.startswith("rank ")]
+        assert len(heading) <= width
+        assert "▓ data loading" in heading
+        assert ("▒ communication" in heading) == (width == 80)
+
+
 def test_the_rank_that_a_finding_names_is_first_then_the_late_ones() -> None:
     ranks = [a_rank(0), a_rank(1, late_ms=20.0), a_rank(2), a_rank(3, own_ms=54.0), a_rank(4)]
     assert [rank.rank for rank in by_lateness(ranks, [])[0]] == [1, 3, 0, 2, 4]

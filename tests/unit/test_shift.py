@@ -107,7 +107,8 @@ def test_growth_when_argus_changes_is_not_the_jobs(store: Store) -> None:
     assert came["findings"] == []
     assert "Argus had just attached" in came["reason"]
     # A change long before, or after, has nothing to do with it.
-    other = judged(store, "other", 150, signals=[("ranges", -20, 1), ("ranges", 4, 0.1), ("ranges", 20, 1)])
+    signals = [("ranges", -20, 1), ("ranges", 4, 0.1), ("ranges", 20, 1)]
+    other = judged(store, "other", 150, signals=signals, queued=(0.01, 0.01))
     assert kinds(other) == ["regression"]
 
 
@@ -116,3 +117,10 @@ def test_one_rank_on_cpus_is_held_to_more(store: Store) -> None:
     verdict = judged(store, "a little slower", 115)
     assert (verdict["status"], verdict["findings"]) == ("healthy", [])
     assert "from step 100 on a step takes 115.0 ms instead of 100.0 ms" in verdict["reason"]
+
+
+def test_without_a_word_on_waits_for_a_cpu_a_traced_job_on_cpus_is_not_blamed(store: Store) -> None:
+    """Threads' times are stored every 10 s: the busy loop that has just begun is not in them yet."""
+    verdict = judged(store, "not-yet", 180, signals=[("ranges", -20.0, 1.0)])
+    assert kinds(verdict) == []
+    assert "whether its threads wait for a free CPU is not known" in verdict["reason"]

@@ -58,6 +58,15 @@ def test_statistics_are_left_out(text: str, plain: str | None) -> None:
     assert plain_evidence(finding) == ([] if plain is None else [plain])
 
 
+def test_the_sentence_with_a_line_of_code_is_always_shown() -> None:
+    code = "its stacks differ most from the others' in Samples.read_slowly (train.py:52): 30% of its time"
+    texts = ["it came last", "it spends 20 ms in data loading", "a third", code]
+    finding = a_finding(1, evidence=[{"text": text, "sql": ""} for text in texts])
+    assert plain_evidence(finding) == [*texts[:2], code]
+    finding["evidence"] = finding["evidence"][2:]
+    assert plain_evidence(finding) == [texts[2], code]
+
+
 def test_states_without_findings() -> None:
     healthy = a_verdict(status="healthy", findings=[])
     assert [text.plain for text, _ in verdict_lines(healthy, detail=False)] == [

@@ -42,5 +42,5 @@ def check(look: Look) -> Result:
                 if heat >= look.limits["memory_c"]:
                     found.warning(f"{name}: memory at {heat:.0f} C", "Look at the cooling.")
     if not found.figures and not found.result("").text:
-        raise Blind("no GPU tells its temperature")
+        raise Blind("no GPU reports its temperature")
     return found.result(f"hottest {max(found.figures.values()):.0f} C")

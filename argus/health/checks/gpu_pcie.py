@@ -49,5 +49,5 @@ def check(look: Look) -> Result:
                         f"{name}: {rise:.0f} PCIe packets repeated {look.since()}", "Reseat the GPU or riser."
                     )
     if not links and not found.result("").text:
-        raise Absent("no GPU tells its PCIe link")
+        raise Absent("no GPU reports its PCIe link")
     return found.result(f"{len(links)} GPUs at {'/'.join(sorted(set(links)))}")

@@ -31,5 +31,5 @@ def check(look: Look) -> Result:
                     text = f"{name}: limited to {enforced / 1000:.0f} W of {default / 1000:.0f}"
                     found.warning(text, f"If nobody wants that: nvidia-smi -i {name[3:]} -pl {default // 1000}")
     if not found.figures and not found.result("").text:
-        raise Blind("no GPU tells its power")
+        raise Blind("no GPU reports its power")
     return found.result(f"{sum(v for k, v in found.figures.items() if k.startswith('drawn')):.0f} W drawn")
