@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from argus.diagnose import sql
+from argus.diagnose.observed import Observed
 from argus.diagnose.verdict import Breakdown, Item, Part, named
 from argus.semantics.stacks import Frame, label, short_file
 from argus.text import printable
@@ -392,6 +393,11 @@ def _threads(read: _Read) -> list[Part]:
     if mine + queued + waited <= 0:
         return []
     parts = []
+    if not Observed(read.query, read.params).stayed("off_cpu", int(read.params["to_ns"])):
+        text = "not known: time off the CPU was not followed all of the time, since that cost too much"
+        hottest = _top(on, running)
+        parts.append(read.part("main_thread", text, [], LINES))
+        return parts + ([read.part("lines_on_cpu", _percent(hottest), hottest, LINES)] if hottest else [])
     doing = [("computing", mine), ("waiting", waited), ("ready, but no CPU free", queued)]
     items = [Item(name=name, share=round(ns / total, 4)) for name, ns in doing]
     items = [item for item in sorted(items, key=lambda one: -one["share"]) if item["share"] >= LEAST]

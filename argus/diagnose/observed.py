@@ -91,6 +91,15 @@ class Observed:
         """Whether a signal has a source in any rank."""
         return bool(self) and bool(np.any(self._rows["signal"] == signal))
 
+    def stayed(self, signal: str, to_ns: int) -> bool:
+        """Whether a signal was observed throughout on all ranks, once it was attached, up to a moment (wall time). It
+        counts as observed where nothing was stored of it."""
+        if not self.has(signal):
+            return True
+        chosen = self._rows["signal"] == signal
+        thinned = chosen & (self._rows["seen"] < THROUGHOUT)
+        return not bool(np.any(self._rows["ts_ns"][thinned] < to_ns - ENDING_S * 1e9))
+
     def until(self, signal: str, since_ns: int, ranks: Collection[int] | None = None) -> tuple[int, float, int, str]:
         """Until when a signal was observed throughout, from a moment on, on all of some ranks.
 

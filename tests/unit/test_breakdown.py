@@ -122,6 +122,20 @@ def test_one_rank_is_healthy_and_says_where_its_time_goes(store: Store) -> None:
     assert "Loading data takes 40% of a step" in advice[0]
 
 
+def test_waits_that_were_not_followed_are_not_called_computing(store: Store) -> None:
+    train(store, "thinned")
+    with Writer(store, source="test") as writer:
+        writer.append("signal_coverage", {
+            "job": "thinned", "run": 1, "rank": 0, "host": "node-0", "signal": "off_cpu", "ts": [T0, T0 + S // 2],
+            "seen": np.array([1, 0], np.float32), "period_ns": np.uint64(0), "reason": ["", "it cost too much"],
+            "version": 1,
+        })  # fmt: skip
+    found = texts(judged(store, "thinned"))
+    assert found["main_thread"].startswith("not known: time off the CPU was not followed")
+    assert "lines_off_cpu" not in found
+    assert found["lines_on_cpu"].startswith("train (app/train.py:20) 75%")
+
+
 def test_what_is_not_all_of_a_job_is_not_healthy(store: Store) -> None:
     train(store, "part")
     with Writer(store, source="test") as writer:
