@@ -89,6 +89,11 @@ AS SELECT * FROM features FINAL
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
 COMMENT 'features of the run traced last, each row once';
 
+CREATE VIEW IF NOT EXISTS latest_signal_coverage
+AS SELECT * FROM signal_coverage FINAL
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'signal_coverage of the run traced last, each row once';
+
 CREATE VIEW IF NOT EXISTS latest_findings
 AS SELECT * FROM findings
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "cli").glob("*.py"))]
 WITHOUT_LATEST = {
     "iteration_rollup", "iteration_rollup_feed", "kernel_summaries", "kernel_escapes", "kernel_templates",
-    "raw_requests", "signal_coverage",
+    "raw_requests",
 }  # fmt: skip
 """Tables that other views are made from, or that are written for Argus itself."""
 
