@@ -36,7 +36,7 @@ MODULES = (
     "__init__",
     "errors",
     "resources",
-    *(f"capture/{name}" for name in ("__init__", "bcc", "compile", "syscalls")),
+    *(f"capture/{name}" for name in ("__init__", "bcc", "compile", "disk_cache", "syscalls")),
 )
 TIME_LIMIT_S = 300
 

@@ -488,7 +488,7 @@ def test_stacks_and_exports_of_the_run(plain: Traced, tmp_path: Path) -> None:
     compared = argus("export", "folded", "--kind", "off", "--thread", "main", "--rank", "1", "--diff", "rank=others",
                      "--per", "second")  # fmt: skip
     assert compared.returncode == 0, compared.stderr
-    (more,) = (line for line in compared.stderr.splitlines() if "clock_nanosleep" in line)
+    (more,) = (line for line in compared.stderr.splitlines() if "wait_for_data" in line)
     assert more.strip().startswith("more"), compared.stderr
 
 

@@ -50,7 +50,7 @@ CASES = {
     "man": Case("man --out {folder}/man", r"", stores=False),
     "store init": Case("store init", r"schema"),
     "store load": Case("store load {folder}/spool", r"files loaded into"),
-    "store status": Case("store status", r"fake_train"),
+    "store status": Case("store status", r"jobs +\d+ jobs?, \d+ runs?"),
     "store rm": Case("store rm simulated --yes", r"simulated"),
     "health": Case("health --only memory --config {folder}/health.toml", r"memory|all is well", codes=(0, 1, 2, 3)),
     "health install-cron": Case("health install-cron --cron-file {folder}/argus-health", r"argus-health"),
