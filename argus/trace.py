@@ -374,6 +374,12 @@ class Tracer:
             self._probing = ProbingSide(self._probes, self.options.max_overhead, self._note)
             self._overhead.start()
             self._govern(time.monotonic())
+            if self.options.children:
+                # A launcher's children become ranks as their calls become rows: until then nothing bounds what probes
+                # cost them, and calls pile up.
+                progress(f"opening the store {self._store.url}")
+                while not opening.wait(POLL_S):
+                    pass
             self._roster.start(targets, set(self.options.pids))
             self._first_look()
             debug.note("start: probes attached")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from run import Job
 
+from argus.cli.counters import describe
+
 pytestmark = pytest.mark.kernel
 
 REFUSING = """
@@ -53,7 +55,12 @@ def argus(refused: str, *words: str) -> str:
         ),
         (
             "mark_enter,math_exit",
-            {"ranges": "ranges_not_probed", "nvtx": "nvtx_not_probed", "math": "math_not_probed"},
+            {
+                "ranges": "ranges_not_probed",
+                "backward": "backward_not_probed",
+                "nvtx": "nvtx_not_probed",
+                "math": "math_not_probed",
+            },
             "matrix products: failed: cannot load the program math_exit",
         ),
     ],
@@ -68,7 +75,7 @@ def test_what_the_kernel_refuses_is_a_feature_a_line_and_a_loss(
     assert said in out
     (coverage,) = [line for line in out.splitlines() if line.startswith("coverage:")]
     assert coverage.startswith("coverage: incomplete")
-    assert all(f"{counter} 1" in coverage for counter in lost.values()), coverage
+    assert all(describe(counter, 1) in coverage for counter in lost.values()), coverage
     query = "SELECT feature, state, reason FROM features FINAL WHERE state = 'failed'"
     rows = [json.loads(line) for line in argus("", "sql", query, "--format", "jsonl", *place).splitlines()]
     assert {row["feature"] for row in rows} == lost.keys()
