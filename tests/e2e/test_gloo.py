@@ -176,6 +176,6 @@ def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None
     finally:
         program.kill()
         program.wait()
-    assert "PyTorch's ranges are not probed any more; steps are found by calls from here on" in said
+    assert "are seen in windows, since nothing else marks steps" in said
     assert "coverage: incomplete (" in said
-    assert "range_probes_detached 1" in said
+    assert "PyTorch's ranges not observed for some of the time, since it cost too much" in said

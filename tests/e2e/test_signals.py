@@ -120,7 +120,8 @@ def test_a_second_interrupt_gives_up_what_is_not_stored(target: int, store_url: 
         time.sleep(pause_s)
         trace.interrupt()
         code = trace.end(SOON_S)
-        assert code in (0, 130)
+        # The second may come when all is done and the interpreter is on its way out.
+        assert code in (0, *STOPPED)
         assert code == 0 or "given up" in trace.said or "stopped at once" in trace.said or "next:" in trace.said
 
 

@@ -141,7 +141,7 @@ def test_targets_that_end_while_traced_are_told(argus: Argus, store_url: str, tm
         said, _ = tracing.communicate(timeout=60)
         assert job.wait(10) == [0, 0]
     assert tracing.returncode == 0
-    assert f"ended meanwhile: process {job.pids[0]}, {job.pids[1]}" in said
+    assert f"ended meanwhile: processes {job.pids[0]}, {job.pids[1]}" in said
     assert "coverage: complete" in said
     assert count(store_url, "SELECT uniqExact(rank) AS n FROM ranks FINAL WHERE state = 'exited'") == 2
     # all calls up to the last one are there: 4 buckets a step
@@ -233,7 +233,7 @@ subprocess.run({[*job, "--exact", "211", "47", "--hold", "1"]!r}, check=True)
         launcher.kill()
         launcher.wait()
     assert tracing.returncode == 0, said
-    assert "processes_probed_late" in said
+    assert "probed after " in said
     with open_store(store_url) as store:
         ranks = query_columns(
             store,
