@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-BUILD = Path(os.environ.get("FAKEGPU_BUILD", HERE.parent.parent / "build" / "fakegpu"))
+BUILD = Path(os.environ.get("FAKEGPU_BUILD") or HERE.parent.parent / "build" / "fakegpu")
 PROGRAM = BUILD / "fake_train"
 PR_SET_PDEATHSIG = 1
 GRACE_S = 10.0

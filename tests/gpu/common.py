@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-FAKE_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu"))
+FAKE_BUILD = Path(os.environ.get("FAKEGPU_BUILD") or ROOT / "build" / "fakegpu")
 
 
 class PartFailed(Exception):

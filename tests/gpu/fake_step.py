@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from protocol import answer, serve
 
-BUILD = Path(os.environ.get("FAKEGPU_BUILD", Path(__file__).resolve().parents[2] / "build" / "fakegpu"))
+BUILD = Path(os.environ.get("FAKEGPU_BUILD") or Path(__file__).resolve().parents[2] / "build" / "fakegpu")
 KERNEL_NS = 20_000
 """Of every kernel, by default of the fake GPU; ``FAKEGPU_JITTER=0`` keeps to it."""
 
