@@ -211,11 +211,14 @@ def test_without_privileges_it_says_sudo(store_url: str) -> None:
 def test_a_launcher_s_children_are_followed_from_their_first_call(store_url: str, tmp_path: Path) -> None:
     """Traced before its ranks exist. The first ones load libraries that have no probes yet, and are told to be probed
     late; of those that come after them (a restarted job) nothing is missed."""
-    go = tmp_path / "go"
+    go, again = tmp_path / "go", tmp_path / "again"
     job = [sys.executable, str(BUILD.parent.parent / "tests/fakegpu/run.py"), "--ranks", "3", "--"]
-    script = f"""import os, subprocess, time
+    script = f"""import os, signal, subprocess, time
 while not os.path.exists({str(go)!r}): time.sleep(0.01)
-subprocess.run({[*job, "--exact", "1", "0", "--hold", "2"]!r}, check=True)
+first = subprocess.Popen({[*job, "--exact", "1", "0", "--hold", "60"]!r}, start_new_session=True)
+while not os.path.exists({str(again)!r}): time.sleep(0.01)
+os.killpg(first.pid, signal.SIGKILL)
+first.wait()
 subprocess.run({[*job, "--exact", "211", "47", "--hold", "1"]!r}, check=True)
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
@@ -227,6 +230,12 @@ subprocess.run({[*job, "--exact", "211", "47", "--hold", "1"]!r}, check=True)
         assert "no rank yet" in line
         assert "waiting for children" in tracing.stdout.readline()
         go.touch()
+        followed = 0
+        while followed < 3:
+            line = tracing.stdout.readline()
+            assert line, "it ended"
+            followed += "following process" in line
+        again.touch()
         assert launcher.wait(60) == 0
         said, _ = tracing.communicate(timeout=60)
     finally:
