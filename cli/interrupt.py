@@ -42,6 +42,19 @@ def quit_at_once() -> None:
         signal.signal(signal.SIGINT, lambda _number, _frame: leave())
 
 
+def ignore_at_exit() -> None:
+    """Lets SIGINT do nothing once the interpreter is on its way out: all is done, and the exit code says so."""
+    import atexit
+
+    atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
+
+
+def leave_with(code: int) -> None:
+    """Lets SIGINT end the process at once with this code: the verb is done, and only threads may be waited for."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, lambda _number, _frame: leave(code))
+
+
 def interrupt_verbs() -> None:
     """Lets SIGINT interrupt what runs, for ``GRACE_S`` at most, if this process began with ``quit_at_once``."""
     handler = signal.getsignal(signal.SIGINT)

@@ -139,6 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         interrupt.quit_at_once()
         debug.capture()
         be_lean()
+        interrupt.ignore_at_exit()
     for stream in (sys.stdout, sys.stderr):
         # A locale of the last century, or a byte from a database, must not end a command.
         if isinstance(stream, io.TextIOWrapper):
@@ -150,6 +151,8 @@ def main(argv: list[str] | None = None) -> int:
     code = _run(argv)
     if own and interrupt.came:
         interrupt.flush_and_leave(code)
+    if own:
+        interrupt.leave_with(code)
     return code
 
 

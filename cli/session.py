@@ -92,7 +92,12 @@ def trace_session(
             lost = tracer.stop()
             if watch is not None:
                 watch.close()
-    return sum_up(console, tracer, lost, store if diagnose else None)
+    try:
+        return sum_up(console, tracer, lost, store if diagnose else None)
+    except KeyboardInterrupt:
+        if not tracer.store_error:
+            say(console, "interrupted; all rows are stored", style="yellow")
+        raise
 
 
 def _say_storing() -> None:
