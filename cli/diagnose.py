@@ -17,8 +17,8 @@ from argus.diagnose.hang import HANG_S
 from argus.diagnose.run import THRESHOLD, diagnose_store, save
 from argus.diagnose.verdict import Finding, Verdict, to_json
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store.open import open_store
-from argus.store.reader import latest_run, list_runs
+from argus.store.open import Store, open_store
+from argus.store.reader import latest_run, list_runs, query_columns
 
 from . import interrupt
 from .grammar import parse_open_steps, parse_ranks, parse_since
@@ -27,6 +27,7 @@ from .selection import job_option, last_option, run_option, since_option
 
 EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
 """Exit codes with --exit-code."""
+_RANKS = "SELECT DISTINCT rank FROM ranks WHERE job = {job:String} AND run = {run:UInt32} ORDER BY rank"
 
 
 def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
@@ -137,6 +138,7 @@ def command(
                 raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
             ended_ns = chosen.ended_ns
         since_ns = _since(since, ended_ns)
+        _check_ranks(store, job, run, shown)
         if following:
             follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
             codes = EXIT_CODES if exit_code else {}
@@ -172,6 +174,20 @@ def _since(word: str | None, ended_ns: int) -> int:
         return 0
     span_ns, at_ns = parse_since(word)
     return at_ns if at_ns is not None else max(ended_ns - (span_ns or 0), 0)
+
+
+def _check_ranks(store: Store, job: str, run: int, asked: tuple[int, ...]) -> None:
+    """Raises ArgusError if none of the ranks that were asked for is stored."""
+    if not asked:
+        return
+    params = {"job": job, "run": run}
+    stored = query_columns(store, _RANKS, params)["rank"].tolist()
+    if stored and set(stored).isdisjoint(asked):
+        from .verdict_text import ranks_text
+
+        raise ArgusError(
+            f"job '{job}' has no {ranks_text(asked)}", f"Stored are: {ranks_text(stored)}", EXIT_UNAVAILABLE
+        )
 
 
 def _about(verdict: Verdict, ranks: tuple[int, ...]) -> Verdict:

@@ -111,7 +111,8 @@ def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
         world = max((member.target.identity.world_size for member in ranks), default=0)
         of = f" of {world}" if world else ""
         launcher = ranks[0].target.identity.launcher if ranks else "unknown"
-        say(console, f"job {job.name}: {counted(len(ranks), 'rank')}{of} here ({launcher})", style="bold")
+        started = "" if launcher == "unknown" else f" ({launcher})"
+        say(console, f"job {job.name}: {counted(len(ranks), 'rank')}{of} here{started}", style="bold")
         for member in ranks:
             source = "" if member.rank_source != "order" else ", rank guessed from order"
             say(console, f"  rank {member.rank}: process {member.target.pid}, {member.probes} probes{source}")

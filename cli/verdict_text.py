@@ -65,9 +65,9 @@ def headline(verdict: Verdict) -> Text:
     head = Text(status.upper(), style=STYLES[status])
     head.append(f"  {verdict['job']}", style="bold not dim")
     steps = verdict["steps"]
-    head.append(
-        f"  {counted(verdict['ranks'], 'rank')}" + (f", steps {steps[0]} to {steps[1]}" if steps else ""), "dim"
-    )
+    parts = [counted(verdict["ranks"], "rank")] if verdict["ranks"] else []
+    parts += [f"steps {steps[0]} to {steps[1]}"] if steps else []
+    head.append("  " + ", ".join(parts or ["no rank with steps"]), "dim")
     if status == "hung" and steps:
         head.append(f", no step since step {steps[1]}", style="bold")
     elif status == "degraded":

@@ -37,14 +37,26 @@ FLUSH_S = 120.0
 """How long to wait for a store that is away."""
 FULL_S = 10.0
 """How long for one that has no room left."""
+APART_NS = 600 * 10**9
+"""Recordings of one job overlap, but for clocks that differ and profilers that were started one after the other."""
 
 
 def check_ranks(recordings: Sequence[Recording]) -> None:
-    """Refuses two recordings of one rank.
+    """Refuses two recordings of one rank, and recordings of different times.
 
     Raises:
         ArgusError: Naming both files.
     """
+    dated = sorted((each.span, each.path) for each in recordings if each.zero == Recording.zero and any(each.span))
+    latest, last = 0, ""
+    for (begin, end), path in dated:
+        if last and begin - latest > APART_NS:
+            raise ArgusError(
+                f"{path} begins {(begin - latest) / 6e10:,.0f} minutes after the end of {last}: not of one run",
+                "Import recordings of one run together; others under a --job name of their own",
+                EXIT_USAGE,
+            )
+        latest, last = max((latest, last), (end, path))
     seen: dict[int, str] = {}
     for each in recordings:
         if each.rank in seen:

@@ -671,6 +671,16 @@ def test_exit_codes(store: Store, capsys: pytest.CaptureFixture[str], job: str, 
     capsys.readouterr()
 
 
+def test_ranks_that_the_job_has_not_are_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["diagnose", "--job", "slow", "--store", store.url, "--no-store", "--rank"]
+    assert main([*asked, "9"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "argus: job 'slow' has no rank 9",
+        "       Stored are: ranks 0, 1, 2, 3",
+    ]
+    assert main([*asked, "2,9"]) == 0
+
+
 @pytest.mark.parametrize("steps", [":", "9:3", "a:b", "-1:5"])
 def test_wrong_steps_are_refused(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", f"--steps={steps}"]) == 2

@@ -296,3 +296,16 @@ def test_a_folder_is_all_recordings_in_it(tmp_path: Path, capsys: pytest.Capture
     (folder / "notes.txt").write_text("not a recording")
     assert main(["import", "nsys", str(folder), "--store", new_store(tmp_path)]) == 0
     assert "reports: 2 ranks stored" in capsys.readouterr().out
+
+
+def test_recordings_of_different_times_are_not_one_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def later(tables: Table) -> None:
+        tables["TARGET_INFO_SESSION_START_TIME"] = [(UTC + 3600 * 10**9, "2026-05-24T14:40:14")]
+
+    first = export(tmp_path / "report_rank0.sqlite", pids=(5,))
+    second = export(tmp_path / "report_rank1.sqlite", pids=(6,), change=later)
+    url = new_store(tmp_path)
+    assert main(["import", "nsys", str(second), str(first), "--store", url]) == 2
+    said = capsys.readouterr().err
+    assert f"{second} begins 60 minutes after the end of {first}: not of one run" in said
+    assert main(["import", "nsys", str(second), "--store", url]) == 0

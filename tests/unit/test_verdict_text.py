@@ -90,3 +90,9 @@ def test_folded_below_the_text_on_a_terminal_and_whole_in_a_pipe() -> None:
     pipe = Console(file=io.StringIO(), width=40)
     show(pipe, line)
     assert pipe.file.getvalue().count("\n") == 3  # type: ignore[attr-defined]
+
+
+def test_a_job_without_steps_has_no_0_ranks() -> None:
+    verdict = a_verdict(ranks=0, steps=[], status="inconclusive", findings=[], reason="no step was seen")
+    first = next(iter(verdict_lines(verdict, detail=False)))[0].plain
+    assert first == "INCONCLUSIVE  llama  no rank with steps"
