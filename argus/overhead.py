@@ -37,6 +37,10 @@ AGAIN_S = 0.4
 """The same after a look that found probes above the budget."""
 LEAST_SEEN_NS = 5_000_000
 """What windows cost is known from so much of them on."""
+MOST_OFF = 4.0
+"""Times that prices may be off, either way: more is not believed of the job's steps."""
+LEAST_SHARE = 0.03
+"""Of the job's time: probes that cost less are too little to be seen in its steps."""
 _SUBJECT = [subject_of(call) for call in calls.CALLS]
 _IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] * (256 - len(calls.CALLS)))
 """By a call's number: whether it makes marks."""
@@ -53,6 +57,7 @@ class OverheadSide:
         measured: Whether the kernel measures the programs' run time; else it is estimated.
         share: Of the job's time, in the last window; None: none was long enough.
         changes: Steps that were taken, down and up.
+        correction: What prices are multiplied with, by the job's own steps.
     """
 
     def __init__(self, budget: float) -> None:
@@ -60,6 +65,9 @@ class OverheadSide:
         self.measured = False
         self.share: float | None = None
         self.changes = 0
+        self.correction = 1.0
+        self._fresh = False
+        """Whether windows were weighed since the last correction."""
         self._statistics = contextlib.ExitStack()
         self._due = 0.0
         self._looked = 0.0
@@ -70,7 +78,11 @@ class OverheadSide:
         self._programs: dict[str, tuple[int, int]] = {}
         self._on: dict[str, int] = {}
         self.costs: dict[str, float] = {}
-        """Of each subject: what its probes cost while they are on, as a share of the job's time."""
+        """Of each subject: what its probes cost while they are on, as a share of the job's time. Of those in windows,
+        with what they cost while they come and go."""
+        self.inside: dict[str, float] = {}
+        """The same without that."""
+        self._on_hits = np.zeros(256, np.int64)
         self.entries: dict[str, float] = {}
         self.pulse = 0.0
         """What calls cost that are seen throughout though their subject is not, in the last window."""
@@ -79,7 +91,6 @@ class OverheadSide:
         self._begun: Reading | None = None
         self._before = Reading()
         self._window: Reading | None = None
-        self._probed = 0.0
         self._cpu_of: dict[int, int] = {}
         self._queued: dict[int, int] = {}
 
@@ -110,9 +121,29 @@ class OverheadSide:
             prices: What a call has cost since the last time, ns, shape (256,) (``Probes.call_prices``).
         """
         self._new += hits - self._hits
-        new, self._hits = (hits - self._hits) * prices, hits
+        new, self._hits = (hits - self._hits) * prices * self.correction, hits
         self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
         self._trapped[Part.CALLS] += int(new[~_IS_MARK].sum())
+
+    def correct(self, measured: float) -> None:
+        """Takes what the probes that are seen in windows cost while they are on, as the job's own steps have it. Prices
+        are measured on functions of Argus's own: caches, and other threads, make them more or less in a job.
+
+        Args:
+            measured: Share of the job's time; 0: not known.
+        """
+        expected = self.lost_inside
+        fresh, self._fresh = self._fresh, False
+        if fresh and measured > 0 and expected >= LEAST_SHARE:
+            # The root: half of the way at a time, as measurements vary.
+            corrected = self.correction * (measured / expected) ** 0.5
+            self.correction = min(max(corrected, 1 / MOST_OFF), MOST_OFF)
+
+    @property
+    def lost_inside(self) -> float:
+        """What is lost while all is probed that is seen in windows, as a share of the job's time."""
+        windowed = self.governor.plan.windowed
+        return sum(self.inside.get(subject, self.entries.get(subject, 0.0)) for subject in windowed)
 
     def restart(self, now: float) -> None:
         """Probes were put on: looks soon, and again soon after."""
@@ -144,9 +175,13 @@ class OverheadSide:
         cpu_of = {pid: ns for pid in pids if (ns := cpu_ns(pid)) >= 0}
         queued = {pid: queued_ns(pid) for pid in pids}
         both = cpu_of.keys() & self._cpu_of.keys()
-        # While a thread waits for a CPU it makes no calls: a share of that time would be too small.
-        delays = [max(queued[pid] - self._queued.get(pid, queued[pid]), 0) for pid in both]
-        ran = sum(max(elapsed_ns - delay, elapsed_ns // 20) for delay in delays)
+        # While a thread waits for a CPU it makes no calls: a share of that time would be too small. The kernel adds a
+        # wait when it is over: some of it may have been before.
+        ran = 0
+        for pid in both:
+            delay = max(queued[pid] - self._queued.get(pid, queued[pid]), 0)
+            computed = min(max(cpu_of[pid] - self._cpu_of[pid], 0), elapsed_ns)
+            ran += max(elapsed_ns - delay, elapsed_ns // 20, computed)
         self._wall += ran
         self._waited_for_cpu += elapsed_ns * len(both) - ran
         self._queued = queued
@@ -175,7 +210,9 @@ class OverheadSide:
         prices: NDArray[np.int64],
         entry_prices: NDArray[np.int64],
         on_ns: Mapping[Subject, int | None],
+        on_hits: NDArray[np.int64],
         pulses: Collection[int],
+        apart: Collection[int],
         *,
         step_s: float,
     ) -> list[Change]:
@@ -186,10 +223,13 @@ class OverheadSide:
             programs: As ``look`` has them.
             prices, entry_prices: Of a call with its exit, and of its entry, ns, shape (256,), by number.
             on_ns: For how long each subject has been seen in windows so far, ns; None: it is seen throughout.
+            on_hits: Calls of each function in windows so far, shape (256,), by number.
             pulses: Numbers of the calls that are seen throughout though their subject is not.
+            apart: Numbers of those that are seen in windows of their own, too.
             step_s: How long a step takes; 0: not known.
         """
         window, new = self._window, self._new
+        prices, entry_prices = prices * self.correction, entry_prices * self.correction
         self._new = np.zeros(256, np.int64)
         before, self._programs = self._programs, dict(programs)
         if window is None or window.wall <= 0:
@@ -197,22 +237,27 @@ class OverheadSide:
             return []
         self._window = None
         run_ns = self._run_ns(before, new)
-        elapsed = (now - self._probed) * 1e9 if self._probed else window.wall
-        self._probed = now
         exposed = window.exposed(sum(window.taken.get(part, 0) for part in OF_PROBES))
+        inside, self._on_hits = on_hits - self._on_hits, on_hits.copy()
+        windowed = [call for call, of in enumerate(_SUBJECT) if of and on_ns.get(of) is not None and call not in apart]
+        # Calls while probes come and go.
+        around = min(max(float(new[windowed].sum()) / max(float(inside[windowed].sum()), 1.0), 1.0), MOST_OFF)
         for subject, on in on_ns.items():
             mine = [call for call, of in enumerate(_SUBJECT) if of == subject and call not in pulses]
             hits = new[mine]
-            seen = 1.0
-            if on is not None:
+            runs = run_ns.get(calls.CALLS[mine[0]].program, RUN_NS) if mine else 0
+            entry_ns = entry_prices[mine] + runs
+            if on is None:
+                entries = float((hits * entry_ns).sum()) * exposed / window.wall
+                cost = float((hits * (prices[mine] + runs)).sum()) * exposed / window.wall
+            else:
                 seen_ns = on - self._on.get(subject, 0)
                 if seen_ns < LEAST_SEEN_NS:
                     continue
-                seen = min(seen_ns / elapsed, 1.0)
+                self._fresh = True
+                self.inside[subject] = float((inside[mine] * entry_ns).sum()) * exposed / seen_ns
+                entries = cost = self.inside[subject] * around
             self._on[subject] = on or 0
-            runs = run_ns.get(calls.CALLS[mine[0]].program, RUN_NS) if mine else 0
-            entries = float((hits * (entry_prices[mine] + runs)).sum()) * exposed / window.wall / seen
-            cost = float((hits * (prices[mine] + runs)).sum()) * exposed / window.wall / seen
             known = self.costs.get(subject)
             if on is not None and known:  # windows are short: what several of them say counts
                 entries, cost = (entries + self.entries[subject]) / 2, (cost * 1.0 + known) / 2
@@ -298,6 +343,7 @@ class OverheadSide:
         found["overhead_job_ns"] = (max(whole.wall, whole.cpu), False)
         found["overhead_ppm"] = (round(1e6 * sum(whole.shares().values())), False)
         found["overhead_steps"] = (self.changes, False)
+        found["overhead_correction_ppm"] = (round(1e6 * self.correction), False)
         return found
 
     def summary(self) -> list[str]:

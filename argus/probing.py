@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
@@ -75,6 +76,7 @@ class ProbingSide:
     Attributes:
         plan: What is in force.
         on_ns: For how long each subject was seen in windows so far.
+        on_hits: Calls of each function in them, shape (256,), by its number.
         elapsed_since_ns: By subject, since when it is seen in windows.
     """
 
@@ -84,6 +86,7 @@ class ProbingSide:
         self._note = note
         self.plan = Plan()
         self.on_ns: dict[str, int] = dict.fromkeys(SUBJECTS, 0)
+        self.on_hits = np.zeros(256, np.int64)
         self.thinned_since_ns: dict[str, int] = {}
         self._window: Window | None = None
         self._of_pulse = False
@@ -97,6 +100,9 @@ class ProbingSide:
         self._failed = 0
         """Windows in a row in which no pulse was found: they grow."""
         self._in_windows: Tally[str] = Tally()
+        self._gone: Tally[str] = Tally()
+        """Calls that were seen while probes came or went, and are in no window."""
+        self._windows: deque[Window] = deque(maxlen=8)
         self._heavy = 0
         self._share = 0.0
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
@@ -199,8 +205,7 @@ class ProbingSide:
         for job in jobs:
             if self._needs_pulse(job):  # one that has begun since
                 self._begin_search(job, 0, time.monotonic_ns())
-        pulses = {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
-        alone = {call for call in pulses - self._probes.pulse if not self._probed_anyway(call)}
+        alone = {call for call in self.pulses - self._probes.pulse if not self._probed_anyway(call)}
         self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
         self._turn += 1
         searching = any(state.pulse is None for _, state in self._jobs.values())
@@ -216,6 +221,8 @@ class ProbingSide:
         self._due = now + period
         if self._window is None:
             return
+        if not self._of_pulse:
+            self._windows.append(self._window)
         for job in jobs:
             if job.pulse_spans is not None and not self._of_pulse:
                 if job.thinned is not None:
@@ -227,7 +234,7 @@ class ProbingSide:
                 continue
             if state.pulse is None:
                 state.searched = _Searched(self._window.begin_ns)
-            elif self._of_pulse:
+            elif not state.spans or state.spans[-1][1]:
                 self._begin_span(job, state, self._window.begin_ns)
 
     def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
@@ -235,16 +242,19 @@ class ProbingSide:
         for job in jobs:
             if job.pulse_spans and not job.pulse_spans[-1][1]:
                 job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
-            elif job.thinned is not None and not self._of_pulse and self._slowed > UNDISTURBED:
-                job.thinned.disturbed(window.begin_ns - GONE_NS // 4, window.end_ns + GONE_NS)
+            elif job.thinned is not None and not self._of_pulse:
+                job.thinned.watched(window.begin_ns, window.end_ns)
+                if self._slowed > UNDISTURBED:
+                    job.thinned.disturbed(window.begin_ns - GONE_NS // 4, window.end_ns + GONE_NS)
         if not self._of_pulse:
             for subject in window.subjects:
                 self.on_ns[subject] += window.end_ns - window.begin_ns
+            self.on_hits += window.hits
         for _, state in self._jobs.values():
             if state.searched is not None and not state.searched.end_ns:
                 state.searched.end_ns = window.end_ns
-            elif self._of_pulse and state.spans and not state.spans[-1][1]:
-                state.spans[-1] = state.spans[-1][0], window.end_ns
+            elif state.spans and state.spans[-1] == (window.begin_ns, 0):
+                state.spans[-1] = window.begin_ns, window.end_ns
 
     def _begin_span(self, job: Job, state: _OfJob, begin_ns: int) -> None:
         if job.thinned is not None:
@@ -333,6 +343,13 @@ class ProbingSide:
         ]
         return max(shares, default=0.0)
 
+    def measured_share(self) -> float:
+        """What the probes that are seen in windows cost while they are on, by the jobs' own steps, as a share of their
+        time: of the job with most. 0: not known."""
+        ratios = [job.thinned.slowdown() for job, _ in self._jobs.values() if job.thinned is not None]
+        slowest = max(ratios, default=0.0)
+        return 1 - 1 / slowest if slowest > 1 else 0.0
+
     def weigh(self, share: float) -> None:
         """Takes what the pulses that are seen throughout have cost, as a share of the jobs' time: where that is too
         much twice, they are seen in windows from then on."""
@@ -349,6 +366,11 @@ class ProbingSide:
                     f"steps of {job.name} are counted in windows: {calls.CALLS[state.pulse.call].symbol} costs too much"
                 )
         self._share = share
+
+    @property
+    def pulses(self) -> set[int]:
+        """Numbers of the calls by which steps are counted."""
+        return {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
 
     # ---- what is known of it
 
@@ -368,7 +390,14 @@ class ProbingSide:
 
     def count(self, subject: Subject, ts_ns: NDArray[np.uint64]) -> None:
         """Takes when calls of a subject were made: those that came while it is seen in windows are counted apart."""
-        self._in_windows[subject] += int(np.sum(ts_ns >= self.until_ns(subject)))
+        if (until_ns := self.until_ns(subject)) == 1 << 62:
+            return
+        late = ts_ns[ts_ns >= until_ns].astype(np.int64)
+        inside = np.zeros(len(late), bool)
+        for window in self._windows:
+            inside |= (late >= window.begin_ns) & (late < (window.end_ns or 1 << 62))
+        self._in_windows[subject] += int(inside.sum())
+        self._gone[subject] += len(late) - int(inside.sum())
 
     def describe(self, counts: Mapping[Subject, int], now_ns: int, started_ns: int) -> list[str]:
         """What was seen in windows, in lines for people.
@@ -386,7 +415,10 @@ class ProbingSide:
             share = min((max(since - started_ns, 0) + on_ns) / max(now_ns - started_ns, 1), 1.0)
             inside = self._in_windows[subject]
             # While it is seen the job makes fewer of them.
-            made = count - inside + inside * self._slowed * thinned_ns / on_ns if on_ns else float(count)
+            lost = self.measured_share()
+            slowed = 1 / (1 - lost) if lost else self._slowed
+            before = count - inside - self._gone[subject]
+            made = before + inside * slowed * thinned_ns / on_ns if on_ns else float(count)
             how = f"about {made:,.0f} were made (extrapolated)" if on_ns else "what was made since is not known"
             lines.append(f"overhead: {subject} were seen in {share:.1%} of the time: {count:,}; {how}")
         return lines

@@ -89,6 +89,8 @@ IDLE_SLACK_S = 0.5
 its own for ever."""
 QUICK_LOOK_INTERVAL_S = 0.05
 """How often a young child is looked at until it has loaded a library: calls before that go unseen."""
+MOST_SHARE = 0.9
+"""Of the job's time: more is not believed to be lost while all is probed."""
 FIRST_COVERAGE_S, COVERAGE_S = 2.0, 4.0
 """How often counters become rows: at first, and later."""
 OVER_S = 10.0
@@ -373,7 +375,7 @@ class Tracer:
                 )
             self._probing = ProbingSide(self._probes, self.options.max_overhead, self._note)
             self._overhead.start()
-            self._govern(time.monotonic())
+            self._govern()
             if self.options.children:
                 # A launcher's children become ranks as their calls become rows: until then nothing bounds what probes
                 # cost them, and calls pile up.
@@ -550,15 +552,14 @@ class Tracer:
 
     def _first_look(self) -> None:
         """Probes were put on: what they cost is looked at soon, before anything else takes its time."""
-        now = time.monotonic()
         self._attached_ns = time.monotonic_ns()
-        self._govern(now)
-        self._overhead.restart(now)
+        self._govern()
+        self._overhead.restart(time.monotonic())
         self._probes_seen = len(self.attached)
         if self.live():
             time.sleep(FIRST_LOOKS_S[0])
             self._drain()
-            self._govern(time.monotonic())
+            self._govern()
 
     def _look_if_due(self) -> None:
         assert self._roster is not None
@@ -567,9 +568,9 @@ class Tracer:
             self._probes_seen = len(self.attached)
             self._overhead.restart(now)
         if self._overhead.due(now):
-            self._govern(now)
+            self._govern()
 
-    def _govern(self, now: float, *, final: bool = False) -> None:
+    def _govern(self, *, final: bool = False) -> None:
         """Measures what observing costs the jobs, and observes less where that is too much."""
         assert self._probes is not None
         if not final:
@@ -583,20 +584,25 @@ class Tracer:
         pids = [member.target.pid for member in self.live()]
         programs, samplers = self._probes.run_times(), self._stacks.run_times()
         prices = self._probes.call_prices()
-        self._overhead.count_hits(self._probes.hits(), prices)
+        hits = self._probes.hits()
+        now = time.monotonic()  # reading rings may have taken longer than the time that is looked at
+        self._overhead.count_hits(hits, prices)
         change = self._overhead.look(now, pids, programs, samplers, counted, None if final else self._able())
         if change is not None:
             self._carry_out(change, now)
         if final:
             return
         plan = self._probing.plan
+        self._overhead.correct(self._probing.measured_share())
         changes = self._overhead.look_at_probes(
             now,
             programs,
             self._probes.whole_prices(),
             self._probes.entry_prices(),
             {subject: self._probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS},
+            self._probing.on_hits,
             self._probes.pulse,
+            self._probing.pulses,
             step_s=self._step_s(),
         )
         if self._overhead.governor.plan != plan:
@@ -614,7 +620,7 @@ class Tracer:
     def _apply(self, changes: list[Change]) -> None:
         """Probes what the governor's plan says, tells what changes, and stores it."""
         governor = self._overhead.governor
-        slowed = 1 + sum(self._overhead.costs.get(subject, 0.0) for subject in governor.plan.windowed)
+        slowed = 1 / (1 - min(self._overhead.lost_inside, MOST_SHARE))
         since_ns = self._probing.apply(governor.plan, self.jobs, self._attached_ns, slowed)
         for change in changes:
             name = change.rung.name
@@ -1164,7 +1170,7 @@ class Tracer:
         if self._loading is not None:
             self._loading.result()
             self._begin_stacks(time.monotonic())
-        self._govern(time.monotonic(), final=True)
+        self._govern(final=True)
         self._gpu.begin_stop()
         self._roster.family.close()
         self._end_ns = time.monotonic_ns()

@@ -18,7 +18,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,10 +161,15 @@ class Window:
         subjects: Which.
         begin_ns: When all probes were on, CLOCK_MONOTONIC.
         end_ns: When they began to go; 0: they are on. Of later calls only some were seen.
+        hits: Calls of each function meanwhile, shape (256,), by its number, once it has ended.
     """
 
-    def __init__(self, subjects: frozenset[Subject], links: list[int], seconds: float) -> None:
+    def __init__(
+        self, subjects: frozenset[Subject], links: list[int], seconds: float, hits: Callable[[], NDArray[np.int64]]
+    ) -> None:
         self.subjects = subjects
+        self._count = hits
+        self.hits = -hits()
         self.begin_ns = time.monotonic_ns()
         self.end_ns = 0
         self._links = links
@@ -174,6 +179,7 @@ class Window:
 
     def _run(self, seconds: float) -> None:
         self._over.wait(seconds)
+        self.hits += self._count()
         self.end_ns = time.monotonic_ns()
         # Each close waits for a grace period of the kernel: one after the other, the last would be there for long.
         with ThreadPoolExecutor(max_workers=max(len(self._links), 1)) as pool:
@@ -638,7 +644,7 @@ class Probes:
                         self._attach_program(attachment, name, points, links)
         if not links:
             return None
-        self._window = Window(chosen, links, seconds)
+        self._window = Window(chosen, links, seconds, self.hits)
         return self._window
 
     @property

@@ -29,6 +29,12 @@ EXACT, ALIGNED, GUESSED = 1.0, 0.9, 0.5
 that."""
 KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
+LEAST_STEPS = 4
+"""So many steps are to be seen in a window, and before it, to tell how much seeing everything slows them."""
+LEAST_WINDOWS, MOST_WINDOWS = 4, 32
+"""So many windows are needed for that, and remembered."""
+SIGNIFICANT = 4.0
+"""Standard errors by which steps must be longer in windows, or nothing is said of it."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,10 @@ class _Rank:
     """The newest pulse."""
     confidence: float = EXACT
     usual: deque[int] = field(default_factory=lambda: deque(maxlen=USUAL))
+    slowed: list[int] = field(default_factory=list)
+    """Durations of the steps of the newest window in which everything was seen."""
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
+    """Of windows: their steps' duration, against that of steps before."""
     collectives: int = 0
     launches: int = 0
 
@@ -116,6 +126,7 @@ class ThinnedSteps:
         self._ranks: dict[int, _Rank] = {}
         self._unseen: list[tuple[int, int]] = []
         self._disturbed: list[tuple[int, int]] = []
+        self._watched: list[tuple[int, int]] = []
         self._first: deque[tuple[int, int]] = deque(maxlen=KEPT)
         """Begin and number of the first rank's steps."""
 
@@ -128,6 +139,21 @@ class ThinnedSteps:
     def step_ns(self) -> int:
         """How long a step usually takes; 0: not known."""
         return max((state.step_ns for state in self._ranks.values()), default=0)
+
+    def slowdown(self) -> float:
+        """How many times as long a step takes while everything is seen as between windows, by the steps themselves: the
+        median over windows, of the rank with most. 0: too few windows had steps, or they differ by chance."""
+        found = []
+        for state in self._ranks.values():
+            if len(state.ratios) < LEAST_WINDOWS:
+                continue
+            ratios = np.array(state.ratios)
+            middle = float(np.median(ratios))
+            # The median's standard error by the median absolute deviation, as of a normal distribution.
+            error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - middle))) / len(ratios) ** 0.5
+            if middle - 1 > SIGNIFICANT * error:
+                found.append(middle)
+        return max(found, default=0.0)
 
     def begin(
         self,
@@ -171,6 +197,10 @@ class ThinnedSteps:
         """Between these moments so much was observed that steps were slower for it."""
         self._disturbed.append((begin_ns, end_ns))
 
+    def watched(self, begin_ns: int, end_ns: int) -> None:
+        """Between these moments everything was observed."""
+        self._watched.append((begin_ns, end_ns))
+
     def advance(self, until_ns: int, *, final: bool = False) -> NDArray[np.void]:
         """The steps completed since the last call.
 
@@ -192,6 +222,7 @@ class ThinnedSteps:
         oldest = min((state.newest for state in self._ranks.values() if state.newest), default=0)
         self._unseen = [span for span in self._unseen if span[1] >= oldest]
         self._disturbed = [span for span in self._disturbed if span[1] >= oldest]
+        self._watched = [span for span in self._watched if span[1] >= oldest]
         return np.array(rows, ITERATION) if rows else np.empty(0, ITERATION)
 
     def _walk(self, state: _Rank, ts: Int, *, first: bool) -> list[tuple[float, ...]]:
@@ -244,10 +275,18 @@ class ThinnedSteps:
         rows: list[tuple[float, ...]] = []
         if state.last:
             duration = pulse - state.last
+            watched = any(begin <= state.last and pulse <= end for begin, end in self._watched)
+            if watched:
+                state.slowed.append(duration)
+            elif state.slowed:
+                if min(len(state.slowed), len(state.usual)) >= LEAST_STEPS:
+                    state.ratios.append(float(np.median(state.slowed)) / state.step_ns)
+                state.slowed.clear()
             if any(begin < pulse and end > state.last for begin, end in self._disturbed):
                 self.counters["steps_disturbed"] += 1
             else:
-                state.usual.append(duration)
+                if not watched:
+                    state.usual.append(duration)
                 rows.append(
                     (
                         state.rank,

@@ -300,3 +300,42 @@ def test_processes_that_come_and_go_count_while_they_are_there(monkeypatch: pyte
         side.look(now, pids, programs(0, 0), {}, counted(), ALL)
         spent = {pid: ns + S for pid, ns in spent.items()}
     assert side.counters()["overhead_job_ns"] == (8 * S, False)  # 2 s of the first, 4 of both, 2 of the second
+
+
+def test_prices_are_corrected_by_what_the_job_s_steps_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch costs twice what the machine's price says: windows, and what is reported, go by the job's own steps."""
+    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: S)
+    side = OverheadSide(0.01)
+    side.measured = True  # the programs' runs, of which there are none here
+    launch = calls.BY_SYMBOL["cudaLaunchKernel"].id
+    price, hits, inside, on = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64), 0
+    price[launch] = 1000
+
+    def look(now: float, seen_ns: int, windows: bool) -> list[Change]:
+        hits[launch] += seen_ns * 200_000 // S  # 20 % of the time, and takes 40 %
+        inside[launch] += seen_ns * 200_000 // S if windows else 0
+        side.count_hits(hits.copy(), price)
+        side.look(now, [7], {}, {}, counted(), ALL)
+        return side.look_at_probes(
+            now, {}, price, price, {"launches": on if windows else None}, inside.copy(), (), (), step_s=1e-3
+        )  # fmt: skip
+
+    look(1.0, 0, False)
+    look(1.1, S // 10, False)
+    assert side.governor.plan.windowed == {"launches"}
+    assert side.costs["launches"] == pytest.approx(0.2, rel=0.1)
+    duty = side.governor.plan.duty
+    for turn in range(12):
+        on += 20_000_000
+        look(3.1 + 2 * turn, 20_000_000, True)
+        side.correct(0.4)
+        again = side.correction
+        side.correct(0.4)
+        assert side.correction == again, "a window corrects once"
+    assert side.correction == pytest.approx(2, rel=0.15)
+    assert side.governor.plan.duty == pytest.approx(duty / 2, rel=0.2)
+    side.correct(0.0)
+    assert side.correction == again, "not known"
+    before = side.counters()["overhead_calls_ns"][0]
+    look(27.2, 20_000_000, True)
+    assert side.counters()["overhead_calls_ns"][0] - before == pytest.approx(2 * 4000 * 1000, rel=0.15)

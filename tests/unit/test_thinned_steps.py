@@ -102,6 +102,39 @@ def test_where_more_is_observed_steps_are_counted_and_not_stored() -> None:
     assert steps.counters["steps_disturbed"] == 1
 
 
+def test_steps_tell_how_much_seeing_everything_slows_them() -> None:
+    rng = np.random.default_rng(2)
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)
+    assert steps.slowdown() == 0
+    at, ts = MS, []
+    for window in range(6):
+        for _ in range(40):  # between windows
+            ts.append(at := at + round(MS * rng.normal(1, 0.02)))
+        begin = at
+        for _ in range(10):
+            ts.append(at := at + round(1.6 * MS * rng.normal(1, 0.02)))
+        steps.watched(begin - 1, at + 1)
+        steps.disturbed(begin - 1, at + MS)
+        steps.feed(0, np.array(ts))
+        ts = []
+        steps.advance(at)
+        assert (steps.slowdown() == 0) == (window < 4), "four windows and steps after them are needed"
+    assert steps.slowdown() == pytest.approx(1.6, rel=0.03)
+
+
+def test_what_may_be_chance_slows_no_steps() -> None:
+    rng = np.random.default_rng(3)
+    steps = ThinnedSteps()
+    steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)
+    ts = MS + np.cumsum(MS * rng.normal(1, 0.3, 200)).astype(np.int64)
+    for at in range(20, 200, 20):
+        steps.watched(int(ts[at]), int(ts[at + 8]))
+    steps.feed(0, ts)
+    steps.advance(1 << 62, final=True)
+    assert steps.slowdown() == 0
+
+
 def test_micro_batches_after_a_gap_begin_behind_the_longest_pause() -> None:
     steps = ThinnedSteps()
     steps.begin(0, 2, number=0, after_ns=0, step_ns=10 * MS)
