@@ -229,7 +229,7 @@ class OverheadSide:
             step_s: How long a step takes; 0: not known.
         """
         window, new = self._window, self._new
-        prices, entry_prices = prices * self.correction, entry_prices * self.correction
+        price, entry_price = prices * self.correction, entry_prices * self.correction
         self._new = np.zeros(256, np.int64)
         before, self._programs = self._programs, dict(programs)
         if window is None or window.wall <= 0:
@@ -246,10 +246,10 @@ class OverheadSide:
             mine = [call for call, of in enumerate(_SUBJECT) if of == subject and call not in pulses]
             hits = new[mine]
             runs = run_ns.get(calls.CALLS[mine[0]].program, RUN_NS) if mine else 0
-            entry_ns = entry_prices[mine] + runs
+            entry_ns = entry_price[mine] + runs
             if on is None:
                 entries = float((hits * entry_ns).sum()) * exposed / window.wall
-                cost = float((hits * (prices[mine] + runs)).sum()) * exposed / window.wall
+                cost = float((hits * (price[mine] + runs)).sum()) * exposed / window.wall
             else:
                 seen_ns = on - self._on.get(subject, 0)
                 if seen_ns < LEAST_SEEN_NS:
@@ -264,7 +264,7 @@ class OverheadSide:
             self.costs[subject], self.entries[subject] = cost, entries
         of_pulses = [call for call in pulses if call < len(_SUBJECT)]
         runs = max((run_ns.get(calls.CALLS[call].program, RUN_NS) for call in of_pulses), default=0)
-        self.pulse = float((new[of_pulses] * (entry_prices[of_pulses] + runs)).sum()) * exposed / window.wall
+        self.pulse = float((new[of_pulses] * (entry_price[of_pulses] + runs)).sum()) * exposed / window.wall
         pulse = self.pulse
         others = sum(share for part, share in window.shares().items() if part not in OF_PROBES)
         changes = self.governor.judge_probes(self.costs, self.entries, others, now, pulse=pulse, step_s=step_s)

@@ -31,7 +31,7 @@ KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
 LEAST_STEPS = 4
 """So many steps are to be seen in a window, and before it, to tell how much seeing everything slows them."""
-LEAST_WINDOWS, MOST_WINDOWS = 4, 32
+LEAST_WINDOWS, MOST_WINDOWS = 6, 32
 """So many windows are needed for that, and remembered."""
 SIGNIFICANT = 4.0
 """Standard errors by which steps must be longer in windows, or nothing is said of it."""

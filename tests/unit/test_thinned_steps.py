@@ -108,7 +108,7 @@ def test_steps_tell_how_much_seeing_everything_slows_them() -> None:
     steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)
     assert steps.slowdown() == 0
     at, ts = MS, []
-    for window in range(6):
+    for window in range(8):
         for _ in range(40):  # between windows
             ts.append(at := at + round(MS * rng.normal(1, 0.02)))
         begin = at
@@ -119,20 +119,25 @@ def test_steps_tell_how_much_seeing_everything_slows_them() -> None:
         steps.feed(0, np.array(ts))
         ts = []
         steps.advance(at)
-        assert (steps.slowdown() == 0) == (window < 4), "four windows and steps after them are needed"
+        assert (steps.slowdown() == 0) == (window < 6), "six windows and steps after them are needed"
     assert steps.slowdown() == pytest.approx(1.6, rel=0.03)
 
 
 def test_what_may_be_chance_slows_no_steps() -> None:
-    rng = np.random.default_rng(3)
-    steps = ThinnedSteps()
-    steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)
-    ts = MS + np.cumsum(MS * rng.normal(1, 0.3, 200)).astype(np.int64)
-    for at in range(20, 200, 20):
-        steps.watched(int(ts[at]), int(ts[at + 8]))
-    steps.feed(0, ts)
-    steps.advance(1 << 62, final=True)
-    assert steps.slowdown() == 0
+    """Steps that vary by 30 % from one to the next: of 50 jobs one or two may seem slowed, and then a little."""
+    found = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        steps = ThinnedSteps()
+        steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)
+        ts = MS + np.cumsum(MS * rng.normal(1, 0.3, 400).clip(0.1)).astype(np.int64)
+        for at in range(20, 400, 40):
+            steps.watched(int(ts[at]), int(ts[at + 8]))
+        steps.feed(0, ts)
+        steps.advance(1 << 62, final=True)
+        found.append(steps.slowdown())
+    assert sum(each > 0 for each in found) <= 2
+    assert max(found) < 1.2
 
 
 def test_micro_batches_after_a_gap_begin_behind_the_longest_pause() -> None:
