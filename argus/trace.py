@@ -23,6 +23,7 @@ from argus.aside import Aside
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches, symbol_cache
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject, subject_of
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
+from argus.capture.host_cpu import HostCpuReader
 from argus.capture.hosts import wall_error_ns
 from argus.capture.names import KernelNames
 from argus.capture.targets import (
@@ -246,6 +247,7 @@ class Tracer:
         self._view_before: tuple[float, float, dict[int, tuple[int, int]]] = (time.monotonic(), 0.0, {})
         self._version = time.time_ns()
         self._coverage_s = FIRST_COVERAGE_S
+        self._host_cpu = HostCpuReader()
         self._polled = 0.0
         self._ring_poll_s = POLL_S
         self._drained_ns = 0
@@ -509,6 +511,7 @@ class Tracer:
             self._coverage_due = now + self._coverage_s
             self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
             self._write_coverage()
+            self._write_host_usage()
         if soon >= self._trim_due:
             self._trim_due = now + heap.TRIM_S
             heap.trim()
@@ -1192,6 +1195,7 @@ class Tracer:
         for job in self.jobs:
             self._write_job(job, ended=True)
         self._write_coverage()
+        self._write_host_usage()
         report = self._writer.close()
         for table, rows in report.dropped.items():
             self._losses[f"rows_dropped_{table}"] = rows
@@ -1533,6 +1537,19 @@ class Tracer:
                         "reason": [why for _, why in parts.values()],
                         "version": self._next_version(),
                     },
+                )
+
+    def _write_host_usage(self) -> None:
+        """Stores who used the node's CPUs since the last time, for each job that runs."""
+        used = self._host_cpu.read(member.target.pid for member in self.live())
+        if used is None:
+            return
+        columns = {name: value for name, value in vars(used).items() if name != "begin_ns"}
+        for job in self.jobs:
+            if not job.over_since:
+                ts = np.full(1, used.begin_ns + self.mono_offset_ns, np.int64)
+                self._writer.append(
+                    "host_usage", {"job": job.name, "run": job.run, "host": self.host, "ts": ts, **columns}
                 )
 
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:

@@ -44,7 +44,8 @@ from argus.diagnose.cause import (
     long_kernels,
     slow_kernels,
 )
-from argus.diagnose.contention import explain_jitter, look_closer
+from argus.diagnose.contention import Seen, explain_jitter, look_closer
+from argus.diagnose.crowded import SLOWED, find_crowd
 from argus.diagnose.hang import HANG_S, PLACES_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import SEPARATE, VARIES, Regression, find_regression, more_to_do, without_work
@@ -397,6 +398,8 @@ def _diagnose(
     )
     if jitter is not None:
         explain_jitter(query, params, jitter, min(len(numbers), JITTER_STEPS))
+        if seen_gpus is None:
+            _crowded_jitter(query, params, jitter)
     if jitter is not None and not any(finding["ranks"] == jitter["ranks"] for finding in verdict["findings"]):
         verdict["findings"].append(jitter)
         mean = float(np.mean(durations[-JITTER_STEPS:]))
@@ -524,6 +527,13 @@ def _all_slower(
     grown = found.after_ns / found.before_ns
     some = sorted(hosts)[:: max(1, len(hosts) // issue.RANKS)][: issue.RANKS]
     shift = explain(query, params, some, (int(numbers[0]), onset, last), found.before_ns, found.after_ns)
+    if not gpus and not shift.by_argus and not shift.taken:
+        spans = ((int(numbers[0]), onset - 1), (onset, last))
+        before, crowd = (find_crowd(query, {**params, "first": a, "last": b}, set(hosts.values())) for a, b in spans)
+        if crowd is not None and before is None:
+            shift = replace(
+                shift, evidence=crowd.evidence, queued_ns=max(shift.queued_ns, 1.0), taken=True, unknown=False
+            )
     longer = f"from step {onset} on a step takes {_ms(found.after_ns)} instead of {_ms(found.before_ns)}"
     if shift.by_argus:
         return None, f"{longer}, when {shift.by_argus}: that is no change of the job"
@@ -782,6 +792,20 @@ def _kept_waiting(
     return [one for one, _ in found], [of for _, of in found]
 
 
+def _crowded_jitter(query: sql.Query, params: dict[str, Any], jitter: Finding) -> None:
+    """Turns stalls into ``host_contention`` where the job computes on CPUs that other programs keep busy."""
+    window = {**params, "first": jitter["steps"][0], "last": jitter["steps"][1]}
+    where = _hosts(query, params)
+    some = jitter["ranks"] or sorted(where)[:REFERENCES]
+    if jitter["kind"] != "jitter" or len(query(sql.CPU_TIME, {**window, "ranks": some})["rank"]):
+        return
+    hosts = set(jitter["hosts"]) or set(where.values())
+    if (crowd := find_crowd(query, window, hosts)) is not None:
+        jitter["kind"] = "host_contention"
+        jitter["evidence"].append(crowd.evidence)
+        jitter["action"] = crowd.action
+
+
 def _lost_its_lead(query: sql.Query, params: dict[str, Any], straggler: Straggler, lateness: Lateness | None) -> bool:
     """Whether ranks that come late came earlier before, in nearly every step of theirs: that they always come late may
     be what they do besides."""
@@ -928,6 +952,13 @@ def _judge(
         None if gpu_ns is None or straggler.hidden or cause.kind == "compute_straggler" else gpu_ns[1],
     )
     said, cause = cause, seen.cause
+    step_ns = float(np.median(durations[-straggler.window :]))
+    alone = cause.kind == "compute_straggler" and gpu_ns is None and not len(cpu["rank"])
+    if alone and straggler.gain_ns <= SLOWED * (step_ns - straggler.gain_ns):
+        where = {host for rank, host in _hosts(query, params).items() if rank in ranks}
+        if (crowd := find_crowd(query, {**params, "first": onset, "last": last}, where)) is not None:
+            cause = Cause("host_contention", crowd.text, False)
+            seen = Seen(cause, [crowd.evidence], crowd.action)
     # That its CPU is not to blame is what a GPU is blamed by.
     told = cause.kind == said.kind or said.kind != "compute_straggler" or bool(said.phase)
     kernels = longer = None
@@ -936,7 +967,6 @@ def _judge(
         summed = {**window, "last": int(numbers[-1])}
         longer = long_kernels(query(sql.KERNEL_TIME, summed), straggler.ranks, straggler.gain_ns)
 
-    step_ns = float(np.median(durations[-straggler.window :]))
     flat = False
     if lateness is not None and (inside := np.isin(lateness.ranks, ranks)).any():
         tail = lateness.tail(straggler.window)
@@ -1036,7 +1066,7 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
     }
-    if loss.cause.kind == "compute_straggler" and loss.cause.phase:
+    if loss.cause.kind == "compute_straggler" and (loss.cause.phase or not (loss.cause.known or loss.kernels)):
         actions["compute_straggler"] = f"See what {where} does there that the others do not" + (
             ":" if loss.action else f": argus export svg --rank {straggler.ranks[0]} --diff rank=others -o diff.svg."
         )

@@ -818,6 +818,23 @@ GROUP BY rank ORDER BY rank
 """The thread of each rank that waited the most for a CPU, and for a disk: as shares of the time. Of an interval that
 only overlaps the time counts the part that does. They last 10 s at most, and longer only where Argus was held up."""
 
+HOST_CPU = """
+SELECT host, sum(part * busy_ns) / greatest(sum(part * interval_ns * cpus), 1) AS busy,
+       sum(part * greatest(busy_ns - job_ns - argus_ns, 0)) / greatest(sum(part * interval_ns * cpus), 1) AS others,
+       sum(part * stolen_ns) / greatest(sum(part * interval_ns * cpus), 1) AS stolen
+FROM
+(
+  SELECT host, interval_ns, cpus, busy_ns, job_ns, argus_ns, stolen_ns, toUnixTimestamp64Nano(ts) AS begin_ns,
+         (least(begin_ns + interval_ns, {to_ns:Int64}) - greatest(begin_ns, {from_ns:Int64})) / interval_ns AS part
+  FROM host_usage
+  WHERE job = {job:String} AND run = {run:UInt32} AND host IN {hosts:Array(String)}
+    AND ts >= fromUnixTimestamp64Nano({from_ns:Int64} - 60000000000) AND ts < fromUnixTimestamp64Nano({to_ns:Int64})
+    AND interval_ns > 0 AND begin_ns + interval_ns > {from_ns:Int64}
+)
+GROUP BY host ORDER BY host
+"""
+"""How busy the CPUs of nodes were, and with what besides the traced ranks and Argus: shares of all CPU time."""
+
 SAMPLED_TIME = """
 SELECT rank, toFloat64(sum(gc_ns)) / greatest(max(last) - min(first), 1) AS gc_share,
        toFloat64(max(io_ns)) / greatest(max(last) - min(first), 1) AS io_share

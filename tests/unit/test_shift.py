@@ -124,3 +124,20 @@ def test_without_a_word_on_waits_for_a_cpu_a_traced_job_on_cpus_is_not_blamed(st
     verdict = judged(store, "not-yet", 180, signals=[("ranges", -20.0, 1.0)])
     assert kinds(verdict) == []
     assert "whether its threads wait for a free CPU is not known" in verdict["reason"]
+
+
+def test_programs_that_came_are_named_though_no_thread_waits_for_a_cpu(store: Store) -> None:
+    """Cores and caches are shared, and the threads of two CPUs may run on one core."""
+    seconds = range(0, 28, 2)
+    with Writer(store, source="test") as writer:
+        for job in ("crowd came", "crowd stayed"):
+            others = [0.4 if second >= 10 or job == "crowd stayed" else 0.0 for second in seconds]
+            writer.append("host_usage", {
+                "job": job, "run": 1, "host": "node-0", "ts": [T0 + second * S for second in seconds],
+                "interval_ns": 2 * S, "cpus": 2, "busy_ns": [int((0.55 + part) * 4 * S) for part in others],
+                "stolen_ns": 0, "job_ns": int(0.55 * 4 * S), "argus_ns": 0,
+            })  # fmt: skip
+    (finding,) = judged(store, "crowd came", 180, signals=[("ranges", -20.0, 1.0)])["findings"]
+    assert (finding["kind"], finding["hosts"]) == ("host_contention", ["node-0"])
+    assert "the CPUs of node-0 are busy for 95% of the time, other programs take 40%" in str(finding["evidence"])
+    assert kinds(judged(store, "crowd stayed", 180, queued=(0.01, 0.01))) == ["regression"]

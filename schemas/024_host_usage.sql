@@ -1,0 +1,25 @@
+-- Argus schema, version 24: who used the CPUs of a node while a job was traced there.
+
+CREATE TABLE IF NOT EXISTS host_usage
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  host LowCardinality(String) COMMENT 'Node',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Begin of the interval',
+  interval_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Length of the interval',
+  cpus UInt16 CODEC(T64, ZSTD(1)) COMMENT 'CPUs of the node that are online',
+  busy_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'CPU time of everything, time taken by the hypervisor included; at most interval_ns x cpus',
+  stolen_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Of it: taken by the hypervisor for other machines',
+  job_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Of it: of all ranks that are traced here, of this job and others',
+  argus_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Of it: of Argus, its embedded store excepted',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, host, ts)
+TTL stored + {{raw_ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'Who used the CPUs of a node, every few seconds: a CPU that is shared is slower, whether or not a thread has to wait for it';
+
+CREATE VIEW IF NOT EXISTS latest_host_usage
+AS SELECT * FROM host_usage
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'host_usage of the run traced last';
