@@ -67,8 +67,8 @@ def test_a_running_job_is_traced_and_diagnosed(argus: Argus, store_url: str, tmp
     verdict = json.loads(argus("diagnose", "--format", "json").stdout)
     assert (verdict["status"], verdict["findings"], verdict["ranks"]) == ("healthy", [], 4)
     assert verdict["coverage"] == {"complete": True, "dropped": {}, "ended": True}
-    used = "SELECT min(job_ns) > 0 AND max(busy_ns) <= max(interval_ns * cpus) AND min(busy_ns) > 0 AS n FROM host_usage"
-    assert count(store_url, used) == 1
+    used = "SELECT min(job_ns) > 0 AND min(busy_ns) > 0 AND max(busy_ns) <= max(interval_ns * cpus) AS n"
+    assert count(store_url, f"{used} FROM host_usage") == 1
     steps = json.loads(
         argus("sql", "SELECT rank, count() n, median(duration_ns) d FROM iterations GROUP BY rank ORDER BY rank",
               "--format", "json").stdout
