@@ -497,6 +497,8 @@ class Tracer:
             self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)
             self._stacks.work(now)
+            if ended:
+                self._look_at_losses()
             self._roster.retire(ended)
             self._generations.forget(ended)
         if soon >= self._look_due:
