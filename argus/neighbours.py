@@ -20,6 +20,8 @@ from argus.capture.bpf import RECORDS_S
 
 BURST_HITS = RECORDS_S
 """Calls beyond ``RECORDS_S`` that are no flood yet: a second of twice as many."""
+LEAST_RAN = 0.01
+"""Of the time: of what ran for less nothing is concluded."""
 PATIENCE_S = 1.0
 """For so long an owner must be above the budget while others are not: a program makes many calls while it warms up."""
 
@@ -33,6 +35,7 @@ class Spent:
         hits: Of its probes.
         refused: Records that its budgets had no room for.
         elapsed_s: Since then.
+        ran_s: The same, less the time in which it waited for a CPU: it makes no calls then.
     """
 
     job: Hashable
@@ -40,6 +43,7 @@ class Spent:
     hits: int
     refused: int
     elapsed_s: float
+    ran_s: float
 
 
 @dataclass
@@ -109,4 +113,4 @@ class Neighbours:
 
 
 def _share(one: Spent, hit_ns: float) -> float:
-    return one.hits * hit_ns / 1e9 / max(one.elapsed_s, 1e-3)
+    return one.hits * hit_ns / 1e9 / max(one.ran_s, LEAST_RAN * one.elapsed_s, 1e-3)

@@ -34,6 +34,7 @@ from argus.capture.targets import (
     hidden_processes,
     inspect,
     open_target,
+    queued_ns,
     same_process,
     sees_host_pids,
 )
@@ -231,8 +232,9 @@ class Tracer:
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
         self._neighbours = Neighbours(options.max_overhead)
-        self._spent: dict[int, tuple[float, int, int]] = {}
-        """Of each process: when it was looked at, hits of its probes, records refused."""
+        self._spent: dict[int, tuple[float, int, int, int]] = {}
+        """Of each process: when it was looked at, hits of its probes, records refused, for how long it had waited for a
+        CPU."""
         self._calls_in_progress = 0
         self._engine_cpu_s = 0.0
         self._kernel_launches: Tally[str] = Tally()
@@ -630,11 +632,14 @@ class Tracer:
             if member.state != "traced" or member.ignored:
                 continue
             hits, member.refused = self._probes.spent(pid)
-            self._spent[pid] = now, hits, member.refused
+            queued = queued_ns(pid)
+            self._spent[pid] = now, hits, member.refused, queued
             if pid in before:
-                then, hits_then, refused_then = before[pid]
+                then, hits_then, refused_then, queued_then = before[pid]
+                elapsed_s = max(now - then, 1e-3)
+                ran_s = elapsed_s - (queued - queued_then) / 1e9
                 spent[pid] = Spent(
-                    id(job), job.owner, hits - hits_then, member.refused - refused_then, max(now - then, 1e-3)
+                    id(job), job.owner, hits - hits_then, member.refused - refused_then, elapsed_s, ran_s
                 )
         ignored = self._neighbours.look(spent, self._overhead.hit_ns)
         for pid, why in ignored.items():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ HIT_NS = 1500.0
 
 
 def spent(owner: str, rate: float, *, job: str = "", refused: int = 0, elapsed_s: float = 0.5) -> Spent:
-    return Spent(job or owner, owner, round(rate * elapsed_s), refused, elapsed_s)
+    return Spent(job or owner, owner, round(rate * elapsed_s), refused, elapsed_s, elapsed_s)
 
 
 def looks(neighbours: Neighbours, processes: dict[int, Spent], seconds: float) -> dict[int, str]:
@@ -77,6 +78,11 @@ def test_an_owner_takes_no_observation_from_another() -> None:
     assert looks(neighbours, processes, PATIENCE_S).keys() == {1}
     assert not neighbours.look({2: processes[2], 3: processes[3]}, HIT_NS)
     assert not neighbours.suspects
+
+
+def test_time_without_a_cpu_hides_nothing() -> None:
+    starved = replace(spent("a", 4_000), ran_s=0.02)
+    assert looks(Neighbours(BUDGET), {1: starved, 2: spent("b", 1_000)}, PATIENCE_S + 0.5).keys() == {1}
 
 
 def test_within_one_owner_s_jobs_the_governor_decides() -> None:
