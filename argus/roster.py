@@ -902,11 +902,11 @@ class Roster:
         if 0 <= ran == self._ran.get(pid):
             return False
         try:
-            pages, now = mapped_pages(pid), time.monotonic()
+            pages, looked = mapped_pages(pid), time.monotonic()
             mapped, read = self._mapped.get(pid, (b"", 0.0))
-            if pages == mapped and now - read < MAPS_S:
+            if pages == mapped and looked - read < MAPS_S:
                 return False
-            self._mapped[pid] = pages, now
+            self._mapped[pid] = pages, looked
             signature = mappings_signature(pid)
             if self._signatures.get(pid) == signature:
                 self._ran[pid] = ran
