@@ -159,6 +159,11 @@ class _Process:
         state, reason = str(collector.state), collector.reason
         return state, reason
 
+    @property
+    def may_have(self) -> bool:
+        """Whether operations may have come, or may yet: a program without the helper has none."""
+        return self.program is not None and (self.was_on or self.program.collector.armed)
+
     def let_go(self) -> None:
         """Keeps of a process that is over only what is told of it."""
         self.last = self.state
@@ -316,14 +321,16 @@ class GpuSide:
         # A rank's first steps may come with the calls that it became a rank by.
         self.look([job], (), time.monotonic())
         for process in self._processes:
-            if process.job is job and process.member is not None and not process.over:
+            if process.job is job and process.member is not None and not process.over and process.may_have:
                 process.steps.feed_steps(steps[steps["rank"] == process.member.rank])
 
     def take_segments(self, job: Job, rank: int, segments: NDArray[np.void]) -> None:
         """Takes what a rank's training thread did: ``semantics.phases.SEGMENT``."""
         self.look([job], (), time.monotonic())
         for process in self._processes:
-            if process.job is job and process.member is not None and process.member.rank == rank and not process.over:
+            if process.job is not job or process.member is None or not process.may_have:
+                continue
+            if process.member.rank == rank and not process.over:
                 process.steps.phases.feed_timeline(segments)
 
     @property
@@ -398,8 +405,11 @@ class GpuSide:
                 continue
             program = process.program
             if program is not None and process.member is not None:
-                launches = cuda[cuda["pid"] == process.target.pid]
                 gone = program.collector.stopped
+                if not (process.may_have or gone or final):
+                    self._write_state(process)
+                    continue
+                launches = cuda[cuda["pid"] == process.target.pid]
                 self._take(process, program, launches[np.argsort(launches["ts_ns"], kind="stable")], now_ns)
                 if gone or final:
                     self._hand_over(process, program, program.correlator.flush())

@@ -35,6 +35,9 @@ FIRST_LOOKS_S = (0.01, 0.1, 0.2, 0.5, 1.0)
 """After probes were put on: so soon, so that no job is far above its budget for long. Then every ``WINDOW_S``."""
 AGAIN_S = 0.4
 """The same after a look that found probes above the budget."""
+OF_OTHERS, LEAST_HITS = 0.05, 10_000
+"""Where hits of processes that are not traced are more than this part of all, the programs' run time is no longer that
+of the traced ones: it is estimated from then on."""
 LEAST_SEEN_NS = 5_000_000
 """What windows cost is known from so much of them on."""
 MOST_OFF = 4.0
@@ -76,6 +79,12 @@ class OverheadSide:
         self._new = np.zeros(256, np.int64)
         """Hits since the last look."""
         self._programs: dict[str, tuple[int, int]] = {}
+        self._run_ns_before: dict[str, float] = {}
+        """Run time of the programs for each call while only traced processes ran them."""
+        self._estimated: tuple[int, int, int, int] | None = None
+        """Hits, marks, and the run time of both, when others began to run them as well."""
+        self.hit_ns = float(RUN_NS)
+        """What a hit cost the thread that made it, in the last window."""
         self._on: dict[str, int] = {}
         self.costs: dict[str, float] = {}
         """Of each subject: what its probes cost while they are on, as a share of the job's time. Of those in windows,
@@ -121,7 +130,10 @@ class OverheadSide:
             prices: What a call has cost since the last time, ns, shape (256,) (``Probes.call_prices``).
         """
         self._new += hits - self._hits
+        count = int((hits - self._hits).sum())
         new, self._hits = (hits - self._hits) * prices * self.correction, hits
+        if count:
+            self.hit_ns = float(new.sum()) / count + RUN_NS
         self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
         self._trapped[Part.CALLS] += int(new[~_IS_MARK].sum())
 
@@ -273,6 +285,24 @@ class OverheadSide:
             self._due = min(self._due, now + AGAIN_S)
         return changes
 
+    def leave_out(
+        self,
+        programs: Mapping[str, tuple[int, int]],
+        on_ns: Mapping[Subject, int | None],
+        on_hits: NDArray[np.int64],
+    ) -> None:
+        """Lets the last window decide nothing about probes: what was counted in it is not all of processes that stay.
+
+        Args:
+            programs, on_ns, on_hits: As ``look_at_probes`` has them.
+        """
+        self._window = None
+        self._new = np.zeros(256, np.int64)
+        self._programs = dict(programs)
+        self._on = {subject: on or 0 for subject, on in on_ns.items()}
+        self._on_hits = on_hits.copy()
+        self._due = min(self._due, self._looked + AGAIN_S)
+
     def _run_ns(self, before: Mapping[str, tuple[int, int]], new: NDArray[np.int64]) -> dict[str, float]:
         """Run time of the programs for each call since the last look, entry and exit, ns, by family."""
         found = {}
@@ -283,6 +313,9 @@ class OverheadSide:
             runs = sum(self._programs[name][1] - before.get(name, (0, 0))[1] for name in both)
             if hits and self.measured:
                 found[family] = (ns + runs * STATISTICS_NS) / hits
+        if self._estimated is not None:
+            return {family: self._run_ns_before.get(family, float(RUN_NS)) for family in found}
+        self._run_ns_before |= found
         return found
 
     def gave_up(self, name: str) -> bool:
@@ -317,6 +350,17 @@ class OverheadSide:
         marks = {name for name in programs if name.startswith("mark_")}
         if self.measured:
             of_calls, of_marks = of_probes(programs.keys() - marks), of_probes(marks)
+            hits, made = counted["hits"] - counted["marks"], counted["marks"]
+            if self._estimated is None and counted.get("hits_ignored", 0) > OF_OTHERS * max(
+                counted["hits"], LEAST_HITS
+            ):
+                self._estimated = hits, made, of_calls, of_marks
+            if self._estimated is not None:
+                before = self._estimated
+                of_calls, of_marks = (
+                    ns + max(now - then, 0) * RUN_NS
+                    for ns, now, then in ((before[2], hits, before[0]), (before[3], made, before[1]))
+                )
             stacks = sum(ns + runs * STATISTICS_NS for ns, runs in samplers.values())
         else:
             of_marks = counted["marks"] * RUN_NS

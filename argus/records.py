@@ -150,6 +150,12 @@ class Counter(enum.IntEnum):
     MARKS_DROPPED = 17
     MATH = 18
     MATH_DROPPED = 19
+    RECORDS_OVER_BUDGET = 20
+    HITS_IGNORED = 21
+
+
+TARGET = np.dtype([("paid_ns", "<u8", (5,)), ("refused", "<u8"), ("hits", "<u8"), ("ignored", "<u8")])
+"""``struct argus_target``: a traced process, what it may still write, and what it did."""
 
 
 LOSS_COUNTERS = frozenset(
@@ -159,6 +165,7 @@ LOSS_COUNTERS = frozenset(
         Counter.CONTROL_DROPPED,
         Counter.MARKS_DROPPED,
         Counter.MATH_DROPPED,
+        Counter.RECORDS_OVER_BUDGET,
         Counter.PENDING_FULL,
         Counter.EXIT_MISSED,
         Counter.READ_FAULT,
@@ -420,7 +427,8 @@ class StackCounter(enum.IntEnum):
     CODES_SENT = 19
     CODES_DROPPED = 20
     OFF_CPU_GUESSED = 21
-    STACKS_FORGOTTEN = 22
+    THREADS_OVER_SHARE = 22
+    STACKS_FORGOTTEN = 23
 
 
 STACK_LOSS_COUNTERS = frozenset(
@@ -428,6 +436,7 @@ STACK_LOSS_COUNTERS = frozenset(
         StackCounter.SAMPLES_DROPPED,
         StackCounter.PAUSES_DROPPED,
         StackCounter.THREADS_FULL,
+        StackCounter.THREADS_OVER_SHARE,
     }
 )
 """Those that must be 0 for coverage to be complete."""

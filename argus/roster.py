@@ -7,6 +7,7 @@ workers inherit it and launchers import it. Until then it is a candidate: let th
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import Counter as Tally
 from collections import deque
@@ -26,6 +27,7 @@ from argus.capture.python import find_interpreter
 from argus.capture.pytorch import Membership, read_group
 from argus.capture.targets import (
     NVTX,
+    PROC,
     TORCH,
     TORCH_PYTHON,
     FileKey,
@@ -36,8 +38,11 @@ from argus.capture.targets import (
     find_libraries,
     identity_of,
     inspect,
+    mapped_pages,
+    mappings_signature,
     parent_of,
     processes,
+    user_of,
 )
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.recent import RecentSteps
@@ -62,6 +67,8 @@ KEPT_OVER = 8
 ranks for weeks, the newest. What older ones did is in the store, and in ``Roster.past``."""
 KEPT_HELPERS = 64
 """The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
+MAPS_S = 5.0
+"""After so long the mappings of a process that runs are read, though it has mapped as much as before."""
 YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
@@ -96,6 +103,9 @@ class Member:
         state: "traced" or "exited".
         launches, collectives, steps: Counted so far.
         probes: Probes on the libraries it maps.
+        refused: Records that its budgets had no room for (``Probes.spent``).
+        over_share: Samples and switches of threads beyond its share.
+        ignored: Why nothing of its calls is recorded any more; empty: they are.
     """
 
     target: Target
@@ -108,6 +118,9 @@ class Member:
     last_step: int = -1
     last_step_ns: int = 0
     probes: int = 0
+    refused: int = 0
+    over_share: int = 0
+    ignored: str = ""
 
     @property
     def helper(self) -> bool:
@@ -136,6 +149,7 @@ class Job:
     name: str
     run: int
     lineage: str = ""
+    owner: tuple[int, str] = (-1, "")
     members: dict[int, Member] = field(default_factory=dict)
     tracker: StepTracker = field(default_factory=StepTracker)
     marked: MarkedSteps = field(default_factory=MarkedSteps)
@@ -547,6 +561,8 @@ class Roster:
         self._signatures: dict[int, int] = {}
         self._ran: dict[int, int] = {}
         """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
+        self._mapped: dict[int, tuple[bytes, float]] = {}
+        """How much each process had mapped, and when its mappings were read."""
         self._shared: dict[FileKey, bool] = {}
         self._leaving: list[int] = []
         self._named: set[int] = set()
@@ -639,7 +655,7 @@ class Roster:
         for pid in joined:
             self._candidates[pid] = _Candidate(now)
         changed = False
-        for pid in ended:
+        for pid in ended + [pid for pid in self.by_pid if self._has_new_owner(pid)]:
             if pid in self._leaving:
                 continue
             self._leaving.append(pid)
@@ -654,6 +670,24 @@ class Roster:
             self._attach(running=True)
         return changed
 
+    def _has_new_owner(self, pid: int) -> bool:
+        """Whether a rank runs as another user now, by executing a setuid program or of its own will. What it does is
+        nobody's of its job then: it leaves the trace. Where children are followed it may come back as another job's."""
+        _, member = self.by_pid[pid]
+        if member.state != "traced" or member.target.identity.uid < 0:
+            return False
+        try:
+            # Of a process that cannot be dumped the files of /proc are root's, whoever it runs as.
+            if os.stat(f"{PROC}/{pid}").st_uid == member.target.identity.uid:
+                return False
+        except OSError:
+            return False
+        if user_of(pid) in (-1, member.target.identity.uid):
+            return False
+        self.losses["processes_changed_owner"] += 1
+        self.notes.append(f"process {pid} runs as another user now: it is no longer traced as rank {member.rank}")
+        return True
+
     def leaving(self) -> list[int]:
         """Processes that ended and whose last records may not have been read yet."""
         return list(self._leaving)
@@ -666,6 +700,7 @@ class Roster:
             self._names.forget(pid)
             self._signatures.pop(pid, None)
             self._ran.pop(pid, None)
+            self._mapped.pop(pid, None)
             candidate = self._candidates.pop(pid, None)
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
@@ -769,7 +804,8 @@ class Roster:
     def _adopt(self, target: Target) -> tuple[Job, Member]:
         pid, rank = target.pid, target.identity.rank
         job, source = None, target.identity.launcher
-        if rank >= 0 and (parent := self.by_pid.get(parent_of(pid))) is not None and parent[1].rank == rank:
+        parent = self.by_pid.get(parent_of(pid)) if rank >= 0 else None
+        if parent is not None and parent[1].rank == rank and parent[0].owner[0] == target.identity.uid:
             job, source = parent[0], "parent"
         if job is None:
             if rank < 0:
@@ -792,6 +828,8 @@ class Roster:
             job = self._current.get(name)
             if job is None:
                 return self._open(name, self._run, target), max(target.identity.rank, 0)
+            if not self._may_join(job, target):
+                continue
             if not known and any(member.rank_source != "order" for member in job.ranks()):
                 continue  # a stray process among ranks that a launcher numbered
             if (
@@ -811,8 +849,17 @@ class Roster:
             return self._open(name, max(int(time.time()), job.run + 1), target), rank
         raise AssertionError("there is one name more than there are jobs")
 
+    def _may_join(self, job: Job, target: Target) -> bool:
+        """Whether a process may be a rank of a job that has begun, whatever it says of itself: it belongs to the same
+        user, and runs in the same container, unless that one is no more or who runs Argus named the job."""
+        uid, container = target.identity.owner
+        if uid != job.owner[0]:
+            return False
+        over = not any(member.target.alive() for member in job.ranks())
+        return container == job.owner[1] or over or self._job_name is not None
+
     def _open(self, name: str, run: int, target: Target) -> Job:
-        job = Job(name, run, target.identity.lineage)
+        job = Job(name, run, target.identity.lineage, target.identity.owner)
         self._current[name] = job
         self.jobs.append(job)
         return job
@@ -855,8 +902,12 @@ class Roster:
         if 0 <= ran == self._ran.get(pid):
             return False
         try:
-            mappings = executable_mappings(pid)
-            signature = hash(tuple((m.start, m.device, m.inode) for m in mappings))
+            pages, looked = mapped_pages(pid), time.monotonic()
+            mapped, read = self._mapped.get(pid, (b"", 0.0))
+            if pages == mapped and looked - read < MAPS_S:
+                return False
+            self._mapped[pid] = pages, looked
+            signature = mappings_signature(pid)
             if self._signatures.get(pid) == signature:
                 self._ran[pid] = ran
                 return False

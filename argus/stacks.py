@@ -918,6 +918,10 @@ class StackSide:
             },
         )
 
+    def over_share(self, pid: int) -> int:
+        """Samples and switches of a process's threads beyond the share of one process."""
+        return 0 if self._probes is None else self._probes.over_share(pid)
+
     def counters(self) -> dict[str, tuple[int, bool]]:
         """Every counter of the stack side: value, and whether a value above 0 is a loss."""
         absent = {PARTS[part][0]: (1, True) for part in self.not_started}

@@ -35,6 +35,7 @@ from argus.capture.targets import (
     hidden_processes,
     inspect,
     open_target,
+    queued_ns,
     same_process,
     sees_host_pids,
 )
@@ -45,6 +46,7 @@ from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
 from argus.gpu import KEPT_NAMES, GpuSide
 from argus.kernels import KernelSide
+from argus.neighbours import Neighbours, Spent
 from argus.overhead import FIRST_LOOKS_S, OverheadSide, words
 from argus.probing import SUBJECTS, ProbingSide
 from argus.recent import lateness_ms
@@ -230,6 +232,10 @@ class Tracer:
         self._wall_error_ns = wall_error_ns()
         self._names = KernelNames()
         self._losses: Tally[str] = Tally()
+        self._neighbours = Neighbours(options.max_overhead)
+        self._spent: dict[int, tuple[float, int, int, int]] = {}
+        """Of each process: when it was looked at, hits of its probes, records refused, for how long it had waited for a
+        CPU."""
         self._calls_in_progress = 0
         self._engine_cpu_s = 0.0
         self._kernel_launches: Tally[str] = Tally()
@@ -495,6 +501,8 @@ class Tracer:
             self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)
             self._stacks.work(now)
+            if ended:
+                self._look_at_losses()
             self._roster.retire(ended)
             self._generations.forget(ended)
         if soon >= self._look_due:
@@ -581,10 +589,10 @@ class Tracer:
         found = {counter.name.lower(): value for counter, value in self._probes.counters().items()}
         for side in (self._stacks, self._gpu):
             found |= {name: value for name, (value, _) in side.counters().items()}
-        names = ("hits", "marks", "stack_samples", "gpu_ops", "cupti_callback_ns")
+        names = ("hits", "hits_ignored", "marks", "stack_samples", "gpu_ops", "cupti_callback_ns")
         counted = {name: found.get(name, 0) for name in names}
         counted["cupti_api"] = self.options.cupti_options.api
-        pids = [member.target.pid for member in self.live()]
+        pids = [member.target.pid for member in self.live() if not member.ignored]
         programs, samplers = self._probes.run_times(), self._stacks.run_times()
         prices = self._probes.call_prices()
         hits = self._probes.hits()
@@ -596,13 +604,17 @@ class Tracer:
         if final:
             return
         plan = self._probing.plan
+        on_ns = {subject: self._probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS}
+        if self._look_at_neighbours(now):
+            self._overhead.leave_out(programs, on_ns, self._probing.on_hits)
+            return
         self._overhead.correct(self._probing.measured_share())
         changes = self._overhead.look_at_probes(
             now,
             programs,
             self._probes.whole_prices(),
             self._probes.entry_prices(),
-            {subject: self._probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS},
+            on_ns,
             self._probing.on_hits,
             self._probes.pulse,
             self._probing.pulses,
@@ -611,6 +623,50 @@ class Tracer:
         if self._overhead.governor.plan != plan:
             self._apply(changes)
         self._probing.weigh(self._overhead.pulse)
+
+    def _look_at_neighbours(self, now: float) -> bool:
+        """Ignores processes that take more than their share from others. Whether what was counted since the last look
+        is to decide nothing else: it is not all of processes that stay."""
+        assert self._probes is not None
+        assert self._roster is not None
+        before, spent = self._spent, {}
+        self._spent = {}
+        for pid, (job, member) in self._roster.by_pid.items():
+            if member.state != "traced" or member.ignored:
+                continue
+            hits, member.refused = self._probes.spent(pid)
+            queued = queued_ns(pid)
+            self._spent[pid] = now, hits, member.refused, queued
+            if pid in before:
+                then, hits_then, refused_then, queued_then = before[pid]
+                elapsed_s = max(now - then, 1e-3)
+                ran_s = elapsed_s - (queued - queued_then) / 1e9
+                spent[pid] = Spent(
+                    id(job), job.owner, hits - hits_then, member.refused - refused_then, elapsed_s, ran_s
+                )
+        ignored = self._neighbours.look(spent, self._overhead.hit_ns)
+        for pid, why in ignored.items():
+            self._ignore(pid, why)
+        return bool(ignored) or self._neighbours.suspects
+
+    def _ignore(self, pid: int, why: str) -> None:
+        """Records no call of a process any more."""
+        assert self._probes is not None
+        assert self._roster is not None
+        job, member = self._roster.by_pid[pid]
+        self._probes.ignore(pid)
+        member.ignored = f"the calls of process {pid} are ignored: {why}"
+        self._note(f"rank {member.rank} of {job.name}: {member.ignored}; trace it alone with --pid {pid}")
+        self._write_signals()
+
+    def _of_members(self, job: Job) -> dict[str, tuple[int, bool]]:
+        """The losses of a job that are its processes' own, and nobody else's."""
+        members = list(job.members.values())
+        return {
+            "records_over_budget": (sum(member.refused for member in members), True),
+            "stack_threads_over_share": (sum(member.over_share for member in members), True),
+            "processes_ignored": (sum(bool(member.ignored) for member in members), True),
+        }
 
     def _step_s(self) -> float:
         """How long a step takes, of the job with the longest; 0: not known."""
@@ -1310,6 +1366,7 @@ class Tracer:
         for name, value in (self._losses + self._roster.losses).items():
             found[name] = (value, True)
         found |= self._writer.counters()
+        found["processes_ignored"] = (sum(bool(m.ignored) for job in self.jobs for m in job.members.values()), True)
         return found
 
     def lost(self) -> dict[str, int]:
@@ -1459,6 +1516,8 @@ class Tracer:
                     "local_rank": np.array([m.target.identity.local_rank for m in members], np.int32),
                     "rank_source": [m.rank_source for m in members],
                     "started": np.array([int(m.target.started_unix * 1e9) for m in members], np.int64),
+                    "uid": np.array([m.target.identity.uid for m in members], np.int64),
+                    "container": [m.target.identity.container for m in members],
                     "exe": [_storable(m.target.exe) for m in members],
                     "command": [_storable(m.target.command) for m in members],
                     "libraries": [[library.shown_path for library in m.target.libraries] for m in members],
@@ -1495,6 +1554,9 @@ class Tracer:
         found: dict[str, Seen] = {}
         attached = self._roster.attachments_of(member)
         for signal, subjects in _SIGNALS.items():
+            if member.ignored and any(each.seen(subject) is not None for each in attached for subject in subjects):
+                found[signal] = Seen(0.0, 0, member.ignored)
+                continue
             probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
             if probed and (windows := self._probing.seen(subjects)) is not None:
                 found[signal] = windows
@@ -1552,6 +1614,14 @@ class Tracer:
                     "host_usage", {"job": job.name, "run": job.run, "host": self.host, "ts": ts, **columns}
                 )
 
+    def _look_at_losses(self) -> None:
+        """What the kernel side refused to each process that is there."""
+        assert self._probes is not None
+        assert self._roster is not None
+        for pid, (_, member) in self._roster.by_pid.items():
+            member.refused = max(self._probes.spent(pid)[1], member.refused)
+            member.over_share = max(self._stacks.over_share(pid), member.over_share)
+
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
         found = self.counters()
@@ -1559,7 +1629,10 @@ class Tracer:
         if jobs is None:
             begun = time.monotonic() - OVER_S
             jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]
+        self._look_at_losses()
+        of_all = found
         for job in jobs:
+            found = of_all | self._of_members(job)
             self._writer.append(
                 "coverage",
                 {

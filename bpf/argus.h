@@ -199,6 +199,25 @@ struct argus_torch {
 	u32 sizes;        /* of a tensor's dimensions, in c10::TensorImpl; up to five sizes follow */
 };
 
+/* The rings, as the budgets of a process are numbered. */
+enum argus_ring {
+	ARGUS_R_LAUNCHES,
+	ARGUS_R_COLLECTIVES,
+	ARGUS_R_CONTROL,
+	ARGUS_R_MARKS,
+	ARGUS_R_MATH,
+	ARGUS_R_COUNT
+};
+
+/* A traced process: map "targets", by its number. Each process has a token bucket for each ring, kept as the time at which
+ * the records that it has written are paid off. */
+struct argus_target {
+	u64 paid_ns[ARGUS_R_COUNT];
+	u64 refused;      /* records that were not written, since they were above its budget */
+	u64 hits;         /* of probes, but those of names and communicators, which come in bursts; calls inside other calls included */
+	u64 ignored;      /* 1: nothing of it is recorded any more; user space sets it */
+};
+
 /* Counters, per CPU. Those marked "loss" make coverage incomplete when they are not 0. */
 enum argus_counter {
 	ARGUS_C_LAUNCHES,            /* records written to "launches" */
@@ -221,6 +240,8 @@ enum argus_counter {
 	ARGUS_C_MARKS_DROPPED,       /* loss */
 	ARGUS_C_MATH,
 	ARGUS_C_MATH_DROPPED,        /* loss */
+	ARGUS_C_RECORDS_OVER_BUDGET,         /* loss, of the process's own job: the sum of argus_target.refused */
+	ARGUS_C_HITS_IGNORED,        /* probe hits in processes that are not traced, or no longer */
 	ARGUS_C_COUNT
 };
 

@@ -7,7 +7,7 @@ struct sequence_key {
 };
 BPF_HASH(sequences, struct sequence_key, u64, 65536);
 
-/* Rare calls: too big for the stack, and their arguments are needed again at the exit. */
+/* Rare calls: their arguments are needed again at the exit. */
 struct control_pending {
 	u64 cookie;
 	u64 sp;
@@ -16,7 +16,6 @@ struct control_pending {
 };
 /* Thread and family (1: kernel names, which NCCL looks up while it makes a communicator) -> the call it is in. */
 BPF_HASH(control_inflight, u64, struct control_pending, 2048);
-BPF_PERCPU_ARRAY(control_scratch, struct control_pending, 1);
 
 INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
 {
@@ -58,7 +57,8 @@ int nccl_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = (u32)id;
-	if (!traced(tgid))
+	struct argus_target *target = traced(id, 1);
+	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, 0);
@@ -72,7 +72,7 @@ int nccl_enter(struct pt_regs *ctx)
 		}
 		if (ARGUS_HAS_EXIT(outer->cookie)) {
 			count(ARGUS_C_EXIT_MISSED);
-			send_collective(&outer->collective);
+			send_collective(target, &outer->collective, bpf_ktime_get_ns());
 		}
 	}
 
@@ -109,7 +109,7 @@ int nccl_enter(struct pt_regs *ctx)
 	}
 	r->ts_ns = bpf_ktime_get_ns();
 	if (!ARGUS_HAS_EXIT(cookie)) {
-		send_collective(r);
+		send_collective(target, r, r->ts_ns);
 		p.ret = read_u64(sp, &r->flags);
 		if (inflight.update(&key, &p) != 0)
 			count(ARGUS_C_PENDING_FULL);
@@ -117,7 +117,7 @@ int nccl_enter(struct pt_regs *ctx)
 	}
 	if (inflight.update(&key, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
-		send_collective(r);
+		send_collective(target, r, r->ts_ns);
 	}
 	return 0;
 }
@@ -137,13 +137,19 @@ int nccl_exit(struct pt_regs *ctx)
 		return 0; /* the exit of a nested call: ncclBcast calls ncclBroadcast */
 	p->collective.duration_ns = now - p->collective.ts_ns;
 	p->collective.result = (s32)RESULT(ctx);
-	send_collective(&p->collective);
+	struct argus_target *target = find_target(id);
+	if (target)
+		send_collective(target, &p->collective, now);
 	inflight.delete(&key);
 	return 0;
 }
 
-INLINE void send_control(struct argus_control *record)
+INLINE void send_control(struct argus_target *target, struct argus_control *record, u64 now)
 {
+	if (!WITHIN_BUDGET(target, CONTROL, now) && control.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_CONTROL_SHARED_BYTES) {
+		refuse(target);
+		return;
+	}
 	if (record->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (record->flags & ARGUS_F_NAME_ADDRESS)
@@ -183,7 +189,8 @@ int control_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tid = (u32)id;
-	if (!traced(id >> 32))
+	struct argus_target *target = traced(id, 0);
+	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, 0);
@@ -196,20 +203,17 @@ int control_enter(struct pt_regs *ctx)
 			return 0;
 		}
 		count(ARGUS_C_EXIT_MISSED);
-		send_control(&outer->record);
+		send_control(target, &outer->record, bpf_ktime_get_ns());
 	}
-	int zero = 0;
-	struct control_pending *p = control_scratch.lookup(&zero);
-	if (!p)
-		return 0;
-	__builtin_memset(p, 0, sizeof(*p));
-	p->sp = sp;
+	/* On the stack: a program may be preempted, and whoever gets the CPU then would find it in memory of the CPU's. */
+	struct control_pending p = {};
+	p.sp = sp;
 	u32 shape = ARGUS_SHAPE(cookie);
-	struct argus_control *r = &p->record;
+	struct argus_control *r = &p.record;
 	u8 *flags = &r->flags;
 	u64 a0 = arg(ctx, sp, 0, flags), a1 = arg(ctx, sp, 1, flags), a2 = arg(ctx, sp, 2, flags), a3 = arg(ctx, sp, 3, flags);
 
-	p->cookie = cookie;
+	p.cookie = cookie;
 	r->pid = id >> 32;
 	r->tid = tid;
 	r->call = ARGUS_CALL(cookie);
@@ -219,7 +223,7 @@ int control_enter(struct pt_regs *ctx)
 	r->color = -1;
 	r->key = -1;
 	if (shape == ARGUS_S_COMM_INIT) {
-		p->out = a0;
+		p.out = a0;
 		r->nranks = (s32)a1;
 #if REGISTER_ARGS == 8
 		read_unique_id(r, a2); /* AAPCS64: a struct over 16 bytes travels by reference */
@@ -229,22 +233,22 @@ int control_enter(struct pt_regs *ctx)
 		r->rank = (s32)a2;
 #endif
 	} else if (shape == ARGUS_S_COMM_INIT_SCALABLE) {
-		p->out = a0;
+		p.out = a0;
 		r->nranks = (s32)a1;
 		r->rank = (s32)a2;
 		read_unique_id(r, arg(ctx, sp, 4, flags));
 	} else if (shape == ARGUS_S_COMM_INIT_ALL) {
-		p->out = a0;
+		p.out = a0;
 		r->nranks = (s32)a1;
 	} else if (shape == ARGUS_S_COMM_SPLIT) {
 		r->parent = a0;
 		r->color = (s32)a1;
 		r->key = (s32)a2;
-		p->out = a3;
+		p.out = a3;
 	} else if (shape == ARGUS_S_COMM_SHRINK) {
 		r->parent = a0;
 		r->key = (s32)a2;
-		p->out = a3;
+		p.out = a3;
 	} else if (shape == ARGUS_S_COMM_END) {
 		/* The next communicator at this address is another one: its calls count from 0. */
 		struct sequence_key old = {};
@@ -256,14 +260,14 @@ int control_enter(struct pt_regs *ctx)
 		sequences.delete(&old);
 	} else if (shape == ARGUS_S_COMM_COUNT || shape == ARGUS_S_COMM_RANK) {
 		r->handle = a0;
-		p->out = a1;
+		p.out = a1;
 	} else if (shape == ARGUS_S_NAME_OUT) {
-		p->out = a0;
+		p.out = a0;
 		r->parent = a1;
 		r->name_address = a2;
 		read_name(r);
 	} else if (shape == ARGUS_S_KERNEL_OUT) {
-		p->out = a0;
+		p.out = a0;
 		r->parent = a1;
 	} else if (shape == ARGUS_S_NAME_HOST) {
 		r->parent = a0;
@@ -273,12 +277,12 @@ int control_enter(struct pt_regs *ctx)
 	}
 	r->ts_ns = bpf_ktime_get_ns();
 	if (!ARGUS_HAS_EXIT(cookie)) {
-		send_control(r);
+		send_control(target, r, r->ts_ns);
 		return 0;
 	}
-	if (control_inflight.update(&key, p) != 0) {
+	if (control_inflight.update(&key, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
-		send_control(r);
+		send_control(target, r, r->ts_ns);
 	}
 	return 0;
 }
@@ -301,6 +305,9 @@ int control_exit(struct pt_regs *ctx)
 		return 0;
 	}
 	if (ARGUS_CALL(p->cookie) != ARGUS_CALL(cookie) || !RETURNED_FROM(ctx, p))
+		return 0;
+	struct argus_target *target = find_target(id);
+	if (!target) /* it was removed just now */
 		return 0;
 	u32 shape = ARGUS_SHAPE(cookie);
 	struct argus_control *r = &p->record;
@@ -325,17 +332,17 @@ int control_exit(struct pt_regs *ctx)
 			if (i < r->nranks) {
 				r->rank = i;
 				r->handle = read_u64(p->out + 8 * i, &r->flags);
-				send_control(r);
+				send_control(target, r, now);
 			}
 		}
 	} else {
-		send_control(r);
+		send_control(target, r, now);
 	}
 	control_inflight.delete(&key);
 	return 0;
 }
 
-INLINE void end_launch(u64 key)
+INLINE void end_launch(struct argus_target *target, u64 key, u64 now)
 {
 	struct pending *p = inflight.lookup(&key);
 	if (!p)
@@ -343,43 +350,48 @@ INLINE void end_launch(u64 key)
 	if (ARGUS_HAS_EXIT(p->cookie)) {
 		p->launch.flags |= ARGUS_F_UNFINISHED;
 		count(ARGUS_C_UNFINISHED);
-		send_launch(&p->launch);
+		send_launch(target, &p->launch, now);
 	}
 	inflight.delete(&key);
 }
 
-INLINE void end_control(u64 key)
+INLINE void end_control(struct argus_target *target, u64 key, u64 now)
 {
 	struct control_pending *p = control_inflight.lookup(&key);
 	if (!p)
 		return;
 	p->record.flags |= ARGUS_F_UNFINISHED;
 	count(ARGUS_C_UNFINISHED);
-	send_control(&p->record);
+	send_control(target, &p->record, now);
 	control_inflight.delete(&key);
 }
 
 /* A thread that ends takes its unreturned calls with it: they are reported as unfinished, and their room is freed. */
 int thread_exit(void *ctx)
 {
-	u32 tid = (u32)bpf_get_current_pid_tgid();
-	end_launch(cuda_key(tid));
-	end_launch(module_key(tid));
+	u64 id = bpf_get_current_pid_tgid();
+	u32 tid = (u32)id;
+	struct argus_target *target = find_target(id);
+	if (!target)
+		return 0;
+	u64 now = bpf_ktime_get_ns();
+	end_launch(target, cuda_key(tid), now);
+	end_launch(target, module_key(tid), now);
 	u64 key = nccl_key(tid);
 	struct pending *p = inflight.lookup(&key);
 	if (p) {
 		p->collective.flags |= ARGUS_F_UNFINISHED;
 		count(ARGUS_C_UNFINISHED);
-		send_collective(&p->collective);
+		send_collective(target, &p->collective, now);
 		inflight.delete(&key);
 	}
-	end_control((u64)tid << 1);
-	end_control((u64)tid << 1 | 1);
+	end_control(target, (u64)tid << 1, now);
+	end_control(target, (u64)tid << 1 | 1, now);
 	group_depth.delete(&tid);
 	struct math_pending *product = math_inflight.lookup(&tid);
 	if (product) {
 		if (product->ret)
-			end_math(product, bpf_ktime_get_ns());
+			end_math(target, product, now);
 		else
 			count(ARGUS_C_UNFINISHED);
 		math_inflight.delete(&tid);

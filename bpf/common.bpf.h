@@ -34,8 +34,8 @@ BPF_ARRAY(family_reach, u64, 16 * 256);
 BPF_ARRAY(below, u64, 16 * 256);
 BPF_ARRAY(torch_layouts, struct argus_torch, 16);
 BPF_HASH(group_depth, u32, u32, 16384);
-/* Processes being traced: thread group -> 1. */
-BPF_HASH(targets, u32, u32, 16384);
+/* Processes being traced, by thread group. */
+BPF_HASH(targets, u32, struct argus_target, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
 BPF_HASH(strangers, u32, u64, 4096);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
@@ -139,11 +139,33 @@ INLINE u64 arg(struct pt_regs *ctx, u64 sp, u32 n, u8 *flags)
 	return read_u64(FIRST_STACK_ARG(sp) + 8 * (u64)(n - REGISTER_ARGS), flags);
 }
 
-INLINE int traced(u32 tgid)
+INLINE struct argus_target *find_target(u64 id)
 {
-	u32 *target = targets.lookup(&tgid);
+	u32 tgid = id >> 32;
+	return targets.lookup(&tgid);
+}
+
+/* Counts a hit of a process that may be traced. Returns whether it is recorded. */
+INLINE int is_recorded(struct argus_target *target, int hits)
+{
+	if (target) {
+		__sync_fetch_and_add(&target->hits, hits);
+		if (!target->ignored)
+			return 1;
+	}
+	count(ARGUS_C_HITS_IGNORED);
+	return 0;
+}
+
+/* The process of a call that is entered, 0: nothing of it is recorded. Of one that is not traced (yet), calls are counted. */
+INLINE struct argus_target *traced(u64 id, int counts)
+{
+	u32 tgid = id >> 32;
+	struct argus_target *target = find_target(id);
+	if (is_recorded(target, counts))
+		return target;
 	if (target)
-		return 1;
+		return 0;
 	u64 *hits = strangers.lookup(&tgid);
 	if (hits) {
 		__sync_fetch_and_add(hits, 1);
@@ -157,10 +179,42 @@ INLINE int traced(u32 tgid)
 /* An exit without an entry: the call began before Argus attached. */
 INLINE void count_unmatched(u64 id)
 {
-	u32 tgid = id >> 32;
-	if (targets.lookup(&tgid))
+	struct argus_target *target = find_target(id);
+	if (target && !target->ignored)
 		count(ARGUS_C_EXIT_UNMATCHED);
 }
+
+/* Takes a token for a record. 0: there is none. The arithmetic of a bucket (GCRA): records are paid off one after the other,
+ * each within its cost, and a process may be so far ahead as the burst says. */
+INLINE int within_budget(struct argus_target *target, u32 ring, u64 now, u64 cost_ns, u64 burst_ns)
+{
+	u64 *paid_ns = &target->paid_ns[ring];
+	s64 ahead = *paid_ns - now;
+	if (ahead > (s64)burst_ns)
+		return 0;
+	if (ahead < 0)
+		*paid_ns = now + cost_ns; /* two threads at once: one record is for free */
+	else
+		__sync_fetch_and_add(paid_ns, cost_ns);
+	return 1;
+}
+
+INLINE void refuse(struct argus_target *target)
+{
+	__sync_fetch_and_add(&target->refused, 1);
+	count(ARGUS_C_RECORDS_OVER_BUDGET);
+}
+
+/* bcc knows no map.ringbuf_query, and makes map.ringbuf_output into this: with these flags, how many bytes of a ring wait to
+ * be read. A constant, so that one of the two calls remains. */
+#define HOW_FULL (1ull << 63)
+#define bpf_ringbuf_output(ring, data, bytes, flags) \
+	((flags) == HOW_FULL ? (long)bpf_ringbuf_query(ring, 0) : (long)bpf_ringbuf_output(ring, data, bytes, flags))
+
+/* A record of the process may be written: within its budget always, above it only while the ring is nearly empty. So no
+ * process, nor many of them, fill a ring for the others, and one whose records are read in time loses nothing. */
+#define WITHIN_BUDGET(target, ring, now) \
+	within_budget(target, ARGUS_R_##ring, now, ARGUS_##ring##_COST_NS, ARGUS_##ring##_BURST_NS)
 
 /* Families: a call is nested only in one of its own. Loading code is one of its own, since it happens inside launches. */
 INLINE u64 cuda_key(u32 tid) { return (u64)tid << 2; }
@@ -197,8 +251,12 @@ INLINE int active(struct pt_regs *ctx, u64 sp, struct pending *p, u64 cookie)
 	return size && !flags && distance < *size;
 }
 
-INLINE void send_launch(struct argus_launch *record)
+INLINE void send_launch(struct argus_target *target, struct argus_launch *record, u64 now)
 {
+	if (!WITHIN_BUDGET(target, LAUNCHES, now) && launches.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_LAUNCHES_SHARED_BYTES) {
+		refuse(target);
+		return;
+	}
 	if (record->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (launches.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
@@ -207,8 +265,12 @@ INLINE void send_launch(struct argus_launch *record)
 		count(ARGUS_C_LAUNCHES_DROPPED);
 }
 
-INLINE void send_collective(struct argus_collective *record)
+INLINE void send_collective(struct argus_target *target, struct argus_collective *record, u64 now)
 {
+	if (!WITHIN_BUDGET(target, COLLECTIVES, now) && collectives.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_COLLECTIVES_SHARED_BYTES) {
+		refuse(target);
+		return;
+	}
 	if (record->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (collectives.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)

@@ -78,7 +78,8 @@ int cuda_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tid = (u32)id;
-	if (!traced(id >> 32))
+	struct argus_target *target = traced(id, 1);
+	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, 0);
@@ -92,7 +93,7 @@ int cuda_enter(struct pt_regs *ctx)
 		}
 		if (ARGUS_HAS_EXIT(outer->cookie)) {
 			count(ARGUS_C_EXIT_MISSED);
-			send_launch(&outer->launch);
+			send_launch(target, &outer->launch, bpf_ktime_get_ns());
 		}
 		inflight.delete(&key);
 	}
@@ -114,9 +115,9 @@ int cuda_enter(struct pt_regs *ctx)
 
 	p.launch.ts_ns = bpf_ktime_get_ns();
 	if (ARGUS_SHAPE(cookie) >= ARGUS_S_LAUNCH_DRIVER && ARGUS_SHAPE(cookie) <= ARGUS_S_LAUNCH_RUNTIME_EX)
-		launch_in_math(sp, tid, p.launch.ts_ns);
+		launch_in_math(target, sp, tid, p.launch.ts_ns);
 	if (!ARGUS_HAS_EXIT(cookie)) {
-		send_launch(&p.launch);
+		send_launch(target, &p.launch, p.launch.ts_ns);
 		if (ARGUS_LAYER(cookie) == ARGUS_LAYER_DRIVER)
 			return 0; /* the driver calls no hooked function */
 		u8 flags = 0;
@@ -127,7 +128,7 @@ int cuda_enter(struct pt_regs *ctx)
 	}
 	if (inflight.update(&key, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
-		send_launch(&p.launch);
+		send_launch(target, &p.launch, p.launch.ts_ns);
 	}
 	return 0;
 }
@@ -149,7 +150,9 @@ int cuda_exit(struct pt_regs *ctx)
 	p->launch.result = (s32)RESULT(ctx);
 	if (ARGUS_ARG(cookie, 3) != 15 && p->launch.result == 0)
 		p->launch.handle = read_u64(p->launch.handle, &p->launch.flags);
-	send_launch(&p->launch);
+	struct argus_target *target = find_target(id);
+	if (target)
+		send_launch(target, &p->launch, now);
 	inflight.delete(&key);
 	return 0;
 }

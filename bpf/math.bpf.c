@@ -13,8 +13,12 @@ struct math_pending {
 /* Thread -> the outermost call it is in. */
 BPF_HASH(math_inflight, u32, struct math_pending, 8192);
 
-INLINE void send_math(struct argus_math *record)
+INLINE void send_math(struct argus_target *target, struct argus_math *record, u64 now)
 {
+	if (!WITHIN_BUDGET(target, MATH, now) && math.ringbuf_output(record, 0, HOW_FULL) >= ARGUS_MATH_SHARED_BYTES) {
+		refuse(target);
+		return;
+	}
 	if (record->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
 	if (math.ringbuf_output(record, sizeof(*record), NO_WAKEUP) == 0)
@@ -78,17 +82,17 @@ INLINE int inside_math(u64 sp, struct math_pending *p)
 }
 
 /* Tells of a call that is over, or that no exit will be seen of. */
-INLINE void end_math(struct math_pending *p, u64 until)
+INLINE void end_math(struct argus_target *target, struct math_pending *p, u64 until)
 {
 	if (!p->ret)
 		count(ARGUS_C_EXIT_MISSED);
 	else if (p->record.duration_ns == 0) /* it has launched something */
 		p->record.duration_ns = until - p->record.ts_ns;
-	send_math(&p->record);
+	send_math(target, &p->record, until);
 }
 
 /* A thread launches a kernel: part of the attention it is in, or that is over. */
-INLINE void launch_in_math(u64 sp, u32 tid, u64 ts)
+INLINE void launch_in_math(struct argus_target *target, u64 sp, u32 tid, u64 ts)
 {
 	struct math_pending *p = math_inflight.lookup(&tid);
 	if (!p || !p->ret)
@@ -97,7 +101,7 @@ INLINE void launch_in_math(u64 sp, u32 tid, u64 ts)
 		p->record.duration_ns = 0;
 		return;
 	}
-	end_math(p, ts - 1);
+	end_math(target, p, ts - 1);
 	math_inflight.delete(&tid);
 }
 
@@ -105,7 +109,10 @@ int math_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32, tid = (u32)id;
-	if (!targets.lookup(&tgid)) /* not among the strangers: these calls make no rank */
+	struct argus_target *target = find_target(id);
+	if (!is_recorded(target, 1)) /* not among the strangers: these calls make no rank */
+		return 0;
+	if (!target) /* for the verifier */
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, 0);
@@ -117,7 +124,7 @@ int math_enter(struct pt_regs *ctx)
 			count(ARGUS_C_NESTED);
 			return 0;
 		}
-		end_math(outer, now - 1);
+		end_math(target, outer, now - 1);
 		math_inflight.delete(&tid);
 	}
 	struct math_pending p = {};
@@ -145,7 +152,7 @@ int math_enter(struct pt_regs *ctx)
 	r->ts_ns = now;
 	if (math_inflight.update(&tid, &p) != 0) {
 		count(ARGUS_C_PENDING_FULL);
-		send_math(r);
+		send_math(target, r, now);
 	}
 	return 0;
 }
@@ -164,7 +171,9 @@ int math_exit(struct pt_regs *ctx)
 		return 0; /* the exit of a nested call */
 	p->record.duration_ns = now - p->record.ts_ns;
 	p->record.result = (s32)RESULT(ctx);
-	send_math(&p->record);
+	struct argus_target *target = find_target(id);
+	if (target)
+		send_math(target, &p->record, now);
 	math_inflight.delete(&tid);
 	return 0;
 }

@@ -4,6 +4,7 @@
  * Compiled with these definitions (argus/capture/stacks.py):
  *   ARGUS_STACK_PAGES, ARGUS_CODE_PAGES, ARGUS_PAUSE_PAGES  sizes of the rings, in bcc's pages
  *   ARGUS_CPUS, ARGUS_ROWS  how many logs, and rows of each, a power of two
+ *   ARGUS_THREADS_EACH  threads of one process that are followed
  *   ARGUS_THREADS, ARGUS_SEEN, ARGUS_CODES, ARGUS_BLOCKS, ARGUS_LEAVES  entries of the maps
  *   ARGUS_THREAD_PAGES  pages of threads_known: enough for every thread number there can be
  *   ARGUS_TASK_PID, ARGUS_TASK_STATE, ARGUS_TASK_RAN  offsets in struct task_struct; absent where the kernel has no BTF
@@ -84,7 +85,8 @@ struct thread {
 };
 
 struct target {
-	u32 flags;
+	u64 refused;       /* samples and switches of threads beyond its share */
+	u32 threads;       /* in the map "threads" */
 	u32 generation;    /* part of every stack's number: another for each process that gets this PID, and each program it runs */
 };
 
@@ -308,20 +310,38 @@ INLINE u64 period_ns(void)
 	return b ? b->period_ns : 0;
 }
 
-INLINE struct thread *thread_of(u32 tgid, u32 tid)
+/* Forgets a thread of a process, and that it counts for that. */
+INLINE void forget_thread(u32 tgid, u32 tid)
+{
+	struct target *target = stack_targets.lookup(&tgid);
+	if (threads.delete(&tid) != 0 || !target)
+		return;
+	if (target->threads)
+		__sync_fetch_and_add(&target->threads, -1);
+}
+
+INLINE struct thread *thread_of(struct target *target, u32 tgid, u32 tid)
 {
 	struct thread *thread = threads.lookup(&tid);
 	if (thread && thread->pid == tgid)
 		return thread;
+	if (thread)
+		forget_thread(thread->pid, tid);
 	int zero = 0;
 	struct thread *blank = blank_threads.lookup(&zero);
 	if (!blank)
 		return 0;
 	u8 *known = known_thread(tid);
+	if (target->threads >= ARGUS_THREADS_EACH) {
+		__sync_fetch_and_add(&target->refused, 1);
+		count(ARGUS_SC_THREADS_OVER_SHARE);
+		return 0;
+	}
 	if (!known || threads.update(&tid, blank) != 0) {
 		count(ARGUS_SC_THREADS_FULL);
 		return 0;
 	}
+	__sync_fetch_and_add(&target->threads, 1);
 	*known = 1;
 	thread = threads.lookup(&tid);
 	if (thread)
@@ -1079,7 +1099,7 @@ int on_sample(struct pt_regs *ctx)
 		return 0;
 	count(ARGUS_SC_SAMPLES);
 	u64 now = bpf_ktime_get_ns();
-	struct thread *thread = thread_of(tgid, tid);
+	struct thread *thread = thread_of(target, tgid, tid);
 	if (thread && thread->off_ns)
 		thread->on_ns = now;
 	s->what = ARGUS_NO_SYSCALL;
@@ -1148,7 +1168,7 @@ int on_exit(void *ctx)
 		return 0;
 	if (thread->gc_begin_ns)
 		end_pause(thread, tid, bpf_ktime_get_ns());
-	threads.delete(&tid);
+	forget_thread(thread->pid, tid);
 	thread_states.delete(&tid);
 	return 0;
 }
@@ -1193,7 +1213,7 @@ int on_exec(void *ctx)
 	if (thread) {
 		if (thread->gc_begin_ns)
 			end_pause(thread, tid, now);
-		threads.delete(&tid);
+		forget_thread(tgid, tid);
 	}
 	return 0;
 }
@@ -1285,10 +1305,10 @@ INLINE u32 go_off(struct bpf_raw_tracepoint_args *ctx, struct target *target, u6
 		u8 *known = known_thread(tid);
 		if (known)
 			*known = 0;
-		threads.delete(&tid);
+		forget_thread(tgid, tid);
 		return 0;
 	}
-	struct thread *thread = thread_of(tgid, tid);
+	struct thread *thread = thread_of(target, tgid, tid);
 	if (!thread)
 		return 0;
 	int zero = 0;

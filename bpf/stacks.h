@@ -192,6 +192,7 @@ enum argus_stack_counter {
 	ARGUS_SC_CODES_SENT,           /* code objects written to their ring */
 	ARGUS_SC_CODES_DROPPED,        /* ring of code objects full: user space looks into the process's memory instead */
 	ARGUS_SC_OFF_CPU_GUESSED,      /* of OFF_CPU: the kernel did not tell when it was back; its CPU time says how long ago */
+	ARGUS_SC_THREADS_OVER_SHARE,   /* loss, of the process's own job: samples and switches of threads beyond its share */
 	ARGUS_SC_STACKS_FORGOTTEN,     /* stacks sent, whose place another took: they are sent again with their next sample */
 	ARGUS_SC_COUNT
 };

@@ -49,7 +49,8 @@ int torch_enter(struct pt_regs *ctx)
 {
 	u64 id = bpf_get_current_pid_tgid();
 	u32 tgid = id >> 32;
-	if (!traced(tgid))
+	struct argus_target *target = traced(id, 1);
+	if (!target)
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, 0);
@@ -78,11 +79,9 @@ int torch_enter(struct pt_regs *ctx)
 		r.stream = 1 + (u64)read_u32(r.comm + layout->counter, &r.flags);
 	r.seq = next_sequence(tgid, r.comm, shape == ARGUS_S_C10D_P2P);
 	r.ts_ns = bpf_ktime_get_ns();
-	send_collective(&r);
+	send_collective(target, &r, r.ts_ns);
 	return 0;
 }
-
-BPF_PERCPU_ARRAY(mark_scratch, struct argus_mark, 1);
 
 /* Where nvtxEventAttributes_t has its message and what that is (nvtx3/nvToolsExt.h, the same since NVTX 1). */
 #define NVTX_MESSAGE_TYPE_AT 32
@@ -146,18 +145,17 @@ INLINE void read_mark_name(struct argus_mark *r, u64 at, u32 form)
 INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 {
 	u64 id = bpf_get_current_pid_tgid();
-	u32 tgid = id >> 32;
-	if (!targets.lookup(&tgid)) /* not among the strangers: marks make no rank, and a data-loader worker's are no loss */
+	struct argus_target *target = find_target(id);
+	if (!is_recorded(target, 1)) /* not among the strangers: marks make no rank, and a data-loader worker's are no loss */
+		return 0;
+	if (!target) /* for the verifier */
 		return 0;
 	u64 cookie = argus_cookie(ctx);
 	count_hit(cookie, at_exit);
-	int zero = 0;
-	struct argus_mark *r = mark_scratch.lookup(&zero);
-	if (!r)
-		return 0;
-	__builtin_memset(r, 0, sizeof(*r));
+	struct argus_mark record = {};
+	struct argus_mark *r = &record;
 	r->ts_ns = bpf_ktime_get_ns();
-	r->pid = tgid;
+	r->pid = id >> 32;
 	r->tid = (u32)id;
 	r->call = ARGUS_CALL(cookie);
 	r->at_exit = at_exit;
@@ -170,6 +168,10 @@ INLINE int mark(struct pt_regs *ctx, u32 at_exit)
 		read_mark_name(r, arg(ctx, sp, ARGUS_ARG(cookie, 1), &r->flags), ARGUS_ARG(cookie, 3));
 	if (r->flags & ARGUS_F_READ_FAULT)
 		count(ARGUS_C_READ_FAULT);
+	if (!WITHIN_BUDGET(target, MARKS, r->ts_ns) && marks.ringbuf_output(r, 0, HOW_FULL) >= ARGUS_MARKS_SHARED_BYTES) {
+		refuse(target);
+		return 0;
+	}
 	if (marks.ringbuf_output(r, sizeof(*r), NO_WAKEUP) == 0)
 		count(ARGUS_C_MARKS);
 	else

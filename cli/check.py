@@ -7,6 +7,7 @@ import json
 
 import click
 
+from argus import privileges
 from argus.capture import preflight
 from argus.errors import EXIT_UNAVAILABLE
 
@@ -29,7 +30,13 @@ def command(output_format: str) -> int:
     works = preflight.tracing_works(features)
     if output_format == "json":
         rows = [dataclasses.asdict(feature) for feature in features]
-        click.echo(json.dumps({"schema": "argus.check/1", "tracing": works, "features": rows}, indent=2))
+        report = {
+            "schema": "argus.check/1",
+            "tracing": works,
+            "features": rows,
+            "capabilities": privileges.of_verbs(),
+        }
+        click.echo(json.dumps(report, indent=2))
     else:
         width = max(len(feature.name) for feature in features)
         for feature in features:
@@ -40,6 +47,10 @@ def command(output_format: str) -> int:
             click.echo(f"{feature.name:<{width}}  {click.style(f'{mark:<4}', fg=colour)}  {feature.detail}")
             if feature.fix:
                 click.echo(f"{'':<{width}}        → {feature.fix}")
+        click.echo()
+        click.echo("Capabilities that verbs need; all others are given up by `argus trace` when it begins:")
+        for verb, names in privileges.of_verbs().items():
+            click.echo(f"  {verb:<14}  {', '.join(names) or 'none'}")
         click.echo()
         click.echo("Tracing works here." if works else "Tracing does not work here yet.")
     return 0 if works else EXIT_UNAVAILABLE

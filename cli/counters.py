@@ -53,7 +53,12 @@ SENTENCES = {
     "cupti_rejected_unknown_kind": f"{{n}} GPU record[s] rejected: of an unknown kind; {_REPORT}",
     "stack_samples_dropped": f"{{n}} stack sample[s] lost ({_STARVED})",
     "stack_pauses_dropped": "{n} garbage collection[s] lost: their ring was full",
-    "stack_threads_full": "{n} thread[s] not followed: more than 16,384",
+    "stack_threads_full": "{n} sample[s] or switch[es] of threads that are not followed: there are more than 32,768",
+    "stack_threads_over_share": "{n} sample[s] or switch[es] of threads that are not followed: [its|their] process has "
+    "more than 4,096",
+    "records_over_budget": "{n} record[s] not taken: [its|their] process wrote more than its share",
+    "processes_ignored": "{n} process[es] ignored: [it|they] took more than [its|their] share from other jobs",
+    "processes_changed_owner": "{n} process[es] no longer traced: [it runs|they run] as another user now",
     "stack_samples_without_stack": "{n} stack sample[s] without a stack",
     "stacks_without_rank": "{n} stack[s] of processes that ended before their rank was known",
     "stack_samples_without_rank": "{n} stack sample[s] of processes that ended before their rank was known",

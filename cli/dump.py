@@ -8,6 +8,7 @@ from collections import Counter as Tally
 import click
 from rich.console import Console
 
+from argus import privileges
 from argus.capture.targets import (
     descendants,
     find_gpu_processes,
@@ -60,6 +61,7 @@ def command(
       sudo argus dump --all-gpu
       sudo argus dump --children $(pgrep -o torchrun) --format json
     """
+    privileges.keep_for_trace(inject=False)
     named = list(all_pids(given_pids, pids))
     others: list[int] = []
     if all_gpu or name is not None:

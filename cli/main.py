@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from argus import __version__, debug
+from argus import __version__, debug, privileges
 from argus.errors import EXIT_FAILURE, ArgusError
 from argus.lean import be_lean
 
@@ -136,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     own = argv is None
     if own:
+        privileges.own_process = True
         interrupt.quit_at_once()
         debug.capture()
         be_lean()

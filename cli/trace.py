@@ -6,7 +6,7 @@ import os
 
 import click
 
-from argus import debug
+from argus import debug, privileges
 from argus.capture import DEFAULT_OFF_CPU_NS
 from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
@@ -152,6 +152,8 @@ def command(
         from .pick import pick_pids
 
         chosen = pick_pids("trace")
+    # Before anything has a thread, and before the engine of an embedded store begins.
+    privileges.keep_for_trace(inject=inject or cupti == "inject")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)
     status = Status(_what_begins(chosen), plain=plain)

@@ -39,10 +39,11 @@ from argus.capture.programs import (
     Module,
     attach_raw_tracepoint,
 )
-from argus.capture.ring import Ring
+from argus.capture.ring import HEADER_BYTES, Ring
 from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
 from argus.capture.targets import FileKey, Library
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.privileges import lacking, needed
 from argus.records import Counter
 from argus.resources import resource_dir
 
@@ -117,6 +118,14 @@ COLLECTIVE_RING_BYTES = 16 << 20
 """Room for 209,715 collectives: 10 s of 20 ranks that make 20 each in steps of 20 ms, while a trace begins."""
 CONTROL_RING_BYTES = 16 << 20
 """Room for 65,536 registrations of kernels: `import torch` makes 40,000 in 0.1 s, maybe before the ring is read."""
+RECORDS_S = 100_000
+"""Budget of a process for each ring, records a second: several times what a rank makes (10^5 launches a minute; the
+densest loop of launches tried, 50,000 a second)."""
+BURST, NAMES_BURST = 0.25, 0.75
+"""So much of a ring a process may write at once, beyond that: of launches, a quarter second of all of a node; of names,
+more than `import torch` registers."""
+SHARED = 0.25
+"""So much of a ring may be full, for a process above its budget to write to it."""
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):
@@ -295,6 +304,7 @@ class Probes:
             f"-DARGUS_CONTROL_PAGES={CONTROL_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_MARK_PAGES={MARK_RING_BYTES // _BCC_PAGE}",
             f"-DARGUS_MATH_PAGES={MATH_RING_BYTES // _BCC_PAGE}",
+            *(f"-D{name}={value}" for name, value in _budgets(launch_ring_bytes).items()),
             "-Wno-address-of-packed-member",
         ]
         return module(text, flags, "compile the BPF programs")
@@ -359,11 +369,27 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        self._module["targets"].set(pid, 1)
+        self._module["targets"].set(pid, bytes(records.TARGET.itemsize))
         strangers = self._module["strangers"]
         missed = strangers.get(pid)
         strangers.delete(pid)
         return int.from_bytes(missed or b"", sys.byteorder)
+
+    def spent(self, pid: int) -> tuple[int, int]:
+        """Hits of a process's probes since it is traced, and records that its budgets had no room for."""
+        target = self._target(pid)
+        return (0, 0) if target is None else (int(target["hits"][0]), int(target["refused"][0]))
+
+    def ignore(self, pid: int) -> None:
+        """Records nothing more of a process. Its calls go on costing it their traps into the kernel."""
+        target = self._target(pid)
+        if target is not None:
+            target["ignored"] = 1
+            self._module["targets"].set(pid, target.tobytes())
+
+    def _target(self, pid: int) -> NDArray[np.void] | None:
+        value = self._module["targets"].get(pid)
+        return None if value is None else np.frombuffer(value, records.TARGET).copy()
 
     def remove_target(self, pid: int) -> None:
         """Forgets a process that ended: its PID may be another's soon."""
@@ -767,6 +793,24 @@ def _entries(attachment: Attachment, subject: Subject) -> dict[str, list[tuple[i
     }
 
 
+def _budgets(launch_ring_bytes: int) -> dict[str, str]:
+    """What one process may write into each ring, as the programs have it."""
+    rings = {
+        "LAUNCHES": (launch_ring_bytes, records.LAUNCH, RECORDS_S, BURST),
+        "COLLECTIVES": (COLLECTIVE_RING_BYTES, records.COLLECTIVE, RECORDS_S, BURST),
+        "CONTROL": (CONTROL_RING_BYTES, records.CONTROL, RECORDS_S, NAMES_BURST),
+        "MARKS": (MARK_RING_BYTES, records.MARK, RECORDS_S, BURST),
+        "MATH": (MATH_RING_BYTES, records.MATH, RECORDS_S, BURST),
+    }
+    found = {}
+    for name, (size, dtype, rate, burst) in rings.items():
+        cost_ns = 1_000_000_000 // rate
+        found[f"ARGUS_{name}_COST_NS"] = f"{cost_ns}ull"
+        found[f"ARGUS_{name}_BURST_NS"] = f"{int(burst * size / (dtype.itemsize + HEADER_BYTES)) * cost_ns}ull"
+        found[f"ARGUS_{name}_SHARED_BYTES"] = f"{int(SHARED * size)}"
+    return found
+
+
 def _exits_first(programs: Iterable[str]) -> list[str]:
     """The order to attach in: an entry whose exit is not hooked yet would be reported as never finished."""
     return sorted(programs, key=lambda program: not program.endswith("_exit"))
@@ -820,10 +864,10 @@ def load_failure(what: str, said: str, reason: Exception) -> ArgusError:
     done = ("processed ", "verification time", "stack depth", "insns processed")
     lines = [text for line in said.splitlines() if (text := line.strip()) and not text.startswith(done)]
     refused = getattr(reason, "errno", 0) in (errno.EPERM, errno.EACCES) and not lines
-    if refused or "not permitted" in said or os.geteuid() != 0:
+    if refused or "not permitted" in said or lacking():
         return ArgusError(
             f"no permission to {what}",
-            "Run Argus with sudo (or with CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN)",
+            f"Run Argus with sudo (or with {', '.join(f'CAP_{name}' for name in needed())})",
             EXIT_UNAVAILABLE,
         )
     telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import socket
+import struct
+import sys
 import threading
 from collections.abc import Callable
 
@@ -34,6 +37,33 @@ def wall_error_ns() -> int:
 
 _RECEIVE_BYTES = 1 << 20
 """Room for some 14,000 events: a burst of forks while this thread waits for the interpreter."""
+
+
+_SO_ATTACH_FILTER = 26
+_FORK, _FORK_AT, _EVENT = 1, 36, struct.Struct("=IIQIIII")
+"""PROC_EVENT_FORK; where a message has its event, behind struct nlmsghdr and struct cn_msg; and the event: struct
+proc_event of linux/cn_proc.h with what, cpu, time, parent's thread and process, child's thread and process."""
+_ONLY_FORKS = b"".join(
+    struct.pack("HBBI", *each)
+    for each in (
+        (0x20, 0, 0, _FORK_AT),  # BPF_LD | BPF_W | BPF_ABS: as a number in network order
+        (0x15, 0, 1, socket.htonl(_FORK)),  # BPF_JMP | BPF_JEQ | BPF_K
+        (0x06, 0, 0, 0xFFFFFFFF),  # BPF_RET | BPF_K: all of it
+        (0x06, 0, 0, 0),
+    )
+)
+"""A socket filter: who only wants forks is not woken for each exec, exit and change of a name."""
+
+
+def forks_of(data: bytes) -> list[tuple[int, int]]:
+    """Processes (parent, child) that were forked, as messages of the proc connector have it. New threads are none."""
+    found, at = [], 0
+    while at + _FORK_AT + _EVENT.size <= len(data):
+        what, _, _, _, parent, thread, child = _EVENT.unpack_from(data, at + _FORK_AT)
+        if what == _FORK and thread == child:
+            found.append((parent, child))
+        at += max(-(-int.from_bytes(data[at : at + 4], sys.byteorder) // 4) * 4, 16)
+    return found
 
 
 class ForkWatcher:
@@ -78,6 +108,10 @@ class ForkWatcher:
         events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_CONNECTOR)
         try:
             events.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+            with contextlib.suppress(OSError):  # without it all events come, and the others are left out here
+                program = ctypes.create_string_buffer(_ONLY_FORKS)
+                wanted = struct.pack("HL", len(_ONLY_FORKS) // 8, ctypes.addressof(program))
+                events.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, wanted)
             events.bind((0, cn_proc.CN_IDX_PROC))
             events.send(bytes(message.data))
             events.settimeout(0.2)
@@ -87,9 +121,6 @@ class ForkWatcher:
         return events
 
     def _read(self) -> None:
-        from pyroute2.netlink.connector.cn_proc import ProcEventMarshal
-
-        marshal = ProcEventMarshal()
         while not self._stop.is_set():
             try:
                 data = self._socket.recv(1 << 16)
@@ -102,9 +133,8 @@ class ForkWatcher:
                 self.missed += 1
                 continue
             try:
-                for message in marshal.parse(data):
-                    if message.get("event") == "PROC_EVENT_FORK" and message["child_pid"] == message["child_tgid"]:
-                        self._on_fork(int(message["parent_tgid"]), int(message["child_tgid"]))
+                for parent, child in forks_of(data):
+                    self._on_fork(parent, child)
             except Exception as reason:
                 self.state = f"failed: {type(reason).__name__}: {reason}"
                 return

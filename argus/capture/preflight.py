@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from argus import privileges
 from argus.capture import bcc, calls
 from argus.capture.bpf import MINIMUM_KERNEL, Backend, Probes, kernel_version
 from argus.capture.code import CodeResolver
@@ -25,8 +26,6 @@ from argus.capture.targets import Library, executable_mappings, sees_host_pids
 from argus.cupti import build
 from argus.errors import ArgusError
 
-# Bits of CapEff in /proc/self/status (include/uapi/linux/capability.h).
-_CAPABILITIES = {"SYS_PTRACE": 19, "SYS_ADMIN": 21, "PERFMON": 38, "BPF": 39}
 PROBE_CALLS = 7
 """Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
 
@@ -113,13 +112,12 @@ def _btf() -> State:
 
 
 def _capabilities() -> State:
-    text = Path("/proc/self/status").read_text()
-    effective = int(next(line for line in text.splitlines() if line.startswith("CapEff")).split()[1], 16)
-    lacking = [name for name, bit in _CAPABILITIES.items() if not effective >> bit & 1]
-    if lacking:
-        names = ", ".join(f"CAP_{name}" for name in lacking)
-        return State(False, f"lacks {names}", "Run with sudo")
-    return State(True, ", ".join(f"CAP_{name}" for name in _CAPABILITIES))
+    has, wanted = privileges.effective(), privileges.needed()
+    if lacks := [f"CAP_{name} ({why})" for name, why in wanted.items() if name not in has]:
+        return State(False, f"lacks {', '.join(lacks)}", "Run with sudo, or give it these capabilities")
+    absent = [f"CAP_{name} ({why})" for name, why in privileges.USEFUL.items() if name not in has | wanted.keys()]
+    detail = ", ".join(f"CAP_{name}" for name in wanted)
+    return State(True, f"{detail}; lacks {', '.join(absent)}" if absent else detail, partial=bool(absent))
 
 
 def _pid_namespace() -> State:

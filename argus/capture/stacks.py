@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import struct
@@ -26,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
+from argus import privileges, records
 from argus.capture import RAISED_RATE_HZ, btf
 from argus.capture.bpf import (
     _BCC_PAGE,
@@ -79,6 +80,8 @@ _BLOCK_BYTES = 16
 _MAX_BLOCKS = 4096
 """Of one function: one that is longer is folded around the place where it was met."""
 THREAD_ENTRIES = 32_768
+THREADS_EACH = 4096
+"""Of one process: several times what a rank has on the largest nodes, and an eighth of the room for all."""
 
 # enum bpf_cmd and ioctls of include/uapi/linux/bpf.h and perf_event.h.
 _BPF_PROG_GET_NEXT_ID = 11
@@ -128,6 +131,8 @@ _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
 """Words of ``records.BOARD``."""
+_TARGET = "<QII"
+"""``struct target`` of bpf/stacks.bpf.c: refused, threads, generation."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -183,6 +188,9 @@ def run_time_statistics() -> Iterator[None]:
     Raises:
         OSError: Not permitted.
     """
+    if privileges.statistics_fd >= 0:
+        yield  # it does until this process ends
+        return
     fd = system_call(SYS_BPF, _BPF_ENABLE_STATS, ctypes.byref(ctypes.create_string_buffer(16)), 16)
     try:
         yield
@@ -270,6 +278,7 @@ class StackProbes:
             "ARGUS_CPUS": possible,
             "ARGUS_ROWS": rows,
             "ARGUS_THREADS": THREAD_ENTRIES,
+            "ARGUS_THREADS_EACH": THREADS_EACH,
             "ARGUS_THREAD_PAGES": -(-_thread_numbers() // _THREADS_A_PAGE),
             "ARGUS_SEEN": SEEN_ENTRIES,
             "ARGUS_CODES": CODE_ENTRIES,
@@ -444,7 +453,7 @@ class StackProbes:
     def add_target(self, pid: int) -> None:
         """Takes stacks of a process: native ones, until ``set_python``."""
         self._generation += 1
-        self._module["stack_targets"].set(pid, struct.pack("<II", 0, self._generation))
+        self._module["stack_targets"].set(pid, struct.pack(_TARGET, 0, 0, self._generation))
         self._generations[pid] = self._generation
         self._tell_targets()
 
@@ -512,6 +521,7 @@ class StackProbes:
             states: Thread (root namespace) -> address of its thread state. Replaces what was told before.
         """
         before = self._told.get(pid, {})
+        states = dict(itertools.islice(states.items(), THREADS_EACH))
         new = {tid: state for tid, state in states.items() if before.get(tid) != state}
         if new:
             keys = np.fromiter(new.keys(), "<u4", len(new))
@@ -535,6 +545,11 @@ class StackProbes:
         rows = self._thread_rows()
         for tid in rows["tid"][rows["pid"] == pid].tolist():
             self._module["threads"].delete(tid)
+
+    def over_share(self, pid: int) -> int:
+        """Samples and switches of a process's threads beyond its share (``StackCounter.THREADS_OVER_SHARE``)."""
+        value = self._module["stack_targets"].get(pid)
+        return 0 if value is None else int(struct.unpack(_TARGET, value)[0])
 
     def _thread_rows(self, tids: Sequence[int] | None = None) -> NDArray[np.void]:
         """What is known of these threads, or of all: some columns of ``_THREAD``, and "tid"."""

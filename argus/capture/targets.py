@@ -12,7 +12,7 @@ import re
 import select
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -148,6 +148,8 @@ class Identity:
         job: Name of the job; empty: unknown.
         launcher: torchrun, slurm, openmpi, pmi, kubernetes or unknown.
         lineage: What processes started together share: the rendezvous address, the launcher's run and the world size.
+        uid: User that it runs as, as this host numbers users; -1: unknown. No process can choose it, unlike the above.
+        container: What it runs in: its pod, Slurm's job or PID namespace; empty: the host.
     """
 
     rank: int = -1
@@ -156,6 +158,13 @@ class Identity:
     job: str = ""
     launcher: str = "unknown"
     lineage: str = ""
+    uid: int = -1
+    container: str = ""
+
+    @property
+    def owner(self) -> tuple[int, str]:
+        """What processes of one job have in common, whatever they say of themselves."""
+        return self.uid, self.container
 
 
 @dataclass
@@ -282,7 +291,8 @@ def inspect(pid: int) -> Target:
                 raise ArgusError(f"process {pid} is a kernel thread", "", EXIT_UNAVAILABLE) from reason
             raise _vanished(pid) from reason
         environment = read_environment(pid)
-        identity = identify(environment, command_line, read_cgroup(pid))
+        cgroup = read_cgroup(pid)
+        identity = owned(identify(environment, command_line, cgroup), pid, cgroup)
         if not same_process(pid, start_ticks):
             raise _vanished(pid)
     except PermissionError as reason:
@@ -444,6 +454,46 @@ MAX_JOB_NAME = 200
 _POD = re.compile(r"pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
 
+_SLURM = re.compile(r"/slurm[^/]*/(?:.*/)?job_([0-9]{1,19})(?:/|$)", re.MULTILINE)
+"""Slurm's cgroup of a job: /slurm/uid_1000/job_42 (version 1), …/slurmstepd.scope/job_42 (version 2)."""
+
+
+def owned(identity: Identity, pid: int, cgroup: str = "") -> Identity:
+    """An identity with whom the process belongs to.
+
+    Args:
+        identity: What its environment says.
+        pid: The process.
+        cgroup: /proc/PID/cgroup.
+    """
+    return replace(identity, uid=user_of(pid), container=container_of(pid, cgroup))
+
+
+def user_of(pid: int) -> int:
+    """The user that a process runs as (its effective one), as this host numbers users; -1: it has ended."""
+    try:
+        for line in read_file(f"{PROC}/{pid}/status").splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[2])
+    except OSError:
+        pass
+    return -1
+
+
+def container_of(pid: int, cgroup: str) -> str:
+    """What tells two containers apart: the pod, whose containers have PID namespaces of their own; Slurm's job, which
+    has none; else the PID namespace. Empty: the process is in none."""
+    if pod := _POD.search(cgroup):
+        return f"pod {pod.group(1).replace('_', '-')}"
+    if job := _SLURM.search(cgroup):
+        return f"slurm {job.group(1)}"
+    try:
+        namespace = os.readlink(f"{PROC}/{pid}/ns/pid")
+        return "" if namespace == os.readlink(f"{PROC}/self/ns/pid") else namespace
+    except OSError:
+        return ""
+
+
 def _number(environment: dict[str, str], names: Iterable[str]) -> int:
     """The first of these variables that is a sensible number; -1: none."""
     for name in names:
@@ -551,6 +601,28 @@ def executable_mappings(pid: int) -> list[Mapping]:
             )
             found.append(mapping)
     return found
+
+
+def mapped_pages(pid: int) -> bytes:
+    """How much a process has mapped, as the kernel writes it: mostly another number once it has loaded a library, for a
+    hundredth of what reading its mappings takes.
+
+    Raises:
+        OSError: The process has ended.
+    """
+    return read_file(f"{PROC}/{pid}/statm").partition(b" ")[0]
+
+
+_EXECUTABLE_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ..x. .*$", re.MULTILINE)
+
+
+def mappings_signature(pid: int) -> int:
+    """A number that changes when a process maps other executable files.
+
+    Raises:
+        OSError: The process has ended, or may not be looked at.
+    """
+    return hash(tuple(_EXECUTABLE_LINE.findall(read_file(f"{PROC}/{pid}/maps"))))
 
 
 def maps_cuda(pid: int) -> bool:

@@ -87,7 +87,7 @@ def test_what_the_kernel_says_of_all_cpus() -> None:
     tick = host_cpu._TICK_NS
     assert parse_stat(STAT) == (180 * tick, 17 * tick, 2)
     for text in (b"", b"intr 5\n", b"cpu  1 2 3\ncpu0 1 2 3\n", b"cpu  a b c d e f g h\ncpu0 1\n"):
-        with pytest.raises(ValueError, match="/proc/stat|invalid literal"):
+        with pytest.raises(ValueError, match=r"/proc/stat|invalid literal"):
             parse_stat(text)
 
 

@@ -1,0 +1,380 @@
+"""One process, one user, one container: what it takes from the others that are traced with it. Nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argus.capture import bpf, stacks
+from argus.capture.bpf import Probes
+from argus.capture.names import KernelNames
+from argus.capture.preflight import own_library
+from argus.capture.stacks import StackProbes
+from argus.capture.targets import Identity, Target, container_of
+from argus.neighbours import PATIENCE_S, Neighbours, Spent
+from argus.records import Counter, StackCounter
+from argus.roster import Roster
+from argus.store.open import open_store
+from argus.store.reader import query
+from argus.trace import Options, Tracer
+from tests.kernel.conftest import wait_for_cuda, wait_until
+from tests.stores import new_store
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
+
+NOBODY = 65534
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all")
+BUDGET = 0.01
+HIT_NS = 1500.0
+
+
+# ---- who is ignored (argus/neighbours.py)
+
+
+def spent(owner: str, rate: float, *, job: str = "", refused: int = 0, elapsed_s: float = 0.5) -> Spent:
+    return Spent(job or owner, owner, round(rate * elapsed_s), refused, elapsed_s, elapsed_s)
+
+
+def looks(neighbours: Neighbours, processes: dict[int, Spent], seconds: float) -> dict[int, str]:
+    found: dict[int, str] = {}
+    elapsed_s = next(iter(processes.values())).elapsed_s
+    for _ in range(round(seconds / elapsed_s)):
+        found |= neighbours.look({pid: one for pid, one in processes.items() if pid not in found}, HIT_NS)
+    return found
+
+
+def test_who_floods_is_ignored_and_nobody_else() -> None:
+    neighbours = Neighbours(budget=1e6)
+    processes = {1: spent("a", 400_000, job="flood"), 2: spent("a", 50_000, job="train"), 3: spent("b", 90_000)}
+    assert looks(neighbours, processes, 5).keys() == {1}
+
+
+def test_a_burst_is_no_flood() -> None:
+    neighbours = Neighbours(budget=1e6)
+    assert not looks(neighbours, {1: spent("a", 250_000), 2: spent("b", 100)}, 0.5)
+    assert not looks(neighbours, {1: spent("a", 20_000), 2: spent("b", 100)}, 60)
+
+
+def test_a_job_alone_is_never_ignored() -> None:
+    assert not looks(Neighbours(BUDGET), {1: spent("a", 400_000), 2: spent("a", 400_000)}, 60)
+
+
+def test_an_owner_takes_no_observation_from_another() -> None:
+    """90,000 calls a second are no flood, and cost 13 % of the process's time."""
+    neighbours = Neighbours(BUDGET)
+    processes = {1: spent("a", 90_000), 2: spent("b", 1_000), 3: spent("b", 1_000)}
+    assert not neighbours.look(processes, HIT_NS)
+    assert neighbours.suspects  # until then the governor changes nothing for it
+    assert looks(neighbours, processes, PATIENCE_S).keys() == {1}
+    assert not neighbours.look({2: processes[2], 3: processes[3]}, HIT_NS)
+    assert not neighbours.suspects
+
+
+def test_time_without_a_cpu_hides_nothing() -> None:
+    starved = replace(spent("a", 4_000), ran_s=0.02)
+    assert looks(Neighbours(BUDGET), {1: starved, 2: spent("b", 1_000)}, PATIENCE_S + 0.5).keys() == {1}
+
+
+def test_within_one_owner_s_jobs_the_governor_decides() -> None:
+    neighbours = Neighbours(BUDGET)
+    processes = {1: spent("a", 90_000, job="one"), 2: spent("a", 1_000, job="other")}
+    assert not looks(neighbours, processes, 60)
+    assert not neighbours.suspects
+
+
+def test_all_above_the_budget_is_the_governor_s_too() -> None:
+    neighbours = Neighbours(BUDGET)
+    assert not looks(neighbours, {1: spent("a", 90_000), 2: spent("b", 20_000)}, 60)
+    assert not neighbours.suspects
+
+
+def test_refused_records_at_two_looks_are_a_flood() -> None:
+    neighbours = Neighbours(budget=1e6)
+    processes = {1: spent("a", 1, refused=1), 2: spent("b", 1)}
+    assert not neighbours.look(processes, HIT_NS)
+    assert neighbours.look(processes, HIT_NS).keys() == {1}
+
+
+# ---- one job or two (argus/roster.py)
+
+
+def rank(pid: int, number: int, owner: tuple[int, str]) -> Target:
+    identity = Identity(number, 4, -1, "llama", "torchrun", "node0/29500", *owner)
+    target: Any = SimpleNamespace(pid=pid, identity=identity, alive=lambda: True, close=lambda: None)
+    return target  # type: ignore[no-any-return]
+
+
+def placed(*ranks: Target, job: str | None = None) -> list[str]:
+    probes: Any = SimpleNamespace(remove_target=lambda pid: None)
+    roster = Roster(probes, KernelNames(), follow=False, job=job, run=1)
+    return [roster._adopt(each)[0].name for each in ranks]
+
+
+def test_users_are_told_apart_whatever_their_environments_say() -> None:
+    ranks = rank(1 << 22, 0, (1000, "")), rank(1 + (1 << 22), 3, (NOBODY, "")), rank(2 + (1 << 22), 1, (1000, ""))
+    assert placed(*ranks) == ["llama", "llama#2", "llama"]
+    assert placed(*ranks, job="mine") == ["mine", "mine#2", "mine"]
+
+
+def test_containers_are_told_apart_unless_the_job_is_named() -> None:
+    ranks = rank(1 << 22, 0, (0, "pod a")), rank(1 + (1 << 22), 1, (0, "pod b"))
+    assert placed(*ranks) == ["llama", "llama#2"]
+    assert placed(*ranks, job="llama") == ["llama", "llama"]
+
+
+def test_a_container_that_starts_again_is_the_same_job() -> None:
+    first, second = rank(1 << 22, 0, (0, "pid:[1]")), rank(1 + (1 << 22), 0, (0, "pid:[2]"))
+    first.alive = lambda: False  # type: ignore[method-assign]
+    assert placed(first, second) == ["llama", "llama"]
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "expected"),
+    [
+        ("0::/kubepods.slice/kubepods-pod0f3a1c52_9f6e_4a53_8d1c_3b2f7f0c9a11.slice/cri-containerd-ab.scope\n",
+         "pod 0f3a1c52-9f6e-4a53-8d1c-3b2f7f0c9a11"),
+        ("12:memory:/slurm/uid_1000/job_42/step_0/task_1\n", "slurm 42"),
+        ("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n", "slurm 42"),
+        ("0::/user.slice/user-1000.slice/job_42\n", ""),
+    ],
+)  # fmt: skip
+def test_what_a_process_runs_in(cgroup: str, expected: str) -> None:
+    assert container_of(os.getpid(), cgroup) == expected
+
+
+# ---- in the kernel
+
+
+@contextlib.contextmanager
+def running(*command: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+CALLER = "import ctypes, sys\nlibc = ctypes.CDLL(None)\nprint(flush=True)\nfor n in sys.stdin:\n"
+CALLER += "    [libc.getppid() for _ in range(int(n))]\n    print(flush=True)\n"
+
+
+def call(process: subprocess.Popen[bytes], times: int) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"%d\n" % times)
+    process.stdin.flush()
+    assert process.stdout.readline() == b"\n"
+
+
+@pytest.mark.kernel
+def test_no_process_fills_a_ring_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads the ring meanwhile, so that what is in it at the end is all that was written."""
+    monkeypatch.setattr(bpf, "RECORDS_S", 100)
+    library, _ = own_library("getppid")
+    with contextlib.ExitStack() as stack:
+        flood, honest = (stack.enter_context(running("/usr/bin/python3", "-c", CALLER)) for _ in range(2))
+        for process in (flood, honest):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = Probes(launch_ring_bytes=1 << 20)
+        stack.callback(probes.close)
+        for process in (flood, honest):
+            probes.add_target(process.pid)
+        probes.attach(library, None)
+        call(flood, 40_000)
+        call(honest, 1009)
+        call(flood, 10_007)
+        call(honest, 1009)
+        seen = probes.launches.drain()
+        counters = probes.counters()
+        hits, refused = probes.spent(flood.pid)
+        assert counters[Counter.LAUNCHES_DROPPED] == 0
+        assert int((seen["pid"] == honest.pid).sum()) == 2018
+        assert probes.spent(honest.pid) == (2018, 0)
+        assert hits == 50_007
+        assert refused == counters[Counter.RECORDS_OVER_BUDGET] == hits - int((seen["pid"] == flood.pid).sum())
+        assert refused > 30_000
+        # Read in time, it loses nothing: it is above its budget, and the ring is empty.
+        call(flood, 1009)
+        assert int((probes.launches.drain()["pid"] == flood.pid).sum()) == 1009
+        # Ignored, it leaves no record, and its hits are counted.
+        before = probes.counters()[Counter.HITS_IGNORED]
+        probes.ignore(flood.pid)
+        call(flood, 1009)
+        call(honest, 101)
+        assert set(probes.launches.drain()["pid"].tolist()) == {honest.pid}
+        assert probes.spent(flood.pid)[0] == 52_025
+        assert probes.counters()[Counter.HITS_IGNORED] == before + 1009
+
+
+@pytest.mark.kernel
+def test_no_program_that_may_be_preempted_works_in_memory_of_the_cpu() -> None:
+    """Another task on that CPU would overwrite it. Counters are added to in one instruction."""
+    probes = Probes()
+    try:
+        per_cpu = {name for name, each in probes._module._maps.items() if each.spec.kind in (5, 6, 10)}
+    finally:
+        probes.close()
+    assert per_cpu == {"counters", "hits_of"}
+
+
+THREADS = "import sys, threading, time\nstop = threading.Event()\n"
+THREADS += "many = [threading.Thread(target=lambda: [time.sleep(0.002) for _ in iter(stop.is_set, True)])"
+THREADS += (
+    " for _ in range(int(sys.argv[1]))]\n[each.start() for each in many]\nprint(flush=True)\ninput()\nstop.set()\n"
+)
+THREADS += "[each.join() for each in many]\nprint(flush=True)\ninput()\n"
+
+
+@pytest.mark.kernel
+def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "THREADS_EACH", 8)
+    with (
+        running("/usr/bin/python3", "-c", THREADS, "40") as many,
+        running("/usr/bin/python3", "-c", THREADS, "3") as few,
+    ):
+        for process in (many, few):
+            assert process.stdout is not None
+            process.stdout.readline()
+        probes = StackProbes(rate_hz=97, off_cpu_ns=1_000_000)
+        try:
+
+            def followed(pid: int) -> int:
+                rows = probes._thread_rows()
+                return int((rows["pid"] == pid).sum())
+
+            for process in (many, few):
+                probes.add_target(process.pid)
+            wait_until(lambda: followed(few.pid) >= 3 and probes.over_share(many.pid) > 0, 60, "both to be followed")
+            assert followed(many.pid) == 8
+            assert probes.over_share(few.pid) == 0
+            counters = probes.counters()
+            assert counters[StackCounter.THREADS_OVER_SHARE] >= probes.over_share(many.pid) > 0
+            assert counters[StackCounter.THREADS_FULL] == 0
+            # Threads that end make room for others.
+            assert many.stdin is not None
+            many.stdin.write(b"\n")
+            many.stdin.flush()
+            wait_until(lambda: followed(many.pid) <= 1, 60, "its threads to end")
+            value = probes._module["stack_targets"].get(many.pid)
+            assert value is not None
+            assert int.from_bytes(value[8:12], sys.byteorder) == followed(many.pid)
+        finally:
+            probes.close()
+
+
+# ---- a whole trace
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return new_store(tmp_path)
+
+
+@contextlib.contextmanager
+def tracing(store_url: str, **options: Any) -> Iterator[Tracer]:
+    tracer = Tracer(open_store(store_url), Options(**options))
+    tracer.start()
+    try:
+        yield tracer
+    finally:
+        tracer.stop()
+
+
+def poll_until(tracer: Tracer, condition: Callable[[], bool], what: str) -> None:
+    def polled() -> bool:
+        tracer.poll()
+        return condition()
+
+    wait_until(polled, 120, what)
+
+
+FLOOD = "import ctypes, sys\nlibrary = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\ninput()\n"
+FLOOD += "while True: library.cuCtxSynchronize()\n"
+RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "JOB_NAME": "llama"}
+
+
+@pytest.mark.kernel
+def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Path) -> None:
+    """Another user's process that calls as fast as it can, and says that it is a rank of the same job."""
+    from run import BUILD, Job
+
+    go = tmp_path / "go"
+    flood_command = (*AS_NOBODY, "/usr/bin/python3", "-c", FLOOD, str(BUILD / "libcuda.so.1"))
+    with (
+        Job(ranks=2, args=["--exact", "503", "101", "--go", str(go), "--hold", "60"], env={"JOB_NAME": "llama"}) as job,
+        running(*flood_command, env={"PATH": os.environ["PATH"], **RANK}, start_new_session=True) as flood,
+    ):
+        assert flood.stdin is not None
+        assert flood.stdout is not None
+        flood.stdout.readline()
+        wait_for_cuda([*job.pids, flood.pid])
+        with tracing(store_url, pids=(*job.pids, flood.pid), stacks=False) as tracer:
+            flood.stdin.write(b"\n")
+            flood.stdin.flush()
+            of_flood = next(m for its in tracer.jobs for m in its.ranks() if m.target.pid == flood.pid)
+            poll_until(tracer, lambda: bool(of_flood.ignored), "the flood to be ignored")
+            assert not tracer._overhead.governor.plan.rungs
+            go.touch()
+            launched = [m for its in tracer.jobs for m in its.ranks() if m.target.pid in job.pids]
+            poll_until(tracer, lambda: all(m.launches >= 604 for m in launched), "the job's launches")
+    with open_store(store_url) as store:
+        ranks = query(store, "SELECT job, rank, uid, pid FROM ranks FINAL ORDER BY rank").to_pylist()
+        losses = query(
+            store, "SELECT job, counter, value FROM coverage FINAL WHERE loss AND value > 0 ORDER BY counter"
+        ).to_pylist()
+        seen = query(
+            store, "SELECT job, signal, argMax(seen, ts) AS share FROM signal_coverage FINAL "
+            "WHERE reason NOT LIKE 'the trace%' GROUP BY job, signal"
+        ).to_pylist()  # fmt: skip
+        (counted,) = query(
+            store, "SELECT count() AS n FROM launches WHERE job = 'llama' AND kind = 'kernel'"
+        ).to_pylist()
+    assert {row["pid"]: (row["job"], row["uid"]) for row in ranks} == {
+        **dict.fromkeys(job.pids, ("llama", os.geteuid())),
+        flood.pid: ("llama#2", NOBODY),
+    }
+    assert {row["counter"] for row in losses if row["job"] == "llama"} == set()
+    assert "processes_ignored" in {row["counter"] for row in losses if row["job"] == "llama#2"}
+    shares = {(row["job"], row["signal"]): row["share"] for row in seen}
+    assert shares["llama", "launches"] == shares["llama", "collectives"] == 1
+    assert shares["llama#2", "calls"] == 0
+    assert counted["n"] == 2 * (503 + 101)  # those that collectives launch included
+
+
+@pytest.mark.kernel
+def test_who_becomes_another_user_leaves_the_trace(store_url: str) -> None:
+    """What a setuid program does is not for those who trace the program that executed it."""
+    from run import BUILD
+
+    program = "import ctypes, os, sys\nlibrary = ctypes.CDLL(sys.argv[1])\nprint(flush=True)\ninput()\n"
+    program += "os.setuid(65534)\nprint(flush=True)\nimport time\nwhile True:\n    library.cuCtxSynchronize()\n"
+    program += "    time.sleep(0.01)\n"
+    with running("/usr/bin/python3", "-c", program, str(BUILD / "libcuda.so.1"), env=dict(RANK)) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        with tracing(store_url, pids=(process.pid,), stacks=False) as tracer:
+            tracer.poll()
+            (member,) = tracer.live()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            poll_until(tracer, lambda: member.state == "exited", "the process to leave")
+            assert tracer.lost()["processes_changed_owner"] == 1
+            deadline = time.monotonic() + 60
+            while process.pid in tracer._roster.family and time.monotonic() < deadline:  # type: ignore[union-attr]
+                tracer.poll()
+            assert tracer._probes is not None
+            assert tracer._probes._target(process.pid) is None
