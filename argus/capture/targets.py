@@ -18,6 +18,7 @@ from pathlib import Path
 
 from argus.capture import calls, symbol_cache
 from argus.capture.elf import NotElf
+from argus.capture.mapped import Mapping as Mapping
 from argus.capture.pytorch import Layout, layout_of
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 
@@ -62,19 +63,6 @@ _CPUCLOCK_SCHED = 2
 
 FileKey = tuple[str, int, int, int]
 """Device, inode, size in bytes, time of change in ns."""
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """One executable file mapping of a process."""
-
-    start: int
-    end: int
-    offset: int
-    device: str
-    inode: int
-    path: str
-    deleted: bool
 
 
 @dataclass(frozen=True)
