@@ -23,13 +23,14 @@ import errno
 import os
 import stat
 import struct
+import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from argus.capture.syscalls import system_call
-
-SYS_OPENAT2 = {"x86_64": 437, "aarch64": 437}
+_SYS_OPENAT2 = 437
+"""openat2 has one number on all machines that Argus runs on (include/uapi/asm-generic/unistd.h)."""
 # Of include/uapi/linux/openat2.h.
 RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
@@ -39,6 +40,8 @@ RESOLVE_IN_ROOT = 0x10
 
 MOST_NAMES = 4096
 """Names of a folder that are read."""
+_MOST_PROCESSES = 4096
+"""Processes of which an ``Allowance`` is remembered."""
 _TRIES = 32
 """``openat2`` answers EAGAIN when a folder on the way was renamed meanwhile."""
 _OVERLAY, _BTRFS = 0x794C7630, 0x9123683E
@@ -81,11 +84,12 @@ class File:
         path: Leads to this very file, for the kernel and within this process.
     """
 
-    __slots__ = ("__weakref__", "fd", "status")
+    __slots__ = ("__weakref__", "_on_overlay", "fd", "status")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
         self.status = os.fstat(fd)
+        self._on_overlay: bool | None = None
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -105,7 +109,9 @@ class File:
     @property
     def on_overlay(self) -> bool:
         """Whether it is a file of an overlay, as those of containers are: several overlays may show one file."""
-        return _file_system(self.fd) == _OVERLAY
+        if self._on_overlay is None:
+            self._on_overlay = _file_system(self.fd) == _OVERLAY
+        return self._on_overlay
 
     def read(self, size: int, offset: int) -> bytes:
         """At most ``size`` bytes at an offset; fewer at the file's end.
@@ -141,15 +147,15 @@ def openat2(folder: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT, 
     name = ctypes.create_string_buffer(os.fsencode(path))
     how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve | RESOLVE_NO_MAGICLINKS)
     request = ctypes.create_string_buffer(how, len(how))
-    for attempt in range(_TRIES):
-        try:
-            return system_call(
-                SYS_OPENAT2, ctypes.c_int(folder), name, ctypes.byref(request), ctypes.c_size_t(len(how))
-            )
-        except OSError as reason:
-            if reason.errno not in (errno.EAGAIN, errno.EINTR) or attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")
+    number = 0
+    for _ in range(_TRIES):
+        fd = _libc.syscall(_SYS_OPENAT2, ctypes.c_int(folder), name, request, ctypes.c_size_t(len(how)))
+        if fd >= 0:
+            return int(fd)
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), path)
 
 
 def open_root(pid: int) -> int:
@@ -192,25 +198,46 @@ def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
         return open_in_root(root, mapping.path, mapping)
 
 
-def open_in_root(root: int, path: str, mapping: Mapping | None = None) -> File:
+def key_of(pid: int, mapping: Mapping) -> Key | None:
+    """The key of a mapped file, which is not opened. None: it has to be, to say."""
+    try:
+        status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+
+
+def open_in_root(root: int, path: str, mapping: Mapping | None = None, *, follow: bool = True) -> File:
     """A regular file, by a path that a process chose, resolved as the process would.
 
     Args:
         root: Descriptor of the process's root folder (``open_root``). Symbolic links lead nowhere outside it.
         path: Absolute.
         mapping: The mapping that it must be the file of.
+        follow: Whether the last part of the path may be a symbolic link.
 
     Raises:
         Refused: What lies there is no regular file, or is not the mapped one.
         OSError: It cannot be opened.
     """
-    place = openat2(root, path, os.O_PATH)
+    place = openat2(root, path, os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW)
     try:
         if mapping is not None and not _is_mapped(place, mapping):
             raise Refused(f"{path} is another file than the mapped one")
         return _open_place(place)
     finally:
         os.close(place)
+
+
+def open_file(path: str | os.PathLike[str]) -> File:
+    """A regular file that no process chose: of Argus's own, or of its tests.
+
+    Raises:
+        Refused: What lies there is no regular file.
+        OSError: It cannot be opened.
+    """
+    with _place(os.fspath(path)) as place:
+        return _open_place(place)
 
 
 def open_beside(pid: int, path: str) -> File:
@@ -225,6 +252,35 @@ def open_beside(pid: int, path: str) -> File:
         return open_in_root(root, path)
     finally:
         os.close(root)
+
+
+class Allowance:
+    """How many new files of each process are parsed: a process may map 20,000, and others without end.
+
+    Args:
+        burst: Files of a process at once: more than a PyTorch job maps.
+        per_second: Files a second after that.
+    """
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._left: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def take(self, pid: int, now: float | None = None) -> bool:
+        """Whether one more file of a process may be parsed.
+
+        Args:
+            pid: The process.
+            now: ``time.monotonic()``; default: the time of the call.
+        """
+        now = time.monotonic() if now is None else now
+        left, since = self._left.pop(pid, (float(self._burst), now))
+        left = min(left + (now - since) * self._per_second, float(self._burst))
+        self._left[pid] = (left - 1 if left >= 1 else left, now)
+        while len(self._left) > _MOST_PROCESSES:
+            self._left.popitem(last=False)
+        return left >= 1
 
 
 def names_in_root(root: int, folder: str, most: int = MOST_NAMES) -> list[str]:
@@ -288,6 +344,7 @@ class _Statfs(ctypes.Structure):
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
 
 
 def _file_system(fd: int) -> int:
