@@ -491,9 +491,7 @@ class Job:
         fresh = [handle for handle in handles if handle and handle not in known]
         if not fresh:
             return
-        offsets = (
-            rank_offset(each.open_path, each.stamp) for each in member.target.libraries if "libnccl" in each.roles
-        )
+        offsets = (rank_offset(each.file) for each in member.target.libraries if "libnccl" in each.roles)
         offset = next((found for found in offsets if found is not None), None)
         for handle in fresh:
             known[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
@@ -564,6 +562,10 @@ class Roster:
         self._mapped: dict[int, tuple[bytes, float]] = {}
         """How much each process had mapped, and when its mappings were read."""
         self._shared: dict[FileKey, bool] = {}
+        self._unread: dict[int, int] = {}
+        """Files of each process that wait to be read (``targets.Libraries``)."""
+        self._never_read = 0
+        """Of processes that have ended."""
         self._leaving: list[int] = []
         self._named: set[int] = set()
 
@@ -701,6 +703,7 @@ class Roster:
             self._signatures.pop(pid, None)
             self._ran.pop(pid, None)
             self._mapped.pop(pid, None)
+            self._never_read += self._unread.pop(pid, 0)
             candidate = self._candidates.pop(pid, None)
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
@@ -914,7 +917,12 @@ class Roster:
             found = find_libraries(pid)
         except OSError:
             return False
-        self._signatures[pid], self._ran[pid] = signature, ran
+        if found.unread:
+            self._unread[pid] = found.unread  # read at the next look
+        else:
+            self._unread.pop(pid, None)
+            self._signatures[pid], self._ran[pid] = signature, ran
+        self.losses["mapped_files_unread"] = self._never_read + sum(self._unread.values())
         before = {library.key for library in target.libraries}
         now = {library.key for library in found}
         if before and not before & now:
@@ -943,7 +951,7 @@ class Roster:
                 wanted.setdefault(library.key, []).append((library, target))
         for key, uses in wanted.items():
             if key not in self._shared:
-                self._shared[key] = self._follow or not self._mapped_elsewhere(key)
+                self._shared[key] = self._follow or not self._mapped_elsewhere(uses[0][0])
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
             if self._shared[key]:
                 if not probed:
@@ -962,6 +970,8 @@ class Roster:
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
         for library, target in uses:
+            if not target.alive():
+                continue  # its file can still be probed, and nobody would call it
             try:
                 self.attached.append(self._probes.attach(library, pid, without=without))
                 return
@@ -983,7 +993,7 @@ class Roster:
         keys = {library.key for library in member.target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, member.target.pid)]
 
-    def _mapped_elsewhere(self, key: FileKey) -> bool:
+    def _mapped_elsewhere(self, library: Library) -> bool:
         """Whether a process that is not let through maps a file."""
         mine = {*self.by_pid, *self._candidates}
         for pid in processes():
@@ -993,6 +1003,6 @@ class Roster:
                 mappings = executable_mappings(pid)
             except OSError:
                 continue
-            if any((mapping.device, mapping.inode) == key[:2] for mapping in mappings):
+            if any((mapping.device, mapping.inode) == (library.device, library.inode) for mapping in mappings):
                 return True
         return False

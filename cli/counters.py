@@ -31,6 +31,7 @@ SENTENCES = {
     "fork_events_missed": "{n} fork[s] missed: the kernel dropped the events",
     "follow_failed": "{n} child process[es] could not be followed",
     "attach_failed": "{n} librar[y|ies] could not be probed",
+    "mapped_files_unread": "{n} mapped file[s] not searched for functions: too many new ones at once",
     "batches_in_part": "{n} batch[es] of rows stored in part and sent again: some rows may be there twice",
     "batches_rolled_up_twice": "{n} batch[es] counted twice in the rollups (`iterations` is right)",
     "spill_files_damaged": "{n} file[s] of waiting rows [was|were] damaged",

@@ -415,8 +415,7 @@ class Probes:
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        with Code(library.open_path) as code:
-            self._choose_points(attachment, by_program, code, without)
+        self._choose_points(attachment, by_program, Code(library.file), without)
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links

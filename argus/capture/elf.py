@@ -2,6 +2,10 @@
 
 Headers and tables are numpy views of what was read: PyTorch's libraries hold hundreds of thousands of symbols, so
 nothing here makes an object of each.
+
+The files are those of traced processes, which may have written anything into them: what a file says of its own sizes
+and counts is checked against what it holds and against the bounds below, and all loops are bounded. A file that exceeds
+a bound is refused (``NotElf``), as one that is damaged.
 """
 
 from __future__ import annotations
@@ -18,6 +22,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from argus.capture.mapped import File, Refused, open_file, open_in_root
+
+Source = str | Path | File
+"""A file that was opened already (``argus.capture.mapped``), or the path of one that no traced process chose."""
 
 SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -61,7 +70,7 @@ class Elf:
     """Symbols of one ELF file, read at once; the file is closed afterwards.
 
     Args:
-        path: Any path the file can be opened by (also /proc/PID/map_files/…).
+        path: The file.
         dynamic_only: Only the symbols that the file offers to others; those of a large library's .symtab cost.
 
     Raises:
@@ -69,21 +78,28 @@ class Elf:
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: str | Path, *, dynamic_only: bool = False) -> None:
-        kinds = ("SHT_DYNSYM",) if dynamic_only else tuple(_SYMBOL_TABLES.values())
-        with _open_image(path) as image:
-            headers = _Headers(image, str(path))
-            try:
-                self._segments = _segments(headers)
-                self._tables = [
-                    table
-                    for section, kind in enumerate(headers.sections["type"].tolist())
-                    if _SYMBOL_TABLES.get(kind) in kinds and (table := _read_table(headers, section)) is not None
-                ]
-            except (ValueError, IndexError, OverflowError) as reason:
-                raise NotElf(f"{path} is damaged: {reason}") from reason
+    def __init__(self, path: Source, *, dynamic_only: bool = False) -> None:
+        headers = _Headers(_File(path), str(path))
+        try:
+            self._segments = _segments(headers)
+            self._tables = [
+                table
+                for section, kind in headers.symbol_tables()
+                if (kind == _DYNAMIC or not dynamic_only) and (table := _read_table(headers, section)) is not None
+            ]
+        except (ValueError, IndexError, OverflowError) as reason:
+            raise NotElf(f"{path} is damaged: {reason}") from reason
         self.text_bytes = _text_bytes(self._segments)
         """Size of the file's code."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return sum(table.symbols.nbytes + len(table.strings) for table in self._tables)
+
+    def forget_symbols(self) -> None:
+        """Keeps only what is loaded of the file; no symbol is found any more."""
+        self._tables.clear()
 
     def file_offset(self, address: int) -> int | None:
         """The offset in the file of a virtual address, or None where no segment of the file holds it."""
@@ -101,7 +117,7 @@ class Elf:
         ``SymbolFile.function``, and the function's offset in the file."""
         found = {}
         for name, (table, row) in self._find(names, functions=True).items():
-            offset = self.file_offset(int(table.symbols["value"][row]))
+            offset = _code_offset(self._segments, int(table.symbols["value"][row]))
             if offset is not None:
                 found[name] = ((table.section, row), offset)
         return found
@@ -118,7 +134,8 @@ class Elf:
         }
 
     def _find(self, names: Collection[str], *, functions: bool) -> dict[str, tuple[_Table, int]]:
-        """The first row that defines each name, of the first table that has one. Of functions, those in a segment."""
+        """The first row that defines each name, of the first table that has one. Of functions, those in an executable
+        segment: a probe is put there."""
         found: dict[str, tuple[_Table, int]] = {}
         for table in self._tables:
             symbols = table.symbols
@@ -130,7 +147,7 @@ class Elf:
             missing = [name for name in names if name not in found]
             for name, places in _rows_named(table.strings, symbols["name"][rows], missing).items():
                 row = int(rows[places[0]])
-                if not functions or self.file_offset(int(symbols["value"][row])) is not None:
+                if not functions or _code_offset(self._segments, int(symbols["value"][row])) is not None:
                     found[name] = (table, row)
         return found
 
@@ -168,44 +185,35 @@ class Elf:
             match = np.flatnonzero(covers)
             if match.size:
                 start = int(symbols["name"][match[0]])
-                return table.strings[start:].partition(b"\0")[0].decode(errors="replace")
+                name = table.strings[start : start + _LONGEST_SYMBOL]
+                return name.partition(b"\0")[0].decode(errors="replace")
         return None
 
 
 class SymbolFile:
-    """An ELF file of which only the headers were read. A context manager: it is open inside.
+    """An ELF file of which only the headers were read.
 
     Args:
-        path: Any path the file can be opened by.
+        path: The file.
+
+    Attributes:
+        file: It, open.
 
     Raises:
         NotElf: It is no 64-bit little-endian ELF file.
         OSError: It cannot be read.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: Source) -> None:
         self._image = _File(path)
+        self.file = self._image.file
         try:
             self._headers = _Headers(self._image, str(path))
             self._segments = _segments(self._headers)
             self.build_id = self._headers.build_id()
             """GNU build id in hexadecimal; empty: it has none."""
         except (ValueError, IndexError, OverflowError) as reason:
-            self._image.close()
             raise NotElf(f"{path} is damaged: {reason}") from reason
-        except BaseException:
-            self._image.close()
-            raise
-
-    def __enter__(self) -> SymbolFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._image.close()
-
-    @property
-    def status(self) -> os.stat_result:
-        return os.fstat(self._image.fd)
 
     @property
     def text_bytes(self) -> int:
@@ -221,8 +229,8 @@ class SymbolFile:
     def name_bytes(self) -> int:
         """Size of the tables of the symbols' names: what reading all of them costs."""
         sections = self._headers.sections
-        links = sections["link"][np.isin(sections["type"], list(_SYMBOL_TABLES))]
-        return int(sections["size"][links[links < len(sections)]].sum())
+        links = sections["link"][[section for section, _ in self._headers.symbol_tables()]]
+        return sum(sections["size"][links[links < len(sections)]].tolist())
 
     def function(self, name: str, place: Place) -> int | None:
         """The file offset of a function, if this row of a symbol table is of that function; else None."""
@@ -248,7 +256,12 @@ class SymbolFile:
         begin += int(strings["offset"])
         if self._image[begin : begin + len(word)] != word:
             return None
-        return _file_offset(self._segments, int(symbol["value"]))
+        return _code_offset(self._segments, int(symbol["value"]))
+
+
+def _code_offset(segments: Collection[_Segment], address: int) -> int | None:
+    """As ``_file_offset``, of code alone."""
+    return _file_offset([segment for segment in segments if segment.executable], address)
 
 
 def _file_offset(segments: Collection[_Segment], address: int) -> int | None:
@@ -272,15 +285,21 @@ def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str])
 
     Returns:
         For each name that some symbol has, their places in ``names``, ascending.
+
+    Raises:
+        NotElf: More of them look alike than in any library.
     """
     words = {name.encode(): name for name in wanted}
     found: dict[str, list[int]] = {}
 
     def check(rows: NDArray[np.intp]) -> None:
-        for row, begin in zip(rows.tolist(), names[rows].tolist(), strict=True):
+        begins, which = np.unique(names[rows], return_inverse=True)
+        if len(begins) > _MOST_ALIKE:
+            raise NotElf(f"{len(begins)} names look like those of functions that are looked for")
+        for number, begin in enumerate(begins.tolist()):
             name = words.get(text[begin : begin + longest].partition(b"\0")[0])
             if name is not None and text[begin : begin + longest].find(b"\0") >= 0:
-                found.setdefault(name, []).append(row)
+                found.setdefault(name, []).extend(rows[which == number][:_MOST_ALIKE].tolist())
 
     longest = max(map(len, words), default=0) + 1
     last = len(text) - _CHUNK
@@ -325,7 +344,8 @@ def _occurrences(text: bytes, word: bytes) -> list[int]:
     return places
 
 
-_SYMBOL_TABLES = {2: "SHT_SYMTAB", 11: "SHT_DYNSYM"}
+_STATIC, _DYNAMIC = 2, 11
+_SYMBOL_TABLES = {_STATIC: "SHT_SYMTAB", _DYNAMIC: "SHT_DYNSYM"}
 _INDIRECT_FUNCTION = 10
 """STT_GNU_IFUNC: code that chooses the function."""
 _SPECIAL_SECTIONS = 0xFF00
@@ -338,8 +358,34 @@ _ALIAS_BYTES = 64
 _STRINGS_IN_MEMORY = 1 << 20
 """A larger table of names stays in its file: libtorch_cpu's takes 74 MB, and few of its names are ever asked for."""
 _LONGEST_SYMBOL = 1 << 14
-_MOST_BYTES = 2 << 30
-"""Of a section that is read: PyTorch's names of symbols, with all debug information, are a tenth of that."""
+_MOST_BYTES = 512 << 20
+"""Of a section that is read: PyTorch's names of symbols take 80 MB, with all debug information some 200."""
+_MOST_BYTES_IN_ALL = 768 << 20
+"""Of all sections of a file that are read."""
+_MOST_SYMBOLS = 8 << 20
+"""Of a table: libtorch_cpu has half a million."""
+_MOST_PER_BLOCK, _MOST_INLINE = 32, 4 << 20
+"""A section is at most so many times as large as what the file takes on its disk, and so many bytes more: file systems
+compress. A file with holes claims any size."""
+_MOST_SEGMENTS = 256
+"""That are loaded: libraries have 4 to 20."""
+_MOST_NOTES, _MOST_NOTE_BYTES = 16, 1 << 16
+_MOST_ALIKE = 1 << 18
+"""Names that are compared in whole with those that are looked for: 53,000 of libarrow, for 400."""
+_MOST_NESTED = 4096
+"""Functions inside a function that are passed over on the way to it."""
+_MOST_CODE = 4 << 20
+"""Bytes of a function that are searched for jumps, and functions among whose parts they lead, at most:"""
+_MOST_PARTS = 256
+_MOST_NAMES_READ = 1 << 16
+_XZ_MEMORY, _XZ_BYTES = 128 << 20, 64 << 20
+"""What the decoder may take (``xz -9`` needs 65 MiB), and what comes out of ``.gnu_debugdata``: of a large library
+some MB."""
+_MOST_CHECKED = 512 << 20
+"""A debug file without a build id is checked whole (CRC-32, 0.5 s)."""
+_ROWS_AT_ONCE = 1 << 17
+_LONGEST_NAME = 255
+"""NAME_MAX."""
 _CHUNK = 8
 """Bytes of a name that are compared at a time."""
 
@@ -358,23 +404,22 @@ _SECTION = np.dtype(
 class _File:
     """Bytes of a file, read when they are asked for: a map would kill Argus if the file were cut short meanwhile."""
 
-    def __init__(self, path: str | Path) -> None:
-        # Not to wait, should somebody have put a pipe there.
-        self.fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    def __init__(self, source: Source) -> None:
+        self.file = source if isinstance(source, File) else open_file(source)
 
     def __len__(self) -> int:
-        return os.fstat(self.fd).st_size
+        return os.fstat(self.file.fd).st_size
+
+    @property
+    def most(self) -> int:
+        """A section of it is not larger than this."""
+        # Some file systems report no blocks at all; nothing can be said by them.
+        on_disk = os.fstat(self.file.fd).st_blocks * 512
+        return _MOST_PER_BLOCK * on_disk + _MOST_INLINE if on_disk else _MOST_BYTES
 
     def __getitem__(self, part: slice) -> bytes:
         begin, end, _ = part.indices(len(self))
-        found = b""
-        # One call reads at most 2 GiB, and a signal may end it.
-        while len(found) < end - begin and (more := os.pread(self.fd, end - begin - len(found), begin + len(found))):
-            found = found + more if found else more
-        return found
-
-    def close(self) -> None:
-        os.close(self.fd)
+        return self.file.read(end - begin, begin)
 
 
 _Image = bytes | _File
@@ -391,6 +436,8 @@ class _Headers:
         if image[:6] != b"\x7fELF\x02\x01" or len(image) < 64:
             raise NotElf(f"{shown} is not a 64-bit little-endian ELF file")
         self.image = image
+        self._read_bytes = 0
+        self._most = image.most if isinstance(image, _File) else _MOST_BYTES
         self.segments = self._table(int.from_bytes(image[32:40], "little"), image[56:58], _SEGMENT)
         self.sections = self._table(int.from_bytes(image[40:48], "little"), image[60:62], _SECTION)
         self._names = b""
@@ -409,9 +456,28 @@ class _Headers:
             NotElf: More than any library's, as a file with holes can claim.
         """
         header = self.sections[section]
-        if int(header["size"]) > _MOST_BYTES:
-            raise NotElf(f"section {section} claims {int(header['size'])} bytes")
-        return self.image[int(header["offset"]) : int(header["offset"]) + int(header["size"])]
+        begin, size = int(header["offset"]), int(header["size"])
+        self._read_bytes += max(min(size, len(self.image) - begin), 0)
+        if size > min(_MOST_BYTES, self._most) or self._read_bytes > _MOST_BYTES_IN_ALL:
+            raise NotElf(f"section {section} claims {size} bytes")
+        return self.image[begin : begin + size]
+
+    def symbol_tables(self) -> list[tuple[int, int]]:
+        """Numbers and types of the sections with symbols: the first of each type; a file may have no more (System V
+        ABI, "Sections")."""
+        kinds = self.sections["type"].tolist()
+        return sorted((kinds.index(kind), kind) for kind in _SYMBOL_TABLES if kind in kinds)
+
+    def symbols(self, section: int) -> NDArray[np.void]:
+        """A table of symbols.
+
+        Raises:
+            NotElf: It is larger than any library's.
+        """
+        raw = self.data(section)
+        if len(raw) > _MOST_SYMBOLS * SYMBOL.itemsize:
+            raise NotElf(f"section {section} has {len(raw) // SYMBOL.itemsize} symbols")
+        return np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
 
     def index(self, name: bytes) -> int | None:
         """The number of the section of this name, or None where there is none."""
@@ -427,8 +493,9 @@ class _Headers:
 
     def build_id(self) -> str:
         """The GNU build id in hexadecimal, from the notes; empty: none."""
-        for segment in self.segments[self.segments["type"] == _NOTE]:
-            notes = self.image[int(segment["offset"]) : int(segment["offset"]) + int(segment["file_bytes"])]
+        for segment in self.segments[self.segments["type"] == _NOTE][:_MOST_NOTES]:
+            size = min(int(segment["file_bytes"]), _MOST_NOTE_BYTES)
+            notes = self.image[int(segment["offset"]) : int(segment["offset"]) + size]
             align = 8 if segment["align"] == 8 else 4
             at = 0
             while at + 12 <= len(notes):
@@ -452,13 +519,17 @@ def _read_table(headers: _Headers, section: int) -> _Table | None:
     link = int(headers.sections["link"][section])
     if link >= len(headers.sections):
         return None
-    raw, text = headers.data(section), headers.data(link)
-    symbols = np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
-    return _Table(section, symbols, text)
+    return _Table(section, headers.symbols(section), headers.data(link))
 
 
 def _segments(headers: _Headers) -> list[_Segment]:
-    """What is loaded of the file."""
+    """What is loaded of the file.
+
+    Raises:
+        NotElf: More segments than any library has.
+    """
+    if int((headers.segments["type"] == _LOAD).sum()) > _MOST_SEGMENTS:
+        raise NotElf("it has more segments than any library")
     return [
         _Segment(
             int(segment["offset"]),
@@ -476,17 +547,13 @@ class _Names:
 
     def __init__(self, image: _Image, offset: int, text: bytes) -> None:
         self._text = b""
-        self._fd = -1
+        self._file: File | None = None
         self._offset = offset
         self._length = len(text)
         if len(text) <= _STRINGS_IN_MEMORY or isinstance(image, bytes):
             self._text = text
         else:
-            self._fd = os.dup(image.fd)
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+            self._file = image.file
 
     @property
     def nbytes(self) -> int:
@@ -497,12 +564,12 @@ class _Names:
         return _occurrences(self._text, name + b"\0")
 
     def __getitem__(self, at: int) -> str:
-        if self._fd < 0:
+        if self._file is None:
             raw = self._text[at : at + _LONGEST_SYMBOL]
         else:
-            raw = os.pread(self._fd, min(512, self._length - at), self._offset + at)
+            raw = self._file.read(min(512, self._length - at), self._offset + at)
             if b"\0" not in raw:
-                raw = os.pread(self._fd, min(_LONGEST_SYMBOL, self._length - at), self._offset + at)
+                raw = self._file.read(min(_LONGEST_SYMBOL, self._length - at), self._offset + at)
         return raw.partition(b"\0")[0].decode(errors="replace")
 
 
@@ -529,9 +596,12 @@ class FunctionTable:
     functions behind it may have no symbols.
 
     Args:
-        file: A path, or the image itself (the vdso).
+        file: The file, or the image itself (the vdso).
         shown_path: The file's path as its process sees it: separate debug files are looked for beside it.
-        roots: Where /usr/lib/debug may be: roots of file systems, without a closing "/".
+        root: The process's root folder, a path of Argus's own: separate debug files are looked for in it. Empty:
+            nowhere.
+        system_root: A root folder below which the process has no say, with /usr/lib/debug/.build-id. Empty: none. The
+            name of a debug file that the file itself has is not looked for there.
         split: Functions whose other parts are looked for in stripped files: compilers move what a profile calls cold
             out of a function (``_other_parts``). A part is named as gcc names it, ``function.cold``.
 
@@ -547,65 +617,71 @@ class FunctionTable:
 
     def __init__(
         self,
-        file: str | Path | bytes,
+        file: Source | bytes,
         shown_path: str = "",
-        roots: Collection[str] = ("",),
+        root: str = "/",
+        system_root: str = "",
         split: Collection[str] = (),
     ) -> None:
         self.debug_file = ""
         self._unwound = np.empty((2, 0), np.uint64)
         """Begins and ends of functions that unwind tables tell, without names, where symbols are few."""
-        with _open_image(file) as image:
-            headers = _Headers(image, shown_path or "the image")
-            try:
-                self.build_id = headers.build_id()
-                loaded = headers.segments[(headers.segments["type"] == _LOAD) & (headers.segments["file_bytes"] > 0)]
-                # Executable segments come first, so that they win where two share a page of the file.
-                loaded = loaded[np.argsort(~loaded["flags"] & _EXECUTABLE, kind="stable")]
-                self._segments = [_Segment(*row) for row in loaded[["offset", "address", "file_bytes"]].tolist()]
-                sources = _columns(headers)
-                if not _has_local(headers):
-                    sources += self._more(headers, shown_path, roots)
-                    self._unwound = _unwound(headers)
-                    sources += [part for name in split for part in self._parts(headers, sources, name)]
-            except (ValueError, IndexError, OverflowError) as reason:
-                raise NotElf(f"{shown_path or 'the image'} is damaged: {reason}") from reason
+        shown = shown_path or "the image"
+        headers = _Headers(file if isinstance(file, bytes) else _File(file), shown)
+        try:
+            self.build_id = headers.build_id()
+            loaded = headers.segments[(headers.segments["type"] == _LOAD) & (headers.segments["file_bytes"] > 0)]
+            if len(loaded) > _MOST_SEGMENTS:
+                raise NotElf(f"{shown} has more segments than any library")
+            # Executable segments come first, so that they win where two share a page of the file.
+            loaded = loaded[np.argsort(~loaded["flags"] & _EXECUTABLE, kind="stable")]
+            self._segments = [_Segment(*row) for row in loaded[["offset", "address", "file_bytes"]].tolist()]
+            sources = _columns(headers)
+            if not _has_local(headers):
+                sources += self._more(headers, shown_path, root, system_root)
+                self._unwound = _unwound(headers)
+                sources += [part for name in split for part in self._parts(headers, sources, name)]
+        except (ValueError, IndexError, OverflowError) as reason:
+            raise NotElf(f"{shown} is damaged: {reason}") from reason
         self._join(sources)
 
-    def _more(self, headers: _Headers, shown_path: str, roots: Collection[str]) -> list[_Columns]:
+    def _more(self, headers: _Headers, shown_path: str, root: str, system_root: str) -> list[_Columns]:
         """Symbols of a stripped file that were kept elsewhere."""
         compressed = headers.section(b".gnu_debugdata")
         if compressed is not None:
-            with contextlib.suppress(lzma.LZMAError, NotElf):
-                return _columns(_Headers(lzma.decompress(compressed), ".gnu_debugdata"))
-        for candidate, crc in self._debug_files(headers, shown_path, roots):
-            with contextlib.suppress(OSError, NotElf), _open_image(candidate) as image:
-                debug = _Headers(image, candidate)
+            with contextlib.suppress(lzma.LZMAError, MemoryError, NotElf):
+                return _columns(_Headers(_decompressed(compressed), ".gnu_debugdata"))
+        for folder, path, crc in self._debug_files(headers, shown_path, root, system_root):
+            with contextlib.suppress(OSError, NotElf):
+                image = _File(_in_folder(folder, path))
+                debug = _Headers(image, path)
                 same = debug.build_id() == self.build_id if self.build_id else _checksum(image) == crc
                 if same and _has_local(debug):
-                    self.debug_file = candidate
+                    self.debug_file = folder.rstrip("/") + path
                     return _columns(debug)
         return []
 
-    def _debug_files(self, headers: _Headers, shown_path: str, roots: Collection[str]) -> Iterator[tuple[str, int]]:
-        """Where gdb looks too ("Separate Debug Files" in its manual), with the checksum .gnu_debuglink asks for."""
+    def _debug_files(
+        self, headers: _Headers, shown_path: str, root: str, system_root: str
+    ) -> Iterator[tuple[str, str, int]]:
+        """Where gdb looks too ("Separate Debug Files" in its manual): a root folder, a path in it, and the checksum
+        that .gnu_debuglink asks for."""
         if self.build_id:
-            for root in roots:
-                yield f"{root}/usr/lib/debug/.build-id/{self.build_id[:2]}/{self.build_id[2:]}.debug", 0
+            for folder in dict.fromkeys((root, system_root)):
+                yield folder, f"/usr/lib/debug/.build-id/{self.build_id[:2]}/{self.build_id[2:]}.debug", 0
         link = headers.section(b".gnu_debuglink")
         if link is not None and shown_path:
             name = os.fsdecode(link.partition(b"\0")[0])
-            if name and "/" not in name:
-                folder = os.path.dirname(shown_path)
-                for root in roots:
-                    for place in (f"{folder}/{name}", f"{folder}/.debug/{name}", f"/usr/lib/debug{folder}/{name}"):
-                        yield root + place, int.from_bytes(link[-4:], "little")
+            if name and "/" not in name and len(name) <= _LONGEST_NAME:
+                beside = os.path.dirname(shown_path)
+                for place in (f"{beside}/{name}", f"{beside}/.debug/{name}", f"/usr/lib/debug{beside}/{name}"):
+                    yield root, place, int.from_bytes(link[-4:], "little")
 
     def _parts(self, headers: _Headers, sources: list[_Columns], name: str) -> list[_Columns]:
         """Columns of the other parts of a function, where none of its own names tells them."""
         begins, ends = self._unwound
         for columns in sources:
-            for at in np.flatnonzero(np.isin(columns.name, columns.names.places(name.encode()))).tolist():
+            for at in np.flatnonzero(np.isin(columns.name, columns.names.places(name.encode())))[:_MOST_NOTES].tolist():
                 begin, size = int(columns.start[at]), int(columns.size[at])
                 parts = _other_parts(lambda a, b: self._code(headers, a, b), (begin, begin + size), begins, ends)
                 if len(parts):
@@ -616,7 +692,9 @@ class FunctionTable:
         return []
 
     def _code(self, headers: _Headers, begin: int, end: int) -> bytes:
-        """What lies between two virtual addresses."""
+        """What lies between two virtual addresses; nothing where that is more than a function."""
+        if end - begin > _MOST_CODE:
+            return b""
         for segment in self._segments:
             if segment.address <= begin and end <= segment.address + segment.file_bytes:
                 at = begin - segment.address + segment.file_offset
@@ -668,8 +746,9 @@ class FunctionTable:
         another."""
         wanted = np.uint64(address)
         at = int(self._start.searchsorted(wanted, "right")) - 1
+        last = at - _MOST_NESTED
         while at >= 0 and self._end[at] <= wanted:
-            at = at - 1 if self._reach is not None and self._reach[at] > wanted else -1
+            at = at - 1 if self._reach is not None and self._reach[at] > wanted and at > last else -1
         return at if at >= 0 else None
 
     def bounds(self, address: int) -> tuple[int, int] | None:
@@ -692,27 +771,49 @@ class FunctionTable:
         """The symbol, as the file has it, without a version (``@GLIBC_…``)."""
         symbol = self._read.get(function)
         if symbol is None:
+            if len(self._read) >= _MOST_NAMES_READ:
+                self._read.clear()
             whole = self._names[self._source[function]][int(self._name[function])]
             symbol = self._read[function] = whole.partition("@")[0] or whole
         return symbol
 
 
-@contextlib.contextmanager
-def _open_image(file: str | Path | bytes) -> Iterator[_Image]:
-    if isinstance(file, bytes):
-        yield file
-        return
-    image = _File(file)
+def _in_folder(folder: str, path: str) -> File:
+    """A regular file below a root folder, as a process with that root resolves its path.
+
+    Raises:
+        OSError: It is not there, or is no regular file.
+    """
+    if not folder:
+        raise Refused("there is no such folder")
+    root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield image
+        return open_in_root(root, path)
     finally:
-        image.close()
+        os.close(root)
 
 
-def _checksum(image: _Image) -> int:
-    """CRC-32 of the whole file."""
+def _decompressed(data: bytes) -> bytes:
+    """What an xz stream holds.
+
+    Raises:
+        NotElf: More than any library's.
+        LZMAError, MemoryError: It is damaged, or needs more memory than ``_XZ_MEMORY``.
+    """
+    decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+    whole = decoder.decompress(data, max_length=_XZ_BYTES)
+    if not decoder.eof:
+        raise NotElf(".gnu_debugdata is cut short, or larger than that of any library")
+    return whole
+
+
+def _checksum(image: _File) -> int:
+    """CRC-32 of a whole file; -1: it is larger than any that is checked."""
+    size = len(image)
+    if size > min(_MOST_CHECKED, image.most):
+        return -1
     checksum = 0
-    for at in range(0, len(image), _STRINGS_IN_MEMORY):
+    for at in range(0, size, _STRINGS_IN_MEMORY):
         checksum = zlib.crc32(image[at : at + _STRINGS_IN_MEMORY], checksum)
     return checksum
 
@@ -732,15 +833,19 @@ def _unwound(headers: _Headers) -> NDArray[np.uint64]:
     table_at, frames_at = (int(headers.sections["address"][place]) for place in places)
     if not table.startswith(_FRAME_HEADER) or len(table) < 12:
         return nothing
-    count = min(int(np.frombuffer(table, "<u4", 1, 8)[0]), (len(table) - 12) // 8)
+    count = min(int(np.frombuffer(table, "<u4", 1, 8)[0]), (len(table) - 12) // 8, _MOST_SYMBOLS)
     rows = np.frombuffer(table, "<i4", 2 * count, 12).reshape(-1, 2).astype(np.int64)
     begin, at = rows[:, 0] + table_at, rows[:, 1] + table_at - frames_at
     inside = (at >= 0) & (at + 16 <= len(frames))
     begin, at = begin[inside], at[inside]
     # A frame description: its length, its CIE, where the function begins (relative to that place), and how long it is.
-    words = np.frombuffer(frames, np.uint8)[(at + 8)[:, None] + np.arange(8)].copy().view("<i4").astype(np.int64)
-    same = (words[:, 0] + frames_at + at + 8 == begin) & (words[:, 1] > 0)
-    return np.stack([begin[same], (begin + words[:, 1])[same]]).astype(np.uint64)
+    found = [nothing]
+    for first in range(0, len(at), _ROWS_AT_ONCE):
+        here, starts = at[first : first + _ROWS_AT_ONCE], begin[first : first + _ROWS_AT_ONCE]
+        words = np.frombuffer(frames, np.uint8)[(here + 8)[:, None] + np.arange(8)].copy().view("<i4").astype(np.int64)
+        same = (words[:, 0] + frames_at + here + 8 == starts) & (words[:, 1] > 0)
+        found.append(np.stack([starts[same], (starts + words[:, 1])[same]]).astype(np.uint64))
+    return np.concatenate(found, axis=1)
 
 
 _FEWEST_JUMPS = 3
@@ -773,7 +878,8 @@ def _other_parts(
         back = _jump_targets(code(int(begins[part]), int(ends[part])), int(begins[part]))
         return int(((function[0] < back) & (back < function[1])).sum())
 
-    parts = [part for part in found[jumps >= _FEWEST_JUMPS].tolist() if returns(part) >= _FEWEST_JUMPS]
+    often = found[jumps >= _FEWEST_JUMPS][:_MOST_PARTS]
+    parts = [part for part in often.tolist() if returns(part) >= _FEWEST_JUMPS]
     return np.array(parts, np.intp)
 
 
@@ -792,7 +898,7 @@ def _jump_targets(code: bytes, address: int) -> NDArray[np.uint64]:
 
 def _has_local(headers: _Headers) -> bool:
     """Whether the table that has local symbols too was left in."""
-    return any(_SYMBOL_TABLES.get(kind) == "SHT_SYMTAB" for kind in headers.sections["type"].tolist())
+    return _STATIC in headers.sections["type"]
 
 
 def _columns(headers: _Headers) -> list[_Columns]:
@@ -800,14 +906,13 @@ def _columns(headers: _Headers) -> list[_Columns]:
     found = []
     sections = headers.sections
     section_end = sections["address"] + sections["size"]
-    for index, number in enumerate(sections["type"].tolist()):
-        kind = _SYMBOL_TABLES.get(number)
-        if kind is None or int(sections["link"][index]) >= len(sections):
+    for index, number in headers.symbol_tables():
+        kind = _SYMBOL_TABLES[number]
+        if int(sections["link"][index]) >= len(sections):
             continue
-        raw = headers.data(index)
+        symbols = headers.symbols(index)
         strings = sections[sections["link"][index]]
         text = headers.data(int(sections["link"][index]))
-        symbols = np.frombuffer(raw, SYMBOL, count=len(raw) // SYMBOL.itemsize)
         symbols = symbols[
             np.isin(symbols["info"] & 15, (_FUNCTION, _INDIRECT_FUNCTION))
             & (symbols["section"] != 0)
@@ -840,8 +945,10 @@ def _lengths(text: bytes, names: NDArray[np.uint32], values: NDArray[np.uint64])
         # A large table is not copied for the sake of its last names.
         table = np.frombuffer(text if len(text) > 1 << 16 else text + bytes(_ALIAS_BYTES), np.uint8)
         windows = np.lib.stride_tricks.sliding_window_view(table, _ALIAS_BYTES)
-        ends = windows[np.minimum(names[several], len(windows) - 1)] == 0
-        lengths[several] = np.where(ends.any(axis=1), ends.argmax(axis=1), _ALIAS_BYTES)
+        for first in range(0, len(several), _ROWS_AT_ONCE):
+            these = several[first : first + _ROWS_AT_ONCE]
+            ends = windows[np.minimum(names[these], len(windows) - 1)] == 0
+            lengths[these] = np.where(ends.any(axis=1), ends.argmax(axis=1), _ALIAS_BYTES)
         last = several[names[several] >= len(windows)]
         lengths[last] = [len(text[at : at + _ALIAS_BYTES].partition(b"\0")[0]) for at in names[last].tolist()]
     return lengths

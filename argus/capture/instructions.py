@@ -8,16 +8,15 @@ probe. iced-x86 decodes them, and says which registers each reads and writes.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
-import mmap
-import os
 import sys
 import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from argus.capture.mapped import File
 
 LONGEST = 15
 """Bytes of an x86-64 instruction at most."""
@@ -35,29 +34,19 @@ class Code:
     """A file of functions. One that cannot be read has none.
 
     Args:
-        path: By which it can be opened.
+        file: It, open. Its owner may cut it short at any time: it is read, never mapped.
     """
 
-    def __init__(self, path: str) -> None:
-        self._bytes: mmap.mmap | bytes = b""
+    def __init__(self, file: File) -> None:
+        self._file = file
         self._places: dict[int, list[Place]] = {}
-        with contextlib.suppress(OSError, ValueError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                self._bytes = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-            finally:
-                os.close(descriptor)
-
-    def __enter__(self) -> Code:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if isinstance(self._bytes, mmap.mmap):
-            self._bytes.close()
 
     def at(self, offset: int, size: int = LONGEST) -> bytes:
         """The bytes there; fewer at the file's end."""
-        return self._bytes[offset : offset + size]
+        try:
+            return self._file.read(size, offset) if 0 <= offset < 1 << 63 else b""
+        except OSError:
+            return b""
 
     def places(self, entry: int, *, throws: bool) -> list[Place]:
         """As the function of that name, kept: it takes a millisecond, and is asked for twice where exits are probed."""

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 
 from argus.capture import calls
 from argus.capture.elf import Elf, NotElf
-from argus.capture.targets import PROC, Mapping, executable_mappings, reachable
+from argus.capture.mapped import open_mapped
+from argus.capture.targets import PROC, Mapping, executable_mappings
 from argus.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
 
 _MAX_OPEN_TABLES = 4
+_MAX_OPEN_BYTES = 256 << 20
 """Symbol tables kept in memory: PyTorch's largest takes about 100 MB."""
 _LONGEST_NAME = 1 << 14
 """Bytes that are read from a process to find the end of a name: templates make names of some thousands."""
@@ -259,21 +261,20 @@ class KernelNames:
         return None
 
     def _table(self, pid: int, mapping: Mapping) -> Elf | None:
-        path = reachable(pid, mapping) or mapping.path
         try:
-            stat = os.stat(path)
+            file = open_mapped(pid, mapping)
         except OSError:
             return None
-        if stat.st_ino != mapping.inode:
-            return None
-        key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_ctime_ns)
+        key = file.key
         if key in self._tables:
             self._tables.move_to_end(key)
             return self._tables[key]
         elf = None
         with contextlib.suppress(NotElf, OSError):
-            elf = Elf(path)
+            elf = Elf(file)
         self._tables[key] = elf
-        while len(self._tables) > _MAX_OPEN_TABLES:
-            self._tables.popitem(last=False)
+        size = sum(table.nbytes for table in self._tables.values() if table is not None)
+        while len(self._tables) > _MAX_OPEN_TABLES or (size > _MAX_OPEN_BYTES and len(self._tables) > 1):
+            _, dropped = self._tables.popitem(last=False)
+            size -= 0 if dropped is None else dropped.nbytes
         return elf

@@ -13,9 +13,9 @@ import os
 import platform
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 
 from argus.capture.elf import Elf, NotElf
+from argus.capture.mapped import File, Key
 
 GETTERS = ("ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice")
 """What returns rank, number of ranks and device: int32 one after the other."""
@@ -37,27 +37,35 @@ class Place:
     size: int
 
 
-@lru_cache(maxsize=256)
-def rank_offset(library: str, stamp: tuple[int, int]) -> int | None:
+_MOST_LIBRARIES = 256
+_offsets: dict[Key, int | None] = {}
+
+
+def rank_offset(library: File) -> int | None:
     """Offset in bytes of the rank in a communicator. None: not told by the code of this library, or no x86_64.
 
     Args:
-        library: Path by which the file can be opened.
-        stamp: Its size and time of change.
+        library: The file. Each is read once.
     """
+    if library.key not in _offsets:
+        if len(_offsets) >= _MOST_LIBRARIES:
+            _offsets.clear()
+        _offsets[library.key] = _read_offset(library)
+    return _offsets[library.key]
+
+
+def _read_offset(library: File) -> int | None:
     if platform.machine() != "x86_64":
         return None
     try:
         elf = Elf(library, dynamic_only=True)
         getters = elf.symbols(GETTERS)
         loads = []
-        with open(library, "rb") as file:
-            for name in GETTERS:
-                offset = elf.file_offset(getters[name].address)
-                if offset is None:
-                    return None
-                file.seek(offset)
-                loads.append(loads_in(file.read(min(getters[name].size, MAX_CODE))))
+        for name in GETTERS:
+            offset = elf.file_offset(getters[name].address)
+            if offset is None:
+                return None
+            loads.append(loads_in(library.read(min(getters[name].size, MAX_CODE), offset)))
     except (OSError, NotElf, KeyError):
         return None
     return common_offset(*loads)

@@ -20,6 +20,7 @@ from argus.capture import bcc, calls
 from argus.capture.bpf import MINIMUM_KERNEL, Backend, Probes, kernel_version
 from argus.capture.code import CodeResolver
 from argus.capture.elf import Elf
+from argus.capture.mapped import open_file
 from argus.capture.python import PythonProcess, find_interpreter
 from argus.capture.stacks import StackProbes
 from argus.capture.targets import Library, executable_mappings, sees_host_pids
@@ -153,10 +154,11 @@ def own_library(symbol: str) -> tuple[Library, ctypes.CDLL]:
     for mapping in executable_mappings(os.getpid()):
         if not Path(mapping.path).name.startswith(("libc.so", "libc-", "ld-musl")):
             continue
-        offset = Elf(mapping.path).functions([symbol]).get(symbol)
+        file = open_file(mapping.path)
+        offset = Elf(file).functions([symbol]).get(symbol)
         if offset is not None:
             library = Library(
-                mapping.path, mapping.path, mapping.device, mapping.inode, False, {"cuCtxSynchronize": offset}, ()
+                mapping.path, file, mapping.device, mapping.inode, False, {"cuCtxSynchronize": offset}, ()
             )
             return library, ctypes.CDLL(None)
     raise ArgusError(f"no libc with {symbol} is mapped here")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 
 from argus.capture import python_layouts as layouts
 from argus.capture.elf import Elf, NotElf, Symbol
+from argus.capture.mapped import Allowance, File, Key, open_mapped
 from argus.capture.python_layouts import Layout
-from argus.capture.targets import PROC, Mapping, executable_mappings, reachable
+from argus.capture.targets import PROC, Mapping, executable_mappings
 from argus.records import FRAME, FRAME_ENTRY, NO_OFFSET, PYTHON
 
 _U64 = struct.Struct("<Q")
@@ -141,26 +143,34 @@ class _Binary:
 
 
 _MAX_FILES = 10_000
-_binaries: dict[tuple[str, int, int, int], _Binary | None] = {}
+_binaries: OrderedDict[Key, _Binary | None] = OrderedDict()
+_new_files = Allowance(burst=1024, per_second=32)
+"""As of ``targets.find_libraries``."""
+_MAX_CANDIDATES = 4096
+"""Files of a process that are considered."""
+_MAX_VARIABLES = 64 << 20
+"""Bytes of a file's variables that are searched for its version: CPython's own have 1 MB."""
 
 
-def _binary(open_path: str, mapping: Mapping, *, whole: bool) -> _Binary | None:
+def _binary(pid: int, file: File, *, whole: bool) -> _Binary | None:
     """The CPython in a file, or None. Each file is read once: processes of a node map the same ones."""
-    stat = os.stat(open_path)
-    key = (mapping.device, mapping.inode, stat.st_size, stat.st_ctime_ns)
+    key = file.key
     if key not in _binaries:
-        if len(_binaries) >= _MAX_FILES:
-            _binaries.clear()
+        if not _new_files.take(pid):
+            return None
         try:
-            _binaries[key] = _read_binary(open_path, whole=whole)
+            _binaries[key] = _read_binary(file, whole=whole)
         except (NotElf, OSError):
             _binaries[key] = None
+        while len(_binaries) > _MAX_FILES:
+            _binaries.popitem(last=False)
     return _binaries[key]
 
 
-def _read_binary(path: str, *, whole: bool) -> _Binary | None:
-    elf = Elf(path, dynamic_only=not whole)
+def _read_binary(file: File, *, whole: bool) -> _Binary | None:
+    elf = Elf(file, dynamic_only=not whole)
     symbols = elf.symbols((_FUNCTION, *_ADDRESSES, *(name for name, _ in _MARKS)))
+    elf.forget_symbols()
     return _Binary(elf, symbols) if symbols else None
 
 
@@ -178,7 +188,7 @@ def _candidates(pid: int) -> Iterator[tuple[Mapping, list[Mapping], bool]]:
         is_program = mappings[0].inode == program
         likely = is_program or "python" in Path(mappings[0].path).name
         ranked.append((not is_program, not likely, position, mappings, likely))
-    for *_, mappings, likely in sorted(ranked, key=lambda item: item[:3]):
+    for *_, mappings, likely in sorted(ranked, key=lambda item: item[:3])[:_MAX_CANDIDATES]:
         yield mappings[0], mappings, likely
 
 
@@ -198,11 +208,8 @@ def find_interpreter(pid: int) -> Interpreter | None:
         # A program that is not position-independent has copies of library variables that it names: those are in use.
         copies: dict[str, int] = {}
         for first, mappings, likely in _candidates(pid):
-            open_path = reachable(pid, first)
-            if open_path is None:
-                continue
             try:
-                binary = _binary(open_path, first, whole=likely)
+                binary = _binary(pid, open_mapped(pid, first), whole=likely)
             except OSError:
                 continue
             bias = None if binary is None else _bias(binary.elf, mappings)
@@ -283,7 +290,11 @@ def _version(memory: Memory, binary: _Binary, bias: int, addresses: dict[str, in
     if not minor:
         return (0, 0, 0), "CPython before 3.8 is not supported"
     found = set()
+    left = _MAX_VARIABLES
     for variables in binary.elf.variables():
+        if variables.size > left:
+            continue
+        left -= variables.size
         data = memory.read(variables.address + bias, variables.size) or b""
         found |= {(3, int(match[2]), int(match[3])) for match in _VERSION_TEXT.finditer(data)}
     if not found:

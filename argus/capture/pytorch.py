@@ -11,8 +11,9 @@ import platform
 import re
 import struct
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+
+from argus.capture.mapped import open_beside
 
 MAX_NAME = 256
 """Longest name of a process group that is believed: PyTorch's own are "0", "1" …, or 40 hexadecimal digits."""
@@ -78,21 +79,25 @@ LAYOUTS = {
 }
 """By machine and version."""
 
-_VERSION_LINE = re.compile(r"__version__ = ['\"](\d+)\.(\d+)")
+_VERSION_LINE = re.compile(r"__version__ = ['\"](\d{1,4})\.(\d{1,4})")
 
 
-@lru_cache(maxsize=256)
-def layout_of(library: str) -> Layout | None:
+MAX_VERSION_BYTES = 64 << 10
+"""Of torch/version.py, which has a few hundred."""
+
+
+def layout_of(pid: int, library: str) -> Layout | None:
     """By the version beside PyTorch's library (torch/version.py). None: not known.
 
     Args:
-        library: Path of libtorch_cpu.
+        pid: The process.
+        library: Path of libtorch_cpu, as the process sees it.
     """
     try:
-        text = (Path(library).parent.parent / "version.py").read_text(errors="replace")
+        text = open_beside(pid, str(Path(library).parent.parent / "version.py")).read(MAX_VERSION_BYTES, 0)
     except OSError:
         return None
-    found = _VERSION_LINE.search(text)
+    found = _VERSION_LINE.search(text.decode(errors="replace"))
     return LAYOUTS.get((platform.machine(), int(found[1]), int(found[2]))) if found else None
 
 

@@ -2,8 +2,9 @@
 
 libtorch_cpu has half a million symbols, with 80 MB of names. An entry says in which rows of the tables the functions
 are that were looked for, and each row is read again from the library before it is used: whatever an entry says, a probe
-is put only where the library itself has that function. What an entry cannot prove is that nothing was left out, so its
-name tells libraries apart by build id and layout, by whose they are, and, where that is not enough, by the file.
+is put only where the library itself has that function. What an entry cannot prove is that nothing was left out, and
+anybody can make a file of any build id and layout: so an entry is for one file alone, by device and inode, and for one
+version of it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from argus.capture import disk_cache
-from argus.capture.elf import Elf, NotElf, Place, SymbolFile
+from argus.capture.elf import Elf, NotElf, Place, Source, SymbolFile
 
-FORMAT = 1
+FORMAT = 2
 KIND = "symbols"
 KEPT = 256
 """Entries that are kept, newest first, of some KB each: a node's images have a few large libraries each."""
@@ -46,36 +46,30 @@ class Functions:
     kept: bool = False
 
 
-def functions(path: str | Path, names: Collection[str]) -> Functions:
+def functions(path: Source, names: Collection[str], shown: str = "") -> Functions:
     """Looks for functions in a library.
 
     Args:
-        path: By which the file can be opened.
+        path: The library.
         names: The functions' symbols.
+        shown: Its path for people.
 
     Raises:
         NotElf: It is no 64-bit little-endian ELF file.
         OSError: It cannot be read.
     """
-    with SymbolFile(path) as file:
-        where = disk_cache.folder(KIND) if file.name_bytes >= LARGE_BYTES else None
-        entry = None if where is None else where / f"{_key(file, names)}.json"
-        if entry is not None and (offsets := _verified(file, entry, names)) is not None:
-            return Functions(offsets, file.text_bytes, kept=True)
-        status = file.status
-        if file.name_bytes >= LARGE_BYTES and on_slow is not None:
-            on_slow(str(path))
-    elf = Elf(path)
+    file = SymbolFile(path)
+    where = disk_cache.folder(KIND) if file.name_bytes >= LARGE_BYTES else None
+    entry = None if where is None else where / f"{_key(file, names)}.json"
+    if entry is not None and (offsets := _verified(file, entry, names)) is not None:
+        return Functions(offsets, file.text_bytes, kept=True)
+    if file.name_bytes >= LARGE_BYTES and on_slow is not None:
+        on_slow(shown or str(path))
+    elf = Elf(file.file)
     located = elf.located(names)
     found = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
-    # What was read was read from the path: it must still be the file whose name the entry has.
-    now = os.stat(path)
-    if entry is not None and (now.st_dev, now.st_ino, now.st_ctime_ns, now.st_size) == (
-        status.st_dev,
-        status.st_ino,
-        status.st_ctime_ns,
-        status.st_size,
-    ):
+    # Not, if it was written to meanwhile: the entry's name would be that of its former version.
+    if entry is not None and entry.stem == _key(file, names):
         places = {name: place for name, (place, _) in located.items()}
         disk_cache.keep(entry, json.dumps({"places": places}).encode(), KEPT)
     return found
@@ -83,12 +77,10 @@ def functions(path: str | Path, names: Collection[str]) -> Functions:
 
 def _key(file: SymbolFile, names: Collection[str]) -> str:
     """A name for all that an entry depends on."""
-    status = file.status
-    words = [str(FORMAT), file.build_id, str(status.st_size), str(status.st_uid)]
-    if not file.build_id or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        words += [str(n) for n in (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)]
+    status = os.fstat(file.file.fd)
+    version = (status.st_dev, status.st_ino, status.st_size, status.st_uid, status.st_mtime_ns, status.st_ctime_ns)
     seen = hashlib.sha256(file.layout)
-    for word in [*words, *sorted(names)]:
+    for word in [str(FORMAT), file.build_id, *map(str, version), *sorted(names)]:
         seen.update(f"{len(word)}:{word}".encode())
     return seen.hexdigest()[:32]
 

@@ -11,7 +11,6 @@ import contextlib
 import os
 import platform
 import re
-import stat
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -23,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.elf import FunctionTable, NotElf
+from argus.capture.mapped import File, Key, open_in_root, open_mapped
 from argus.capture.names import demangle
 from argus.capture.rust import demangle_v0, strip_legacy
-from argus.capture.targets import PROC, FileKey, Mapping, reachable
+from argus.capture.targets import PROC, Mapping
 
 ENTRIES = frozenset(
     (
@@ -54,7 +54,12 @@ _MAX_KNOWN = 200_000
 """Addresses of one process that are remembered; some 40 MB."""
 _MAX_PERF_MAP = 256 << 20
 """Bytes of a perf map that are read."""
-_MAX_PERF_PARTS = 16
+_MAX_PERF_LINES, _MAX_PERF_TEXT = 1 << 18, 32 << 20
+"""Functions of a perf map that are remembered, and bytes of their names: some 30 MB."""
+_LONGEST_PERF_NAME = 4096
+_PERF_BYTES_AT_ONCE = 1 << 20
+_PERF_LINES_AT_ONCE, _PERF_LINES_LEAST = 1 << 16, 16
+"""Lines that are read at once, and again in each second after that: a tenth of a core. A reading counts as so many."""
 _MISS_REFRESH_NS = 100_000_000
 """How often maps are read again because an address lies outside them."""
 _LONGEST_CALL = 7
@@ -124,16 +129,18 @@ class FramePointers:
         return np.array(chain, np.uint64)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Region:
-    """Executable memory of a process, and which file (``key``) it is of; None: of none that can be read."""
+    """Executable memory of a process, and which file (``key``) it is of; None: of none, or it was not opened yet
+    (``opened``), or cannot be."""
 
     start: int
     end: int
     offset: int
     path: str
     mapping: Mapping | None
-    key: FileKey | None
+    key: Key | None = None
+    opened: bool = False
 
     @cached_property
     def module(self) -> str:
@@ -141,11 +148,11 @@ class _Region:
         return os.fsencode(self.path).decode(errors="backslashreplace")
 
 
-_tables: OrderedDict[FileKey | bytes, FunctionTable | None] = OrderedDict()
+_tables: OrderedDict[Key | bytes, FunctionTable | None] = OrderedDict()
 """Of every file (or vdso image) that was asked for, the least recently used first. None: it holds no symbols."""
 
 
-def _remembered(key: FileKey | bytes, table: FunctionTable | None) -> FunctionTable | None:
+def _remembered(key: Key | bytes, table: FunctionTable | None) -> FunctionTable | None:
     _tables[key] = table
     size = sum(kept.nbytes for kept in _tables.values() if kept is not None)
     while len(_tables) > _MAX_TABLES or (size > _MAX_TABLE_BYTES and len(_tables) > 1):
@@ -193,9 +200,11 @@ class Symbols:
             "native_addresses_unnamed": 0,
             "native_chains_doubted": 0,
             "perf_map_lines_rejected": 0,
+            "perf_map_bytes_unread": 0,
         }
         """Files whose symbols could not be read; addresses (each counted once while it is remembered) outside all that
-        is mapped, and without a name; chains of which only the leaf was believed; lines of perf maps without sense."""
+        is mapped, and without a name; chains of which only the leaf was believed; lines of perf maps without sense;
+        bytes of a perf map beyond its bounds."""
         try:
             # Stays the same root after the end of the process.
             self._root = os.open(f"/proc/self/fd/{self._proc}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -250,15 +259,9 @@ class Symbols:
         inode = int(row[4])
         path = os.fsdecode(row[5].removesuffix(_DELETED))
         if not inode or not path.startswith("/"):
-            return _Region(start, end, offset, path, None, None)
+            return _Region(start, end, offset, path, None)
         mapping = Mapping(start, end, offset, row[3].decode(), inode, path, row[5].endswith(_DELETED))
-        key = None
-        open_path = reachable(self._pid, mapping)
-        if open_path is not None:
-            with contextlib.suppress(OSError):
-                key = _key(mapping, os.stat(open_path))
-        self.counters["native_files_unreadable"] += key is None
-        return _Region(start, end, offset, path, mapping, key)
+        return _Region(start, end, offset, path, mapping)
 
     def _forget(self, regions: Iterable[_Region]) -> None:
         """Drops what is remembered of addresses in these, and of those that lay outside all regions."""
@@ -281,7 +284,7 @@ class Symbols:
     def function(self, address: int) -> tuple[int, int] | None:
         """Begin and end of the function that an address is in, where nothing else lies between; None: not known."""
         region = self._at(address)
-        if region is None or region.key is None:
+        if region is None:
             return None
         table = self._table(region)
         shift = address - region.start + region.offset
@@ -345,24 +348,43 @@ class Symbols:
 
     def _table(self, region: _Region) -> FunctionTable | None:
         """The functions of the file that a region is of; None: it is of none, or has none."""
-        if region.mapping is None or region.key is None:
+        if region.mapping is None:
             return None
-        if region.key in _tables:
+        if region.key is not None and region.key in _tables:
             _tables.move_to_end(region.key)
             return _tables[region.key]
-        roots = (f"/proc/self/fd/{self._root}", "")
-        # The last two serve when the process has ended.
-        for path in (reachable(self._pid, region.mapping), roots[0] + region.path, region.path):
-            try:
-                if path is None or _key(region.mapping, os.stat(path)) != region.key:
-                    continue
-                return _remembered(region.key, FunctionTable(path, region.path, roots, EVALUATION_LOOPS[:1]))
-            except NotElf:
-                return _remembered(region.key, None)
-            except OSError:
-                continue
-        self.counters["native_files_unreadable"] += 1
-        return None
+        if region.key is None and region.opened:
+            return None
+        file = self._open(region.mapping)
+        region.opened, region.key = True, None if file is None else file.key
+        if file is None:
+            self.counters["native_files_unreadable"] += 1
+            return None
+        if file.key in _tables:
+            return _tables[file.key]
+        root = f"/proc/self/fd/{self._root}" if self._root >= 0 else ""
+        try:
+            return _remembered(file.key, FunctionTable(file, region.path, root, "/", EVALUATION_LOOPS[:1]))
+        except NotElf:
+            return _remembered(file.key, None)
+        except OSError:
+            region.key = None
+            self.counters["native_files_unreadable"] += 1
+            return None
+
+    def _open(self, mapping: Mapping) -> File | None:
+        """The mapped file; None: it cannot be opened."""
+        if self._proc < 0:
+            return None
+        try:
+            return open_mapped(self._pid, mapping, proc=self._proc)
+        except OSError:
+            # The process has ended: what it mapped may still be where it was.
+            if mapping.deleted or self._root < 0:
+                return None
+            with contextlib.suppress(OSError):
+                return open_in_root(self._root, mapping.path, mapping)
+            return None
 
     def _vdso(self, region: _Region) -> FunctionTable | None:
         """The functions of the code that the kernel gives every process."""
@@ -378,7 +400,7 @@ class Symbols:
         if image in _tables:
             return _tables[image]
         try:
-            return _remembered(image, FunctionTable(image, "[vdso]", ()))
+            return _remembered(image, FunctionTable(image, "[vdso]", ""))
         except NotElf:
             return _remembered(image, None)
 
@@ -479,13 +501,6 @@ def _base(function: str) -> str:
     return function.partition(" ")[0].partition(".")[0]
 
 
-def _key(mapping: Mapping, status: os.stat_result) -> FileKey | None:
-    """The file at a path, if it is the one that is mapped."""
-    if status.st_ino != mapping.inode or not stat.S_ISREG(status.st_mode):
-        return None
-    return (mapping.device, mapping.inode, status.st_size, status.st_ctime_ns)
-
-
 def _may_be_jit(region: _Region) -> bool:
     """Whether code in it may be a JIT compiler's: in memory of no file, or of one that is not on a disk (memfd)."""
     if region.mapping is None:
@@ -522,42 +537,54 @@ class _PerfMap:
         users = re.search(rb"^Uid:\s+(\d+)\s+(\d+)", status, re.MULTILINE)
         # Somebody else could have put a file there.
         self._users = {0} if users is None else {0, int(users[1]), int(users[2])}
-        self._path = f"/proc/self/fd/{root}/tmp/perf-{numbers[1].decode() if numbers else 0}.map"
-        self._fd = -1
-        self._file: tuple[int, int] | None = None
+        self._root = root
+        self._path = f"/tmp/perf-{numbers[1].decode() if numbers else 0}.map"
+        self._file: File | None = None
+        self._left, self._left_ns = float(_PERF_LINES_AT_ONCE), time.monotonic_ns()
         self._start_over()
 
     def _start_over(self) -> None:
         self._at = 0
-        self._rest = b""
-        # Oldest first: start, end, name; each sorted by start.
-        self._parts: list[tuple[NDArray[np.uint64], NDArray[np.uint64], list[bytes], bool]] = []
+        # Oldest first, the first ones longest.
+        self._parts: list[_Part] = []
 
     def refresh(self) -> bool:
-        """Reads what was added; returns whether something was."""
+        """Reads what was added, a part of it if that is much; returns whether something was read."""
+        if self._root < 0:
+            return False
         try:
-            status = os.stat(self._path, follow_symlinks=False)
+            file = open_in_root(self._root, self._path, follow=False)
         except OSError:
             return False  # none yet; or taken away, and what was read stays
-        if not stat.S_ISREG(status.st_mode) or status.st_uid not in self._users:
+        if file.status.st_uid not in self._users:
             return False
-        if (status.st_dev, status.st_ino) != self._file or status.st_size < self._at:
-            self._close_file()
-            try:
-                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                self._fd = os.open(self._path, flags)
-            except OSError:
-                return False
-            self._file = (status.st_dev, status.st_ino)
+        if self._file is None or file.key[:2] != self._file.key[:2] or file.status.st_size < self._at:
             self._start_over()
-        if status.st_size <= self._at or self._at >= _MAX_PERF_MAP:
-            return False
-        data = os.pread(self._fd, min(status.st_size, _MAX_PERF_MAP) - self._at, self._at)
-        self._at += len(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()[:_MAX_KNOWN]
-        self._add(lines)
-        return True
+        self._file = file
+        began = self._at
+        now_ns = time.monotonic_ns()
+        self._left += (now_ns - self._left_ns) * _PERF_LINES_AT_ONCE / 1e9
+        self._left, self._left_ns = min(self._left, _PERF_LINES_AT_ONCE), now_ns
+        while self._left >= 1 and file.status.st_size > self._at:
+            kept = sum(len(part.starts) for part in self._parts), sum(len(part.text) for part in self._parts)
+            if self._at >= _MAX_PERF_MAP or kept[0] >= _MAX_PERF_LINES or kept[1] >= _MAX_PERF_TEXT:
+                more = file.status.st_size - self._at
+                self._counters["perf_map_bytes_unread"] = max(self._counters["perf_map_bytes_unread"], more)
+                break
+            try:
+                data = file.read(_PERF_BYTES_AT_ONCE, self._at)
+            except OSError:
+                break
+            text = data[: data.rfind(b"\n") + 1] or (data if len(data) == _PERF_BYTES_AT_ONCE else b"")
+            if not text:
+                break  # half a line
+            lines = text.split(b"\n", int(self._left))
+            if len(lines) > self._left:
+                text = text[: len(text) - len(lines.pop())]
+            self._left -= max(len(lines), _PERF_LINES_LEAST)
+            self._at += len(text)
+            self._add(lines)
+        return self._at > began
 
     def _add(self, lines: list[bytes]) -> None:
         starts, ends, names = [], [], []
@@ -565,7 +592,7 @@ class _PerfMap:
             words = line.split(b" ", 2)
             try:
                 start, size = int(words[0], 16), int(words[1], 16)
-                name = words[2].strip()
+                name = words[2].strip()[:_LONGEST_PERF_NAME]
             except (ValueError, IndexError):
                 self._counters["perf_map_lines_rejected"] += line != b""
                 continue
@@ -577,46 +604,67 @@ class _PerfMap:
             names.append(name)
         if not starts:
             return
-        self._parts.append(_sorted_part(np.array(starts, np.uint64), np.array(ends, np.uint64), names))
-        if len(self._parts) > _MAX_PERF_PARTS:
-            joined = [name for part in self._parts for name in part[2]]
-            start_column, end_column = (np.concatenate([part[i] for part in self._parts]) for i in (0, 1))
-            self._parts = [_sorted_part(start_column, end_column, joined)]
+        self._parts.append(_part(np.array(starts, np.uint64), np.array(ends, np.uint64), names))
+        # Each part is at least twice as long as the next: few parts, and each line is copied few times.
+        while len(self._parts) > 1 and len(self._parts[-2].starts) < 2 * len(self._parts[-1].starts):
+            new, old = self._parts.pop(), self._parts.pop()
+            self._parts.append(
+                _part(
+                    np.concatenate([old.starts, new.starts]),
+                    np.concatenate([old.ends, new.ends]),
+                    [*old.names(), *new.names()],
+                )
+            )
 
     def find(self, address: int) -> tuple[str, int] | None:
         """Name and start of the function at an address, of the newest line that covers it."""
-        for starts, ends, names, apart in reversed(self._parts):
-            if apart:
-                at = int(np.searchsorted(starts, np.uint64(address), "right")) - 1
-                covers = np.array([at] if at >= 0 and ends[at] > address else [], np.int64)
+        for part in reversed(self._parts):
+            if part.apart:
+                at = int(np.searchsorted(part.starts, np.uint64(address), "right")) - 1
+                covers = np.array([at] if at >= 0 and part.ends[at] > address else [], np.int64)
             else:
-                covers = np.flatnonzero((starts <= address) & (address < ends))
+                covers = np.flatnonzero((part.starts <= address) & (address < part.ends))
             if len(covers):
-                return names[covers[-1]].decode(errors="replace"), int(starts[covers[-1]])
+                return part.name(int(covers[-1])).decode(errors="replace"), int(part.starts[covers[-1]])
         return None
 
-    def _close_file(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
     def close(self) -> None:
-        self._close_file()
-        self._path = ""  # the descriptor in it may be another's soon
+        self._file = None
+        self._root = -1  # the descriptor may be another's soon
 
 
-def _sorted_part(
-    starts: NDArray[np.uint64], ends: NDArray[np.uint64], names: list[bytes]
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[bytes], bool]:
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Lines of a perf map: begin and end of each function, and where in ``text`` its name ends; they lie end to end.
+
+    Attributes:
+        apart: No two of them overlap, and they are sorted.
+    """
+
+    starts: NDArray[np.uint64]
+    ends: NDArray[np.uint64]
+    text: bytes
+    name_ends: NDArray[np.uint32]
+    apart: bool
+
+    def name(self, line: int) -> bytes:
+        return self.text[int(self.name_ends[line - 1]) if line else 0 : int(self.name_ends[line])]
+
+    def names(self) -> list[bytes]:
+        ends = self.name_ends.tolist()
+        return [self.text[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def _part(starts: NDArray[np.uint64], ends: NDArray[np.uint64], names: list[bytes]) -> _Part:
     """Lines by start, if no two of them overlap; else as they came. Of several with the same start the last is kept."""
     _, last = np.unique(starts[::-1], return_index=True)
-    if len(last) < len(starts):
-        keep = np.sort(len(starts) - 1 - last)
-        starts, ends, names = starts[keep], ends[keep], [names[i] for i in keep.tolist()]
-    order = np.argsort(starts, kind="stable")
-    if (ends[order][:-1] > starts[order][1:]).any():
-        return starts, ends, names, False
-    return starts[order], ends[order], [names[i] for i in order.tolist()], True
+    keep = len(starts) - 1 - last  # by start
+    apart = not (ends[keep][:-1] > starts[keep][1:]).any()
+    if not apart:
+        keep = np.sort(keep)
+    kept = [names[i] for i in keep.tolist()]
+    name_ends = np.cumsum(np.fromiter(map(len, kept), np.uint32, len(kept)), dtype=np.uint32)
+    return _Part(starts[keep], ends[keep], b"".join(kept), name_ends, apart)
 
 
 def _read_small(folder: int, name: str) -> bytes:

@@ -11,6 +11,7 @@ import pwd
 import re
 import select
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,6 +19,8 @@ from pathlib import Path
 
 from argus.capture import calls, symbol_cache
 from argus.capture.elf import NotElf
+from argus.capture.mapped import Allowance, File, Key, key_of, open_mapped
+from argus.capture.mapped import Mapping as Mapping
 from argus.capture.pytorch import Layout, layout_of
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 
@@ -61,20 +64,8 @@ _CPUCLOCK_SCHED = 2
 
 
 FileKey = tuple[str, int, int, int]
-"""Device, inode, size in bytes, time of change in ns."""
-
-
-@dataclass(frozen=True)
-class Mapping:
-    """One executable file mapping of a process."""
-
-    start: int
-    end: int
-    offset: int
-    device: str
-    inode: int
-    path: str
-    deleted: bool
+"""Device and inode (of a file of an overlay as /proc/PID/maps shows them, else as ``stat`` does), size in bytes, time
+of change in ns."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Library:
 
     Attributes:
         path: As the process sees it.
-        open_path: By which this process, and the kernel on its behalf, can open it.
+        file: It, open: what is parsed and what is probed.
         device, inode: As /proc/PID/maps shows them.
         stamp: Size and time of change: file systems give a freed inode to the next file.
         deleted: The file was replaced or removed after it was mapped.
@@ -95,7 +86,7 @@ class Library:
     """
 
     path: str
-    open_path: str
+    file: File
     device: str
     inode: int
     deleted: bool
@@ -112,8 +103,17 @@ class Library:
 
     @property
     def key(self) -> FileKey:
-        """What tells two files apart."""
-        return (self.device, self.inode, *self.stamp)
+        """What tells two files apart. Overlays of several containers may show one file below them: the kernel puts
+        probes into that one."""
+        status = self.file.status
+        overlay = self.file.on_overlay
+        device = self.device if overlay else f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        return (device, self.inode if overlay else status.st_ino, *self.stamp)
+
+    @property
+    def open_path(self) -> str:
+        """By which this process, and the kernel on its behalf, can open it."""
+        return self.file.path
 
     @property
     def linked_statically(self) -> tuple[str, ...]:
@@ -633,80 +633,100 @@ def maps_cuda(pid: int) -> bool:
         return False
 
 
-def find_libraries(pid: int) -> list[Library]:
+class Libraries(list[Library]):
+    """Libraries of a process.
+
+    Attributes:
+        unread: Files that were not read: the process maps too many new ones at once. A later call reads them.
+    """
+
+    unread = 0
+
+
+MAX_FILES = 4096
+"""Files of a process that are considered: a PyTorch job maps some hundred."""
+_new_files = Allowance(burst=1024, per_second=32)
+"""A file takes 1 to 3 ms."""
+
+
+def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     """The files a process maps that define functions Argus hooks, whatever they are called.
 
     A statically linked runtime or NCCL is found by its symbols in any mapped file (PyTorch builds, MPI programs).
 
+    Args:
+        pid: The process.
+        allowance: How many files of it are parsed that were not before.
+
     Raises:
         OSError: The process ended, or may not be looked at.
     """
-    libraries = []
+    found: list[tuple[int, Library]] = []
     # A file may be mapped in several parts; the first stands for it.
-    by_file = {(mapping.device, mapping.inode): mapping for mapping in reversed(executable_mappings(pid))}
-    for mapping in reversed(by_file.values()):
-        open_path = reachable(pid, mapping)
-        if open_path is None:
+    by_file: dict[tuple[str, int], Mapping] = {}
+    for mapping in executable_mappings(pid):
+        by_file.setdefault((mapping.device, mapping.inode), mapping)
+    likely_first = sorted(by_file.values(), key=lambda mapping: _LIKELY.search(mapping.path) is None)
+    unread = max(len(likely_first) - MAX_FILES, 0)
+    for mapping in likely_first[:MAX_FILES]:
+        key = key_of(pid, mapping)
+        if key is not None and _hooks_by_file.get(key) is _NO_HOOKS:
             continue
         try:
-            stat = os.stat(open_path)
+            file = open_mapped(pid, mapping)
         except OSError:
             continue
-        stamp = (stat.st_size, stat.st_ctime_ns)
-        roles, offsets, text_bytes = _hooks(open_path, (mapping.device, mapping.inode, *stamp))
+        hooks = _hooks_by_file.get(file.key)
+        if hooks is None:
+            if not allowance.take(pid):
+                unread += 1
+                continue
+            hooks = _hooks(file, mapping.path)
+        roles, offsets, text_bytes = hooks
         if roles:
-            libraries.append(
-                Library(
-                    mapping.path,
-                    open_path,
-                    mapping.device,
-                    mapping.inode,
-                    mapping.deleted,
-                    offsets,
-                    roles,
-                    stamp,
-                    text_bytes,
-                    layout_of(open_path) if TORCH[0] in roles else None,
-                )
+            library = Library(
+                mapping.path,
+                file,
+                mapping.device,
+                mapping.inode,
+                mapping.deleted,
+                offsets,
+                roles,
+                (file.status.st_size, file.status.st_ctime_ns),
+                text_bytes,
+                layout_of(pid, mapping.path) if TORCH[0] in roles else None,
             )
+            found.append((mapping.start, library))
+    libraries = Libraries(library for _, library in sorted(found, key=lambda item: item[0]))
+    libraries.unread = unread
     return libraries
 
 
-def reachable(pid: int, mapping: Mapping) -> str | None:
-    """A path by which the mapped file itself can be opened, also from other mounts and after its deletion."""
-    by_name = f"{PROC}/{pid}/root{mapping.path}"
-    by_range = f"{PROC}/{pid}/map_files/{mapping.start:x}-{mapping.end:x}"
-    if not mapping.deleted:
-        try:
-            # Overlay and btrfs report another device in maps than in stat, but the same inode.
-            if os.stat(by_name).st_ino == mapping.inode:
-                return by_name
-        except OSError:
-            pass
-    return by_range if os.path.exists(by_range) else None
-
-
+_LIKELY = re.compile(r"/lib(cuda|cudart|nccl|cublas|torch|nvToolsExt|nvtx)[^/]*$")
+"""Names of files that are read first."""
 _Hooks = tuple[tuple[str, ...], dict[str, int], int]
 _MAX_FILES = 10_000
 """Files remembered: every library of every traced process, many times over."""
-_hooks_by_file: dict[FileKey, _Hooks] = {}
+_hooks_by_file: OrderedDict[Key, _Hooks] = OrderedDict()
+_NO_HOOKS: _Hooks = ((), {}, 0)
 
 
-def _hooks(open_path: str, key: FileKey) -> _Hooks:
+def _hooks(file: File, path: str) -> _Hooks:
     """Roles, function offsets and code size of a file. Ranks of a node map the same files, so each is read once."""
-    if key not in _hooks_by_file:
-        if len(_hooks_by_file) >= _MAX_FILES:
-            _hooks_by_file.clear()
-        _hooks_by_file[key] = _read_hooks(open_path)
-    return _hooks_by_file[key]
+    found = _hooks_by_file[file.key] = _read_hooks(file, path)
+    while len(_hooks_by_file) > _MAX_FILES:
+        _hooks_by_file.popitem(last=False)
+    return found
 
 
-def _read_hooks(open_path: str) -> _Hooks:
+def _read_hooks(file: File, path: str) -> _Hooks:
     try:
-        found = symbol_cache.functions(open_path, _LOOKED_FOR)
+        found = symbol_cache.functions(file, _LOOKED_FOR, path)
     except (NotElf, OSError):
-        return (), {}, 0
+        return _NO_HOOKS
     roles = tuple(role for role, sentinels in _SENTINELS.items() if not found.offsets.keys().isdisjoint(sentinels))
+    if not roles:
+        return _NO_HOOKS
     layers = {_LAYERS[role] for role in roles}
     wanted = (call.symbol for call in calls.CALLS if call.layer in layers)
     return roles, {name: found.offsets[name] for name in wanted if name in found.offsets}, found.text_bytes

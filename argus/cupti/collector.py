@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import enum
 import fcntl
+import fnmatch
 import os
 import re
 import select
@@ -25,6 +26,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.mapped import names_in_root, open_root
 from argus.capture.targets import PROC
 from argus.cupti import MINIMUM_SHARE, build, layouts, shared
 from argus.cupti.decode import REJECTIONS, Batch, decode
@@ -984,6 +986,10 @@ _SYSTEM = (
     "usr/lib/*-linux-gnu",
     "opt/conda/lib",
 )
+_MOST_NAMES, _MOST_IN_ALL = 1 << 14, 1 << 16
+"""Names of a folder that are read, and of all folders of a process: it may have made a folder of millions."""
+_MOST_FOLDERS, _MOST_ALIKE = 64, 16
+"""Folders that its mappings name, and those that one part of a pattern fits."""
 
 
 def candidates(pid: int) -> list[str]:
@@ -996,6 +1002,8 @@ def candidates(pid: int) -> list[str]:
     found: list[str] = [path for path in paths if Path(path).name.startswith("libcupti.so")]
     folders: dict[str, None] = {}
     for path in sorted(paths, key=lambda path: not Path(path).name.startswith("libcudart")):
+        if len(folders) >= _MOST_FOLDERS:
+            break
         if not _BESIDE.match(Path(path).name):
             continue
         folder = Path(path).parent
@@ -1007,13 +1015,24 @@ def candidates(pid: int) -> list[str]:
             if above.name in ("nvidia", "site-packages", "dist-packages"):
                 for part in ("cu13", "cuda_cupti"):
                     folders[str(packages / part / "lib")] = None
-    root = PROC / str(pid) / "root"
-    for folder_name in folders:
-        found += _cuptis(root, folder_name)
-    for pattern in _SYSTEM:
-        with contextlib.suppress(OSError):
-            for inside in sorted(root.glob(pattern), reverse=True):
-                found += _cuptis(root, "/" + str(inside.relative_to(root)))
+    with contextlib.suppress(OSError):
+        root = open_root(pid)
+        left = _MOST_IN_ALL
+
+        def names(folder: str) -> list[str]:
+            nonlocal left
+            inside = names_in_root(root, folder, min(_MOST_NAMES, left))
+            left -= len(inside)
+            return inside
+
+        try:
+            for folder_name in folders:
+                found += _cuptis(folder_name, names(folder_name))
+            for pattern in _SYSTEM:
+                for folder_name in _folders_like(pattern, names):
+                    found += _cuptis(folder_name, names(folder_name))
+        finally:
+            os.close(root)
     chosen = []
     for path in dict.fromkeys(found):
         version = _CUPTI.search(path)
@@ -1032,12 +1051,27 @@ def _majors(paths: Iterable[str]) -> set[int]:
     return {12} if driver and max(driver) < _DRIVER_OF_CUDA_13 else set()
 
 
-def _cuptis(root: Path, folder: str) -> list[str]:
-    """CUPTI's libraries in a folder of the process, newest first."""
-    try:
-        names = os.listdir(f"{root}{folder}")
-    except OSError:
-        return []
+def _folders_like(pattern: str, names: Callable[[str], list[str]]) -> list[str]:
+    """Paths that a pattern with stars fits, newest version first. Those without a star may not exist.
+
+    Args:
+        pattern: Relative to the root folder.
+        names: What lies in a folder of the process.
+    """
+    folders = [""]
+    for part in pattern.split("/"):
+        if "*" in part:
+            alike = {folder: fnmatch.filter(names(folder or "/"), part) for folder in folders}
+            folders = [
+                f"{folder}/{name}" for folder in folders for name in sorted(alike[folder], reverse=True)[:_MOST_ALIKE]
+            ]
+        else:
+            folders = [f"{folder}/{part}" for folder in folders]
+    return folders
+
+
+def _cuptis(folder: str, names: list[str]) -> list[str]:
+    """CUPTI's libraries among what lies in a folder of the process, newest first."""
     versions = sorted(((int(match[1]), name) for name in names if (match := _CUPTI.match(name))), reverse=True)
     return [f"{folder}/{name}" for _, name in versions]
 

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from argus.capture.elf import Elf, NotElf
-from argus.capture.targets import PROC, Mapping, executable_mappings, reachable, start_ticks
+from argus.capture.mapped import open_mapped
+from argus.capture.targets import PROC, Mapping, executable_mappings, start_ticks
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -63,6 +64,8 @@ _GUARDED = re.compile(r"^(libc[.-]|ld-|ld\.so|libpthread[.-]|libdl[.-]|libjemall
 
 _SIGRETURN = bytes.fromhex("48c7c00f0000000f05")
 """mov $15, %rax; syscall: the C library's __restore_rt, which every signal handler returns to."""
+_MOST_CODE = 32 << 20
+"""Of a C library that is searched: glibc has 2 MB."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 # ptrace's XSAVE area and struct _fpx_sw_bytes at its byte 464; asm/sigcontext.h
 _SW_BYTES = 464
@@ -98,17 +101,13 @@ def find_functions(pid: int) -> Functions:
         name = Path(mapping.path).name
         if not re.match(r"^lib(c|dl)(\.so\.\d+|-2\.\d+\.so)$", name):
             continue
-        path = reachable(pid, mapping)
-        if path is None:
-            continue
         with contextlib.suppress(NotElf, OSError):
-            offset = Elf(path).functions(["dlopen"]).get("dlopen")
+            file = open_mapped(pid, mapping)
+            offset = Elf(file).functions(["dlopen"]).get("dlopen")
             if offset is not None and mapping.offset <= offset < mapping.offset + mapping.end - mapping.start:
                 dlopen = mapping.start + offset - mapping.offset
             if name.startswith("libc") and not sigreturn:
-                with open(path, "rb") as file:
-                    file.seek(mapping.offset)
-                    at = file.read(mapping.end - mapping.start).find(_SIGRETURN)
+                at = file.read(min(mapping.end - mapping.start, _MOST_CODE), mapping.offset).find(_SIGRETURN)
                 sigreturn = mapping.start + at if at >= 0 else 0
     if not dlopen or not sigreturn:
         raise Refused("its C library is none that Argus understands")

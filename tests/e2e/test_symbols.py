@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from argus.capture import symbols
 from argus.capture.elf import FunctionTable, NotElf
 from argus.capture.symbols import FramePointers, NativeFrame, Symbols, readable
-from argus.capture.targets import Mapping, executable_mappings, reachable
+from argus.capture.targets import Mapping, executable_mappings
 
 pytestmark = pytest.mark.core
 
@@ -203,8 +203,7 @@ def assert_same_as_nm(pid: int, *, count: int) -> None:
     names = Symbols(pid)
     named = unnamed = 0
     for mapping in executable_mappings(pid):
-        file = reachable(pid, mapping)
-        assert file is not None
+        file = mapping.path
         addresses = [chosen.randrange(mapping.start, mapping.end) for _ in range(count // 2)]
         for start, end, _ in chosen.choices(functions_of(file), k=count // 2):
             address = chosen.randrange(start, max(end, start + 1))
@@ -262,7 +261,7 @@ def test_an_interpreter_s_names_are_those_of_nm(start: Start, interpreter: Path)
     running = start(interpreter, "-Sc", "import _json, sys; print('ready', flush=True); sys.stdin.read()")
     assert_same_as_nm(running.pid, count=400)
     file = next(
-        str(reachable(running.pid, mapping))
+        mapping.path
         for mapping in executable_mappings(running.pid)
         if any(name == "_PyEval_EvalFrameDefault" for _, _, name in functions_of(mapping.path))
     )
@@ -360,12 +359,12 @@ def test_a_stripped_file_is_told_by_offset_and_named_by_its_debug_file(
     place = tmp_path / f"root/usr/lib/debug/.build-id/{build_id[:2]}/{build_id[2:]}.debug"
     place.parent.mkdir(parents=True)
     shutil.copy(debug, place)
-    table = FunctionTable(stripped, str(stripped), [str(tmp_path / "root")])
+    table = FunctionTable(stripped, str(stripped), str(tmp_path / "root"))
     assert table.debug_file == str(place)
     assert table.name(table.find(virtual + 2) or 0) == "hidden_sum"
     # One of another build is none of its.
     compile_c("int other(void) { return 1; }", place, "-shared")
-    assert FunctionTable(stripped, str(stripped), [str(tmp_path / "root")]).debug_file == ""
+    assert FunctionTable(stripped, str(stripped), str(tmp_path / "root")).debug_file == ""
 
     # By name, beside the file: the checksum decides where there is no build id.
     bare = tmp_path / "bare"

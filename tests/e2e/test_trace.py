@@ -34,7 +34,7 @@ def breakpoints(pid: int) -> list[str]:
     found = []
     with open(f"/proc/{pid}/mem", "rb") as memory:
         for library in find_libraries(pid):
-            mappings = [m for m in executable_mappings(pid) if (m.device, m.inode) == library.key[:2]]
+            mappings = [m for m in executable_mappings(pid) if (m.device, m.inode) == (library.device, library.inode)]
             with open(library.open_path, "rb") as file:
                 for symbol, offset in library.offsets.items():
                     file.seek(offset)

@@ -62,9 +62,9 @@ def test_functions_are_where_pyelftools_finds_them(name: str) -> None:
     found = elf.functions([*chosen, "no_such_function", "x" * 9000])
     assert found.keys() == set(chosen)
     assert all(found[each] in expected[each] for each in chosen)
-    with SymbolFile(path) as file:
-        assert all(file.function(each, place) == at for each, (place, at) in elf.located(chosen).items())
-        assert file.function(chosen[0], elf.located([chosen[1]])[chosen[1]][0]) is None
+    file = SymbolFile(path)
+    assert all(file.function(each, place) == at for each, (place, at) in elf.located(chosen).items())
+    assert file.function(chosen[0], elf.located([chosen[1]])[chosen[1]][0]) is None
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="needs nm")
@@ -130,9 +130,9 @@ def test_damaged_files_are_refused_and_never_crash(tmp_path: Path, damage: str) 
             elf.functions(["main", "Py_GetVersion"])
             elf.symbols(["_PyRuntime"])
             elf.symbol_at(0x1234)
-            with SymbolFile(path) as file:
-                file.function("main", (1, 5))
-                assert file.name_bytes >= 0
+            file = SymbolFile(path)
+            file.function("main", (1, 5))
+            assert file.name_bytes >= 0
         except NotElf:
             continue
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from argus.capture.calls import BY_SYMBOL
+from argus.capture.mapped import File, open_file
 from argus.capture.nccl import Place, common_offset, loads_in, rank_offset, read_place
 from argus.capture.targets import Library
 from argus.records import CONTROL
@@ -28,19 +29,17 @@ GETTER(ncclCommCuDevice, device)
 """
 
 
-def build(folder: Path, before: int, flags: str = "-O2", size: str = "size") -> tuple[str, tuple[int, int]]:
+def build(folder: Path, before: int, flags: str = "-O2", size: str = "size") -> File:
     source, library = folder / "nccl.c", folder / "libnccl.so"
     source.write_text(LIBRARY.format(before=before, size=size))
     subprocess.run(["cc", flags, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
-    stat = library.stat()
-    return str(library), (stat.st_size, stat.st_ctime_ns)
+    return open_file(library)
 
 
 @pytest.mark.parametrize("before", [24, 1_181_400])
 @pytest.mark.parametrize("flags", ["-O0", "-O2"])
 def test_the_getters_tell_where_the_rank_is(tmp_path: Path, before: int, flags: str) -> None:
-    library, stamp = build(tmp_path, before, flags)
-    offset = rank_offset(library, stamp)
+    offset = rank_offset(build(tmp_path, before, flags))
     assert offset == before + 8
 
     block = ctypes.create_string_buffer(before + 64)
@@ -53,9 +52,8 @@ def test_the_getters_tell_where_the_rank_is(tmp_path: Path, before: int, flags: 
 
 
 def test_a_library_that_is_laid_out_otherwise_tells_nothing(tmp_path: Path) -> None:
-    assert rank_offset(*build(tmp_path, 64, size="hash")) is None
-    assert rank_offset(str(tmp_path / "none.so"), (0, 0)) is None
-    assert rank_offset(__file__, (0, 0)) is None
+    assert rank_offset(build(tmp_path, 64, size="hash")) is None
+    assert rank_offset(open_file(__file__)) is None
 
 
 def test_what_could_be_meant_twice_is_not_guessed() -> None:
@@ -84,8 +82,8 @@ def test_loads(code: str, found: set[int]) -> None:
 @pytest.mark.parametrize("made", ["ncclCommInitRank", "ncclCommSplit"])
 def test_a_communicator_at_the_address_of_another_is_asked_anew(tmp_path: Path, made: str) -> None:
     """Only of the one that was made, and on its rank: asking costs a read of the process's memory."""
-    path, stamp = build(tmp_path, 24)
-    library = Library(path, path, "", 0, False, {}, ("libnccl",), stamp)
+    file = build(tmp_path, 24)
+    library = Library("libnccl.so", file, "", 0, False, {}, ("libnccl",))
     target = SimpleNamespace(pid=os.getpid(), libraries=[library])
     members = [Member(target, rank, "test") for rank in range(2)]  # type: ignore[arg-type]
     blocks = [ctypes.create_string_buffer(64) for _ in range(2)]

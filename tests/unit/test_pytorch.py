@@ -105,7 +105,7 @@ def installed(folder: Path, version: str | None) -> str:
 )
 def test_a_known_version_has_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = layout_of(installed(tmp_path, text))
+    found = layout_of(os.getpid(), installed(tmp_path, text))
     assert found is LAYOUTS["x86_64", 2, 13]
     assert found.group == LAYOUT
 
@@ -115,7 +115,7 @@ def test_of_others_tensors_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, places: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = layout_of(installed(tmp_path, f"__version__ = '{version}'\n"))
+    found = layout_of(os.getpid(), installed(tmp_path, f"__version__ = '{version}'\n"))
     assert found is not None
     assert ((found.sizes, found.numel), found.group) == (places, None)
 
@@ -123,15 +123,15 @@ def test_of_others_tensors_are_known(
 @pytest.mark.parametrize("text", ["__version__ = '1.13.0'\n", "__version__ = '3.13.0'\n", "nothing", "", None])
 def test_an_unknown_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    assert layout_of(installed(tmp_path, text)) is None
+    assert layout_of(os.getpid(), installed(tmp_path, text)) is None
 
 
 def test_another_machine_has_its_own_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert layout_of(installed(tmp_path, "__version__ = '2.13.0'\n")) is None
+    assert layout_of(os.getpid(), installed(tmp_path, "__version__ = '2.13.0'\n")) is None
 
 
 def test_a_file_of_bytes_is_no_version(tmp_path: Path) -> None:
     library = installed(tmp_path, "")
     (tmp_path / "torch" / "version.py").write_bytes(b"\xff\xfe__version__")
-    assert layout_of(library) is None
+    assert layout_of(os.getpid(), library) is None

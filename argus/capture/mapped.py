@@ -1,0 +1,355 @@
+"""Opens files that another process has mapped, or that lie beside those: the only place in Argus that does.
+
+Argus runs as root and the process may be anybody's. It chooses the names, may exchange what lies under them at any
+moment, may put a pipe or a device there, and may give its own symbolic links absolute targets. So:
+
+* A mapped file is opened through ``/proc/PID/map_files/START-END``, which leads to the mapped file itself without a
+  look-up by name. Where the kernel does not permit that (it needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE), its path is
+  resolved inside the process's root (``openat2`` with RESOLVE_IN_ROOT), and the file found must have the device and
+  the inode of the mapping.
+* A file is opened in two steps: as a place only (O_PATH), which has no effect on it; then, if it is a regular file, for
+  reading. A pipe or a device is never opened. O_NONBLOCK: a file lease does not make Argus wait.
+* What is read, is read with ``pread`` from that descriptor. A memory map would end Argus if the file were cut short.
+* Probes are attached through the descriptor too (``File.path``), so they are in the file that was parsed.
+
+This module imports no numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+import struct
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SYS_OPENAT2 = 437
+"""openat2 has one number on all machines that Argus runs on (include/uapi/asm-generic/unistd.h)."""
+# Of include/uapi/linux/openat2.h.
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+MOST_NAMES = 4096
+"""Names of a folder that are read."""
+_MOST_PROCESSES = 4096
+"""Processes of which an ``Allowance`` is remembered."""
+_TRIES = 32
+"""``openat2`` answers EAGAIN when a folder on the way was renamed meanwhile."""
+_OVERLAY, _BTRFS = 0x794C7630, 0x9123683E
+"""OVERLAYFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC of linux/magic.h: /proc/PID/maps shows another device than ``stat``."""
+
+Key = tuple[int, int, int, int]
+"""Device, inode, size in bytes, time of change in ns, as ``fstat`` reports them: tells files and their versions apart.
+No user can choose the device."""
+
+
+class Refused(OSError):
+    """What lies there is not opened: it is no regular file, or not the mapped one."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EPERM, what)
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """One executable file mapping of a process, as /proc/PID/maps shows it."""
+
+    start: int
+    end: int
+    offset: int
+    device: str
+    inode: int
+    path: str
+    deleted: bool
+
+
+class File:
+    """A regular file that is open for reading. It is closed when nothing refers to it any more.
+
+    Args:
+        fd: Descriptor, which belongs to this object from now on.
+
+    Attributes:
+        fd: The descriptor.
+        status: Of the file when it was opened.
+        path: Leads to this very file, for the kernel and within this process.
+    """
+
+    __slots__ = ("__weakref__", "_on_overlay", "fd", "status")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.status = os.fstat(fd)
+        self._on_overlay: bool | None = None
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def __repr__(self) -> str:
+        return f"File({self.fd}, {self.key})"
+
+    @property
+    def path(self) -> str:
+        return f"/proc/self/fd/{self.fd}"
+
+    @property
+    def key(self) -> Key:
+        status = self.status
+        return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+
+    @property
+    def on_overlay(self) -> bool:
+        """Whether it is a file of an overlay, as those of containers are: several overlays may show one file."""
+        if self._on_overlay is None:
+            self._on_overlay = _file_system(self.fd) == _OVERLAY
+        return self._on_overlay
+
+    def read(self, size: int, offset: int) -> bytes:
+        """At most ``size`` bytes at an offset; fewer at the file's end.
+
+        Raises:
+            OSError: They cannot be read.
+        """
+        parts = []
+        while size > 0 and (part := os.pread(self.fd, size, offset)):
+            parts.append(part)
+            size -= len(part)
+            offset += len(part)
+        return b"".join(parts)
+
+
+_open: weakref.WeakValueDictionary[Key, File] = weakref.WeakValueDictionary()
+"""Files that are open now: processes of a node map the same ones, and share a descriptor."""
+
+
+def openat2(folder: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT, mode: int = 0) -> int:
+    """openat2(2): a descriptor that is closed on exec. Magic links (/proc/PID/fd/N and the like) are never followed.
+
+    Args:
+        folder: Descriptor of the folder that the path begins in; with RESOLVE_IN_ROOT it counts as "/" too.
+        path: The path.
+        flags: As of ``os.open``.
+        resolve: RESOLVE_… flags.
+        mode: Of a file that is created.
+
+    Raises:
+        OSError: It failed. ENOSYS or EPERM: a seccomp filter forbids the call.
+    """
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, mode, resolve | RESOLVE_NO_MAGICLINKS)
+    request = ctypes.create_string_buffer(how, len(how))
+    number = 0
+    for _ in range(_TRIES):
+        fd = _libc.syscall(_SYS_OPENAT2, ctypes.c_int(folder), name, request, ctypes.c_size_t(len(how)))
+        if fd >= 0:
+            return int(fd)
+        number = ctypes.get_errno()
+        if number not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+def open_root(pid: int) -> int:
+    """A descriptor (O_PATH) of a process's root folder. It stays that folder when the process has ended.
+
+    Raises:
+        OSError: The process ended, or may not be inspected.
+    """
+    return os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
+    """The file that a process has mapped, also from other mounts and after the file was deleted.
+
+    Args:
+        pid: The process.
+        mapping: Which of its mappings.
+        proc: Descriptor of /proc/PID, where the caller holds one: PIDs are used again.
+
+    Raises:
+        Refused: It is no regular file, or can only be reached by its path, where another file lies by now.
+        OSError: It cannot be opened, or the process has ended.
+    """
+    process = f"/proc/{pid}" if proc < 0 else f"/proc/self/fd/{proc}"
+    refused: OSError
+    try:
+        with _place(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}") as place:
+            status = os.fstat(place)
+            # An overlay shows the inode of the layer below in maps, before Linux 6.8.
+            if status.st_ino == mapping.inode or _file_system(place) == _OVERLAY:
+                return _open_place(place)
+        refused = Refused(f"{mapping.path} is not mapped there any more")
+    except Refused:
+        raise
+    except OSError as reason:
+        refused = reason
+    if mapping.deleted:
+        raise refused
+    with _place(f"{process}/root") as root:
+        return open_in_root(root, mapping.path, mapping)
+
+
+def key_of(pid: int, mapping: Mapping) -> Key | None:
+    """The key of a mapped file, which is not opened. None: it has to be, to say."""
+    try:
+        status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+
+
+def open_in_root(root: int, path: str, mapping: Mapping | None = None, *, follow: bool = True) -> File:
+    """A regular file, by a path that a process chose, resolved as the process would.
+
+    Args:
+        root: Descriptor of the process's root folder (``open_root``). Symbolic links lead nowhere outside it.
+        path: Absolute.
+        mapping: The mapping that it must be the file of.
+        follow: Whether the last part of the path may be a symbolic link.
+
+    Raises:
+        Refused: What lies there is no regular file, or is not the mapped one.
+        OSError: It cannot be opened.
+    """
+    place = openat2(root, path, os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW)
+    try:
+        if mapping is not None and not _is_mapped(place, mapping):
+            raise Refused(f"{path} is another file than the mapped one")
+        return _open_place(place)
+    finally:
+        os.close(place)
+
+
+def open_file(path: str | os.PathLike[str]) -> File:
+    """A regular file that no process chose: of Argus's own, or of its tests.
+
+    Raises:
+        Refused: What lies there is no regular file.
+        OSError: It cannot be opened.
+    """
+    with _place(os.fspath(path)) as place:
+        return _open_place(place)
+
+
+def open_beside(pid: int, path: str) -> File:
+    """A regular file that a mapped file names, or that lies beside one: in the process's root, as ``open_in_root``.
+
+    Raises:
+        Refused: What lies there is no regular file.
+        OSError: It cannot be opened, or the process has ended.
+    """
+    root = open_root(pid)
+    try:
+        return open_in_root(root, path)
+    finally:
+        os.close(root)
+
+
+class Allowance:
+    """How many new files of each process are parsed: a process may map 20,000, and others without end.
+
+    Args:
+        burst: Files of a process at once: more than a PyTorch job maps.
+        per_second: Files a second after that.
+    """
+
+    def __init__(self, burst: int, per_second: float) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._left: OrderedDict[int, tuple[float, float]] = OrderedDict()
+
+    def take(self, pid: int, now: float | None = None) -> bool:
+        """Whether one more file of a process may be parsed.
+
+        Args:
+            pid: The process.
+            now: ``time.monotonic()``; default: the time of the call.
+        """
+        now = time.monotonic() if now is None else now
+        left, since = self._left.pop(pid, (float(self._burst), now))
+        left = min(left + (now - since) * self._per_second, float(self._burst))
+        self._left[pid] = (left - 1 if left >= 1 else left, now)
+        while len(self._left) > _MOST_PROCESSES:
+            self._left.popitem(last=False)
+        return left >= 1
+
+
+def names_in_root(root: int, folder: str, most: int = MOST_NAMES) -> list[str]:
+    """Names in a folder of a process, at most so many, in no order; nothing where it cannot be read.
+
+    Args:
+        root: Descriptor of the process's root folder.
+        folder: Absolute path.
+        most: Others are passed over: a process may make a folder of millions.
+    """
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        fd = openat2(root, folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    names.append(entry.name)
+                    if len(names) >= most:
+                        break
+        finally:
+            os.close(fd)
+    return names
+
+
+@contextlib.contextmanager
+def _place(path: str) -> Iterator[int]:
+    """What lies at a path of /proc, not opened (O_PATH)."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_place(place: int) -> File:
+    """Opens for reading what an O_PATH descriptor leads to, if that is a regular file."""
+    status = os.fstat(place)
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused("it is no regular file")
+    shared = _open.get((status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns))
+    if shared is not None:
+        return shared
+    # A magic link of this process's own: it leads to the same inode, whatever became of the name.
+    file = File(os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    return _open.setdefault(file.key, file)
+
+
+def _is_mapped(place: int, mapping: Mapping) -> bool:
+    """Whether a file found by its path is the mapped one."""
+    status = os.fstat(place)
+    if status.st_ino != mapping.inode:
+        return False
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    return device == mapping.device or _file_system(place) in (_OVERLAY, _BTRFS)
+
+
+class _Statfs(ctypes.Structure):
+    """struct statfs of x86-64 and aarch64, as far as it is needed: 120 bytes in all."""
+
+    _fields_ = (("type", ctypes.c_long), ("rest", ctypes.c_byte * 248))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _file_system(fd: int) -> int:
+    """The kernel's number of the file system's kind (fstatfs); 0: not known."""
+    found = _Statfs()
+    if _libc.fstatfs(ctypes.c_int(fd), ctypes.byref(found)) != 0:
+        return 0
+    return int(found.type)
