@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+from argus.text import harmless
+
 SAID_AGAIN_S = 2.0
 """In plain lines a stage is named once it takes longer than this."""
 _REDRAWN_S = 0.1
@@ -67,4 +69,4 @@ class Status:
     def _write(self, text: str) -> None:
         # Not through sys.stderr: the thread must never hold its lock when the process ends.
         with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="backslashreplace"))
+            os.write(2, harmless(text, styled=self._terminal).encode(errors="backslashreplace"))

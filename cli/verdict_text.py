@@ -11,7 +11,7 @@ from rich.text import Text
 
 from argus.diagnose.standing import News, in_words
 from argus.diagnose.verdict import Breakdown, Coverage, Finding, Verdict
-from argus.text import counted
+from argus.text import counted, printable
 
 from .counters import describe_all
 
@@ -37,7 +37,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def who(finding: Finding) -> str:
     """Ranks and hosts of a finding."""
-    return ranks_text(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
+    return ranks_text(finding["ranks"]) + (
+        f" on {printable(', '.join(finding['hosts'][:4]))}" if finding["hosts"] else ""
+    )
 
 
 def kind(finding: Finding) -> str:
@@ -63,7 +65,7 @@ def headline(verdict: Verdict) -> Text:
     """Status, job, ranks, steps and what it costs."""
     status = verdict["status"]
     head = Text(status.upper(), style=STYLES[status])
-    head.append(f"  {verdict['job']}", style="bold not dim")
+    head.append(f"  {printable(verdict['job'])}", style="bold not dim")
     steps = verdict["steps"]
     parts = [counted(verdict["ranks"], "rank")] if verdict["ranks"] else []
     parts += [f"steps {steps[0]} to {steps[1]}"] if steps else []
