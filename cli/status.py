@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 
-from argus.text import harmless
+from argus.text import printable
 
 SAID_AGAIN_S = 2.0
 """In plain lines a stage is named once it takes longer than this."""
@@ -60,13 +60,13 @@ class Status:
             width = 80
             with contextlib.suppress(OSError):
                 width = os.get_terminal_size(2).columns or width  # 0: it does not know
-            text = f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …"
+            text = printable(f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …")
             self._write(f"\r\x1b[K{text[: max(width - 1, 1)]}")
         elif not self._said or (took >= SAID_AGAIN_S and self._said != self._text):
             self._said = self._text
-            self._write(f"argus: {self._text} …\n")
+            self._write(f"argus: {printable(self._text)} …\n")
 
     def _write(self, text: str) -> None:
         # Not through sys.stderr: the thread must never hold its lock when the process ends.
         with contextlib.suppress(OSError):
-            os.write(2, harmless(text, styled=self._terminal).encode(errors="backslashreplace"))
+            os.write(2, text.encode(errors="backslashreplace"))
