@@ -22,6 +22,10 @@ from argus.store.writer import Writer
 if TYPE_CHECKING:
     from argus.roster import Job
 
+MOST = 1000
+"""New flags that are taken at a time, the newest first: whoever can write to the store may have written any number."""
+KEPT_NS = 1200 * 1_000_000_000
+"""A flag that was taken is remembered for so long: twice as long as the store is asked for it."""
 ASK_S = 2.0
 """How often a tracer asks for new flags."""
 FAR_NS = 3600 * 1_000_000_000
@@ -32,7 +36,7 @@ SELECT job, run, toUnixTimestamp64Nano(ts) AS begin_ns, toUnixTimestamp64Nano(un
        toUnixTimestamp64Milli(asked) AS asked_ms
 FROM raw_requests
 WHERE has({jobs:Array(String)}, job) AND has({runs:Array(UInt32)}, run) AND stored >= now() - 600
-ORDER BY asked
+ORDER BY asked DESC LIMIT {most:UInt32}
 """
 
 
@@ -86,7 +90,8 @@ class FlagWatcher:
         self.trouble = "a spool is not read: moments cannot be flagged" if store.spooled else ""
         self._store = store
         self._jobs: dict[tuple[str, int], Job] = {}
-        self._seen: set[tuple[object, ...]] = set()
+        self._seen: dict[tuple[object, ...], int] = {}
+        """Flags that were taken, oldest first, and when, ``time.time_ns``."""
         self._found: deque[tuple[Job, Flag]] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,15 +133,17 @@ class FlagWatcher:
         jobs = dict(self._jobs)
         if not jobs:
             return
-        names = {"jobs": sorted({name for name, _ in jobs}), "runs": sorted({run for _, run in jobs})}
+        names = {"jobs": sorted({name for name, _ in jobs}), "runs": sorted({run for _, run in jobs}), "most": MOST}
         columns = query_columns(self._store, _NEW, names, settings={"max_execution_time": 5})
         words = ("job", "run", "begin_ns", "end_ns", "ranks", "why", "asked_ms")
-        for row in zip(*(columns[word].tolist() for word in words), strict=True):
+        now_ns = time.time_ns()
+        while self._seen and now_ns - next(iter(self._seen.values())) > KEPT_NS:
+            del self._seen[next(iter(self._seen))]
+        for row in reversed(list(zip(*(columns[word].tolist() for word in words), strict=True))):
             name, run, begin_ns, end_ns, ranks, why, _ = row
             key = (*row[:4], tuple(ranks), *row[5:])
             if key not in self._seen and (job := jobs.get((name, run))) is not None:
-                self._seen.add(key)
-                now = time.time_ns()
-                begin_ns, end_ns = max(begin_ns, now - FAR_NS), min(end_ns, now + FAR_NS)
+                self._seen[key] = now_ns
+                begin_ns, end_ns = max(begin_ns, now_ns - FAR_NS), min(end_ns, now_ns + FAR_NS)
                 if begin_ns < end_ns:
                     self._found.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))

@@ -13,12 +13,14 @@ from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
+from argus.bulkhead import Bulkheads
 from argus.capture import gpu_rows
 from argus.capture.launches import Origin, is_launch
 from argus.capture.targets import PROC, Target, maps_cuda
@@ -96,7 +98,7 @@ class _Program:
     def __init__(self, pid: int, options: CuptiOptions) -> None:
         self.collector = Collector(pid, options)
         self.correlator = Correlator(api=options.api, host_tids=lambda: host_tids(pid))
-        self.names = gpu_rows.Names()
+        self.names = gpu_rows.Names(pid)
         self.batches: list[Batch] = []
         self._kinds = np.zeros(0, np.uint8)
 
@@ -186,6 +188,7 @@ class GpuSide:
         expected: Every process was given the helper.
         kernels: Takes the operations.
         waited: Told of processes that had waited for CUPTI before their first CUDA call.
+        bulkheads: Count what fails.
     """
 
     def __init__(
@@ -200,7 +203,9 @@ class GpuSide:
         waited: Callable[[int], None] = lambda pid: None,
         not_armed: str = "",
         expected: bool = False,
+        bulkheads: Bulkheads | None = None,
     ) -> None:
+        self._bulkheads = bulkheads or Bulkheads()
         self._writer = writer
         self._mode = mode
         self._options = options
@@ -352,21 +357,36 @@ class GpuSide:
     def poll(self, now: float) -> None:
         """Fetches what was recorded. Call it before the rings are read."""
         for process in self._processes:
-            if process.over:
-                continue
-            if process.member is not None and process.member.state != "traced" and not process.ended_at:
-                process.ended_at = now
-            if process.program is None:
-                if self._mode == "inject":
-                    self._inject(process, now)
-                continue
-            process.program.poll(now)
-            collector = process.program.collector
-            process.was_on |= collector.state is CollectorState.ON or collector.records > 0
-            if collector.from_the_start:
-                self._waited(process.target.pid)
-            if process.ended_at and now > process.ended_at + LINGER_S and not collector.stopped:
-                collector.close()
+            if not process.over:
+                with self._guard(process):
+                    self._fetch(process, now)
+
+    def _guard(self, process: _Process) -> AbstractContextManager[None]:
+        """What fails for a process costs that process."""
+        return self._bulkheads.process(process.target.pid, "GPU times", lambda: self._quarantine(process))
+
+    def _quarantine(self, process: _Process) -> None:
+        """Reads nothing of a process any more."""
+        process.failure = "what its memory holds could not be read"
+        program, process.program = process.program, None
+        if program is not None:
+            self._count(program)
+            program.collector.close()
+
+    def _fetch(self, process: _Process, now: float) -> None:
+        if process.member is not None and process.member.state != "traced" and not process.ended_at:
+            process.ended_at = now
+        if process.program is None:
+            if self._mode == "inject":
+                self._inject(process, now)
+            return
+        process.program.poll(now)
+        collector = process.program.collector
+        process.was_on |= collector.state is CollectorState.ON or collector.records > 0
+        if collector.from_the_start:
+            self._waited(process.target.pid)
+        if process.ended_at and now > process.ended_at + LINGER_S and not collector.stopped:
+            collector.close()
 
     def _inject(self, process: _Process, now: float) -> None:
         if process.failure or self._stopping:
@@ -401,33 +421,36 @@ class GpuSide:
             final: Nothing more will come.
         """
         for process in self._processes:
-            if process.over:
-                continue
-            program = process.program
-            if program is not None and process.member is not None:
-                gone = program.collector.stopped
-                if not (process.may_have or gone or final):
-                    self._write_state(process)
-                    continue
-                launches = cuda[cuda["pid"] == process.target.pid]
-                self._take(process, program, launches[np.argsort(launches["ts_ns"], kind="stable")], now_ns)
-                if gone or final:
-                    self._hand_over(process, program, program.correlator.flush())
-                if final or (gone and process.ended_at):
-                    self._end(process)
-                elif gone and not self._stopping:
-                    self._begin_again(process, now)
-            elif final or (program is None and process.ended_at and now > process.ended_at + LINGER_S):
-                self._end(process)
-            elif program is not None and program.collector.stopped:
-                # It was never a rank, and may still become one by what the rings hold.
-                process.ended_at = process.ended_at or now
-                if now > process.ended_at + LINGER_S:
-                    self._end(process)
-            self._write_state(process)
-            if process.over:
-                process.let_go()
+            if not process.over:
+                with self._guard(process):
+                    self._work_on(process, cuda, now, now_ns, final=final)
         self._processes = [each for each in self._processes if not each.over or each.member is not None]
+
+    def _work_on(self, process: _Process, cuda: NDArray[np.void], now: float, now_ns: int, *, final: bool) -> None:
+        program = process.program
+        if program is not None and process.member is not None:
+            gone = program.collector.stopped
+            if not (process.may_have or gone or final):
+                self._write_state(process)
+                return
+            launches = cuda[cuda["pid"] == process.target.pid]
+            self._take(process, program, launches[np.argsort(launches["ts_ns"], kind="stable")], now_ns)
+            if gone or final:
+                self._hand_over(process, program, program.correlator.flush())
+            if final or (gone and process.ended_at):
+                self._end(process)
+            elif gone and not self._stopping:
+                self._begin_again(process, now)
+        elif final or (program is None and process.ended_at and now > process.ended_at + LINGER_S):
+            self._end(process)
+        elif program is not None and program.collector.stopped:
+            # It was never a rank, and may still become one by what the rings hold.
+            process.ended_at = process.ended_at or now
+            if now > process.ended_at + LINGER_S:
+                self._end(process)
+        self._write_state(process)
+        if process.over:
+            process.let_go()
 
     def forget(self, job: Job) -> None:
         """Drops what is left of a job that is over."""

@@ -12,12 +12,14 @@ import time
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
+from argus.bulkhead import Bulkheads
 from argus.capture.bpf import Attachment, Probes
 from argus.capture.calls import CALLS, Layer, Shape
 from argus.capture.follow import Family
@@ -65,6 +67,10 @@ for ever has as many as it lives long."""
 KEPT_OVER = 8
 """Attempts of jobs that are over and were superseded, remembered for the end's summary: of a launcher that restarts its
 ranks for weeks, the newest. What older ones did is in the store, and in ``Roster.past``."""
+KEPT_OVER_S = 600.0
+"""A job that has been over for so long is forgotten as if its ranks had started again, whatever its name: a node that
+runs a job after the other, each of another name, has any number."""
+KEPT_NAMES = 4096
 KEPT_HELPERS = 64
 """The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
 MAPS_S = 5.0
@@ -537,9 +543,22 @@ class Roster:
         follow: Whether children are followed.
         job: Name of the job, over what the environment says.
         run: Number of the first run.
+        bulkheads: Count what fails.
     """
 
-    def __init__(self, probes: Probes, names: KernelNames, *, follow: bool, job: str | None, run: int) -> None:
+    def __init__(
+        self,
+        probes: Probes,
+        names: KernelNames,
+        *,
+        follow: bool,
+        job: str | None,
+        run: int,
+        bulkheads: Bulkheads | None = None,
+    ) -> None:
+        self._bulkheads = bulkheads or Bulkheads()
+        self._left_alone: set[int] = set()
+        """Processes whose libraries could not be read, though they should have been."""
         self.jobs: list[Job] = []
         self.by_pid: dict[int, tuple[Job, Member]] = {}
         self.attached: list[Attachment] = []
@@ -555,6 +574,8 @@ class Roster:
         self._job_name = job
         self._run = run
         self._current: dict[str, Job] = {}
+        self._forgotten: dict[str, int] = {}
+        """Names of jobs that are over and forgotten, and their newest runs; full: any name may be one of these."""
         self._candidates: dict[int, _Candidate] = {}
         self._signatures: dict[int, int] = {}
         self._ran: dict[int, int] = {}
@@ -665,8 +686,9 @@ class Roster:
                 self.by_pid[pid][1].state = "exited"
                 changed = True
         for pid, (_, member) in self.by_pid.items():
-            if member.state == "traced":
-                changed |= self._look_for_libraries(pid, member.target)
+            if member.state == "traced" and pid not in self._left_alone:
+                with self._guard(pid):
+                    changed |= self._look_for_libraries(pid, member.target)
         changed |= self._look_at_candidates(now, all_of_them=True)
         if changed:
             self._attach(running=True)
@@ -708,6 +730,7 @@ class Roster:
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
             self._late.discard(pid)
+            self._left_alone.discard(pid)
             if pid in self.by_pid:
                 job, member = self.by_pid.pop(pid)
                 member.target.close()
@@ -726,17 +749,26 @@ class Roster:
         self.past["collectives"] += member.collectives
 
     def take_over(self, now: float, linger_s: float) -> list[Job]:
-        """Forgets the oldest jobs that have been over for so long and whose ranks have started again, and returns them.
+        """Forgets the oldest jobs that have been over for so long and whose ranks have started again, or that have been
+        over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
 
         Args:
             now: ``time.monotonic()``.
             linger_s: For so long their last rows may come.
         """
         current = {id(job) for job in self._current.values()}
-        over = [job for job in self.jobs if job.over_since and id(job) not in current]
+        over = [
+            job
+            for job in self.jobs
+            if job.over_since and (id(job) not in current or now - job.over_since > KEPT_OVER_S)
+        ]
         gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s]
         for job in gone:
             self.jobs.remove(job)
+            if self._current.get(job.name) is job:
+                del self._current[job.name]
+                if len(self._forgotten) < KEPT_NAMES or job.name in self._forgotten:
+                    self._forgotten[job.name] = max(job.run, self._forgotten.get(job.name, 0))
             self.past["jobs"] += 1
             for member in job.members.values():
                 self._put_by(member)
@@ -830,7 +862,11 @@ class Roster:
             name = wanted if number == 1 else f"{wanted}#{number}"
             job = self._current.get(name)
             if job is None:
-                return self._open(name, self._run, target), max(target.identity.rank, 0)
+                run = self._run
+                if self.past["jobs"] and (name in self._forgotten or len(self._forgotten) == KEPT_NAMES):
+                    # Rows of that name are there.
+                    run = max(int(time.time()), run + 1, self._forgotten.get(name, 0) + 1)
+                return self._open(name, run, target), max(target.identity.rank, 0)
             if not self._may_join(job, target):
                 continue
             if not known and any(member.rank_source != "order" for member in job.ranks()):
@@ -879,25 +915,34 @@ class Roster:
         """Whether a candidate has loaded a library."""
         changed = False
         for pid, candidate in list(self._candidates.items()):
-            if not all_of_them and now - candidate.since > YOUNG_S:
+            if pid in self._left_alone or (not all_of_them and now - candidate.since > YOUNG_S):
                 continue
-            if candidate.target is None:
-                try:
-                    if not find_libraries(pid):
-                        continue
-                    candidate.target = inspect(pid)
-                except (OSError, ArgusError):
-                    continue
-            if self._look_for_libraries(pid, candidate.target):
-                changed = True
-                # Between PyTorch's load and its first collective lie seconds.
-                new = [lib.key for lib in candidate.target.libraries if lib.on_gpu]
-                unprobed = [key for key in new if not self._shared.get(key)]
-                if unprobed and not candidate.from_the_start:
-                    # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
-                    self.losses["processes_probed_late"] += 1
-                    self._late.add(pid)
+            with self._guard(pid):
+                changed |= self._look_at_candidate(pid, candidate)
         return changed
+
+    def _guard(self, pid: int) -> AbstractContextManager[None]:
+        """What fails for a process costs that process."""
+        return self._bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid))
+
+    def _look_at_candidate(self, pid: int, candidate: _Candidate) -> bool:
+        if candidate.target is None:
+            try:
+                if not find_libraries(pid):
+                    return False
+                candidate.target = inspect(pid)
+            except (OSError, ArgusError):
+                return False
+        if not self._look_for_libraries(pid, candidate.target):
+            return False
+        # Between PyTorch's load and its first collective lie seconds.
+        new = [lib.key for lib in candidate.target.libraries if lib.on_gpu]
+        unprobed = [key for key in new if not self._shared.get(key)]
+        if unprobed and not candidate.from_the_start:
+            # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
+            self.losses["processes_probed_late"] += 1
+            self._late.add(pid)
+        return True
 
     def _look_for_libraries(self, pid: int, target: Target) -> bool:
         """Whether a process maps other traceable libraries than when it was last looked at."""

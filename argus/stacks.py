@@ -13,6 +13,7 @@ import time
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.blocked import assemble, read_blocked
+from argus.bulkhead import Bulkheads
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, RAISED_RATE_HZ, offcpu, stack_rows
-from argus.capture.code import CodeResolver
+from argus.capture.code import DECODED_BYTES, CodeResolver
 from argus.capture.launches import Origin
-from argus.capture.python import Interpreter, PythonProcess, find_interpreter
+from argus.capture.python import MAX_COUNT, Interpreter, PythonProcess, find_interpreter, lists_cut
 from argus.capture.stacks import Drained, RawStack, StackProbes
 from argus.capture.symbols import Symbols
 from argus.capture.targets import PROC, read_file
@@ -117,6 +119,8 @@ class _Process:
     """Functions that the kernel was told of, and other places that it was asked about."""
     doubts: Tally[int] = field(default_factory=Tally)
     """Of places where a stack's leaf was: how often its chain was not believed; far below 0: it once was."""
+    quarantined: bool = False
+    """Something about it could not be read that should have been: it is left alone until it ends."""
     ended: bool = False
     ended_ns: int = 0
     drained: bool = False
@@ -160,6 +164,7 @@ class StackSide:
         on: Whether stacks are sampled at all.
         rate_hz: Samples a second and CPU; None: ``DEFAULT_RATE_HZ``, and more while ``heed`` is told of something.
         off_cpu_ns: Time off the CPU from which on it is told; None: not at all.
+        bulkheads: Count what fails.
     """
 
     def __init__(
@@ -171,10 +176,14 @@ class StackSide:
         on: bool = True,
         rate_hz: int | None = None,
         off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS,
+        bulkheads: Bulkheads | None = None,
     ) -> None:
         self._writer = writer
         self._origin = origin
         self._version = version
+        self._bulkheads = bulkheads or Bulkheads()
+        self._lists_cut = sum(lists_cut.values())
+        """Before this session."""
         self._chosen_hz = rate_hz
         self._rate_hz, self._off_cpu_ns = rate_hz or DEFAULT_RATE_HZ, off_cpu_ns
         self._most_hz: int | None = None
@@ -191,6 +200,8 @@ class StackSide:
         self._unread: dict[int, str] = {}
         """Processes whose CPython is not understood, and why."""
         self._processes: dict[int, _Process] = {}
+        self._left_alone: set[int] = set()
+        """Processes that could not be taken in at all."""
         self._ends: select.epoll | None = None
         self._live: dict[int, _Process] = {}
         """By the descriptor of which ``_ends`` tells that the process has ended."""
@@ -347,20 +358,44 @@ class StackSide:
                 for child in _children(pid, all_threads=all_of_them):
                     wanted.setdefault(child, whose)
         self._see_ends()
+        self._left_alone &= wanted.keys()
         for process in self._live.values():
             wanted.setdefault(process.pid, (process.job, process.rank))
         for pid, (job, rank) in wanted.items():
             known = self._processes.get(pid)
-            if known is None:
-                self._add(pid, job, rank)
-            elif may_be_another and not known.ended and (program := _program(pid)) != known.program:
-                known.program = program
-                self._begin_program(known)
-            elif not known.ended and known.retry:
-                before = known.resolver
-                self._find_python(known)
-                if known.resolver is not before:
-                    self._add_target(known)  # the new one is to be told of all code objects
+            if known is None and pid not in self._left_alone:
+                with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid)):  # type: ignore[misc]
+                    self._add(pid, job, rank)
+            elif known is not None and not known.ended and not known.quarantined:
+                with self._guard(known):
+                    self._look_at(known, may_be_another=may_be_another)
+
+    def _look_at(self, process: _Process, *, may_be_another: bool) -> None:
+        """Whether a process runs another program, or a CPython that was not there before."""
+        if may_be_another and (program := _program(process.pid)) != process.program:
+            process.program = program
+            self._begin_program(process)
+        elif process.retry:
+            before = process.resolver
+            self._find_python(process)
+            if process.resolver is not before:
+                self._add_target(process)  # the new one is to be told of all code objects
+
+    def _guard(self, process: _Process) -> AbstractContextManager[None]:
+        """What fails for a process costs that process."""
+        return self._bulkheads.process(process.pid, "stacks", lambda: self._quarantine(process.pid))
+
+    def _quarantine(self, pid: int) -> None:
+        """Samples a process no more, and reads nothing of it until it ends."""
+        process = self._processes.get(pid)
+        if process is None:
+            self._left_alone.add(pid)
+            return
+        process.quarantined = True
+        process.asleep.clear()
+        if self._probes is not None:
+            self._probes.remove_target(pid)
+        self._write_feature(process, "sampling", "failed", "what the process holds could not be read")
 
     def _see_ends(self) -> None:
         """Takes note of processes that have ended. They are kept until their last samples are rows."""
@@ -541,6 +576,8 @@ class StackSide:
                 if process.python is not None:
                     self._probes.set_threads(process.pid, process.python.thread_states())
                 self._write_sampling(process)
+            if process.resolver is not None:
+                process.resolver.budget = DECODED_BYTES
             if process.python is not None and ran:
                 self._count_collections(process, process.python)
             if len(usage):
@@ -563,7 +600,8 @@ class StackSide:
         if collections is not None:
             before = self._collected.get(process.pid, collections)
             for number, (old, new) in enumerate(zip(before, collections, strict=False)):
-                self._counters[f"gc_collections_generation_{number}"] += max(new - old, 0)
+                name = f"gc_collections_generation_{number}"
+                self._counters[name] = min(self._counters[name] + max(new - old, 0), MAX_COUNT)
             self._collected[process.pid] = collections
 
     @staticmethod
@@ -604,10 +642,12 @@ class StackSide:
             self._begin_dictionary()
         for pid, record in drained.codes:
             process = self._processes.get(pid)
-            if process is not None and process.resolver is not None:
+            if process is not None and process.resolver is not None and not process.quarantined:
                 process.resolver.learn(record)
         for raw in drained.stacks:
-            self._resolve(raw)
+            pid = int(raw.head["pid"])
+            with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid)):  # type: ignore[misc]
+                self._resolve(raw)
         if len(drained.counts):
             self._counts.append(self._without_told(drained.counts))
         if len(drained.pauses):
@@ -635,6 +675,8 @@ class StackSide:
         process = self._processes.get(int(raw.head["pid"]))
         if process is None:
             self._losses["stacks_without_rank"] += 1
+            return
+        if process.quarantined:
             return
         stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, int(raw.head["flags"]))
         if len(raw.native):
@@ -694,8 +736,9 @@ class StackSide:
             process = self._processes.get(pid)
             if process is not None and not told.told_ns and (not told.stack or since < process.python_since_ns):
                 # The kernel took no stack when it went, or took it before it knew of the interpreter.
-                found = self._read_blocked(process, tid)
-                told.stack = told.stack if found is None else found[0]
+                with self._guard(process):
+                    found = None if process.quarantined else self._read_blocked(process, tid)
+                    told.stack = told.stack if found is None else found[0]
             row = rows[used]
             row["stack"], row["pid"], row["tid"], row["what"] = told.stack, pid, tid, told.what
             row["count"] = 0 if told.told_ns else 1
@@ -751,7 +794,9 @@ class StackSide:
             self._names_due = now + NAMES_S - 2 * SLACK_S  # with every other rows, or with all
         self._clones_read = self._probes.clones()
         for process in self._processes.values():
-            self._refresh(process, all_of_it=with_names)
+            if not process.quarantined:
+                with self._guard(process):
+                    self._refresh(process, all_of_it=with_names)
         counts = _joined(self._counts, records.STACK_COUNT)
         pauses = _joined(self._pauses, records.PAUSE)
         self._counts, self._pauses = [], []
@@ -761,16 +806,18 @@ class StackSide:
             pids.sort()
             mine = _among(counts["pid"], pids)
             known |= mine
-            self._write_counts(job, _chosen(counts, mine), now)
-            if len(pauses):
-                self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
-            self._write_usage(job)
+            with self._bulkheads.job(job.name):
+                self._write_counts(job, _chosen(counts, mine), now)
+                if len(pauses):
+                    self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
+                self._write_usage(job)
         self._usage.clear()
         if not known.all():
             self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
-            if process.drained and not final:
-                self._forget(pid)
+            if (process.drained or (process.quarantined and process.ended)) and not final:
+                with self._bulkheads.part(f"stacks of process {pid}"):
+                    self._forget(pid)
         while self._recent and self._recent[0].until < now - RECENT_S + SLACK_S:
             self._recent.popleft()
         self._worked = now
@@ -930,6 +977,7 @@ class StackSide:
         elif not self._begun:
             return absent
         absent["python_stacks_not_read"] = (len(self._unread), True)
+        absent["python_lists_cut"] = (sum(lists_cut.values()) - self._lists_cut, True)
         found = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
         counted = Tally(self._counters)
         for process in self._processes.values():

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from argus import __version__, debug, heap, records
 from argus.aside import Aside
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, launches, symbol_cache
+from argus.bulkhead import Bulkheads, Watchdog
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, demangler, launches, symbol_cache
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject, subject_of
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.host_cpu import HostCpuReader
@@ -102,6 +103,11 @@ GPU_STOP_S = 5.0
 """How long the helpers may take to answer that CUPTI is off."""
 KEEP_COLLECTIVES = 4096
 """Recent collectives, and waits, of a rank kept to line communicators up."""
+CLOCK_S = 60.0
+"""How often the wall clock is compared with CLOCK_MONOTONIC anew."""
+JUMP_NS = 1_000_000
+"""By how much they differ otherwise than before: both are slewed alike, so that only a clock that was set, or a machine
+that slept, changes it. A measurement is good to microseconds."""
 SETTLE_NS = 10_000_000
 """Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
 preempted."""
@@ -201,6 +207,14 @@ class Tracer:
         self._run = int(time.time()) if options.run is None else options.run
         self._store = store
         self._writer = Writer(store, source=f"trace/{self.host}", place=spill.place(store.target))
+        self.bulkheads = Bulkheads(self._note)
+        """What failed of the session, also of who runs it."""
+        self.on_stall: Callable[[str], None] = self._note
+        """Called by the watchdog's thread with a line for people, when the loop has not turned for a second."""
+        self._watchdog = Watchdog(lambda: self.bulkheads.doing, lambda line: self.on_stall(line))
+        self._first_offset_ns = self.mono_offset_ns
+        self._clock_due = time.monotonic() + CLOCK_S
+        self._clock_jumps = 0
         self._probes: Probes | None = None
         self._loading: Aside[None] | None = None
         """Loads what samples stacks; None: that was not begun, or is done."""
@@ -219,6 +233,7 @@ class Tracer:
             self._waited,
             options.not_armed,
             options.all_armed,
+            self.bulkheads,
         )
         self._stacks = StackSide(
             self._writer,
@@ -227,6 +242,7 @@ class Tracer:
             on=options.stacks,
             rate_hz=options.rate_hz,
             off_cpu_ns=options.off_cpu_ns,
+            bulkheads=self.bulkheads,
         )
         self._flops = options.step_flops, options.peak_flops
         self._wall_error_ns = wall_error_ns()
@@ -373,7 +389,12 @@ class Tracer:
             debug.note("start: programs loaded")
             self._loading = Aside(self._stacks.load, "argus-load")
             self._roster = Roster(
-                self._probes, self._names, follow=self.options.children, job=self.options.job, run=self._run
+                self._probes,
+                self._names,
+                follow=self.options.children,
+                job=self.options.job,
+                run=self._run,
+                bulkheads=self.bulkheads,
             )
             self._refused = self._probes.refused
             progress("attaching probes")
@@ -425,12 +446,13 @@ class Tracer:
             symbol_cache.on_slow = None
         self.started_ns = time.monotonic_ns()
         self._view_before = (time.monotonic(), self._cpu_s(), {})
+        self._watchdog.start()
 
     def _begin_stacks(self, now: float) -> None:
         """Samples stacks from here on, if what does so has been loaded."""
-        if self._loading is not None and self._loading.wait(0):
-            self._loading.result()
+        if (loading := self._loading) is not None and loading.wait(0):
             self._loading = None
+            loading.result()
             self._stacks.start()
             self._stacks.look(self.jobs, now)
             debug.note("start: stacks sampled")
@@ -484,46 +506,89 @@ class Tracer:
         # What ended before the rings are read has nothing left in them afterwards.
         ended = self._roster.leaving()
         now = self._polled = time.monotonic()
+        self._watchdog.expect(now)
         soon = now + (0.0 if self._calls_come else IDLE_SLACK_S)
-        self._gpu.poll(now)
-        self._probe_math()
-        self._drain()
-        self._look_if_due()
-        self._probing.poll(now, self.jobs)
-        self._begin_stacks(now)
+        part = self.bulkheads.part
+        with part("GPU times"):
+            self._gpu.poll(now)
+            self._probe_math()
+        with part("the rings"):
+            self._drain()
+        with part("overhead"):
+            self._look_if_due()
+            self._probing.poll(now, self.jobs)
+        with part("stacks"):
+            self._begin_stacks(now)
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
-            if self._roster.look_quickly(now):
-                self._write_ranks()
-            self._gpu.look(self.jobs, self._roster.candidates(), now)
-        self._stacks.poll(now, slack_s=soon - now)
+            with part("processes"):
+                if self._roster.look_quickly(now):
+                    self._write_ranks()
+                self._gpu.look(self.jobs, self._roster.candidates(), now)
+        with part("stacks"):
+            self._stacks.poll(now, slack_s=soon - now)
         if soon >= self._work_due:
             self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
             self._work(now)
-            self._stacks.work(now)
-            if ended:
-                self._look_at_losses()
-            self._roster.retire(ended)
-            self._generations.forget(ended)
+            with part("stacks"):
+                self._stacks.work(now)
+            with part("processes"):
+                if ended:
+                    self._look_at_losses()
+                self._roster.retire(ended)
+                self._generations.forget(ended)
         if soon >= self._look_due:
             self._look_due = now + (LOOK_INTERVAL_S if self._calls_come else IDLE_LOOK_INTERVAL_S)
-            changed = self._roster.look(now)
-            if self._stacks.on and self._roster.adopt_cpu_ranks(now):
-                changed = True
-            if changed:
-                self._write_ranks()
-            self._put_by(now)
-            self._stacks.look(self.jobs, now)
-            self._write_signals()
+            with part("processes"):
+                changed = self._roster.look(now)
+                if self._stacks.on and self._roster.adopt_cpu_ranks(now):
+                    changed = True
+                if changed:
+                    self._write_ranks()
+                self._put_by(now)
+            with part("stacks"):
+                self._stacks.look(self.jobs, now)
+            with part("coverage"):
+                self._write_signals()
+        self._see_to_itself(now, soon)
+        self._watchdog.expect(now + self.pace_s)
+
+    def _see_to_itself(self, now: float, soon: float) -> None:
+        """The session's own counters, clock, memory and rows, when they are due."""
+        part = self.bulkheads.part
         if soon >= self._coverage_due:
             self._coverage_due = now + self._coverage_s
             self._coverage_s = min(1.5 * self._coverage_s, COVERAGE_S)
-            self._write_coverage()
-            self._write_host_usage()
+            with part("coverage"):
+                self._write_coverage()
+            with part("host usage"):
+                self._write_host_usage()
+        if soon >= self._clock_due:
+            self._clock_due = now + CLOCK_S
+            with part("the clock"):
+                self._compare_clocks(mono_offset_ns())
         if soon >= self._trim_due:
             self._trim_due = now + heap.TRIM_S
             heap.trim()
-        self._writer.maybe_flush(now)
+        with part("the store"):
+            self._writer.maybe_flush(now)
+
+    def _compare_clocks(self, offset_ns: int) -> None:
+        """Takes a new offset of the wall clock over, if the clock was set or the machine slept. What was stored before
+        keeps its times."""
+        jumped_ns = offset_ns - self.mono_offset_ns
+        if abs(jumped_ns) < JUMP_NS:
+            return
+        self._clock_jumps += 1
+        self.mono_offset_ns = offset_ns
+        self._wall_error_ns = wall_error_ns()
+        self._note(
+            f"the wall clock jumped by {jumped_ns / 1e9:+.3f} s (it was set, or the machine slept): times are of the"
+            " new clock from here on"
+        )
+        for job in self.jobs:
+            if not job.over_since:
+                self._write_job(job)
 
     def _put_by(self, now: float) -> None:
         """Stores the last of jobs whose ranks have started again long ago, and forgets them."""
@@ -813,23 +878,31 @@ class Tracer:
     def _work(self, now: float, *, final: bool = False) -> None:
         assert self._roster is not None
         self._seen_ns = self._drained_ns
+        launched = np.empty(0, records.LAUNCH)
+        part = self.bulkheads.part
         if final or self._calls_come or self._gpu.collects or any(self._drained.values()):
-            launched = self._work_on_calls(now, final=final)
-        else:
-            launched = np.empty(0, records.LAUNCH)
-        self._gpu.look(self.jobs, self._roster.candidates(), now)
-        products = self._take("math", records.MATH)
-        self._gpu.take_math(products)
-        self._gpu.work(launched, now, time.monotonic_ns(), final=final)
+            with part("calls"):
+                launched = self._work_on_calls(now, final=final)
+        with part("GPU times"):
+            self._gpu.look(self.jobs, self._roster.candidates(), now)
+            products = self._take("math", records.MATH)
+            self._gpu.take_math(products)
+            self._gpu.work(launched, now, time.monotonic_ns(), final=final)
         if self._kernels.keeps:
-            self._flags.look({(job.name, job.run): job for job in self.jobs})
-            if self._flags.trouble and self._flags.trouble not in self.notes():
-                self._note(self._flags.trouble)
-            for job, flag in self._flags.take():
-                self.heed([f"asked for: {flag.why}"])
-                begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
-                self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
-        self._kernels.work(now, time.monotonic_ns(), final=final)
+            with part("flags"):
+                self._take_flags()
+        with part("kernels"):
+            self._kernels.work(now, time.monotonic_ns(), final=final)
+
+    def _take_flags(self) -> None:
+        """Keeps the moments that somebody has flagged."""
+        self._flags.look({(job.name, job.run): job for job in self.jobs})
+        if self._flags.trouble and self._flags.trouble not in self.notes():
+            self._note(self._flags.trouble)
+        for job, flag in self._flags.take():
+            self.heed([f"asked for: {flag.why}"])
+            begin_ns, end_ns = (int(ns) - self.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
+            self._kernels.flag(job, begin_ns, end_ns, f"asked for: {flag.why}", flag.ranks, asked=True)
 
     def _work_on_calls(self, now: float, *, final: bool) -> NDArray[np.void]:
         """Turns what the rings brought into rows and steps. Returns the CUDA calls among it."""
@@ -856,11 +929,12 @@ class Tracer:
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
-            known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
-            known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
-            known[2][:] |= self._take_control(job, members, control, pids, ranks)
-            self._take_marks(job, members, marks)
-            self._steps(job, now, final=final)
+            with self.bulkheads.job(job.name):
+                known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
+                known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
+                known[2][:] |= self._take_control(job, members, control, pids, ranks)
+                self._take_marks(job, members, marks)
+                self._steps(job, now, final=final)
         self._probing.work(self.jobs, self._drained_ns)
         self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._roster.by_pid))))
         self._losses["records_without_rank"] += sum(int(np.sum(~mine)) for mine in known)
@@ -1226,32 +1300,71 @@ class Tracer:
         """Takes the probes away, stores what is left, and returns the loss counters that are not 0."""
         assert self._probes is not None
         assert self._roster is not None
-        if self._loading is not None:
-            self._loading.result()
-            self._begin_stacks(time.monotonic())
-        self._govern(final=True)
-        self._gpu.begin_stop()
-        self._roster.family.close()
+        self._watchdog.expect(math.inf)
+        self._watchdog.close()
+        # Whatever fails from here on, the rest is done: above all the last counters, without which nobody knows what
+        # the rows are worth.
+        part = self.bulkheads.part
+        with part("stacks"):
+            if self._loading is not None:
+                self._loading.result()
+                self._begin_stacks(time.monotonic())
+        with part("overhead"):
+            self._govern(final=True)
+        with part("GPU times"):
+            self._gpu.begin_stop()
+        with part("processes"):
+            self._roster.family.close()
         self._end_ns = time.monotonic_ns()
-        self._write_signals(self._end_ns, over="the trace has ended")
-        self._probes.detach()
-        self._stacks.stop()
-        self._stop_gpu()
-        self._roster.look(time.monotonic())
-        unfinished = self._probes.in_progress()
-        self._calls_in_progress = sum(map(len, unfinished))
-        self._drain()
-        for name, events in zip(("launches", "collectives", "control"), unfinished, strict=True):
-            if len(events):
-                self._drained[name].append(events)
-        self._work(time.monotonic(), final=True)
+        with part("coverage"):
+            self._write_signals(self._end_ns, over="the trace has ended")
+        with part("probes"):
+            self._probes.detach()
+        with part("stacks"):
+            self._stacks.stop()
+        with part("GPU times"):
+            self._stop_gpu()
+        with part("processes"):
+            self._roster.look(time.monotonic())
+        with part("the rings"):
+            unfinished = self._probes.in_progress()
+            self._calls_in_progress = sum(map(len, unfinished))
+            self._drain()
+            for name, events in zip(("launches", "collectives", "control"), unfinished, strict=True):
+                if len(events):
+                    self._drained[name].append(events)
+        with part("the last rows"):
+            self._work(time.monotonic(), final=True)
         # Storing what is left may take long, and calls of that time are not a job's silence.
         self._seen_ns = self._end_ns
-        self._write_ranks()
+        with part("the last rows"):
+            self._write_ranks()
         for job in self.jobs:
-            self._write_job(job, ended=True)
-        self._write_coverage()
-        self._write_host_usage()
+            with self.bulkheads.job(job.name):
+                self._write_job(job, ended=True)
+        with part("coverage"):
+            self._write_coverage()
+        with part("host usage"):
+            self._write_host_usage()
+        with part("the store"):
+            self._close_store()
+        lost = self.lost()
+        for name, let_go in (
+            ("overhead", self._overhead.close),
+            ("flags", self._flags.close),
+            ("GPU times", self._gpu.close),
+            ("probes", self._probes.close),
+            ("processes", self._roster.close),
+            ("the store", self._store.close),
+        ):
+            with part(name):
+                let_go()
+        self._probes = None
+        demangler.shared.close()
+        return lost
+
+    def _close_store(self) -> None:
+        """Stores what is left, and says what could not be."""
         report = self._writer.close()
         for table, rows in report.dropped.items():
             self._losses[f"rows_dropped_{table}"] = rows
@@ -1262,15 +1375,6 @@ class Tracer:
                 f"{sum(report.on_disk.values()):,} rows wait in {self._writer.spilled_to} for the store:"
                 f" {report.last_error or 'it was away'}. `argus store load` stores them, as does the next trace"
             )
-        lost = self.lost()
-        self._overhead.close()
-        self._flags.close()
-        self._gpu.close()
-        self._probes.close()
-        self._probes = None
-        self._roster.close()
-        self._store.close()
-        return lost
 
     def _stop_gpu(self) -> None:
         """Waits until CUPTI is off everywhere and its last records are here."""
@@ -1301,6 +1405,7 @@ class Tracer:
 
     def abort(self) -> None:
         """Lets go of everything at once, storing nothing more."""
+        self._watchdog.close()
         self._overhead.close()
         self._flags.close()
         self._gpu.close()
@@ -1328,10 +1433,14 @@ class Tracer:
         }
         for name, ring in rings.items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
-        found |= self._gpu.counters()
-        found |= self._kernels.counters()
-        found |= self._stacks.counters()
-        found |= self._overhead.counters()
+        for side in (self._gpu, self._kernels, self._stacks, self._overhead):
+            with self.bulkheads.part("counters"):
+                found |= side.counters()
+        found |= {name: (value, True) for name, value in self.bulkheads.counters.items()}
+        found["loop_stalls"] = (self._watchdog.stalls, False)
+        found["clock_jumps"] = (self._clock_jumps, False)
+        found["names_given_up"] = (demangler.shared.given_up, False)
+        found["names_shortened"] = (demangler.shared.shortened, False)
         found["launch_probes_detached"] = (self._launches_detached, True)
         found["waits_not_followed"] = (self._waits_not_followed, True)
         # Where they are away, steps have no phases, and may have been found less surely.
@@ -1369,9 +1478,16 @@ class Tracer:
         found["processes_ignored"] = (sum(bool(m.ignored) for job in self.jobs for m in job.members.values()), True)
         return found
 
+    def _counted(self) -> dict[str, tuple[int, bool]]:
+        """The same, whatever fails: then what there is all the same, of which one tells that the rest is missing."""
+        found: dict[str, tuple[int, bool]] = {}
+        with self.bulkheads.part("counters"):
+            found = self.counters()
+        return found or {name: (value, True) for name, value in self.bulkheads.counters.items()}
+
     def lost(self) -> dict[str, int]:
         """The loss counters that are not 0. Coverage is complete if there is none."""
-        return {name: value for name, (value, loss) in self.counters().items() if loss and value}
+        return {name: value for name, (value, loss) in self._counted().items() if loss and value}
 
     def view(self) -> View:
         """The session as people see it now; rates since the previous call."""
@@ -1479,7 +1595,7 @@ class Tracer:
                 "job": job.name,
                 "run": job.run,
                 "host": self.host,
-                "started": np.array([self.started_ns + self.mono_offset_ns], np.int64),
+                "started": np.array([self.started_ns + self._first_offset_ns], np.int64),
                 "ended": np.array([self._now_ns()], np.int64) if ended else [None],
                 "world_size": max(member.target.identity.world_size for member in members),
                 "launcher": members[0].target.identity.launcher,
@@ -1493,7 +1609,7 @@ class Tracer:
         )
 
     def _now_ns(self) -> int:
-        """Wall time on the session's own clock: an adjustment of the system's does not reach it."""
+        """Wall time on the session's own clock: an adjustment of the system's reaches it within ``CLOCK_S``."""
         return time.monotonic_ns() + self.mono_offset_ns
 
     def _write_ranks(self) -> None:
@@ -1624,8 +1740,9 @@ class Tracer:
 
     def _write_coverage(self, jobs: Sequence[Job] | None = None) -> None:
         """Stores the session's counters with these jobs; None: with those that run, and at the end with all."""
-        found = self.counters()
-        self._write_not_started()
+        with self.bulkheads.part("coverage"):
+            self._write_not_started()
+        found = self._counted()
         if jobs is None:
             begun = time.monotonic() - OVER_S
             jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]

@@ -15,7 +15,7 @@ from rich.text import Text
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.roster import Job, Member
 from argus.store.open import Store
-from argus.text import counted
+from argus.text import counted, harmless
 from argus.trace import Tracer
 
 from .counters import describe_all, numbered
@@ -30,7 +30,7 @@ WHOLE_S = 3600.0
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
-    console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print(harmless(text), style=style, highlight=False, markup=False, soft_wrap=True)
     sys.stdout.flush()
 
 

@@ -86,6 +86,11 @@ SENTENCES = {
     "execs_not_followed": "executed programs could not be followed: they are found up to 5 s late",
     "python_stacks_not_read": "Python stacks of {n} process[es] could not be read: the stacks are native ones",
     "waits_not_followed": f"waits not observed for some of the time, since it cost too much ({_BUDGET})",
+    "processes_quarantined": f"{{n}} process[es] left alone: what [it holds|they hold] could not be read; {_REPORT}",
+    "turns_failed": f"{{n}} turn[s] of a part of Argus failed: what came of [it|them] is missing; {_REPORT}",
+    "job_turns_failed": f"{{n}} turn[s] of a job could not be worked on; {_REPORT}",
+    "rows_too_large": f"{{n}} row[s] left out: together they took more memory than all others may; {_REPORT}",
+    "python_lists_cut": "{n} list[s] of Python's threads not followed to the end: some threads have no Python stacks",
     "trace_cut_off": "the trace was cut off: what it lost is not known",
 }
 """Counter → sentence: ``{n}`` is its value, ``[s]`` is left out of one, ``[a|b]`` is ``a`` for one and ``b`` else."""

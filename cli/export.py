@@ -17,7 +17,7 @@ from argus.interop.perfetto import moment_of, write_perfetto
 from argus.semantics.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.stacks import KINDS, read_profile
-from argus.text import shortened
+from argus.text import printable, shortened
 
 from .options import store_option
 from .selection import compared_with, make_selection, selection_options
@@ -126,7 +126,7 @@ def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any],
         moment = moment_of(store, make_selection(store, **choice))
         count = write_perfetto(store, moment, Path(output))
     seconds = (moment.end_ns - moment.begin_ns) / 1e9
-    click.echo(f"{output}: job {moment.job}, run {moment.run}, {seconds:.3g} s, {count:,} events")
+    click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {seconds:.3g} s, {count:,} events")
     click.echo("open it at https://ui.perfetto.dev")
 
 

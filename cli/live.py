@@ -17,7 +17,7 @@ from argus.diagnose.verdict import Finding
 from argus.gpu import GpuView
 from argus.recent import COMPUTING, DATA, OTHER, WAITING
 from argus.stack_view import HotLine
-from argus.text import counted, shortened
+from argus.text import counted, printable, shortened
 from argus.view import JobView, RankView, View
 
 from .counters import describe, describe_all, numbered
@@ -624,4 +624,4 @@ def plain_line(view: View, standings: Standings) -> str:
     parts.append(f"Argus CPU {view.cpu_share:.1%}")
     if view.store_error:
         parts.append(f"store away, {size(view.waiting_bytes)} waiting: {view.store_error}")
-    return "  ".join(parts)
+    return printable("  ".join(parts))

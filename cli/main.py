@@ -20,8 +20,10 @@ from click.shell_completion import CompletionItem
 from argus import __version__, debug, privileges
 from argus.errors import EXIT_FAILURE, ArgusError
 from argus.lean import be_lean
+from argus.text import harmless
 
 from .completion import answer_from_store
+from .output import print_text_only
 from .suggest import OTHER_WORDS, SuggestingGroup
 
 VERBS = {
@@ -145,6 +147,8 @@ def main(argv: list[str] | None = None) -> int:
         # A locale of the last century, or a byte from a database, must not end a command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    if own:
+        print_text_only()
     if sys.stdout is None:  # started with its output closed
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     if debug.wanted():
@@ -174,9 +178,9 @@ def _run(argv: list[str] | None) -> int:
     except ArgusError as failure:
         if interrupt.came:
             return interrupt.INTERRUPTED  # what was cut short fails in many ways
-        click.echo(f"argus: {failure.message}", err=True)
+        click.echo(harmless(f"argus: {failure.message}"), err=True)
         if failure.hint:
-            click.echo(f"       {failure.hint}", err=True)
+            click.echo(harmless(f"       {failure.hint}"), err=True)
         return failure.exit_code
     except BrokenPipeError:
         _print_no_more()
@@ -194,7 +198,7 @@ def _failed(failure: Exception) -> int:
             f"argus: {failure.strerror or failure}" + (f": {failure.filename}" if failure.filename else ""), err=True
         )
     else:
-        click.echo(f"argus: internal error: {type(failure).__name__}: {failure}", err=True)
+        click.echo(harmless(f"argus: internal error: {type(failure).__name__}: {failure}"), err=True)
         click.echo(f"       This is a defect of Argus. {debug.traceback_of(failure)}", err=True)
     return EXIT_FAILURE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,7 @@ from argus.command import run as run_command
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.text import harmless
 
 from . import interrupt
 from .options import (
@@ -25,6 +27,11 @@ from .options import (
     step_flops_option,
     store_option,
 )
+
+if TYPE_CHECKING:
+    from argus.diagnose.watch import Watch
+    from argus.store.open import Store
+    from argus.trace import Tracer
 
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
@@ -93,7 +100,7 @@ def command(
         raise ArgusError(f"{log} cannot be written: {failure.strerror}", "", EXIT_USAGE) from failure
 
     def say(text: str) -> None:
-        os.write(output, f"argus: {text}\n".encode(errors="backslashreplace"))
+        os.write(output, harmless(f"argus: {text}\n").encode(errors="backslashreplace"))
 
     environment = dict(os.environ)
     run_as = find_user(user) if user else None
@@ -199,14 +206,10 @@ def _trace(
         meanwhile: Say what is noted and found at once, not at the end: it would stand amid the command's own output.
     """
     # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
-    from rich.console import Console
-
     from argus.diagnose.watch import Watch
+    from argus.limits import frugal
     from argus.store.open import open_store
     from argus.trace import Options, Tracer
-
-    from .closing import sum_up
-    from .verdict_text import news_lines
 
     options = Options(
         pids=(root,),
@@ -225,6 +228,16 @@ def _trace(
     store = open_store(store_url)
     tracer = Tracer(store, options)
     watch = Watch(store, tracer.host) if diagnose else None
+    with frugal():  # this process alone: the command is another one's child
+        return _until_over(tracer, store, watch, watched, meanwhile=meanwhile)
+
+
+def _until_over(tracer: Tracer, store: Store, watch: Watch | None, watched: Watched, *, meanwhile: bool) -> int:
+    from rich.console import Console
+
+    from .closing import sum_up
+    from .verdict_text import news_lines
+
     tracer.start()
     watched.ready()
     judged = 0.0
@@ -233,17 +246,18 @@ def _trace(
         tracer.poll()
         if watch is not None and begun >= judged:
             judged = begun + JUDGED_EVERY_S
-            watch.look((job.name, job.run) for job in tracer.jobs)
-            tracer.heed(watch.lines())
+            with tracer.bulkheads.part("the diagnosis"):
+                watch.look((job.name, job.run) for job in tracer.jobs)
+                tracer.heed(watch.lines())
         if meanwhile:
             for note in tracer.news():
-                click.echo(f"note: {note}")
+                click.echo(harmless(f"note: {note}"))
             for line in news_lines(watch.take() if watch is not None else ()):
-                click.echo(line)
+                click.echo(harmless(line))
         time.sleep(max(0.0, tracer.pace_s - (time.monotonic() - begun)))
     if watch is not None:
         watch.end()
     lost = tracer.stop()
     if watch is not None:
         watch.close()
-    return sum_up(Console(), tracer, lost, store if diagnose else None)
+    return sum_up(Console(), tracer, lost, store if watch is not None else None)

@@ -136,6 +136,9 @@ class Screen:
         with self._console.capture() as capture:
             for line in lines[: size[1]]:
                 line = line.copy()
+                if not line.plain.isprintable():
+                    # In place, so that colours stay where they were: names are cut at the width anyway.
+                    line.plain = "".join(c if c.isprintable() else "?" for c in line.plain)
                 line.truncate(size[0], overflow="ellipsis")
                 self._console.print(line, no_wrap=True, overflow="ignore", crop=False, highlight=False, markup=False)
         text = capture.get().rstrip("\n").replace("\n", "\x1b[0m\x1b[K\r\n")

@@ -13,6 +13,7 @@ from rich.console import Console
 from argus.capture.bpf import Attachment
 from argus.capture.targets import FileKey
 from argus.diagnose.standing import Standing
+from argus.limits import frugal
 from argus.store.open import Store
 from argus.text import counted
 from argus.trace import Options, Tracer
@@ -68,7 +69,7 @@ def trace_session(
     def give_up() -> str:
         return tracer.give_up(GIVE_UP_S)
 
-    with interrupt.stopping(give_up, _say_storing) as stop:
+    with interrupt.stopping(give_up, _say_storing) as stop, frugal():
         interrupt.restore = status.done
         try:
             tracer = Tracer(store, options)
@@ -98,6 +99,12 @@ def trace_session(
         if not tracer.store_error:
             say(console, "interrupted; all rows are stored", style="yellow")
         raise
+
+
+def _say_stalled(text: str) -> None:
+    """At once: who would say it is what hangs."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"note: {text}\n".encode())
 
 
 def _say_storing() -> None:
@@ -158,18 +165,29 @@ def _watch(
             tracer.poll()
             if now >= judged:
                 judged = now + 1.0
-                if watch is not None:
-                    watch.look((job.name, job.run) for job in tracer.jobs)
-                tracer.heed(watch.lines() if watch is not None else [])
+                with tracer.bulkheads.part("the diagnosis"):
+                    if watch is not None:
+                        watch.look((job.name, job.run) for job in tracer.jobs)
+                    tracer.heed(watch.lines() if watch is not None else [])
             if steps is not None and _all_have(tracer, steps):
                 return
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
             if screen is not None:
-                if now - shown >= DRAWN_EVERY_S:
-                    view, shown = tracer.view(), now
-                    _draw(screen, scene, view, tracer, watch)
-                _react(screen, scene, view, tracer, watch, until, stopping)
+                try:
+                    if now - shown >= DRAWN_EVERY_S:
+                        view, shown = tracer.view(), now
+                        _draw(screen, scene, view, tracer, watch)
+                    _react(screen, scene, view, tracer, watch, until, stopping)
+                except OSError:
+                    raise  # the terminal has gone
+                except Exception as failure:
+                    # What is shown failed, not what is traced: plain lines from here on.
+                    with tracer.bulkheads.part("the live view"):
+                        raise failure
+                    screen.close()
+                    screen = None
                 continue
+            tracer.on_stall = _say_stalled
             for note in tracer.news():
                 say(console, f"note: {note}")
             for line in news_lines(watch.take() if watch is not None else []):

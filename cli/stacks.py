@@ -17,6 +17,7 @@ from argus.semantics.profile import frame_text
 from argus.semantics.stacks import Group, group_by_stack, rank_text
 from argus.store.open import open_store
 from argus.store.stacks import Selection, Thread, read_threads, resolved
+from argus.text import printable
 
 from .grammar import parse_time
 from .options import format_option, store_option
@@ -91,12 +92,14 @@ def _lines(selection: Selection, threads: list[Thread], roles: list[_Role], most
     where = selection.describe() if selection.steps else ""
     if selection.from_ns is not None and selection.to_ns is not None:
         where = f"run {selection.run}, {duration(selection.to_ns - selection.from_ns)} up to {_time(selection.to_ns)}"
-    yield f"{selection.job}: {where or selection.describe()}"
+    yield f"{printable(selection.job)}: {where or selection.describe()}"
     count = f"{len(ranks)} rank{'s' * (len(ranks) != 1)} ({rank_text(ranks)})"
     yield f"{count}, {len(threads)} thread{'s' * (len(threads) != 1)}"
     for role, groups in roles:
         yield ""
-        yield {"main": "main threads", "main of helpers": "main threads of helpers"}.get(role, f"threads {role}")
+        yield printable(
+            {"main": "main threads", "main of helpers": "main threads of helpers"}.get(role, f"threads {role}")
+        )
         for number, (group, own) in enumerate(groups):
             yield from _group_lines(group, own, groups[0][0] if number else None, most)
 
@@ -106,9 +109,9 @@ def _group_lines(group: Group, own: list[Thread], first: Group | None, most: int
     who = f"rank{'s' * (len(ranks) > 1)} {group.ranks}"
     how_many = f"{len(ranks)} rank{'s' * (len(ranks) > 1)}" + (f", {len(own)} threads" if len(own) > len(ranks) else "")
     mark = "   <-- elsewhere" if group.odd else ""
-    yield f"  {who} ({how_many}): {_doing(own)}{mark}"
+    yield printable(f"  {who} ({how_many}): {_doing(own)}{mark}")
     if group.odd and len(ranks) <= 4:
-        yield f"    {', '.join(_where(thread) for thread in own)}"
+        yield printable(f"    {', '.join(_where(thread) for thread in own)}")
     if group.alike != "stack":
         yield {
             "functions": "    (the same functions; lines differ where none is shown)",

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+from argus.text import printable
+
 SAID_AGAIN_S = 2.0
 """In plain lines a stage is named once it takes longer than this."""
 _REDRAWN_S = 0.1
@@ -58,11 +60,11 @@ class Status:
             width = 80
             with contextlib.suppress(OSError):
                 width = os.get_terminal_size(2).columns or width  # 0: it does not know
-            text = f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …"
+            text = printable(f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …")
             self._write(f"\r\x1b[K{text[: max(width - 1, 1)]}")
         elif not self._said or (took >= SAID_AGAIN_S and self._said != self._text):
             self._said = self._text
-            self._write(f"argus: {self._text} …\n")
+            self._write(f"argus: {printable(self._text)} …\n")
 
     def _write(self, text: str) -> None:
         # Not through sys.stderr: the thread must never hold its lock when the process ends.

@@ -17,6 +17,7 @@ from argus.store.open import open_store
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
 from argus.store.status import StoreStatus, store_status
 from argus.store.writer import load_spilled
+from argus.text import printable
 
 from .options import format_option, job_name, store_option
 from .suggest import SuggestingGroup
@@ -188,7 +189,7 @@ def _print(found: StoreStatus) -> None:
     if not jobs:
         click.echo("jobs    none yet")
         return
-    few = ", ".join(jobs[:5]) + (", …" if len(jobs) > 5 else "")
+    few = ", ".join(map(printable, jobs[:5])) + (", …" if len(jobs) > 5 else "")
     click.echo(f"jobs    {_count(len(jobs), 'job')}, {_count(len(found.runs), 'run')}: {few}; `argus jobs` lists them")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from argus.diagnose.standing import News, in_words
 from argus.diagnose.verdict import Breakdown, Coverage, Finding, Verdict
-from argus.text import counted
+from argus.text import counted, printable
 
 from .counters import describe_all
 
@@ -37,7 +37,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def who(finding: Finding) -> str:
     """Ranks and hosts of a finding."""
-    return ranks_text(finding["ranks"]) + (f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else "")
+    return ranks_text(finding["ranks"]) + (
+        f" on {printable(', '.join(finding['hosts'][:4]))}" if finding["hosts"] else ""
+    )
 
 
 def kind(finding: Finding) -> str:
@@ -63,7 +65,7 @@ def headline(verdict: Verdict) -> Text:
     """Status, job, ranks, steps and what it costs."""
     status = verdict["status"]
     head = Text(status.upper(), style=STYLES[status])
-    head.append(f"  {verdict['job']}", style="bold not dim")
+    head.append(f"  {printable(verdict['job'])}", style="bold not dim")
     steps = verdict["steps"]
     parts = [counted(verdict["ranks"], "rank")] if verdict["ranks"] else []
     parts += [f"steps {steps[0]} to {steps[1]}"] if steps else []
@@ -90,7 +92,7 @@ def finding_lines(verdict: Verdict, number: int, *, detail: bool, with_sql: bool
     yield Text(f"{begun}{cost} · confidence {finding['confidence']:.0%}"), 3
     texts = [each["text"] for each in finding["evidence"]] if detail else plain_evidence(finding)
     for text in texts:
-        yield Text(f"· {text}"), 3
+        yield Text(f"· {printable(text)}"), 3
     yield Text.assemble(("→ ", "bold"), finding["action"]), 3
     if with_sql:
         for evidence in finding["evidence"]:
@@ -116,7 +118,7 @@ def verdict_lines(verdict: Verdict, *, detail: bool, with_sql: bool = False) -> 
     """
     yield headline(verdict), 0
     if verdict["reason"]:
-        yield Text(verdict["reason"]), 2
+        yield Text(printable(verdict["reason"])), 2
     for number in range(len(verdict["findings"])):
         yield Text(), 0
         yield from finding_lines(verdict, number, detail=detail, with_sql=with_sql)
@@ -146,7 +148,7 @@ def breakdown_lines(found: Breakdown, *, with_sql: bool = False) -> Iterator[Lin
     yield Text(f"where the time goes ({heading(found)})", style="bold"), 0
     width = max((len(PARTS[part["part"]]) for part in found["parts"]), default=0)
     for part in found["parts"]:
-        yield Text(f"{PARTS[part['part']]:{width}}  {part['text']}"), 3
+        yield Text(f"{PARTS[part['part']]:{width}}  {printable(part['text'])}"), 3
         if with_sql:
             yield Text(), 0
             yield Text(part["sql"], style="dim"), 5
@@ -154,7 +156,7 @@ def breakdown_lines(found: Breakdown, *, with_sql: bool = False) -> Iterator[Lin
     if found["advice"]:
         yield Text("worth trying first", style="bold"), 0
     for number, text in enumerate(found["advice"], 1):
-        yield Text(f"{number}. {text}"), 3
+        yield Text(f"{number}. {printable(text)}"), 3
 
 
 def has_more(verdict: Verdict) -> bool:
@@ -168,6 +170,9 @@ def show(console: Console, lines: Iterable[Line]) -> None:
     """Prints lines: folded on a terminal, whole when piped, since grep wants whole lines and a query must survive
     copying."""
     for text, indent in lines:
+        if not text.plain.replace("\n", "").isprintable():
+            # In place, so that colours stay where they were. Queries have several lines.
+            text.plain = "".join(c if c.isprintable() or c == "\n" else "?" for c in text.plain)
         if console.is_terminal:
             # What goes on is indented below the text, not below its bullet.
             hang = 2 if text.plain[:2] in ("· ", "→ ") else 0

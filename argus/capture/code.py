@@ -27,10 +27,18 @@ MAX_NAME = 4096
 """Characters of a name that are kept; a longer one ends in "…"."""
 MAX_STRING = 1 << 24
 """A string that says it has more characters is garbage."""
-MAX_LINE_TABLE = 1 << 24
-"""A line table that says it has more bytes is garbage (1.5 million lines of the densest code)."""
+MAX_LINE_TABLE = 1 << 18
+"""A line table with more bytes is not read: its function's lines are not known (2,000 lines take 10 KB)."""
+MAX_LINE = (1 << 31) - 1
+"""Lines that a table says are beyond it are taken for this one. CPython's own are ints of C."""
+_MAX_SHIFT = 30
+"""Bits that a number of a line table has at most, before its last six: what comes after them is left out."""
 MAX_CODES = 16_384
 """Code objects remembered for a process; all are forgotten when there are more."""
+MAX_CODE_BYTES = 16 << 20
+"""The same of their names, tables and lines: read from memory, and as much of what the kernel sent."""
+DECODED_BYTES = 2 << 20
+"""Long line tables that are decoded between two times that counts become rows: half a second of CPU at worst."""
 _SCANNED_TABLE = 512
 """A line table of up to so many bytes is read anew for each instruction, up to it; a longer one is decoded once."""
 _FIRST_READ = 256
@@ -86,6 +94,12 @@ class _Code:
     """A code object whose names are known; lines are decoded when first asked for."""
 
     __slots__ = ("content", "ends", "file", "frames", "function", "header", "known_to", "line_table", "lines", "spans")
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes, about, once its lines are decoded (8 bytes a range twice, a range takes two or more)."""
+        held = sum(len(data) for data in self.content if data is not None)
+        return 400 + len(self.function) + len(self.file) + 9 * len(self.line_table) + held
 
     def __init__(self, header: tuple[int, ...], function: str, file: str, line_table: bytes) -> None:
         self.header = header
@@ -145,6 +159,7 @@ class CodeResolver:
     Attributes:
         counters: "python_frames_unresolved": frames that could not be told; "python_code_reused": those of them where
             another code object lay by then; "python_lines_unknown": frames without their line.
+        budget: Bytes of long line tables that may still be decoded; set it to ``DECODED_BYTES`` now and then.
     """
 
     def __init__(self, source: int | PythonProcess, layout: NDArray[np.void]) -> None:
@@ -154,7 +169,9 @@ class CodeResolver:
         self._code_type = int(record["code_type"])
         self._decode = _DECODERS[self._table.line_table]
         self._pid = 0 if isinstance(source, int) else source.pid
+        self.budget = DECODED_BYTES
         self._codes: dict[int, _Code] = {}
+        self._code_bytes = self._sent_code_bytes = 0
         # Of stacks met before: a program is mostly at a few places, and reading each code object of each anew, one
         # system call a piece, is most of what a sample would cost.
         self._chains: dict[bytes, tuple[list[PythonFrame | None], _Watch]] = {}
@@ -202,10 +219,12 @@ class CodeResolver:
 
     def learn(self, record: NDArray[np.uint8]) -> None:
         """Takes what the kernel sent of a code object: one of ``Drained.codes``."""
-        if len(self._sent) >= MAX_CODES:
+        if len(self._sent) >= MAX_CODES or self._sent_code_bytes > MAX_CODE_BYTES:
             # Frames that speak of them are looked up in memory, until the dictionary of stacks begins anew.
             self._sent.clear()
             self._sent_codes.clear()
+            self._sent_code_bytes = 0
+        self._sent_code_bytes += record.nbytes
         head = record[:24].view("<u8")
         self._sent[int(head[0]), int(head[2])] = record
 
@@ -214,7 +233,10 @@ class CodeResolver:
         if key in self._sent_codes:
             return self._sent_codes[key]
         record = self._sent.get(key[:2])
+        if len(self._sent_codes) >= 4 * MAX_CODES:
+            self._sent_codes.clear()
         code = self._sent_codes[key] = None if record is None else self._decode_sent(record, *key[2:])
+        self._sent_code_bytes += 0 if code is None else code.nbytes
         return code
 
     def _decode_sent(self, record: NDArray[np.uint8], check: int, first: int) -> _Code | None:
@@ -381,9 +403,11 @@ class CodeResolver:
         if code is None or self._read_header(address) != header:
             self._codes.pop(address, None)
             return None
-        if len(self._codes) >= MAX_CODES:
+        if len(self._codes) >= MAX_CODES or self._code_bytes > MAX_CODE_BYTES:
             self._codes.clear()
+            self._code_bytes = 0
         self._codes[address] = code
+        self._code_bytes += code.nbytes
         return code
 
     def _read_header(self, address: int) -> tuple[int, ...] | None:
@@ -463,8 +487,11 @@ class CodeResolver:
         if len(data) < table.bytes_data:
             return None
         size = _I64.unpack_from(data, table.bytes_size)[0]
-        if not 0 <= size <= MAX_LINE_TABLE:
+        if not 0 <= size < 1 << 32:
             return None
+        if size > MAX_LINE_TABLE:
+            self.counters["python_lines_unknown"] += 1
+            return b"", data[table.bytes_size : table.bytes_data]
         end = table.bytes_data + size
         if end > len(data):
             whole = read_memory(self._fd, address, end)
@@ -488,13 +515,17 @@ class CodeResolver:
         return PythonFrame(code.function, code.file, self._line(code, instruction))
 
     def _line(self, code: _Code, instruction: int) -> int:
-        first = code.header[self._first]
+        first = min(code.header[self._first], MAX_LINE)
         if instruction >= _NOT_BEGUN:
             return first
         if code.ends is None and len(code.line_table) <= _SCANNED_TABLE:
             ends, lines = self._decode(code.line_table, first, instruction)
             return lines[-1] if ends and ends[-1] > instruction else 0
         if code.ends is None or code.lines is None:
+            if self.budget < len(code.line_table):
+                self.counters["python_lines_unknown"] += 1
+                return 0
+            self.budget -= len(code.line_table)
             ends, lines = self._decode(code.line_table, first)
             code.ends, code.lines = array("q", ends), array("q", lines)
         position = bisect_right(code.ends, instruction)
@@ -531,7 +562,7 @@ def _lnotab(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], lis
         if step:
             offset += step
             ends.append(offset)
-            lines.append(line)
+            lines.append(min(max(line, 0), MAX_LINE))
             if offset > until:
                 break
         delta = table[position + 1]
@@ -539,7 +570,7 @@ def _lnotab(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], lis
     else:
         # The last line reaches to the end of the code, wherever that is.
         ends.append(1 << 31)
-        lines.append(line)
+        lines.append(min(max(line, 0), MAX_LINE))
     return ends, lines
 
 
@@ -556,7 +587,7 @@ def _pairs(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], list
         # Steps of the line alone have length 0.
         if table[position]:
             ends.append(offset)
-            lines.append(0 if delta == 128 else max(line, 0))
+            lines.append(0 if delta == 128 else min(max(line, 0), MAX_LINE))
             if offset > until:
                 break
     return ends, lines
@@ -580,17 +611,18 @@ def _locations(table: bytes, first: int, until: int = _ALL) -> tuple[list[int], 
             while position < size:
                 byte = table[position]
                 position += 1
-                value |= (byte & 63) << shift
-                shift += 6
+                if shift <= _MAX_SHIFT:
+                    value |= (byte & 63) << shift
+                    shift += 6
                 if not byte & 64:
                     break
-            line += -(value >> 1) if value & 1 else value >> 1
+            line = max(min(line + (-(value >> 1) if value & 1 else value >> 1), MAX_LINE), -MAX_LINE)
         elif 10 <= kind <= 12:
             line += kind - 10
         while position < size and table[position] < 128:
             position += 1
         ends.append(offset)
-        lines.append(0 if kind == 15 else max(line, 0))
+        lines.append(0 if kind == 15 else min(max(line, 0), MAX_LINE))
         if offset > until:
             break
     return ends, lines

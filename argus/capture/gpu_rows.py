@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from argus import records
 from argus.capture.launches import Origin, constant, dictionary, triples
-from argus.capture.names import demangle
+from argus.capture.names import demangle_all
 from argus.records import GpuKind, HostKind
 
 _COPIES = {
@@ -63,7 +63,8 @@ class Names:
         words: Each name once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int = 0) -> None:
+        self._pid = pid
         self.words: list[str] = [""]
         self.codes = np.zeros(1, np.int32)
         self._places = {"": 0}
@@ -73,8 +74,7 @@ class Names:
         if len(symbols) <= len(self.codes):
             return
         fresh = []
-        for symbol in symbols[len(self.codes) :]:
-            word = demangle(symbol)
+        for word in demangle_all(symbols[len(self.codes) :], self._pid):
             place = self._places.setdefault(word, len(self.words))
             if place == len(self.words):
                 self.words.append(word)

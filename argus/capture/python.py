@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,10 +36,14 @@ _MASK = (1 << 64) - 1
 
 MAX_INTERPRETERS = 256
 """Interpreters of one process that are looked at."""
-MAX_THREADS = 65_536
-"""Thread states of one interpreter that are looked at."""
+MAX_THREADS = 4096
+"""Thread states of all interpreters of one process that are looked at. The lists are the process's to forge."""
 MAX_FRAMES = 1 << 17
 """Deepest stack that ``walk`` follows; beyond it answers None."""
+LIST_S, WALK_S = 0.05, 0.5
+"""CPU time for a process's lists, and for a thread's frames: some 20,000 states, and ``MAX_FRAMES``."""
+MAX_COUNT = 1 << 62
+"""A counter that a process says is larger is not believed."""
 _PTHREAD_BYTES = 2048
 """How much of glibc's ``struct pthread`` is searched for the thread's number (2304 bytes in 2.36; the number is at 720
 on x86_64, 208 on aarch64)."""
@@ -440,26 +445,40 @@ def _find_pthread_tid(memory: Memory, threads: list[int], numbers: set[int]) -> 
 # ---- threads
 
 
+lists_cut: Counter[str] = Counter()
+"""How often a list was not followed to its end: "python_lists_cut"."""
+
+
 def _list(memory: Memory, head: int, next_offset: int, limit: int) -> Iterator[int]:
     """The elements of a linked list that may change meanwhile: never endless, never the same one twice."""
     seen: set[int] = set()
     element = memory.u64(head)
-    while element and element not in seen and len(seen) < limit:
+    while element and element not in seen:
+        if len(seen) >= limit:
+            lists_cut["python_lists_cut"] += 1
+            return
         seen.add(element)
         yield element
         element = memory.u64(element + next_offset)
 
 
 def _thread_states(memory: Memory, record: NDArray[np.void]) -> Iterator[tuple[int, int, int]]:
-    """(address, pthread_self, native_thread_id or 0) of every thread state, newest interpreter and thread first."""
+    """(address, pthread_self, native_thread_id or 0) of every thread state, newest interpreter and thread first, as far
+    as ``MAX_THREADS`` and ``LIST_S`` reach."""
     next_offset, pthread_offset = int(record["thread_next"]), int(record["thread_id"])
     native_offset = int(record["native_thread_id"])
     size = max(offset for offset in (next_offset, pthread_offset, native_offset) if offset != NO_OFFSET) + 8
     interp_head = int(record["runtime"]) + int(record["interp_head"])
+    until = time.thread_time() + LIST_S
+    followed = 0
     for interp in _list(memory, interp_head, int(record["interp_next"]), MAX_INTERPRETERS):
         seen: set[int] = set()
         state = memory.u64(interp + int(record["threads_head"]))
-        while state and state not in seen and len(seen) < MAX_THREADS:
+        while state and state not in seen:
+            if followed >= MAX_THREADS or (followed % 64 == 63 and time.thread_time() > until):
+                lists_cut["python_lists_cut"] += 1
+                return
+            followed += 1
             seen.add(state)
             data = memory.read(state, size)
             if data is None:
@@ -598,9 +617,12 @@ class PythonProcess:
         has_owner = f["frame_owner"] != NO_OFFSET
         owners = (f["owner_entry"], f["owner_entry_2"])
         entry = True
-        for _ in range(MAX_FRAMES):
+        until = time.thread_time() + WALK_S
+        for depth in range(MAX_FRAMES):
             if not frame:
                 break
+            if depth % 256 == 255 and time.thread_time() > until:
+                return None
             data = self.memory.read(frame, f["frame_bytes"])
             if data is None:
                 return None
@@ -646,7 +668,8 @@ class PythonProcess:
         return code, check_of(name, qualname, filename, linetable), 0, max(instruction, -1) & 0xFFFFFFFF, first
 
     def collections(self) -> tuple[int, ...] | None:
-        """How many times garbage was collected since the start: generation 0, 1, 2. None: unknown."""
+        """How many times garbage was collected since the start: generation 0, 1, 2. None: unknown, or no number that a
+        process can reach."""
         flag = self._fields["gc_collecting"]
         if not flag:
             return None
@@ -663,7 +686,9 @@ class PythonProcess:
                 counts.append(self.memory.u64(place))
         else:
             counts = [self.memory.u64((at or 0) + place) for place in table.gc_collections]
-        return None if None in counts else tuple(count for count in counts if count is not None)
+        if any(count is None or count > MAX_COUNT for count in counts):
+            return None
+        return tuple(count for count in counts if count is not None)
 
     def collecting(self) -> bool | None:
         """Whether garbage is being collected now; None: unknown."""

@@ -13,7 +13,7 @@ from argus import records
 from argus.capture.launches import Origin, constant, dictionary
 
 if TYPE_CHECKING:
-    from argus.semantics.stacks import Stack
+    from argus.semantics.stacks import Frame, Stack
 
 Words: TypeAlias = "Sequence[str] | pa.Array"
 """A string for each row: a list, or an Arrow array (dictionary-encoded or not)."""
@@ -112,18 +112,23 @@ def to_stacks(stacks: Sequence[Stack], origin: Origin) -> pa.Table:
             "kinds": lists(_texts([frame.kind for frame in frames])),
             "functions": lists(_texts([frame.function for frame in frames])),
             "files": lists(_texts([frame.file for frame in frames])),
-            "lines": lists(pa.array([frame.line for frame in frames], pa.uint32())),
+            "lines": lists(pa.array(_lines(frames), pa.uint32())),
             "depth": np.minimum(np.diff(offsets), 2**16 - 1).astype(np.uint16),
             "leaf_kind": _words(_texts([leaf.kind if leaf else "" for leaf in leaves])),
             "leaf_function": _words(_texts([leaf.function if leaf else "" for leaf in leaves])),
             "leaf_file": _words(_texts([leaf.file if leaf else "" for leaf in leaves])),
             "python_function": _words(_texts([frame.function if frame else "" for frame in pythons])),
             "python_file": _words(_texts([frame.file if frame else "" for frame in pythons])),
-            "python_line": np.array([frame.line if frame else 0 for frame in pythons], np.uint32),
+            "python_line": np.array(_lines(pythons), np.uint32),
             "python": _words([stack.python for stack in stacks]),
             "native": _words([stack.native for stack in stacks]),
         }
     )
+
+
+def _lines(frames: Sequence[Frame | None]) -> list[int]:
+    """Their lines, which a process says itself: within what the column takes."""
+    return [min(max(frame.line, 0), 2**32 - 1) if frame is not None else 0 for frame in frames]
 
 
 def _texts(values: Sequence[str]) -> pa.Array:

@@ -161,11 +161,12 @@ def _remembered(key: Key | bytes, table: FunctionTable | None) -> FunctionTable 
     return table
 
 
-def readable(symbol: str) -> str:
-    """A C++ or Rust symbol as people read it, without Rust's hash; any other name unchanged."""
+def readable(symbol: str, source: int = 0) -> str:
+    """A C++ or Rust symbol as people read it, without Rust's hash; any other name unchanged. ``source``: the process
+    whose symbol it is."""
     if symbol.startswith("_R"):
         return demangle_v0(symbol) or symbol
-    return strip_legacy(demangle(symbol))
+    return strip_legacy(demangle(symbol, source))
 
 
 class Symbols:
@@ -331,7 +332,7 @@ class Symbols:
         if table is not None:
             virtual = table.virtual(offset)
             function = None if virtual is None else table.find(virtual)
-            name = "" if function is None else readable(table.name(function))
+            name = "" if function is None else readable(table.name(function), self._pid)
             if function is None and virtual is not None and (bounds := table.bounds(virtual)) is not None:
                 offset -= virtual - bounds[0]
             return NativeFrame(name, region.module, offset, table.build_id, "vdso" if vdso else "native")

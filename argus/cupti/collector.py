@@ -185,6 +185,7 @@ class Collector:
         self._pointers: dict[int, int] = {}
         self._helper_ids: list[int] = [0]  # the helper's id of a name -> its place in ``names``
         self._texts: Texts | None = None
+        self._copy = np.empty(0, np.uint8)
         self._walk: Callable[[NDArray[np.uint8], NDArray[np.void]], tuple[NDArray[np.uint32], int]] | None = None
         self._claim: Callable[[int], int] | None = None
         self._looked_up = np.empty(0, np.uint64)  # pointers whose text is known for this flush, in order
@@ -618,10 +619,10 @@ class Collector:
                 assert self._claim is not None
                 if not self._claim(memory.slot_states[slot : slot + 1].ctypes.data):
                     continue  # the helper has it: the process is exiting
-                batch = self._decode_full(memory, buffer[:valid])
+                batch = self._decode_full(memory, self._own(buffer[:valid]))
             else:
                 replaced = bool(int(header["flags"]) & shared.NAMES_REPLACED)
-                batch = self._decode(buffer[:valid], index[:count], replaced)
+                batch = self._decode(self._own(buffer[:valid]), index[:count].copy(), replaced)
                 index[:count] = 0
             self._rejected.update(batch.rejected)
             self.records += len(batch.gpu) + len(batch.host)
@@ -629,6 +630,14 @@ class Collector:
             buffer[:valid] = 0
             memory.fence()
             memory.slot_states[slot] = SlotState.FREE
+
+    def _own(self, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A copy that nobody else writes to: what was checked is what is read. It is good until the next one."""
+        if len(self._copy) < len(buffer):
+            self._copy = np.empty(max(len(buffer), self._geometry[1]), np.uint8)
+        own = self._copy[: len(buffer)]
+        own[:] = buffer
+        return own
 
     def _decode_full(self, memory: shared.Memory, buffer: NDArray[np.uint8]) -> Batch:
         """What is in a buffer that nobody has walked."""
@@ -654,7 +663,7 @@ class Collector:
         found = [np.empty(0, np.uint64)]
         for kind, offsets in self._layouts.names.items():
             at = index[kinds == kind] if offsets else index[:0]
-            found += [words[(at + offset) >> 3] for offset in offsets]
+            found += [words[place[place < len(words)]] for place in ((at + offset) >> 3 for offset in offsets)]
         pointers = np.concatenate(found)
         if len(self._looked_up):
             place = np.minimum(np.searchsorted(self._looked_up, pointers), len(self._looked_up) - 1)
@@ -760,12 +769,13 @@ class Collector:
                 valid = min(int(left["valid"][slot]), buffer_bytes)
             elif not _written(buffer):
                 continue
-            index, lost = walk(buffer[:valid], table)
+            own = self._own(buffer[:valid])
+            index, lost = walk(own, table)
             if left["state"][slot] == SlotState.LENT:
                 # How much is valid nobody said: what lies behind the last record that could be read, if anything does.
-                lost = _written(buffer) - (_end(buffer, index, table) if len(index) else 0)
+                lost = _written(own) - (_end(own, index, table) if len(index) else 0)
             self._unknown_bytes += max(lost, 0)
-            batch = self._decode(buffer[:valid], index, False)
+            batch = self._decode(own, index, False)
             # A record whose times are missing was written when its kernel was launched, and that did not end.
             unfinished = batch.rejected.pop("start_zero", 0)
             if left["state"][slot] == SlotState.LENT:
@@ -968,6 +978,8 @@ def _written(buffer: NDArray[np.uint8]) -> int:
 def _end(buffer: NDArray[np.uint8], index: NDArray[np.uint32], table: NDArray[np.void]) -> int:
     """Where the last record of an index ends."""
     last = int(index[-1])
+    if last + 4 > len(buffer):
+        return len(buffer)
     kind = int(buffer[last : last + 4].view("<u4")[0])
     return last + int(table["size"][kind]) if kind < shared.MAX_KINDS else last
 

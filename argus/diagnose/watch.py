@@ -19,6 +19,7 @@ from argus.diagnose.standing import News, Standing, in_words
 from argus.errors import ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
+from argus.text import printable
 
 INTERVAL_S = 10.0
 """How often, s; and in the moment from which on a hang can be seen."""
@@ -72,6 +73,8 @@ class Watch:
         self._followers: dict[tuple[str, int], Follower] = {}
         self._found: dict[tuple[str, int], Standing] = {}
         self._news: deque[News] = deque()
+        self._left_out: set[tuple[str, int]] = set()
+        """Runs whose diagnosis failed."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -117,7 +120,8 @@ class Watch:
             for book in (self._followers, self._found):
                 for run in book.keys() - runs:
                     book.pop(run)
-            for run in sorted(runs):
+            self._left_out &= runs
+            for run in sorted(runs - self._left_out):
                 try:
                     took += self.judge(*run)
                     standing = self._found.get(run)
@@ -125,9 +129,11 @@ class Watch:
                 except ArgusError:
                     pass  # the store is away: the writer tells
                 except Exception as failure:  # a defect, or a driver's own: the trace goes on without
-                    self.state = f"off: it failed ({type(failure).__name__}: {failure})"
-                    self._news.append(News("off", text=f"diagnosis {self.state}"))
-                    return
+                    why = printable(f"off: it failed ({type(failure).__name__}: {failure})")
+                    self._left_out.add(run)
+                    self._news.append(News("off", text=f"diagnosis of {printable(run[0])} {why}"))
+                    if len(runs) == 1:
+                        self.state = why
             pause = max(self._interval_s - took, LEAST_PAUSE * took)
             pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
 

@@ -33,6 +33,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from argus import heap
+from argus.limits import unbounded
 
 LINGER_S = 2.0
 """How long the engine outlives its last client: the next command of a shell line then finds it warm."""
@@ -285,6 +286,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         os.nice(int(os.environ.get("ARGUS_ENGINE_NICE", "10")))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
+    unbounded()  # it has a bound of its own
     stop = threading.Event()
     # Ctrl-C belongs to the terminal's command. At SIGTERM (a service that stops) the tracer still has rows to store.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

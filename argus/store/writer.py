@@ -211,7 +211,7 @@ class Writer:
                 list of lists, an Arrow list array, or a two-dimensional numpy array.
 
         Returns:
-            The number of rows taken.
+            The number of rows taken: none of rows that are more than half of what may wait in memory.
 
         Raises:
             ValueError: No such table, a column is missing, unknown, of another length, or does not fit its type.
@@ -221,6 +221,10 @@ class Writer:
         if count == 0:
             return 0
         with self._changed:
+            if converted.nbytes > self.max_bytes // 2:
+                # Room for it would cost the rows of everybody else: it is what a hostile name, or a defect, makes.
+                self._tally["rows_too_large"] += count
+                return 0
             self._pending.setdefault(table, []).append(converted)
             self._pending_since.setdefault(table, time.monotonic())
             self._bytes += converted.nbytes
@@ -706,8 +710,9 @@ _COUNTERS = (
     "spill_files_refused",
     "batches_in_part",
     "batches_rolled_up_twice",
+    "rows_too_large",
 )
-_LOSSES = ("spill_files_damaged", "spill_files_refused", "batches_in_part", "batches_rolled_up_twice")
+_LOSSES = ("rows_too_large", "spill_files_damaged", "spill_files_refused", "batches_in_part", "batches_rolled_up_twice")
 
 
 def _unlink(file: Path | None) -> None:
@@ -1043,7 +1048,10 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     elif pa.types.is_timestamp(kind):
         return _times(values, kind)
     else:
-        return pa.array(list(values), type=kind)
+        try:
+            return pa.array(list(values), type=kind)
+        except UnicodeEncodeError:  # names of files that are no UTF-8 come as lone surrogates
+            return pa.array(_storable(values), type=kind)
     if pa.types.is_timestamp(kind):
         return _times(array, kind)
     if pa.types.is_dictionary(array.type):
@@ -1053,6 +1061,20 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     if pa.types.is_integer(kind) and pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
     return array.cast(kind)
+
+
+def _storable(value: Any) -> Any:
+    """Strings as valid UTF-8, whatever bytes they came from, also within lists and maps."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode() if _LONE.search(value) else value
+    if isinstance(value, Mapping):
+        return {_storable(name): _storable(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_storable(each) for each in value]
+    return value
+
+
+_LONE = re.compile("[\ud800-\udfff]")
 
 
 def _times(values: Any, kind: pa.DataType) -> pa.Array:

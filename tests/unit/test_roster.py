@@ -49,15 +49,21 @@ def test_of_jobs_that_start_again_the_newest_are_remembered(roster: Roster) -> N
     assert roster.take_over(now + 60, 10.0) == []
 
 
-def test_a_job_that_did_not_start_again_is_remembered_for_ever(roster: Roster) -> None:
+def test_a_job_that_did_not_start_again_is_remembered_for_ten_minutes(roster: Roster) -> None:
+    """A node runs a job after the other, each of another name."""
     for number in range(3 * KEPT_OVER):
         job = Job(f"job {number}", 1)
         roster.jobs.append(job)
         roster._current[job.name] = job
         join(roster, job, number + 1)
         leave(roster, number + 1)
-    assert roster.take_over(1e9, 10.0) == []
+    over = max(job.over_since for job in roster.jobs)
+    assert roster.take_over(over + 500, 10.0) == []
     assert len(roster.jobs) == 3 * KEPT_OVER
+    gone = roster.take_over(over + 700, 10.0)
+    assert [job.name for job in gone] == [f"job {number}" for number in range(2 * KEPT_OVER)]
+    assert len(roster._current) == len(roster.jobs) == KEPT_OVER, "the newest stay for the summary"
+    assert roster.past["jobs"] == 2 * KEPT_OVER
 
 
 def test_of_helpers_that_ended_the_newest_are_remembered(roster: Roster) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from argus.bulkhead import Bulkheads
 from argus.roster import Notes
 from argus.trace import Tracer
 from cli import session
@@ -27,6 +28,7 @@ class Traced:
 
     def __init__(self) -> None:
         self.polls = 0
+        self.bulkheads = Bulkheads()
         self.heeded: list[list[str]] = []
 
     def done(self) -> bool:

@@ -1,0 +1,174 @@
+"""Bulkheads: what fails is left out and counted, and the rest of a trace goes on; a watchdog reports a loop that hangs.
+
+A trace reads what others have written: memory, files, records of any process. A defect in how one of them is read must
+cost that process, or that turn of that part, and never the trace of everybody. ``Tracer`` has one ``Bulkheads`` and
+gives it to its sides: ``part`` surrounds a piece of a turn, ``process`` what is done for one process, ``job`` for one
+job.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+
+from argus import debug
+from argus.text import printable
+
+STALL_S = 1.0
+"""The rings hold a second of the densest load: a loop that has not turned for longer may lose records."""
+_LOOKS_S = 0.25
+"""How often the watchdog looks."""
+_SAID = 32
+"""Failures of which a line is said; all are counted."""
+
+
+class _Guard:
+    """Surrounds some work: an exception of it ends here. An interrupt does not."""
+
+    def __init__(self, owner: Bulkheads, what: str, failed: Callable[[Exception], None]) -> None:
+        self._owner, self._what, self._failed = owner, what, failed
+
+    def __enter__(self) -> None:
+        self._before, self._owner.doing = self._owner.doing, self._what
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._owner.doing = self._before
+        if not isinstance(error, Exception):
+            return False
+        self._failed(error)
+        return True
+
+
+class Bulkheads:
+    """Counts what failed, and says each kind of failure once.
+
+    Args:
+        note: Called with a line for people.
+
+    Attributes:
+        counters: "processes_quarantined", "turns_failed", "job_turns_failed": all losses.
+        doing: What is done now, for the watchdog; empty: nothing that has a name.
+    """
+
+    def __init__(self, note: Callable[[str], None] = lambda _: None) -> None:
+        self._note = note
+        self.counters: Counter[str] = Counter()
+        self.doing = ""
+        self._said: set[str] = set()
+
+    def part(self, name: str) -> _Guard:
+        """Part of a turn: if it fails, this turn goes on without, and the next one tries again."""
+
+        def failed(failure: Exception) -> None:
+            self.counters["turns_failed"] += 1
+            self._say(f"{name} failed", failure, "the rest of the trace goes on")
+
+        return _Guard(self, name, failed)
+
+    def job(self, name: str) -> _Guard:
+        """What is done for one job in a turn."""
+
+        def failed(failure: Exception) -> None:
+            self.counters["job_turns_failed"] += 1
+            self._say(f"job {name}: what came of it could not be worked on", failure, "other jobs go on")
+
+        return _Guard(self, f"job {name}", failed)
+
+    def process(self, pid: int, part: str, quarantine: Callable[[], None]) -> _Guard:
+        """What is done for one process. If it fails, ``quarantine`` is called, which is to leave the process alone from
+        then on."""
+
+        def failed(failure: Exception) -> None:
+            self.quarantined(pid, part, failure)
+            with self.part(f"leaving process {pid} alone"):
+                quarantine()
+
+        return _Guard(self, f"{part} of process {pid}", failed)
+
+    def quarantined(self, pid: int, part: str, failure: Exception) -> None:
+        """Counts and says that a process is left alone."""
+        self.counters["processes_quarantined"] += 1
+        self._say(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
+
+    def _say(self, what: str, failure: Exception, so: str) -> None:
+        if what in self._said or len(self._said) >= _SAID:
+            return
+        self._said.add(what)
+        where = debug.crash(failure)
+        trace = f"; the traceback is in {where}" if where else ""
+        said = str(failure).partition("\n")[0][:200]
+        self._note(printable(f"{what} ({type(failure).__name__}: {said}); {so}{trace}"))
+
+
+class Watchdog:
+    """Notices that the loop has not turned.
+
+    Args:
+        doing: What the loop does now.
+        report: Called, by the watchdog's thread, with a line for people, once for each stall.
+
+    Attributes:
+        stalls: How often the loop was late by more than ``STALL_S``.
+        longest_s: By how much it was late at most.
+    """
+
+    def __init__(self, doing: Callable[[], str], report: Callable[[str], None]) -> None:
+        self._doing, self._report = doing, report
+        self.stalls, self.longest_s = 0, 0.0
+        self._due = float("inf")
+        self._counted = float("inf")
+        self._looked = self._cpu = 0.0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def expect(self, due: float) -> None:
+        """The loop is to turn by then, ``time.monotonic``; infinity: nothing is expected."""
+        self._due = due
+
+    def look(self, now: float, cpu: float) -> None:
+        """Looks once. Any thread may, one at a time.
+
+        Args:
+            now: ``time.monotonic()``.
+            cpu: ``time.process_time()``.
+        """
+        away_s = now - self._looked
+        # This thread did not run, nor did the others: Argus was stopped (Ctrl-Z, a debugger), or the machine slept.
+        asleep = self._looked > 0 and away_s > _LOOKS_S + STALL_S / 2 and cpu - self._cpu < away_s / 2
+        self._looked, self._cpu = now, cpu
+        due = self._due
+        late_s = now - due
+        if late_s <= STALL_S:
+            return
+        if asleep and due != self._counted:
+            self._due = max(self._due, now)
+            return
+        self.longest_s = max(self.longest_s, late_s)
+        if due == self._counted:
+            return
+        self._counted = due
+        self.stalls += 1
+        doing = self._doing()
+        at = f", at: {doing}" if doing else ""
+        self._report(printable(f"the loop has not turned for {late_s:.1f} s{at}; records may be lost meanwhile"))
+
+    def start(self) -> None:
+        """Looks every quarter of a second, in a thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._go_on, name="argus-watchdog", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _LOOKS_S)
+
+    def _go_on(self) -> None:
+        while not self._stop.wait(_LOOKS_S):
+            self.look(time.monotonic(), time.process_time())

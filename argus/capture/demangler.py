@@ -1,0 +1,286 @@
+"""C++ symbols as people read them, whatever a traced process calls its functions.
+
+The name of a symbol of 300 bytes may have gigabytes (each of its parts can stand for all that came before), and takes
+as long. Symbols that cannot, since they refer to few parts of themselves, are demangled here; others in a process with
+limits (``demangle_child``), which is asked for a name, waited for briefly, and started anew when it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+MAX_NAME = 4096
+"""Characters of a name that are kept; a longer one ends in "…" and a checksum of its symbol, so that two differ."""
+MAX_SYMBOL = 1 << 14
+"""Bytes of a symbol that is demangled: templates make some of thousands."""
+CACHE_BYTES = 16 << 20
+"""What is remembered of names, with their symbols."""
+CPU_S = 0.1
+"""CPU time of the child for a symbol. PyTorch's longest take 0.2 ms."""
+CHILD_BYTES = 64 << 20
+"""Memory of the child beyond what it needs to start."""
+WAIT_S = 0.3
+"""Longest wait for an answer: a busy node may starve the child, and the rings hold a second."""
+STRIKES = 3
+"""So many symbols of a process may end the child, or keep it waiting; what it brings after that stays a symbol."""
+_SAFE_WORK = 1 << 16
+"""A symbol whose name has fewer characters than this, whatever it says, is demangled here."""
+_KEPT_SOURCES = 4096
+_AT_ONCE = 1 << 15
+"""Bytes of symbols sent before answers are read: less than a pipe holds, so that nobody waits for the other."""
+_PIECE = 64
+"""Bytes that an entry of the cache takes besides its strings."""
+
+_REFERENCE = re.compile(r"S[0-9A-Z]*_|T(?:L[0-9]*_)?[0-9]*_")
+"""What stands for parts that came before: substitutions and template parameters (Itanium C++ ABI, 5.1.10, 5.1.5.8)."""
+_REPEATS = re.compile(r"Dp|sp|cv|f[lrLR]|sZ|sP")
+"""Pack and fold expansions, which repeat what they hold, and conversion operators, which name their type anew."""
+
+
+def is_small(symbol: str) -> bool:
+    """Whether a symbol's name has no more than ``_SAFE_WORK`` characters: each reference doubles it at most."""
+    references = len(_REFERENCE.findall(symbol))
+    return len(symbol) << min(references, 32) <= _SAFE_WORK and not _REPEATS.search(symbol)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+    except OSError:
+        return None
+    library.__cxa_demangle.restype = ctypes.c_void_p
+    library.free.argtypes = [ctypes.c_void_p]
+    return library
+
+
+@cache
+def _library_path() -> str:
+    """Where this process found libstdc++: not every Python's search path has it."""
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            path = line.split(maxsplit=5)[-1].strip()
+            if path.rpartition("/")[2].startswith("libstdc++.so.6"):
+                return path
+    return "libstdc++.so.6"
+
+
+class Child:
+    """The process that demangles what may be large. It begins when it is first needed, and ends with this one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self.ended = 0
+        """How often it was ended: by its limits, or since it did not answer."""
+
+    def ask(self, symbols: Sequence[str]) -> list[str | None]:
+        """Names of symbols; empty: it is none; None: it could not be had within the limits. What comes after such a
+        one is not asked for: the answers are fewer then."""
+        found: list[str | None] = []
+        try:
+            process = self._process or self._begin()
+            assert process.stdin is not None
+            raw = [symbol.encode(errors="replace") for symbol in symbols]
+            process.stdin.write(b"".join(struct.pack("<I", len(each)) + each for each in raw))
+            process.stdin.flush()
+            for _ in raw:
+                status, length = struct.unpack("<iI", self._read(process, 8))
+                name = self._read(process, length) if length else b""
+                found.append(name.decode(errors="replace") if status == 0 else "")
+        except (OSError, EOFError, TimeoutError):
+            self.ended += 1
+            self.close()
+            found.append(None)
+        return found
+
+    def close(self) -> None:
+        """Ends it, if it runs."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def forget(self) -> None:
+        """In a forked child: the process is the parent's, and so are its answers."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.returncode = 0  # it is nobody's to wait for here
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    os.close(pipe.fileno())
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        script = str(Path(__file__).with_name("demangle_child.py"))
+        limits = [str(CPU_S), str(CHILD_BYTES), str(4 * MAX_NAME + 4), _library_path()]
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", script, *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+        # Of a start, not of an answer: that takes some 30 ms of CPU, and a busy node longer.
+        with contextlib.suppress(OSError, EOFError, TimeoutError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(struct.pack("<I", 0))
+            self._process.stdin.flush()
+            self._read(self._process, 8, wait_s=10 * WAIT_S)
+        return self._process
+
+    @staticmethod
+    def _read(process: subprocess.Popen[bytes], size: int, wait_s: float = WAIT_S) -> bytes:
+        assert process.stdout is not None
+        fd = process.stdout.fileno()
+        ready = select.poll()
+        ready.register(fd, select.POLLIN)
+        until = time.monotonic() + wait_s
+        found = b""
+        while len(found) < size:
+            if not ready.poll(max(until - time.monotonic(), 0) * 1000):
+                raise TimeoutError
+            part = os.read(fd, size - len(found))
+            if not part:
+                raise EOFError
+            found += part
+        return found
+
+
+class Demangler:
+    """Names of C++ symbols, with bounds. Any thread may use it.
+
+    Attributes:
+        given_up: Symbols whose names could not be had within the limits, or of processes that brought too many such.
+        shortened: Names that were longer than ``MAX_NAME``.
+    """
+
+    def __init__(self) -> None:
+        self.given_up = self.shortened = 0
+        self._child = Child()
+        self._lock = threading.RLock()
+        self._cache: OrderedDict[str, str] = OrderedDict()
+        self._cached_bytes = 0
+        self._strikes: Counter[int] = Counter()
+
+    @property
+    def restarts(self) -> int:
+        """How often the child was ended by its limits."""
+        return self._child.ended
+
+    @property
+    def cached_bytes(self) -> int:
+        """What is remembered."""
+        return self._cached_bytes
+
+    def names(self, symbols: Sequence[str], source: int = 0) -> list[str]:
+        """Symbols as people read them; what is no C++ symbol unchanged, but for its length.
+
+        Args:
+            symbols: Of any number.
+            source: Whose they are, a process: if some of its symbols exceed the limits, the rest is not tried.
+        """
+        with self._lock:
+            found: dict[str, str] = {}
+            large: list[str] = []
+            for symbol in dict.fromkeys(symbols):
+                if (known := self._cache.get(symbol)) is not None:
+                    self._cache.move_to_end(symbol)
+                    found[symbol] = known
+                elif not symbol.startswith("_Z") or len(symbol) > MAX_SYMBOL or "\0" in symbol:
+                    found[symbol] = self._kept(symbol, symbol)
+                elif is_small(symbol):
+                    found[symbol] = self._keep(symbol, _demangle_here(symbol) or symbol)
+                else:
+                    large.append(symbol)
+            self._ask(large, found, source)
+            return [found[symbol] for symbol in symbols]
+
+    def forget(self, source: int) -> None:
+        """A process has ended: its number may be another's."""
+        with self._lock:
+            self._strikes.pop(source, None)
+
+    def close(self) -> None:
+        """Ends the child; it begins anew when it is needed."""
+        with self._lock:
+            self._child.close()
+
+    def after_fork(self) -> None:
+        """In a forked child of this process."""
+        self._lock = threading.RLock()
+        self._child.forget()
+
+    def _ask(self, symbols: list[str], found: dict[str, str], source: int) -> None:
+        """Has the child demangle them, as many as its pipe holds at a time."""
+        while symbols:
+            if self._strikes[source] >= STRIKES:
+                self.given_up += len(symbols)
+                found.update((symbol, self._kept(symbol, symbol)) for symbol in symbols)
+                return
+            count, size = 0, 0
+            while count < len(symbols) and size + len(symbols[count]) <= _AT_ONCE:
+                size += 4 * len(symbols[count]) + 4
+                count += 1
+            answers = self._child.ask(symbols[: max(count, 1)])
+            for symbol, name in zip(symbols, answers, strict=False):
+                if name is None:
+                    self.given_up += 1
+                    if len(self._strikes) >= _KEPT_SOURCES:
+                        self._strikes.clear()
+                    self._strikes[source] += 1
+                found[symbol] = self._keep(symbol, name or symbol)
+            symbols = symbols[len(answers) :]
+
+    def _kept(self, symbol: str, name: str) -> str:
+        if len(name) <= MAX_NAME:
+            return name
+        self.shortened += 1
+        return f"{name[:MAX_NAME]}… [{zlib.crc32(symbol.encode(errors='replace')):08x}]"
+
+    def _keep(self, symbol: str, name: str) -> str:
+        name = self._cache[symbol] = self._kept(symbol, name)
+        self._cached_bytes += len(symbol) + len(name) + _PIECE
+        while self._cached_bytes > CACHE_BYTES:
+            old, gone = self._cache.popitem(last=False)
+            self._cached_bytes -= len(old) + len(gone) + _PIECE
+        return name
+
+
+def _demangle_here(symbol: str) -> str:
+    library = _library()
+    if library is None:
+        return ""
+    status = ctypes.c_int()
+    pointer = library.__cxa_demangle(symbol.encode(errors="replace"), None, None, ctypes.byref(status))
+    if not pointer:
+        return ""
+    name: str = ctypes.string_at(pointer).decode(errors="replace")
+    library.free(pointer)
+    return name
+
+
+shared = Demangler()
+"""The one of this process."""
+os.register_at_fork(after_in_child=lambda: shared.after_fork())

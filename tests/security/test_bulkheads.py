@@ -1,0 +1,662 @@
+"""What fails for one process, one job, one part or one row costs that alone, and is counted."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from argus import bulkhead, flags, limits, records, trace
+from argus.bulkhead import STALL_S, Bulkheads, Watchdog
+from argus.capture.launches import Origin
+from argus.cupti import collector, shared
+from argus.cupti.collector import Collector
+from argus.diagnose.online import Detector
+from argus.diagnose.standing import News
+from argus.diagnose.watch import Watch
+from argus.errors import ArgusError
+from argus.flags import FlagWatcher
+from argus.gpu import GpuSide
+from argus.records import LOSS_COUNTERS
+from argus.roster import Job, Member, Roster
+from argus.store.open import open_store
+from argus.store.writer import Writer, to_arrow
+from argus.trace import Options, Tracer
+from cli import session
+
+from ..unit.live_views import a_view
+from ..unit.test_stack_side import PID, Session
+
+
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted faults leave no tracebacks in the user's folder."""
+    monkeypatch.setattr(bulkhead.debug, "crash", lambda failure: None)
+
+
+# ---- the parts
+
+
+def test_a_part_that_fails_is_counted_and_said_once() -> None:
+    said: list[str] = []
+    heads = Bulkheads(said.append)
+    for _ in range(5):
+        with heads.part("stacks"):
+            assert heads.doing == "stacks"
+            raise ValueError("\x1b]0;owned\x07")
+    assert heads.counters == {"turns_failed": 5}
+    assert said == ["stacks failed (ValueError: \\x1b]0;owned\\x07); the rest of the trace goes on"]
+    assert heads.doing == ""
+    with heads.part("stacks"), heads.job("j"), heads.process(7, "stacks", list):
+        pass
+    assert sum(heads.counters.values()) == 5
+
+
+def test_an_interrupt_passes() -> None:
+    heads = Bulkheads()
+    with pytest.raises(KeyboardInterrupt), heads.part("stacks"):
+        raise KeyboardInterrupt
+    assert not heads.counters
+
+
+def test_a_quarantine_that_fails_too_ends_nothing() -> None:
+    heads = Bulkheads()
+
+    def quarantine() -> None:
+        raise MemoryError
+
+    with heads.process(7, "stacks", quarantine):
+        raise ValueError
+    assert heads.counters == {"processes_quarantined": 1, "turns_failed": 1}
+
+
+# ---- stacks
+
+
+def test_a_process_whose_stacks_cannot_be_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its memory makes Argus raise what nobody foresaw."""
+    session = Session(monkeypatch)
+    session.sampler.stack(11, "getppid")
+    session.sampler.row(11, count=3)
+    session.go()
+    assert session.functions == ["getppid"]
+    process = session.side._processes[PID]
+    removed: list[int] = []
+    monkeypatch.setattr(session.sampler, "remove_target", removed.append)
+
+    def refresh() -> bool:
+        raise OverflowError("a planted fault")
+
+    monkeypatch.setattr(process.threads, "usage", lambda now_ns: refresh())
+    for _ in range(3):
+        session.go(20.0)
+        session.side.look([session.job], session.now)
+    assert process.quarantined
+    assert removed == [PID]
+    assert session.side._bulkheads.counters == {"processes_quarantined": 1}
+    said = [row for row in session.features if row["feature"] == "sampling"][-1]
+    assert said["state"] == ["failed"]
+
+
+def test_a_process_that_cannot_even_be_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(monkeypatch)
+
+    def add(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(session.side, "_add", add)
+    job: Any = SimpleNamespace(name="k", run=7, members={1: SimpleNamespace(rank=0, state="traced")})
+    for _ in range(4):
+        session.side.look([session.job, job], session.now)
+    assert session.side._bulkheads.counters == {"processes_quarantined": 1}
+    assert PID in session.side._processes
+
+
+def test_a_job_whose_rows_cannot_be_made_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(monkeypatch)
+
+    def write(*_: Any) -> None:
+        raise ValueError("a planted fault")
+
+    monkeypatch.setattr(session.side, "_write_counts", write)
+    session.sampler.stack(11, "getppid")
+    session.sampler.row(11)
+    session.go()
+    session.go()
+    assert session.side._bulkheads.counters["job_turns_failed"] >= 1
+    assert not session.side._processes[PID].quarantined
+
+
+# ---- GPU times
+
+
+def a_gpu_side() -> Any:
+    side = GpuSide(MagicMock(), "auto", collector.CuptiOptions(), MagicMock(), lambda: 1, list, MagicMock())
+    for pid in (7, 8):
+        target: Any = SimpleNamespace(pid=pid, start_ticks=1, on_gpu=True)
+        side._add(_process(side, target))
+    return side
+
+
+def _process(side: Any, target: Any) -> Any:
+    from argus.gpu import _Process
+
+    member: Any = SimpleNamespace(rank=target.pid, state="traced", target=target, launches=0)
+    job: Any = SimpleNamespace(name="j", run=1)
+    return _Process(target, 0.0, job=job, member=member)
+
+
+@pytest.mark.parametrize("failure", [IndexError("a planted fault"), MemoryError()])
+def test_a_process_whose_records_cannot_be_read_is_left_alone(failure: Exception) -> None:
+    side = a_gpu_side()
+    bad, good = side._processes
+    polled: list[float] = []
+
+    def poll(now: float) -> None:
+        raise failure
+
+    bad.program.poll = poll
+    good.program.poll = polled.append
+    for now in (1.0, 2.0, 3.0):
+        side.poll(now)
+    assert polled == [1.0, 2.0, 3.0]
+    assert side._bulkheads.counters == {"processes_quarantined": 1}
+    assert bad.state == ("failed", "what its memory holds could not be read")
+    assert side.seen(7) == (0.0, "what its memory holds could not be read")
+
+
+class Flipping:
+    """The helper's memory, of which the process changes a record between the walk and what follows."""
+
+    def __init__(self, buffer: np.ndarray[Any, Any], kind: int) -> None:
+        self.kind = kind
+        self.bytes = buffer
+        self.index = np.zeros(len(buffer) // 8, np.uint32)
+        self.slots = np.zeros(1, shared.SLOT)
+        self.slots["state"], self.slots["valid"] = shared.SlotState.FULL, len(buffer)
+        self.slot_states = self.slots["state"]
+
+    def buffer(self, slot: int, nbytes: int) -> tuple[Any, Any]:
+        return self.bytes, self.index
+
+    def load(self, name: str) -> int:
+        return 0
+
+    def fence(self) -> None: ...
+
+
+def test_records_that_change_between_walk_and_look_up_do_no_harm() -> None:
+    pytest.importorskip("cupti.cupti")
+    from argus.cupti import layouts
+
+    known = layouts.for_version(130400)
+    small, large = known.kind("MEMSET"), max(known.names, key=lambda kind: max(known.names[kind], default=0))
+    size = known.dtype(small).itemsize
+    assert max(known.names[large]) + 8 > 8, "it holds a pointer"
+    data = np.zeros(-(-size // 8) * 8 + 8, np.uint8)
+    memory: Any = Flipping(data, large)
+    last = len(data) - 8
+    made: Any = Collector(7)
+    made._layouts, made._geometry = known, (1, len(data))
+    made._texts = SimpleNamespace(at=lambda pointer: "name", close=lambda: None)
+    made._claim = lambda address: 1
+
+    def walk(buffer: Any, table: Any) -> tuple[Any, int]:
+        # What the walk saw was a record of a kind without a name; by now it is one with a name beyond the end.
+        data[last : last + 4] = np.array([large], "<u4").view(np.uint8)
+        buffer[last : last + 4] = data[last : last + 4]  # as if it had been flipped before the copy
+        return np.array([0, last], np.uint32), 0
+
+    made._walk = walk
+    batches: list[Any] = []
+    made._take(memory, batches)
+    assert len(batches) == 1
+
+
+def test_what_was_checked_is_what_is_read() -> None:
+    """A buffer is copied once; the process goes on writing into its own."""
+    made: Any = Collector(7)
+    made._geometry = (1, 64)
+    theirs = np.zeros(64, np.uint8)
+    own = made._own(theirs)
+    theirs[:] = 255
+    assert not own.any()
+
+
+# ---- the session
+
+
+@pytest.fixture
+def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(trace.spill, "place", lambda target: None)
+    store: Any = SimpleNamespace(target=None, spooled=True, close=lambda: None)
+    made: Any = Tracer(store, Options(stacks=True))
+    made._writer = MagicMock()
+    made._writer.close.return_value = SimpleNamespace(dropped={}, on_disk={}, last_error="")
+    made._writer.counters.return_value = {}
+    made.rows = {}
+
+    def append(table: str, rows: Any) -> int:
+        made.rows.setdefault(table, []).append(rows)
+        return 1
+
+    made._writer.append = append
+    for side in ("_gpu", "_stacks", "_kernels", "_overhead", "_probing", "_flags"):
+        one = MagicMock()
+        one.counters.return_value = {}
+        one.summary.return_value = []
+        one.due = one.due_at = float("inf")
+        setattr(made, side, one)
+    made._gpu.stopped = True
+    probes = made._probes = MagicMock()
+    probes.counters.return_value = dict.fromkeys(LOSS_COUNTERS, 0)
+    probes.in_progress.return_value = []
+    for ring in ("launches", "collectives", "control", "marks", "math"):
+        getattr(probes, ring).discarded = getattr(probes, ring).used = 0
+        getattr(probes, ring).drain.return_value = np.empty(0, records.LAUNCH)
+    roster = made._roster = MagicMock()
+    identity = SimpleNamespace(world_size=1, launcher="unknown", local_rank=0)
+    target = SimpleNamespace(
+        pid=7, identity=identity, exe="x", command="x", started_unix=0.0, libraries=[], on_gpu=False
+    )
+    job = Job("j", 1)
+    job.members[7] = Member(target, 0, "order")  # type: ignore[arg-type]
+    roster.jobs, roster.by_pid, roster.losses, roster.attached = [job], {}, {}, []
+    roster.leaving.return_value = []
+    roster.candidates.return_value = []
+    roster.losses = trace.Tally()
+    roster.family.missed_calls = roster.family.missed_events = roster.family.failures = 0
+    roster.family.state = "on"
+    probes.refused = {}
+    made._untold = None
+    made._govern = lambda *_, **__: None
+    return made
+
+
+SIDES = {
+    "_gpu.poll": "GPU times",
+    "_probing.poll": "overhead",
+    "_stacks.poll": "stacks",
+    "_stacks.work": "stacks",
+    "_stacks.look": "stacks",
+    "_roster.look": "processes",
+    "_roster.retire": "processes",
+    "_kernels.work": "kernels",
+    "_gpu.work": "GPU times",
+    "_writer.maybe_flush": "the store",
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("failure", [ValueError("a planted fault"), MemoryError(), ArgusError("no", "")])
+def test_a_side_that_raises_ends_no_turn(tracer: Any, side: str, failure: Exception) -> None:
+    owner, method = side.split(".")
+    getattr(getattr(tracer, owner), method).side_effect = failure
+    for _ in range(3):
+        tracer._work_due = tracer._look_due = tracer._quick_look_due = 0.0
+        tracer.poll()
+    assert tracer.bulkheads.counters["turns_failed"] >= 3
+    if side != "_stacks.work":
+        assert tracer._stacks.work.call_count == 3
+    assert tracer.lost()["turns_failed"] >= 3
+
+
+STOPS = (
+    "_gpu.begin_stop", "_roster.family.close", "_probes.detach", "_stacks.stop", "_roster.look", "_probes.in_progress",
+    "_gpu.work", "_kernels.work", "_overhead.close", "_gpu.close", "_probes.close", "_roster.close",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("side", STOPS)
+def test_the_last_coverage_is_written_whatever_fails_at_the_end(tracer: Any, side: str) -> None:
+    *path, method = side.split(".")
+    owner = tracer
+    for name in path:
+        owner = getattr(owner, name)
+    getattr(owner, method).side_effect = ValueError("a planted fault")
+    tracer.stop()
+    assert len(tracer.rows["coverage"]) == 1
+    found = tracer.rows["coverage"][0]
+    to_arrow("coverage", found)
+    if not side.endswith(".close") or side == "_roster.family.close":
+        at = found["counter"].index("turns_failed")
+        assert (found["value"][at] > 0, found["loss"][at]) == (True, True)
+    assert tracer.rows["jobs"][-1]["ended"] is not None
+    assert tracer._writer.close.call_count == 1
+
+
+def test_the_last_coverage_is_written_though_no_counter_can_be_read(tracer: Any) -> None:
+    tracer._probes.counters.side_effect = OSError("gone")
+    lost = tracer.stop()
+    found = tracer.rows["coverage"][-1]
+    assert found["counter"] == ["turns_failed"]
+    assert lost["turns_failed"] >= 1
+
+
+def test_the_last_coverage_is_written_though_a_side_raised_in_the_middle(tracer: Any) -> None:
+    """As Tracer.stop is called when whoever polls has failed."""
+    tracer._gpu.counters.side_effect = OverflowError("a planted fault")
+    tracer.poll()
+    tracer.stop()
+    assert "turns_failed" in tracer.rows["coverage"][-1]["counter"]
+
+
+def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
+    jobs = [Job("bad", 1), Job("good", 1)]
+    tracer._roster.jobs = jobs
+    tracer._roster.by_pid = {7: (jobs[0], MagicMock(rank=0)), 8: (jobs[1], MagicMock(rank=0))}
+    worked: list[str] = []
+
+    def steps(job: Job, now: float, *, final: bool) -> None:
+        worked.append(job.name)
+        if job.name == "bad":
+            raise ValueError("a planted fault")
+
+    tracer._steps = steps
+    tracer._drained["control"] = [np.zeros(1, records.CONTROL)]
+    tracer._gpu.callers.return_value = set()
+    tracer._roster.adopt_callers.return_value = False
+    tracer._work_on_calls(1.0, final=False)
+    assert worked == ["bad", "good"]
+    assert tracer.bulkheads.counters == {"job_turns_failed": 1}
+
+
+# ---- who is traced
+
+
+def test_a_process_whose_libraries_cannot_be_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes: Any = MagicMock()
+    roster = Roster(probes, MagicMock(), follow=False, job=None, run=1)
+    roster.family.refresh = lambda: ([], [])  # type: ignore[method-assign]
+    looked: list[int] = []
+
+    def look(pid: int, target: Any) -> bool:
+        looked.append(pid)
+        if pid == 7:
+            raise RecursionError
+        return False
+
+    monkeypatch.setattr(roster, "_look_for_libraries", look)
+    job = Job("j", 1)
+    for pid in (7, 8):
+        member: Any = SimpleNamespace(state="traced", target=None)
+        roster.by_pid[pid] = (job, member)
+    roster.look(1.0)
+    roster.look(2.0)
+    assert looked == [7, 8, 8]
+    assert roster._bulkheads.counters == {"processes_quarantined": 1}
+
+
+def test_a_job_that_comes_again_after_it_was_forgotten_is_a_new_run() -> None:
+    roster = Roster(MagicMock(), MagicMock(), follow=False, job=None, run=5)
+    for number in range(20):
+        job = Job(f"job {number}", 5)
+        job.over_since = 1.0
+        roster.jobs.append(job)
+        roster._current[job.name] = job
+    assert len(roster.take_over(1000.0, 10.0)) == 12
+    target: Any = SimpleNamespace(identity=SimpleNamespace(job="job 3", rank=0, lineage=""))
+    again, _ = roster._place(target)
+    assert again.run > 5, "rows of run 5 are there"
+    other: Any = SimpleNamespace(identity=SimpleNamespace(job="never seen", rank=0, lineage=""))
+    assert roster._place(other)[0].run == 5
+
+
+# ---- the diagnosis
+
+
+def test_the_diagnosis_of_one_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = SimpleNamespace(target=None, spooled=False)
+    monkeypatch.setattr("argus.diagnose.watch.Store", lambda *_, **__: store)
+    watch = Watch(store, "host", interval_s=0.0)
+    watch._runs = {("bad\x1b[2J", 1), ("good", 1)}
+    judged: list[str] = []
+
+    def judge(job: str, run: int) -> float:
+        judged.append(job)
+        if len(judged) >= 5:
+            watch._stop.set()
+        if job.startswith("bad"):
+            raise KeyError("a planted fault")
+        return 0.0
+
+    monkeypatch.setattr(watch, "judge", judge)
+    watch._go_on()
+    assert judged == ["bad\x1b[2J", *["good"] * 4]
+    assert watch.state == "on"
+    assert watch.take() == [News("off", text="diagnosis of bad\\x1b[2J off: it failed (KeyError: 'a planted fault')")]
+
+
+def test_series_without_a_number_raise_no_warning() -> None:
+    """Of a job whose steps say nothing of their work: numpy warns of an all-NaN slice."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        detector = Detector(3, alarms=1000, work=2)
+        rng = np.random.default_rng(1)
+        for step in range(300):
+            times = 1 + 0.01 * rng.random(3) + (step > 150)
+            times[2] = np.nan
+            detector.feed(step, times, np.full((3, 2), np.nan))
+            detector.newest  # noqa: B018 - what is computed when it is asked for
+
+
+# ---- the loop, the clock, the memory
+
+
+def test_a_loop_that_hangs_is_reported_once_and_counted() -> None:
+    said: list[str] = []
+    dog = Watchdog(lambda: "stacks of process 7\x07", said.append)
+    dog.expect(100.0)
+    now = 99.0
+    while now < 105.0:
+        dog.look(now, cpu=now)
+        now += 0.25
+    assert dog.stalls == 1
+    assert dog.longest_s > 4.0
+    assert said == [
+        f"the loop has not turned for {STALL_S + 0.25:.1f} s, at: stacks of process 7\\x07;"
+        " records may be lost meanwhile"
+    ]
+    dog.expect(106.0)
+    for now in (105.0, 105.25, 105.5):
+        dog.look(now, cpu=now)
+    assert dog.stalls == 1
+    for now in np.arange(105.75, 108, 0.25).tolist():
+        dog.look(now, cpu=now)
+    assert dog.stalls == 2
+
+
+def test_a_suspended_argus_has_not_stalled() -> None:
+    """Ctrl-Z: nothing of it ran. Where it used its CPU meanwhile, it has."""
+    for cpu, stalls in ((10.0, 0), (60.0, 1)):
+        dog = Watchdog(lambda: "", lambda line: None)
+        dog.expect(100.5)
+        dog.look(100.0, cpu=10.0)
+        dog.look(160.0, cpu=cpu)
+        dog.look(160.25, cpu=cpu)
+        assert dog.stalls == stalls
+
+
+def test_a_clock_that_jumps_is_taken_over_and_told(tracer: Any) -> None:
+    before = tracer.mono_offset_ns
+    tracer._compare_clocks(before + 900_000)
+    assert tracer.mono_offset_ns == before, "a measurement is good to less than a millisecond"
+    tracer._compare_clocks(before + 3_600_000_000_000)
+    assert tracer._origin(tracer.jobs[0]) == Origin("j", 1, tracer.host, before + 3_600_000_000_000)
+    assert tracer._now_ns() > before + 3_600_000_000_000
+    job = tracer.rows["jobs"][-1]
+    assert job["mono_offset_ns"] == before + 3_600_000_000_000
+    assert job["started"][0] == tracer.started_ns + before, "it has not begun later"
+    assert tracer.counters()["clock_jumps"] == (1, False)
+    noted = tracer._roster.notes.append.call_args.args[0]
+    assert noted.startswith("the wall clock jumped by +3600.000 s")
+
+
+def test_clocks_are_compared_each_minute(tracer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(tracer, "_compare_clocks", asked.append)
+    tracer._clock_due = 1000.0
+    for now in (900.0, 1000.0, 1030.0, 1059.9, 1060.0):
+        tracer._see_to_itself(now, now)
+    assert len(asked) == 2
+
+
+def test_argus_dies_before_the_job() -> None:
+    program = """
+import resource
+from argus.limits import frugal, unbounded
+with frugal():
+    score, limit = open("/proc/self/oom_score_adj").read().strip(), resource.getrlimit(resource.RLIMIT_DATA)[0]
+    try:
+        print(score, limit, len(bytearray(limit + (1 << 30))))
+    except MemoryError:
+        print(score, limit, "refused")
+print(open("/proc/self/oom_score_adj").read().strip(), resource.getrlimit(resource.RLIMIT_DATA)[0])
+with frugal():
+    unbounded()
+    print(resource.getrlimit(resource.RLIMIT_DATA)[0])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    inside, after, free = done.stdout.splitlines()
+    assert inside == f"{limits.OOM_SCORE} {limits.DATA_BYTES} refused"
+    assert after.split()[1] == free == "-1"
+    assert int(after.split()[0]) < limits.OOM_SCORE
+
+
+# ---- rows
+
+
+def test_rows_that_are_too_large_cost_no_others() -> None:
+    writer = Writer(open_store("clickhouse://127.0.0.1:1/argus"), source="test", max_bytes=200_000)
+
+    def features(reason: str) -> dict[str, Any]:
+        return {
+            "job": "j", "run": 1, "rank": 0, "host": "h", "feature": "f", "state": ["on"], "reason": [reason],
+            "version": 1,
+        }  # fmt: skip
+
+    for number in range(20):
+        assert writer.append("features", features(str(number))) == 1
+    assert writer.append("features", features("x" * 150_000)) == 0
+    assert writer.append("features", features("x" * 10_000_000)) == 0
+    assert not writer.rows_dropped
+    assert writer.counters() == {"rows_too_large": (2, True)}
+    assert sum(part.num_rows for part in writer._pending["features"]) == 20
+
+
+def test_text_that_is_no_unicode_is_stored_all_the_same() -> None:
+    """Names of files that are no UTF-8 come as lone surrogates, and stand in reasons."""
+    table = to_arrow(
+        "features",
+        {
+            "job": "j", "run": 1, "rank": np.zeros(2, np.uint32), "host": "h\udcff", "feature": ["f", "g"],
+            "state": ["off", "off"], "reason": ["/tmp/\udcff.so lacks the symbols", "fine"], "version": 1,
+        },
+    )  # fmt: skip
+    assert table["reason"].to_pylist() == ["/tmp/\\udcff.so lacks the symbols", "fine"]
+    assert table["host"].to_pylist() == ["h\\udcff"] * 2
+
+
+def test_flags_are_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finding that stays flags a moment every few seconds, for weeks."""
+    watcher = FlagWatcher(SimpleNamespace(spooled=False))  # type: ignore[arg-type]
+    job: Any = SimpleNamespace()
+    watcher._jobs = {("j", 1): job}
+    clock = [10**18]
+    rows: list[tuple[Any, ...]] = []
+    settings: list[dict[str, Any]] = []
+
+    def query(store: Any, sql: str, names: dict[str, Any], settings: Any) -> dict[str, Any]:
+        columns = list(zip(*rows, strict=True)) or [()] * 7
+        words = ("job", "run", "begin_ns", "end_ns", "ranks", "why", "asked_ms")
+        found: dict[str, Any] = {}
+        for word, column in zip(words, columns, strict=True):
+            array = np.empty(len(column), object)
+            array[:] = column
+            found[word] = array
+        assert names["most"] == flags.MOST
+        return found
+
+    monkeypatch.setattr(flags, "query_columns", query)
+    monkeypatch.setattr(flags, "time", SimpleNamespace(time_ns=lambda: clock[0]))
+    taken = 0
+    for number in range(2000):
+        clock[0] += 5 * 10**9
+        rows.append(("j", 1, clock[0] - 10**9, clock[0], (), "slow", number))
+        rows[:] = rows[-120:]  # of the last ten minutes
+        watcher.ask()
+        taken += len(watcher.take())
+        assert len(watcher._seen) <= 250
+    assert taken == 2000, "each once"
+    assert not settings
+
+
+def test_a_live_view_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rich's markup once did, at a function called ``x[/bold]``."""
+    closed: list[bool] = []
+
+    class Broken:
+        size = (80, 24)
+
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.close()
+
+        def close(self) -> None:
+            closed.append(True)
+
+        def draw(self, lines: Any) -> None:
+            raise ValueError("a planted fault")
+
+    class Traced:
+        pace_s = 0.0
+        jobs = ()
+        polls = 0
+        on_stall = None
+
+        def __init__(self) -> None:
+            self.notes: list[str] = []
+            self.bulkheads = Bulkheads(self.notes.append)
+
+        def done(self) -> bool:
+            return self.polls >= 4
+
+        def poll(self) -> None:
+            self.polls += 1
+
+        def heed(self, matters: list[str]) -> None: ...
+
+        def news(self) -> list[str]:
+            found, self.notes = self.notes, []
+            return found
+
+        def gpu_times(self) -> list[str]:
+            return []
+
+        def view(self) -> Any:
+            return a_view()
+
+    monkeypatch.setattr(session, "Screen", Broken)
+    monkeypatch.setattr(session, "is_possible", lambda console: True)
+    monkeypatch.setattr(session, "stdin_fd", lambda: -1)
+    monkeypatch.setattr(session.interrupt, "pause", lambda stopping, seconds: None)
+    monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    said = io.StringIO()
+    tracer: Any = Traced()
+    session._watch(Console(file=said), tracer, [], None, None, False, None)
+    assert tracer.polls == 4, "the trace went on"
+    assert closed
+    assert "note: the live view failed (ValueError: a planted fault)" in said.getvalue()
+    assert tracer.bulkheads.counters == {"turns_failed": 1}

@@ -1,0 +1,130 @@
+"""Names that a program chooses for its functions cost a bounded time and memory, and that program's names only."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.capture import demangler
+from argus.capture.demangler import MAX_NAME, STRIKES, Demangler, is_small
+from argus.capture.names import demangle
+
+DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def bomb(levels: int, name: str = "f") -> str:
+    """A symbol of a function whose parameter is B<B<…>, B<…>>, so many levels deep: its name doubles with each."""
+    text, last = f"_Z{len(name)}{name}1A1BIS_S_E", 1
+    for _ in range(levels):
+        text += f"S0_IS{DIGITS[last]}_S{DIGITS[last]}_E"
+        last += 1
+    return text
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[Demangler]:
+    """One whose child may be starved: its limit is of CPU time."""
+    monkeypatch.setattr(demangler, "WAIT_S", 60.0)
+    made = Demangler()
+    yield made
+    made.close()
+
+
+def test_a_name_of_gigabytes_costs_one_name(names: Demangler) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = names.names([bomb(30), bomb(3), bomb(31)])
+    assert found[0] == bomb(30), "it stays what it was"
+    assert found[1].startswith("f(A, B<A, A>, B<B<A, A>, B<A, A> >")
+    assert found[2] == bomb(31)
+    assert (names.given_up, names.restarts) == (2, 2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
+
+
+def test_a_long_name_is_cut_and_differs_from_others(names: Demangler) -> None:
+    one, other = (names.names([bomb(12, name)])[0] for name in ("f", "f"))
+    assert one == other
+    third = names.names([bomb(13)])[0]
+    assert len(one) < MAX_NAME + 20
+    assert one[:MAX_NAME] == third[:MAX_NAME]
+    assert one != third
+    assert re.search(r"… \[[0-9a-f]{8}\]$", one)
+    assert names.shortened == 2
+    plain = names.names(["x" * 10_000])[0]
+    assert len(plain) < MAX_NAME + 20, "also one that is no C++ symbol"
+
+
+def test_a_process_of_bombs_is_not_waited_for_again_and_others_are(names: Demangler) -> None:
+    symbols = [bomb(30, f"f{number}") for number in range(50)]
+    assert names.names(symbols, source=7) == symbols
+    assert names.restarts == STRIKES
+    assert names.given_up == 50
+    assert names.names([bomb(9, "honest")], source=8)[0].startswith("honest(")
+    names.forget(7)
+    assert names.names([bomb(9, "again")], source=7)[0].startswith("again("), "the number is another process's"
+
+
+def test_names_are_kept_by_their_bytes(names: Demangler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demangler, "CACHE_BYTES", 100_000)
+    for number in range(3000):
+        names.names([f"_Z{3 + len(str(number))}fun{number}v"])
+    assert names.cached_bytes <= 100_000
+    assert len(names._cache) < 3000
+
+
+def test_the_child_has_no_rights(names: Demangler) -> None:
+    names.names([bomb(9)])
+    process = names._child._process
+    assert process is not None
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert said["NoNewPrivs"].strip() == "1"
+    assert said["Seccomp"].strip() == "2"
+    assert Path(f"/proc/{process.pid}/environ").read_bytes() in (b"", b"LC_CTYPE=C.UTF-8\0")
+    if os.geteuid() == 0:
+        assert said["Uid"].split() == said["Gid"].split() == ["65534"] * 4
+        assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
+        assert said["Groups"].strip() == ""
+        assert Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_a_forked_process_does_not_take_its_parents_answers(names: Demangler) -> None:
+    names.names([bomb(9, "before")])
+    demangler.shared.names([bomb(9, "before")])
+    here, there = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(there, demangler.shared.names([bomb(9, "forked")])[0][:7].encode())
+            demangler.shared.close()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(here, 100) == b"forked("
+    assert demangler.shared.names([bomb(9, "after")])[0].startswith("after(")
+    demangler.shared.close()
+
+
+def test_what_is_demangled_here_has_a_bounded_name() -> None:
+    """Pieces of the grammar in any order: whatever is taken for small is."""
+    rng = random.Random(7)
+    small = "1BI 1A E S_ S0_ S1_ T_ T0_ P R K N St Dp DpT_ J F v i Li5E L_Z1fvE XL_ Ul E_ DT dt cv ST_ Lb1E M A5_ sZ"
+    pieces = re.split(" ", small)
+    tried = 0
+    for _ in range(40_000):
+        symbol = "_Z1f" + "".join(rng.choices(pieces, k=rng.randrange(1, 24)))
+        if is_small(symbol):
+            tried += 1
+            assert len(demangler._demangle_here(symbol)) <= 1 << 17, symbol
+    assert tried > 5000
+
+
+def test_what_is_no_symbol_stays() -> None:
+    assert demangle("main") == "main"
+    assert demangle("_Znonsense") == "_Znonsense"
+    assert demangle("_Z\ud800") == "_Z\ud800"
+    assert demangle("_ZN3foo3barEv") == "foo::bar()"

@@ -1,0 +1,249 @@
+"""Names of others reach terminals, files and logs as text: every verb, on a store in which every name is hostile.
+
+What no verb may print: a control character other than tab and newline, one that turns the order of text around, or a
+line that a name made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from argus.simulate.faults import Fault, parse
+from argus.simulate.mesh import Mesh
+from argus.simulate.write import Spec, write
+from argus.store.open import open_store
+from argus.store.schema import table_columns
+from argus.store.writer import Writer
+from argus.text import harmless, printable
+from cli.live import Scene, frame, plain_line
+from cli.main import VERBS
+from cli.output import SafeText
+from tests.stores import new_store
+
+from ..unit.live_views import a_view, degraded
+
+EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
+JOB = f"job{EVIL}"
+NAMES = (
+    "job", "host", "hosts", "kernel", "name", "thread", "exe", "command", "libraries", "functions", "files",
+    "leaf_function", "leaf_file", "python_function", "python_file", "why", "text", "hint", "device", "shape",
+)  # fmt: skip
+"""Columns that hold what others chose."""
+ARGUS = [sys.executable, "-m", "argus.cli.main"]
+BAD = re.compile(r"[^\n\t\x20-\x7e\xa0-\u200d\u2010-\u2027\u202f-\u2065\u2070-\ufefe\uff00-\uffef]")
+FORGED = re.compile("^FORGED", re.MULTILINE)
+
+
+def hostile(value: Any) -> Any:
+    """The same with something behind each name."""
+    if isinstance(value, str):
+        return f"{value}{EVIL}"
+    if isinstance(value, (list, tuple)):
+        return [hostile(each) for each in value]
+    return value
+
+
+def spoilt(table: str, rows: Any) -> dict[str, Any]:
+    columns = rows.to_pydict() if isinstance(rows, pa.Table) else dict(rows)
+    for name in columns.keys() & set(NAMES):
+        if "String" in table_columns()[table][name].type:
+            values = columns[name]
+            if isinstance(values, (pa.Array, np.ndarray)):
+                values = values.tolist() if isinstance(values, np.ndarray) else values.to_pylist()
+            columns[name] = hostile(values)
+    return columns
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with one job, all of whose names are hostile."""
+    url = new_store(tmp_path_factory.mktemp("hostile"))
+    kept = Writer.append
+    with pytest.MonkeyPatch.context() as patch, open_store(url) as opened:
+        patch.setattr(Writer, "append", lambda self, table, rows: kept(self, table, spoilt(table, rows)))
+        mesh = Mesh(dp=4, tp=1, pp=1, ep=1, vpp=1, per_host=2)
+        faults: list[Fault] = [parse("compute_straggler:ranks=1")]
+        write(opened, "job", Spec(mesh, faults=faults, steps=60, kernels=2))
+        with Writer(opened, source="test") as writer:
+            stack = {
+                "stack_id": np.array([7], np.uint64), "kinds": [["python"]], "functions": [["f"]], "files": [["x.py"]],
+                "lines": [[3]], "depth": 1, "leaf_kind": "python", "leaf_function": "f", "leaf_file": "x.py",
+                "python_function": "f", "python_file": "x.py", "python_line": 3, "python": "complete", "native": "none",
+            }  # fmt: skip
+            run, begin = opened_run(opened)
+            writer.append("stacks", {"job": "job", "run": run, **stack})
+            for rank in range(4):
+                writer.append("stack_samples", {
+                    "job": "job", "run": run, "rank": rank, "host": "node0", "pid": 7 + rank, "tid": 7 + rank,
+                    "thread": "main", "ts": np.array([begin], np.int64), "last_ts": np.array([begin + 10**9], np.int64),
+                    "kind": "cpu", "reason": "", "gil": True, "gc": False, "in_kernel": False, "count": 99,
+                    "ns": 10**9, "runqueue_ns": 0, "max_ns": 0, "stack_id": np.array([7], np.uint64),
+                })  # fmt: skip
+    return url
+
+
+def opened_run(opened: Any) -> tuple[int, int]:
+    from argus.store.reader import query_columns
+
+    found = query_columns(opened, "SELECT max(run) AS run, toUnixTimestamp64Nano(max(ts)) AS at FROM iterations", {})
+    return int(found["run"][0]), int(found["at"][0]) - 10**9
+
+
+def profile(folder: Path) -> Path:
+    """A trace of PyTorch's profiler."""
+    events = [
+        {"ph": "X", "cat": "kernel", "name": f"k{EVIL}", "pid": 0, "tid": 7, "ts": 10 * n, "dur": 5,
+         "args": {"device": 0, "stream": 7, "correlation": n}}
+        for n in range(100)
+    ]  # fmt: skip
+    events += [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{n}", "pid": 1, "tid": 1, "ts": 100 * n,
+                "dur": 99} for n in range(10)]  # fmt: skip
+    path = folder / f"trace{EVIL.replace('/', '')}.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, "deviceProperties": []}))
+    return path
+
+
+COMMANDS: dict[str, list[list[str]]] = {
+    "check": [[]],
+    "trace": [["--pid", f"1{EVIL}"], ["--name", f"nobody{EVIL}", "--duration", "1s"]],
+    "run": [["--user", f"nobody{EVIL}", "--", "true"]],
+    "arm": [["--status"]],
+    "dump": [[f"{EVIL}"]],
+    "import": [["PROFILE"]],
+    "simulate": [["--fault", f"x{EVIL}"]],
+    "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
+    "explain": [[f"x{EVIL}"], []],
+    "stacks": [[], ["--format", "json"], ["--frames", "0"]],
+    "export": [["folded"], ["svg"], ["speedscope"], ["folded", "--diff", "rank=0", "--rank", "1"], ["perfetto"]],
+    "flag": [["--last", "5s", "--why", f"w{EVIL}"]],
+    "jobs": [[], ["--format", "json"], [f"x{EVIL}"]],
+    "sql": [
+        ["SELECT DISTINCT job, host FROM ranks"],
+        *(
+            ["--format", kind, "SELECT DISTINCT job, host FROM iterations"]
+            for kind in ("table", "json", "jsonl", "csv", "tsv")
+        ),
+        [f"SELECT '{EVIL}' FROM nowhere"],
+    ],
+    "health": [["report", "--all"], ["--trend"], ["--only", f"x{EVIL}"], ["--config", f"/nowhere{EVIL}"]],
+    "store": [["status"], ["load", f"/nowhere{EVIL}"], ["rm", f"x{EVIL}", "--yes"]],
+    "completion": [["bash"]],
+    "man": [["PAGES"]],
+}
+
+
+def test_every_verb_is_here() -> None:
+    assert COMMANDS.keys() == VERBS.keys()
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [(verb, words) for verb, every in COMMANDS.items() for words in every],
+    ids=[f"{verb} {number}" for verb, every in COMMANDS.items() for number in range(len(every))],
+)
+def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "ARGUS_STORE": store}
+    words = [str(profile(tmp_path)) if word == "PROFILE" else word.replace("PAGES", str(tmp_path)) for word in words]
+    done = subprocess.run(
+        [*ARGUS, verb, *words], capture_output=True, timeout=280, check=False, env=environment, stdin=subprocess.DEVNULL
+    )
+    for output in (done.stdout, done.stderr):
+        text = output.decode("utf-8")
+        found = BAD.search(text) or (FORGED.search(text) if own_lines(verb, words) else None)
+        assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
+    assert b"internal error" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["diagnose", "-v"], ["jobs"], ["stacks"], ["sql", "SELECT DISTINCT host FROM ranks"]]
+)
+def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str) -> None:
+    """The same where Argus itself sends escapes: those of colours."""
+    environment = {**os.environ, "ARGUS_STORE": store, "TERM": "xterm", "COLUMNS": "200"}
+    here, there = pty.openpty()
+    process = subprocess.Popen([*ARGUS, *words], stdin=there, stdout=there, stderr=there, env=environment)
+    os.close(there)
+    said = b""
+    with contextlib.suppress(OSError):  # its other end is closed
+        while select.select([here], [], [], 120)[0] and (part := os.read(here, 65536)):
+            said += part
+    os.close(here)
+    assert process.wait(timeout=60) == 0, said
+    text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r\n", "\n")
+    text = re.sub(r"\x1b\[\?25[lh]", "", text)
+    assert "job" in text or "node" in text
+    found = BAD.search(text) or FORGED.search(text)
+    assert found is None, text[max(found.start() - 200, 0) : found.end() + 50]
+
+
+def own_lines(verb: str, words: list[str]) -> bool:
+    """Whether a name may make no line: where the user gave it, or a format quotes it, it may."""
+    return verb in ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health") and not (
+        any(EVIL in word for word in words if word != f"w{EVIL}") or "csv" in words
+    )
+
+
+def test_the_live_view_shows_any_name() -> None:
+    """Also what would be markup: rich's would raise on it, or swallow it."""
+    view = a_view(gpu=False, kernels=[(f"k{EVIL}", 5), ("f[abi:cxx11]", 3)], gpu_kernels=[], notes=[f"n{EVIL}"])
+    for page in ("", "?", "d", "s", "l", "g"):
+        lines = frame(view, degraded(2), Scene(page=page), 120, 40)
+        console = Console(file=io.StringIO(), force_terminal=True, width=120)
+        for line in lines:
+            console.print(line, markup=False)
+    text = "\n".join(line.plain for line in frame(view, {}, Scene(), 120, 40))
+    assert "f[abi:cxx11]" in text
+    assert "[/bold]" in text
+    assert not BAD.search(printable(plain_line(view, {})))
+
+
+def test_a_frame_on_a_terminal_has_only_its_own_escapes() -> None:
+    from cli.screen import Screen
+
+    here, there = pty.openpty()
+    with open(there, "w", encoding="utf-8") as terminal:
+        screen = Screen(Console(file=terminal, force_terminal=True, width=80, height=24))
+        screen._shown = True
+        view = a_view(gpu=False, kernels=[(f"k{EVIL}", 5)], gpu_kernels=[], notes=[f"n{EVIL}"])
+        screen.draw(frame(view, {}, Scene(), 80, 24))
+        said = os.read(here, 1 << 16).decode()
+    os.close(here)
+    assert "n?]0;ow" in said
+    assert "\x1b]" not in said
+    assert "\x9b" not in said
+    assert "\x07" not in said
+
+
+def test_text_is_made_harmless_once() -> None:
+    assert harmless("plain\ttext\n") == "plain\ttext\n"
+    assert harmless("\x1b[31mred\x1b[0m") == "\\u001b[31mred\\u001b[0m"
+    assert harmless("\x1b[31mred\x1b[0m\x1b]0;x\x07", styled=True) == "\x1b[31mred\x1b[0m\\u001b]0;x\\u0007"
+    assert json.loads(harmless(json.dumps(EVIL, ensure_ascii=False))) == EVIL
+
+
+@pytest.fixture
+def stream() -> tuple[SafeText, io.BytesIO]:
+    raw = io.BytesIO()
+    return SafeText(raw, encoding="utf-8", write_through=True), raw
+
+
+def test_a_stream_takes_text_and_bytes(stream: tuple[SafeText, io.BytesIO]) -> None:
+    text, raw = stream
+    print("a\x1b]0;b\x07", file=text)
+    text.buffer.write(b"\x1b")
+    assert raw.getvalue() == b"a\\u001b]0;b\\u0007\n\x1b"
