@@ -1746,7 +1746,8 @@ class Tracer:
         if jobs is None:
             begun = time.monotonic() - OVER_S
             jobs = [job for job in self.jobs if not 0 < job.over_since < begun or self._end_ns is not None]
-        self._look_at_losses()
+        with self.bulkheads.part("coverage"):
+            self._look_at_losses()
         of_all = found
         for job in jobs:
             found = of_all | self._of_members(job)
