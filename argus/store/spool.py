@@ -105,7 +105,7 @@ def write(
     try:
         if not limits.has_room(fd, len(data)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return folder / _write(fd, table, data, number or 1 + max((n for n, _ in _names(fd)), default=0), sync)
+        return folder / _write(fd, table, data, number or 1 + max((n for n, _ in names(folder)), default=0), sync)
     except OSError as failure:
         raise _refused(folder, failure) from None
     finally:
@@ -208,14 +208,6 @@ def names(folder: Path) -> list[tuple[int, str]]:
         return []
     except OSError as failure:
         raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
-    return _numbered(found)
-
-
-def _names(folder: int) -> list[tuple[int, str]]:
-    return _numbered(os.listdir(folder))
-
-
-def _numbered(found: list[str]) -> list[tuple[int, str]]:
     return [(int(match.group(1)), name) for name in found if (match := _NAME.fullmatch(name))]
 
 
@@ -236,6 +228,10 @@ class Damaged(ArgusError):
     """A file of a spool that does not hold what was written."""
 
 
+class Foreign(ArgusError):
+    """A file of a spool with a table, a column or a token that this Argus does not have."""
+
+
 def read(file: Path, *, summed: bool = False) -> Spooled:
     """Reads a file of a spool.
 
@@ -245,6 +241,7 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
 
     Raises:
         Damaged: Its content is not what was written.
+        Foreign: It names what is not in the schema.
         ArgusError: It cannot be read.
     """
     try:
@@ -279,19 +276,19 @@ def _check_names(file: Path, table: str, token: str, columns: list[str]) -> None
     """Compares what a file says with the schema: names end up in statements, tokens in the journal.
 
     Raises:
-        Damaged: One is none of Argus's.
+        Foreign: One is none of Argus's.
     """
     from argus.store.schema import table_columns
 
     known = table_columns().get(table)
     if known is None:
-        raise Damaged(f"{file.name} is for the table {table[:80]!r}, which this Argus does not have")
+        raise Foreign(f"{file.name} is for the table {table[:80]!r}, which this Argus does not have")
     if unknown := set(columns) - known.keys():
-        raise Damaged(f"{file.name} has the column {min(unknown)[:80]!r}, which {table} does not have")
+        raise Foreign(f"{file.name} has the column {min(unknown)[:80]!r}, which {table} does not have")
     if len(set(columns)) < len(columns):
-        raise Damaged(f"{file.name} has a column twice")
+        raise Foreign(f"{file.name} has a column twice")
     if not _GOOD_TOKEN.fullmatch(token):
-        raise Damaged(f"{file.name} has a token that Argus did not make")
+        raise Foreign(f"{file.name} has a token that Argus did not make")
 
 
 def newest_run(folder: Path) -> int:

@@ -216,7 +216,7 @@ def test_names_and_tokens_of_a_spool_are_those_of_the_schema(tmp_path: Path, sec
         1,
     ):
         file = a_forged_batch(folder, number, **hostile)
-        with pytest.raises(spool.Damaged, match=re.escape(why)):
+        with pytest.raises(spool.Foreign, match=re.escape(why)):
             spool.read(file)
     file = a_batch(folder)
     assert spool.read(file).rows.num_rows == 1
