@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from argus import files
 from argus.errors import EXIT_USAGE, ArgusError
 
 NOT_FOUND = 127
@@ -337,6 +338,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], user: User | Non
 
     def begin() -> None:
         time.sleep(_FOLLOWED_S)
+        files.share()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     try:

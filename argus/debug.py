@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 import time
 import traceback
@@ -16,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
+
+from argus import files, redact
 
 KEPT = 20
 """Logs that are kept, newest first."""
@@ -51,13 +52,11 @@ def _create(kind: str) -> tuple[TextIO, Path]:
         OSError: It cannot be written, or others could put something else in its place.
     """
     where = folder()
-    where.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = where.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"others may write to {where}")
     path = where / f"{kind}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = open(os.open(path, flags, 0o600), "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    with files.opened(where, create=True) as opened:
+        handle = os.open(path.name, flags, 0o600, dir_fd=opened)
+    log = open(handle, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     ages = []
     for old in where.glob("*.log"):
         with contextlib.suppress(OSError):
@@ -68,6 +67,10 @@ def _create(kind: str) -> tuple[TextIO, Path]:
     return log, path
 
 
+def _about() -> str:
+    return f"argv {redact.quoted(sys.argv)}, Python {sys.version.split()[0]}, Linux {os.uname().release}"
+
+
 def begin() -> Path | None:
     """Opens this process's log; returns its path, or None where none can be written."""
     global _log, _path
@@ -76,7 +79,7 @@ def begin() -> Path | None:
             _log, _path = _create("debug")
         except OSError:
             return None
-        note(f"argv {sys.argv}, Python {sys.version.split()[0]}, Linux {os.uname().release}, uid {os.geteuid()}")
+        note(f"{_about()}, uid {os.geteuid()}")
     return _path
 
 
@@ -108,7 +111,7 @@ def crash(failure: BaseException) -> Path | None:
     try:
         log, where = _create("error")
         with log:
-            log.write(f"argv {sys.argv}, Python {sys.version.split()[0]}, Linux {os.uname().release}\n{text}")
+            log.write(f"{_about()}\n{text}")
     except OSError:
         return None
     return where

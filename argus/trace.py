@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import __version__, debug, heap, records
+from argus import __version__, debug, heap, records, redact
 from argus.aside import Aside
 from argus.bulkhead import Bulkheads, Watchdog
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, demangler, launches, symbol_cache
@@ -63,7 +63,7 @@ from argus.semantics.steps import METHODS
 from argus.stacks import StackSide
 from argus.store import spill
 from argus.store.open import Store
-from argus.store.reader import newest_run
+from argus.store.reader import newest_run, next_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 from argus.view import JobView, RankView, View, own_ms, parts_of_gpu, parts_of_thread
@@ -162,6 +162,7 @@ class Options:
         raw: Which operations of the GPUs are stored one by one: one of ``cupti.RAW_MODES``.
         raw_rows_s: How many a second of each job, at most, where ``raw`` is "auto".
         max_overhead: What observing may cost the job, as a share of its time; above that less is observed.
+        redact: What is not stored beside secrets: some of ``redact.MORE``.
     """
 
     pids: tuple[int, ...] = ()
@@ -185,6 +186,7 @@ class Options:
     raw: str = "auto"
     raw_rows_s: float = RAW_ROWS_S
     max_overhead: float = DEFAULT_BUDGET
+    redact: tuple[str, ...] = ()
 
 
 class Tracer:
@@ -199,14 +201,16 @@ class Tracer:
 
     def __init__(self, store: Store, options: Options) -> None:
         self.options = options
-        self.host = socket.gethostname()
+        self.host = redact.host(socket.gethostname(), options.redact)
         self.mono_offset_ns = mono_offset_ns()
         self.started_ns = time.monotonic_ns()
         self.store_error = ""
         """After ``stop``: why rows could not be stored; empty: all were."""
         self._run = int(time.time()) if options.run is None else options.run
         self._store = store
-        self._writer = Writer(store, source=f"trace/{self.host}", place=spill.place(store.target))
+        self._writer = Writer(
+            store, source=f"trace/{self.host}", place=spill.place(store.target), paths="paths" not in options.redact
+        )
         self.bulkheads = Bulkheads(self._note)
         """What failed of the session, also of who runs it."""
         self.on_stall: Callable[[str], None] = self._note
@@ -462,9 +466,8 @@ class Tracer:
         ensure_schema(self._store)
         if self.options.run is None:
             # Runs are numbered by the second, and a second trace may begin in the same one.
-            newest = newest_run(self._store)
-            if self._run <= newest < self._run + 60:
-                return newest + 1
+            # A clock that was set back must not make an old run the newest one.
+            return next_run(self._run, newest_run(self._store))
         return self._run
 
     def _find_targets(self) -> list[Target]:
@@ -1635,7 +1638,7 @@ class Tracer:
                     "uid": np.array([m.target.identity.uid for m in members], np.int64),
                     "container": [m.target.identity.container for m in members],
                     "exe": [_storable(m.target.exe) for m in members],
-                    "command": [_storable(m.target.command) for m in members],
+                    "command": [_storable(redact.more(m.target.command, self.options.redact)) for m in members],
                     "libraries": [[library.shown_path for library in m.target.libraries] for m in members],
                     "probes": np.array([m.probes for m in members], np.uint32),
                     "state": [m.state for m in members],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from argus import files
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.interop import folded, pprof, speedscope, svg
 from argus.interop.perfetto import moment_of, write_perfetto
@@ -155,12 +155,10 @@ def _write(output: str | None, content: str | bytes) -> None:
             sys.stdout.buffer.flush()
         return
     # Not half a file under the name, should the disk be full.
-    partial = Path(f"{output}.{os.getpid()}.part")
     try:
-        partial.write_bytes(data)
-        partial.replace(output)
+        with files.replacing(Path(output)) as file:
+            file.write(data)
     except OSError as failure:
-        partial.unlink(missing_ok=True)
         raise ArgusError(f"{output} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
 
 

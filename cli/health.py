@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import platform
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argus import debug
+from argus import debug, files, secrets
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.health import config, cron, history, output
 from argus.health.check import CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, clean, worst
@@ -247,7 +248,7 @@ def install_cron(
     settings = config.load(config_file)  # what cron would stumble over is told here
     store = store_url or settings.store
     server = bool(store and store != "off" and parse_url(store).host)
-    if server and "ARGUS_STORE_PASSWORD" in os.environ and "ARGUS_STORE_PASSWORD_FILE" not in os.environ:
+    if server and secrets.password() is not None and "ARGUS_STORE_PASSWORD_FILE" not in os.environ:
         hint = "Put it in a file that only its user may read: ARGUS_STORE_PASSWORD_FILE=/etc/argus/password"
         raise ArgusError("cron does not have your ARGUS_STORE_PASSWORD", hint, EXIT_USAGE)
     environment = tuple((name, os.environ[name]) for name in _CARRIED if os.environ.get(name))
@@ -323,23 +324,47 @@ def _list(checks: list[Check], settings: Settings) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """At once, so that a collector never reads half of it. A device or pipe is written to, never replaced."""
-    new = None
+    """At once, so that a collector never reads half of it. The standard output is written to, and so is a device or
+    pipe in a folder that is root's or the user's own; anything else is replaced, never written to: the folder may be
+    one that others write to."""
+    data = text.encode("utf-8", "backslashreplace")
     try:
-        standing = str(file.absolute().parent) in ("/dev", "/dev/fd") or file.absolute().is_relative_to("/proc")
-        if file.exists() and (standing or not file.is_file()):  # /dev/stdout may lead to a file
-            file.write_text(text)
+        fd = _special(file)
+        if fd >= 0:
+            with open(fd, "wb") as opened:
+                opened.write(data)
             return
-        # Nobody's link is followed: the folder may be one that others write to.
-        new = file.with_name(f".{file.name}.{os.getpid()}")
-        new.unlink(missing_ok=True)
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "w") as opened:
-            opened.write(text)
-            os.fchmod(opened.fileno(), 0o644)
-        new.replace(file)
+        with files.replacing(file) as new:
+            new.write(data)
+            os.fchmod(new.fileno(), 0o644)  # a collector is another user
     except OSError as failure:
-        if new is not None:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
         hint = "Name a file in a folder that this user may write to: --output FILE"
         raise ArgusError(f"cannot write {file}: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
+
+
+def _special(file: Path) -> int:
+    """A descriptor of what is no regular file, and is written to as it is; -1: there is none of that name.
+
+    Raises:
+        OSError: It may not be written to.
+    """
+    if str(file.absolute().parent) in ("/dev/fd", "/proc/self/fd") or str(file) in ("/dev/stdout", "/dev/stderr"):
+        return os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        kind = file.lstat().st_mode
+    except FileNotFoundError:
+        return -1
+    if not (stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or stat.S_ISBLK(kind)):
+        return -1
+    if stat.S_ISBLK(kind):
+        raise files.Untrusted(file, "it is a disk")
+    folder = files.open_output_folder(file.parent)
+    try:
+        fd = os.open(file.name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        # A pipe of one's own will do in any folder, such as /tmp.
+        if (reason := files.distrust(os.fstat(folder))) and not files.trusted(os.fstat(fd)):
+            os.close(fd)
+            raise files.Untrusted(file, f"it is no regular file, and of its folder: {reason}")
+    finally:
+        os.close(folder)
+    return fd

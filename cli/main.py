@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from argus import __version__, debug, privileges
+from argus import __version__, debug, files, privileges, secrets
 from argus.errors import EXIT_FAILURE, ArgusError
 from argus.lean import be_lean
 from argus.text import harmless
@@ -50,6 +50,9 @@ VERBS = {
 MODULES = {"import": "import_trace"}
 """Where a verb's module cannot have its name."""
 
+FOR_OTHERS = ("arm", "man")
+"""Verbs that write what other users are to read."""
+
 
 class _Verbs(SuggestingGroup):
     """Imports a verb's module only when that verb runs: numpy, chdb and bcc take seconds together."""
@@ -68,6 +71,15 @@ class _Verbs(SuggestingGroup):
         if not any(param.name == "debug" for param in command.params):
             command.params.append(_debug_option())
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the verb. What root writes from here on is for root alone, but for verbs whose files others need."""
+        found = super().resolve_command(ctx, args)
+        if found[0] not in FOR_OTHERS:
+            files.keep_private()
+        return found
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Verbs with their help, and options; no module is imported for it."""
@@ -142,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
         interrupt.quit_at_once()
         debug.capture()
         be_lean()
+        secrets.take()
         interrupt.ignore_at_exit()
     for stream in (sys.stdout, sys.stderr):
         # A locale of the last century, or a byte from a database, must not end a command.

@@ -23,6 +23,7 @@ EXIT_CODES = (
 _OWN_CODES = ("health",)
 _ENVIRONMENT = (
     ("ARGUS_STORE", "The store where --store names none."),
+    ("ARGUS_STORE_MAX", "What an embedded store may take up on disk: 500M, 20G. Default: 100G."),
     ("ARGUS_STORE_PASSWORD, ARGUS_STORE_PASSWORD_FILE", "The password of a server's user, or the file that has it."),
     ("ARGUS_SPILL_DIR, ARGUS_SPILL_MAX", "Where rows wait while the store is away, and how much may."),
     ("ARGUS_CACHE_DIR", "Where compiled programs are kept; off: nowhere."),

@@ -12,16 +12,29 @@ from argus.capture import DEFAULT_RATE_HZ, RAISED_RATE_HZ
 from argus.capture.governor import DEFAULT_BUDGET
 from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
 from argus.errors import EXIT_USAGE, ArgusError
+from argus.redact import MORE
 
 from .grammar import parse_pids, parse_span
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _warned(url: str | None) -> str | None:
+    """A store's URL as it is, with a warning where its password would go over the network for all to read."""
+    if url and url.startswith("clickhouse:"):
+        from argus.store.open import clear_text_warning
+
+        if warning := clear_text_warning(url):
+            click.echo(f"argus: warning: {warning}", err=True)
+    return url
+
 
 store_option = click.option(
     "--store",
     "store_url",
     metavar="URL",
     envvar="ARGUS_STORE",
+    callback=lambda context, _, url: url if context.resilient_parsing else _warned(url),
     help="Where the data is: chdb:///folder, or clickhouse://user@host:8443/database?secure=true with the password in "
     "ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE; spool:///folder writes files for `argus store load`. Default: "
     "$ARGUS_STORE, else a folder of yours.",
@@ -176,6 +189,13 @@ raw_option = click.option(
     show_default=True,
     help="Which GPU operations are stored one by one, besides summaries of all: auto, all of a small job, of a large "
     "one some steps' and what is flagged (`argus flag`); all; flagged, only that.",
+)
+redact_option = click.option(
+    "--redact",
+    type=click.Choice(MORE),
+    multiple=True,
+    help="Do not store, besides secrets in command lines: arguments, all of a command line but the program and its "
+    "script; paths, the folders in paths; hosts, their names. May be repeated.",
 )
 raw_rate_option = click.option(
     "--raw-rate",

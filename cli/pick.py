@@ -11,6 +11,7 @@ import click
 
 from argus.capture.candidates import Candidate, find_candidates
 from argus.errors import EXIT_USAGE, ArgusError
+from argus.redact import command_line
 from argus.text import printable
 
 _HEAD = ("", "pid", "rank", "job", "user", "CPU", "age", "command")
@@ -93,7 +94,7 @@ def candidate_lines(found: list[Candidate], width: int, *, numbered: bool) -> li
         job = printable(one.identity.job)
         job = job if len(job) <= _WIDEST_JOB else job[: _WIDEST_JOB - 1] + "…"
         cpu = f"{one.cpu:.0%}" if one.cpu >= 0 else "-"
-        command = printable(" ".join(one.words))
+        command = printable(command_line(one.words))
         rows.append((str(number), str(one.pid), rank, job, one.user, cpu, _age(one.age_s), command))
     first = 0 if numbered else 1
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]

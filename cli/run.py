@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from argus import files, secrets
 from argus.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
 from argus.command import run as run_command
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
@@ -24,6 +26,7 @@ from .options import (
     new_job_name,
     peak_tflops_option,
     raw_option,
+    redact_option,
     step_flops_option,
     store_option,
 )
@@ -61,6 +64,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @step_flops_option
 @peak_tflops_option
 @max_overhead_option
+@redact_option
 @diagnose_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
 @store_option
@@ -76,6 +80,7 @@ def command(
     step_flops: float,
     peak_tflops: float,
     max_overhead: float,
+    redact: tuple[str, ...],
     diagnose: bool,
     strict: bool,
     store_url: str | None,
@@ -95,14 +100,14 @@ def command(
     """
     utilization = flops(step_flops, peak_tflops)
     try:
-        output = 2 if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        output = 2 if log is None else files.open_log(Path(log))
     except OSError as failure:
         raise ArgusError(f"{log} cannot be written: {failure.strerror}", "", EXIT_USAGE) from failure
 
     def say(text: str) -> None:
         os.write(output, harmless(f"argus: {text}\n").encode(errors="backslashreplace"))
 
-    environment = dict(os.environ)
+    environment = secrets.without(os.environ)
     run_as = find_user(user) if user else None
     cupti = CuptiOptions(markers=nvtx, share=gpu_share)
     arming = arm(environment, wait_ms=CUPTI_WAIT_MS)
@@ -121,6 +126,7 @@ def command(
                 utilization,
                 raw,
                 max_overhead,
+                redact,
                 diagnose,
                 log is not None,
             ),
@@ -188,6 +194,7 @@ def _trace(
     utilization: tuple[float, float],
     raw: str,
     max_overhead: float,
+    redact: tuple[str, ...],
     diagnose: bool,
     meanwhile: bool,
 ) -> int:
@@ -202,6 +209,7 @@ def _trace(
         utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
         raw: Which GPU operations are stored one by one.
         max_overhead: What observing may cost the job, percent of its time.
+        redact: What is not stored besides secrets.
         diagnose: Judge the job while it is traced.
         meanwhile: Say what is noted and found at once, not at the end: it would stand amid the command's own output.
     """
@@ -224,6 +232,7 @@ def _trace(
         peak_flops=utilization[1],
         raw=raw,
         max_overhead=max_overhead / 100,
+        redact=redact,
     )
     store = open_store(store_url)
     tracer = Tracer(store, options)

@@ -30,7 +30,7 @@ def command() -> None:
     \b
       argus store status
       argus store rm llama --run 1790000000
-      argus store load /tmp/spool
+      argus store load /var/spool/llama
       argus store init --store clickhouse://argus@db:8443/argus --ttl 90d
     """
 
@@ -76,8 +76,8 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
     stores once, so a load that was cut short is simply run again.
 
     \b
-      argus trace --pid 4821 --store spool:///tmp/spool     where there is no store
-      argus store load /tmp/spool && argus diagnose         at home
+      argus trace --pid 4821 --store spool:///var/spool/llama   where there is no store
+      argus store load /var/spool/llama && argus diagnose        at home
       argus store load --store clickhouse://argus@db/argus  what waits for that store
     """
     with open_store(store_url) as store:

@@ -27,6 +27,7 @@ from .options import (
     rate_option,
     raw_option,
     raw_rate_option,
+    redact_option,
     step_flops_option,
     store_option,
 )
@@ -95,6 +96,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @step_flops_option
 @peak_tflops_option
 @max_overhead_option
+@redact_option
 @diagnose_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
 @store_option
@@ -122,6 +124,7 @@ def command(
     step_flops: float,
     peak_tflops: float,
     max_overhead: float,
+    redact: tuple[str, ...],
     diagnose: bool,
     plain: bool,
     store_url: str | None,
@@ -189,6 +192,7 @@ def command(
         raw=raw,
         raw_rows_s=raw_rate,
         max_overhead=max_overhead / 100,
+        redact=redact,
     )
     return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose, status=status)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
-import tempfile
 import time
 from pathlib import Path
+
+from argus import files
 
 MAX_BYTES = 64 << 20
 """A larger file is not read: no entry is nearly as large."""
@@ -34,26 +34,15 @@ def folder(kind: str) -> Path | None:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "argus" / kind
 
 
-def _trusted(status: os.stat_result) -> bool:
-    """What root loads into the kernel must be root's own."""
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def read(path: Path) -> bytes | None:
     """An entry's content; None: there is none that can be trusted. One that is read counts as new (``keep``)."""
     try:
-        if not _trusted(path.parent.stat()):
-            return None
-        # Not to wait, should somebody have put a pipe there.
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not _trusted(status) or not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+        with files.opened(path.parent) as where:
+            text = files.read_at(where, path.name, MAX_BYTES)
+            checksum, _, body = text.partition(b"\n")
+            if hashlib.sha256(body).hexdigest().encode() != checksum:
                 return None
-            text = file.read(MAX_BYTES)
-        checksum, _, body = text.partition(b"\n")
-        if hashlib.sha256(body).hexdigest().encode() != checksum:
-            return None
-        os.utime(path)
+            os.utime(path.name, dir_fd=where, follow_symlinks=False)
     except (OSError, ValueError):
         return None
     return body
@@ -67,25 +56,13 @@ def keep(path: Path, body: bytes, newest: int) -> None:
         body: What to keep.
         newest: How many entries stay.
     """
-    with contextlib.suppress(OSError):
-        where = path.parent
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _trusted(where.stat()):
-            return
-        # With a name of its own until it is whole: two that start at once do not see half of each other's.
-        handle, new = tempfile.mkstemp(dir=where, prefix=".new-")
-        try:
-            with open(handle, "wb") as file:
-                file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-            os.rename(new, path)
-        except BaseException:
-            os.unlink(new)
-            raise
-        for left in where.glob(".new-*"):
+    with contextlib.suppress(OSError), files.opened(path.parent, create=True) as where:
+        files.write_at(where, path.name, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+        for left in path.parent.glob(f"{files.UNFINISHED}*"):
             with contextlib.suppress(FileNotFoundError):
                 if left.stat().st_mtime < time.time() - _LEFT_S:
                     left.unlink()
-        _forget_oldest(where, path.suffix, newest)
+        _forget_oldest(path.parent, path.suffix, newest)
 
 
 def _forget_oldest(where: Path, suffix: str, newest: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from argus import privileges
+from argus import installation, privileges
 from argus.capture import bcc, calls
 from argus.capture.bpf import MINIMUM_KERNEL, Backend, Probes, kernel_version
 from argus.capture.code import CodeResolver
@@ -77,6 +77,7 @@ def check_all() -> list[Feature]:
         ("ClickHouse engine", _store_engine, not os.environ.get("ARGUS_STORE", "").startswith("clickhouse:")),
         ("CUPTI", _cupti, False),
         ("NVML", _nvml, False),
+        ("installation", _installation, False),
     ):
         try:
             state = look()
@@ -86,6 +87,15 @@ def check_all() -> list[Feature]:
             state = State(False, f"could not be looked at: {type(reason).__name__}: {reason}")
         features.append(Feature(name, state.on, state.detail, state.fix, needed, state.partial))
     return features
+
+
+def _installation() -> State:
+    """Whether root alone may change what root runs as ``argus``."""
+    found = installation.changeable()
+    if found is None:
+        return State(True, "root alone may change what root runs")
+    part, reason = found
+    return State(False, f"others can become root when root runs it: {part}: {reason}", installation.fix(part))
 
 
 def tracing_works(features: list[Feature]) -> bool:

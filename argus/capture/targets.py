@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
+from argus import redact
 from argus.capture import calls, symbol_cache
 from argus.capture.elf import NotElf
 from argus.capture.mapped import Allowance, File, Key, key_of, open_mapped
@@ -175,6 +176,7 @@ class Target:
     start_ticks: int
     exe: str
     command: str
+    """Its command line, without what looks like a secret."""
     identity: Identity
     libraries: list[Library] = field(default_factory=list)
     pidfd: int = -1
@@ -304,7 +306,7 @@ def inspect(pid: int) -> Target:
     except ArgusError:
         os.close(pidfd)
         raise
-    command = command_line.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    command = redact.command_line([w.decode(errors="replace") for w in command_line.rstrip(b"\0").split(b"\0")])
     return Target(pid, start_ticks, exe.removesuffix(_DELETED), command, identity, pidfd=pidfd)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from argus import redact
 from argus.cupti import build
 from argus.errors import EXIT_USAGE, ArgusError
 
@@ -288,8 +289,8 @@ def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
             address = helper_address(pid)
             if address is None:
                 continue
-            words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
-            yield Armed(pid, words.decode(errors="backslashreplace"), *_read_state(pid, address))
+            words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").decode(errors="backslashreplace")
+            yield Armed(pid, redact.command_line(words.split("\0")), *_read_state(pid, address))
 
 
 def _read_state(pid: int, address: int) -> tuple[str, str]:

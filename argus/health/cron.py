@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import platform
 import pwd
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from argus import files, installation
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
 CRON_FILE = Path("/etc/cron.d/argus-health")
@@ -21,6 +20,7 @@ UNIT_FOLDER = Path("/etc/systemd/system")
 UNIT = "argus-health"
 _MARK = "# Written by `argus health install-cron`; `--remove` takes it away."
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MAX_FILE = 1 << 20
 _PLAIN = re.compile(r"[\w@%+=:,./-]+", re.ASCII)
 
 
@@ -45,16 +45,10 @@ class Plan:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-def program() -> list[str]:
-    """How this very Argus is called, by absolute paths: cron knows no environment that was activated."""
-    beside = Path(sys.executable).with_name("argus")
-    return [str(beside)] if os.access(beside, os.X_OK) else [sys.executable, "-m", "argus.cli.main"]
-
-
 def crontab(plan: Plan) -> str:
     """A file for /etc/cron.d: crontab(5)."""
     schedule = "0" if plan.minutes == 60 else f"*/{plan.minutes}" if plan.minutes > 1 else "*"
-    words = [*program(), "health", "--quiet", *plan.arguments]
+    words = [*installation.program(), "health", "--quiet", *plan.arguments]
     # In a crontab % is the end of the line; sh needs quotes for the rest.
     command = " ".join(shlex.quote(word) for word in words).replace("%", "\\%")
     wait = f"sleep {_jitter(plan.jitter_s)}; " if plan.jitter_s else ""
@@ -73,7 +67,7 @@ def _jitter(most_s: int) -> int:
 
 def units(plan: Plan) -> dict[str, str]:
     """A service and a timer by file name: systemd.service(5), systemd.timer(5)."""
-    words = [*program(), "health", "--quiet", *plan.arguments]
+    words = [*installation.program(), "health", "--quiet", *plan.arguments]
     quoted = [
         '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$") + '"'
         for word in words
@@ -126,15 +120,17 @@ def install(plan: Plan, *, systemd: bool, cron_file: Path = CRON_FILE, folder: P
     """Writes the entry, in place of an older one, and starts the timer. Returns the files.
 
     Raises:
-        ArgusError: Something in the plan cannot be written so, or the files cannot be.
+        ArgusError: Something in the plan cannot be written so, or the files cannot be, or root would run what others
+            may change.
     """
-    files = planned(plan, systemd=systemd, cron_file=cron_file, folder=folder)
-    for file, text in files.items():
+    planned_files = planned(plan, systemd=systemd, cron_file=cron_file, folder=folder)
+    _check_program(plan)
+    for file, text in planned_files.items():
         _write(file, text)
     if systemd and folder == UNIT_FOLDER:
         _systemctl("daemon-reload")
         _systemctl("enable", "--now", f"{UNIT}.timer")
-    return list(files)
+    return list(planned_files)
 
 
 def remove(*, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> list[Path]:
@@ -157,24 +153,38 @@ def remove(*, cron_file: Path = CRON_FILE, folder: Path = UNIT_FOLDER) -> list[P
     return removed
 
 
+def _check_program(plan: Plan) -> None:
+    """Refuses to have root run, every few minutes, what somebody else may change.
+
+    Raises:
+        ArgusError: Somebody may.
+    """
+    if plan.user != "root":
+        return
+    found = installation.changeable()
+    if found is not None:
+        part, reason = found
+        hint = f"{installation.fix(part)}; or --user NAME has another user run it"
+        raise ArgusError(f"nothing was installed: root would run {part}, and {reason}", hint, EXIT_UNAVAILABLE)
+
+
 def _write(file: Path, text: str) -> None:
     # cron reads only files that root alone may write, and none with a dot in its name: the new one is not yet read.
-    new = file.with_name(f".{file.name}.new")
     try:
-        if file.exists() and not file.read_bytes().startswith(_MARK.encode()):
-            raise ArgusError(f"{file} is not Argus's", "Move it away", EXIT_UNAVAILABLE)
-        new.write_text(text)
-        new.chmod(0o644)
-        new.replace(file)
+        with files.opened(file.parent) as folder:
+            with contextlib.suppress(FileNotFoundError):
+                if not files.read_at(folder, file.name, _MAX_FILE).startswith(_MARK.encode()):
+                    raise ArgusError(f"{file} is not Argus's", "Move it away", EXIT_UNAVAILABLE)
+            files.write_at(folder, file.name, text.encode(), 0o644)
     except OSError as failure:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
         raise _refused(file, failure) from None
 
 
 def _refused(file: Path, failure: OSError) -> ArgusError:
     hint = "See df and mount: the disk takes no writes"
-    if isinstance(failure, PermissionError):
+    if isinstance(failure, files.Untrusted):
+        hint = failure.fix
+    elif isinstance(failure, PermissionError):
         hint = "Run it as root"
     elif isinstance(failure, FileNotFoundError | NotADirectoryError):
         hint = "Is cron installed? There is --systemd-timer, too"

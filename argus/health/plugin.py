@@ -9,8 +9,10 @@ import json
 import os
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
+from argus import files
 from argus.health.check import ABSENT, CRITICAL, OK, UNKNOWN, WARNING
 from argus.health.isolate import die_with_parent
 
@@ -22,7 +24,13 @@ _MAX_OUTPUT = 64 << 10
 
 def run(file: str, note: Any) -> dict[str, Any]:
     """Runs a plug-in, without a time limit of its own, and returns a result's fields."""
-    if os.geteuid() == 0 and (whose := next(filter(_changeable, (file, os.path.dirname(file))), "")):
+    whose = ""
+    if os.geteuid() == 0:
+        try:
+            whose = str((files.changeable(Path(file).absolute()) or [""])[0])
+        except OSError as failure:
+            return {"status": UNKNOWN, "text": f"cannot be run: {failure.strerror}"}
+    if whose:
         text = f"not run: others than root may change {whose}"
         return {"status": UNKNOWN, "text": text, "hint": f"chown root:root {whose}; chmod go-w {whose}"}
     note(f"running {file}")
@@ -57,9 +65,3 @@ def run(file: str, note: Any) -> dict[str, Any]:
         return {"status": UNKNOWN, "text": f"ended with exit code {code}, which means nothing: {text or 'no output'}"}
     found = {a or b: float(value) for a, b, value in _FIGURE.findall(figures)}
     return {"status": _STATUSES[code], "text": text.strip() or "no output", "figures": found}
-
-
-def _changeable(path: str) -> bool:
-    """Whether somebody else than root may change a file: what root runs must be root's."""
-    about = os.stat(path)
-    return about.st_uid != 0 or bool(about.st_mode & (0o022 if about.st_gid else 0o002))

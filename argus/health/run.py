@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argus import files
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.health import isolate, plugin
 from argus.health.check import (
@@ -39,6 +40,7 @@ from argus.health.config import Check, Settings, limits_of
 
 _SAMPLES = 12
 """Looks at counters that are kept for ``window_s``."""
+_MAX_STATE = 64 << 20
 _GRACE_S = 60.0
 """So long after its time is up a run that still has the lock hangs: it kills children, and writes one file."""
 _BAD_DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -220,13 +222,14 @@ def kind_of(results: list[Result], root: Path) -> str:
 def _locked(folder: Path) -> Iterator[int | None]:
     """Gives the lock's descriptor, None where another run has it. The kernel lets go of it when this process dies."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with files.opened(folder.resolve(), create=True) as opened:
+            lock = files.open_at(opened, "lock", os.O_RDWR | os.O_CREAT)
     except OSError as failure:
         if failure.errno not in _BAD_DISK:
+            fix = failure.fix if isinstance(failure, files.Untrusted) else ""
             raise ArgusError(
                 f"cannot use the folder {folder}: {failure.strerror}",
-                "Name another one: state_dir in the settings",
+                ". ".join(filter(None, ["Name another one: state_dir in the settings", fix])),
                 EXIT_UNAVAILABLE,
             ) from None
         lock = _lock_without_writing(folder)
@@ -247,7 +250,7 @@ def _lock_without_writing(folder: Path) -> int:
     """A lock on what is there of the folder: a disk that takes no writes is what a run has to tell."""
     for place in (folder / "lock", folder, *folder.parents):
         with contextlib.suppress(OSError):
-            return os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     raise ArgusError(f"cannot use the folder {folder}", "Name another one: state_dir in the settings", EXIT_UNAVAILABLE)
 
 
@@ -289,7 +292,8 @@ def run_from(told: dict[str, Any], *, again: bool = False) -> Run:
 def _load(file: Path, boot: str | None) -> State:
     """The state that the last run left; an empty one where it is missing or broken, or of another boot."""
     try:
-        told = json.loads(file.read_text())
+        with files.opened(file.parent.resolve()) as folder:
+            told = json.loads(files.read_at(folder, file.name, _MAX_STATE))
         state = State(
             str(told["boot"]),
             {name: [(float(at), dict(figures)) for at, figures in looks] for name, looks in told["looks"].items()},
@@ -316,13 +320,10 @@ def _remember(state: State, done: Run, window_s: float) -> None:
 
 def _save(file: Path, state: State) -> str:
     """So that a kill or a full disk leaves the old one: what is lost is only a look. Returns why it failed."""
-    new = file.with_suffix(".new")  # the lock is ours: one that was killed left its own, which this replaces
     try:
-        new.write_text(json.dumps(dataclasses.asdict(state)))
-        new.replace(file)
+        with files.opened(file.parent.resolve()) as folder:
+            files.write_at(folder, file.name, json.dumps(dataclasses.asdict(state)).encode(), alone=True)
     except OSError as failure:
-        with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
         return failure.strerror or str(failure)
     return ""
 

@@ -28,7 +28,7 @@ from argus.semantics.flops import Achieved
 from argus.semantics.gpu import GpuSteps, GpuUsage
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
 from argus.store.open import Store, is_full
-from argus.store.reader import newest_run
+from argus.store.reader import newest_run, next_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 
@@ -125,8 +125,7 @@ def new_run(store: Store) -> int:
         ArgusError: The store cannot be had.
     """
     ensure_schema(store)
-    run, newest = int(time.time()), newest_run(store)
-    return newest + 1 if run <= newest < run + 60 else run
+    return next_run(int(time.time()), newest_run(store))
 
 
 def _flush(writer: Writer) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,16 @@ SUFFIXES = (".sqlite", ".db", ".sqlite3")
 EXPORT_HINT = "Export one with: nsys export --type sqlite report.nsys-rep"
 ROWS = 65_536
 """Rows that are Python objects at once."""
+
+MAX_TABLES = 2_000
+"""Recordings have some 100."""
+MAX_TEXT_BYTES = 64 << 20
+_STEPS = 100_000
+"""Instructions of SQLite between two looks at how many there were: about a millisecond."""
+MIN_STEPS = 200_000_000
+STEPS_A_PAGE = 400_000
+"""What reading a file may take. A page of 4 KB has some 400 rows at most; each is read ten times at most, by 50
+instructions, and sorted."""
 
 Int = NDArray[np.int64]
 
@@ -79,13 +90,33 @@ class _Export:
         # Immutable: a folder that may not be written to is enough.
         self._db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)
         self._db.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        self._bound()
         self.columns: dict[str, dict[str, str]] = {}
-        for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')"):
-            found = self.rows(f'SELECT name FROM pragma_table_info("{table}")')
+        # No views: they run what the file's maker wrote, perhaps for ever.
+        tables = self.rows("SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'")
+        if len(tables) > MAX_TABLES:
+            self._db.close()
+            raise ArgusError(f"{path} has {len(tables):,} tables, which is no recording", EXPORT_HINT, EXIT_USAGE)
+        for (table,) in tables:
+            found = self.rows("SELECT name FROM pragma_table_info(?)", (str(table),))
             self.columns[str(table)] = {str(name).lower(): str(name) for (name,) in found}
 
     def close(self) -> None:
         self._db.close()
+
+    def _bound(self) -> None:
+        """Bounds what reading may take: the file may hold whatever its maker chose."""
+        self._db.execute("PRAGMA trusted_schema = OFF")
+        if sys.version_info >= (3, 11):
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_TEXT_BYTES)
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        self._steps_left = MIN_STEPS + self.path.stat().st_size // max(self.page_bytes, 512) * STEPS_A_PAGE
+        self._db.set_progress_handler(self._count, _STEPS)
+
+    def _count(self) -> bool:
+        """Whether SQLite is to stop: it has done far more than the file's size calls for."""
+        self._steps_left -= _STEPS
+        return self._steps_left < 0
 
     def rows(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query that has few."""
@@ -114,6 +145,9 @@ class _Export:
             )
 
     def _unreadable(self, failure: Exception) -> ArgusError:
+        if self._steps_left < 0:
+            told = f"{self.path} takes far longer to read than a recording of its size: it is not read"
+            return ArgusError(told, EXPORT_HINT, EXIT_USAGE)
         return ArgusError(
             f"{self.path} cannot be read: {failure}{self._damaged()}", "It may be damaged. Export it again", EXIT_USAGE
         )

@@ -10,7 +10,6 @@ they are drawn end to end inside it, in the order in which a step usually has th
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import itertools
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from argus import files
 from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, ArgusError
 from argus.semantics.profile import annotated, frame_text
 from argus.semantics.stacks import Stack
@@ -189,10 +189,9 @@ def write_perfetto(store: Store, moment: Moment, file: Path, note: str = "") -> 
             "Choose fewer ranks, steps or seconds: --rank 0-3, --step 812, --last 2s",
             EXIT_UNAVAILABLE,
         )
-    partial = file.with_name(f"{file.name}.part")
     written = 0
     try:
-        with open(partial, "wb") as raw:
+        with files.replacing(file) as raw:
             packed = gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=5, mtime=0) if file.suffix == ".gz" else raw
             with io.TextIOWrapper(packed, encoding="utf-8") as out:
                 origin = _origin(store, moment)
@@ -203,14 +202,10 @@ def write_perfetto(store: Store, moment: Moment, file: Path, note: str = "") -> 
                     out.write(json.dumps(event, separators=(",", ":")))
                     written += event["ph"] == "X"
                 out.write("\n]}\n")
-        if not written:
-            raise ArgusError("nothing is stored of that moment", "See: argus store status", EXIT_UNAVAILABLE)
-        partial.replace(file)
+            if not written:
+                raise ArgusError("nothing is stored of that moment", "See: argus store status", EXIT_UNAVAILABLE)
     except OSError as failure:
         raise ArgusError(f"{file} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
     return written
 
 

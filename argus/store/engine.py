@@ -32,11 +32,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from argus import heap
+from argus import files, heap
 from argus.limits import unbounded
+from argus.store import limits
 
 LINGER_S = 2.0
 """How long the engine outlives its last client: the next command of a shell line then finds it warm."""
+MEASURE_S = 10.0
+"""How often the store's size is compared with its bound. It grows by 5 MB meanwhile at 50,000 operations a second."""
+FULL = "the store has reached its bound (ARGUS_STORE_MAX) of"
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
 
@@ -52,10 +56,29 @@ CONFIG = """<clickhouse>
     <query_condition_cache_size>0</query_condition_cache_size>
     <compiled_expression_cache_size>33554432</compiled_expression_cache_size>
     <merge_tree>
+        <min_free_disk_bytes_to_perform_insert>{free}</min_free_disk_bytes_to_perform_insert>
         <max_cleanup_delay_period>60</max_cleanup_delay_period>
     </merge_tree>
 </clickhouse>
 """
+
+
+def config(folder: int | Path) -> str:
+    """``CONFIG`` for a store's folder: an insert is refused that would leave too little room on its disk."""
+    return CONFIG.format(free=limits.kept_free(folder))
+
+
+def _check_database(folder: int) -> None:
+    """Refuses a database that somebody else owns: chdb follows the links in it.
+
+    Raises:
+        Untrusted: It is.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat("db", dir_fd=folder)
+        if reason := files.distrust(status):
+            raise files.Untrusted("db", reason)
+
 
 # What belongs to HTTP, not to the engine: chdb would refuse them as unknown settings.
 _TRANSPORT = frozenset(
@@ -109,8 +132,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, folder: Path, chdb: Any, target: str) -> None:
-        self.chdb, self.target = chdb, target
+    def __init__(self, folder: Path, chdb: Any, target: str, named: tuple[str, str]) -> None:
+        self.chdb, self.target, self.named = chdb, target, named
+        self.max_bytes = limits.store_bytes()
+        self.bytes = 0
+        """What the tables take up on disk, as it was measured last."""
         self.guard = threading.Lock()
         self.connections = 0
         self.idle_since = time.monotonic()
@@ -140,6 +166,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         heap.trim()
         with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
             handle.query("SYSTEM JEMALLOC PURGE")  # an engine with another allocator refuses
+
+    def measure(self) -> None:
+        """Sees how large the store is: beyond ``ARGUS_STORE_MAX`` it takes no rows."""
+        with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
+            self.bytes = int(handle.query("SELECT sum(bytes_on_disk) FROM system.parts", "TabSeparated").bytes() or 0)
 
     def cancel_abandoned(self) -> None:
         """Ends the queries whose client has hung up (Ctrl-C, a closed terminal)."""
@@ -230,6 +261,10 @@ class _Handler(BaseHTTPRequestHandler):
                 # Each request has a handle of its own: SET cannot leak into the next, and readonly cannot be undone.
                 handle.query("SET " + ", ".join(f"{k} = {_quoted(v)}" for k, v in settings.items()))
             text = sql.decode("utf-8", "surrogateescape")
+            if data is not None and self.server.bytes > self.server.max_bytes:
+                raise ValueError(
+                    f"Code: 243. DB::Exception: {FULL} {self.server.max_bytes >> 20} MiB. (NOT_ENOUGH_SPACE)"
+                )
             if data is not None:
                 # A memory file, not one on disk: the rows are written once, into the table.
                 spool = os.memfd_create("argus-insert")
@@ -244,7 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
             summary = {"written_rows": str(result.rows_read())} if data is not None else {}
         except Exception as failure:
             # Positions count from the user's own text, not from our comment before it.
-            message = str(failure).replace(f"/* {mark} */ ", "")
+            message = str(failure).replace(f"/* {mark} */ ", "").replace(*self.server.named)
             message = _POSITION.sub(lambda m: f"{m[1]}{max(1, int(m[2]) - len(mark) - 7)}", message)
             code = _CODE.search(message)
             self._reply(500, message.encode(), X_ClickHouse_Exception_Code=code.group(1) if code else "1002")
@@ -272,7 +307,14 @@ def serve(folder: Path, starter: str, ready: int) -> None:
             os.write(ready, line.replace("\n", " ").encode() + b"\n")
         os.close(ready)
 
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # All files by this descriptor, chdb's too: whoever may rename the folder must not choose what is written to.
+        own = files.open_folder(folder)
+        lock = files.open_at(own, "lock", os.O_RDWR | os.O_CREAT)
+        _check_database(own)
+    except OSError as failure:
+        say(f"error {failure.filename}: {failure.strerror}")
+        return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -293,25 +335,26 @@ def serve(folder: Path, starter: str, ready: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     # chdb silently reads a config.xml in the current directory.
-    os.chdir(folder)
+    os.fchdir(own)
     try:
-        Path("config.xml").write_text(CONFIG)
-    except OSError:  # a full disk: half a file is worse than none
+        files.write_at(own, "config.xml", config(own).encode(), alone=True)
+    except OSError:  # a full disk: that of another version is worse than none
         with contextlib.suppress(OSError):
-            Path("config.xml").unlink(missing_ok=True)
+            os.unlink("config.xml", dir_fd=own)
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
     heap.settle()  # before there are threads that it could concern
-    target = f"{folder / 'db'}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25"
+    database = f"/proc/self/fd/{own}/db"
+    target = f"{database}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25"
     try:
         import chdb
 
         keeper = chdb.connect(target)
         with contextlib.suppress(FileNotFoundError):
             (folder / "socket").unlink()
-        server = _Server(folder, chdb, target)
+        server = _Server(folder, chdb, target, (database, str(folder / "db")))
         own_socket = os.stat(folder / "socket").st_ino
     except Exception as failure:
-        say(f"error {type(failure).__name__}: {failure}")
+        say(f"error {type(failure).__name__}: {failure}".replace(database, str(folder / "db")))
         return
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     say("ready")
@@ -329,7 +372,11 @@ def serve(folder: Path, starter: str, ready: int) -> None:
 def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> None:
     """Looks after the engine until its last client has gone, its folder is another's, or ``stop`` is set."""
     trim_due = time.monotonic() + heap.TRIM_S
+    measure_due = 0.0
     while True:
+        if time.monotonic() >= measure_due:
+            server.measure()
+            measure_due = time.monotonic() + MEASURE_S
         stop.wait(0.2) if not stop.is_set() else time.sleep(0.05)
         server.cancel_abandoned()
         if time.monotonic() >= trim_due:

@@ -14,8 +14,10 @@ import importlib.util
 import logging
 import os
 import re
+import select
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -26,8 +28,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
+from argus import files, secrets
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store.engine import socket_address
+from argus.store import limits
+from argus.store.engine import FULL, socket_address
 
 LEASE_TIMEOUT_S = 30.0
 """How long to wait for another process to let go of an embedded store."""
@@ -168,7 +172,7 @@ def _truth(name: str, value: str) -> bool:
 
 
 def _password() -> str:
-    if (password := os.environ.get("ARGUS_STORE_PASSWORD")) is not None:
+    if (password := secrets.password()) is not None:
         return password
     if name := os.environ.get("ARGUS_STORE_PASSWORD_FILE"):
         try:
@@ -179,6 +183,20 @@ def _password() -> str:
                 f"cannot read the password file '{name}': {reason}", "See ARGUS_STORE_PASSWORD_FILE", EXIT_UNAVAILABLE
             ) from None
     return ""
+
+
+def clear_text_warning(url: str) -> str:
+    """What to warn of where the password for a store would go over the network unencrypted; empty: nothing."""
+    try:
+        target = parse_url(url)
+    except ArgusError:
+        return ""  # whoever opens it says what is wrong
+    local = target.host in ("localhost", "::1") or target.host.startswith("127.")
+    has_password = secrets.password() or os.environ.get("ARGUS_STORE_PASSWORD_FILE")
+    if not target.host or target.secure or local or not has_password:
+        return ""
+    where = f"{target.host}:{target.port}"
+    return f"the password and all rows go to {where} unencrypted: write clickhouse://…:8443/…?secure=true"
 
 
 class Store:
@@ -411,6 +429,9 @@ class Store:
                 f"Create it and its tables: argus store init --store '{self.url}'",
                 EXIT_UNAVAILABLE,
             )
+        if FULL in text:
+            hint = "Remove jobs (argus store rm), keep calls for less long (argus store init --raw-ttl), or raise it"
+            return ArgusError(text, hint, EXIT_UNAVAILABLE)
         if code == _NO_SPACE or "No space left" in text:
             return disk_full(self.url)
         if code in _FORBIDDEN or (code is None and _readonly_setting(failure)):
@@ -619,6 +640,10 @@ def _dial(folder: Path) -> socket.socket:
     try:
         with socket_address(folder) as address:
             connection.connect(address)
+        # Who answers must be the engine, not somebody who has put a socket in its place.
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, os.geteuid()):
+            raise files.Untrusted(folder / "socket", f"it is answered by {files.owner(uid)}")
     except BaseException:
         connection.close()
         raise
@@ -679,6 +704,8 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool, meanwhile: Cal
                 connection.settimeout(None)
                 return connection
             connection.close()
+        except files.Untrusted as failure:
+            raise _untrusted(folder, failure) from None
         except PermissionError:
             raise _forbidden(folder) from None
         except OSError:
@@ -724,12 +751,22 @@ def _prepare(folder: Path, create: bool) -> None:
         ) from None
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise _forbidden(folder)
+    try:
+        os.close(files.open_folder(folder))
+    except files.Untrusted as failure:
+        raise _untrusted(folder, failure) from None
     if importlib.util.find_spec("chdb") is None:
         raise ArgusError(
             "the embedded engine (Python package 'chdb') is not installed",
             "pip install chdb, or use a server: --store clickhouse://user@host:8443/argus",
             EXIT_UNAVAILABLE,
         )
+
+
+def _untrusted(folder: Path, failure: files.Untrusted) -> ArgusError:
+    what = f"the store's folder {folder}" if failure.filename == str(folder) else str(folder / failure.filename)
+    hint = f"{_FOLDER_HINT}. {failure.fix}" if failure.fix else _FOLDER_HINT
+    return ArgusError(f"{what} is not used: {failure.strerror}", hint, EXIT_UNAVAILABLE)
 
 
 def nothing_hint() -> str:
@@ -765,9 +802,12 @@ def _forbidden(folder: Path) -> ArgusError:
 def _holder(folder: Path) -> str | None:
     """``<pid> <who>`` of the process that holds the store's lock; None: nobody does."""
     try:
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+        with files.opened(folder) as opened:
+            fd = files.open_at(opened, "lock", os.O_RDWR)
     except FileNotFoundError:
         return None
+    except files.Untrusted as failure:
+        raise _untrusted(folder, failure) from None
     except PermissionError:
         raise _forbidden(folder) from None
     try:
@@ -785,7 +825,8 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
     ``meanwhile`` is called while it starts.
     """
     reader, writer = os.pipe()
-    environment = dict(os.environ)
+    environment = secrets.without(os.environ)
+    environment["ARGUS_STORE_MAX"] = str(limits.store_bytes())
     # Found where this Argus was found. The working directory is "/" lest a file of the user's own, named like a module,
     # be imported from it.
     package_root = str(Path(__file__).resolve().parent.parent.parent)
@@ -793,7 +834,10 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
     command = " ".join([os.path.basename(sys.argv[0] or "python"), *sys.argv[1:2]])
     starter = f"started by process {os.getpid()}: {command}"
     try:
-        with open(folder / "engine.log", "ab") as log:
+        with files.opened(folder) as opened:
+            handle = files.open_at(opened, "engine.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with open(handle, "ab") as log:
+            os.fchmod(handle, 0o600)
             if log.tell() > 1 << 20:
                 log.truncate(0)
             starting = subprocess.Popen(
@@ -809,6 +853,8 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
     except OSError as failure:
         os.close(reader)
         os.close(writer)
+        if isinstance(failure, files.Untrusted):
+            raise _untrusted(folder, failure) from None
         if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise _forbidden(folder) from None
         return f"error {failure.strerror}"
@@ -818,10 +864,9 @@ def _start_engine(folder: Path, timeout_s: float, meanwhile: Callable[[], object
             meanwhile()
         finally:
             starting.wait()
-        import select
-
-        ready, _, _ = select.select([reader], [], [], timeout_s)
-        if not ready:
+        poll = select.poll()  # select.select refuses descriptors from 1,024 on
+        poll.register(reader, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
             return "busy"
         return os.read(reader, 65536).decode("utf-8", "replace").strip() or "error it died"
     finally:

@@ -185,6 +185,10 @@ def list_jobs(store: Store) -> list[str]:
     return list(dict.fromkeys(run.job for run in list_runs(store)))
 
 
+_LAST_RUN = 2**32 - 1
+"""Numbers of runs are UInt32."""
+
+
 def newest_run(store: Store) -> int:
     """The highest number of a run in a store, of any job; 0: none.
 
@@ -195,6 +199,17 @@ def newest_run(store: Store) -> int:
         return spool.newest_run(store.target.spool)
     newest = query_columns(store, "SELECT max(run) AS run FROM jobs")["run"]
     return int(newest[0]) if len(newest) else 0
+
+
+def next_run(now_s: int, newest: int) -> int:
+    """The number of a run that begins: its time, Unix s, or one more than the newest one's, so that the newest run is
+    the one that was begun last whatever clocks say.
+
+    Args:
+        now_s: The time.
+        newest: The highest number in the store (``newest_run``).
+    """
+    return max(now_s, newest + 1) if newest < _LAST_RUN else now_s
 
 
 def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:

@@ -15,7 +15,6 @@ there, each batch under its own token. Two can never have it at once, and nothin
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -26,8 +25,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from argus import files
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store import spool
+from argus.store import limits, spool
 from argus.store.open import Target
 
 MAX_BYTES = 4 << 30
@@ -36,7 +36,6 @@ of README.md, or a night of one's; small beside the disk of a node with GPUs."""
 _OWNER, _ASIDE, _NEW = "owner", "aside", ".new"
 _RECOUNT_S = 30.0
 """How long the space that other writers use is believed to be what it was."""
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def place(target: Target) -> Place | None:
         return None
     if root and not os.path.isabs(root):
         raise ArgusError(f"ARGUS_SPILL_DIR is '{root}', which is no absolute path", "Or say off", EXIT_USAGE)
-    return Place(Path(root or _default_root()) / _name(target), _max_bytes())
+    return Place(Path(root or _default_root()) / _name(target), limits.bytes_from("ARGUS_SPILL_MAX", MAX_BYTES))
 
 
 def _default_root() -> str:
@@ -80,16 +79,6 @@ def _name(target: Target) -> str:
     where = f"chdb:{target.path}" if target.path else f"clickhouse:{target.host}:{target.port}/{target.database}"
     readable = re.sub(r"[^A-Za-z0-9.]+", "-", where).strip("-")[:60]
     return f"{readable}-{hashlib.sha256(where.encode()).hexdigest()[:8]}"
-
-
-def _max_bytes() -> int:
-    text = os.environ.get("ARGUS_SPILL_MAX", "")
-    if not text:
-        return MAX_BYTES
-    match = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ArgusError(f"ARGUS_SPILL_MAX is '{text}', which is no size", "Write it like 500M or 20G", EXIT_USAGE)
-    return int(match.group(1)) * _UNITS[match.group(2).upper()]
 
 
 @dataclass(frozen=True)
@@ -161,11 +150,9 @@ def create(where: Place, session: str) -> Folder:
     try:
         path, lock = where.folder / session, None
         while lock is None:
-            where.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if where.folder.stat().st_uid != os.geteuid():
-                raise PermissionError(errno.EPERM, "it belongs to another user")
-            lock = _made(path)
-        spool.sync_folder(where.folder)
+            with files.opened(where.folder, create=True) as folder:
+                lock = _made(folder, path)
+                os.fsync(folder)
     except OSError as failure:
         reason = failure.strerror or str(failure)
         raise ArgusError(
@@ -174,16 +161,20 @@ def create(where: Place, session: str) -> Folder:
     return Folder(path, lock)
 
 
-def _made(path: Path) -> int | None:
+def _made(folder: int, path: Path) -> int | None:
     """Makes a writer's folder, and returns the lock on it; None: it was tidied away meanwhile."""
     # Locked before it has its name: whoever looks for abandoned folders must never see one that is just being made.
-    new, lock = path.parent / f"{_NEW}-{uuid.uuid4().hex}", -1
+    new, lock = f"{_NEW}-{uuid.uuid4().hex}", -1
     try:
-        new.mkdir(mode=0o700)
-        lock = os.open(new / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.mkdir(new, 0o700, dir_fd=folder)
+        made = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            lock = files.open_at(made, _OWNER, os.O_RDWR | os.O_CREAT)
+        finally:
+            os.close(made)
         fcntl.flock(lock, fcntl.LOCK_EX)
         os.write(lock, f"{os.getpid()}\n".encode())
-        new.rename(path)
+        os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError as failure:
         if lock >= 0:
             os.close(lock)
@@ -207,7 +198,8 @@ def _tidy(folder: Path) -> None:
 def lock(path: Path) -> Folder | None:
     """Takes over a writer's folder; None while its owner lives, or where it is none."""
     try:
-        held = os.open(path / _OWNER, os.O_RDWR | os.O_CLOEXEC)
+        with files.opened(path) as folder:
+            held = files.open_at(folder, _OWNER, os.O_RDWR)
     except OSError:
         return None
     try:
@@ -245,9 +237,8 @@ def _sessions(folder: Path) -> list[Path]:
 
 def _listed(folder: Path) -> list[Path]:
     try:
-        if folder.stat().st_uid != os.geteuid():
-            return []  # what others put there is not believed
-        return [folder / name for name in sorted(os.listdir(folder))]
+        with files.opened(folder) as fd:  # what others put there is not believed
+            return [folder / name for name in sorted(os.listdir(fd))]
     except OSError:
         return []
 

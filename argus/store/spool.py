@@ -6,6 +6,9 @@ files to a store under the same tokens, so that a folder loaded twice is stored 
 its store is away (``spill.py``) has the same form.
 
 A file appears whole or not at all; its number is the order of writing. Several tracers may share a folder.
+
+What a file says is compared with the schema before anything is sent: its table, its columns, the form of its token. A
+folder that others may write to is refused (``argus.files``).
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from argus import files
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import limits
 
 if TYPE_CHECKING:
     from argus.store.open import Store
@@ -36,6 +41,12 @@ _TABLE, _TOKEN, _DOUBT, _SUM = b"argus.table", b"argus.token", b"argus.doubt", b
 _MARK, _ZERO = b"argus-crc32:", b"00000000"
 """The value of ``argus.sum``: the mark, and the CRC-32 (hexadecimal) of the file with zeros in that place. Arrow writes
 metadata twice, at the beginning and at the end; both places count. A file stays one that any reader of Arrow takes."""
+_GOOD_TOKEN = re.compile(r"[^\W_][\w./:@+-]{0,299}", re.ASCII)
+"""``writer.py`` makes tokens of who writes, a session, the table and a number."""
+MAX_FILE_BYTES = 512 << 20
+"""A larger file is not read: a batch has at most ``writer.MAX_BYTES`` in memory, and less on disk."""
+_MAX_JOURNAL_BYTES = 64 << 20
+"""Of half a million files."""
 _UNFINISHED = ".part"
 _JOURNAL = ".loaded"
 """Which files are in which store. A store itself remembers only the newest 1000 tokens of a table, and of those with a
@@ -48,12 +59,23 @@ def prepare(folder: Path) -> None:
     Raises:
         ArgusError: It cannot be, or may not be written to.
     """
+    os.close(_opened(folder, create=True))
+
+
+def _opened(folder: Path, *, create: bool = False) -> int:
+    """A descriptor of a spool's folder, which may be written to.
+
+    Raises:
+        ArgusError: It cannot be, or others may change it.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = files.open_folder(folder, create=create)
         if not os.access(folder, os.W_OK | os.X_OK):
+            os.close(fd)
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as failure:
         raise _refused(folder, failure) from None
+    return fd
 
 
 def write(
@@ -74,42 +96,60 @@ def write(
         ArgusError: There is no room, or the folder cannot be written to; all of that may pass.
     """
     data = _encoded(table, token, rows, sent_s)
-    number = number or 1 + max((number for number, _ in names(folder)), default=0)
+    try:
+        fd = files.open_folder(folder)
+    except FileNotFoundError:
+        fd = _opened(folder, create=True)  # whoever has loaded what was there has removed it as well
+    except OSError as failure:
+        raise _refused(folder, failure) from None
+    try:
+        if not limits.has_room(fd, len(data)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return folder / _write(fd, table, data, number or 1 + max((n for n, _ in names(folder)), default=0), sync)
+    except OSError as failure:
+        raise _refused(folder, failure) from None
+    finally:
+        os.close(fd)
+
+
+def _write(folder: int, table: str, data: memoryview, number: int, sync: bool) -> str:
+    """Writes a file with the next free number into a folder, and returns its name."""
     while True:
-        whole = folder / f"{number:06}-{table}.arrow"
-        part = whole.with_name(whole.name + _UNFINISHED)
+        whole = f"{number:06}-{table}.arrow"
+        part = whole + _UNFINISHED
         try:
             # Whoever makes the unfinished file owns the number.
-            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(part, flags, 0o600, dir_fd=folder)
         except FileExistsError:
             number += 1
             continue
-        except FileNotFoundError:
-            prepare(folder)  # whoever has loaded what was there has removed it as well
-            continue
-        except OSError as failure:
-            raise _refused(folder, failure) from None
         try:
-            if whole.exists():  # since the folder was listed
-                os.close(fd)
-                part.unlink()
-                number += 1
-                continue
             with open(fd, "wb") as sink:
+                if _there(folder, whole):  # since the folder was listed
+                    os.unlink(part, dir_fd=folder)
+                    number += 1
+                    continue
                 sink.write(data)
                 if sync:
                     sink.flush()
                     os.fsync(fd)
-            part.rename(whole)
+            os.rename(part, whole, src_dir_fd=folder, dst_dir_fd=folder)
             if sync:
-                sync_folder(folder)
-        except BaseException as failure:
+                os.fsync(folder)
+        except BaseException:
             with contextlib.suppress(OSError):
-                part.unlink()
-            if isinstance(failure, OSError):
-                raise _refused(folder, failure) from None
+                os.unlink(part, dir_fd=folder)
             raise
         return whole
+
+
+def _there(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _encoded(table: str, token: str, rows: pa.Table, sent_s: float) -> memoryview:
@@ -148,9 +188,11 @@ def _refused(folder: Path, failure: OSError) -> ArgusError:
     if failure.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(f"spool://{folder}")
     reason = failure.strerror or str(failure)
-    return ArgusError(
-        f"cannot write to the spool {folder}: {reason}", "Name another: --store spool:///path", EXIT_UNAVAILABLE
-    )
+    hint = "Name another: --store spool:///path"
+    if isinstance(failure, files.Untrusted):
+        hint = f"{hint}. {failure.fix}" if failure.fix else hint
+        return ArgusError(f"the spool {folder} is not used: {reason}", hint, EXIT_UNAVAILABLE)
+    return ArgusError(f"cannot write to the spool {folder}: {reason}", hint, EXIT_UNAVAILABLE)
 
 
 def batch_files(folder: Path) -> list[tuple[int, Path]]:
@@ -186,6 +228,10 @@ class Damaged(ArgusError):
     """A file of a spool that does not hold what was written."""
 
 
+class Foreign(ArgusError):
+    """A file of a spool with a table, a column or a token that this Argus does not have."""
+
+
 def read(file: Path, *, summed: bool = False) -> Spooled:
     """Reads a file of a spool.
 
@@ -195,12 +241,12 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
 
     Raises:
         Damaged: Its content is not what was written.
+        Foreign: It names what is not in the schema.
         ArgusError: It cannot be read.
     """
     try:
-        if file.exists() and not file.is_file():
-            raise Damaged(f"{file.name} is no file")  # a pipe would be waited for
-        data = bytearray(file.read_bytes())
+        with files.opened(file.parent) as folder:
+            data = bytearray(files.read_at(folder, file.name, MAX_FILE_BYTES))
         places = _sum_places(data)
         told = {bytes(data[place : place + len(_ZERO)]) for place in places}
         for place in places:
@@ -213,14 +259,36 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         table, token = metadata[_TABLE].decode(), metadata[_TOKEN].decode()
         # Before it was a time, it was just '1'.
         sent_s = float(metadata[_DOUBT]) if metadata.get(_DOUBT, b"1") != b"1" else 0.0
+        _check_names(file, table, token, rows.schema.names)
         return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata, sent_s)
     except KeyError:
         raise Damaged(f"{file.name} is no file of a spool: it names no table") from None
     except (pa.ArrowException, ValueError) as failure:
         reason = str(failure).splitlines()[0] if str(failure) else type(failure).__name__
         raise Damaged(f"{file.name} is damaged: {reason}") from None
+    except files.Untrusted as failure:
+        raise Damaged(f"{file.name} is not read: {failure.strerror}") from None
     except OSError as failure:
         raise ArgusError(f"{file.name} cannot be read: {failure.strerror}") from None
+
+
+def _check_names(file: Path, table: str, token: str, columns: list[str]) -> None:
+    """Compares what a file says with the schema: names end up in statements, tokens in the journal.
+
+    Raises:
+        Foreign: One is none of Argus's.
+    """
+    from argus.store.schema import table_columns
+
+    known = table_columns().get(table)
+    if known is None:
+        raise Foreign(f"{file.name} is for the table {table[:80]!r}, which this Argus does not have")
+    if unknown := set(columns) - known.keys():
+        raise Foreign(f"{file.name} has the column {min(unknown)[:80]!r}, which {table} does not have")
+    if len(set(columns)) < len(columns):
+        raise Foreign(f"{file.name} has a column twice")
+    if not _GOOD_TOKEN.fullmatch(token):
+        raise Foreign(f"{file.name} has a token that Argus did not make")
 
 
 def newest_run(folder: Path) -> int:
@@ -276,8 +344,10 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
 
     check_target(store)
     with _alone(folder):
-        files = [file for _, file in batch_files(folder)]
-        if not files:
+        if folder.is_dir():
+            os.close(_readable(folder))
+        batches = [file for _, file in batch_files(folder)]
+        if not batches:
             what = "holds no file of a spool" if folder.is_dir() else "is no folder"
             raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
         ensure_schema(store)
@@ -287,8 +357,8 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
         age_s = max(0.0, time.time() - noted) if noted else 0.0
         asked: set[str] = set()
         again = False
-        for done, file in enumerate(files):
-            progress(done, len(files))
+        for done, file in enumerate(batches):
+            progress(done, len(batches))
             try:
                 batch = read(file)
                 known = batch.token in loaded_before
@@ -314,7 +384,7 @@ def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable
                 continue
             if remove:
                 file.unlink()
-        progress(len(files), len(files))
+        progress(len(batches), len(batches))
         if remove and not result.trouble:
             (folder / _JOURNAL).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
@@ -351,6 +421,21 @@ def _alone(folder: Path) -> Iterator[None]:
             os.close(fd)
 
 
+def _readable(folder: Path) -> int:
+    """A descriptor of a spool's folder that is to be loaded.
+
+    Raises:
+        ArgusError: It cannot be read, or others may change it.
+    """
+    try:
+        return files.open_folder(folder)
+    except files.Untrusted as failure:
+        hint = failure.fix or "Name the folder itself"
+        raise ArgusError(f"{folder} is not loaded: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
+    except OSError as failure:
+        raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
+
+
 def _identity(store: Store) -> str:
     """What tells this store from one that was made at the same place later."""
     with store.lease() as client:
@@ -360,8 +445,15 @@ def _identity(store: Store) -> str:
 def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
     """The tokens that were loaded into a store, and when the newest was, Unix time; 0: none."""
     try:
-        lines = (folder / _JOURNAL).read_text(errors="replace").splitlines()
-        written = (folder / _JOURNAL).stat().st_mtime
+        with files.opened(folder) as fd:
+            lines = files.read_at(fd, _JOURNAL, _MAX_JOURNAL_BYTES).decode(errors="replace").splitlines()
+            written = os.stat(_JOURNAL, dir_fd=fd, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return set(), 0.0
+    except files.Untrusted as failure:
+        # What is in the store would be sent again, and what others wrote there not at all.
+        hint = f"Remove it: rm {folder / _JOURNAL}"
+        raise ArgusError(f"{folder / _JOURNAL} is not used: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
     except OSError:
         return set(), 0.0
     tokens = {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
@@ -370,5 +462,5 @@ def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
 
 def _note(folder: Path, identity: str, token: str) -> None:
     # A folder that may only be read can be loaded too; the next time, its batches are looked for in the store.
-    with contextlib.suppress(OSError), open(folder / _JOURNAL, "a", encoding="utf-8") as journal:
-        journal.write(f"{identity} {token}\n")
+    with contextlib.suppress(OSError), files.opened(folder) as fd:
+        files.append_at(fd, _JOURNAL, f"{identity} {token}\n".encode())

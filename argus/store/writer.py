@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from argus import debug
+from argus import debug, redact
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill, spool
 from argus.store.open import LEASE_TIMEOUT_S, Store, is_forbidden, lacks_table, transient
@@ -65,6 +65,8 @@ REFERS = {
     "stack_samples": ("stacks",),
 }
 """Tables whose rows say nothing without those of others, which are sent before them: a kill must not come between."""
+PATHS_IN = ("ranks", "stacks", "features")
+"""Tables whose texts hold paths of the traced processes."""
 FIRST_TO_DROP = ("kernel_events", "launches", "stack_samples")
 """The tables whose rows go first, in this order: by far the most, and the least of a loss each."""
 
@@ -119,6 +121,7 @@ class Writer:
         flush_rows: A table with so many rows waiting is sent by the next ``maybe_flush``.
         flush_s: So is one whose oldest row has waited so long.
         place: Where batches go while the store is away (``spill.place``); None: they wait in memory.
+        paths: Whether paths are stored whole; else rows of ``PATHS_IN`` have their last components only.
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class Writer:
         flush_rows: int = FLUSH_ROWS,
         flush_s: float = FLUSH_S,
         place: spill.Place | None = None,
+        paths: bool = True,
     ) -> None:
         self.store = store
         self.source = source
@@ -152,7 +156,7 @@ class Writer:
         self._worker: threading.Thread | None = None
         self._spiller: threading.Thread | None = None
         self._stop = False
-        self.place = place
+        self.place, self._paths = place, paths
         self.spill_error: Exception | None = None
         self._folder: spill.Folder | None = None
         self._others = None if place is None else spill.Others(place.folder)
@@ -217,6 +221,8 @@ class Writer:
             ValueError: No such table, a column is missing, unknown, of another length, or does not fit its type.
         """
         converted = to_arrow(table, rows)
+        if not self._paths and table in PATHS_IN:
+            converted = _without_folders(converted)
         count = int(converted.num_rows)
         if count == 0:
             return 0
@@ -713,6 +719,25 @@ _COUNTERS = (
     "rows_too_large",
 )
 _LOSSES = ("rows_too_large", "spill_files_damaged", "spill_files_refused", "batches_in_part", "batches_rolled_up_twice")
+
+
+def _without_folders(rows: pa.Table) -> pa.Table:
+    """Rows whose texts have the last components of absolute paths only."""
+    columns = [_shortened(column) for column in rows.columns]
+    return pa.table(columns, names=rows.column_names)
+
+
+def _shortened(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks()
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(array.indices, _shortened(pa.chunked_array([array.dictionary])))
+    if pa.types.is_list(kind):
+        values = _shortened(pa.chunked_array([array.values]))
+        return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null() if array.null_count else None)
+    if pa.types.is_string(kind):
+        return pc.replace_substring_regex(array, pattern=redact.PATH, replacement=r"\1")
+    return array
 
 
 def _unlink(file: Path | None) -> None:

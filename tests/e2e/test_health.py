@@ -230,7 +230,8 @@ def test_what_may_not_be_read_is_unknown(node: Node) -> None:
     (node.folder / "root/proc/vmstat").chmod(0)
     for path in (node.folder, *node.folder.parents):
         if path.stat().st_uid == os.getuid() and path != Path("/") and "pytest" in str(path):
-            path.chmod(0o777)
+            path.chmod(0o755)
+    node.folder.chmod(0o777)
     if os.geteuid() == 0:
         node.before = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     status, text = node.check("oom")
@@ -371,8 +372,8 @@ def test_nobody_with_an_empty_environment() -> None:
 def _as_nobody(folder: Path) -> None:
     folder.chmod(0o755)
     state = folder / "state"
-    state.mkdir()
-    state.chmod(0o777)
+    state.mkdir(mode=0o700)
+    os.chown(state, 54321, 54321)
     settings = folder / "health.toml"
     settings.write_text(f'state_dir = "{state}"\nstore = "off"\n[stuck]\nseconds = 0.2\n')
     settings.chmod(0o644)

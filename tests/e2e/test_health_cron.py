@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from argus import installation
 from argus.cli.main import main
 from argus.health import cron
 from argus.store.open import open_store
@@ -31,7 +32,7 @@ def test_a_crontab(tmp_path: Path) -> None:
     assert file.read_text().endswith("\n")
     assert file.stat().st_mode & 0o777 == 0o644
     cron.install(cron.Plan(60, mail="ops@x.org", jitter_s=0), systemd=False, cron_file=file)
-    assert file.read_text().splitlines()[-1].startswith(f"0 * * * * root {cron.program()[0]}")
+    assert file.read_text().splitlines()[-1].startswith(f"0 * * * * root {installation.program()[0]}")
     assert "logger" not in file.read_text()
     assert cron.remove(cron_file=file, folder=tmp_path) == [file]
     assert cron.remove(cron_file=file, folder=tmp_path) == []

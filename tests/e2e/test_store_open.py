@@ -240,7 +240,7 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     """As long as it has clients."""
     trims: list[int] = []
     server = SimpleNamespace(guard=threading.Lock(), connections=1, idle_since=0.0, cancel_abandoned=lambda: None)
-    server.give_back = lambda: trims.append(1)
+    server.give_back, server.measure = lambda: trims.append(1), lambda: None
     monkeypatch.setattr(heap, "TRIM_S", 0.0)
     turns = iter([True] * 5)
     engine._tend(server, threading.Event(), lambda: next(turns, False))  # type: ignore[arg-type]

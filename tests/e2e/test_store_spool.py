@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_two_writers_share_a_folder(folder: Path) -> None:
     folder.mkdir()
-    rows = pa.table({"a": [1]})
+    rows = pa.table({"job": ["a"]})
 
     def fill(who: str) -> None:
         for k in range(101):

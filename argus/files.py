@@ -1,0 +1,338 @@
+"""Files that Argus writes or believes, opened so that nobody else can have chosen what they are.
+
+A name in a folder that others may write to can be a link to a file of root's, a pipe that is waited for, or a device.
+So stores, spools, spills, caches, journals and ``--output`` are opened here: the folder first, by ``O_DIRECTORY`` and
+``O_NOFOLLOW``, and only if nobody but its owner and root may change it; then its files by ``openat`` with
+``O_NOFOLLOW`` and ``O_NONBLOCK``, regular files only. The rule is ``trusted``. This module imports no numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pwd
+import shlex
+import stat
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+UNFINISHED = ".new-"
+"""How names of files begin that are not whole yet."""
+MAX_LINKS = 40
+"""Symbolic links that a path may lead through, as in the kernel (``MAXSYMLINKS``)."""
+
+_former_umask: int | None = None
+
+
+class Untrusted(PermissionError):
+    """Somebody else may change a file or folder, or has chosen what it is. ``strerror`` says who or how."""
+
+    def __init__(self, path: object, reason: str, fix: str = "") -> None:
+        super().__init__(errno.EPERM, reason, str(path))
+        self.fix = fix
+        """A command that mends it; empty: none does."""
+
+
+def trusted(status: os.stat_result) -> bool:
+    """Whether nobody but the effective user and root may change a file, by its status. It must be no link's."""
+    return not distrust(status)
+
+
+def distrust(status: os.stat_result, owners: tuple[int, ...] = (), *, root_group: bool = False) -> str:
+    """Why a file is not to be believed; empty: it is.
+
+    Args:
+        status: Of the file; no link's.
+        owners: Who may own it; empty: the effective user and root.
+        root_group: Whether members of root's group may write to it.
+    """
+    if status.st_uid not in (owners or (0, os.geteuid())):
+        return f"it belongs to {owner(status.st_uid)}"
+    if status.st_mode & (0o002 if root_group and status.st_gid == 0 else 0o022):
+        return f"others may write to it (its mode is {stat.S_IMODE(status.st_mode):o})"
+    return ""
+
+
+def owner(uid: int) -> str:
+    """A user's name, else ``uid 65534``."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def open_folder(folder: Path, *, create: bool = False) -> int:
+    """A descriptor of a folder that nobody else may change, and whose last component is no link.
+
+    Args:
+        folder: The folder. Missing ones, and their parents, are made for their owner alone if ``create``.
+        create: Whether to make it.
+
+    Raises:
+        Untrusted: Others may change it.
+        OSError: It cannot be opened or made.
+    """
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as failure:
+        if failure.errno in (errno.ENOTDIR, errno.ELOOP) and folder.is_symlink():
+            raise Untrusted(folder, "it is a symbolic link") from None
+        raise
+    if reason := distrust(os.fstat(fd)):
+        os.close(fd)
+        raise Untrusted(folder, reason, _fix(folder))
+    return fd
+
+
+def _fix(folder: Path) -> str:
+    name = shlex.quote(str(folder))
+    user = "root:root" if os.geteuid() == 0 else str(os.geteuid())
+    return f"If all in it is yours: chown -R {user} {name}; chmod -R go-w {name}"
+
+
+def open_at(folder: int, name: str, flags: int, mode: int = 0o600) -> int:
+    """Opens a regular file in a folder, following no link and waiting for no pipe.
+
+    Args:
+        folder: A descriptor of the folder (``open_folder``).
+        name: The file's name in it.
+        flags: As for ``os.open``.
+        mode: Of a new file.
+
+    Raises:
+        Untrusted: It is a link, a pipe or a device, or others may change it.
+        OSError: It cannot be opened.
+    """
+    try:
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode, dir_fd=folder)
+    except OSError as failure:
+        if failure.errno == errno.ELOOP:
+            raise Untrusted(name, "it is a symbolic link") from None
+        if failure.errno == errno.ENXIO:
+            raise Untrusted(name, "it is no regular file") from None
+        raise
+    status = os.fstat(fd)
+    reason = distrust(status) if stat.S_ISREG(status.st_mode) else "it is no regular file"
+    if reason:
+        os.close(fd)
+        raise Untrusted(name, reason)
+    return fd
+
+
+def read_at(folder: int, name: str, max_bytes: int) -> bytes:
+    """A file's content.
+
+    Raises:
+        Untrusted: As ``open_at``.
+        OSError: It cannot be read, or is larger than ``max_bytes`` (EFBIG).
+    """
+    with open(open_at(folder, name, os.O_RDONLY), "rb") as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", name)
+        return file.read(max_bytes)
+
+
+def write_at(folder: int, name: str, data: bytes, mode: int = 0o600, *, alone: bool = False) -> None:
+    """Writes a file at once: whoever reads it sees the old content or the new. What had its name is replaced, and
+    never written to.
+
+    Args:
+        folder: A descriptor of the folder.
+        name: The file's name in it.
+        data: Its content.
+        mode: Of the file.
+        alone: Nobody else writes it now: the caller has a lock. What a killed one has left is replaced.
+
+    Raises:
+        OSError: It cannot be written. The old one is still there.
+    """
+    new = UNFINISHED + (name if alone else uuid.uuid4().hex)
+    if alone:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            os.fchmod(fd, mode)
+        os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
+
+
+def append_at(folder: int, name: str, data: bytes) -> None:
+    """Appends to a file, which is made where it is missing.
+
+    Raises:
+        Untrusted: As ``open_at``.
+        OSError: It cannot be written.
+    """
+    with open(open_at(folder, name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file that gets a name at the end, and is removed where that fails. What had the name is replaced, and never
+    written to: the folder may be one that others write to. Its mode is the umask's.
+
+    Raises:
+        Untrusted: A link of somebody else's is on the way to the folder.
+        OSError: It cannot be written. The old one is still there.
+    """
+    folder = open_output_folder(path.parent)
+    new = UNFINISHED + uuid.uuid4().hex
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+            yield file
+        os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(new, dir_fd=folder)
+        raise
+    finally:
+        os.close(folder)
+
+
+def open_output_folder(folder: Path) -> int:
+    """A descriptor of a folder that others may write to. Links on the way are followed only if they are root's or the
+    effective user's: who may write there must not choose where root does.
+
+    Raises:
+        Untrusted: A link belongs to somebody else.
+        OSError: It cannot be opened.
+    """
+    rest = _parts(os.path.abspath(folder))
+    flags, links = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, 0
+    fds = [os.open("/", flags | os.O_DIRECTORY)]
+    """Of each folder from the root on, for ``..``."""
+    try:
+        while rest:
+            part = rest.pop()
+            if part == "..":
+                if len(fds) > 1:
+                    os.close(fds.pop())
+                continue
+            fd = os.open(part, flags, dir_fd=fds[-1])
+            status = os.fstat(fd)
+            if not stat.S_ISLNK(status.st_mode):
+                fds.append(fd)
+                continue
+            target = os.readlink("", dir_fd=fd)
+            os.close(fd)
+            links += 1
+            if status.st_uid not in (0, os.geteuid()):
+                raise Untrusted(folder, f"the link {part} on the way to it belongs to {owner(status.st_uid)}")
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+            rest += _parts(target)
+            while target.startswith("/") and len(fds) > 1:
+                os.close(fds.pop())
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fds[-1])
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def open_log(path: Path) -> int:
+    """A descriptor that appends to a log, which is made where it is missing. A device, a pipe, or what ``/dev/stderr``
+    and its like lead to, is opened as it is.
+
+    Raises:
+        Untrusted: A link on the way is somebody else's, or the file is.
+        OSError: It cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    if str(path.absolute().parent) in ("/dev", "/dev/fd", "/proc/self/fd"):
+        return os.open(path, flags | os.O_CLOEXEC, 0o666)
+    folder = open_output_folder(path.parent)
+    try:
+        # Not to wait for a reader, should somebody have put a pipe there.
+        fd = os.open(path.name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+    except OSError as failure:
+        raise Untrusted(path, "it is a symbolic link") if failure.errno == errno.ELOOP else failure from None
+    finally:
+        os.close(folder)
+    if (status := os.fstat(fd)).st_uid not in (0, os.geteuid()):
+        os.close(fd)
+        raise Untrusted(path, f"it belongs to {owner(status.st_uid)}")
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _parts(path: str) -> list[str]:
+    """The components of a path, the last one first."""
+    return [part for part in path.split("/") if part not in ("", ".")][::-1]
+
+
+@contextlib.contextmanager
+def opened(folder: Path, *, create: bool = False) -> Iterator[int]:
+    """``open_folder``, closed at the end."""
+    fd = open_folder(folder, create=create)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def changeable(path: Path) -> tuple[Path, str] | None:
+    """Who else than root may change a program that root runs, or put another in its place.
+
+    The file, each folder above it, and each link on the way must be root's, and not for others to write to. A sticky
+    folder (``/tmp``) will do where what lies in it is root's.
+
+    Args:
+        path: An absolute path.
+
+    Returns:
+        The first part at fault, and why; None: there is none.
+
+    Raises:
+        OSError: A part of the path is missing, or it has too many links.
+    """
+    rest, at, links = _parts(str(path)), Path("/"), 0
+    while True:
+        status = os.lstat(at)
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            if status.st_uid != 0:
+                return at, f"the link belongs to {owner(status.st_uid)}"
+            target = os.readlink(at)
+            rest += _parts(target)
+            at = Path("/") if target.startswith("/") else at.parent
+            continue
+        sticky = rest and status.st_uid == 0 and status.st_mode & stat.S_ISVTX
+        if not sticky and (reason := distrust(status, (0,), root_group=True)):
+            return at, reason
+        if not rest:
+            return None
+        part = rest.pop()
+        at = at.parent if part == ".." else at / part
+
+
+# ---- what root creates
+
+
+def keep_private() -> None:
+    """From here on what root creates is for root alone. The former umask is kept for commands that Argus starts."""
+    global _former_umask
+    if os.geteuid() == 0 and _former_umask is None:
+        _former_umask = os.umask(0o077)
+
+
+def share() -> None:
+    """Undoes ``keep_private``: for files that other users are to read, and in a command's child."""
+    global _former_umask
+    if _former_umask is not None:
+        os.umask(_former_umask)
+        _former_umask = None

@@ -1,0 +1,535 @@
+"""Folders and files that others may change: what root writes, reads or runs there is of root's own choice.
+
+"Others" is uid 65534, to whom files and folders belong.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from argus import files, installation
+from argus.capture import disk_cache
+from argus.cli.main import main
+from argus.errors import ArgusError
+from argus.health import cron
+from argus.store import engine, limits, spill, spool
+from argus.store import open as store_open
+from argus.store.open import open_store, parse_url
+from argus.store.writer import to_arrow
+from tests.stores import new_store
+
+NOBODY = 65534
+ARGUS = [sys.executable, "-m", "argus.cli.main"]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of other users")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder of another user's."""
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o755)
+    os.chown(folder, NOBODY, NOBODY)
+    return folder
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[Path]:
+    """A file of root's that must stay as it is."""
+    file = tmp_path / "roots"
+    file.write_text("root's\n" * 300_000)  # 2 MB
+    file.chmod(0o600)
+    before = file.read_bytes(), file.stat().st_mode, file.stat().st_mtime_ns
+    yield file
+    assert (file.read_bytes(), file.stat().st_mode, file.stat().st_mtime_ns) == before
+
+
+COVERAGE = {
+    "job": "j",
+    "run": 1,
+    "host": "h",
+    "counter": ["lost"],
+    "ts": 1_790_000_000 * 10**9,
+    "value": 0,
+    "loss": False,
+    "version": 1,
+}
+
+
+def a_batch(folder: Path) -> Path:
+    """A file of a spool, as Argus writes it."""
+    return spool.write(folder, "coverage", "trace/host/1/coverage/0", to_arrow("coverage", COVERAGE))
+
+
+def a_forged_batch(folder: Path, number: int, **forged: Any) -> Path:
+    """One that says what its maker chose: table, token, and names of columns."""
+    rows = to_arrow("coverage", COVERAGE)
+    for name in forged.get("columns", ()):
+        rows = rows.append_column(name, pa.array(["1"]))
+    file = folder / f"{number:06}-coverage.arrow"
+    file.write_bytes(spool._encoded(forged.get("table", "coverage"), forged.get("token", "t/1"), rows, 0.0))
+    return file
+
+
+# ---- the module
+
+
+def test_a_folder_of_others_is_refused(theirs: Path, tmp_path: Path) -> None:
+    for make, why in (
+        (lambda: theirs, "it belongs to nobody"),
+        (lambda: os.chown(theirs, 0, 0) or theirs.chmod(0o777) or theirs, "others may write to it (its mode is 777)"),
+        (lambda: theirs.chmod(0o775) or theirs, "others may write to it (its mode is 775)"),
+        (lambda: (tmp_path / "link").symlink_to(theirs) or tmp_path / "link", "it is a symbolic link"),
+    ):
+        with pytest.raises(files.Untrusted) as refused:
+            files.open_folder(make())
+        assert refused.value.strerror == why
+    theirs.chmod(0o755)
+    os.close(files.open_folder(theirs))
+
+
+def test_a_file_of_others_is_refused_and_no_pipe_is_waited_for(tmp_path: Path, secret: Path) -> None:
+    (tmp_path / "link").symlink_to(secret)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "given").write_text("x")
+    os.chown(tmp_path / "given", NOBODY, NOBODY)
+    os.mknod(tmp_path / "full", 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+    with files.opened(tmp_path) as folder:
+        for name in ("link", "pipe", "given", "full"):
+            for flags in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND | os.O_CREAT, os.O_RDWR | os.O_CREAT):
+                with pytest.raises(files.Untrusted):
+                    files.open_at(folder, name, flags)
+        (tmp_path / "large").write_bytes(b"x" * 101)
+        with pytest.raises(OSError) as large:
+            files.read_at(folder, "large", 100)
+        assert large.value.errno == errno.EFBIG
+        files.write_at(folder, "link", b"new")
+    assert (tmp_path / "link").read_text() == "new"
+    assert not (tmp_path / "link").is_symlink()
+
+
+def test_a_link_of_others_does_not_choose_the_folder(theirs: Path, tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir(mode=0o700)
+    (tmp_path / "mine").symlink_to(tmp_path / "private")
+    with files.replacing(tmp_path / "mine" / "file") as file:
+        file.write(b"1")
+    (theirs / "deeper").symlink_to(tmp_path / "private")
+    os.chown(theirs / "deeper", NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(files.Untrusted), files.replacing(theirs / "deeper" / "file") as file:
+        file.write(b"2")
+    assert (tmp_path / "private" / "file").read_bytes() == b"1"
+    assert [path.name for path in (tmp_path / "private").iterdir()] == ["file"]
+
+
+def test_what_root_runs_is_checked_up_to_the_root(theirs: Path, tmp_path: Path) -> None:
+    program = tmp_path / "opt" / "bin" / "argus"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    assert files.changeable(program) is None
+    program.chmod(0o775)
+    assert files.changeable(program) is None, "root's group"
+    for part in (program, program.parent, tmp_path / "opt"):
+        os.chown(part, NOBODY, 0)
+        assert files.changeable(program) == (part, "it belongs to nobody")
+        os.chown(part, 0, 0)
+        mode = stat.S_IMODE(part.stat().st_mode)
+        part.chmod(0o757)
+        assert files.changeable(program) == (part, "others may write to it (its mode is 757)")
+        part.chmod(mode)
+    (tmp_path / "argus").symlink_to(program)
+    assert files.changeable(tmp_path / "argus") is None
+    os.chown(tmp_path / "argus", NOBODY, 0, follow_symlinks=False)
+    assert files.changeable(tmp_path / "argus") == (tmp_path / "argus", "the link belongs to nobody")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels"):
+        files.changeable(tmp_path / "a")
+
+
+def test_what_root_creates_is_for_root_alone(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from argus.cli import main; from argus import files; os.umask(0o022)\n"
+        "try: main.main(sys.argv[1:])\nfinally:\n open(os.environ['FILE'], 'w').close(); files.share()\n"
+        " open(os.environ['FILE'] + '2', 'w').close()"
+    )
+    for verb, mode in (("explain", 0o600), ("arm", 0o644)):
+        file = tmp_path / verb
+        words = [sys.executable, "-c", program, verb, "--help"]
+        subprocess.run(words, env={**os.environ, "FILE": str(file)}, check=True, capture_output=True)
+        assert stat.S_IMODE(file.stat().st_mode) == mode, verb
+        assert stat.S_IMODE(Path(f"{file}2").stat().st_mode) == 0o644
+
+
+# ---- C4a: spools
+
+
+@pytest.mark.parametrize("where", ["theirs", "writable", "link"])
+def test_a_spool_that_others_may_write_to_is_neither_loaded_nor_written(
+    where: str, theirs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spool_folder = tmp_path / "spool"
+    spool_folder.mkdir(mode=0o700)
+    a_batch(spool_folder)
+    if where == "theirs":
+        os.chown(spool_folder, NOBODY, NOBODY)
+    elif where == "writable":
+        spool_folder.chmod(0o777)
+    else:
+        spool_folder.rename(tmp_path / "moved")
+        spool_folder.symlink_to(tmp_path / "moved")
+    assert main(["store", "load", str(spool_folder), "--store", f"chdb://{tmp_path}/store"]) != 0
+    said = capsys.readouterr().err
+    assert f"{spool_folder} is not loaded: " in said
+    assert not (tmp_path / "store").exists()
+    with pytest.raises(ArgusError, match="is not used"):
+        spool.prepare(spool_folder)
+    with pytest.raises(ArgusError, match="is not used"):
+        a_batch(spool_folder)
+
+
+def test_names_and_tokens_of_a_spool_are_those_of_the_schema(tmp_path: Path, secret: Path) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir(mode=0o700)
+    target = tmp_path / "written"
+    for number, (hostile, why) in enumerate(
+        (
+            ({"table": f"FUNCTION file('{target}','TSVRaw','a String')"}, "which this Argus does not have"),
+            ({"table": "schema_migrations"}, "which this Argus does not have"),
+            ({"table": "iterations_rollup"}, "which this Argus does not have"),
+            ({"token": "x\n* * * * * root id > /etc/passwd\n"}, "a token that Argus did not make"),
+            ({"token": ""}, "a token that Argus did not make"),
+            ({"token": "t" * 301}, "a token that Argus did not make"),
+            ({"columns": ["x`) FORMAT Null --"]}, "which coverage does not have"),
+        ),
+        1,
+    ):
+        file = a_forged_batch(folder, number, **hostile)
+        with pytest.raises(spool.Foreign, match=re.escape(why)):
+            spool.read(file)
+    file = a_batch(folder)
+    assert spool.read(file).rows.num_rows == 1
+    assert file.name == "000008-coverage.arrow"
+    with open_store(new_store(tmp_path)) as store:
+        (folder / ".loaded").symlink_to(secret)
+        with pytest.raises(ArgusError, match="symbolic link"):
+            spool.load(folder, store, progress=lambda done, of: None)
+        (folder / ".loaded").unlink()
+        found = spool.load(folder, store, progress=lambda done, of: None)
+        assert (found.files, len(found.trouble)) == (1, 7)
+        assert not target.exists()
+        assert len((folder / ".loaded").read_text().splitlines()) == 1
+
+
+def test_a_file_of_a_spool_is_a_regular_file_of_bounded_size(
+    tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "spool"
+    folder.mkdir(mode=0o700)
+    good = a_batch(folder)
+    (folder / "000002-jobs.arrow").symlink_to(good)
+    os.mkfifo(folder / "000003-jobs.arrow")
+    for name in ("000002-jobs.arrow", "000003-jobs.arrow"):
+        with pytest.raises(spool.Damaged, match="is not read"):
+            spool.read(folder / name)
+    monkeypatch.setattr(spool, "MAX_FILE_BYTES", 100)
+    with pytest.raises(ArgusError, match="larger than"):
+        spool.read(good)
+
+
+# ---- C4b: embedded stores
+
+
+@pytest.mark.parametrize("name", ["lock", "config.xml", "engine.log", "db"])
+def test_links_in_a_stores_folder_lead_nowhere(name: str, tmp_path: Path, secret: Path) -> None:
+    """Left by whoever had the folder before it became root's."""
+    store = tmp_path / "store"
+    store.mkdir(mode=0o700)
+    target = secret
+    if name == "db":
+        target = tmp_path / "elsewhere"
+        target.mkdir()
+        os.chown(target, NOBODY, NOBODY)
+    (store / name).symlink_to(target)
+    code = main(["sql", "SELECT 1", "--store", f"chdb://{store}"])
+    with open_store(f"chdb://{store}") as opened:
+        if name == "config.xml":  # replaced, not written to
+            with opened.lease() as client:
+                assert client.command("SELECT 1") == 1
+        else:
+            with pytest.raises(ArgusError, match=r"symbolic link|belongs to nobody"), opened.lease():
+                pass
+    assert code != 0 or name == "config.xml"
+    assert not (tmp_path / "elsewhere").exists() or not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_a_store_of_another_user_is_refused(mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    (store / "db").mkdir(parents=True)
+    store.chmod(mode)
+    if mode == 0o755:
+        os.chown(store, NOBODY, NOBODY)
+    for words in (["jobs"], ["sql", "SELECT 1"], ["store", "init"]):
+        assert main([*words, "--store", f"chdb://{store}"]) != 0
+        assert f"the store's folder {store} is not used: " in capsys.readouterr().err
+    assert sorted(path.name for path in store.iterdir()) == ["db"]
+
+
+def test_an_engine_of_another_user_is_not_talked_to(theirs: Path) -> None:
+    theirs.chmod(0o777)
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()\n"
+        "print('on', flush=True)\n"
+        "while True: c, _ = s.accept(); c.recv(999); c.send(b'HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n')"
+    )
+    # Through a descriptor: the folders above are root's alone.
+    folder = os.open(theirs, os.O_PATH)
+    words = [
+        "setpriv",
+        "--reuid",
+        str(NOBODY),
+        "--regid",
+        str(NOBODY),
+        "--clear-groups",
+        "/usr/bin/python3",
+        "-c",
+        program,
+    ]
+    fake = subprocess.Popen(
+        [*words, f"/proc/self/fd/{folder}/socket"], pass_fds=(folder,), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert fake.stdout is not None
+        assert fake.stdout.readline() == "on\n"
+        os.chown(theirs, 0, 0)
+        theirs.chmod(0o700)
+        (theirs / "db").mkdir()
+        with pytest.raises(ArgusError, match="it is answered by nobody"), open_store(f"chdb://{theirs}").lease():
+            pass
+    finally:
+        fake.kill()
+        fake.wait()
+        os.close(folder)
+
+
+def test_an_engine_stays_in_the_folder_that_was_checked(theirs: Path) -> None:
+    """Whoever may rename the folder's parent cannot choose what chdb writes to."""
+    url = new_store(theirs)
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a Int32) ENGINE = MergeTree ORDER BY a")
+        (theirs / "store").rename(theirs / "moved")
+        (theirs / "store" / "db").mkdir(parents=True)
+        client.command("INSERT INTO t SELECT number FROM numbers(1000)")
+        assert client.command("SELECT count() FROM t") == 1000
+        assert not list((theirs / "store" / "db").iterdir())
+        shutil.rmtree(theirs / "store")
+        (theirs / "moved").rename(theirs / "store")
+
+
+def test_files_of_stores_and_checks_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with open_store(f"chdb://{tmp_path}/lib/argus") as store, store.lease():
+            pass
+        settings = tmp_path / "health.toml"
+        settings.write_text(f'state_dir = "{tmp_path}/var/health"\n')
+        main(["health", "--config", str(settings), "--only", "memory", "--no-store"])
+    finally:
+        os.umask(before)
+    for folder in ("lib/argus", "var/health"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700, folder
+    for file in (
+        "lib/argus/lock",
+        "lib/argus/engine.log",
+        "lib/argus/config.xml",
+        "var/health/state.json",
+        "var/health/lock",
+    ):
+        assert stat.S_IMODE((tmp_path / file).stat().st_mode) == 0o600, file
+
+
+def test_the_cache_and_the_spill_of_others_are_not_used(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_cache.keep(theirs / "x.json", b"data", 4)
+    assert not list(theirs.iterdir())
+    (theirs / "x.json").write_bytes(b"")
+    assert disk_cache.read(theirs / "x.json") is None
+    monkeypatch.setenv("ARGUS_SPILL_DIR", str(theirs))
+    place = spill.place(parse_url("chdb:///nowhere"))
+    assert place is not None
+    os.mkdir(place.folder)
+    os.chown(place.folder, NOBODY, NOBODY)
+    with pytest.raises(ArgusError, match="belongs to nobody"):
+        spill.create(place, "session")
+    os.chown(place.folder, 0, 0)
+    spill.create(place, "session").close()
+
+
+# ---- S7: bounds
+
+
+def test_a_store_takes_no_rows_beyond_its_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = new_store(tmp_path)
+    monkeypatch.setenv("ARGUS_STORE_MAX", "1K")
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a UInt64) ENGINE = MergeTree ORDER BY a AS SELECT number FROM numbers(10000)")
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                client.insert("t", [[1]], column_names=["a"])
+            except Exception as failure:
+                refused = store.explain(failure)
+                break
+            assert time.monotonic() < deadline, "nothing was refused"
+            time.sleep(0.5)
+        assert "reached its bound (ARGUS_STORE_MAX)" in refused.message
+        assert "argus store rm" in refused.hint
+        assert store_open.transient(refused), "rows wait, they are not thrown away"
+        client.command("DROP TABLE t SYNC")
+
+
+def test_room_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"<min_free_disk_bytes_to_perform_insert>{limits.kept_free(tmp_path)}<" in engine.config(tmp_path)
+    a_batch(tmp_path)
+    disk = os.statvfs(tmp_path)
+    monkeypatch.setattr(limits, "kept_free", lambda place: disk.f_bavail * disk.f_frsize * 2)
+    with pytest.raises(ArgusError, match="no space is left"):
+        a_batch(tmp_path)
+    monkeypatch.undo()
+    free = os.statvfs(tmp_path)
+    assert limits.kept_free(tmp_path) == min(int(free.f_blocks * free.f_frsize * 0.05), 5 << 30)
+    with open_store(new_store(tmp_path)) as store, store.lease() as client:
+        asked = "SELECT value FROM system.merge_tree_settings WHERE name = 'min_free_disk_bytes_to_perform_insert'"
+        assert int(client.command(asked)) == limits.kept_free(tmp_path)
+
+
+# ---- H11: health --output
+
+
+def health(tmp_path: Path, output: Path) -> subprocess.CompletedProcess[str]:
+    settings = tmp_path / "health.toml"
+    settings.write_text(f'state_dir = "{tmp_path}/state"\n')
+    words = ["health", "--config", str(settings), "--only", "memory", "--no-store", "--output", str(output)]
+    return subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=60)
+
+
+def test_an_output_in_a_folder_of_others_follows_no_link_and_waits_for_no_pipe(
+    tmp_path: Path, theirs: Path, secret: Path
+) -> None:
+    output = theirs / "argus.prom"
+    for target in (secret, Path("/dev/full"), tmp_path / "not-there"):
+        output.symlink_to(target)
+        done = health(tmp_path, output)
+        assert done.returncode != 3, done.stderr
+        assert stat.S_ISREG(output.lstat().st_mode)
+        assert stat.S_IMODE(output.lstat().st_mode) == 0o644
+        output.unlink()
+    assert not (tmp_path / "not-there").exists()
+    os.mkfifo(output)
+    os.chown(output, NOBODY, NOBODY)
+    done = health(tmp_path, output)
+    assert done.returncode == 3
+    assert "cannot write" in done.stderr
+    (theirs / "up").symlink_to(tmp_path)
+    os.chown(theirs / "up", NOBODY, NOBODY, follow_symlinks=False)
+    done = health(tmp_path, theirs / "up" / "argus.prom")
+    assert "the link up on the way to it belongs to nobody" in done.stderr
+    assert not (tmp_path / "argus.prom").exists()
+
+
+def test_an_output_to_a_device_of_roots_still_works(tmp_path: Path) -> None:
+    assert health(tmp_path, Path("/dev/null")).returncode != 3
+    done = health(tmp_path, Path("/dev/stdout"))
+    assert "memory" in done.stdout or "ok" in done.stdout.lower(), done.stdout
+    done = health(tmp_path, Path("/dev/full"))
+    assert (done.returncode, "No space left" in done.stderr) == (3, True)
+
+
+# ---- H12: install-cron
+
+
+def test_cron_runs_nothing_that_a_user_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "venv" / "bin" / "argus"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(installation, "program", lambda: [str(program)])
+    file = tmp_path / "argus-health"
+    for part in (program, program.parent.parent):
+        os.chown(part, NOBODY, NOBODY)
+        with pytest.raises(ArgusError, match="it belongs to nobody") as refused:
+            cron.install(cron.Plan(), systemd=False, cron_file=file)
+        assert str(part) in refused.value.message
+        assert "chown" in refused.value.hint
+        assert not file.exists()
+        cron.install(cron.Plan(user="nobody"), systemd=False, cron_file=file)
+        file.unlink()
+        os.chown(part, 0, 0)
+    if installation.changeable() is None:  # where the tests run
+        assert cron.install(cron.Plan(), systemd=False, cron_file=file) == [file]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_argus_check_says_who_may_change_what_root_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from argus.capture import preflight
+
+    program = tmp_path / "argus"
+    program.write_text("")
+    os.chown(program, NOBODY, NOBODY)
+    monkeypatch.setattr(installation, "program", lambda: [str(program)])
+    state = preflight._installation()
+    assert not state.on
+    assert f"{program}: it belongs to nobody" in state.detail
+    assert "chown" in state.fix
+
+
+def test_a_file_of_the_package_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import argus
+
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "__init__.py").write_text("")
+    os.chown(tmp_path / "pkg" / "__init__.py", NOBODY, 0)
+    monkeypatch.setattr(argus, "__path__", [str(tmp_path / "pkg")])
+    monkeypatch.setattr(installation, "program", lambda: ["/bin/sh"])
+    found = installation.changeable()
+    assert found is not None
+    if files.changeable(Path(sys.executable)) is None:
+        assert found[0] == tmp_path / "pkg" / "__init__.py"
+
+
+# ---- exports, logs
+
+
+def test_an_export_into_a_folder_of_others_replaces_what_is_there(theirs: Path, secret: Path, tmp_path: Path) -> None:
+    from argus.cli.export import _write
+
+    output = theirs / "flame.svg"
+    output.symlink_to(secret)
+    (theirs / f"flame.svg.{os.getpid()}.part").symlink_to(secret)
+    _write(str(output), "<svg/>")
+    assert output.read_text() == "<svg/>"
+    assert not output.is_symlink()
+
+
+def test_a_log_of_argus_run_is_not_somebody_elses(theirs: Path, secret: Path) -> None:
+    (theirs / "link").symlink_to(secret)
+    os.mkfifo(theirs / "pipe")
+    (theirs / "given").write_text("")
+    os.chown(theirs / "given", NOBODY, NOBODY)
+    for name in ("link", "pipe", "given"):
+        done = subprocess.run(
+            [*ARGUS, "run", "--log", str(theirs / name), "--", "true"], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0
+        assert "cannot be written" in done.stderr

@@ -1,0 +1,319 @@
+"""Secrets reach no child's environment or command line, no row, no log; what else may be left out of a store."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from argus import debug, redact, secrets
+from argus.capture.targets import open_target
+from argus.cli.main import main
+from argus.errors import ArgusError
+from argus.interop import nsys
+from argus.store import open as store_open
+from argus.store.reader import next_run
+from argus.store.writer import Writer
+from tests.stores import new_store
+
+ARGUS = [sys.executable, "-m", "argus.cli.main"]
+
+
+# ---- H10: the store's password
+
+
+@pytest.mark.kernel
+def test_the_command_of_argus_run_has_no_password(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "ARGUS_STORE_PASSWORD": "hunter2",
+        "ARGUS_STORE_PASSWORD_FILE": "/etc/argus/hunter2",
+        "ARGUS_STORE": new_store(tmp_path),
+        "OTHER": "stays",
+    }
+    words = ["run", "--log", str(tmp_path / "log"), "--user", pwd.getpwuid(os.geteuid()).pw_name, "--", "sh", "-c"]
+    # Its parents are the user's own shell and Argus: only what it inherits counts.
+    done = subprocess.run(
+        [*ARGUS, *words, "env; umask; tr '\\0' '\\n' < /proc/self/environ"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        umask=0o027,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OTHER=stays" in done.stdout
+    assert "hunter2" not in done.stdout
+    assert "0027" in done.stdout.splitlines(), "and its umask is the caller's"
+
+
+def test_a_password_that_was_read_is_in_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_taken", None)
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "hunter2")
+    secrets.take()
+    assert "ARGUS_STORE_PASSWORD" not in os.environ
+    assert store_open._password() == "hunter2"
+    seen = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+    assert "hunter2" not in seen
+
+
+def test_argus_itself_takes_the_password_out_of_its_environment() -> None:
+    program = (
+        "import os, sys; from argus.cli import interrupt, main; from argus import secrets\n"
+        "interrupt.leave_with = lambda code: print(os.environ.get('ARGUS_STORE_PASSWORD'), secrets.password())\n"
+        "sys.argv = ['argus', 'explain', 'jitter']; main.main()"
+    )
+    environment = {**os.environ, "ARGUS_STORE_PASSWORD": "hunter2"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "None hunter2", done.stderr
+
+
+def test_the_engine_gets_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "hunter2")
+    url = new_store(tmp_path)
+    with store_open.open_store(url) as store, store.lease():
+        engine = int((tmp_path / "store" / "lock").read_text().split()[0])
+        assert b"hunter2" not in Path(f"/proc/{engine}/environ").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("url", "warns"),
+    [
+        ("clickhouse://argus@db/argus", True),
+        ("clickhouse://argus@db:8123/argus?secure=false", True),
+        ("clickhouse://argus@db:8443/argus", False),
+        ("clickhouse://argus@db/argus?secure=true", False),
+        ("clickhouse://argus@localhost/argus", False),
+        ("clickhouse://argus@127.0.0.1:8123/argus", False),
+        ("clickhouse://db:wrong/", False),
+        ("chdb:///var/lib/argus", False),
+    ],
+)
+def test_a_password_in_clear_over_the_network_is_warned_of(
+    url: str, warns: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ARGUS_STORE_PASSWORD", raising=False)
+    monkeypatch.delenv("ARGUS_STORE_PASSWORD_FILE", raising=False)
+    monkeypatch.setattr(secrets, "_taken", None)
+    assert store_open.clear_text_warning(url) == "", "no password, no warning"
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", "hunter2")
+    assert ("unencrypted" in store_open.clear_text_warning(url)) == warns
+    assert "hunter2" not in store_open.clear_text_warning(url)
+    if warns:
+        main(["explain", "--help"])
+        main(["store", "status", "--store", "clickhouse://a@host.invalid:1/x", "--help"])
+        capsys.readouterr()
+        main(["store", "status", "--store", "clickhouse://a@host.invalid:1/x"])
+        assert "argus: warning: the password and all rows go to host.invalid:1 unencrypted" in capsys.readouterr().err
+
+
+# ---- M6: command lines
+
+SECRET = "V3ry-s3cr3t"
+LEAKS = (
+    f"train.py --api-key {SECRET}",
+    f"train.py --api_key={SECRET}",
+    f"train.py --wandb.apiKey={SECRET}",
+    f"env HF_TOKEN={SECRET} python train.py",
+    f"train.py --password {SECRET}",
+    f"train.py --db-password={SECRET}",
+    f"train.py --hf-token {SECRET}",
+    f"train.py --aws_secret_access_key {SECRET}",
+    f"train.py --store mysql://user:{SECRET}@db/x",
+    f"train.py --data https://bucket/x?X-Amz-Signature={SECRET}&a=1",
+    f"train.py wandb.token={SECRET}",
+    f"train.py +trainer.auth={SECRET}",
+)
+STAYS = (
+    "train.py --num-tokens 100 --max_new_tokens=5 --pad-token-id 3 --tokenizer-path /t --vocab.unk_token=x",
+    "train.py --tensor-model-parallel-size 4 --key-dim 3 --kv-key-heads=2 --keep-best 3 --author me --monkey 1",
+    "python -u train.py --lr 1e-4 --tokens-per-batch 3 -p 4 --sort-key=x https://host/x?step=3",
+)
+
+
+@pytest.mark.parametrize("line", LEAKS)
+def test_secrets_in_command_lines_are_replaced(line: str) -> None:
+    assert SECRET not in redact.command_line(line.split())
+    assert redact.REDACTED in redact.command_line(line.split())
+    script = ["sh", "-c", f"cd /x && {line} --lr 1"]
+    assert SECRET not in redact.command_line(script)
+    assert redact.command_line(script).endswith("--lr 1")
+
+
+@pytest.mark.parametrize("line", STAYS)
+def test_options_of_training_stay(line: str) -> None:
+    assert redact.command_line(line.split()) == line
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["hf_" + "a1B2" * 8, "sk-proj-" + "a1B2" * 8, "ghp_" + "a1B2" * 9, "AKIA" + "ABCD" * 4, "xoxb-123456-abcdef",
+     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.c2ln", "0123456789abcdef" * 2 + "01234567"],
+)  # fmt: skip
+def test_tokens_of_a_known_form_are_found_anywhere(token: str) -> None:
+    for line in (f"run {token}", f"run x={token},y", f"curl -H Authorization:{token}"):
+        assert token not in redact.command_line(line.split(" "))
+
+
+def test_a_hostile_command_line_costs_little() -> None:
+    begun = time.process_time()
+    for piece in ("a", "://", "eyJ", "eyJa.", "key-", "?a=", "bearer ", "-----BEGIN ", "x=", "--token ", "_"):
+        for word in ([piece * 500_000], ["--" + piece * 100_000 + "=x"], [piece] * 100_000):
+            assert len(redact.command_line(word)) <= redact.MAX_CHARS
+    assert time.process_time() - begun < 20
+
+
+@pytest.mark.kernel
+def test_a_traced_process_is_stored_without_its_secrets() -> None:
+    program = "print('ready', flush=True); input()"
+    words = [sys.executable, "-c", program, "--api-key", SECRET, f"--token={SECRET}", "--lr", "1"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        target = open_target(process.pid, any_program=True)
+        os.close(target.pidfd)
+        process.communicate(b"\n")
+    assert SECRET not in target.command
+    assert target.command.endswith("--api-key *** --token=*** --lr 1")
+
+
+def test_logs_have_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["argus", "run", "--", "python", "train.py", "--api-key", SECRET])
+    log = debug.crash(ValueError("x"))
+    assert log is not None
+    assert SECRET not in log.read_text()
+    assert "--api-key '***'" in log.read_text()
+
+
+def test_more_can_be_left_out() -> None:
+    line = redact.command_line(["/opt/py/bin/python3", "-u", "/home/alice/train.py", "--lr", "1", "--data=/data/x/y"])
+    assert redact.more(line, ()) == line
+    assert redact.more(line, ("arguments",)) == "python3 train.py ..."
+    assert redact.more(line, ("paths",)) == "python3 -u train.py --lr 1 --data=y"
+    assert redact.more("python3 -m torch.run --x 1", ("arguments",)) == "python3 -m torch.run ..."
+    assert redact.host("node17", ()) == "node17"
+    assert redact.host("node17", ("hosts",)) == redact.host("node17", ("hosts",)) != redact.host("node18", ("hosts",))
+    assert "node17" not in redact.host("node17", ("hosts",))
+
+
+def test_folders_are_left_out_of_rows(tmp_path: Path) -> None:
+    with store_open.open_store(new_store(tmp_path)) as store:
+        with Writer(store, source="test", paths=False) as writer:
+            common = {"job": "j", "run": 1, "rank": 0, "host": "h", "version": 1}
+            reasons = ["off: /home/alice/lib/libx.so lacks symbols", "a/b is no path", ""]
+            features = {**common, "feature": ["a", "b", "c"], "state": ["off"] * 3, "reason": pa.array(reasons)}
+            writer.append("features", features)
+            assert writer.flush(), writer.last_error
+        with store.lease() as client:
+            found = client.query("SELECT reason FROM features ORDER BY feature").result_rows
+    assert [row[0] for row in found] == ["off: libx.so lacks symbols", "a/b is no path", ""]
+
+
+@pytest.mark.kernel
+def test_redact_of_a_trace(tmp_path: Path) -> None:
+    url = new_store(tmp_path)
+    script = tmp_path / "spin_here.py"
+    script.write_text("import time\nend = time.time() + 60\nwhile time.time() < end: sum(range(10000))\n")
+    with subprocess.Popen([sys.executable, str(script), "--lr", "17"]) as process:
+        try:
+            words = ["trace", str(process.pid), "--duration", "3s", "--plain", "--job", "j", "--store", url]
+            more = [word for what in redact.MORE for word in ("--redact", what)]
+            done = subprocess.run([*ARGUS, *words, *more], capture_output=True, text=True, timeout=120)
+        finally:
+            process.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    with store_open.open_store(url) as store, store.lease() as client:
+        ((command, exe, host),) = client.query("SELECT command, exe, host FROM ranks FINAL").result_rows
+        files = {row[0] for row in client.query("SELECT arrayJoin(files) FROM stacks").result_rows}
+        leaves = {row[0] for row in client.query("SELECT python_file FROM stacks").result_rows}
+    assert command.endswith("spin_here.py ...")
+    assert "/" not in command + exe
+    assert host.startswith("host-")
+    assert "spin_here.py" in files
+    assert not [file for file in files | leaves if "/" in file and not file.startswith(("[", "<"))]
+
+
+# ---- M4: recordings
+
+
+def recording(tmp_path: Path, *statements: str) -> Path:
+    file = tmp_path / "report.sqlite"
+    file.unlink(missing_ok=True)
+    with sqlite3.connect(file) as db:
+        for statement in statements:
+            db.execute(statement)
+    db.close()
+    return file
+
+
+ENDLESS = "WITH RECURSIVE c(start) AS (SELECT 1 UNION ALL SELECT start + 1 FROM c) SELECT start, start AS end FROM c"
+
+
+def test_views_of_a_recording_are_not_run(tmp_path: Path) -> None:
+    file = recording(
+        tmp_path,
+        f"CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS {ENDLESS}",
+        'CREATE TABLE "a""b" (x)',
+        "CREATE TABLE StringIds (id INTEGER, value TEXT)",
+    )
+    export = nsys._Export(file)
+    assert set(export.columns) == {'a"b', "StringIds"}
+    export.close()
+
+
+def test_a_query_of_a_recording_ends(tmp_path: Path) -> None:
+    """Whatever the file holds: the work is bounded by its size."""
+    file = recording(tmp_path, "CREATE TABLE t (start INTEGER)")
+    export = nsys._Export(file)
+    with pytest.raises(ArgusError, match="takes far longer"):
+        export.rows(f"SELECT max(start) FROM ({ENDLESS})")
+    export.close()
+    file = recording(tmp_path, *(f"CREATE TABLE t{number} (x)" for number in range(nsys.MAX_TABLES + 1)))
+    with pytest.raises(ArgusError, match="no recording"):
+        nsys._Export(file)
+
+
+def test_a_recording_with_pages_of_no_size_is_refused(tmp_path: Path) -> None:
+    file = recording(tmp_path, "CREATE TABLE t (start INTEGER)")
+    data = bytearray(file.read_bytes())
+    data[16:18] = b"\0\0"
+    file.write_bytes(data)
+    with pytest.raises(ArgusError):
+        nsys._Export(file)
+
+
+# ---- M2: clocks
+
+
+def test_a_clock_that_was_set_back_makes_no_old_run_the_newest(tmp_path: Path) -> None:
+    now = 1_790_000_000
+    assert next_run(now, 0) == now
+    assert next_run(now, now) == now + 1
+    assert next_run(now, now + 7200) == now + 7201
+    assert next_run(now, 2**32 - 1) == now, "no number is left"
+
+
+# ---- M9: descriptors
+
+
+def test_an_engine_starts_from_a_process_with_many_descriptors(tmp_path: Path) -> None:
+    program = (
+        "import os, resource, sys\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))\n"
+        "held = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n"
+        "from argus.store.open import open_store\n"
+        "with open_store(sys.argv[1]) as store, store.lease() as client: print(client.command('SELECT 1'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, new_store(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "1", done.stderr
