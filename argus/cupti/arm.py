@@ -30,6 +30,8 @@ MAPPING = "/memfd:argus-cupti"
 """What the helper's memory is called in /proc/PID/maps, before " (deleted)"."""
 PTH = "argus_arm.pth"
 _RUN_TIMEOUT_S = 60.0
+_COMMAND_BYTES = 4096
+"""Of a command line, what is kept: it may be megabytes."""
 _PROC = Path("/proc")
 
 
@@ -253,7 +255,7 @@ class Armed:
 
     Attributes:
         pid: As this machine counts.
-        command: Its command line.
+        command: Its command line, 4 KiB of it at most.
         state: DORMANT, PROBED, ON, OFF, IGNORED, FAILED, ENDED, or why it could not be read.
         reason: What the helper says about it; may be empty.
     """
@@ -288,7 +290,8 @@ def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
             address = helper_address(pid)
             if address is None:
                 continue
-            words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+            with open(_PROC / str(pid) / "cmdline", "rb") as file:
+                words = file.read(_COMMAND_BYTES).rstrip(b"\0").replace(b"\0", b" ")
             yield Armed(pid, words.decode(errors="backslashreplace"), *_read_state(pid, address))
 
 
