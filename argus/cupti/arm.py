@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from argus.cupti import build
@@ -272,13 +273,27 @@ def helper_address(pid: int) -> int | None:
     Raises:
         OSError: The process ended, or may not be looked at.
     """
+    device = _memory_device()
     with open(_PROC / str(pid) / "maps", "rb") as lines:
         for line in lines:
-            # Names of files can hold anything; this one has no file, so no folder stands before it.
+            # Names of files can hold anything, and a process may have a file system for its root, which lets who reads
+            # the file wait for ever: only the kernel's own files in memory are of that device.
             words = line.split(None, 5)
-            if len(words) == 6 and words[5].startswith(MAPPING.encode()) and int(words[2], 16) == 0:
+            named = len(words) == 6 and words[5].startswith(MAPPING.encode())
+            if named and words[3] == device and int(words[2], 16) == 0:
                 return int(words[0].split(b"-")[0], 16)
     return None
+
+
+@lru_cache(maxsize=1)
+def _memory_device() -> bytes:
+    """The device of every file in memory (memfd), as /proc/PID/maps has it."""
+    file = os.memfd_create("argus")
+    try:
+        device = os.fstat(file).st_dev
+    finally:
+        os.close(file)
+    return b"%02x:%02x" % (os.major(device), os.minor(device))
 
 
 def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:

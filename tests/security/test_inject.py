@@ -245,3 +245,29 @@ def test_arm_status_prints_names_of_others_as_text(output_format: str) -> None:
     assert line.isprintable()
     assert "owned" in line
     assert len(line) < 10_000
+
+
+NAMED_LIKE_IT = """
+import mmap, os, sys
+with open("/memfd:argus-cupti", "w+b") as file:
+    file.truncate(65536)
+    memory = mmap.mmap(file.fileno(), 65536)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_named_like_the_helper_s_memory_is_not_read() -> None:
+    """With a root of its own a process maps any file under that name: one whose pages never come, too."""
+    folder = tempfile.mkdtemp(prefix="argus-security-", dir="/var/tmp")
+    try:
+        own = f"mount -t tmpfs x {folder}; cd {folder}; for d in usr lib lib64 bin etc; do [ ! -e /$d ] || "
+        own += "{ mkdir $d; mount --bind /$d $d; }; done; mkdir old; pivot_root . old; "
+        command = ["unshare", "--mount", "sh", "-ec", own + 'exec /usr/bin/python3 -c "$1"', "sh", NAMED_LIKE_IT]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            assert b" /memfd:argus-cupti\n" in Path(f"/proc/{process.pid}/maps").read_bytes()
+            assert arm.helper_address(process.pid) is None
+    finally:
+        os.rmdir(folder)
