@@ -141,7 +141,16 @@ def test_root_writes_to_its_memory_and_to_no_file(start: Start) -> None:
         f"/proc/{process.pid}/mem"
     }
     starts = ("subprocess", "os.exec", "os.posix_spawn", "os.fork", "os.system", "pty")
-    changes = ("os.mkdir", "os.chmod", "os.chown", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink")
+    changes: tuple[str, ...] = (
+        "os.mkdir",
+        "os.chmod",
+        "os.chown",
+        "os.rename",
+        "os.remove",
+        "os.rmdir",
+        "os.link",
+        "os.symlink",
+    )
     changes += ("os.truncate", "os.utime", "os.setxattr", "shutil", "tempfile")
     assert [event for event, _ in seen if event.startswith(starts + changes)] == []
 
