@@ -17,6 +17,7 @@ from argus.cupti.arm import (
     export_text,
 )
 from argus.errors import EXIT_USAGE, ArgusError
+from argus.text import printable
 
 from .options import Pids, all_pids
 
@@ -91,11 +92,12 @@ def _python(python: str, remove: bool) -> int:
 def _status(pids: tuple[int, ...], output_format: str) -> int:
     found = list(armed_processes(pids))
     if output_format == "json":
-        click.echo(json.dumps([vars(process) for process in found]))
+        # JSON leaves one control character as it is.
+        click.echo(json.dumps([vars(process) for process in found]).replace("\x7f", "\\u007f"))
         return 0
     for process in found:
-        reason = f" ({process.reason})" if process.reason else ""
-        click.echo(f"{process.pid:>8}  {process.state}{reason}  {process.command[:200]}")
+        reason = f" ({printable(process.reason)})" if process.reason else ""
+        click.echo(f"{process.pid:>8}  {process.state}{reason}  {printable(process.command)[:200]}")
     if not found:
         which = f"process {', '.join(map(str, pids))} is not armed" if pids else "no armed process is running"
         click.echo(which + ("" if os.geteuid() == 0 else " (of those that you may look at)"))

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from argus import redact
@@ -31,6 +32,8 @@ MAPPING = "/memfd:argus-cupti"
 """What the helper's memory is called in /proc/PID/maps, before " (deleted)"."""
 PTH = "argus_arm.pth"
 _RUN_TIMEOUT_S = 60.0
+_COMMAND_BYTES = 4096
+"""Of a command line, what is kept: it may be megabytes."""
 _PROC = Path("/proc")
 
 
@@ -254,7 +257,7 @@ class Armed:
 
     Attributes:
         pid: As this machine counts.
-        command: Its command line.
+        command: Its command line, 4 KiB of it at most.
         state: DORMANT, PROBED, ON, OFF, IGNORED, FAILED, ENDED, or why it could not be read.
         reason: What the helper says about it; may be empty.
     """
@@ -271,13 +274,27 @@ def helper_address(pid: int) -> int | None:
     Raises:
         OSError: The process ended, or may not be looked at.
     """
+    device = _memory_device()
     with open(_PROC / str(pid) / "maps", "rb") as lines:
         for line in lines:
-            # Names of files can hold anything; this one has no file, so no folder stands before it.
+            # Names of files can hold anything, and a process may have a file system for its root, which lets who reads
+            # the file wait for ever: only the kernel's own files in memory are of that device.
             words = line.split(None, 5)
-            if len(words) == 6 and words[5].startswith(MAPPING.encode()) and int(words[2], 16) == 0:
+            named = len(words) == 6 and words[5].startswith(MAPPING.encode())
+            if named and words[3] == device and int(words[2], 16) == 0:
                 return int(words[0].split(b"-")[0], 16)
     return None
+
+
+@lru_cache(maxsize=1)
+def _memory_device() -> bytes:
+    """The device of every file in memory (memfd), as /proc/PID/maps has it."""
+    file = os.memfd_create("argus")
+    try:
+        device = os.fstat(file).st_dev
+    finally:
+        os.close(file)
+    return b"%02x:%02x" % (os.major(device), os.minor(device))
 
 
 def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
@@ -289,7 +306,8 @@ def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
             address = helper_address(pid)
             if address is None:
                 continue
-            words = (_PROC / str(pid) / "cmdline").read_bytes().rstrip(b"\0").decode(errors="backslashreplace")
+            with open(_PROC / str(pid) / "cmdline", "rb") as file:
+                words = file.read(_COMMAND_BYTES).rstrip(b"\0").decode(errors="backslashreplace")
             yield Armed(pid, redact.command_line(words.split("\0")), *_read_state(pid, address))
 
 

@@ -1,7 +1,7 @@
 """Compiles the helper that CUDA loads into a traced process, and says where it is.
 
-Two libraries come of ``helper/``: the helper itself, and one whose constructor starts it where it is put into a running
-process. Both are plain C with no dependency but the C library, so one wheel serves every Python. ``python -m
+Two libraries come of ``helper/``: the helper itself, and the same with a constructor that starts it, which is put into
+running processes. Both are plain C with no dependency but the C library, so one wheel serves every Python. ``python -m
 argus.cupti.build`` compiles them in place; so do ``scripts/setup`` and the building of a wheel.
 
 This file is also run by ``setup.py``, before anything is installed: it imports nothing but the standard library and
@@ -47,7 +47,7 @@ def library() -> Path:
 
 
 def injected_library() -> Path:
-    """The library whose loading starts the helper that lies beside it.
+    """The helper as a library that starts when it is loaded; it needs no other file.
 
     Raises:
         ArgusError: It was not compiled.

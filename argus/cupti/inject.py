@@ -1,27 +1,30 @@
 """Puts the helper into a running process that was not armed. Only on request: nothing else that Argus does changes a
 process from outside.
 
-CPython 3.14 and newer is asked to load the helper itself (``sys.remote_exec``), and is never stopped. In any other
-process the main thread is interrupted, as by a signal, to call ``dlopen`` (``argus.cupti.interrupt``). That is safe
-only where it is not within the C library's allocator or loader: where it is found there, it goes on, and is looked at
-again a little later.
+The main thread is interrupted, as by a signal, to call ``dlopen`` (``argus.cupti.interrupt``). That is safe only where
+it is not within the C library's allocator or loader: where it is found there, it goes on, and is looked at again a
+little later.
+
+The process may be hostile, and Argus is root: nothing of the process is run here, no path of it is opened for writing,
+and no file is made for it. What it loads is a file in its own memory (memfd) that its own thread has made, which Argus
+fills through the process's own descriptor (pidfd_getfd), with the rights that the process has on it. So
+``sys.remote_exec`` of CPython 3.14 is not used: it wants a script that lies in a folder of the process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import platform
-import re
-import secrets
-import shutil
 import struct
-import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from argus.capture.targets import PROC, executable_mappings, inspect, maps_cuda, read_environment
+from argus.capture.targets import PROC, Target, executable_mappings, inspect, maps_cuda, read_environment
 from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
@@ -37,7 +40,12 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 _ARM_INSTEAD = "Arm it where it is started: docs/gpu-times.md"
 _MACHINES = {"x86_64": 62, "aarch64": 183}
-_PYTHON = re.compile(r"/(?:lib)?python3\.(\d+)t?(?:\.so\S*)?$")
+_MEMORY_FILE = b"argus-inject"
+_LOADED_AS = b"/proc/self" + b"/" * 24 + b"fd/%d"
+"""What the thread loads. So many slashes that no other name is the same to the loader, and that the helper has room to
+write its own there (helper/inject.c)."""
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_MOUNTS_BYTES = 16 << 20
 
 
 def inject(pid: int) -> str:
@@ -48,7 +56,7 @@ def inject(pid: int) -> str:
     """
     target = inspect(pid)
     try:
-        return _inject(pid)
+        return _inject(target)
     except (FileNotFoundError, ProcessLookupError) as reason:
         if target.alive():
             raise
@@ -61,18 +69,21 @@ def inject(pid: int) -> str:
         target.close()
 
 
-def _inject(pid: int) -> str:
-    if helper_address(pid) is not None:
+def _inject(target: Target) -> str:
+    if helper_address(target.pid) is not None:
         return "already armed"
-    refuse(pid)
-    environment = read_environment(pid)
-    minor = _python_minor(pid)
-    wanted = "PYTHON_DISABLE_REMOTE_DEBUG" not in environment and not _disabled_by_option(pid)
-    if minor is not None and minor >= 14 and wanted:
-        with _seen_by(pid) as (outside, inside):
-            return _by_python(pid, environment, outside, inside)
-    with _seen_by(pid) as (_, inside):
-        return _by_ptrace(pid, inside)
+    # Opened first: it is the memory of the program that is looked at from here on, and of no later one.
+    memory = os.open(PROC / str(target.pid) / "mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        program = _program(target.pid)
+        refuse(target.pid)
+        if not interrupt.supported():
+            raise ArgusError(f"a running process cannot be injected on {platform.machine()} yet", _ARM_INSTEAD)
+        # ptrace holds what a thread has stopped until that thread ends.
+        with ThreadPoolExecutor(1, "argus-ptrace") as tracer:
+            return tracer.submit(_by_ptrace, target, memory, program).result()
+    finally:
+        os.close(memory)
 
 
 # ---- what is not injected
@@ -119,6 +130,8 @@ def refuse(pid: int) -> None:
             "has a seccomp filter, which may end it for a call that it does not expect",
             f"{SECCOMP_VARIABLE}=1 tries all the same (the default filters of container runtimes allow it)",
         )
+    if not _sees_proc(pid):
+        raise no("has no /proc, through which it would load the helper")
     with contextlib.suppress(OSError):
         if YAMA.read_text().strip() == "3":
             raise no("cannot be injected on this machine (Yama, ptrace_scope 3)")
@@ -137,48 +150,24 @@ def _stays_uninterruptible(pid: int) -> bool:
     return True
 
 
-# ---- a place for the files that the process can read
+def _sees_proc(pid: int) -> bool:
+    """Whether something is mounted at the process's /proc. The kernel's own list: no path of the process is walked."""
+    with open(PROC / str(pid) / "mountinfo", "rb") as file:
+        mounts = file.read(_MOUNTS_BYTES)
+    # proc(5): "36 35 98:0 / /proc rw,noatime … - proc proc rw"
+    words = (line.split(b" ") for line in mounts.splitlines())
+    return any(len(line) > 6 and line[4] == b"/proc" and line[line.index(b"-", 6) + 1] == b"proc" for line in words)
 
 
-@contextlib.contextmanager
-def _seen_by(pid: int) -> Iterator[tuple[Path, Path]]:
-    """A folder with both libraries that the process can load them from, for a while.
+def _program(pid: int) -> tuple[object, ...]:
+    """What changes when a process calls exec, though its PID stays: the program, its owner, where it was loaded.
 
-    Yields the folder as this process opens it and as the other one does. After ``dlopen`` the files may go.
-
-    Raises:
-        ArgusError: There is no folder that the process could load a library from.
+    All of it is the kernel's: no file is looked at, which might take as long as its file system likes.
     """
-    tried = []
-    name = f"argus-inject-{secrets.token_hex(8)}"
-    for parent in map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/run")):
-        with contextlib.ExitStack() as stack:
-            try:
-                # By descriptor: /proc/PID/root ends with the process, and the files must be removed even then.
-                folder = os.open(f"{PROC}/{pid}/root{parent}", os.O_PATH | os.O_DIRECTORY)
-                stack.callback(os.close, folder)
-                if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-                    tried.append(f"{parent} is mounted noexec")
-                    continue
-                made = Path(f"{PROC}/self/fd/{folder}/{name}")
-                made.mkdir(mode=0o755)
-                stack.callback(shutil.rmtree, made, ignore_errors=True)
-                made.chmod(0o755)
-                for library in (build.library(), build.injected_library()):
-                    shutil.copyfile(library, made / library.name)
-                    (made / library.name).chmod(0o755)
-            except OSError as failure:
-                tried.append(f"{parent}: {failure.strerror}")
-                continue
-            yield made, parent / name
-            return
-    raise ArgusError(
-        f"process {pid} has no folder to load the helper from ({'; '.join(tried)})", _ARM_INSTEAD, EXIT_UNAVAILABLE
-    )
-
-
-def _other_namespace(pid: int, kind: str) -> bool:
-    return os.readlink(f"{PROC}/{pid}/ns/{kind}") != os.readlink(f"{PROC}/self/ns/{kind}")
+    place = str(PROC / str(pid))
+    fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    # proc(5): startcode, endcode, startstack. The kernel places the last two anew with each exec.
+    return os.readlink(f"{place}/exe"), os.stat(place).st_uid, *fields[23:26]
 
 
 def _wait_for_helper(pid: int, seconds: float) -> bool:
@@ -190,95 +179,70 @@ def _wait_for_helper(pid: int, seconds: float) -> bool:
     return True
 
 
-# ---- Python 3.14 and newer
+# ---- by ptrace
 
 
-def _python_minor(pid: int) -> int | None:
-    """N of the CPython 3.N that a process runs; None: it runs none, or does not say which."""
-    paths = [os.readlink(PROC / str(pid) / "exe"), *(mapping.path for mapping in executable_mappings(pid))]
-    for path in paths:
-        match = _PYTHON.search(path.removesuffix(" (deleted)"))
-        if match:
-            return int(match[1])
-    return None
-
-
-def _disabled_by_option(pid: int) -> bool:
-    words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return any(word.endswith((b"disable_remote_debug", b"disable-remote-debug")) for word in words[1:8])
-
-
-def _by_python(pid: int, environment: dict[str, str], outside: Path, inside: Path) -> str:
-    """Asks the interpreter to load the helper: it does so when its main thread next runs Python code."""
-    script = outside / "start.py"
-    library = str(inside / build.LIBRARY)
-    script.write_text(f"import ctypes\nctypes.CDLL({library!r}).InitializeInjection()\n")
-    script.chmod(0o644)
-    exe, root = os.readlink(PROC / str(pid) / "exe"), os.readlink(PROC / str(pid) / "root")
-    if root != "/":
-        exe = exe.removeprefix(root)
-    number = str(pid)
-    enter: list[str] = []
-    apart = not os.path.samefile(PROC / str(pid) / "root", "/")
-    if apart or _other_namespace(pid, "mnt") or _other_namespace(pid, "pid"):
-        # remote_exec looks at /proc: the process must have the number there that it has in its own namespace.
-        number = _status(pid).get("NSpid", number).split()[-1]
-        enter = ["nsenter", "--target", str(pid), "--mount", "--pid", "--root"]
-    needed = {"PATH": os.environ.get("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")}
-    needed |= {name: environment[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in environment}
-    # Its own interpreter: the two must be of one version.
-    asked = f"import sys; sys.remote_exec({number}, {str(inside / script.name)!r})"
-    try:
-        done = subprocess.run(
-            [*enter, exe, "-S", "-c", asked],
-            capture_output=True, text=True, errors="replace", timeout=WAIT_S, check=False, stdin=subprocess.DEVNULL,
-            env=needed,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as failure:
-        raise ArgusError(f"process {pid} cannot be injected: {exe} does not run: {failure}", _ARM_INSTEAD) from failure
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise ArgusError(f"process {pid} cannot be injected by its Python: {said}", _ARM_INSTEAD)
-    asked_at = time.monotonic()
-    if not _wait_for_helper(pid, WAIT_S):
-        raise ArgusError(
-            f"process {pid} was asked to load the helper and has not in {WAIT_S:.0f} s",
-            "Its main thread runs no Python code (it waits, or is in a long call). Try again later",
-            EXIT_UNAVAILABLE,
-        )
-    waited_ms = 1e3 * (time.monotonic() - asked_at)
-    return f"injected by its own Python (sys.remote_exec), without stopping it; it took {waited_ms:.0f} ms"
-
-
-# ---- everything else
-
-
-def _by_ptrace(pid: int, inside: Path) -> str:
-    if not interrupt.supported():
-        raise ArgusError(f"a running process cannot be injected on {platform.machine()} yet", _ARM_INSTEAD)
-    library = os.fsencode(inside / build.INJECTED_LIBRARY)
+def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
+    pid = target.pid
+    content = build.injected_library().read_bytes()
     longest_ms = 0.0
     deadline = time.monotonic() + REST_TIMEOUT_S
     try:
         functions = interrupt.find_functions(pid)
         mappings = executable_mappings(pid)
+        stacks = interrupt.find_stacks(pid)
         while True:
-            with _undisturbed(), interrupt.stop(pid) as thread:
-                called = thread.at_rest(mappings, functions.sigreturn)
+            with _undisturbed(), interrupt.stop(pid, memory) as thread:
+                if not target.alive() or _program(pid) != program:
+                    raise interrupt.Refused("it has become another program meanwhile")
+                on_stack = any(thread.registers["rsp"] in stack for stack in stacks)
+                called = on_stack and thread.at_rest(mappings, functions.sigreturn)
                 if called:
-                    thread.call(functions.dlopen, library, os.RTLD_NOW, functions.sigreturn)
+                    _load(thread, target.pidfd, functions, content)
             longest_ms = max(longest_ms, 1e3 * thread.held_s)
             if called:
                 break
             if time.monotonic() > deadline:
                 raise interrupt.Refused("its main thread was never found where loading a library is safe")
             time.sleep(REST_INTERVAL_S)
+            if not on_stack:
+                stacks = interrupt.find_stacks(pid)
     except interrupt.Refused as reason:
         raise ArgusError(f"process {pid} cannot be injected: {reason}", _ARM_INSTEAD, EXIT_UNAVAILABLE) from reason
     if not _wait_for_helper(pid, WAIT_S):
         what = "was loaded but did not start" if _loaded(pid) else "could not be loaded"
         raise ArgusError(f"the helper {what} in process {pid}", "Is it a launcher, or very short of memory?")
     return f"injected by ptrace: the process was stopped for {longest_ms:.1f} ms"
+
+
+def _load(thread: interrupt.Stopped, pidfd: int, functions: interrupt.Functions, content: bytes) -> None:
+    """Makes the thread load a library when it goes on."""
+    number = thread.memory_file(_MEMORY_FILE, functions)
+    load = interrupt.Call(functions.dlopen, (_LOADED_AS % number, os.RTLD_NOW))
+    forget = interrupt.Call(functions.syscall, (interrupt.SYS_CLOSE, number))
+    try:
+        _fill(pidfd, number, content)
+    except OSError as failure:
+        thread.call([forget], functions.sigreturn)
+        raise interrupt.Refused(f"its file in memory cannot be filled ({failure.strerror})") from failure
+    thread.call([load, forget], functions.sigreturn)
+
+
+def _fill(pidfd: int, number: int, content: bytes) -> None:
+    """Writes a process's own, empty file in memory, and seals it.
+
+    By its number another thread may have put anything else there. It is written through the description that the
+    process itself has of it, so with no more rights than the process has; and only if it is a file in memory, since
+    others may keep who writes waiting.
+    """
+    file = interrupt.take_file(pidfd, number)
+    try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # EINVAL: it is no file in memory
+        if os.fstat(file).st_size or os.pwrite(file, content, 0) != len(content):
+            raise OSError(errno.EINVAL, "it is another file")
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager
@@ -297,4 +261,5 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _loaded(pid: int) -> bool:
-    return any(Path(mapping.path).name == build.INJECTED_LIBRARY for mapping in executable_mappings(pid))
+    name = "/memfd:" + _MEMORY_FILE.decode()
+    return any(mapping.path == name for mapping in executable_mappings(pid))

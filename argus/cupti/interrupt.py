@@ -1,10 +1,13 @@
-"""Makes a thread of another process call a function, as a signal would (x86_64).
+"""Makes a thread of another process call functions, as a signal would (x86_64).
 
-The thread is stopped (ptrace) only while a signal frame is laid on its stack, as the kernel lays one for a handler:
+The thread is stopped (ptrace) only while signal frames are laid on its stack, as the kernel lays one for a handler:
 general and vector registers, the mask, and the C library's own way back, ``rt_sigreturn``. Then it is let go, and runs
-the function by itself, all signals blocked meanwhile. So the stop is short, signals that come are delivered afterwards,
-no register is lost, and nothing depends on who interrupted still being there. A system call that the thread was waiting
-in begins anew with its own arguments: the program sees no EINTR.
+the functions by itself, all signals blocked meanwhile. So the stop is short, signals that come are delivered
+afterwards, no register is lost, and nothing depends on who interrupted still being there. A system call that the thread
+was waiting in begins anew with its own arguments: the program sees no EINTR.
+
+The process may be hostile. Nothing of it is run here, and it is reached only through what belongs to the program that
+was looked at: one descriptor of its memory, which ends with an exec, and the thread that ptrace holds.
 
 Calling the allocator or the loader from a signal handler is safe only if the thread was in neither of them; ``at_rest``
 says so.
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import re
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,14 +39,21 @@ from argus.capture.targets import PROC, Mapping, executable_mappings, start_tick
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.syscall.restype = ctypes.c_long
+_libc.syscall.argtypes = [ctypes.c_long] * 4
 
 # linux/ptrace.h, elf.h, wait.h
 _GETREGS, _SETREGS = 12, 13
-_CONT, _DETACH = 7, 17
+_CONT, _DETACH, _SYSCALL = 7, 17, 24
 _GETREGSET, _SEIZE, _INTERRUPT, _GETSIGMASK, _SETSIGMASK = 0x4204, 0x4206, 0x4207, 0x420A, 0x420B
 _NT_X86_XSTATE = 0x202
 _EVENT_STOP = 128
+_TRACE_SYSCALLS_GOOD, _SYSCALL_STOP = 1, signal.SIGTRAP | 0x80
 _WALL = 0x40000000
+
+# asm/unistd_64.h, linux/memfd.h
+SYS_CLOSE, _SYS_MEMFD_CREATE, _SYS_PIDFD_GETFD = 3, 319, 438
+_CLOEXEC_AND_SEALS = 3
 
 _REGISTERS = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
@@ -74,6 +85,10 @@ _XSTATE_BV = 512
 _TILE_DATA = 1 << 18
 _TILES_OFFSET, _TILE_DATA_OFFSET = 2752, 2816
 _RED_ZONE = 128
+_STOP_TIMEOUT_S = 2.0
+_FRAME_BYTES = 440
+_ARGUMENTS = ("rdi", "rsi", "rdx", "rcx", "r8", "r9")
+_BLOCKED = struct.pack("=Q", ~sum(1 << (number - 1) for number in _FAULTS) & (1 << 64) - 1)
 _NO_ALTSTACK = 0x7F  # no mode of sigaltstack: the kernel leaves the thread's own as it is
 _UC_FLAGS = 7  # UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
 
@@ -84,10 +99,24 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Functions:
-    """Addresses in a process: of ``dlopen``, and of the C library's return from a signal handler."""
+    """Addresses in a process: of ``dlopen``, of ``syscall``, and of the C library's return from a signal handler."""
 
     dlopen: int
+    syscall: int
     sigreturn: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call for a thread to make.
+
+    Attributes:
+        function: Its address.
+        arguments: At most six; of bytes the address is passed, a zero behind them.
+    """
+
+    function: int
+    arguments: tuple[int | bytes, ...]
 
 
 def find_functions(pid: int) -> Functions:
@@ -95,7 +124,7 @@ def find_functions(pid: int) -> Functions:
     Refused: The process has no glibc that Argus understands.
     """
     mappings = executable_mappings(pid)
-    dlopen = sigreturn = 0
+    dlopen = syscall = sigreturn = 0
     # dlopen moved from libdl to libc in glibc 2.34; where both have it they are one.
     for mapping in mappings:
         name = Path(mapping.path).name
@@ -103,15 +132,17 @@ def find_functions(pid: int) -> Functions:
             continue
         with contextlib.suppress(NotElf, OSError):
             file = open_mapped(pid, mapping)
-            offset = Elf(file).functions(["dlopen"]).get("dlopen")
-            if offset is not None and mapping.offset <= offset < mapping.offset + mapping.end - mapping.start:
-                dlopen = mapping.start + offset - mapping.offset
+            offsets = Elf(file).functions(["dlopen", "syscall"])
+            within = range(mapping.offset, mapping.offset + mapping.end - mapping.start)
+            addresses = {name: mapping.start + at - mapping.offset for name, at in offsets.items() if at in within}
+            dlopen = addresses.get("dlopen", dlopen)
+            syscall = addresses.get("syscall", syscall)
             if name.startswith("libc") and not sigreturn:
                 at = file.read(min(mapping.end - mapping.start, _MOST_CODE), mapping.offset).find(_SIGRETURN)
                 sigreturn = mapping.start + at if at >= 0 else 0
-    if not dlopen or not sigreturn:
+    if not (dlopen and syscall and sigreturn):
         raise Refused("its C library is none that Argus understands")
-    return Functions(dlopen, sigreturn)
+    return Functions(dlopen, syscall, sigreturn)
 
 
 def supported() -> bool:
@@ -121,6 +152,28 @@ def supported() -> bool:
 
 _HANDLER_BYTES = 32 << 10
 """How deep a handler's own frames are looked through for the signal's."""
+_STACK_BYTES = 64 << 10
+"""Room below the stack pointer that a call gets: 12 KB of registers, and what ``dlopen`` needs."""
+_MAPS_BYTES = 64 << 20
+_ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ 0 *(\[stack\])?", re.MULTILINE)
+
+
+def find_stacks(pid: int) -> list[range]:
+    """Addresses that a stack pointer may have: in memory of no file, with room below.
+
+    Memory of a file may be out of reach for as long as its file system likes, so it is neither read nor written.
+
+    Raises:
+        OSError: The process ended, or may not be looked at.
+    """
+    with open(PROC / str(pid) / "maps", "rb") as file:
+        maps = file.read(_MAPS_BYTES)
+    found = []
+    for match in _ANONYMOUS.finditer(maps):
+        begin, end = int(match[1], 16), int(match[2], 16)
+        # The kernel makes the main thread's stack larger when it is used.
+        found.append(range(begin if match[3] else min(begin + _STACK_BYTES, end), min(end, 1 << 63)))
+    return found
 
 
 class Stopped:
@@ -131,18 +184,18 @@ class Stopped:
         held_s: Once it goes on: for how long it was stopped, from when that was seen (it is looked at every 0.1 ms).
     """
 
-    def __init__(self, tid: int) -> None:
+    def __init__(self, tid: int, memory: int) -> None:
         self.tid = tid
         self.held_s = 0.0
-        raw = bytearray(8 * len(_REGISTERS))
-        _ptrace(_GETREGS, tid, None, _address(raw))
-        self.registers = dict(zip(_REGISTERS, struct.unpack(f"={len(_REGISTERS)}Q", raw), strict=True))
+        self.registers = _registers(tid)
+        self._memory = memory
+        self._mask: bytes | None = None
+        self._vectors = b""
 
     @property
     def system_call(self) -> int:
         """The system call it is waiting in; -1: none."""
-        number: int = struct.unpack("=q", struct.pack("=Q", self.registers["orig_rax"]))[0]
-        return number
+        return _signed(self.registers["orig_rax"])
 
     def at_rest(self, mappings: list[Mapping], way_back: int) -> bool:
         """Whether the thread is in neither allocator nor loader, nor in a handler that may have interrupted them.
@@ -150,10 +203,11 @@ class Stopped:
         Args:
             mappings: Executable ones.
             way_back: Where signal handlers return to: its address lies on the stack while one runs.
+
+        Raises:
+            OSError: Its stack cannot be read.
         """
-        with open(PROC / str(self.tid) / "mem", "rb", buffering=0) as memory:
-            memory.seek(self.registers["rsp"] & ~7)
-            stack = memory.read(_HANDLER_BYTES) or b""
+        stack = os.pread(self._memory, _HANDLER_BYTES, self.registers["rsp"] & ~7)
         words = memoryview(stack[: len(stack) // 8 * 8]).cast("Q")
         if way_back in words:
             return False
@@ -164,55 +218,116 @@ class Stopped:
                 return _GUARDED.match(Path(mapping.path).name) is None
         return False  # code without a file: who knows what called it
 
-    def call(self, function: int, text: bytes, argument: int, way_back: int) -> None:
-        """Lets the thread call ``function(text, argument)`` when it goes on, and then be where it was.
+    def call(self, calls: Sequence[Call], way_back: int) -> None:
+        """Lets the thread make calls, one after the other, when it goes on, and then be where it was.
 
         Raises:
             OSError: The thread ended, or its stack cannot be written. It is as it was.
         """
         before = self.registers
-        resumed = dict(before)
-        result: int = struct.unpack("=q", struct.pack("=Q", before["rax"]))[0]
+        self._save()
+        assert self._mask is not None
+        place = state_at = (before["rsp"] - _RED_ZONE - len(self._vectors)) & ~63
+        parts = [(state_at, self._vectors)]
+        registers, mask = self._resumed(), self._mask
+        for one in reversed(calls):
+            arguments = []
+            for argument in one.arguments:
+                if isinstance(argument, bytes):
+                    place = (place - len(argument) - 1) & ~15
+                    parts.append((place, argument + b"\0"))
+                arguments.append(place if isinstance(argument, bytes) else argument)
+            place = ((place - _FRAME_BYTES) & ~15) - 8
+            parts.append((place, _frame(registers, mask, state_at, way_back)))
+            registers = {**before, **dict(zip(_ARGUMENTS, arguments, strict=False))}
+            registers |= {"rip": one.function, "rsp": place, "rax": 0}
+            registers["eflags"] = before["eflags"] & ~0x500  # direction, trap
+            mask = _BLOCKED
+        for address, data in parts:
+            if os.pwrite(self._memory, data, address) != len(data):
+                raise OSError(errno.EIO, "its stack cannot be written")
+        self._go_on_with(registers, mask)
+
+    def memory_file(self, name: bytes, functions: Functions) -> int:
+        """Makes the thread open a new file in memory, ``name``; returns its number there. It is stopped again then.
+
+        Whenever that goes wrong the thread makes the call by itself, and then is where it was.
+
+        Raises:
+            Refused: It may not.
+            OSError: The thread ended, or its stack cannot be written.
+        """
+        make = Call(functions.syscall, (_SYS_MEMFD_CREATE, name, _CLOEXEC_AND_SEALS))
+        self.call([make], functions.sigreturn)
+        for _ in ("enters it", "leaves it"):
+            _ptrace(_SYSCALL, self.tid, None, None)
+            if (status := _wait(self.tid, time.monotonic() + _STOP_TIMEOUT_S)) >> 8 != _SYSCALL_STOP:
+                raise Refused(f"it was stopped by something else meanwhile ({status:#x})")
+        registers = _registers(self.tid)
+        number = _signed(registers["rax"])
+        if registers["orig_rax"] != _SYS_MEMFD_CREATE or not -4096 < number < 1 << 31:
+            raise Refused("its C library is none that Argus understands")
+        if number < 0:
+            self.restore()
+            raise Refused(f"it may make no file in memory ({os.strerror(-number)})")
+        return number
+
+    def restore(self) -> None:
+        """Lets the thread be where it was when it goes on.
+
+        Raises:
+            OSError: The thread ended.
+        """
+        if self._mask is not None:
+            self._go_on_with(self._resumed(), self._mask)
+
+    def _save(self) -> None:
+        if self._mask is None:
+            mask = bytearray(8)
+            _ptrace(_GETSIGMASK, self.tid, 8, _address(mask))
+            self._vectors = _vector_state(self.tid)
+            self._mask = bytes(mask)
+
+    def _resumed(self) -> dict[str, int]:
+        """The registers that the thread goes on with: a system call that was interrupted begins anew."""
+        resumed = dict(self.registers)
+        result = _signed(resumed["rax"])
         if self.system_call >= 0 and (
             result in _RESTARTED or (result == _EINTR and self.system_call in _ENDED_BY_STOPS)
         ):
-            resumed["rax"] = before["orig_rax"]
-            resumed["rip"] = before["rip"] - 2  # of `syscall`
-        mask = bytearray(8)
-        _ptrace(_GETSIGMASK, self.tid, 8, _address(mask))
-        text_at = (before["rsp"] - _RED_ZONE - len(text) - 1) & ~15
-        state = _vector_state(self.tid)
-        state_at = (text_at - len(state)) & ~63
-        frame_at = ((state_at - 440) & ~15) - 8
-        frame = _frame(resumed, bytes(mask), state_at, way_back)
-        with open(PROC / str(self.tid) / "mem", "r+b", buffering=0) as memory:
-            for place, data in ((text_at, text + b"\0"), (state_at, state), (frame_at, frame)):
-                memory.seek(place)
-                if memory.write(data) != len(data):
-                    raise OSError("its stack cannot be written")
-        blocked = bytearray(struct.pack("=Q", ~sum(1 << (number - 1) for number in _FAULTS) & (1 << 64) - 1))
-        _ptrace(_SETSIGMASK, self.tid, 8, _address(blocked))
-        changed = dict(before, rip=function, rsp=frame_at, rdi=text_at, rsi=argument, rax=0)
-        changed["orig_rax"] = (1 << 64) - 1  # not in a system call: nothing is to be restarted
-        changed["eflags"] = before["eflags"] & ~0x500  # direction, trap
+            resumed["rax"] = resumed["orig_rax"]
+            resumed["rip"] -= 2  # of `syscall`
+        return resumed
+
+    def _go_on_with(self, registers: dict[str, int], mask: bytes) -> None:
+        assert self._mask is not None
+        changed = dict(registers, orig_rax=(1 << 64) - 1)  # not in a system call: nothing is to be restarted
         raw = bytearray(struct.pack(f"={len(_REGISTERS)}Q", *(changed[name] for name in _REGISTERS)))
+        wanted, own = bytearray(mask), bytearray(self._mask)
+        _ptrace(_SETSIGMASK, self.tid, 8, _address(wanted))
         try:
             _ptrace(_SETREGS, self.tid, None, _address(raw))
         except OSError:
-            _ptrace(_SETSIGMASK, self.tid, 8, _address(mask))
+            _ptrace(_SETSIGMASK, self.tid, 8, _address(own))
             raise
 
 
 @contextlib.contextmanager
-def stop(tid: int) -> Iterator[Stopped]:
+def stop(tid: int, memory: int) -> Iterator[Stopped]:
     """Stops a thread for the time of the block.
+
+    A thread that does not stop in time stays traced until the calling thread ends: call it in one that does.
+
+    Args:
+        tid: The thread.
+        memory: A descriptor of its process's memory, /proc/PID/mem, to read and write.
 
     Raises:
         Refused: It may not be stopped, or does not stop.
         OSError: It ended.
     """
     try:
-        _ptrace(_SEIZE, tid, None, None)
+        _ptrace(_SEIZE, tid, None, _TRACE_SYSCALLS_GOOD)
     except PermissionError as failure:
         if start_ticks(tid) is None:
             raise ProcessLookupError(f"{tid} ended") from failure
@@ -220,27 +335,42 @@ def stop(tid: int) -> Iterator[Stopped]:
     thread, since = None, 0.0
     try:
         _ptrace(_INTERRUPT, tid, None, None)
-        deadline = time.monotonic() + 2.0
-        while True:
-            found, status = os.waitpid(tid, _WALL | os.WNOHANG)
-            if not found:
-                if time.monotonic() > deadline:
-                    raise Refused("it does not stop (it waits in the kernel)")
-                time.sleep(50e-6)  # not at once: this thread may be more urgent than the one that has to stop
-                continue
-            if not os.WIFSTOPPED(status):
-                raise ProcessLookupError(f"{tid} ended")
-            if status >> 16 == _EVENT_STOP:
-                break
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while (status := _wait(tid, deadline)) >> 16 != _EVENT_STOP:
             _ptrace(_CONT, tid, None, os.WSTOPSIG(status))  # a signal on its way: it goes there
         since = time.monotonic()
-        thread = Stopped(tid)
+        thread = Stopped(tid, memory)
         yield thread
     finally:
         with contextlib.suppress(OSError):
             _ptrace(_DETACH, tid, None, None)
         if thread is not None:
             thread.held_s = time.monotonic() - since
+
+
+def _wait(tid: int, deadline: float) -> int:
+    """Waits until a traced thread stops; returns its status, as waitpid has it."""
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(tid, _WALL | os.WNOHANG)
+        if found:
+            if not os.WIFSTOPPED(status):
+                raise ProcessLookupError(f"{tid} ended")
+            return status
+        time.sleep(50e-6)  # not at once: this thread may be more urgent than the one that has to stop
+    raise Refused("it does not stop (it waits in the kernel)")
+
+
+def take_file(pidfd: int, number: int) -> int:
+    """A descriptor of a file that a process has open: its own description of it, with the rights that it has.
+
+    Raises:
+        OSError: There is none, or it may not be taken.
+    """
+    descriptor: int = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, number, 0)
+    if descriptor < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return descriptor
 
 
 def _vector_state(tid: int) -> bytes:
@@ -277,6 +407,16 @@ def _frame(registers: dict[str, int], mask: bytes, state_at: int, way_back: int)
             bytes(128),
         )
     )
+
+
+def _registers(tid: int) -> dict[str, int]:
+    raw = bytearray(8 * len(_REGISTERS))
+    _ptrace(_GETREGS, tid, None, _address(raw))
+    return dict(zip(_REGISTERS, struct.unpack(f"={len(_REGISTERS)}Q", raw), strict=True))
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
 
 
 def _address(buffer: bytearray) -> int:

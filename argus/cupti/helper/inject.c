@@ -1,31 +1,26 @@
-/* Put into a running process (argus/cupti/inject.py), it starts the helper that lies beside it, as CUDA would have done at
- * cuInit. Whoever injects waits for its constructor: nothing here may wait for the process. */
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <string.h>
+/* The helper, for a process that runs already: loading it starts it, as CUDA would have done at cuInit. One library in one
+ * file, since it is loaded from memory (argus/cupti/inject.py). Whoever injects waits for its constructor: nothing here may
+ * wait for the process. */
+#include "helper.c"
 
-#define HELPER "libargus_cupti.so"
+#include <link.h>
 
-__attribute__((constructor)) static void start_helper(void)
-{
-	char path[4096];
+/* What /proc/PID/maps calls the file: no name of a file. */
+#define SHOWN_AS "/memfd:argus-inject (deleted)"
+
+/* It was loaded as /proc/self/…/fd/N, and N will be another file's number: who opens what the loader lists, to read its
+ * symbols, must not find that one. */
+static void rename_it(void) {
 	Dl_info self;
-	const char *slash;
-
-	if (!dladdr((void *)start_helper, &self) || !self.dli_fname || !(slash = strrchr(self.dli_fname, '/')))
+	void *found = NULL;
+	if (!dladdr1((void *)rename_it, &self, &found, RTLD_DL_LINKMAP) || !found)
 		return;
-	size_t folder = (size_t)(slash - self.dli_fname) + 1;
-	if (folder + sizeof(HELPER) > sizeof(path))
-		return;
-	memcpy(path, self.dli_fname, folder);
-	memcpy(path + folder, HELPER, sizeof(HELPER));
+	struct link_map *map = found;
+	if (map->l_name && strlen(map->l_name) >= sizeof SHOWN_AS - 1)
+		memcpy(map->l_name, SHOWN_AS, sizeof SHOWN_AS);
+}
 
-	void *helper = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-	int (*start)(void);
-
-	if (!helper)
-		return;
-	*(void **)&start = dlsym(helper, "InitializeInjection");
-	if (start)
-		start();
+__attribute__((constructor)) static void start_helper(void) {
+	rename_it();
+	InitializeInjection();
 }
