@@ -166,7 +166,11 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     if debug.wanted():
         _begin_debugging(click.Context(cli), click.Option(["--debug"]), True)
-    code = _run(argv)
+    try:
+        code = _run(argv)
+    finally:
+        if not own:
+            files.share()  # the process is somebody else's
     if own and interrupt.came:
         interrupt.flush_and_leave(code)
     if own:

@@ -161,7 +161,7 @@ def test_what_root_runs_is_checked_up_to_the_root(theirs: Path, tmp_path: Path) 
 def test_what_root_creates_is_for_root_alone(tmp_path: Path) -> None:
     program = (
         "import os, sys; from argus.cli import main; from argus import files; os.umask(0o022)\n"
-        "try: main.main(sys.argv[1:])\nfinally:\n open(os.environ['FILE'], 'w').close(); files.share()\n"
+        "try: main.main()\nfinally:\n open(os.environ['FILE'], 'w').close(); files.share()\n"
         " open(os.environ['FILE'] + '2', 'w').close()"
     )
     for verb, mode in (("explain", 0o600), ("arm", 0o644)):
