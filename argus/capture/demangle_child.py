@@ -21,6 +21,7 @@ import struct
 import sys
 
 _NOBODY = 65534
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3, include/uapi/linux/capability.h
 _NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS, include/uapi/linux/prctl.h
 _SECCOMP = 22  # PR_SET_SECCOMP
 _FILTER = 2  # SECCOMP_MODE_FILTER
@@ -62,9 +63,17 @@ def _limit(nbytes: int) -> None:
     if os.geteuid() == 0:
         with contextlib.suppress(OSError):
             os.chdir("/")
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+            _give_up_rights()
+
+
+def _give_up_rights() -> None:
+    """Becomes nobody. A trace has no right to that any more: then root without a capability."""
+    with contextlib.suppress(OSError):
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
+    ctypes.CDLL(None).capset(header, ctypes.create_string_buffer(24))
 
 
 def _read(size: int) -> bytes:

@@ -33,7 +33,7 @@ CPU_S = 0.1
 """CPU time of the child for a symbol. PyTorch's longest take 0.2 ms."""
 CHILD_BYTES = 64 << 20
 """Memory of the child beyond what it needs to start."""
-WAIT_S = 0.3
+WAIT_S = 1.0
 """Longest wait for an answer: a busy node may starve the child, and the rings hold a second."""
 STRIKES = 3
 """So many symbols of a process may end the child, or keep it waiting; what it brings after that stays a symbol."""

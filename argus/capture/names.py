@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from argus.capture import calls
 from argus.capture.demangler import shared
 from argus.capture.elf import Elf, NotElf
-from argus.capture.mapped import open_mapped
+from argus.capture.mapped import File, open_in_root, open_mapped, open_root
 from argus.capture.targets import PROC, Mapping, executable_mappings
 from argus.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
 
@@ -105,6 +105,8 @@ class KernelNames:
         # By process and handle: a name as people read it, or as the program has it, or what was learned of it.
         self._known: dict[int, dict[int, str | bytes | _Unread]] = {}
         self._memories: dict[int, _Memory] = {}
+        self._roots: dict[int, int] = {}
+        """Descriptors of the processes' root folders."""
         self._tables: OrderedDict[tuple[int, ...], Elf | None] = OrderedDict()
         self._maps: dict[int, list[Mapping]] = {}
         self.unresolved = 0
@@ -185,6 +187,8 @@ class KernelNames:
         self._known.pop(pid, None)
         self._memories.pop(pid, None)
         self._maps.pop(pid, None)
+        if (root := self._roots.pop(pid, -1)) >= 0:
+            os.close(root)
         shared.forget(pid)
 
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
@@ -230,9 +234,12 @@ class KernelNames:
         return memory
 
     def remember(self, pid: int) -> None:
-        """Notes what a process maps, so that its kernels can be named after it ended too."""
+        """Notes what a process maps, and keeps its root folder, so that its kernels can be named after it ended too."""
         with contextlib.suppress(OSError):
             self._maps[pid] = executable_mappings(pid)
+        if pid not in self._roots:
+            with contextlib.suppress(OSError):
+                self._roots[pid] = open_root(pid)
 
     def _symbol(self, pid: int, address: int) -> str | None:
         """The function symbol at an address of a process."""
@@ -247,10 +254,18 @@ class KernelNames:
                     return None if symbol is None else demangle(symbol, pid)
         return None
 
+    def _open(self, pid: int, mapping: Mapping) -> File | None:
+        """The mapped file, also after the process has ended."""
+        with contextlib.suppress(OSError):
+            return open_mapped(pid, mapping)
+        with contextlib.suppress(OSError):
+            if not mapping.deleted and pid in self._roots:
+                return open_in_root(self._roots[pid], mapping.path, mapping)
+        return None
+
     def _table(self, pid: int, mapping: Mapping) -> Elf | None:
-        try:
-            file = open_mapped(pid, mapping)
-        except OSError:
+        file = self._open(pid, mapping)
+        if file is None:
             return None
         key = file.key
         if key in self._tables:

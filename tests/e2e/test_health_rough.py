@@ -192,8 +192,8 @@ def test_a_disk_that_takes_no_writes(node: Node, tmp_path: Path) -> None:
     state.mkdir()
     node.file("proc/vmstat", "oom_kill 0\n")
     for script, why in (
-        ("mount -t tmpfs -o ro x {0}", "Read-only file system"),
-        ("mount -t tmpfs -o size=4k x {0}; head -c 4096 /dev/zero > {0}/full", "No space left on device"),
+        ("mount -t tmpfs -o ro,mode=700 x {0}", "Read-only file system"),
+        ("mount -t tmpfs -o size=4k,mode=700 x {0}; head -c 4096 /dev/zero > {0}/full", "No space left on device"),
     ):
         node.before = ["unshare", "--mount", "sh", "-c", f'{script.format(state)}; exec "$@"', "sh"]
         code, output, _ = node.health("--only", "oom", "--format", "json")

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -49,13 +50,14 @@ def test_a_full_disk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch
     writer.append("iterations", iterations(7))
     full = True
 
-    def rename(self: Path, target: Path) -> Path:
+    real = os.rename
+
+    def rename(*words: Any, **options: Any) -> None:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        os.rename(self, target)
-        return target
+        real(*words, **options)
 
-    monkeypatch.setattr(Path, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     assert not writer.flush(timeout_s=0.2)
     assert "no space" in writer.trouble
     assert transient(writer.last_error or AssertionError())
@@ -71,7 +73,7 @@ def test_a_full_disk_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_import_does_not_wait_for_long_for_a_full_disk(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(self: Path, target: Path) -> Path:
+    def full(*_words: Any, **_options: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     waited: list[float] = []
@@ -84,7 +86,7 @@ def test_an_import_does_not_wait_for_long_for_a_full_disk(
         waited.append(0.0 if done else timeout_s)
         return done
 
-    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr(os, "rename", full)
     monkeypatch.setattr(Writer, "flush", flush)
     assert main(["simulate", "--ranks", "2", "--steps", "3", "--store", f"spool://{folder}"]) == EXIT_FAILURE
     assert "no space is left" in capsys.readouterr().err
@@ -95,7 +97,9 @@ def test_an_import_does_not_wait_for_long_for_a_full_disk(
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", disk], capture_output=True
+    ).returncode:
         pytest.skip("mount is not allowed here")
     try:
         writer = Writer(open_store(f"spool://{disk}"), source="test")

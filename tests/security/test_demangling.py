@@ -6,6 +6,8 @@ import os
 import random
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,21 @@ def test_the_child_has_no_rights(names: Demangler) -> None:
         assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
         assert said["Groups"].strip() == ""
         assert Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="has rights to give up as root only")
+def test_the_child_of_a_trace_that_gave_up_its_rights_has_none_either() -> None:
+    program = (
+        "from argus import privileges; from argus.capture.demangler import Demangler\n"
+        "privileges.keep({'DAC_READ_SEARCH', 'SYS_PTRACE'})\n"
+        f"names = Demangler(); names.names([{bomb(9)!r}])\n"
+        "print(open(f'/proc/{names._child._process.pid}/status').read()); names.close()"
+    )
+    status = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert said["Uid"].split() == ["0"] * 4, "it may not become nobody"
+    assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
+    assert said["Seccomp"].strip() == "2"
 
 
 def test_a_forked_process_does_not_take_its_parents_answers(names: Demangler) -> None:

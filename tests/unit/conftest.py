@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-STORES = {
+WAITED_FOR = {
+    Path(ctypes.util.__file__),  # runs ldconfig, as cupti-python is imported
+    ROOT / "argus" / "capture" / "demangler.py",
     *(ROOT / "argus" / "store").glob("*.py"),
     *(ROOT / "tests" / name for name in ("stores.py", "clickhouse_server.py", "tls_front.py")),
 }
-"""A store is a process. Who opens one waits until it answers; who copies one, until it has ended."""
+"""A store is a process, and large C++ names are demangled in one. Who asks waits for the answer; who copies a store,
+until it has ended."""
 
 
 def _outside(depth: int) -> Path:
@@ -32,14 +36,14 @@ def _no_real_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def start(self: Any, *arguments: Any, **options: Any) -> None:
         caller = _outside(2)
-        if os.getpid() == process and caller not in STORES | {Path(subprocess.__file__)}:
+        if os.getpid() == process and caller not in WAITED_FOR | {Path(subprocess.__file__)}:
             pytest.fail(f"{caller} starts a process: such tests are in tests/e2e")
         started(self, *arguments, **options)
 
     def sleep(seconds: float) -> None:
         caller = _outside(2)
         ours = caller.is_relative_to(ROOT) and not caller.is_relative_to(ROOT / ".venv")
-        if os.getpid() == process and ours and caller not in STORES:
+        if os.getpid() == process and ours and caller not in WAITED_FOR:
             pytest.fail(f"{caller} sleeps for {seconds} s: pass the time in, or move the test to tests/e2e")
         slept(seconds)
 
