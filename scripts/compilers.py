@@ -34,6 +34,7 @@ SOURCES = "argus-src"
 """Folder in a compiler's root, for the part of Argus that compiles."""
 MODULES = (
     "__init__",
+    "files",
     "errors",
     "resources",
     *(f"capture/{name}" for name in ("__init__", "bcc", "compile", "disk_cache", "syscalls")),
