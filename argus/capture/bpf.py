@@ -121,9 +121,9 @@ CONTROL_RING_BYTES = 16 << 20
 RECORDS_S = 100_000
 """Budget of a process for each ring, records a second: several times what a rank makes (10^5 launches a minute; the
 densest loop of launches tried, 50,000 a second)."""
-BURST, NAMES_BURST = 0.25, 0.75
-"""So much of a ring a process may write at once, beyond that: of launches, a quarter second of all of a node; of names,
-more than `import torch` registers."""
+BURST, NAMES_BURST = 0.25, 1.0
+"""So much of a ring a process may write at once, beyond that: of launches, a quarter second of all of a node; of names
+all, as a program registers its kernels at once, and while Argus may be busy attaching."""
 SHARED = 0.25
 """So much of a ring may be full, for a process above its budget to write to it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -76,8 +77,10 @@ def leftovers(pid: int | None = None) -> list[str]:
     folders = ("/tmp", "/var/tmp", "/dev/shm", "/run")
     found = [str(path) for folder in folders for path in Path(folder).glob("argus-inject-*")]
     if pid is not None:
-        files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-        found += [file for file in files if "argus" in file]
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the program opens and closes some itself
+                if "argus" in (file := os.readlink(entry)):
+                    found.append(file)
     return found
 
 
