@@ -305,6 +305,7 @@ FLOOD += "while True: library.cuCtxSynchronize()\n"
 RANK = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "JOB_NAME": "llama"}
 
 
+@pytest.mark.alone  # beside other tests the job itself may cost more than the budget for a moment
 @pytest.mark.kernel
 def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Path) -> None:
     """Another user's process that calls as fast as it can, and says that it is a rank of the same job."""
