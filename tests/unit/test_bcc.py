@@ -58,7 +58,7 @@ def test_the_programs_compile_for_both_architectures(machine: str) -> None:
     script = """
 import os, sys
 os.environ["ARCH"] = sys.argv[1]
-from argus.capture.bpf import SOURCES
+from argus.capture.bpf import SOURCES, _budgets
 from argus.capture import bcc
 from argus.resources import resource_dir
 module, folder = bcc.load(), resource_dir("bpf")
@@ -66,6 +66,7 @@ text = "\\n".join((folder / name).read_text() for name in SOURCES)
 if sys.argv[1] == "arm64":
     text += "\\n#if REGISTER_ARGS != 8\\n#error not compiled for aarch64\\n#endif\\n"
 sizes = [f"-DARGUS_{ring}_PAGES=16" for ring in ("LAUNCH", "COLLECTIVE", "CONTROL", "MARK", "MATH")]
+sizes += [f"-D{name}={value}" for name, value in _budgets(1 << 20).items()]
 module.BPF(text=text.encode(), cflags=[f"-I{folder}", "-D__BPF__", *sizes])
 """
     done = subprocess.run([sys.executable, "-c", script, machine], capture_output=True, text=True, check=False)
