@@ -994,9 +994,11 @@ class Roster:
         for target in users:
             for library in target.libraries:
                 wanted.setdefault(library.key, []).append((library, target))
+        # Decided for all files before the first is probed: that takes long, and probes cost the job meanwhile.
+        fresh = {key: uses[0][0] for key, uses in wanted.items() if key not in self._shared}
+        elsewhere = set() if self._follow or not fresh else self._mapped_elsewhere(fresh)
+        self._shared.update({key: key not in elsewhere for key in fresh})
         for key, uses in wanted.items():
-            if key not in self._shared:
-                self._shared[key] = self._follow or not self._mapped_elsewhere(uses[0][0])
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
             if self._shared[key]:
                 if not probed:
@@ -1038,9 +1040,11 @@ class Roster:
         keys = {library.key for library in member.target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, member.target.pid)]
 
-    def _mapped_elsewhere(self, library: Library) -> bool:
-        """Whether a process that is not let through maps a file."""
+    def _mapped_elsewhere(self, libraries: Mapping[FileKey, Library]) -> set[FileKey]:
+        """Which files a process maps that is not let through."""
         mine = {*self.by_pid, *self._candidates}
+        sought = {(library.device, library.inode): key for key, library in libraries.items()}
+        found: set[FileKey] = set()
         for pid in processes():
             if pid in mine or pid in self.family:
                 continue
@@ -1048,6 +1052,7 @@ class Roster:
                 mappings = executable_mappings(pid)
             except OSError:
                 continue
-            if any((mapping.device, mapping.inode) == (library.device, library.inode) for mapping in mappings):
-                return True
-        return False
+            found.update(sought[file] for m in mappings if (file := (m.device, m.inode)) in sought)
+            if len(found) == len(libraries):
+                break
+        return found

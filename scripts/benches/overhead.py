@@ -2,11 +2,14 @@
 
 Each job runs on while `argus trace` comes and goes: without, with the defaults, without, with no limit to what it may
 cost (the reference: every probe stays on), and so on. A job logs the end, the duration and the thread's CPU time of
-each of its steps. When probes are there is seen from outside, by Argus's descriptors. Slowdowns are of the shortest
-steps of parts of 5 ms, or four steps: their mean with probes, against the mean without right before and after. (Means
-of all steps vary by 5 % from second to second where other machines share the hardware, the shortest by 1 to 2 %.)
-Intervals (95%) are bootstrapped over parts. Wall time suffers from other load; the thread's CPU time has all that
-probes cost, and little of the load. Both run with high priority, so that other programs of the machine matter less.
+each of its steps, and its gauge: how long an eighth of the step's work took in which nothing is called that Argus
+probes. Where machines share hardware, steps vary by 5 to 20 % from second to second; the gauge varies with them, so a
+step is measured in gauges. (What slows everything alike, the gauge too, as samples of stacks do, is not seen here:
+`scripts/bench stacks` measures that.) When probes are there is seen from outside, by Argus's descriptors. Slowdowns
+are of the median steps of parts of 5 ms, or four steps: the mean speed without probes, right before and after, against
+that with them. Intervals (95%) are bootstrapped over parts. Wall time suffers from other load; the thread's CPU time has
+all that probes cost, and little of the load. Both run with high priority, so that other programs of the machine matter
+less.
 
 Two CPUs may share a core, and each is half as fast while the other one computes: Argus's own work, of which there is
 most in its first second, would look like what probes cost. So the job has a CPU of its own, everything else has the
@@ -47,7 +50,7 @@ _PART_NS, _PART_STEPS = 5_000_000, 4
 """A part is so long, and has so many steps. Windows in which Argus sees more are 20 ms or more."""
 _BOOTSTRAPS = 2000
 _SAID = re.compile(r"overhead: ([\d.]+)% of the job's time")
-_STEPS_DTYPE = np.dtype([("end", "<u8"), ("wall", "<u8"), ("cpu", "<u8")])
+_STEPS_DTYPE = np.dtype([("end", "<u8"), ("wall", "<u8"), ("cpu", "<u8"), ("gauge", "<u8")])
 
 
 @dataclass(frozen=True)
@@ -348,22 +351,24 @@ def _figures(steps: NDArray[np.void], windows: list[Window], traced: list[Window
 
 
 def _parts(steps: NDArray[np.void], begin: int, end: int) -> NDArray[np.void]:
-    """The shortest step of each part between two times: ``wall`` and ``cpu`` (ns)."""
+    """Of each part between two times the speed: gauges to the median step, ``wall`` and ``cpu``."""
     chosen = steps[(steps["end"] >= begin) & (steps["end"] < end)]
     part_ns = max(_PART_NS, _PART_STEPS * int(np.median(steps["wall"])))
     part = ((chosen["end"] - np.uint64(begin)) // np.uint64(part_ns)).astype(np.int64)
     starts = np.flatnonzero(np.diff(part, prepend=-1))
     made = np.zeros(len(starts), [("wall", "f8"), ("cpu", "f8")])
-    for name in ("wall", "cpu"):
-        made[name] = np.minimum.reduceat(chosen[name].astype(float), starts) if len(starts) else 0
     counts = np.diff(starts, append=len(chosen))
+    for name in ("wall", "cpu"):
+        values = chosen[name] / chosen["gauge"]
+        ordered = values[np.lexsort((values, part))]
+        made[name] = 2 / (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2])
     return made[counts >= min(3, _PART_STEPS)]
 
 
 def _slowdown(plain: list[NDArray[np.void]], probed: list[NDArray[np.void]], clock: str) -> float:
-    """Mean over rounds: the parts' mean with probes, against that without, less 1."""
+    """Mean over rounds: the parts' mean speed without probes, against that with them, less 1."""
     shares = [
-        with_[clock].mean() / without[clock].mean() - 1
+        without[clock].mean() / with_[clock].mean() - 1
         for without, with_ in zip(plain, probed, strict=True)
         if len(without) and len(with_)
     ]

@@ -3,8 +3,9 @@
  *
  *   overhead_job LOG STEP_US LAUNCHES COPIES COLLECTIVES
  *
- * The log has three 64-bit numbers a step: its end (CLOCK_MONOTONIC), its duration, the thread's CPU time in it; ns. It ends
- * when standard input does. */
+ * The log has four 64-bit numbers a step: its end (CLOCK_MONOTONIC), its duration, the thread's CPU time in it, and how
+ * long an eighth of its work took in which nothing is called: the machine's speed at that moment; ns. It ends when standard
+ * input does. */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -26,11 +27,21 @@ __attribute__((noinline)) static void work(ul turns)
 		__asm__ volatile("");
 }
 
-static void step(ul turns, u launches, u copies, u collectives)
+enum { GAUGES = 8 };
+
+/* Returns how long the gauges took. */
+static ul step(ul turns, ul gauge_turns, u launches, u copies, u collectives)
 {
+	ul gauged = 0;
 	u most = launches > copies ? launches : copies;
 	most = collectives > most ? collectives : most;
-	for (u i = 0; i < most; i++) {
+	for (u i = 0, gauges = 0; i < most; i++) {
+		if (i * GAUGES >= gauges * most) {
+			ul begin = now(CLOCK_MONOTONIC);
+			work(gauge_turns);
+			gauged += now(CLOCK_MONOTONIC) - begin;
+			gauges++;
+		}
 		if (i < launches) {
 			cuLaunchKernel((void *)0x1000, 64, 1, 1, 256, 1, 1, 0, 0, 0, 0);
 			work(turns);
@@ -45,6 +56,7 @@ static void step(ul turns, u launches, u copies, u collectives)
 		}
 	}
 	cuStreamSynchronize(0);
+	return gauged;
 }
 
 int main(int argc, char **argv)
@@ -60,15 +72,15 @@ int main(int argc, char **argv)
 		double took = (now(CLOCK_MONOTONIC) - begin) / 1e6;
 		per_turn = took < per_turn ? took : per_turn;
 	}
-	ul turns = step_ns / calls / per_turn;
+	ul all = step_ns / per_turn, gauge_turns = all / 8 / GAUGES, turns = all * 7 / 8 / calls;
 	int log = open(argv[1], O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
 	struct pollfd input = {.fd = 0, .events = POLLIN};
 	puts("ready");
 	fflush(stdout);
 	ul cpu = now(CLOCK_THREAD_CPUTIME_ID), at = now(CLOCK_MONOTONIC), looked = at;
-	static ul rows[64][3];
+	static ul rows[64][4];
 	for (u n = 0;;) {
-		step(turns, launches, copies, collectives);
+		rows[n][3] = step(turns, gauge_turns, launches, copies, collectives);
 		ul cpu_now = now(CLOCK_THREAD_CPUTIME_ID), at_now = now(CLOCK_MONOTONIC);
 		rows[n][0] = at_now;
 		rows[n][1] = at_now - at;
