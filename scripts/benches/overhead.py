@@ -7,9 +7,9 @@ probes. Where machines share hardware, steps vary by 5 to 20 % from second to se
 step is measured in gauges. (What slows everything alike, the gauge too, as samples of stacks do, is not seen here:
 `scripts/bench stacks` measures that.) When probes are there is seen from outside, by Argus's descriptors. Slowdowns
 are of the median steps of parts of 5 ms, or four steps: the mean speed without probes, right before and after, against
-that with them. Intervals (95%) are bootstrapped over parts. Wall time suffers from other load; the thread's CPU time has
-all that probes cost, and little of the load. Both run with high priority, so that other programs of the machine matter
-less.
+that with them. Intervals (95%) are bootstrapped over parts. Wall time suffers from other load; the thread's CPU time
+has all that probes cost, and little of the load. Both run with high priority, so that other programs of the machine
+matter less.
 
 Two CPUs may share a core, and each is half as fast while the other one computes: Argus's own work, of which there is
 most in its first second, would look like what probes cost. So the job has a CPU of its own, everything else has the
