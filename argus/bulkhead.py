@@ -18,7 +18,8 @@ from argus import debug
 from argus.text import printable
 
 STALL_S = 1.0
-"""The rings hold a second of the densest load: a loop that has not turned for longer may lose records."""
+"""The rings hold a second of the densest load. A loop that has not turned for longer works late; its rings are read for
+it (``draining``)."""
 _LOOKS_S = 0.25
 """How often the watchdog looks."""
 _SAID = 32
@@ -111,15 +112,23 @@ class Watchdog:
     Args:
         doing: What the loop does now.
         report: Called, by the watchdog's thread, with a line for people, once for each stall.
+        meanwhile: Called by its thread at each look with ``time.monotonic()``: what must go on while the loop hangs. It
+            may wait for nothing.
 
     Attributes:
         stalls: How often the loop was late by more than ``STALL_S``.
         longest_s: By how much it was late at most.
+        failures: How often ``meanwhile`` failed.
     """
 
-    def __init__(self, doing: Callable[[], str], report: Callable[[str], None]) -> None:
-        self._doing, self._report = doing, report
-        self.stalls, self.longest_s = 0, 0.0
+    def __init__(
+        self,
+        doing: Callable[[], str],
+        report: Callable[[str], None],
+        meanwhile: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._doing, self._report, self._meanwhile = doing, report, meanwhile
+        self.stalls, self.longest_s, self.failures = 0, 0.0, 0
         self._due = float("inf")
         self._counted = float("inf")
         self._looked = self._cpu = 0.0
@@ -155,7 +164,7 @@ class Watchdog:
         self.stalls += 1
         doing = self._doing()
         at = f", at: {doing}" if doing else ""
-        self._report(printable(f"the loop has not turned for {late_s:.1f} s{at}; records may be lost meanwhile"))
+        self._report(printable(f"the loop has not turned for {late_s:.1f} s{at}; the rings are read meanwhile"))
 
     def start(self) -> None:
         """Looks every quarter of a second, in a thread."""
@@ -171,4 +180,11 @@ class Watchdog:
 
     def _go_on(self) -> None:
         while not self._stop.wait(_LOOKS_S):
-            self.look(time.monotonic(), time.process_time())
+            now = time.monotonic()
+            try:
+                self._meanwhile(now)
+            except Exception as failure:
+                self.failures += 1
+                if self.failures == 1:
+                    debug.crash(failure)
+            self.look(now, time.process_time())

@@ -6,6 +6,7 @@ workers inherit it and launchers import it. Until then it is a candidate: let th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -19,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import records
+from argus.aside import Aside
 from argus.bulkhead import Bulkheads
+from argus.capture import reader
 from argus.capture.bpf import Attachment, Probes
 from argus.capture.calls import CALLS, Layer, Shape
 from argus.capture.follow import Family
@@ -75,6 +78,9 @@ KEPT_HELPERS = 64
 """The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
 MAPS_S = 5.0
 """After so long the mappings of a process that runs are read, though it has mapped as much as before."""
+ATTACH_S = 5.0
+"""Longest wait for probes on a file: tens of ms where its pages can be read, more on a busy node. What comes later is
+taken over."""
 YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
@@ -585,6 +591,8 @@ class Roster:
         self._shared: dict[FileKey, bool] = {}
         self._unread: dict[int, int] = {}
         """Files of each process that wait to be read (``targets.Libraries``)."""
+        self._attaching: dict[tuple[FileKey, int | None], Aside[Attachment]] = {}
+        """Probes that the kernel has been putting on a file for longer than ``ATTACH_S``."""
         self._never_read = 0
         """Of processes that have ended."""
         self._leaving: list[int] = []
@@ -722,6 +730,7 @@ class Roster:
             self._leaving.remove(pid)
             self.family.dismiss(pid)
             self._names.forget(pid)
+            reader.shared.forget(pid)
             self._signatures.pop(pid, None)
             self._ran.pop(pid, None)
             self._mapped.pop(pid, None)
@@ -988,6 +997,7 @@ class Roster:
         Raises:
             ArgusError: The kernel refuses, and the trace has not begun.
         """
+        self._adopt_attached()
         wanted: dict[FileKey, list[tuple[Library, Target]]] = {}
         users = [member.target for _, member in self.by_pid.values() if member.state == "traced"]
         users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
@@ -1000,6 +1010,7 @@ class Roster:
         self._shared.update({key: key not in elsewhere for key in fresh})
         for key, uses in wanted.items():
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
+            probed |= {pid for at, pid in self._attaching if at == key}
             if self._shared[key]:
                 if not probed:
                     self._attach_one(uses, None, running)
@@ -1020,12 +1031,12 @@ class Roster:
             if not target.alive():
                 continue  # its file can still be probed, and nobody would call it
             try:
-                self.attached.append(self._probes.attach(library, pid, without=without))
+                self._probe(library, pid, without)
                 return
             except ArgusError as failure:
                 if not target.alive():
                     continue
-                if not running:
+                if not running and (library.key, pid) not in self._attaching:
                     raise
                 self.losses["attach_failed"] += 1
                 self.notes.append(failure.message)
@@ -1034,6 +1045,27 @@ class Roster:
         if not running and ended:
             which = ", ".join(map(str, ended))
             raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
+
+    def _probe(self, library: Library, pid: int | None, without: tuple[str, ...]) -> None:
+        """Probes a file, in a thread of its own: the kernel reads the file's pages, which may never come.
+
+        Raises:
+            ArgusError: The kernel refuses, or the file does not answer.
+        """
+        attaching = Aside(lambda: self._probes.attach(library, pid, without=without), "argus-attach")
+        if attaching.wait(ATTACH_S):
+            self.attached.append(attaching.result())
+            return
+        self._attaching[library.key, pid] = attaching
+        raise ArgusError(f"{library.shown_path} cannot be probed: its file system does not answer", "")
+
+    def _adopt_attached(self) -> None:
+        """Takes over probes on files that answered late."""
+        for key, attaching in list(self._attaching.items()):
+            if attaching.wait(0):
+                del self._attaching[key]
+                with contextlib.suppress(ArgusError, OSError):
+                    self.attached.append(attaching.result())
 
     def attachments_of(self, member: Member) -> list[Attachment]:
         """Probes on the files that a process maps."""

@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from argus import records
 from argus.blocked import assemble, read_blocked
 from argus.bulkhead import Bulkheads
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, RAISED_RATE_HZ, offcpu, stack_rows
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, RAISED_RATE_HZ, offcpu, reader, stack_rows
 from argus.capture.code import DECODED_BYTES, CodeResolver
 from argus.capture.launches import Origin
 from argus.capture.python import MAX_COUNT, Interpreter, PythonProcess, find_interpreter, lists_cut
+from argus.capture.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.capture.stacks import Drained, RawStack, StackProbes
 from argus.capture.symbols import Symbols
 from argus.capture.targets import PROC, read_file
 from argus.capture.threads import ThreadWatch
+from argus.draining import RELIEVE_S
 from argus.errors import ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
 from argus.roster import Job
@@ -98,13 +100,13 @@ class _Process:
     pid: int
     job: Job
     rank: int
-    symbols: Symbols
+    symbols: Symbols | RemoteSymbols
     threads: ThreadWatch
     pidfd: int
     program: bytes = b""
     interpreter: Interpreter | None = None
-    python: PythonProcess | None = None
-    resolver: CodeResolver | None = None
+    python: PythonProcess | RemotePython | None = None
+    resolver: CodeResolver | RemoteResolver | None = None
     names: dict[int, str] = field(default_factory=dict)
     asleep: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Threads that have not run since the process was first seen, so that no switch told of them: (stack, what)."""
@@ -223,7 +225,7 @@ class StackSide:
         self._features: dict[tuple[int, str], tuple[str, str]] = {}
         self._recent: deque[Recent] = deque()
         """Of each time that counts became rows."""
-        self._worked = time.monotonic()
+        self._worked = self._turned = time.monotonic()
         self._refresh_all_due = self._names_due = self._waiting_due = self._rows_due = self._poll_due = 0.0
         self._viewed = self._looked = float("-inf")
         self._usage: list[tuple[_Process, NDArray[np.void]]] = []
@@ -414,7 +416,7 @@ class StackSide:
         except OSError:
             return  # it has ended
         try:
-            process = _Process(pid, job, rank, Symbols(pid), ThreadWatch(pid), pidfd, _program(pid))
+            process = _Process(pid, job, rank, _symbols(pid), ThreadWatch(pid), pidfd, _program(pid))
         except OSError:
             os.close(pidfd)
             return
@@ -431,7 +433,7 @@ class StackSide:
         """The process has called exec: what was known of its memory is void."""
         assert self._probes is not None
         with contextlib.suppress(OSError):
-            fresh = Symbols(process.pid)
+            fresh = _symbols(process.pid)
             self._counters.update(process.symbols.counters)
             process.symbols.close()
             process.symbols = fresh
@@ -445,9 +447,13 @@ class StackSide:
     def _find_python(self, process: _Process) -> None:
         """CPython may be loaded late: a launcher execs it, a program embeds it."""
         assert self._probes is not None
+        symbols = process.symbols
+        remote = symbols if isinstance(symbols, RemoteSymbols) else None
         try:
-            found = find_interpreter(process.pid)
-        except OSError:
+            found = find_interpreter(process.pid) if remote is None else remote.find_python()
+        except OSError as failure:
+            if isinstance(failure, reader.Unreadable):
+                self._write_feature(process, "python_stacks", "off", "its memory or its files do not answer")
             return
         process.interpreter = found
         if found is None:
@@ -461,12 +467,15 @@ class StackSide:
             self._unread.pop(process.pid, None)
         if found.layout is not None:
             try:
-                python = PythonProcess(process.pid, found)
+                python = PythonProcess(process.pid, found) if remote is None else RemotePython(remote)
             except OSError:
                 return
             self._drop_python(process)
             process.python = python
-            process.resolver = CodeResolver(process.python, found.layout)
+            if isinstance(python, PythonProcess):
+                process.resolver = CodeResolver(python, found.layout)
+            else:
+                process.resolver = RemoteResolver(python.symbols)
             self._probes.set_python(process.pid, found.layout)
             process.python_since_ns = time.monotonic_ns()
             self._probes.set_threads(process.pid, process.python.thread_states())
@@ -537,8 +546,14 @@ class StackSide:
     ) -> tuple[int, int] | None:
         """Stack and ``what`` of a thread that waits, from outside; None: it runs, or has ended."""
         layout = process.interpreter.layout if process.interpreter is not None else None
+        symbols, python, resolver = process.symbols, process.python, process.resolver
         try:
-            found = read_blocked(process.pid, tid, process.symbols, process.python, process.resolver, layout, states)
+            if isinstance(symbols, RemoteSymbols):
+                found = symbols.blocked(tid)
+            else:
+                assert not isinstance(python, RemotePython)
+                assert not isinstance(resolver, RemoteResolver)
+                found = read_blocked(process.pid, tid, symbols, python, resolver, layout, states)
         except OSError:
             return None
         if found is None:
@@ -595,7 +610,7 @@ class StackSide:
                 reason = f"{self._rate_hz} a second" + (f": {self._why}" if self._why else "")
             self._write_feature(process, what, state, reason)
 
-    def _count_collections(self, process: _Process, python: PythonProcess) -> None:
+    def _count_collections(self, process: _Process, python: PythonProcess | RemotePython) -> None:
         collections = python.collections()
         if collections is not None:
             before = self._collected.get(process.pid, collections)
@@ -620,6 +635,7 @@ class StackSide:
         """
         if self._probes is None:
             return
+        self._turned = time.monotonic()
         now += max(SLACK_S, min(slack_s, self._poll_s / 2))
         tells_waiting = final or now >= self._waiting_due
         used = self._probes.used
@@ -678,7 +694,12 @@ class StackSide:
             return
         if process.quarantined:
             return
-        stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, int(raw.head["flags"]))
+        flags = int(raw.head["flags"])
+        if isinstance(process.symbols, RemoteSymbols):
+            stack = process.symbols.assemble(raw.frames, raw.native, flags)
+        else:
+            assert not isinstance(process.resolver, RemoteResolver)
+            stack = assemble(process.symbols, process.resolver, raw.frames, raw.native, flags)
         if len(raw.native):
             self._fold(process, int(raw.native[0]))
         if len(raw.native) > 1:
@@ -774,6 +795,15 @@ class StackSide:
                 row["first_ns"] = max(int(row["first_ns"]), told.since_ns + told.told_ns)
                 del self._told[key]
         return counts
+
+    def relieve(self, now: float) -> None:
+        """Reads what is new while the loop does not turn, if there is much: any thread may call it.
+
+        Args:
+            now: ``time.monotonic()``.
+        """
+        if (probes := self._probes) is not None and now > self._turned + RELIEVE_S:
+            probes.relieve()
 
     def _soon_rows(self, now: float) -> None:
         """Counts become rows soon, whatever was said before."""
@@ -977,7 +1007,7 @@ class StackSide:
         elif not self._begun:
             return absent
         absent["python_stacks_not_read"] = (len(self._unread), True)
-        absent["python_lists_cut"] = (sum(lists_cut.values()) - self._lists_cut, True)
+        absent["python_lists_cut"] = (sum(lists_cut.values()) - self._lists_cut + reader.shared.lists_cut, True)
         found = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
         counted = Tally(self._counters)
         for process in self._processes.values():
@@ -1031,6 +1061,15 @@ class StackSide:
             if found.get(name) or name in ("stack_python", "stack_samples_dropped"):
                 parts.append(f"{found.get(name, 0):,} {words}")
         return ["stacks: " + ", ".join(parts), *absent]
+
+
+def _symbols(pid: int) -> Symbols | RemoteSymbols:
+    """What names the code of a process: in the reader process, where there is one.
+
+    Raises:
+        OSError: It has ended, or may not be looked at.
+    """
+    return RemoteSymbols(pid) if reader.shared.on else Symbols(pid)
 
 
 def _among(numbers: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> NDArray[np.bool_]:

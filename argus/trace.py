@@ -1,6 +1,7 @@
 """The live pipeline: probes → columns → steps → store. One ``Tracer`` is one run of ``argus trace``.
 
-It owns no thread but the writer's and the fork watcher's: whoever runs it calls ``poll`` a few times a second. ``poll``
+It owns no thread but the writer's, the fork watcher's and the watchdog's: whoever runs it calls ``poll`` a few times a
+second. ``poll``
 never waits for the store.
 """
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from argus import __version__, debug, heap, records, redact
 from argus.aside import Aside
 from argus.bulkhead import Bulkheads, Watchdog
-from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, demangler, launches, symbol_cache
+from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ, calls, collectives, demangler, launches, reader
 from argus.capture.bpf import DEFAULT_LAUNCH_RING_BYTES, Attachment, Backend, Probes, Subject, subject_of
 from argus.capture.governor import DEFAULT_BUDGET, LOW_RATE_HZ, Change
 from argus.capture.host_cpu import HostCpuReader
@@ -43,6 +44,7 @@ from argus.capture.targets import (
 from argus.coverage import Rank, Seen, SignalCoverage
 from argus.cupti import MINIMUM_SHARE, RAW_ROWS_S
 from argus.cupti.collector import CuptiOptions
+from argus.draining import CallRings
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
 from argus.gpu import KEPT_NAMES, GpuSide
@@ -215,11 +217,12 @@ class Tracer:
         """What failed of the session, also of who runs it."""
         self.on_stall: Callable[[str], None] = self._note
         """Called by the watchdog's thread with a line for people, when the loop has not turned for a second."""
-        self._watchdog = Watchdog(lambda: self.bulkheads.doing, lambda line: self.on_stall(line))
+        self._watchdog = Watchdog(lambda: self.bulkheads.doing, lambda line: self.on_stall(line), self._relieve)
         self._first_offset_ns = self.mono_offset_ns
         self._clock_due = time.monotonic() + CLOCK_S
         self._clock_jumps = 0
         self._probes: Probes | None = None
+        self._rings: CallRings | None = None
         self._loading: Aside[None] | None = None
         """Loads what samples stacks; None: that was not begun, or is done."""
         self._roster: Roster | None = None
@@ -352,6 +355,8 @@ class Tracer:
     def not_started(self) -> list[str]:
         """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
         lines = [f"{_SUBJECTS[subject]}: failed: {why}" for subject, why in self._refused.items()]
+        if reader.shared.trouble:
+            lines.append(f"reader: {reader.shared.trouble}")
         if self._follow_state != "on":
             lines.append(f"forks: {self._follow_state}; children are found up to {LOOK_INTERVAL_S} s late")
         return lines
@@ -377,8 +382,10 @@ class Tracer:
                 EXIT_UNAVAILABLE,
             )
         heap.settle()
+        reader.shared.begin()
+        reader.shared.settle()
         targets: list[Target] = []
-        symbol_cache.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")
+        reader.shared.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")
         try:
             targets = self._find_targets()
             debug.note("start: targets found")
@@ -390,6 +397,8 @@ class Tracer:
                 launch_durations=self.options.launch_durations,
                 backend=self.options.backend,
             )
+            self._rings = CallRings(self._probes.rings())
+            self._watchdog.start()
             debug.note("start: programs loaded")
             self._loading = Aside(self._stacks.load, "argus-load")
             self._roster = Roster(
@@ -447,10 +456,9 @@ class Tracer:
                 target.close()
             raise
         finally:
-            symbol_cache.on_slow = None
+            reader.shared.on_slow = None
         self.started_ns = time.monotonic_ns()
         self._view_before = (time.monotonic(), self._cpu_s(), {})
-        self._watchdog.start()
 
     def _begin_stacks(self, now: float) -> None:
         """Samples stacks from here on, if what does so has been loaded."""
@@ -848,31 +856,22 @@ class Tracer:
 
     def _drain(self) -> None:
         assert self._probes is not None
-        self._drained_ns = time.monotonic_ns()
-        rings = (
-            self._probes.launches,
-            self._probes.collectives,
-            self._probes.control,
-            self._probes.marks,
-            self._probes.math,
-        )
-        if self.options.children or self._gpu.collects or any(ring.used > QUIET for ring in rings):
+        assert self._rings is not None
+        if self.options.children or self._gpu.collects or self._rings.used > QUIET:
             self._ring_poll_s = POLL_S
         else:
             self._ring_poll_s = min(1.25 * self._ring_poll_s, QUIET_POLL_S)
-        # Control last: the name of a kernel that was launched is then there as well.
-        for name, ring in (
-            ("launches", self._probes.launches),
-            ("collectives", self._probes.collectives),
-            ("control", self._probes.control),
-            ("marks", self._probes.marks),
-            ("math", self._probes.math),
-        ):
-            taken = ring.drain()
-            if len(taken):
-                self._drained[name].append(taken)
-            if name == "launches":
-                self._overhead.count_waits(taken, launches.is_sync(taken))
+        taken, self._drained_ns = self._rings.take()
+        for name, parts in taken.items():
+            self._drained[name] += parts
+        for launched in taken["launches"]:
+            self._overhead.count_waits(launched, launches.is_sync(launched))
+
+    def _relieve(self, now: float) -> None:
+        """Reads the rings while the loop does not turn: called by the watchdog's thread, and waits for nothing."""
+        if self._rings is not None:
+            self._rings.relieve(now)
+        self._stacks.relieve(now)
 
     def _take(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
         parts, self._drained[name] = self._drained[name], []
@@ -1304,7 +1303,6 @@ class Tracer:
         assert self._probes is not None
         assert self._roster is not None
         self._watchdog.expect(math.inf)
-        self._watchdog.close()
         # Whatever fails from here on, the rest is done: above all the last counters, without which nobody knows what
         # the rows are worth.
         part = self.bulkheads.part
@@ -1356,6 +1354,8 @@ class Tracer:
             ("overhead", self._overhead.close),
             ("flags", self._flags.close),
             ("GPU times", self._gpu.close),
+            ("the watchdog", self._watchdog.close),
+            ("the rings", self._close_rings),
             ("probes", self._probes.close),
             ("processes", self._roster.close),
             ("the store", self._store.close),
@@ -1364,6 +1364,7 @@ class Tracer:
                 let_go()
         self._probes = None
         demangler.shared.close()
+        reader.shared.close()
         return lost
 
     def _close_store(self) -> None:
@@ -1416,8 +1417,14 @@ class Tracer:
         if self._roster is not None:
             self._roster.close()
         if self._probes is not None:
+            self._close_rings()
             self._probes.close()
             self._probes = None
+        reader.shared.close()
+
+    def _close_rings(self) -> None:
+        if self._rings is not None:
+            self._rings.close()
 
     # ---- what was seen and lost
 
@@ -1427,20 +1434,17 @@ class Tracer:
         assert self._roster is not None
         family = self._roster.family
         found = {c.name.lower(): (value, c in LOSS_COUNTERS) for c, value in self._probes.counters().items()}
-        rings = {
-            "launches": self._probes.launches,
-            "collectives": self._probes.collectives,
-            "control": self._probes.control,
-            "marks": self._probes.marks,
-            "math": self._probes.math,
-        }
-        for name, ring in rings.items():
+        for name, ring in self._probes.rings().items():
             found[f"{name}_ring_discarded"] = (ring.discarded, True)
         for side in (self._gpu, self._kernels, self._stacks, self._overhead):
             with self.bulkheads.part("counters"):
                 found |= side.counters()
         found |= {name: (value, True) for name, value in self.bulkheads.counters.items()}
         found["loop_stalls"] = (self._watchdog.stalls, False)
+        found["records_read_meanwhile"] = (0 if self._rings is None else self._rings.relieved, False)
+        found["relief_failed"] = (self._watchdog.failures, True)
+        found |= {name: (value, True) for name, value in reader.shared.counters.items() if name != "reader_restarts"}
+        found["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
         found["clock_jumps"] = (self._clock_jumps, False)
         found["names_given_up"] = (demangler.shared.given_up, False)
         found["names_shortened"] = (demangler.shared.shortened, False)

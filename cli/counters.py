@@ -90,6 +90,11 @@ SENTENCES = {
     "turns_failed": f"{{n}} turn[s] of a part of Argus failed: what came of [it|them] is missing; {_REPORT}",
     "job_turns_failed": f"{{n}} turn[s] of a job could not be worked on; {_REPORT}",
     "rows_too_large": f"{{n}} row[s] left out: together they took more memory than all others may; {_REPORT}",
+    "file_systems_hung": "{n} file system[s] under traced processes did not answer: code of [its|their] files has no "
+    "names",
+    "memory_hung": "the memory of {n} process[es] did not answer: [it has|they have] no Python stacks",
+    "processes_unreadable": f"{{n}} process[es] not read: [it|they] exceeded the reader's limits; {_REPORT}",
+    "relief_failed": f"{{n}} time[s] that records could not be read while Argus was busy; {_REPORT}",
     "python_lists_cut": "{n} list[s] of Python's threads not followed to the end: some threads have no Python stacks",
     "trace_cut_off": "the trace was cut off: what it lost is not known",
 }

@@ -7,7 +7,7 @@ import os
 import click
 
 from argus import debug, privileges
-from argus.capture import DEFAULT_OFF_CPU_NS
+from argus.capture import DEFAULT_OFF_CPU_NS, reader
 from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
 
@@ -155,7 +155,8 @@ def command(
         from .pick import pick_pids
 
         chosen = pick_pids("trace")
-    # Before anything has a thread, and before the engine of an embedded store begins.
+    # Before anything has a thread, and before the engine of an embedded store begins. The reader keeps other rights.
+    reader.shared.begin()
     privileges.keep_for_trace(inject=inject or cupti == "inject")
     utilization = flops(step_flops, peak_tflops)
     store = open_store(store_url)

@@ -294,6 +294,17 @@ class Probes:
         self.marks = Ring(self._map_fd("marks"), MARK_RING_BYTES, records.MARK)
         self.math = Ring(self._map_fd("math"), MATH_RING_BYTES, records.MATH)
 
+    def rings(self) -> dict[str, Ring]:
+        """All rings, by name, in the order to drain them in. Control after launches: the name of a kernel that was
+        launched is then there as well."""
+        return {
+            "launches": self.launches,
+            "collectives": self.collectives,
+            "control": self.control,
+            "marks": self.marks,
+            "math": self.math,
+        }
+
     def _compile(self, launch_ring_bytes: int) -> Module:
         directory = resource_dir("bpf")
         text = "\n".join((directory / name).read_text() for name in SOURCES)
@@ -777,7 +788,7 @@ class Probes:
         self.detach()
         for closing in self._closing:
             closing.join()
-        for ring in (self.launches, self.collectives, self.control, self.marks, self.math):
+        for ring in self.rings().values():
             ring.close()
         os.close(self._at_exit)
         self._module.close()

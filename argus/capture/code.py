@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture import progress
 from argus.capture import python_layouts as layouts
 from argus.capture.python import PythonProcess, check_of, is_hidden, read_memory
 from argus.records import CODE, FRAME_ENTRY, NO_OFFSET
@@ -133,6 +134,7 @@ class _Watch:
         """Whether all of it is there now. A process that took over the number does not have it."""
         size = len(self.expected)
         buffer = ctypes.create_string_buffer(size)
+        progress.memory()
         here = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), size)
         return _read_spans(pid, here, 1, self.spans, self.count, 0) == size and buffer.raw == self.expected
 

@@ -28,6 +28,9 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from argus.capture import progress
 
 _SYS_OPENAT2 = 437
 """openat2 has one number on all machines that Argus runs on (include/uapi/asm-generic/unistd.h)."""
@@ -84,12 +87,27 @@ class File:
         path: Leads to this very file, for the kernel and within this process.
     """
 
-    __slots__ = ("__weakref__", "_on_overlay", "fd", "status")
+    __slots__ = ("__weakref__", "_device", "_on_overlay", "fd", "status")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.status = os.fstat(fd)
+        self.status: Any = os.fstat(fd)
         self._on_overlay: bool | None = None
+        self._device = device_of(self.status.st_dev)
+
+    @classmethod
+    def received(cls, fd: int, status: Any, on_overlay: bool) -> File:
+        """A file that the reader process opened and describes: to ask it again might never be answered.
+
+        Args:
+            fd: As of the class.
+            status: Its status: what of ``os.stat_result`` is used.
+            on_overlay: As the attribute.
+        """
+        file = cls.__new__(cls)
+        file.fd, file.status, file._on_overlay = fd, status, on_overlay
+        file._device = device_of(status.st_dev)
+        return _open.setdefault(file.key, file)
 
     def __del__(self) -> None:
         os.close(self.fd)
@@ -119,6 +137,7 @@ class File:
         Raises:
             OSError: They cannot be read.
         """
+        progress.file(self._device)
         parts = []
         while size > 0 and (part := os.pread(self.fd, size, offset)):
             parts.append(part)
@@ -129,6 +148,11 @@ class File:
 
 _open: weakref.WeakValueDictionary[Key, File] = weakref.WeakValueDictionary()
 """Files that are open now: processes of a node map the same ones, and share a descriptor."""
+
+
+def device_of(number: int) -> str:
+    """A device as /proc/PID/maps writes it."""
+    return f"{os.major(number):02x}:{os.minor(number):02x}"
 
 
 def openat2(folder: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT, mode: int = 0) -> int:
@@ -180,6 +204,7 @@ def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
         OSError: It cannot be opened, or the process has ended.
     """
     process = f"/proc/{pid}" if proc < 0 else f"/proc/self/fd/{proc}"
+    progress.file(mapping.device)
     refused: OSError
     try:
         with _place(f"{process}/map_files/{mapping.start:x}-{mapping.end:x}") as place:
@@ -201,6 +226,7 @@ def open_mapped(pid: int, mapping: Mapping, *, proc: int = -1) -> File:
 def key_of(pid: int, mapping: Mapping) -> Key | None:
     """The key of a mapped file, which is not opened. None: it has to be, to say."""
     try:
+        progress.file(mapping.device)
         status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
     except OSError:
         return None
@@ -220,6 +246,8 @@ def open_in_root(root: int, path: str, mapping: Mapping | None = None, *, follow
         Refused: What lies there is no regular file, or is not the mapped one.
         OSError: It cannot be opened.
     """
+    if mapping is not None:
+        progress.file(mapping.device)
     place = openat2(root, path, os.O_PATH if follow else os.O_PATH | os.O_NOFOLLOW)
     try:
         if mapping is not None and not _is_mapped(place, mapping):
@@ -333,8 +361,7 @@ def _is_mapped(place: int, mapping: Mapping) -> bool:
     status = os.fstat(place)
     if status.st_ino != mapping.inode:
         return False
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
-    return device == mapping.device or _file_system(place) in (_OVERLAY, _BTRFS)
+    return device_of(status.st_dev) == mapping.device or _file_system(place) in (_OVERLAY, _BTRFS)
 
 
 class _Statfs(ctypes.Structure):

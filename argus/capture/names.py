@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import calls
+from argus.capture import calls, progress, reader
 from argus.capture.demangler import shared
 from argus.capture.elf import Elf, NotElf
 from argus.capture.mapped import File, open_in_root, open_mapped, open_root
@@ -60,6 +60,7 @@ class _Memory:
     """
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid
         self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY)
 
     def __del__(self) -> None:
@@ -74,7 +75,11 @@ class _Memory:
             return False  # nothing lies at 0, as in every living program
 
     def string(self, address: int) -> bytes | None:
-        """The string at an address, without its closing 0; None where none can be read. Waits for its pages."""
+        """The string at an address, without its closing 0; None where none can be read. Waits for its pages, where
+        there is no reader process."""
+        if reader.shared.on:
+            return None if self.gone() else _remote(self._pid, "string", address)
+        progress.memory()
         found = b""
         while len(found) < _LONGEST_NAME:
             at = address + len(found)
@@ -89,6 +94,18 @@ class _Memory:
             if not part:
                 return None
         return None
+
+
+def _remote(pid: int, op: str, address: int) -> bytes | None:
+    """What the reader process finds at an address; None: nothing, or it cannot be read."""
+    if op == "string" and not reader.shared.reads_memory(pid):
+        return None
+    try:
+        answer = reader.shared.ask(op, pid, address=address)
+    except OSError:
+        return None
+    answer.close()
+    return answer.data if answer.what.get("found") and len(answer.data) <= _LONGEST_NAME else None
 
 
 _Unread = tuple[bytes, int, "_Memory | None"]
@@ -189,6 +206,9 @@ class KernelNames:
         self._maps.pop(pid, None)
         if (root := self._roots.pop(pid, -1)) >= 0:
             os.close(root)
+        if reader.shared.on and reader.shared.reads(pid):
+            with contextlib.suppress(OSError):
+                reader.shared.ask("forget", pid).close()
         shared.forget(pid)
 
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
@@ -235,6 +255,10 @@ class KernelNames:
 
     def remember(self, pid: int) -> None:
         """Notes what a process maps, and keeps its root folder, so that its kernels can be named after it ended too."""
+        if reader.shared.on:
+            with contextlib.suppress(OSError):
+                reader.shared.ask("remember", pid).close()
+            return
         with contextlib.suppress(OSError):
             self._maps[pid] = executable_mappings(pid)
         if pid not in self._roots:
@@ -243,6 +267,9 @@ class KernelNames:
 
     def _symbol(self, pid: int, address: int) -> str | None:
         """The function symbol at an address of a process."""
+        if reader.shared.on:
+            found = _remote(pid, "symbol", address)
+            return None if found is None else demangle(found.decode(errors="replace"), pid)
         for fresh in (False, True):
             if fresh or pid not in self._maps:
                 self.remember(pid)

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture import progress, reader
 from argus.capture import python_layouts as layouts
 from argus.capture.elf import Elf, NotElf, Symbol
 from argus.capture.mapped import Allowance, File, Key, open_mapped
@@ -90,6 +91,8 @@ def read_memory(fd: int, address: int, size: int) -> bytes | None:
     """``size`` bytes at ``address`` through an open /proc/PID/mem; None if not all of them can be read."""
     if fd < 0 or address <= 0 or size <= 0 or address + size >= 1 << 63:
         return None
+    if progress.page is not None:
+        progress.memory()
     try:
         data = os.pread(fd, size, address)
         while 0 < len(data) < size:
@@ -207,6 +210,10 @@ def find_interpreter(pid: int) -> Interpreter | None:
     Raises:
         OSError: The process ended, or may not be read.
     """
+    if reader.shared.on:
+        from argus.capture import remote
+
+        return remote.interpreter(pid)
     memory = Memory(pid)
     try:
         found: Interpreter | None = None

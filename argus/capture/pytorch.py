@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from argus.capture import progress, reader
 from argus.capture.mapped import open_beside
 
 MAX_NAME = 256
@@ -103,6 +104,12 @@ def layout_of(pid: int, library: str) -> Layout | None:
 
 def read_group(pid: int, address: int, layout: GroupLayout) -> Membership | None:
     """What a process says of one of its gloo process groups. None: it cannot be read, or makes no sense."""
+    if reader.shared.on:
+        from argus.capture import remote
+
+        found = remote.found_in_memory("group", pid, 3, address=address, layout=list(vars(layout).values()))
+        return None if found is None else Membership(reader.text(found[0], MAX_NAME), *reader.integers(found[1:]))
+    progress.memory()
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
     except OSError:

@@ -18,6 +18,7 @@ import itertools
 import mmap
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,10 @@ CODE_RING_BYTES = 4 << 20
 """Room for some 4,000 code objects: those that a large job met in its first second."""
 _STACK_BYTES = 1024
 """Of a usual one, 30 frames deep."""
+KEPT_BYTES = 64 << 20
+"""Of what is read while ``drain`` is not called."""
+RELIEVED = 1 / 4
+"""Part of a ring, or of a CPU's counts, from which on it is read for a ``drain`` that is late."""
 PAUSE_RING_BYTES = 64 << 10
 SEEN_ENTRIES = 65_536
 CODE_ENTRIES = 32_768
@@ -304,6 +309,10 @@ class StackProbes:
             self._detach()
             self._module.close()
             raise
+        self._lock = threading.Lock()
+        self._kept: list[Drained] = []
+        self._kept_bytes = self._counted_ns = 0
+        self._closed = False
         self._generations: dict[int, int] = {}
         self._generation = 0
         self._told: dict[int, dict[int, int]] = {}
@@ -578,6 +587,31 @@ class StackProbes:
         """
         if final:
             self._stop()
+        with self._lock:
+            found = self._read(final=final)
+            kept, self._kept, self._kept_bytes = self._kept, [], 0
+            self._counted_ns = self._counts.until_ns
+        if not kept:
+            return found
+        parts = [*kept, found]
+        return Drained(
+            np.concatenate([part.counts for part in parts]),
+            list(itertools.chain.from_iterable(part.stacks for part in parts)),
+            list(itertools.chain.from_iterable(part.codes for part in parts)),
+            np.concatenate([part.pauses for part in parts]),
+        )
+
+    def relieve(self) -> None:
+        """Reads what is new and keeps it for ``drain``, whose turn it is, if there is much and room for it. Any thread
+        may call it, and it waits for nothing. Without room the kernel counts what its rings do not hold."""
+        with self._lock:
+            if self._closed or self._kept_bytes > KEPT_BYTES or max(self.used, self.counts_used) < RELIEVED:
+                return
+            found = self._read(final=False)
+            self._kept.append(found)
+            self._kept_bytes += found.counts.nbytes + _STACK_BYTES * (len(found.stacks) + len(found.codes))
+
+    def _read(self, *, final: bool) -> Drained:
         # Counts first: a stack is sent before the window in which it is counted is over.
         rows = self._counts.take(time.monotonic_ns(), final=final)
         if not self.used:
@@ -599,7 +633,7 @@ class StackProbes:
     @property
     def counted_ns(self) -> int:
         """All that was counted before, by CLOCK_MONOTONIC, has been drained."""
-        return self._counts.until_ns
+        return self._counted_ns
 
     def _stop(self) -> None:
         for event in self._events:
@@ -680,6 +714,8 @@ class StackProbes:
 
     def close(self) -> None:
         """Takes the programs away and frees the maps."""
+        with self._lock:
+            self._closed = True
         self._detach()
         self._stacks.close()
         self._codes.close()

@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture import progress
 from argus.capture.elf import FunctionTable, NotElf
 from argus.capture.mapped import File, Key, open_in_root, open_mapped
 from argus.capture.names import demangle
@@ -183,6 +184,8 @@ class Symbols:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self.without_memory = False
+        """Nothing is read of the process's memory: it did not answer before."""
         # Descriptors of a process that ended never show the next process of its number.
         self._proc = os.open(PROC / str(pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._root = -1
@@ -407,6 +410,9 @@ class Symbols:
 
     def _memory(self, places: list[tuple[int, int]]) -> list[bytes]:
         """What lies at (address, bytes) of the process; empty where it cannot be read."""
+        if self.without_memory:
+            return [b""] * len(places)
+        progress.memory()
         try:
             fd = os.open("mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         except OSError:

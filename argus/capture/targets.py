@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from argus import redact
-from argus.capture import calls, symbol_cache
+from argus.capture import calls, reader, symbol_cache
 from argus.capture.elf import NotElf
 from argus.capture.mapped import Allowance, File, Key, key_of, open_mapped
 from argus.capture.mapped import Mapping as Mapping
@@ -228,6 +228,8 @@ def open_target(pid: int, *, any_program: bool = False) -> Target:
         raise _forbidden(pid) from reason
     except (FileNotFoundError, ProcessLookupError) as reason:
         raise _vanished(pid) from reason
+    except reader.Unreadable:  # its files do not answer: what it does is seen all the same
+        target.libraries = Libraries()
     if not target.on_gpu:
         below = descendants([pid])
         helpers = [child for child in below if maps_cuda(child)]
@@ -285,7 +287,7 @@ def inspect(pid: int) -> Target:
         state, start_ticks = stat
         if state in "ZX":
             raise ArgusError(f"process {pid} has ended and waits for its parent (zombie)", "", EXIT_UNAVAILABLE)
-        command_line = (PROC / str(pid) / "cmdline").read_bytes()
+        command_line = _of_memory(pid, "cmdline")
         try:
             exe = os.readlink(PROC / str(pid) / "exe")
         except FileNotFoundError as reason:
@@ -420,9 +422,25 @@ def boot_time() -> float:
     return 0.0
 
 
+def _of_memory(pid: int, name: str) -> bytes:
+    """A file of /proc/PID whose content lies in the process's memory; empty where that does not answer.
+
+    Raises:
+        OSError: The process has ended, or may not be looked at.
+    """
+    if not reader.shared.on:
+        return (PROC / str(pid) / name).read_bytes()
+    from argus.capture import remote
+
+    try:
+        return remote.proc_file(pid, name)
+    except reader.Unreadable:
+        return b""
+
+
 def read_environment(pid: int) -> dict[str, str]:
     """The environment the process was started with."""
-    raw = (PROC / str(pid) / "environ").read_bytes()
+    raw = _of_memory(pid, "environ")
     pairs = (item.split(b"=", 1) for item in raw.split(b"\0") if b"=" in item)
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
 
@@ -663,6 +681,10 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
     Raises:
         OSError: The process ended, or may not be looked at.
     """
+    if reader.shared.on and allowance is _new_files:
+        from argus.capture import remote
+
+        return remote.libraries(pid)
     found: list[tuple[int, Library]] = []
     # A file may be mapped in several parts; the first stands for it.
     by_file: dict[tuple[str, int], Mapping] = {}
@@ -763,7 +785,7 @@ def find_gpu_processes(name: str | None = None) -> list[int]:
             continue
         if name is not None:
             try:
-                command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                command = _of_memory(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
             if name not in command:
@@ -871,7 +893,7 @@ def read_command(pid: int) -> list[str]:
     Raises:
         OSError: The process has ended.
     """
-    line = (PROC / str(pid) / "cmdline").read_bytes()
+    line = _of_memory(pid, "cmdline")
     return [word.decode(errors="replace") for word in line.rstrip(b"\0").split(b"\0")] if line else []
 
 

@@ -465,7 +465,7 @@ def test_a_loop_that_hangs_is_reported_once_and_counted() -> None:
     assert dog.longest_s > 4.0
     assert said == [
         f"the loop has not turned for {STALL_S + 0.25:.1f} s, at: stacks of process 7\\x07;"
-        " records may be lost meanwhile"
+        " the rings are read meanwhile"
     ]
     dog.expect(106.0)
     for now in (105.0, 105.25, 105.5):

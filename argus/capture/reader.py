@@ -1,0 +1,499 @@
+"""The parent's side of the reader: a process that opens and parses what traced processes have written.
+
+What is asked of it is answered with plain data of bounded size, each part of which is checked; where it cannot be had,
+the answer is an ``OSError``, as of a process that has ended. So whoever asks needs no other path for a reader that
+hangs, that was killed or that runs out of memory.
+
+A reader has CPU time for a request (``reader_process.CPU_S``), not time on the clock: a busy node is no failure. One
+that neither runs nor waits for a CPU, and has not for ``HUNG_S``, is given up: it is ended, without a wait for its end;
+another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of its file
+system is opened for a while; if it is memory, the memory of that process is not read any more; the rest of what can be
+read of the process goes on. Who brings a reader down in another way, twice, is not read any more at all.
+
+Readers are forks of a process that has imported everything and read nothing (``reader_process``), which begins before a
+trace gives up its rights. Imports no numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import re
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from argus import privileges
+from argus.capture import disk_cache, progress
+from argus.capture import reader_process as wire
+from argus.capture.reader_process import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
+
+HUNG_S, HUNG_AT_START_S = 4.0, 30.0
+"""A reader that has used no CPU and was not switched for so long, and waits for none, hangs: longer than a read of a
+busy disk takes. A file system of the network may take longer, and is tried again. The second is for imports."""
+LOOK_S = 0.1
+"""How often that is looked at."""
+LONGEST_S = 600.0
+"""Longest wait for an answer of a reader that does something: its CPU time ends before, unless a node is very busy."""
+RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
+"""For so long nothing is opened of a file system that did not answer: twice as long each time."""
+STRIKES = 2
+"""So often a process may bring a reader down in a way that tells not by what."""
+MOST_HUNG = 16
+"""Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
+_ENTRY = re.compile(r"[0-9a-f]{32}\.json")
+
+
+class Unreadable(OSError):
+    """What was asked could not be had of the reader."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EIO, what)
+
+
+class Malformed(Exception):
+    """An answer that no reader gives."""
+
+
+@dataclass
+class Answer:
+    """What a reader answered."""
+
+    what: dict[str, Any]
+    data: bytes
+    fds: list[int]
+
+    def close(self) -> None:
+        """Closes descriptors that nobody took."""
+        for fd in self.fds:
+            os.close(fd)
+        self.fds = []
+
+
+class Reader:
+    """Asks readers. One thread at a time.
+
+    Args:
+        cpu_s: CPU time of a request.
+        memory_bytes: Memory of a reader, beyond what it takes to start.
+
+    Attributes:
+        counters: "reader_restarts", "file_systems_hung", "memory_hung", "processes_unreadable".
+        hung_s: How long the loop waited for readers that hung.
+        generation: Changes with each reader: what an earlier one knew, this one does not.
+    """
+
+    def __init__(self, cpu_s: float = wire.CPU_S, memory_bytes: int = wire.MEMORY_BYTES) -> None:
+        self._cpu_s, self._memory_bytes = cpu_s, memory_bytes
+        self.counters: Counter[str] = Counter()
+        self.generation = 0
+        self.on_slow: Callable[[str], None] | None = None
+        """Called with the path of a library before its tables are read, if that takes long."""
+        self.trouble = ""
+        """What is the matter with it, for people; empty: nothing."""
+        self.lists_cut = 0
+        self._lists_cut_before = 0
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._page: mmap.mmap | None = None
+        self._sock: socket.socket | None = None
+        self._pid = 0
+        self._left: list[int] = []
+        self._strikes: Counter[int] = Counter()
+        self._no_memory: set[int] = set()
+        self._dead: dict[str, float] = {}
+        self._waits_s: dict[str, float] = {}
+
+    # ---- processes
+
+    @property
+    def on(self) -> bool:
+        """Whether there is one to ask."""
+        return self._nursery is not None
+
+    @property
+    def pid(self) -> int:
+        """The reader's, 0: none runs."""
+        return self._pid
+
+    def begin(self) -> None:
+        """Starts the nursery, without waiting for it, and forgets what was counted before. The calling thread's end is
+        its end."""
+        if self._nursery is not None:
+            return
+        self.counters.clear()
+        self.trouble = ""
+        self.lists_cut = self._lists_cut_before = 0
+        self._strikes.clear()
+        self._no_memory.clear()
+        self._dead.clear()
+        self._waits_s.clear()
+        self._start()
+
+    def _start(self) -> None:
+        page = os.memfd_create("argus-reader")
+        os.ftruncate(page, mmap.PAGESIZE)
+        self._page = mmap.mmap(page, mmap.PAGESIZE)
+        ours, theirs = socket.socketpair()
+        script = str(Path(__file__).with_name("reader_process.py"))
+        paths = json.dumps([str(Path(__file__).parents[2]), *(path for path in sys.path if path)])
+        folder = disk_cache.folder("x")
+        cache = "" if folder is None else str(folder.parent)
+        arguments = [str(theirs.fileno()), str(page), str(os.getpid()), paths, cache, str(self._cpu_s)]
+        arguments.append(str(self._memory_bytes))
+        try:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-I", "-S", script, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(theirs.fileno(), page),
+            )
+        finally:
+            theirs.close()
+            os.close(page)
+        self._control = ours
+        self._birth()
+
+    def settle(self) -> None:
+        """Waits until the first reader answers. Where it cannot be had, or has not the rights that Argus has, there is
+        none (``trouble``): then all is read in this process."""
+        if self._nursery is None:
+            return
+        try:
+            self.ask("hello", 0).close()
+            status = Path(f"/proc/{self._pid}/status").read_text(errors="replace")
+        except OSError as failure:
+            self.close()
+            self.trouble = f"failed: {failure.strerror}; files and memory of processes are read by the tracer itself"
+            return
+        said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        if not int(said["CapEff"], 16) >> privileges.BITS["SYS_PTRACE"] & 1 and "SYS_PTRACE" in privileges.effective():
+            self.close()
+            self.trouble = (
+                "off: programs that Argus starts have not its capabilities (make them ambient); files and memory of"
+                " processes are read by the tracer itself"
+            )
+        elif said.get("Seccomp", "").strip() != "2":
+            self.trouble = "on, without a filter of system calls, which this kernel or machine lacks"
+
+    def _birth(self) -> None:
+        """Has the nursery fork a reader; its number comes when it is needed."""
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+        try:
+            self._control.sendmsg([HEADER.pack(MAGIC, 0, 0, 1)], rights)
+        except OSError as reason:
+            ours.close()
+            raise Unreadable("the reader's process has ended") from reason
+        finally:
+            theirs.close()
+        self._sock, self._pid = ours, 0
+        self.generation += 1
+
+    def _number(self) -> int:
+        """The reader's number, once the nursery has told it."""
+        if not self._pid:
+            assert self._control is not None
+            assert self._nursery is not None
+            try:
+                data = _Waiting(self._control, self._nursery.pid, HUNG_AT_START_S).take(4)
+            except (OSError, wire.Closed) as reason:
+                raise Unreadable("the reader's process has ended, or does not begin") from reason
+            (self._pid,) = struct.unpack("<i", data)
+        return self._pid
+
+    def _end(self) -> None:
+        """Ends the reader, and waits for nothing: one that hangs in the kernel ends when that lets go of it."""
+        sock, self._sock = self._sock, None
+        pid, self._pid = self._pid, 0
+        if sock is not None:
+            sock.close()
+        if pid and self._control is not None:
+            with contextlib.suppress(OSError):
+                self._control.sendall(HEADER.pack(MAGIC, pid, 0, 0))
+            self._left.append(pid)
+        self._left = [one for one in self._left if os.path.exists(f"/proc/{one}")]
+
+    def _renew(self) -> None:
+        """A reader that answers, begun anew if the last one was ended, and its nursery if somebody ended that."""
+        if self._sock is not None:
+            return
+        if len(self._left) >= MOST_HUNG:
+            self._left = [one for one in self._left if os.path.exists(f"/proc/{one}")]
+            if len(self._left) >= MOST_HUNG:
+                raise Unreadable(f"{len(self._left)} readers hang")
+        self.counters["reader_restarts"] += 1
+        self._lists_cut_before = self.lists_cut
+        try:
+            self._birth()
+            self._number()
+        except OSError:
+            self.close()
+            self._start()
+            self._number()
+        self._tell_dead()
+
+    def _tell_dead(self) -> None:
+        if self._dead:
+            self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
+
+    def close(self) -> None:
+        """Ends all of it."""
+        self._end()
+        nursery, self._nursery = self._nursery, None
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+        if nursery is not None:
+            # It has no rights of ours, nor we of its user: its input's end is what ends it.
+            with contextlib.suppress(OSError):
+                nursery.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                nursery.wait(1.0)
+
+    # ---- questions
+
+    def ask(self, op: str, pid: int, data: bytes = b"", **more: Any) -> Answer:
+        """Asks for something of a process.
+
+        Args:
+            op: One of ``reader_process``.
+            pid: The process.
+            data: Sent beside the request.
+            more: The request's other parts.
+
+        Raises:
+            OSError: It cannot be had: the reader says so, or hangs, ended, or answered nonsense.
+        """
+        if self._nursery is None:
+            raise Unreadable("there is no reader")
+        if self._strikes[pid] >= STRIKES:
+            raise Unreadable(f"process {pid} is not read any more")
+        self._revive()
+        self._renew()
+        try:
+            answer = self._exchange({"op": op, "pid": pid, **more}, data)
+        except (Malformed, wire.Closed, OSError) as failure:
+            self._blame(pid, failure)
+            raise Unreadable(f"{op} of process {pid}: {failure}") from failure
+        found = answer.what
+        self._note(found)
+        if "failed" in found:
+            answer.close()
+            self._strike(pid)
+            raise Unreadable(f"{op} of process {pid}: {str(found['failed'])[:200]}")
+        if "error" in found:
+            answer.close()
+            number, text = found["error"]
+            raise OSError(int(number), str(text)[:200])
+        return answer
+
+    def distrust(self) -> None:
+        """The last answer made no sense: its reader is ended."""
+        self._end()
+
+    def _note(self, found: dict[str, Any]) -> None:
+        cut = found.get("lists_cut", 0)
+        if isinstance(cut, int) and 0 <= cut < 1 << 62:
+            self.lists_cut = self._lists_cut_before + cut
+
+    def reads_memory(self, pid: int) -> bool:
+        """Whether the memory of a process may be read: it has not kept a reader waiting."""
+        return pid not in self._no_memory
+
+    def reads(self, pid: int) -> bool:
+        """Whether anything of a process is read."""
+        return self._strikes[pid] < STRIKES
+
+    def forget(self, pid: int) -> None:
+        """A process has ended: its number may be another's."""
+        self._strikes.pop(pid, None)
+        self._no_memory.discard(pid)
+
+    def _revive(self) -> None:
+        """Tries file systems again that did not answer long ago."""
+        now = time.monotonic()
+        over = [device for device, until in self._dead.items() if now > until]
+        if over:
+            for device in over:
+                del self._dead[device]
+            if self._sock is not None:
+                with contextlib.suppress(Malformed, wire.Closed, OSError):
+                    self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
+
+    def _blame(self, pid: int, failure: Exception) -> None:
+        """A reader was brought down: by what?"""
+        doing = self._doing()
+        self._end()
+        if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
+            if pid not in self._no_memory:
+                self.counters["memory_hung"] += 1
+                self._no_memory.add(pid)
+                return
+        elif doing and isinstance(failure, TimeoutError):
+            wait_s = self._waits_s.get(doing, RETRY_S)
+            self._waits_s[doing] = min(2 * wait_s, LONGEST_RETRY_S)
+            self._dead[doing] = time.monotonic() + wait_s
+            self.counters["file_systems_hung"] = len(self._waits_s)
+            return
+        self._strike(pid)
+
+    def _strike(self, pid: int) -> None:
+        self._strikes[pid] += 1
+        if self._strikes[pid] == STRIKES:
+            self.counters["processes_unreadable"] += 1
+
+    def _doing(self) -> str:
+        assert self._page is not None
+        size = min(self._page[0], progress.SIZE - 1)
+        text = self._page[1 : 1 + size].decode(errors="replace")
+        self._page[0] = 0
+        return text
+
+    def _exchange(self, request: dict[str, Any], data: bytes) -> Answer:
+        """One request, one answer.
+
+        Raises:
+            TimeoutError: The reader hangs.
+            Closed, Malformed, OSError: It ended; it answered nonsense.
+        """
+        sock, number = self._sock, self._number()
+        assert sock is not None
+        wire_text = json.dumps(request).encode()
+        waiting = _Waiting(sock, number)
+        waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), 0) + wire_text + data)
+        while True:
+            answer = waiting.receive()
+            if "slow" not in answer.what:
+                return answer
+            answer.close()
+            if self.on_slow is not None:
+                self.on_slow(str(answer.what["slow"])[:4096])
+
+
+class _Waiting:
+    """Sends and receives without waiting for a reader that hangs."""
+
+    def __init__(self, sock: socket.socket, pid: int, hung_s: float = HUNG_S) -> None:
+        self._sock, self._pid, self._hung_s = sock, pid, hung_s
+        self._seen: tuple[str, ...] = ()
+        self._since = self._begun = time.monotonic()
+
+    def _ready(self, event: int) -> None:
+        ready = select.poll()
+        ready.register(self._sock, event)
+        while not ready.poll(LOOK_S * 1000):
+            now = time.monotonic()
+            state, spent = _state(self._pid)
+            if spent != self._seen or state == "R":
+                self._seen, self._since = spent, now
+            if now - self._since > self._hung_s or now - self._begun > LONGEST_S:
+                raise TimeoutError("it does not answer")
+
+    def send(self, message: bytes) -> None:
+        while message:
+            self._ready(select.POLLOUT)
+            message = message[self._sock.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL) :]
+
+    def take(self, size: int) -> bytes:
+        """So many bytes.
+
+        Raises:
+            TimeoutError: It hangs.
+            Closed: It has ended.
+        """
+        parts = []
+        while size:
+            self._ready(select.POLLIN)
+            part = self._sock.recv(min(size, 1 << 20), socket.MSG_DONTWAIT)
+            if not part:
+                raise wire.Closed("the reader has ended")
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def receive(self) -> Answer:
+        self._ready(select.POLLIN)
+        head, fds = wire.receive_head(self._sock)
+        try:
+            magic, size, more, count = HEADER.unpack(head)
+            if magic != MAGIC or size > MAX_JSON or more > MAX_BYTES or count != len(fds) or count > MAX_FDS:
+                raise Malformed("an answer of an unknown form")
+            try:
+                what = json.loads(self.take(size))
+            except (ValueError, RecursionError) as reason:
+                raise Malformed("an answer that is no JSON") from reason
+            if not isinstance(what, dict):
+                raise Malformed("an answer that is no object")
+            return Answer(what, self.take(more), fds)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+
+def _state(pid: int) -> tuple[str, tuple[str, ...]]:
+    """State letter of a process; its CPU time and switches, which change if it does anything."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (OSError, IndexError):
+        return "X", ()
+    switches = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
+    return stat[0], (stat[11], stat[12], *switches)
+
+
+shared = Reader()
+"""The one of this process."""
+
+
+def entries(kept: object) -> None:
+    """Keeps on disk where libraries have functions: what a reader has found. An entry is a hint that is verified by who
+    reads it (``symbol_cache``)."""
+    from argus.capture import symbol_cache
+
+    if not isinstance(kept, list):
+        raise Malformed("entries")
+    folder = disk_cache.folder(symbol_cache.KIND)
+    for name, body in kept[:MAX_FDS]:
+        if folder is not None and isinstance(name, str) and isinstance(body, str) and _ENTRY.fullmatch(name):
+            disk_cache.keep(folder / name, body.encode(), symbol_cache.KEPT)
+
+
+def integers(values: Sequence[object], most: int = 1 << 64) -> list[int]:
+    """These values, if all are integers from 0 on and below a bound.
+
+    Raises:
+        Malformed: They are not.
+    """
+    found = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most]
+    if len(found) != len(values):
+        raise Malformed("numbers")
+    return found
+
+
+def text(value: object, most: int = 1 << 16) -> str:
+    """A string of bounded length.
+
+    Raises:
+        Malformed: It is none.
+    """
+    if not isinstance(value, str) or len(value) > most:
+        raise Malformed("a text")
+    return value

@@ -1,0 +1,555 @@
+"""The process that opens and parses what traced processes have written, for ``argus.capture.reader``: run as a script.
+
+Two kinds. The first, the nursery, has imported everything and given up its rights; it does nothing but fork readers and
+end them. A reader answers one request at a time. It has a user of its own, which nobody else is and which owns nothing;
+three capabilities; limits on memory, CPU and descriptors; and the system calls that reading takes.
+
+A message, both ways: ``HEADER``, JSON, bytes. Descriptors travel beside the header (SCM_RIGHTS). A request is an object
+with "op" and "pid"; an answer has "error" (number, text) or what ``_OPS`` says.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import gc
+import json
+import mmap
+import os
+import platform
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HEADER = struct.Struct("<4sIII")
+"""Magic, bytes of JSON, bytes that follow it, descriptors."""
+MAGIC = b"Arg1"
+MAX_JSON, MAX_BYTES, MAX_FDS = 16 << 20, 16 << 20, 200
+USER = 0xF0000000
+"""User and group of readers, plus the parent's PID: no system gives such numbers to anybody, so that no process but
+root's may send them signals, and they own no file."""
+CPU_S = 20.0
+"""CPU time of a request. PyTorch's largest library takes some seconds."""
+MEMORY_BYTES = 3 << 30
+"""Memory beyond that at the start: tables of symbols (512 MiB), and of one file while it is read (768 MiB), twice."""
+DESCRIPTORS = 16_384
+"""Two of each process, and one of each file."""
+STATES_S = 0.2
+"""For so long thread states are believed that were read for another thread of the process."""
+_KEPT = (2, 19, 40)
+"""CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE: include/uapi/linux/capability.h."""
+_SYS_ADMIN = 21
+"""Leads to mapped files where there is no CAP_CHECKPOINT_RESTORE (before Linux 5.9)."""
+_CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
+# include/uapi/linux/prctl.h and seccomp.h.
+_PDEATHSIG, _KEEPCAPS, _SECCOMP, _NO_NEW_PRIVS, _FILTER = 1, 8, 22, 38, 2
+_REFUSE, _ALLOW, _KILL = 0x00050000 | errno.EPERM, 0x7FFF0000, 0x80000000
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h, in this order: read write close fstat
+# newfstatat statx lseek mmap mprotect munmap brk mremap madvise rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack
+# ioctl pread64 readv preadv sched_yield sched_getaffinity dup setitimer getpid gettid getuid geteuid getgid getegid
+# sendto recvfrom sendmsg recvmsg uname fcntl getcwd getrusage times fstatfs futex getdents64 restart_syscall
+# clock_gettime clock_nanosleep exit exit_group readlinkat ppoll process_vm_readv getrandom openat2 rseq membarrier
+# faccessat faccessat2; x86 alone: poll readlink access.
+_X86 = """
+0 1 3 5 262 332 8 9 10 11 12 25 28 13 14 15 131 16 17 19 295 24 204 32 38 39 186 102 107 104 108 44 45 46 47 63 72 79 98
+100 138 202 217 219 228 230 60 231 267 271 310 318 437 334 324 269 439 7 89 21
+"""
+_ARM = """
+63 64 57 80 79 291 62 222 226 215 214 216 233 134 135 139 132 29 67 65 69 124 123 23 103 172 178 174 175 176 177 206 207
+211 212 160 25 17 165 153 44 98 61 128 113 115 93 94 78 73 270 278 437 293 283 48 439
+"""
+_CALLS = {
+    "x86_64": (0xC000003E, 257, tuple(map(int, _X86.split()))),
+    "aarch64": (0xC00000B7, 56, tuple(map(int, _ARM.split()))),
+}
+"""By machine: AUDIT_ARCH, the number of openat (which may open nothing for writing), numbers of what is allowed."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+# ---- messages
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """So many bytes.
+
+    Raises:
+        Closed: The other end is gone.
+    """
+    parts = []
+    while size:
+        part = sock.recv(min(size, 1 << 20))
+        if not part:
+            raise Closed
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def send(sock: socket.socket, what: dict[str, Any], data: bytes = b"", fds: Sequence[int] = ()) -> None:
+    """Sends a message."""
+    text = json.dumps(what).encode()
+    head = HEADER.pack(MAGIC, len(text), len(data), len(fds))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = sock.sendmsg([head, text], rights)
+    sock.sendall((head + text)[sent:] + data)
+
+
+def receive_head(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """A message's header, and the descriptors that came with it."""
+    room = socket.CMSG_SPACE(4 * MAX_FDS)
+    head, rights, _, _ = sock.recvmsg(HEADER.size, room)
+    fds = array.array("i")
+    for level, kind, body in rights:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(body[: len(body) // 4 * 4])
+    if not head:
+        raise Closed
+    return head + receive(sock, HEADER.size - len(head)), list(fds)
+
+
+# ---- rights
+
+
+def give_up_rights(user: int) -> None:
+    """Keeps three capabilities, and becomes a user that nobody is where that is permitted."""
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
+    data = ctypes.create_string_buffer(24)
+    _libc.capget(header, data)
+    words = struct.unpack("=6I", data.raw)
+    has = words[1] | words[4] << 32
+    kept = sum(1 << bit for bit in _KEPT if has >> bit & 1)
+    if not kept >> 40 & 1:
+        kept |= has & 1 << _SYS_ADMIN
+    for bit in range(64):
+        if not kept >> bit & 1:
+            _libc.prctl(24, bit, 0, 0, 0)  # PR_CAPBSET_DROP; refused without SETPCAP, and no exec follows
+    _libc.prctl(_KEEPCAPS, 1, 0, 0, 0)
+    with contextlib.suppress(OSError):
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    both = (kept & 0xFFFFFFFF, kept & 0xFFFFFFFF, 0, kept >> 32, kept >> 32, 0)
+    if _libc.capset(header, struct.pack("=6I", *both)) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def confine() -> bool:
+    """Allows the system calls of ``_CALLS`` from here on; others are refused (seccomp(2)). Whether that works here."""
+    machine = _CALLS.get(platform.machine())
+    if machine is None:
+        return False
+    arch, openat, calls = machine
+    # struct sock_filter: code, jump if true, jump if false, operand. 0x20 loads a word of struct seccomp_data.
+    steps = [(0x20, 0, 0, 4), (0x15, 1, 0, arch), (0x06, 0, 0, _KILL), (0x20, 0, 0, 0)]
+    steps += [(0x15, 0, 2, openat), (0x20, 0, 0, 32), (0x45, len(calls), len(calls) + 1, _WRITES)]
+    # (The flags of openat are its third argument. Both targets of that jump lie behind the list.)
+    steps += [(0x15, len(calls) - place, 0, number) for place, number in enumerate(calls)]
+    steps += [(0x06, 0, 0, _REFUSE), (0x06, 0, 0, _ALLOW)]
+    filters = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *step) for step in steps))
+    program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(filters)))
+    return bool(_libc.prctl(_SECCOMP, _FILTER, program, 0, 0) == 0)
+
+
+def limit(memory: int) -> None:
+    """Bounds memory (bytes beyond those of now) and descriptors; no file is written, no core dumped."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        memory += int(file.read().split()[0]) * mmap.PAGESIZE
+    for name, value in (
+        ("RLIMIT_AS", memory),
+        ("RLIMIT_CORE", 0),
+        ("RLIMIT_FSIZE", 0),
+        ("RLIMIT_NOFILE", DESCRIPTORS),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            number = getattr(resource, name)
+            hard = resource.getrlimit(number)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (value, value))
+
+
+# ---- a process that is read
+
+
+class _Session:
+    """What is kept of a process between requests."""
+
+    def __init__(self, pid: int, memory: bool) -> None:
+        from argus.capture.symbols import Symbols
+
+        self.pid, self.memory = pid, memory
+        self.symbols = Symbols(pid)
+        if not memory:
+            self.symbols.without_memory = True
+        self.interpreter: Any = None
+        self.python: Any = None
+        self.resolver: Any = None
+        self._states: tuple[float, dict[int, int]] = (0.0, {})
+
+    def find_python(self) -> Any:
+        from argus.capture.code import CodeResolver
+        from argus.capture.python import PythonProcess, find_interpreter
+
+        if not self.memory:
+            return None
+        found = find_interpreter(self.pid)
+        if found is not None and found.layout is not None:
+            python = PythonProcess(self.pid, found)
+            self.close_python()
+            self.python, self.resolver = python, CodeResolver(python, found.layout)
+        self.interpreter = found
+        return found
+
+    def thread_states(self, *, fresh: bool = True) -> dict[int, int]:
+        now = time.monotonic()
+        if self.python is None:
+            return {}
+        if fresh or now - self._states[0] > STATES_S:
+            self._states = now, self.python.thread_states()
+        return self._states[1]
+
+    def close_python(self) -> None:
+        if self.python is not None:
+            self.python.close()
+        self.python = self.resolver = None
+
+    def close(self) -> None:
+        self.close_python()
+        self.symbols.close()
+
+    def counters(self) -> dict[str, int]:
+        return {**self.symbols.counters, **({} if self.resolver is None else self.resolver.counters)}
+
+
+class _Reader:
+    """Answers requests."""
+
+    def __init__(self, sock: socket.socket, cpu_s: float) -> None:
+        from argus.capture.names import KernelNames
+
+        self.sock, self.cpu_s = sock, cpu_s
+        self.sessions: dict[int, _Session] = {}
+        self.names = KernelNames()
+        self.entries: list[tuple[str, str]] = []
+        """What belongs into the cache of symbols on disk, which is the parent's to write."""
+
+    def slow(self, path: str) -> None:
+        send(self.sock, {"slow": path})
+
+    # Each gets the request and the bytes beside it, and gives the answer, bytes and descriptors.
+
+    def libraries(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.targets import find_libraries
+
+        found = find_libraries(request["pid"])
+        rows, fds = [], []
+        for one in found[:MAX_FDS]:
+            status, layout = one.file.status, one.layout
+            group = None if layout is None or layout.group is None else list(vars(layout.group).values())
+            rows.append(
+                {
+                    "path": one.path,
+                    "device": one.device,
+                    "inode": one.inode,
+                    "deleted": one.deleted,
+                    "offsets": one.offsets,
+                    "roles": one.roles,
+                    "text_bytes": one.text_bytes,
+                    "layout": None if layout is None else [layout.sizes, layout.numel, group],
+                    "on_overlay": one.file.on_overlay,
+                    "rank_offset": self._rank_offset(one),
+                    "status": [
+                        *(status.st_mode, status.st_ino, status.st_dev, status.st_nlink, status.st_uid),
+                        *(status.st_gid, status.st_size, status.st_ctime_ns, status.st_mtime_ns),
+                    ],
+                }
+            )
+            fds.append(one.file.fd)
+        kept, self.entries = self.entries, []
+        return {"libraries": rows, "unread": found.unread, "entries": kept}, b"", fds
+
+    @staticmethod
+    def _rank_offset(library: Any) -> int | None:
+        """Where NCCL's communicators have their ranks; -1: its code does not say; None: it is no NCCL."""
+        from argus.capture.nccl import rank_offset
+
+        if "libnccl" not in library.roles:
+            return None
+        found = rank_offset(library.file)
+        return -1 if found is None else found
+
+    def interpreter(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.python import find_interpreter
+
+        return (*self._interpreter(find_interpreter(request["pid"])), [])
+
+    @staticmethod
+    def _interpreter(found: Any) -> tuple[dict[str, Any], bytes]:
+        if found is None:
+            return {"found": None}, b""
+        told = {"version": found.version, "state": found.state, "path": found.path, "settled": found.settled}
+        return {"found": told}, b"" if found.layout is None else found.layout.tobytes()
+
+    def open(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        if (old := self.sessions.pop(request["pid"], None)) is not None:
+            old.close()
+        self.sessions[request["pid"]] = _Session(request["pid"], request["memory"])
+        return {}, b"", []
+
+    def close(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        if (old := self.sessions.pop(request["pid"], None)) is not None:
+            old.close()
+        return {}, b"", []
+
+    def refresh(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        return {"moved": self._session(request).symbols.refresh()}, b"", []
+
+    def find_python(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        return (*self._interpreter(self._session(request).find_python()), [])
+
+    def threads(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        import numpy as np
+
+        states = self._session(request).thread_states()
+        tids = np.fromiter(states.keys(), "<u8", len(states))
+        return {}, tids.tobytes() + np.fromiter(states.values(), "<u8", len(states)).tobytes(), []
+
+    def collections(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        session = self._session(request)
+        return {"counts": None if session.python is None else session.python.collections()}, b"", []
+
+    def learn(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        import numpy as np
+
+        session, at = self._session(request), 0
+        for size in request["sizes"]:
+            if session.resolver is not None:
+                session.resolver.learn(np.frombuffer(data[at : at + size], np.uint8))
+            at += size
+        return {}, b"", []
+
+    def resolve(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """Stacks: of each its flags, bytes of its frames, bytes of its addresses."""
+        import numpy as np
+
+        from argus.blocked import assemble
+        from argus.capture.code import DECODED_BYTES
+        from argus.records import FRAME
+
+        session, at, found = self._session(request), 0, []
+        if request["budget"] and session.resolver is not None:
+            session.resolver.budget = DECODED_BYTES
+        for flags, frame_bytes, native_bytes in request["stacks"]:
+            frames = np.frombuffer(data[at : at + frame_bytes], FRAME)
+            at += frame_bytes
+            native = np.frombuffer(data[at : at + native_bytes], "<u8")
+            at += native_bytes
+            stack = assemble(session.symbols, session.resolver, frames, native, flags)
+            bounds = session.symbols.function(int(native[0])) if len(native) else None
+            found.append([self._stack(stack), bounds])
+        return {"stacks": found}, b"", []
+
+    @staticmethod
+    def _stack(stack: Any) -> list[Any]:
+        return [stack.python, stack.native, [[f.kind, f.function, f.file, f.line] for f in stack.frames]]
+
+    def blocked(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.blocked import read_blocked
+
+        session = self._session(request)
+        layout = None if session.interpreter is None else session.interpreter.layout
+        states = session.thread_states(fresh=False) if session.python is not None else None
+        one = read_blocked(
+            session.pid, request["tid"], session.symbols, session.python, session.resolver, layout, states
+        )
+        return {"found": None if one is None else [one.stopped, one.what, self._stack(one.stack)]}, b"", []
+
+    def file(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """A small file of /proc/PID whose reading reads the process's memory."""
+        from argus.capture import progress
+
+        if request["name"] not in ("environ", "cmdline"):
+            raise ValueError(request["name"])
+        progress.memory()
+        with open(f"/proc/{request['pid']}/{request['name']}", "rb") as file:
+            return {}, file.read(MAX_BYTES), []
+
+    def group(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.pytorch import GroupLayout, read_group
+
+        found = read_group(request["pid"], request["address"], GroupLayout(*request["layout"]))
+        return {"found": None if found is None else [found.name, found.rank, found.size]}, b"", []
+
+    def place(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.nccl import read_place
+
+        found = read_place(request["pid"], request["address"], request["offset"])
+        return {"found": None if found is None else [found.key, found.rank, found.size]}, b"", []
+
+    def remember(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        self.names.remember(request["pid"])
+        return {}, b"", []
+
+    def forget(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        self.names.forget(request["pid"])
+        return {}, b"", []
+
+    def symbol(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        found = self.names._symbol(request["pid"], request["address"])
+        return {"found": found is not None}, (found or "").encode(errors="replace"), []
+
+    def string(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        memory = self.names._memory(request["pid"])
+        found = None if memory is None else memory.string(request["address"])
+        return {"found": found is not None}, found or b"", []
+
+    def dead(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """File systems that do not answer: all of them."""
+        from argus.capture import progress
+
+        progress.dead = set(request["devices"])
+        return {}, b"", []
+
+    def hello(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        return {}, b"", []
+
+    def _session(self, request: dict[str, Any]) -> _Session:
+        session = self.sessions.get(request["pid"])
+        if session is None:
+            raise OSError(errno.ESTALE, "no session")
+        return session
+
+    def answer(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.python import lists_cut
+
+        found, more, fds = _OPS[request["op"]](self, request, data)
+        if (session := self.sessions.get(request["pid"])) is not None:
+            found["counters"] = session.counters()
+        found["lists_cut"] = sum(lists_cut.values())
+        return found, more, fds
+
+    def serve(self) -> None:
+        """Answers until the other end is gone."""
+        from argus.capture import progress
+
+        while True:
+            head, fds = receive_head(self.sock)
+            for fd in fds:
+                os.close(fd)
+            _, size, more, _ = HEADER.unpack(head)
+            request, data = json.loads(receive(self.sock, size)), receive(self.sock, more)
+            signal.setitimer(signal.ITIMER_PROF, self.cpu_s)  # its signal ends the process
+            give: tuple[dict[str, Any], bytes, list[int]]
+            try:
+                give = self.answer(request, data)
+            except OSError as reason:
+                give = {"error": [reason.errno or errno.EIO, str(reason.strerror or reason)]}, b"", []
+            except MemoryError:
+                give = {"failed": "MemoryError"}, b"", []
+            except Exception as reason:
+                give = {"failed": f"{type(reason).__name__}: {reason}"[:500]}, b"", []
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            progress.clear()
+            send(self.sock, *give)
+
+
+_Op = Callable[[_Reader, dict[str, Any], bytes], tuple[dict[str, Any], bytes, list[int]]]
+_OPS: dict[str, _Op] = {
+    name: getattr(_Reader, name)
+    for name in (
+        *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
+        *("learn", "resolve", "blocked", "file", "group", "place", "dead", "hello"),
+        *("remember", "forget", "symbol", "string"),
+    )
+}
+
+
+def _leave(self: Any, symbols: list[str], found: dict[str, str], source: int) -> None:
+    """In the place of ``Demangler._ask``: names that may grow stay symbols."""
+    found.update((symbol, symbol) for symbol in symbols)
+
+
+def _begin_reader(sock: socket.socket, cpu_s: float, memory: int) -> None:
+    """In a fork of the nursery: one reader, until it ends."""
+    from argus.capture import demangler, disk_cache, symbol_cache
+
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    reader = _Reader(sock, cpu_s)
+    # Names that may grow without bound are left to the parent, who has a process for them.
+    demangler.Demangler._ask = _leave  # type: ignore[method-assign]
+    disk_cache.keep = lambda path, body, newest: reader.entries.append((path.name, body.decode()))
+    symbol_cache.on_slow = reader.slow
+    limit(memory)
+    confine()
+    with contextlib.suppress(Closed, OSError):
+        reader.serve()
+    os._exit(0)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    shared = mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE)
+    sys.path[:] = json.loads(sys.argv[4])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # readers are reaped by the kernel
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("900")
+    os.environ.clear()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would have rights of their own
+    import argus.blocked
+    import argus.capture.names
+    import argus.capture.nccl
+    import argus.capture.targets  # noqa: F401
+    from argus.capture import demangler, disk_cache, progress
+
+    folder = sys.argv[5]
+    disk_cache.folder = lambda kind: Path(folder, kind) if folder else None
+    demangler._library()
+    progress.page = memoryview(shared)
+    give_up_rights(USER + int(sys.argv[3]) % 0x01000000)
+    _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # giving up a user has cleared it
+    if os.getppid() != int(sys.argv[3]):
+        return
+    gc.collect()
+    gc.freeze()
+    while True:
+        try:
+            head, fds = receive_head(control)
+        except Closed:
+            return
+        _, pid, _, _ = HEADER.unpack(head)
+        if not fds:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            continue
+        child = os.fork()
+        if child == 0:
+            control.close()
+            try:
+                _begin_reader(socket.socket(fileno=fds[0]), float(sys.argv[6]), int(sys.argv[7]))
+            finally:
+                os._exit(1)
+        for fd in fds:
+            os.close(fd)
+        control.sendall(struct.pack("<i", child))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,445 @@
+"""What parses what traced processes have written runs in a process of its own: it has few rights, and whatever becomes
+of it, the trace goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus import records
+from argus.bulkhead import Watchdog
+from argus.capture import bpf, reader, remote, targets
+from argus.capture import reader_process as wire
+from argus.capture.bpf import Probes
+from argus.capture.names import KernelNames
+from argus.capture.preflight import own_library
+from argus.capture.reader import Reader, Unreadable
+from argus.capture.remote import RemoteSymbols
+from argus.draining import CallRings
+from argus.records import Counter
+from argus.store.open import open_store
+from argus.store.reader import query
+from argus.trace import Options, Tracer
+from tests.kernel.conftest import wait_until
+from tests.security.test_neighbours import CALLER, call
+from tests.stores import new_store
+
+HERE = Path(__file__).parent
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="reads other processes")
+WORK = "#include <unistd.h>\nvoid work(void) { for (volatile int i = 0; i < 1000000; i++) ; usleep(1000); }"
+MAPPER = "import mmap, sys, time\nfile = open(sys.argv[1], 'rb')\n"
+MAPPER += "mapped = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ | mmap.PROT_EXEC)\nprint(flush=True)\n"
+MAPPER += "time.sleep(1000)"
+SLEEPER = "import time\ndef nap():\n    time.sleep(1000)\nprint(flush=True)\nnap()"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    one = Reader()
+    monkeypatch.setattr(reader, "shared", one)
+    one.begin()
+    yield one
+    one.close()
+
+
+@contextlib.contextmanager
+def running(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **more)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with running(sys.executable, "-c", SLEEPER) as process:
+        yield process
+
+
+def functions(symbols: RemoteSymbols, pid: int) -> list[str]:
+    found = symbols.blocked(pid)
+    assert found is not None
+    return [frame.function for frame in found.stack.frames]
+
+
+def native(*addresses: int) -> Any:
+    return np.empty(0, records.FRAME), np.array(addresses, np.uint64), 0
+
+
+# ---- what it may do
+
+
+@AS_ROOT
+def test_a_reader_has_few_rights_and_a_user_of_its_own(made: Reader) -> None:
+    made.ask("hello", 0)
+    status = Path(f"/proc/{made.pid}/status").read_text()
+    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(said["CapEff"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
+    assert int(said["CapBnd"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
+    assert int(said["Uid"].split()[0]) >= wire.USER
+    assert said["Groups"].strip() == ""
+    assert said["NoNewPrivs"].strip() == "1"
+    assert said["Seccomp"].strip() == "2"
+    assert "PATH" not in Path(f"/proc/{made.pid}/environ").read_text()
+    limits = Path(f"/proc/{made.pid}/limits").read_text()
+    assert "Max address space         unlimited" not in limits
+    assert "Max file size             0" in limits
+    assert "Max core file size        0" in limits
+
+
+def test_without_its_rights_there_is_no_reader_and_it_is_said(made: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Argus has its capabilities by file: what it starts has none."""
+    monkeypatch.setattr(reader.privileges, "BITS", {"SYS_PTRACE": 20})
+    monkeypatch.setattr(reader.privileges, "effective", lambda: {"SYS_PTRACE"})
+    made.settle()
+    assert not made.on
+    assert made.trouble.startswith("off: programs that Argus starts have not its capabilities")
+
+
+_FORBIDDEN = """
+import os, signal, socket, sys
+sys.path[:] = {path!r}
+from argus.capture import reader_process as wire
+wire.give_up_rights(wire.USER)
+assert wire.confine()
+def refused(what):
+    try:
+        what()
+    except PermissionError:
+        return True
+    return False
+open("/proc/self/status").read()
+print(
+    refused(lambda: os.open({name!r}, os.O_WRONLY)),
+    refused(lambda: os.open({name!r}, os.O_RDONLY | os.O_TRUNC)),
+    refused(lambda: os.open({name!r} + ".new", os.O_CREAT)),
+    refused(lambda: socket.socket()),
+    refused(lambda: os.fork()),
+    refused(lambda: os.execv("/bin/true", ["true"])),
+    refused(lambda: os.kill({pid}, signal.SIGTERM)),
+    refused(lambda: os.unlink({name!r})),
+)
+os._exit(0)
+"""
+
+
+@AS_ROOT
+def test_a_reader_writes_starts_and_sends_nothing(tmp_path: Path) -> None:
+    name = tmp_path / "a"
+    name.write_text("")
+    name.chmod(0o666)
+    tmp_path.chmod(0o777)
+    program = _FORBIDDEN.format(path=sys.path, name=str(name), pid=os.getpid())
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True"] * 8, done.stderr
+
+
+# ---- what becomes of the trace when something becomes of it
+
+
+@AS_ROOT
+def test_a_reader_answers_what_the_modules_answer(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:
+    symbols = RemoteSymbols(sleeper.pid)
+    found = symbols.find_python()
+    assert found is not None
+    assert found.state == "on"
+    assert "nap" in functions(symbols, sleeper.pid)
+    assert targets.read_command(sleeper.pid)[1:] == ["-c", SLEEPER]
+    assert targets.read_environment(sleeper.pid)["PATH"] == os.environ["PATH"]
+    assert remote.RemotePython(symbols).thread_states().keys() == {sleeper.pid}
+    assert not made.counters
+
+
+@AS_ROOT
+def test_a_reader_that_is_killed_is_begun_again(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:
+    symbols = RemoteSymbols(sleeper.pid)
+    symbols.find_python()
+    before = made.pid
+    os.kill(before, signal.SIGKILL)
+    assert "nap" in functions(symbols, sleeper.pid), "the new one knows the process and its interpreter"
+    assert made.pid not in (0, before)
+    assert made.counters == {"reader_restarts": 1}
+
+
+@AS_ROOT
+def test_a_nursery_that_is_killed_is_begun_again(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:
+    symbols = RemoteSymbols(sleeper.pid)
+    symbols.find_python()
+    assert made._nursery is not None
+    made._nursery.send_signal(signal.SIGKILL)
+    made._nursery.wait()
+    assert "nap" in functions(symbols, sleeper.pid)
+    assert made.counters["reader_restarts"] >= 1
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    """Maps a library of half a million symbols."""
+    monkeypatch.setenv("ARGUS_CACHE_DIR", "off")
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        pytest.skip("no PyTorch here")
+    library = str(Path(torch.origin).parent / "lib" / "libtorch_cpu.so")
+    with running(sys.executable, "-c", MAPPER, library) as process:
+        yield process
+
+
+@AS_ROOT
+@pytest.mark.parametrize("limits", [{"cpu_s": 0.02}, {"memory_bytes": 32 << 20}])
+def test_a_reader_beyond_its_limits_costs_that_process_alone(
+    limits: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    large: subprocess.Popen[bytes],
+    sleeper: subprocess.Popen[bytes],
+) -> None:
+    one = Reader(**limits)
+    monkeypatch.setattr(reader, "shared", one)
+    one.begin()
+    try:
+        for _ in range(5):
+            with pytest.raises(Unreadable):
+                targets.find_libraries(large.pid)
+        assert one.counters["processes_unreadable"] == 1
+        assert one.counters["reader_restarts"] <= 1, "it is not asked again"
+        assert targets.read_command(large.pid) == [], "nothing of it is"
+        assert targets.read_command(sleeper.pid)[1] == "-c"
+    finally:
+        one.close()
+
+
+# ---- answers that no reader gives
+
+
+class Liar(Reader):
+    """One whose reader answers the first question with these bytes."""
+
+    def __init__(self, lies: bytes) -> None:
+        super().__init__()
+        self._sock, self._theirs = socket.socketpair()
+        self._nursery = subprocess.Popen(["sleep", "1000"])
+        self._control, self._rest = socket.socketpair()
+        self._pid = self._nursery.pid
+        self._lies = lies
+        self._page = reader.mmap.mmap(-1, 4096)
+        self._thread = threading.Thread(target=self._lie, daemon=True)
+        self._thread.start()
+
+    def _lie(self) -> None:
+        self._theirs.recv(1 << 16)
+        self._theirs.sendall(self._lies)
+
+    def close(self) -> None:
+        super().close()
+        self._theirs.close()
+        self._rest.close()
+
+
+def message(what: bytes, data: bytes = b"", magic: bytes = wire.MAGIC, fds: int = 0, more: int = 0) -> bytes:
+    return wire.HEADER.pack(magic, len(what), len(data) + more, fds) + what + data
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        message(b"{}", magic=b"XXXX"),
+        message(b"{}", fds=3),
+        message(b"{}", more=1 << 30),
+        message(b"[1]"),
+        message(b"{" * 100_000),
+        message(b"[" * 100_000),
+        message(b'{"found": {"version": [3, 11, 2], "state": "on", "path": "/p", "settled": true}}', b"short"),
+        message(b'{"found": {"version": [3, "x", 2], "state": "on", "path": "/p", "settled": true}}'),
+        message(b'{"found": {"version": [3, 11, 1e99], "state": "on", "path": "/p", "settled": true}}'),
+        message(b'{"found": {"version": [3, 11]}}'),
+        message(b'{"found": 7}'),
+        message(b"{}"),
+    ],
+)
+def test_an_answer_without_sense_is_refused_and_its_reader_ended(lies: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    liar = Liar(lies)
+    monkeypatch.setattr(reader, "shared", liar)
+    try:
+        with pytest.raises(Unreadable):
+            remote.interpreter(4242)
+        assert liar._sock is None, "it is not asked again"
+    finally:
+        liar.close()
+
+
+def test_libraries_without_descriptors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    liar = Liar(message(b'{"libraries": [{"path": "/etc/passwd"}], "unread": 0, "entries": []}'))
+    monkeypatch.setattr(reader, "shared", liar)
+    try:
+        with pytest.raises(Unreadable):
+            remote.libraries(4242)
+    finally:
+        liar.close()
+
+
+# ---- files and memory that do not answer
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hung")
+    subprocess.run(
+        ["cc", "-o", str(folder / "hung_target"), str(HERE / "hung_target.c"), "-ldl", "-pthread"], check=True
+    )
+    (folder / "work.c").write_text(WORK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(folder / "libwork.so"), str(folder / "work.c")], check=True)
+    return folder
+
+
+@contextlib.contextmanager
+def dead_file_system(programs: Path, where: Path, what: str = "library") -> Iterator[subprocess.Popen[bytes]]:
+    """A target whose library lies on a file system that does not answer any more."""
+    where.mkdir()
+    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(programs / "libwork.so")) as daemon:
+        try:
+            if daemon.poll() is not None:
+                pytest.skip("no file systems in user space here (/dev/fuse)")
+            with running(str(programs / "hung_target"), what, str(where / "libwork.so")) as target:
+                daemon.send_signal(signal.SIGSTOP)
+                try:
+                    yield target
+                finally:
+                    daemon.kill()  # the kernel gives up what waits for it, the target's own end among it
+        finally:
+            daemon.kill()
+            daemon.wait()
+            subprocess.run(["umount", "-l", str(where)], check=False)
+
+
+@AS_ROOT
+def test_a_dead_file_system_costs_its_files_alone(made: Reader, programs: Path, tmp_path: Path) -> None:
+    with dead_file_system(programs, tmp_path / "fs") as target:
+        begun = time.monotonic()
+        symbols = RemoteSymbols(target.pid)
+        maps = Path(f"/proc/{target.pid}/maps").read_text().splitlines()
+        mine = next(int(line.split("-")[0], 16) for line in maps if "r-xp" in line and "libwork" in line)
+        libc = next(int(line.split("-")[0], 16) for line in maps if "r-xp" in line and "libc.so" in line)
+        stack = symbols.assemble(*native(mine + 0x10))
+        assert stack.frames[-1].file.endswith("libwork.so"), "its file is known, its function is not"
+        assert made.counters["file_systems_hung"] == 1
+        waited = time.monotonic() - begun
+        hung = made._left[:]
+        found = symbols.assemble(*native(libc + 0x1000))
+        assert found.frames[-1].file.endswith("libc.so.6"), "the others are read"
+        for _ in range(20):
+            symbols.assemble(*native(mine + 0x20))
+        assert made.counters == {"file_systems_hung": 1, "reader_restarts": 1}, "it is not waited for again"
+        assert made.reads(target.pid)
+        assert waited < 60
+        assert len(hung) == 1
+
+
+@AS_ROOT
+def test_memory_that_never_comes_costs_that_memory_alone(made: Reader, programs: Path, tmp_path: Path) -> None:
+    with dead_file_system(programs, tmp_path / "fs", "memory") as target:
+        maps = Path(f"/proc/{target.pid}/maps").read_text().splitlines()
+        page = next(int(line.split("-")[0], 16) for line in maps if line.endswith("libwork.so"))
+        memory = KernelNames()._memory(target.pid)
+        assert memory is not None
+        for _ in range(3):
+            assert memory.string(page) is None
+        assert made.counters == {"memory_hung": 1}, "it is not waited for again"
+        inspected = targets.inspect(target.pid)
+        assert inspected.exe.endswith("hung_target")
+        inspected.close()
+        symbols = RemoteSymbols(target.pid)
+        with pytest.raises(Unreadable):
+            symbols.find_python()
+        found = symbols.blocked(target.pid)
+        assert found is not None
+        assert found.reason == "sleep"
+        assert found.stack.frames[-1].file.endswith("libc.so.6"), "its files are read"
+        assert made.reads(target.pid)
+
+
+# ---- the rings
+
+
+@AS_ROOT
+@pytest.mark.kernel
+def test_records_are_read_while_the_loop_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times what the ring holds, and not one is lost."""
+    monkeypatch.setattr(bpf, "RECORDS_S", 10**7)
+    monkeypatch.setattr(bpf, "BURST", 1.0)
+    library, _ = own_library("getppid")
+    with contextlib.ExitStack() as stack:
+        caller = stack.enter_context(running("/usr/bin/python3", "-c", CALLER))
+        probes = Probes(launch_ring_bytes=1 << 16)
+        stack.callback(probes.close)
+        probes.add_target(caller.pid)
+        probes.attach(library, None)
+        rings = CallRings(probes.rings())
+        stack.callback(rings.close)
+        dog = Watchdog(str, print, rings.relieve)
+        dog.start()
+        stack.callback(dog.close)
+        made = 0
+        for _ in range(12):
+            call(caller, 701)
+            made += 701
+            wait_until(lambda: rings.relieved == made, what="the ring to be read")  # noqa: B023
+        parts, _ = rings.take()
+        assert sum(map(len, parts["launches"])) == made == 8412
+        assert probes.counters()[Counter.LAUNCHES_DROPPED] == 0
+
+
+# ---- a whole trace
+
+
+@AS_ROOT
+@pytest.mark.kernel
+def test_a_job_on_a_dead_file_system_is_described(programs: Path, tmp_path: Path) -> None:
+    """Its threads' waits come out, and the loop goes on."""
+    url = new_store(tmp_path)
+    with dead_file_system(programs, tmp_path / "fs") as target:
+        assert target.stdin is not None
+        target.stdin.write(b"read\n")
+        target.stdin.flush()
+        tracer = Tracer(open_store(url), Options(pids=(target.pid,), stacks=True, run=1))
+        tracer.start()
+        try:
+            wait_until(lambda: _turn(tracer) and tracer.samples > 20, timeout_s=60, what="samples")
+            until = time.monotonic() + 4
+            while time.monotonic() < until:
+                _turn(tracer)
+            counted = {name: value for name, (value, _) in tracer.counters().items()}
+        finally:
+            tracer.stop()
+        with open_store(url) as store:
+            waits = query(store, "SELECT DISTINCT reason FROM stack_samples WHERE reason != ''")
+            functions = query(store, "SELECT DISTINCT arrayJoin(functions) FROM stacks")
+    assert counted["file_systems_hung"] == 1
+    assert not counted.get("processes_unreadable")
+    assert not counted.get("processes_quarantined")
+    assert not counted.get("turns_failed")
+    assert {"other:openat", "disk"} & set(waits.column(0).to_pylist()), waits
+    assert any("libwork.so+" in name for name in functions.column(0).to_pylist()), functions
+
+
+def _turn(tracer: Tracer) -> bool:
+    tracer.poll()
+    time.sleep(tracer.pace_s)
+    return True
