@@ -101,7 +101,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 def send(sock: socket.socket, what: dict[str, Any], data: bytes = b"", fds: Sequence[int] = ()) -> None:
     """Sends a message."""
-    text = json.dumps(what).encode()
+    text = json.dumps(what, default=int).encode()  # numpy's integers
     head = HEADER.pack(MAGIC, len(text), len(data), len(fds))
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sent = sock.sendmsg([head, text], rights)
@@ -244,6 +244,8 @@ class _Reader:
         self.sock, self.cpu_s = sock, cpu_s
         self.sessions: dict[int, _Session] = {}
         self.names = KernelNames()
+        self.sent: list[Any] = []
+        """Keeps the files open whose descriptors are on their way."""
         self.entries: list[tuple[str, str]] = []
         """What belongs into the cache of symbols on disk, which is the parent's to write."""
 
@@ -279,6 +281,7 @@ class _Reader:
                 }
             )
             fds.append(one.file.fd)
+        self.sent = list(found)
         kept, self.entries = self.entries, []
         return {"libraries": rows, "unread": found.unread, "entries": kept}, b"", fds
 
@@ -305,13 +308,13 @@ class _Reader:
         return {"found": told}, b"" if found.layout is None else found.layout.tobytes()
 
     def open(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        if (old := self.sessions.pop(request["pid"], None)) is not None:
+        if (old := self.sessions.pop(request["session"], None)) is not None:
             old.close()
-        self.sessions[request["pid"]] = _Session(request["pid"], request["memory"])
+        self.sessions[request["session"]] = _Session(request["pid"], request["memory"])
         return {}, b"", []
 
     def close(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        if (old := self.sessions.pop(request["pid"], None)) is not None:
+        if (old := self.sessions.pop(request["session"], None)) is not None:
             old.close()
         return {}, b"", []
 
@@ -428,7 +431,7 @@ class _Reader:
         return {}, b"", []
 
     def _session(self, request: dict[str, Any]) -> _Session:
-        session = self.sessions.get(request["pid"])
+        session = self.sessions.get(request["session"])
         if session is None:
             raise OSError(errno.ESTALE, "no session")
         return session
@@ -437,7 +440,7 @@ class _Reader:
         from argus.capture.python import lists_cut
 
         found, more, fds = _OPS[request["op"]](self, request, data)
-        if (session := self.sessions.get(request["pid"])) is not None:
+        if (session := self.sessions.get(request.get("session", 0))) is not None:
             found["counters"] = session.counters()
         found["lists_cut"] = sum(lists_cut.values())
         return found, more, fds

@@ -9,6 +9,7 @@ addresses (``NO_SYMBOLS``).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +145,8 @@ class _NoSymbols:
 
 
 NO_SYMBOLS: Any = _NoSymbols()
+_numbers = itertools.count(1)
+"""Of sessions: a process that executes another program has a new one before its old one is closed."""
 
 
 class RemoteSymbols:
@@ -158,6 +161,7 @@ class RemoteSymbols:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self._number = next(_numbers)
         self.counters: dict[str, int] = {}
         self.new_budget = False
         self._generation = -1
@@ -173,11 +177,11 @@ class RemoteSymbols:
 
     def _open(self) -> None:
         memory = reader.shared.reads_memory(self.pid)
-        self._take(reader.shared.ask("open", self.pid, memory=memory)).close()
+        self._take(reader.shared.ask("open", self.pid, session=self._number, memory=memory)).close()
         self._generation, self._memory = reader.shared.generation, memory
         self._before = dict(self.counters)
         if self._python and memory:
-            self._take(reader.shared.ask("find_python", self.pid)).close()
+            self._take(reader.shared.ask("find_python", self.pid, session=self._number)).close()
 
     def ask(self, op: str, data: bytes = b"", **more: Any) -> Answer:
         """As ``Reader.ask``; a reader that is new is introduced to the process."""
@@ -186,12 +190,12 @@ class RemoteSymbols:
         if self._generation != reader.shared.generation or self._memory != reader.shared.reads_memory(self.pid):
             self._open()
         try:
-            return self._take(reader.shared.ask(op, self.pid, data, **more))
+            return self._take(reader.shared.ask(op, self.pid, data, session=self._number, **more))
         except reader.Unreadable:
             if not reader.shared.reads(self.pid) or not reader.shared.on:
                 raise
             self._open()  # in a reader that knows what the last one hung on
-            return self._take(reader.shared.ask(op, self.pid, data, **more))
+            return self._take(reader.shared.ask(op, self.pid, data, session=self._number, **more))
 
     def _take(self, answer: Answer) -> Answer:
         counted = answer.what.get("counters", {})
@@ -303,7 +307,7 @@ class RemoteSymbols:
         """As ``Symbols.close``."""
         if not self._closed and self._generation == reader.shared.generation:
             with contextlib.suppress(OSError):
-                reader.shared.ask("close", self.pid).close()
+                reader.shared.ask("close", self.pid, session=self._number).close()
         self._closed = True
 
 

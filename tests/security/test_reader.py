@@ -170,6 +170,17 @@ def test_a_reader_answers_what_the_modules_answer(made: Reader, sleeper: subproc
 
 
 @AS_ROOT
+def test_libraries_come_with_the_file_that_was_parsed(made: Reader, fakegpu: Path) -> None:
+    with running(sys.executable, "-c", MAPPER, str(fakegpu / "libcuda.so.1")) as target:
+        (found,) = targets.find_libraries(target.pid)
+        own = targets.find_libraries(target.pid, targets.Allowance(64, 1))[0]  # in this process
+        assert found.roles == own.roles == ("libcuda",)
+        assert found.offsets == own.offsets
+        assert found.key == own.key
+        assert found.file.read(64, 0) == own.file.read(64, 0)
+
+
+@AS_ROOT
 def test_a_reader_that_is_killed_is_begun_again(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:
     symbols = RemoteSymbols(sleeper.pid)
     symbols.find_python()
