@@ -1579,11 +1579,11 @@ class Tracer:
         )
 
     def _cpu_s(self) -> float:
-        """CPU time of Argus so far, s: its own and that of the embedded engine."""
+        """CPU time of Argus so far, s: its own and that of the embedded engine and of readers."""
         times = os.times()
         # The engine may be replaced by another, whose time begins at 0.
         self._engine_cpu_s = max(self._engine_cpu_s, self._store.engine_cpu_s())
-        return times.user + times.system + self._engine_cpu_s
+        return times.user + times.system + self._engine_cpu_s + reader.shared.cpu_s()
 
     # ---- rows about the session itself
 

@@ -110,6 +110,7 @@ class Reader:
         self._sock: socket.socket | None = None
         self._pid = 0
         self._left: list[int] = []
+        self._most_cpu_s = 0.0
         self._strikes: Counter[int] = Counter()
         self._no_memory: set[int] = set()
         self._dead: dict[str, float] = {}
@@ -126,6 +127,12 @@ class Reader:
     def pid(self) -> int:
         """The reader's, 0: none runs."""
         return self._pid
+
+    def cpu_s(self) -> float:
+        """CPU time of its processes so far, s."""
+        now = sum(_cpu_s(pid) for pid in (self._pid, self._nursery.pid if self._nursery is not None else 0) if pid)
+        self._most_cpu_s = max(self._most_cpu_s, now)
+        return self._most_cpu_s
 
     def begin(self) -> None:
         """Starts the nursery, without waiting for it, and forgets what was counted before. The calling thread's end is
@@ -457,6 +464,12 @@ def _state(pid: int) -> tuple[str, tuple[str, ...]]:
         return "X", ()
     switches = re.findall(r"^(?:non)?voluntary_ctxt_switches:\s+(\d+)", status, re.MULTILINE)
     return stat[0], (stat[11], stat[12], *switches)
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process, s; 0: it has ended."""
+    spent = _state(pid)[1][:2]
+    return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
 
 shared = Reader()
