@@ -958,9 +958,11 @@ GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
 
 
 SEVERAL = """
-SELECT uniqExactIf(host, mono_offset_ns != 0) AS hosts FROM jobs WHERE job = {job:String} AND run = {run:UInt32}
+SELECT uniqExactIf(host, mono_offset_ns != 0 OR launcher IN ('kineto', 'nsys')) AS hosts,
+       toUInt32(countIf(launcher IN ('kineto', 'nsys')) > 0) AS recorded FROM jobs
+WHERE job = {job:String} AND run = {run:UInt32}
 """
-"""Hosts with clocks of their own: times that were imported or simulated are taken as they are."""
+"""Hosts with clocks of their own: times that were simulated are taken as they are."""
 
 WALLS = """
 SELECT host, argMax(wall_error_ns, version) AS error_ns FROM jobs

@@ -66,6 +66,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _KINDS = {_KERNEL: GpuKind.KERNEL, _MEMCPY: GpuKind.MEMCPY, _MEMSET: GpuKind.MEMSET}
 _STEP_WORDS = ("step", "iter", "batch")
+_PHASE_WORDS = ("data", "load", "optim", "zero", "forward", "fwd", "fprop", "backward", "bwd", "bprop", "opt")
 _RANGE = "eventType IN (59, 60)"
 """NVTX ranges, pushed and popped on a thread (59), or begun and ended (60)."""
 
@@ -251,9 +252,8 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         connect(recording, own, mine)
         named = [each for each in ranges if each[3] >> 24 == process]
         take_collectives(recording, _collectives(named, base), {})
-        recording.marks, recording.marked_by = marks_from(
-            [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
-        )
+        recording.ranges = [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
+        recording.marks, recording.marked_by = marks_from(recording.ranges)
         out.append(recording)
     return out
 
@@ -328,7 +328,7 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
 
 
 def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
-    """NVTX ranges that may be steps or collectives: (text, begin, end, globalTid)."""
+    """NVTX ranges that may be steps, phases or collectives: (text, begin, end, globalTid)."""
     if not export.has("NVTX_EVENTS", "start", "end", "globalTid"):
         return []
     shared = export.has("NVTX_EVENTS", "textId") and export.has("StringIds", "id", "value")
@@ -336,7 +336,7 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
     text = f"COALESCE({own}, s.value)" if shared else own
     joined = "LEFT JOIN StringIds s ON s.id = n.textId" if shared else ""
     kinds = f"AND n.{_RANGE}" if export.has("NVTX_EVENTS", "eventType") else ""
-    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, "nccl", "record_param_comms"))
+    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, *_PHASE_WORDS, "nccl", "record_param_comms"))
     sql = (
         f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
         f"FROM NVTX_EVENTS n {joined} "
