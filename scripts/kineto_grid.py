@@ -59,9 +59,12 @@ def diagnosed(job: Job, folder: Path, name: str) -> dict[str, object]:
     store = ["--store", f"chdb:///{folder / 'store'}"]
     for words in (["import", "kineto", str(folder / name), "--job", name, *store],
                   ["diagnose", "--job", name, "--format", "json", "--no-store", *store]):  # fmt: skip
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = argus(words)
+        for _ in range(4):
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                code = argus(words)
+            if "does not answer" not in err.getvalue():
+                break  # a busy machine
         if code not in (0, 10, 11, 12) and not out.getvalue().startswith("{"):
             return {"status": f"exit {code}", "findings": [], "reason": err.getvalue().strip()[-300:]}
     return json.loads(out.getvalue())  # type: ignore[no-any-return]

@@ -132,8 +132,8 @@ def judge(
     mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
     step_ns = float(np.median(durations))
     ranks = times.ranks.tolist()[: single_kernels.RANKS]
-    columns = query(sql.KERNEL_TIME, {**window, "ranks": ranks})
-    shown = sql.shown(sql.KERNEL_TIME, {**window, "ranks": ranks})
+    asked = {**window, "ranks": ranks, "steps": len(numbers)}
+    columns, shown = query(sql.RECORDED_KERNELS, asked), sql.shown(sql.RECORDED_KERNELS, asked)
     findings = []
     for label in np.unique(mesh.stage).tolist():
         members = np.flatnonzero(mesh.stage == label)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -37,6 +37,10 @@ constant distance, too, but for what their kernels scatter, which is more."""
 BIN_NS = 100_000
 NEAR_NS = 100_000_000
 """Such ends are compared up to so far apart."""
+MOST_CALLS = 2_048
+"""Calls that are shifted against one another, where nothing numbers them."""
+MOST_TRANSFERS = 512
+"""Newest transfers of a rank that are compared with another's: each with each."""
 MOST_PAIRS = 2_016
 """Pairs of ranks that are compared where no names say who calls together: all of 64 ranks."""
 HOST_OF_HINT = "For example: --host-of 0-7=node0 --host-of 8-15=node1, or --host-of '/(node[0-9]+)/'"
@@ -170,6 +174,10 @@ class Lane:
     numbers: Int
     begun: dict[int, int]
 
+    def first(self, count: int) -> Lane:
+        """The first so many calls."""
+        return replace(self, codes=self.codes[:count], ends=self.ends[:count], numbers=self.numbers[:count])
+
 
 def _lanes(each: Recording) -> dict[int, Lane]:
     together = ~np.isin(each.collectives["call"], POINT_TO_POINT)
@@ -207,6 +215,7 @@ def line_up(a: Lane, b: Lane) -> int | None:
         chosen = int(values[np.argmax(uses)])
         return chosen if 2 * uses.max() > len(shifts) and _equal(a, b, chosen) is not None else None
     found: list[tuple[float, float, int]] = []
+    a, b = a.first(MOST_CALLS), b.first(MOST_CALLS)
     for shift in range(-min(len(b.codes), 256), min(len(a.codes), 256) + 1):
         least = max(min(len(a.codes), len(b.codes)) // 2, MIN_CALLS)
         both = _equal(a, b, shift)
@@ -265,7 +274,7 @@ def _by_transfers(
 
 def _transfers(each: Recording) -> Int:
     pairwise = np.isin(each.collectives["call"], POINT_TO_POINT) & (each.gpu_end >= 0)
-    return np.unique(each.gpu_end[pairwise])
+    return np.unique(each.gpu_end[pairwise])[-MOST_TRANSFERS:]
 
 
 def _peak(a: Int, b: Int) -> Apart | None:

@@ -31,6 +31,7 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
         together = ~np.isin(rows["call"], POINT_TO_POINT)
         named: dict[int, Membership] = {}
         rows["stream"] = 0
+        _tell_apart(each, rows, together)
         for comm, (name, members, size) in each.groups.items():
             offset = offsets.get((each.rank, comm))
             if offset is None or (members and each.rank not in members):
@@ -56,6 +57,18 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
             )
         )
     return find_groups(known) if known else np.empty(0, COMMUNICATOR)
+
+
+def _tell_apart(each: Recording, rows: NDArray[np.void], together: NDArray[np.bool_]) -> None:
+    """Where sizes are not known, how many calls a step has tells communicators of one rank apart: puts that in the
+    place of the size. ``rows``: a copy of the recording's collectives."""
+    if not len(each.marks):
+        return
+    ts = rows["ts_ns"].astype(np.int64)
+    for comm in np.unique(rows["comm"][together & (rows["dtype"] == UNKNOWN_TYPE)]).tolist():
+        mine = together & (rows["comm"] == comm)
+        first, last = (np.searchsorted(ts[mine], each.marks[name]) for name in ("begin_ns", "end_ns"))
+        rows["count"][mine & (rows["dtype"] == UNKNOWN_TYPE)] = int(np.median(last - first))
 
 
 def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:

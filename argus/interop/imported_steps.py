@@ -56,7 +56,7 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
     for text, begin, end, tid in ranges:
         if end <= begin:
             continue
-        number = re.search(r"(\d+)\D*$", text)
+        number = re.search(r"(\d{1,18})\D*$", text)
         base = base_of(text)
         profiler = text.startswith("ProfilerStep")
         if not profiler and (not STEP_WORD.search(separated(base)) or _NO_STEP.search(text)):

@@ -28,7 +28,7 @@ from argus.interop.imported_clocks import host_in_path
 from argus.interop.imported_collectives import operation_name, take_collectives
 from argus.interop.imported_flops import works_of
 from argus.interop.imported_steps import marks_from
-from argus.interop.recording import CALL, UNKNOWN_HOST, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
+from argus.interop.recording import CALL, MOST_NS, UNKNOWN_HOST, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import OPERATORS, work_of
 from argus.semantics.range_names import role_of
@@ -375,6 +375,12 @@ def _number(value: Any) -> int:
     return int(value or 0)
 
 
+def _bounded(value: Any, most: int, other: int) -> int:
+    """A number from 0 to below ``most``; ``other``: it is none."""
+    found = _number(value)
+    return found if 0 <= found < most else other
+
+
 def _take(event: dict[str, Any], columns: _Columns) -> None:
     phase = event.get("ph")
     if phase == "M":
@@ -401,8 +407,8 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
     ):
         return
     begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
-    if begin < 0:
-        raise ValueError("a time below 0")
+    if not 0 <= begin < MOST_NS or duration >= MOST_NS:
+        raise ValueError("a time below 0, or that nobody lives to see")
     if duration < 0:
         columns.negative += 1
         duration = 0
@@ -492,11 +498,11 @@ def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> Cpu
     return CpuRange(
         op, begin, end, tid,
         group=(str(arguments.get("Process Group Name", "")), str(arguments.get("Process Group Ranks", ""))),
-        count=_number(count) if code is not None else 0,
+        count=_bounded(count, 1 << 62, 0) if code is not None else 0,
         dtype=UNKNOWN_TYPE if code is None else TORCH_DTYPE + code,
-        size=_number(arguments.get("Group size", -1)) or -1,
-        number=_number(numbers["seq"]) if "seq" in numbers else -1,
-        peer=_number(peer) if isinstance(peer, int) else -1,
+        size=_bounded(arguments.get("Group size", -1), 1 << 31, -1) or -1,
+        number=_bounded(numbers["seq"], 1 << 62, -1) if "seq" in numbers else -1,
+        peer=_bounded(peer, 1 << 31, -1) if isinstance(peer, int) else -1,
     )  # fmt: skip
 
 
@@ -513,20 +519,23 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     told = head.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, source = told.get("rank"), "trace"
-    if not isinstance(rank, int) or rank < 0:
+    if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = told.get("world_size")
-    base = _number(head.get("baseTimeNanoseconds"))
+    world = world if isinstance(world, int) and 0 < world < 1 << 31 else 0
+    base = head.get("baseTimeNanoseconds")
+    if not isinstance(base, int) or not 0 <= base < MOST_NS:
+        base = 0
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))
     pids, uses = np.unique(calls[:, 5], return_counts=True)
     named = [pid for pid, name in columns.processes.items() if name and "python" in name]
     pid = int(pids[np.argmax(uses)]) if len(pids) else (named or [*columns.processes, 0])[0]
     recording = Recording(
-        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world if isinstance(world, int) and world > 0 else 0,
-        _host(path, head), columns.processes.get(pid, ""),
+        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world, _host(path, head),
+        columns.processes.get(pid, ""),
     )  # fmt: skip
     recording.functions = list(columns.functions)
     recording.symbols = list(columns.symbols)

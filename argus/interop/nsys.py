@@ -24,7 +24,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.interop.imported_collectives import operation_name, take_collectives
 from argus.interop.imported_steps import marks_from
 from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
-from argus.interop.recording import CALL, CpuRange, Progress, Recording, connect
+from argus.interop.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 
 SUFFIXES = (".sqlite", ".db", ".sqlite3")
@@ -269,7 +269,10 @@ def _zero(export: _Export) -> tuple[int, str]:
             started = value
     if wall is None or wall < EPOCH_2000_NS:
         return 0, "unknown: times are stored as if they counted from 1970"
-    return wall - (started or 0), "1970 (UTC)"
+    base = wall - (started or 0)
+    return (
+        (base, "1970 (UTC)") if 0 <= base < MOST_NS else (0, "unknown: times are stored as if they counted from 1970")
+    )
 
 
 def _host(export: _Export) -> str:
@@ -291,7 +294,8 @@ def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         wanted = [f'"{export.columns[table]["start"]}"', f'"{export.columns[table]["end"]}"',
                   export.column(table, "globalPid"), name]  # fmt: skip
         wanted += [export.column(table, column) for column in fields.values()]
-        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE "end" >= "start"', len(wanted))
+        chosen = f'"start" BETWEEN 0 AND "end" AND "end" < {MOST_NS}'
+        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE {chosen}', len(wanted))
         ops = np.zeros(len(rows), GPU_OP)
         ops["start_ns"], ops["end_ns"], ops["kind"] = rows[:, 0], rows[:, 1], _KINDS[table]
         values = dict(zip(fields, rows.T[4:], strict=True))
@@ -316,7 +320,8 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         return np.empty(0, CALL), np.empty(0, np.int64), []
     columns = ("globalTid", "correlationId", "nameId", "returnValue")
     wanted = ", ".join(export.column(_RUNTIME, column) for column in columns)
-    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE "end" >= start', 6)
+    chosen = f'start BETWEEN 0 AND "end" AND "end" < {MOST_NS}'
+    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE {chosen}', 6)
     calls = np.zeros(len(rows), CALL)
     calls["ts_ns"], calls["duration_ns"] = rows[:, 0], rows[:, 1] - rows[:, 0]
     calls["tid"], calls["correlation"] = rows[:, 2] & 0xFFFFFF, rows[:, 3] & 0xFFFFFFFF
@@ -342,7 +347,11 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
         f"FROM NVTX_EVENTS n {joined} "
         f'WHERE n.start + n."end" + n.globalTid IS NOT NULL {kinds} AND ({likes})'
     )
-    return [(str(text), begin, end, tid) for text, begin, end, tid in export.rows(sql)]
+    return [
+        (str(text), begin, end, tid)
+        for text, begin, end, tid in export.rows(sql)
+        if 0 <= begin < MOST_NS and 0 <= end < MOST_NS
+    ]
 
 
 def _collectives(ranges: list[tuple[str, int, int, int]], base: int) -> list[CpuRange]:

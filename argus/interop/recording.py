@@ -43,6 +43,8 @@ operation that it launched, -1: none is known."""
 
 MARK = np.dtype([("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
 """One step that the recording itself tells of."""
+MOST_NS = 1 << 62
+"""Times are below that, and what is added to them: the year 2116."""
 UNKNOWN_HOST = "unknown"
 """The host of a recording that does not say."""
 UNKNOWN_TYPE = 255
@@ -149,7 +151,8 @@ class Recording:
 
     def device(self) -> int:
         """Number of the GPU that most of its operations ran on; -1: there are none."""
-        return int(np.bincount(self.ops["device"]).argmax()) if len(self.ops) else -1
+        numbers, uses = np.unique(self.ops["device"], return_counts=True)
+        return int(numbers[np.argmax(uses)]) if len(numbers) else -1
 
     def launching(self) -> NDArray[np.bool_]:
         """Which calls launch kernels and graphs that are not NCCL's. Shape of ``calls``."""
