@@ -225,9 +225,8 @@ def line_up(a: Lane, b: Lane) -> int | None:
         found.append((float(np.median(np.abs(apart - np.median(apart)))), abs(float(np.median(apart))), shift))
     # Steps repeat: of shifts that fit alike the one by which clocks differ least.
     tight = min((scatter for scatter, _, _ in found), default=0.0)
-    return min(((off, shift) for scatter, off, shift in found if scatter <= 2 * tight + BIN_NS / 5), default=(0, None))[
-        1
-    ]
+    fitting = [(off, shift) for scatter, off, shift in found if scatter <= 2 * tight + BIN_NS / 5]
+    return min(fitting)[1] if fitting else None
 
 
 def _equal(a: Lane, b: Lane, shift: int) -> Int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,8 @@ class Job:
         """Ranks of each group: "tp", "dp" or "pp" (all stages of a pipeline)."""
         grid = np.arange(self.ranks).reshape(self.pp, self.dp, self.tp)
         axis = {"tp": 2, "dp": 1, "pp": 0}[kind]
-        return np.moveaxis(grid, axis, 2).reshape(-1, grid.shape[axis]).tolist()
-
-
-@dataclass
-class _Made:
-    """Events of each rank; times in us."""
-
-    events: list[list[dict[str, Any]]] = field(default_factory=list)
+        found: list[list[int]] = np.moveaxis(grid, axis, 2).reshape(-1, grid.shape[axis]).tolist()
+        return found
 
 
 class Simulation:
@@ -110,7 +104,6 @@ class Simulation:
         self.numbers: dict[tuple[str, int], int] = {}
         self.every = np.arange(many)
         self.names = {kind: job.groups(kind) for kind in STREAMS}
-        self.tensor = [f"void gemm_{place}" for place in range(3)]
 
     # ---- what faults do
 
