@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
+from argus.interop.imported_clocks import compare_clocks, find_hosts, hosts_given
 from argus.interop.imported_groups import find_communicators
 from argus.interop.imported_steps import find_all_steps
 from argus.interop.recording import Progress, Recording, find_files
@@ -32,6 +33,13 @@ _job = click.option(
     type=new_job_name,
     metavar="NAME",
     help="The job's name. Default: that of the folder or the first file.",
+)
+_host_of = click.option(
+    "--host-of",
+    "host_of",
+    multiple=True,
+    metavar="RANKS=HOST|PATTERN",
+    help="The host of ranks (0-7=node1), or a pattern whose first group in a file's path is its host. Repeatable.",
 )
 _ignore = click.option(
     "--ignore-annotations", is_flag=True, help="Find steps by the calls alone, whatever the trace says of them."
@@ -55,6 +63,7 @@ def command() -> None:
 @click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
 @_job
 @_ignore
+@_host_of
 @step_flops_option
 @peak_tflops_option
 @format_option()
@@ -63,6 +72,7 @@ def import_kineto(
     paths: tuple[Path, ...],
     job: str | None,
     ignore_annotations: bool,
+    host_of: tuple[str, ...],
     step_flops: float,
     peak_tflops: float,
     output_format: str,
@@ -74,6 +84,7 @@ def import_kineto(
       argus import kineto rank0.json.gz rank1.json.gz --job llama
       argus import kineto ./log/profile --job llama
       argus import kineto rank0.json --ignore-annotations    steps by the calls alone
+      argus import kineto traces/ --host-of 0-7=node0 --host-of 8-15=node1
     """
     utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
@@ -81,13 +92,15 @@ def import_kineto(
         for place, file in enumerate(find_files(paths, kineto.SUFFIXES, kineto.EXPORT_HINT)):
             recordings.append(kineto.read(file, place, told))
         imported.check_ranks(recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)
+        hosts = hosts_given(host_of, recordings)
+        _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, told)
 
 
 @command.command("nsys")
 @click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
 @_job
 @_ignore
+@_host_of
 @step_flops_option
 @peak_tflops_option
 @format_option()
@@ -96,6 +109,7 @@ def import_nsys(
     paths: tuple[Path, ...],
     job: str | None,
     ignore_annotations: bool,
+    host_of: tuple[str, ...],
     step_flops: float,
     peak_tflops: float,
     output_format: str,
@@ -114,7 +128,8 @@ def import_nsys(
         for file in find_files(paths, nsys.SUFFIXES, nsys.EXPORT_HINT):
             recordings += nsys.read(file, len(recordings), told)
         imported.check_ranks(recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, utilization, output_format, store_url, told)
+        hosts = hosts_given(host_of, recordings)
+        _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, told)
 
 
 @command.command("whatif")
@@ -242,21 +257,27 @@ def _store(
     recordings: list[Recording],
     job: str,
     ignore_annotations: bool,
+    hosts: dict[int, str],
     utilization: tuple[float, float],
     output_format: str,
     store_url: str | None,
     told: Progress,
 ) -> None:
+    told("comparing clocks", 0.0)
+    clocks = compare_clocks(recordings)
+    for each in recordings:
+        each.clock_ns = clocks[each.rank].offset_ns if each.rank in clocks else 0
     told("finding steps", 0.0)
     communicators = find_communicators(recordings)
     steps = find_all_steps(recordings, communicators, ignore_annotations=ignore_annotations)
+    notes = find_hosts(recordings, clocks, hosts)
     with open_store(store_url) as store:
         run = imported.write(store, job, recordings, steps, communicators, told, utilization)
         url = store.url
     found = [imported.summary(each, steps[each.rank]) for each in recordings]
     told("done", 1.0)
     if output_format == "json":
-        click.echo(json.dumps({"job": job, "run": run, "store": url, "recordings": found}, indent=2))
+        click.echo(json.dumps({"job": job, "run": run, "store": url, "recordings": found, "notes": notes}, indent=2))
     else:
         told_ns = [each["step_ns"] for each in found if each["steps"]]
         ranks = max(len(found), *(each.world_size for each in recordings))
@@ -264,7 +285,7 @@ def _store(
             said = [flops_utilization(*utilization, ranks, sum(told_ns) / len(told_ns))]
         else:
             said = []
-        _print(found, said, job, run, url)
+        _print(found, [*notes, *said], job, run, url)
 
 
 def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url: str) -> None:

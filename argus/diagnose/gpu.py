@@ -538,6 +538,13 @@ def first_steps(numbers: Int) -> Int:
     return first if len(first) >= MIN_STEPS else first[:0]
 
 
+def all_compared(seen: Seen, ranks: set[int]) -> bool:
+    """Whether each of these ranks is compared with others of the same work by what its own GPU did, for which no clock
+    has to agree with another."""
+    _, many = np.unique(seen.mesh.stage, return_counts=True)
+    return ranks <= set(seen.now.ranks.tolist()) and bool(len(many)) and int(many.min()) > 1
+
+
 def judge(
     seen: Seen,
     query: sql.Query,

@@ -86,7 +86,7 @@ class Shift:
 
     Attributes:
         shift: Added, 0 where unknown.
-        how: reference, calls or none.
+        how: reference, calls, recorded (the recordings number them) or none.
         calls: Collectives in common that were compared.
         confidence: Share of them that agree.
         error: Why it is not known; empty: it is.
@@ -199,11 +199,12 @@ class Hosts:
         errors = sorted(max(self.error_ns(name), 0) for name in self.names)
         return sum(errors[-2:])
 
-    def trouble(self, least_ns: float) -> str:
+    def trouble(self, least_ns: float, *, clocks: bool = True) -> str:
         """Why ranks of some hosts could not be compared with others', for people; empty: all could.
 
         Args:
             least_ns: Lateness that matters.
+            clocks: Whether it matters that clocks are not known, or not exactly.
         """
         said = []
         by_error: dict[str, list[str]] = defaultdict(list)
@@ -212,6 +213,8 @@ class Hosts:
                 by_error[shift.error].append(name)
         for error, names in by_error.items():
             said.append(f"the steps of {_listed(names)} were left out: {error}")
+        if not clocks:
+            return "; ".join(said)
         unknown = [name for name in self.names if self._errors[name] < 0]
         if unknown:
             said.append(
@@ -262,13 +265,18 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
         None: the run has one host, or its times did not come from clocks of several hosts (imported, simulated).
     """
     params: dict[str, Any] = {"job": job, "run": run}
-    several = query(sql.SEVERAL, params)["hosts"]
-    if not len(several) or int(several[0]) < 2:
+    several = query(sql.SEVERAL, params)
+    if not len(several["hosts"]) or int(several["hosts"][0]) < 2:
         return None
     with Ahead(sql.of_job(query)) as ahead:
         for text in (sql.HOSTS, sql.USUAL_STEP, sql.LOCAL_GROUPS, sql.WALLS, sql.EXTENT):
             ahead.start(text, params)
-        return _align(ahead, params)
+        found = _align(ahead, params)
+    if found is None or not int(several["recorded"][0]):
+        return found
+    # The importer has numbered the steps of all ranks alike: a rank that shares no collective with others keeps them.
+    kept = Shift(found.shifts[0].shift, "recorded", 0, 1.0)
+    return replace(found, shifts=tuple(kept if shift.error else shift for shift in found.shifts))
 
 
 def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:

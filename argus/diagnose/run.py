@@ -26,6 +26,7 @@ from argus.diagnose import (
     operations,
     patterns,
     rebuild,
+    short,
     single_kernels,
     sql,
     step_times,
@@ -233,6 +234,7 @@ def _diagnose(
         verdict["reason"] = f"{len(numbers)} whole steps were seen, {MIN_STEPS} are needed" + (
             f" ({unsure} more had no sure boundary)" if unsure else ""
         )
+        _by_few_steps(verdict, query, params, numbers, durations, across, threshold)
         return verdict
 
     doubt = ""
@@ -274,7 +276,10 @@ def _diagnose(
         for straggler in find_stragglers(lateness, durations[at], least):
             mine, others = _places(straggler, lateness, hosts)
             error_ns = across.between(mine, others) if across is not None else 0
-            if straggler.gain_ns <= error_ns:
+            narrowed = _narrowed(straggler, seen_gpus)
+            # What its GPU does itself needs no clock.
+            proven = narrowed is None or narrowed.own or narrowed.hidden
+            if straggler.gain_ns <= error_ns and not (proven and seen_gpus is not None):
                 if straggler.gain_ns < visible * float(np.median(durations[-straggler.window :])):
                     continue
                 blurred = (
@@ -282,7 +287,7 @@ def _diagnose(
                     f"less than the clocks of the hosts may differ by ({spoken(error_ns)})"
                 )
                 continue
-            if (narrowed := _narrowed(straggler, seen_gpus)) is not None:
+            if narrowed is not None and (straggler.gain_ns > error_ns or narrowed.own):
                 stragglers.append(narrowed)
     # Whose GPUs lose nothing costs nothing yet, and is told where nothing else is found.
     hidden = [straggler for straggler in stragglers if straggler.hidden]
@@ -343,6 +348,8 @@ def _diagnose(
     regression, more_work = _regression(
         query, params, numbers, durations, hosts, threshold, blamed=bool(losses or slow_gpus), confirmed=confirmed
     )
+    if regression is None and not more_work and seen_gpus is not None and not (losses or slow_gpus):
+        regression = short.regression(seen_gpus, numbers, durations)
     if regression is not None:
         onset = int(numbers[regression.index])
         since = [loss.onset for loss in losses] + [finding["steps"][0] for finding in slow_gpus if finding["share"]]
@@ -427,10 +434,11 @@ def _diagnose(
         finding["share"] = round(finding["share"] / lost_ns, 4)
     verdict["findings"].sort(key=lambda finding: -finding["share"])
     verdict["slowdown"] = round(max(1.0, now / ideal), 4)
-    trouble = across.trouble(threshold * now) if across is not None else ""
+    by_gpus = seen_gpus is not None and gpu.all_compared(seen_gpus, set(hosts))
+    trouble = across.trouble(threshold * now, clocks=not by_gpus) if across is not None else ""
     if across is not None and lateness is not None:
         alone = sorted(set(hosts) - set(lateness.ranks.tolist()))
-        if alone and not trouble:
+        if alone and not trouble and not by_gpus:
             trouble = f"{named(alone)} could not be compared with others, which collectives are the same is not known"
     if verdict["findings"]:
         verdict["status"] = "degraded"
@@ -463,11 +471,37 @@ def _diagnose(
             many = max(reach, int(MOST_CALLS / max(calls, 1.0)))
             past = _history(query, params, numbers, durations, threshold, blur_ns, many)
         agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
+        inexact = across.trouble(threshold * now) if across is not None else ""
+        if inexact:
+            agreement = f"by what their GPUs did all ranks are alike; {inexact}"
         verdict["reason"] = "; ".join(filter(None, [long_steps, more_work, past])) or agreement
     if across is not None and across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
     return verdict
+
+
+def _by_few_steps(
+    verdict: Verdict,
+    query: sql.Query,
+    params: dict[str, Any],
+    numbers: NDArray[np.int64],
+    durations: NDArray[np.float64],
+    across: Hosts | None,
+    threshold: float,
+) -> None:
+    """Fills in the verdict on a recording of few steps: what the kernels prove, and of the rest why nothing is said."""
+    found = short.judge(query, params, numbers, durations, _hosts(query, params), across, threshold)
+    rest = f"{verdict['reason']} for what is no kernel's: who comes late, stalls, links, changes"
+    if found:
+        verdict["status"], verdict["findings"] = "degraded", found
+        lost = min(sum(one["share"] for one in found), 0.95)
+        for one in found:
+            one["share"] = round(one["share"] / max(sum(other["share"] for other in found), 1e-9), 4)
+        verdict["slowdown"] = round(1 / (1 - lost), 4)
+        verdict["reason"] = rest
+    elif len(numbers) >= short.MIN_STEPS and short.comparable(query, params, numbers, across):
+        verdict["reason"] = f"{rest}; kernels of ranks with the same work take equally long"
 
 
 def _is_alone(query: sql.Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:
@@ -545,6 +579,12 @@ def _all_slower(
     if len(hosts) == 1:
         text = longer
     told: list[Evidence] = [{"text": text, "sql": sql.shown(sql.SLOWER, {**params, "onset": onset})}]
+    if min(found.index, len(numbers) - found.index) < MIN_STEPS:
+        text = (
+            f"only {found.index} steps before it and {len(numbers) - found.index} from then on were seen; the GPUs' "
+            "own compute time grew at the same step"
+        )
+        told.append({"text": text, "sql": sql.shown(sql.GPU_TIMES, {**params, "last": last})})
     kind, confidence = "regression", found.confidence
     action = (
         f"Find out what changed for all ranks at step {onset}: batch or sequence length, checkpointing, the network, "
@@ -934,10 +974,13 @@ def _judge(
     cpu = query(sql.CPU_TIME, window)
     cause = attribute(cpu, straggler.ranks, straggler.gain_ns, gpu_ns, hidden=straggler.hidden)
     compared = sql.CPU_TIME
-    if not cause.known:
+    if not cause.known or cause.kind == "kernel_issue_stall":
+        # What the CPU did instead of launching, marks tell better than the calls around it.
         by_phase = attribute_by_phases(query(sql.PHASE_TIME, window), straggler.ranks, straggler.gain_ns)
-        if by_phase is not None:
+        if by_phase is not None and (not cause.known or by_phase.kind == "data_loading"):
             cause, compared = by_phase, sql.PHASE_TIME
+        elif by_phase is not None and by_phase.phase not in ("", "other"):
+            cause = replace(cause, text=f"{cause.text}; {by_phase.text}", phase=by_phase.phase)
 
     seen = look_closer(
         query,

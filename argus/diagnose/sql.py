@@ -536,6 +536,17 @@ ORDER BY kernel_id, rank
 )
 """Launches and time of each kernel that does not communicate, by rank, from the summaries."""
 
+RECORDED_KERNELS = """
+SELECT cityHash64(name, grid, block) AS kernel_id, any(name) AS kernel, rank, count() AS launches,
+       sum(duration_ns) AS spent_ns, toUInt32({steps:UInt32}) AS steps
+FROM kernel_events
+WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)} AND kind = 'kernel'
+  AND NOT startsWith(name, 'nccl')
+GROUP BY kernel_id, rank
+ORDER BY kernel_id, rank
+"""
+"""The same of recordings, whose kernels are stored one by one. ``steps``: how many they have."""
+
 KERNEL_STEPS = _query(
     """
 SELECT toInt64(min(t.step)) AS since, toFloat64(sum(t.spent_ns)) / sum(t.launches) AS mean_ns
@@ -958,9 +969,11 @@ GROUP BY stage, dp_rank, rank, op ORDER BY op, stage, dp_rank
 
 
 SEVERAL = """
-SELECT uniqExactIf(host, mono_offset_ns != 0) AS hosts FROM jobs WHERE job = {job:String} AND run = {run:UInt32}
+SELECT uniqExactIf(host, mono_offset_ns != 0 OR launcher IN ('kineto', 'nsys')) AS hosts,
+       toUInt32(countIf(launcher IN ('kineto', 'nsys')) > 0) AS recorded FROM jobs
+WHERE job = {job:String} AND run = {run:UInt32}
 """
-"""Hosts with clocks of their own: times that were imported or simulated are taken as they are."""
+"""Hosts with clocks of their own: times that were simulated are taken as they are."""
 
 WALLS = """
 SELECT host, argMax(wall_error_ns, version) AS error_ns FROM jobs

@@ -21,12 +21,15 @@ from argus.capture.launches import Origin, constant, dictionary, triples
 from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.interop.imported_flops import achieved
 from argus.interop.imported_groups import mesh_of
+from argus.interop.imported_phases import phases_of
 from argus.interop.imported_steps import RankSteps
 from argus.interop.recording import KINDS, Progress, Recording
 from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import Achieved
 from argus.semantics.gpu import GpuSteps, GpuUsage
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
+from argus.semantics.phases import METHODS as PHASE_METHODS
+from argus.semantics.phases import PHASES
 from argus.store.open import Store, is_full
 from argus.store.reader import newest_run, next_run
 from argus.store.schema import ensure_schema
@@ -225,10 +228,28 @@ def _write_rank(
                 "launches": rows["launches"].copy(), "method": steps.method, "confidence": rows["confidence"].copy(),
             },
         )  # fmt: skip
+    _write_phases(writer, recording, rows, shared)
     _write_gpu(writer, recording, rows, origin, names, transfers)
     found = achieved(recording, rows)
     if len(found.flops):
         writer.append("kernel_flops", _flops(recording, found, shared, names))
+
+
+def _write_phases(writer: Writer, recording: Recording, rows: NDArray[np.void], shared: dict[str, Any]) -> None:
+    parts = phases_of(recording, rows)
+    if not len(parts):
+        return
+    at = np.searchsorted(rows["step"], parts["step"])
+    writer.append(
+        "phases",
+        {
+            **shared, **{name: parts[name].copy() for name in ("step", "duration_ns", "overlapped_ns", "spans")},
+            "ts": rows["ts_ns"][at].astype(np.int64),
+            "phase": dictionary(parts["phase"].astype(np.int32), list(PHASES)),
+            "method": dictionary(parts["method"].astype(np.int32), list(PHASE_METHODS)),
+            "confidence": parts["confidence"].copy(),
+        },
+    )  # fmt: skip
 
 
 def _write_coverage(writer: Writer, job: str, run: int, recordings: Sequence[Recording], version: int) -> None:

@@ -129,7 +129,7 @@ def _fill_collectives(recording: Recording, found: list[tuple[int, int, int, int
         # Without a name: PyTorch gives each process group a stream of its own, which tells them apart.
         handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
         if name or ranks:
-            members = tuple(int(word) for word in re.findall(r"\d+", ranks)) if "..." not in ranks else ()
+            members = tuple(int(word) for word in re.findall(r"\d{1,9}", ranks)) if "..." not in ranks else ()
             recording.groups[handle] = (name, members, size)
         row["comm"] = handle
         key = handle, op in ("Send", "Recv")

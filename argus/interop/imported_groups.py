@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from argus.capture import calls as hooked
 from argus.capture import collectives
 from argus.capture.pytorch import Membership
+from argus.interop.imported_clocks import lane_of, line_up
 from argus.interop.imported_collectives import POINT_TO_POINT
 from argus.interop.recording import UNKNOWN_TYPE, Int, Recording
 from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
@@ -30,6 +31,7 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
         together = ~np.isin(rows["call"], POINT_TO_POINT)
         named: dict[int, Membership] = {}
         rows["stream"] = 0
+        _tell_apart(each, rows, together)
         for comm, (name, members, size) in each.groups.items():
             offset = offsets.get((each.rank, comm))
             if offset is None or (members and each.rank not in members):
@@ -50,15 +52,29 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
                 # A collective ends on the GPU, and all its ranks end together: better than a wait on the CPU.
                 sync_ts=ts[chosen],
                 sync_duration=np.maximum(each.gpu_end - ts, 0)[chosen],
+                clock_ns=each.clock_ns,
                 named=named,
             )
         )
     return find_groups(known) if known else np.empty(0, COMMUNICATOR)
 
 
+def _tell_apart(each: Recording, rows: NDArray[np.void], together: NDArray[np.bool_]) -> None:
+    """Where sizes are not known, how many calls a step has tells communicators of one rank apart: puts that in the
+    place of the size. ``rows``: a copy of the recording's collectives."""
+    if not len(each.marks):
+        return
+    ts = rows["ts_ns"].astype(np.int64)
+    for comm in np.unique(rows["comm"][together & (rows["dtype"] == UNKNOWN_TYPE)]).tolist():
+        mine = together & (rows["comm"] == comm)
+        first, last = (np.searchsorted(ts[mine], each.marks[name]) for name in ("begin_ns", "end_ns"))
+        rows["count"][mine & (rows["dtype"] == UNKNOWN_TYPE)] = int(np.median(last - first))
+
+
 def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
     """What makes each rank's call numbers in a named group those of the group, by (rank, handle): by its own numbers,
-    else by calls that are equal and end together. Those that are not clear are missing."""
+    by the steps that the recordings number, else by calls that are equal and end together. Those that are not clear are
+    missing."""
     out: dict[tuple[int, int], int] = {}
     for comm in sorted({comm for each in recordings for comm in each.groups}):
         members = []
@@ -66,23 +82,32 @@ def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
             of_group = each.collectives["comm"] == comm
             mine = np.flatnonzero(of_group & ~np.isin(each.collectives["call"], POINT_TO_POINT))
             if len(mine):
-                members.append((each.rank, each.collectives[mine], each.gpu_end[mine], each.numbers[mine]))
-        if all((numbers >= 0).all() and len(np.unique(numbers - rows["seq"].astype(np.int64))) == 1
-               for _, rows, _, numbers in members):  # fmt: skip
-            for rank, rows, _, numbers in members:
-                out[rank, comm] = int(numbers[0]) - int(rows["seq"][0])
+                members.append((each, mine))
+        if all((each.numbers[mine] >= 0).all()
+               and len(np.unique(each.numbers[mine] - each.collectives["seq"][mine].astype(np.int64))) == 1
+               for each, mine in members):  # fmt: skip
+            for each, mine in members:
+                out[each.rank, comm] = int(each.numbers[mine[0]]) - int(each.collectives["seq"][mine[0]])
             continue
-        if not members:
-            continue
-        offsets: dict[int, int] = {members[0][0]: 0}
-        codes = [_codes(rows) for _, rows, _, _ in members]
-        for (rank, _, end, _), code in zip(members[1:], codes[1:], strict=True):
-            offset = _offset(codes[0], members[0][2], code, end)
+        first, places = members[0]
+        offsets: dict[int, int] = {first.rank: 0}
+        lane, rows = lane_of(first, places), first.collectives[places]
+        end = _ends(first, places)
+        for each, mine in members[1:]:
+            own = lane_of(each, mine)
+            offset = line_up(lane, own) if lane.begun.keys() & own.begun.keys() else None
+            if offset is None:
+                offset = _offset(_codes(rows), end, _codes(each.collectives[mine]), _ends(each, mine))
             if offset is not None:
-                offsets[rank] = offset
+                offsets[each.rank] = offset
         lowest = min(offsets.values())
         out |= {(rank, comm): offset - lowest for rank, offset in offsets.items()}
     return out
+
+
+def _ends(each: Recording, mine: Int) -> Int:
+    """When calls ended, on the clock that all are compared on, ns; -1: not known."""
+    return np.where(each.gpu_end[mine] >= 0, each.gpu_end[mine] + each.clock_ns, -1)
 
 
 def _codes(rows: NDArray[np.void]) -> Int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,7 +56,7 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
     for text, begin, end, tid in ranges:
         if end <= begin:
             continue
-        number = re.search(r"(\d+)\D*$", text)
+        number = re.search(r"(\d{1,18})\D*$", text)
         base = base_of(text)
         profiler = text.startswith("ProfilerStep")
         if not profiler and (not STEP_WORD.search(separated(base)) or _NO_STEP.search(text)):
@@ -120,7 +120,8 @@ def find_all_steps(
             one.rows["step"] += FIRST_NUMBER
         told = [found[each.rank].rows for each in recordings if found[each.rank].method == ANNOTATIONS]
         if told or not len(online):
-            _number_alike(told, [found[each.rank].rows for each in unmarked])
+            clocks = {each.rank: each.clock_ns for each in recordings}
+            _number_alike(told, [found[each.rank].rows for each in unmarked], clocks)
     base = min((int(steps.rows["step"].min()) for steps in found.values() if len(steps.rows)), default=0)
     for each in recordings:
         steps = found[each.rank].rows
@@ -224,23 +225,28 @@ def _offline(recording: Recording) -> RankSteps:
     return RankSteps(rows, OFFLINE, why)
 
 
-def _number_alike(known: list[NDArray[np.void]], found: list[NDArray[np.void]]) -> None:
+def _number_alike(known: list[NDArray[np.void]], found: list[NDArray[np.void]], clocks: Mapping[int, int]) -> None:
     """Numbers steps so that those of other ranks which begin closest have the same number. Changes ``step`` of
     ``found``.
 
     Args:
         known: Rows of ranks whose recordings number them.
         found: Rows of the others, in order of time.
+        clocks: Added to a rank's times to compare them with the others', ns.
     """
+
+    def begins(rows: NDArray[np.void]) -> Int:
+        return rows["ts_ns"].astype(np.int64) + clocks.get(int(rows["rank"][0]), 0)
+
     rows_of = [rows for rows in found if len(rows)]
     reference = max((rows for rows in known if len(rows)), key=len, default=None)
     if reference is None:
         reference = max(rows_of, key=len, default=None)
     if reference is None:
         return
-    starts, numbers = reference["ts_ns"].astype(np.int64), reference["step"].astype(np.int64)
+    starts, numbers = begins(reference), reference["step"].astype(np.int64)
     for rows in rows_of:
-        mine = rows["ts_ns"].astype(np.int64)
+        mine = begins(rows)
         middle = len(mine) // 2
         first = int(numbers[0])
         # Recorded at another time: by order.

@@ -24,12 +24,14 @@ import numpy as np
 
 from argus.capture.calls import TORCH_DTYPE
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.interop.imported_clocks import host_in_path
 from argus.interop.imported_collectives import operation_name, take_collectives
 from argus.interop.imported_flops import works_of
 from argus.interop.imported_steps import marks_from
-from argus.interop.recording import CALL, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
+from argus.interop.recording import CALL, MOST_NS, UNKNOWN_HOST, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 from argus.semantics.flops import OPERATORS, work_of
+from argus.semantics.range_names import role_of
 
 SUFFIXES = (".json", ".json.gz")
 """How names of traces end."""
@@ -45,6 +47,8 @@ UNPACKED_BYTES = 4096
 UNREADABLE = 0.01
 """Share of the events that may be unreadable: some versions of Kineto write names that are not JSON."""
 PROGRESS_EVENTS = 20_000
+ENGINE = "autograd::engine::evaluate_function"
+"""How ranges begin that autograd's engine makes of what it evaluates."""
 EPOCH_2000_NS = 946_684_800 * 10**9
 
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -58,6 +62,7 @@ _OPERATIONS = {
 }
 _CALLS = {"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runtime", "privateuse1_runtime"}
 _RANGES = {"cpu_op", "operator", "user_annotation"}
+_HOST_KEYS = ("hostname", "host_name", "host", "HOSTNAME", "node", "pod", "POD_NAME", "NODE_NAME")
 _COPIES = {"htod": 1, "dtoh": 2, "dtod": 8, "htoh": 9, "ptop": 10}
 """By CUpti_ActivityMemcpyKind."""
 _TYPES = {
@@ -85,6 +90,8 @@ class _Columns:
     ranges: list[tuple[str, CpuRange]] = field(default_factory=list)
     """Name, and what the arguments tell, of what may be a collective."""
     annotations: list[tuple[str, int, int, int]] = field(default_factory=list)
+    engine: array[int] = field(default_factory=lambda: array("q"))
+    """Begin, end and thread of what autograd's engine evaluated."""
     works: list[tuple[int, int, int, float, int]] = field(default_factory=list)
     """Begin, end, thread, floating-point operations and place in ``operators``."""
     operators: dict[tuple[str, str, str, str], int] = field(default_factory=dict)
@@ -368,6 +375,12 @@ def _number(value: Any) -> int:
     return int(value or 0)
 
 
+def _bounded(value: Any, most: int, other: int) -> int:
+    """A number from 0 to below ``most``; ``other``: it is none."""
+    found = _number(value)
+    return found if 0 <= found < most else other
+
+
 def _take(event: dict[str, Any], columns: _Columns) -> None:
     phase = event.get("ph")
     if phase == "M":
@@ -383,16 +396,19 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
     if kind is None and category not in _CALLS and category not in _RANGES:
         return
     works = category in _RANGES and name in OPERATORS
+    evaluated = category in _RANGES and name.startswith(ENGINE)
     if category in _RANGES and not (
         works
+        or evaluated
         or category == "user_annotation"
+        or role_of(name)
         or name == "record_param_comms"
         or name.startswith(("nccl:", "ProfilerStep"))
     ):
         return
     begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
-    if begin < 0:
-        raise ValueError("a time below 0")
+    if not 0 <= begin < MOST_NS or duration >= MOST_NS:
+        raise ValueError("a time below 0, or that nobody lives to see")
     if duration < 0:
         columns.negative += 1
         duration = 0
@@ -407,6 +423,8 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
         tid, pid = _number(event.get("tid")) & 0xFFFFFFFF, _number(event.get("pid"))
         # As an array first: a number too large must not leave half a row.
         columns.calls.extend(array("q", (begin, duration, correlation, tid, function, pid)))
+    elif evaluated:
+        columns.engine.extend(array("q", (begin, begin + duration, _number(event.get("tid")) & 0xFFFFFFFF)))
     elif works:
         _take_work(name, begin, begin + duration, _number(event.get("tid")) & 0xFFFFFFFF, arguments, columns)
     else:
@@ -480,11 +498,11 @@ def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> Cpu
     return CpuRange(
         op, begin, end, tid,
         group=(str(arguments.get("Process Group Name", "")), str(arguments.get("Process Group Ranks", ""))),
-        count=_number(count) if code is not None else 0,
+        count=_bounded(count, 1 << 62, 0) if code is not None else 0,
         dtype=UNKNOWN_TYPE if code is None else TORCH_DTYPE + code,
-        size=_number(arguments.get("Group size", -1)) or -1,
-        number=_number(numbers["seq"]) if "seq" in numbers else -1,
-        peer=_number(peer) if isinstance(peer, int) else -1,
+        size=_bounded(arguments.get("Group size", -1), 1 << 31, -1) or -1,
+        number=_bounded(numbers["seq"], 1 << 62, -1) if "seq" in numbers else -1,
+        peer=_bounded(peer, 1 << 31, -1) if isinstance(peer, int) else -1,
     )  # fmt: skip
 
 
@@ -501,20 +519,23 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     told = head.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, source = told.get("rank"), "trace"
-    if not isinstance(rank, int) or rank < 0:
+    if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = told.get("world_size")
-    base = _number(head.get("baseTimeNanoseconds"))
+    world = world if isinstance(world, int) and 0 < world < 1 << 31 else 0
+    base = head.get("baseTimeNanoseconds")
+    if not isinstance(base, int) or not 0 <= base < MOST_NS:
+        base = 0
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))
     pids, uses = np.unique(calls[:, 5], return_counts=True)
     named = [pid for pid, name in columns.processes.items() if name and "python" in name]
     pid = int(pids[np.argmax(uses)]) if len(pids) else (named or [*columns.processes, 0])[0]
     recording = Recording(
-        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world if isinstance(world, int) and world > 0 else 0,
-        _host(path.name), columns.processes.get(pid, ""),
+        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world, _host(path, head),
+        columns.processes.get(pid, ""),
     )  # fmt: skip
     recording.functions = list(columns.functions)
     recording.symbols = list(columns.symbols)
@@ -554,9 +575,9 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     take_collectives(
         recording, _outer(columns.ranges, base), {int(where[k]): each for k, each in columns.detail.items()}
     )
-    recording.marks, recording.marked_by = marks_from(
-        [(name, begin + base, end + base, tid) for name, begin, end, tid in columns.annotations]
-    )
+    recording.ranges = [(name, begin + base, end + base, tid) for name, begin, end, tid in columns.annotations]
+    recording.engine = np.frombuffer(columns.engine, np.int64).reshape(-1, 3) + np.array([base, base, 0])
+    recording.marks, recording.marked_by = marks_from(recording.ranges)
     begin, end = recording.span
     if end == 0:
         raise ArgusError(
@@ -570,10 +591,14 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     return recording
 
 
-def _host(name: str) -> str:
-    """The host in a name that PyTorch's tensorboard_trace_handler gives: host_pid.time.pt.trace.json."""
-    match = re.match(r"(.+)_\d+\.\d+\.pt\.trace\.json", name)
-    return match[1] if match else "unknown"
+def _host(path: Path, head: dict[str, Any]) -> str:
+    """The host that the head names, as add_metadata_json puts it there, or that the file's name or folder does."""
+    told = head.get("distributedInfo")
+    for found in (head, told if isinstance(told, dict) else {}):
+        for key in _HOST_KEYS:
+            if isinstance(name := found.get(key), str) and name.strip():
+                return name.strip()[:256]
+    return host_in_path(str(path.absolute())) or UNKNOWN_HOST
 
 
 def _outer(ranges: list[tuple[str, CpuRange]], base: int) -> list[CpuRange]:

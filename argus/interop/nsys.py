@@ -24,7 +24,7 @@ from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.interop.imported_collectives import operation_name, take_collectives
 from argus.interop.imported_steps import marks_from
 from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
-from argus.interop.recording import CALL, CpuRange, Progress, Recording, connect
+from argus.interop.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 
 SUFFIXES = (".sqlite", ".db", ".sqlite3")
@@ -66,6 +66,7 @@ _OPERATIONS = {
 }  # fmt: skip
 _KINDS = {_KERNEL: GpuKind.KERNEL, _MEMCPY: GpuKind.MEMCPY, _MEMSET: GpuKind.MEMSET}
 _STEP_WORDS = ("step", "iter", "batch")
+_PHASE_WORDS = ("data", "load", "optim", "zero", "forward", "fwd", "fprop", "backward", "bwd", "bprop", "opt")
 _RANGE = "eventType IN (59, 60)"
 """NVTX ranges, pushed and popped on a thread (59), or begun and ended (60)."""
 
@@ -251,9 +252,8 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         connect(recording, own, mine)
         named = [each for each in ranges if each[3] >> 24 == process]
         take_collectives(recording, _collectives(named, base), {})
-        recording.marks, recording.marked_by = marks_from(
-            [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
-        )
+        recording.ranges = [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
+        recording.marks, recording.marked_by = marks_from(recording.ranges)
         out.append(recording)
     return out
 
@@ -269,7 +269,10 @@ def _zero(export: _Export) -> tuple[int, str]:
             started = value
     if wall is None or wall < EPOCH_2000_NS:
         return 0, "unknown: times are stored as if they counted from 1970"
-    return wall - (started or 0), "1970 (UTC)"
+    base = wall - (started or 0)
+    return (
+        (base, "1970 (UTC)") if 0 <= base < MOST_NS else (0, "unknown: times are stored as if they counted from 1970")
+    )
 
 
 def _host(export: _Export) -> str:
@@ -291,7 +294,8 @@ def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         wanted = [f'"{export.columns[table]["start"]}"', f'"{export.columns[table]["end"]}"',
                   export.column(table, "globalPid"), name]  # fmt: skip
         wanted += [export.column(table, column) for column in fields.values()]
-        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE "end" >= "start"', len(wanted))
+        chosen = f'"start" BETWEEN 0 AND "end" AND "end" < {MOST_NS}'
+        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE {chosen}', len(wanted))
         ops = np.zeros(len(rows), GPU_OP)
         ops["start_ns"], ops["end_ns"], ops["kind"] = rows[:, 0], rows[:, 1], _KINDS[table]
         values = dict(zip(fields, rows.T[4:], strict=True))
@@ -316,7 +320,8 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         return np.empty(0, CALL), np.empty(0, np.int64), []
     columns = ("globalTid", "correlationId", "nameId", "returnValue")
     wanted = ", ".join(export.column(_RUNTIME, column) for column in columns)
-    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE "end" >= start', 6)
+    chosen = f'start BETWEEN 0 AND "end" AND "end" < {MOST_NS}'
+    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE {chosen}', 6)
     calls = np.zeros(len(rows), CALL)
     calls["ts_ns"], calls["duration_ns"] = rows[:, 0], rows[:, 1] - rows[:, 0]
     calls["tid"], calls["correlation"] = rows[:, 2] & 0xFFFFFF, rows[:, 3] & 0xFFFFFFFF
@@ -328,7 +333,7 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
 
 
 def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
-    """NVTX ranges that may be steps or collectives: (text, begin, end, globalTid)."""
+    """NVTX ranges that may be steps, phases or collectives: (text, begin, end, globalTid)."""
     if not export.has("NVTX_EVENTS", "start", "end", "globalTid"):
         return []
     shared = export.has("NVTX_EVENTS", "textId") and export.has("StringIds", "id", "value")
@@ -336,13 +341,17 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
     text = f"COALESCE({own}, s.value)" if shared else own
     joined = "LEFT JOIN StringIds s ON s.id = n.textId" if shared else ""
     kinds = f"AND n.{_RANGE}" if export.has("NVTX_EVENTS", "eventType") else ""
-    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, "nccl", "record_param_comms"))
+    likes = " OR ".join(f"t LIKE '%{word}%'" for word in (*_STEP_WORDS, *_PHASE_WORDS, "nccl", "record_param_comms"))
     sql = (
         f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
         f"FROM NVTX_EVENTS n {joined} "
         f'WHERE n.start + n."end" + n.globalTid IS NOT NULL {kinds} AND ({likes})'
     )
-    return [(str(text), begin, end, tid) for text, begin, end, tid in export.rows(sql)]
+    return [
+        (str(text), begin, end, tid)
+        for text, begin, end, tid in export.rows(sql)
+        if 0 <= begin < MOST_NS and 0 <= end < MOST_NS
+    ]
 
 
 def _collectives(ranges: list[tuple[str, int, int, int]], base: int) -> list[CpuRange]:

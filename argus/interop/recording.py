@@ -43,6 +43,10 @@ operation that it launched, -1: none is known."""
 
 MARK = np.dtype([("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
 """One step that the recording itself tells of."""
+MOST_NS = 1 << 62
+"""Times are below that, and what is added to them: the year 2116."""
+UNKNOWN_HOST = "unknown"
+"""The host of a recording that does not say."""
 UNKNOWN_TYPE = 255
 """``COLLECTIVE["dtype"]`` that stands for none known."""
 
@@ -101,6 +105,9 @@ class Recording:
         works: ``WORK`` rows, by places in ``operators``: matrix products and attention whose shapes the recording has.
         operators: What they are: kind, name, type and shape, as in the table ``kernel_flops``.
         zero: What time 0 is, in words.
+        ranges: Named ranges of its threads that may be phases: (name, begin ns, end ns, thread).
+        engine: What autograd's engine evaluated: begin ns, end ns, thread. Shape (n, 3).
+        clock_ns: Added to its times, it gives those of the first recording of the job; 0 where that is not known.
     """
 
     path: str
@@ -109,7 +116,7 @@ class Recording:
     rank_source: str
     pid: int
     world_size: int = 0
-    host: str = "unknown"
+    host: str = UNKNOWN_HOST
     command: str = ""
     calls: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CALL))
     functions: list[str] = field(default_factory=list)
@@ -125,6 +132,9 @@ class Recording:
     works: NDArray[np.void] = field(default_factory=lambda: np.empty(0, WORK))
     operators: list[tuple[str, str, str, str]] = field(default_factory=list)
     zero: str = "1970 (UTC)"
+    ranges: list[tuple[str, int, int, int]] = field(default_factory=list)
+    engine: Int = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    clock_ns: int = 0
     counters: Tally[str] = field(default_factory=Tally)
     losses: Tally[str] = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
@@ -138,6 +148,11 @@ class Recording:
         """Which operations are NCCL's kernels. Shape of ``ops``."""
         found: NDArray[np.bool_] = communicates(self.kinds())
         return found
+
+    def device(self) -> int:
+        """Number of the GPU that most of its operations ran on; -1: there are none."""
+        numbers, uses = np.unique(self.ops["device"], return_counts=True)
+        return int(numbers[np.argmax(uses)]) if len(numbers) else -1
 
     def launching(self) -> NDArray[np.bool_]:
         """Which calls launch kernels and graphs that are not NCCL's. Shape of ``calls``."""

@@ -1,0 +1,192 @@
+"""Recordings of few steps: what their kernels prove, which run by the thousand in a single step.
+
+A profiler's recording has 3 to 25 steps. Ten steps on either side of a change, and ten to compare ranks in, are what
+step times alone need; where the GPUs' own times say the same, fewer do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import gpu, single_kernels, sql
+from argus.diagnose.hosts import Hosts
+from argus.diagnose.iteration import REGRESSION, Regression
+from argus.diagnose.peers import mesh_of
+from argus.diagnose.verdict import Finding, named
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+FEWEST = 4
+"""Steps on either side of a change, at least. All of 4 later ones longer than all of 12 earlier ones are one in 1,800
+by chance, of each place that a change may have."""
+BY_CHANCE = 0.01
+"""Chance that steps in no order look so, at most: one of all places may be the one."""
+APART = 0.5
+"""Of the growth, how much must lie between the longest step before and the shortest after, in the middle 80 %."""
+FOLLOWED = 0.5
+"""Part of the growth that the GPUs' own compute time must show."""
+MOST = 60
+"""Longer recordings have ten steps on either side of whatever lasted."""
+MIN_STEPS = 3
+"""Fewer whole steps prove nothing: the first of a recording carries the profiler's own start."""
+LEAST = 0.1
+"""Excess of a GPU's compute time over its peers'. Above what well GPUs differ by (gpu.LEAST), for few steps."""
+SURE = 0.9
+"""Confidence at most; with few steps it is less."""
+
+
+def find_short_regression(durations: Float, compute: Float) -> Regression | None:
+    """A growth of the step time with fewer than ten steps on a side, that the GPUs' compute time follows.
+
+    Args:
+        durations: Step times in order, shape (steps,), ns.
+        compute: The GPUs' compute time in the same steps, shape (ranks, steps), ns; NaN: not known.
+
+    Returns:
+        With a confidence that says how few steps there were; None: there is none.
+    """
+    count = len(durations)
+    if count < 2 * FEWEST or not compute.size:
+        return None
+    logs = np.log(np.maximum(durations, 1.0))
+    cuts = range(FEWEST, count - FEWEST + 1)
+    cost = [float(np.var(logs[:cut]) * cut + np.var(logs[cut:]) * (count - cut)) for cut in cuts]
+    cut = FEWEST + int(np.argmin(cost))
+    before, after = float(np.median(durations[:cut])), float(np.median(durations[cut:]))
+    if after < (1 + REGRESSION) * before:
+        return None
+    gap = float(np.quantile(durations[cut:], 0.1) - np.quantile(durations[:cut], 0.9))
+    order = float(np.mean(durations[cut:, None] > durations[None, :cut]))
+    if gap < APART * (after - before) or order < 1.0 - 1.0 / (cut * (count - cut)) ** 0.5 / 2:
+        return None
+    chance = len(cuts) / comb(count, cut)
+    if chance > BY_CHANCE:
+        return None
+    known = ~np.isnan(compute).all(axis=1)
+    if not known.any():
+        return None
+    was, now = np.nanmedian(compute[known][:, :cut], axis=1), np.nanmedian(compute[known][:, cut:], axis=1)
+    followed = now - was >= FOLLOWED * (after / before - 1) * was
+    if np.mean(followed) < 0.9:
+        return None
+    fewer = min(cut, count - cut)
+    return Regression(cut, before, after, order * SURE * fewer / (fewer + 1))
+
+
+def regression(seen: gpu.Seen, numbers: Int, durations: Float) -> Regression | None:
+    """:func:`find_short_regression` of a job's sure steps. ``numbers``, ``durations``: shape (steps,)."""
+    if len(numbers) > len(seen.now.steps) or len(numbers) > MOST:
+        return None
+    both, here, there = np.intersect1d(numbers, seen.now.steps, return_indices=True)
+    if len(both) < len(numbers):
+        return None
+    return find_short_regression(durations[here], seen.now.compute[:, there])
+
+
+def comparable(query: sql.Query, params: Mapping[str, Any], numbers: Int, across: Hosts | None) -> bool:
+    """Whether kernels of ranks with the same work are stored of these steps."""
+    window = {**params, "first": int(numbers[0]), "last": int(numbers[-1])}
+    times = gpu.times_of(query(sql.GPU_TIMES, window), numbers)
+    if len(times.ranks) < 2:
+        return False
+    mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
+    _, many = np.unique(mesh.stage, return_counts=True)
+    return bool((times.compute > 0).any()) and int(many.max()) > 1
+
+
+def judge(
+    query: sql.Query,
+    params: Mapping[str, Any],
+    numbers: Int,
+    durations: Float,
+    hosts: Mapping[int, str],
+    across: Hosts | None,
+    threshold: float,
+) -> list[Finding]:
+    """GPUs that take longer for the same kernels than those with the same work, in a recording of few steps.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run, first, last.
+        numbers: Sure steps, ascending, shape (steps,).
+        durations: The job's time of each, ns.
+        hosts: Node of each rank.
+        across: How the hosts go together; None: it is one.
+        threshold: Lost share of the step from which a slow GPU is what slows the job down.
+
+    Returns:
+        Findings whose ``share`` is a share of the step.
+    """
+    if len(numbers) < MIN_STEPS:
+        return []
+    window = {**params, "first": int(numbers[0]), "last": int(numbers[-1])}
+    times = gpu.times_of(query(sql.GPU_TIMES, window), numbers)
+    if len(times.ranks) < 2:
+        return []
+    mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
+    step_ns = float(np.median(durations))
+    ranks = times.ranks.tolist()[: single_kernels.RANKS]
+    asked = {**window, "ranks": ranks, "steps": len(numbers)}
+    columns, shown = query(sql.RECORDED_KERNELS, asked), sql.shown(sql.RECORDED_KERNELS, asked)
+    findings = []
+    for label in np.unique(mesh.stage).tolist():
+        members = np.flatnonzero(mesh.stage == label)
+        if len(members) < 2:
+            continue
+        typical = np.nanmedian(times.compute[members], axis=1)
+        usual = float(np.sort(typical)[(len(members) - 1) // 2])
+        for place, own in zip(members.tolist(), typical.tolist(), strict=True):
+            excess = own / max(usual, 1.0)
+            # In every step, against the low median of that step.
+            ratio = times.compute[place] / np.maximum(gpu.low_median(times.compute[members]), 1.0)
+            if excess < 1 + LEAST or np.nanmin(ratio) < 1 + LEAST / 2:
+                continue
+            rank = int(times.ranks[place])
+            others = [int(other) for other in times.ranks[members] if other != rank]
+            chosen = np.isin(columns["rank"].astype(np.int64), [rank, *others])
+            found = single_kernels.compared({name: values[chosen] for name, values in columns.items()}, [rank], excess)
+            if found is None or found.reason != "slower":
+                continue
+            findings.append(_finding(rank, found, own - usual, len(others), numbers, step_ns, hosts, threshold, shown))
+    return findings
+
+
+def _finding(
+    rank: int,
+    found: single_kernels.Launches,
+    excess_ns: float,
+    peers: int,
+    numbers: Int,
+    step_ns: float,
+    hosts: Mapping[int, str],
+    threshold: float,
+    shown: str,
+) -> Finding:
+    count = len(numbers)
+    where = named([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
+    text = (
+        f"{found.kernels} kernels take {found.slower:.2f} times as long on the GPU of {where} as on the {peers} with "
+        f"the same work, {excess_ns / 1e6:,.1f} ms more a step, in each of the {count} steps that were recorded"
+    )
+    visible = excess_ns >= threshold * step_ns
+    return Finding(
+        kind="compute_straggler" if visible else "masked_compute_straggler",
+        ranks=[rank],
+        hosts=[hosts[rank]] if hosts.get(rank) else [],
+        steps=[int(numbers[0]), int(numbers[-1])],
+        phase="",
+        kernels=[],
+        slowdown=round(step_ns / max(step_ns - excess_ns, 0.05 * step_ns), 4),
+        share=excess_ns / step_ns,
+        confidence=round(SURE * count / (count + 1) * (1.0 if peers > 1 else 0.8), 4),
+        level="kernel",
+        evidence=[{"text": text, "sql": shown}],
+        action=f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC); record 15 steps to see "
+        "whether others wait for it.",
+    )
