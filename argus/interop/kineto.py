@@ -46,6 +46,9 @@ UNREADABLE = 0.01
 """Share of the events that may be unreadable: some versions of Kineto write names that are not JSON."""
 PROGRESS_EVENTS = 20_000
 EPOCH_2000_NS = 946_684_800 * 10**9
+MOST_NS = 1 << 62
+"""No time is later than this (the year 2116): the trace's zero and a time since then fit into 64 bits."""
+MOST_RANKS = 1 << 31
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
@@ -228,6 +231,8 @@ class _Text:
                 where = int(stop.value) if stop.value is not None else self.place
             except json.JSONDecodeError as failure:
                 where = failure.pos
+            except ValueError:  # a number of more digits than Python reads
+                raise self.wrong() from None
             else:
                 # A number may go on.
                 if end < len(self.window) or self.ended:
@@ -250,6 +255,8 @@ class _Text:
                 if self.ended or left >= LONGEST_EVENT:
                     break
                 self.read_on(2 * left)
+            except ValueError:  # a number of more digits than Python reads
+                break
         while (following := _NEXT_EVENT.search(self.window, self.place)) is None:
             if self.ended:
                 raise self.wrong(len(self.window))
@@ -391,11 +398,11 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
     ):
         return
     begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
-    if begin < 0:
-        raise ValueError("a time below 0")
     if duration < 0:
         columns.negative += 1
         duration = 0
+    if begin < 0 or begin + duration > MOST_NS:
+        raise ValueError("no time")
     arguments = event.get("args") or {}
     if not isinstance(arguments, dict):
         raise ValueError("arguments have no names")
@@ -501,19 +508,20 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     told = head.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, source = told.get("rank"), "trace"
-    if not isinstance(rank, int) or rank < 0:
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = told.get("world_size")
-    base = _number(head.get("baseTimeNanoseconds"))
+    base = _base_ns(path, head)
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))
     pids, uses = np.unique(calls[:, 5], return_counts=True)
     named = [pid for pid, name in columns.processes.items() if name and "python" in name]
     pid = int(pids[np.argmax(uses)]) if len(pids) else (named or [*columns.processes, 0])[0]
     recording = Recording(
-        str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world if isinstance(world, int) and world > 0 else 0,
+        str(path), "kineto", rank, source, pid & 0xFFFFFFFF,
+        world if isinstance(world, int) and 0 < world < MOST_RANKS else 0,
         _host(path.name), columns.processes.get(pid, ""),
     )  # fmt: skip
     recording.functions = list(columns.functions)
@@ -568,6 +576,21 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     if not len(recording.ops):
         recording.notes.append("no GPU operations")
     return recording
+
+
+def _base_ns(path: Path, head: dict[str, Any]) -> int:
+    """The trace's time 0, ns since 1970; 0: it does not say.
+
+    Raises:
+        ArgusError: It says what is no time.
+    """
+    try:
+        base = _number(head.get("baseTimeNanoseconds"))
+        if 0 <= base <= MOST_NS:
+            return base
+    except (ValueError, TypeError, ArithmeticError):
+        pass
+    raise _not_json(path, f"baseTimeNanoseconds is {str(head['baseTimeNanoseconds'])[:40]}")
 
 
 def _host(name: str) -> str:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.interop.imported_collectives import operation_name, take_collectives
 from argus.interop.imported_steps import marks_from
-from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
+from argus.interop.kineto import EPOCH_2000_NS, MOST_NS, rank_in_name
 from argus.interop.recording import CALL, CpuRange, Progress, Recording, connect
 from argus.records import GPU_OP, GpuKind
 
@@ -48,6 +48,8 @@ Int = NDArray[np.int64]
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{what}" for what in ("KERNEL", "MEMCPY", "MEMSET"))
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _MAGIC = b"SQLite format 3\0"
+_TIMED = f'"start" >= 0 AND "end" <= {MOST_NS}'
+"""What a row's times may be: with the recording's own zero they fit into 64 bits."""
 _OPERATIONS = {
     _KERNEL: {
         "correlation": "correlationId", "device": "deviceId", "context": "contextId", "stream": "streamId",
@@ -267,7 +269,7 @@ def _zero(export: _Export) -> tuple[int, str]:
     if export.has("ANALYSIS_DETAILS", "startTime"):
         for (value,) in export.rows("SELECT CAST(startTime AS INTEGER) FROM ANALYSIS_DETAILS LIMIT 1"):
             started = value
-    if wall is None or wall < EPOCH_2000_NS:
+    if wall is None or not EPOCH_2000_NS <= wall - (started or 0) <= MOST_NS:
         return 0, "unknown: times are stored as if they counted from 1970"
     return wall - (started or 0), "1970 (UTC)"
 
@@ -291,7 +293,8 @@ def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         wanted = [f'"{export.columns[table]["start"]}"', f'"{export.columns[table]["end"]}"',
                   export.column(table, "globalPid"), name]  # fmt: skip
         wanted += [export.column(table, column) for column in fields.values()]
-        rows = export.integers(f'SELECT {", ".join(wanted)} FROM "{table}" WHERE "end" >= "start"', len(wanted))
+        sql = f'SELECT {", ".join(wanted)} FROM "{table}" WHERE "end" >= "start" AND {_TIMED}'
+        rows = export.integers(sql, len(wanted))
         ops = np.zeros(len(rows), GPU_OP)
         ops["start_ns"], ops["end_ns"], ops["kind"] = rows[:, 0], rows[:, 1], _KINDS[table]
         values = dict(zip(fields, rows.T[4:], strict=True))
@@ -316,7 +319,7 @@ def _calls(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:
         return np.empty(0, CALL), np.empty(0, np.int64), []
     columns = ("globalTid", "correlationId", "nameId", "returnValue")
     wanted = ", ".join(export.column(_RUNTIME, column) for column in columns)
-    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE "end" >= start', 6)
+    rows = export.integers(f'SELECT start, "end", {wanted} FROM {_RUNTIME} WHERE "end" >= start AND {_TIMED}', 6)
     calls = np.zeros(len(rows), CALL)
     calls["ts_ns"], calls["duration_ns"] = rows[:, 0], rows[:, 1] - rows[:, 0]
     calls["tid"], calls["correlation"] = rows[:, 2] & 0xFFFFFF, rows[:, 3] & 0xFFFFFFFF
@@ -340,7 +343,7 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
     sql = (
         f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
         f"FROM NVTX_EVENTS n {joined} "
-        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL {kinds} AND ({likes})'
+        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND {_TIMED} {kinds} AND ({likes})'
     )
     return [(str(text), begin, end, tid) for text, begin, end, tid in export.rows(sql)]
 
