@@ -223,6 +223,12 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
     progress(0.7)
     if not len(ops) and not len(calls):
         raise ArgusError(f"{path} has no CUDA activity", "Record it with: nsys profile --trace=cuda,nvtx", EXIT_USAGE)
+    untimed = sum(
+        count
+        for table in (*_OPERATIONS, _RUNTIME)
+        if export.has(table, "start", "end")
+        for (count,) in export.rows(f'SELECT count() FROM "{table}" WHERE "end" >= "start" AND NOT ({_TIMED})')
+    )
     used = np.unique(of_process) if len(ops) else np.unique(call_process)
     ranges = _ranges(export)
     progress(0.9)
@@ -244,6 +250,8 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         )
         recording.symbols, recording.functions = list(names), list(functions)
         recording.notes = list(notes)
+        if number == 0:  # of the file, once
+            recording.losses["rows_of_impossible_times"] = int(untimed)
         mine = ops[of_process == process].copy()
         mine["pid"] = recording.pid
         own = calls[call_process == process].copy()

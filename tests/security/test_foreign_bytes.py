@@ -143,6 +143,7 @@ def test_times_of_a_recording_that_do_not_fit_are_left_out(tmp_path: Path) -> No
     plain = nsys.read(export(tmp_path / "a.sqlite", pids=PIDS[:1]), 0)
     found = nsys.read(export(tmp_path / "b.sqlite", pids=PIDS[:1], change=change), 0)
     assert len(found[0].ops) == len(plain[0].ops)
+    assert (plain[0].losses["rows_of_impossible_times"], found[0].losses["rows_of_impossible_times"]) == (0, 2)
     storing.store(found)
 
     def shift(tables: dict[str, list[tuple[Any, ...]]]) -> None:
