@@ -397,8 +397,8 @@ class Probes:
         own = [attachment for attachment in self.attachments if attachment.pid == pid]
         if own:
             self.attachments = [attachment for attachment in self.attachments if attachment.pid != pid]
-            links = [(self._pulse_links.pop(id(each), []), []) for each in own]
-            self._close_links([both for both in links if both[0]])
+            pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
+            self._close_links([both for both in pulses if both[0]])
             self._close(*own)
 
     def _target(self, pid: int) -> NDArray[np.void] | None:
