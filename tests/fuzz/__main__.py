@@ -108,7 +108,7 @@ def _atheris(options: argparse.Namespace) -> None:
     for number, seed in enumerate(parser.seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
     words = [sys.argv[0], f"-seed={options.seed}", f"-max_len={MOST_BYTES}", "-print_final_stats=0", "-verbosity=1",
-             "-rss_limit_mb=0", "-timeout=0", f"-artifact_prefix={options.folder}/", "-len_control=0"]  # fmt: skip
+             "-rss_limit_mb=0", "-timeout=86400", f"-artifact_prefix={options.folder}/", "-len_control=0"]  # fmt: skip
     if parser.tokens:
         listed = options.folder / "tokens"
         listed.write_text("".join(f'"{"".join(f"{chr(92)}x{byte:02x}" for byte in token[:64])}"\n'
