@@ -123,8 +123,9 @@ def trace(folder: Path, seconds: float, kinds: Sequence[str], treasure: Path) ->
         time.sleep(2.0)
         words = ["trace", "--pid", ",".join(map(str, pids)), "--duration", f"{seconds:.0f}s", "--plain"]
         tracing = subprocess.Popen(
-            [*ARGUS, *words, "--store", store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
-        )
+            [*ARGUS, *words, "--store", store], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            env={**os.environ, "ARGUS_SPILL_DIR": str(folder / "spill")},
+        )  # fmt: skip
         stack.callback(tracing.kill)
         lines, peak = _watch(tracing)
         if tracing.wait(60) != 0:

@@ -129,7 +129,9 @@ def _fill_collectives(recording: Recording, found: list[tuple[int, int, int, int
         # Without a name: PyTorch gives each process group a stream of its own, which tells them apart.
         handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
         if name or ranks:
-            members = tuple(int(word) for word in re.findall(r"\d+", ranks)) if "..." not in ranks else ()
+            # Ranks that are left out ("..."), or are none, are not known.
+            told_all = "..." not in ranks and not re.search(r"\d{10}", ranks)
+            members = tuple(int(word) for word in re.findall(r"\d+", ranks)) if told_all else ()
             recording.groups[handle] = (name, members, size)
         row["comm"] = handle
         key = handle, op in ("Send", "Recv")

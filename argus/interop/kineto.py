@@ -484,7 +484,7 @@ def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> Cpu
         count, code = _elements(dims, arguments.get("Input type") or [])
     numbers = {key.lower(): value for key, value in arguments.items() if key.lower() in ("seq", "sequence number")}
     peer = arguments.get("Dst Rank" if op == "Send" else "Src Rank" if op == "Recv" else "Root rank", -1)
-    return CpuRange(
+    found = CpuRange(
         op, begin, end, tid,
         group=(str(arguments.get("Process Group Name", "")), str(arguments.get("Process Group Ranks", ""))),
         count=_number(count) if code is not None else 0,
@@ -493,6 +493,10 @@ def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> Cpu
         number=_number(numbers["seq"]) if "seq" in numbers else -1,
         peer=_number(peer) if isinstance(peer, int) else -1,
     )  # fmt: skip
+    fit = 0 <= found.count <= MOST_NS and -1 <= found.number <= MOST_NS
+    if not fit or not all(-1 <= rank < MOST_RANKS for rank in (found.size, found.peer)):
+        raise ValueError("a number that no collective has")
+    return found
 
 
 def _elements(dims: Any, types: Any) -> tuple[int, int | None]:

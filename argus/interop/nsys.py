@@ -351,7 +351,7 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
     sql = (
         f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
         f"FROM NVTX_EVENTS n {joined} "
-        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND {_TIMED} {kinds} AND ({likes})'
+        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND n."end" >= n.start AND {_TIMED} {kinds} AND ({likes})'
     )
     return [(str(text), begin, end, tid) for text, begin, end, tid in export.rows(sql)]
 

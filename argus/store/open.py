@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -409,6 +410,13 @@ class Store:
         except Error as failure:
             self._drop()
             raise self.explain(failure) from None
+        except (ValueError, TypeError, LookupError, ArithmeticError, EOFError, zlib.error) as failure:
+            self._drop()
+            where = str(target.path) if target.path is not None else f"{target.host}:{target.port}"
+            why = first_line(str(failure)) or type(failure).__name__
+            raise ArgusError(
+                f"{where} does not answer as ClickHouse does: {why}", _REACH_HINT, EXIT_UNAVAILABLE
+            ) from None
         except BaseException:
             self._drop()
             raise

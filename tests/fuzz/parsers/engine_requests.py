@@ -69,6 +69,4 @@ def run(data: bytes) -> None:
     keep.close = lambda: None
     with contextlib.suppress(socket.timeout):
         _Handler(connection, "", _server)
-    answer = keep.getvalue()
-    assert not answer or answer.startswith(b"HTTP/1.") or b"<!DOCTYPE" in answer or data[:200].count(b" ") < 3
     assert not _server.running
