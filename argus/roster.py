@@ -1019,12 +1019,13 @@ class Roster:
         if key in self._twins:
             return True
         library = uses[0][0]
-        target = next((target for _, target in uses if target.alive()), None)
-        if target is None or not library.file.on_overlay:
+        # All of its users: one alone could make its own memory look so.
+        pids = [target.pid for _, target in uses if target.alive()]
+        if not pids or not library.file.on_overlay:
             return False
         for other in self.attached:
             alike = other.pid is None and other.library.file.on_overlay and other.library.stamp == library.stamp
-            if alike and self._probes.stands_in(other, library, target.pid):
+            if alike and all(self._probes.stands_in(other, library, pid) for pid in pids):
                 self._twins[key] = other.library.key
                 return True
         return False
