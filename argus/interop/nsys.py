@@ -156,7 +156,8 @@ class _Export:
 
     def _damaged(self) -> str:
         """Where SQLite's own check sees the first damage; empty: it does not say."""
-        with contextlib.suppress(sqlite3.Error):
+        # What SQLite says may hold the file's own bytes, which may be no UTF-8; or it says nothing.
+        with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
             (told,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             # "On tree page 655 cell 10: …", "Tree 12 page 34: …", "Page 7: never used"
             if found := re.search(r"page (\d+)(?! of)", told, re.IGNORECASE):

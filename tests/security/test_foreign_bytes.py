@@ -153,6 +153,14 @@ def test_times_of_a_recording_that_do_not_fit_are_left_out(tmp_path: Path) -> No
     assert found_one.zero.startswith("unknown"), "it began before 1970"
 
 
+def test_damage_whose_name_is_no_utf8_is_reported(tmp_path: Path) -> None:
+    path = export(tmp_path / "a.sqlite", steps=1, pids=PIDS[:1])
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"CREATE TABLE PROCESSES", b"CREATE TABL\xff PROCESSES"))
+    with pytest.raises(ArgusError, match="cannot be read"):
+        nsys.read(path, 0)
+
+
 def test_a_table_of_text_with_a_cell_of_megabytes_is_refused(tmp_path: Path) -> None:
     """All cells of a column were made as wide: terabytes."""
     path = tmp_path / "times.csv"
