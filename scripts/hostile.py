@@ -231,7 +231,7 @@ def _of_honest(store: str, job: str, steps: list[list[int]]) -> Honest:
     launches, found, expected = [], 0, 0
     offset = int(_rows(store, f"SELECT any(mono_offset_ns) AS n FROM jobs WHERE job = '{job}'")[0]["n"])
     for rank in range(RANKS):
-        rows = _rows(store, "SELECT launches, toUnixTimestamp64Nano(ts) AS ts FROM iterations FINAL "
+        rows = _rows(store, "SELECT launches, toUnixTimestamp64Nano(ts) AS ts FROM iterations "
                             f"WHERE job = '{job}' AND rank = {rank} ORDER BY step")  # fmt: skip
         # The first and last ones may be cut.
         inner = [int(row["launches"]) for row in rows[1:-1]]
