@@ -1002,8 +1002,10 @@ class Roster:
         self._shared.update({key: key not in elsewhere for key in fresh})
         for key, uses in wanted.items():
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
+            if not probed and self._has_twin(key, uses):
+                continue
             if self._shared[key]:
-                if not probed and not self._has_twin(key, uses):
+                if not probed:
                     self._attach_one(uses, None, running)
                 continue
             for library, target in uses:

@@ -215,7 +215,8 @@ def test_no_process_fills_a_ring_for_the_others(monkeypatch: pytest.MonkeyPatch)
         call(honest, 101)
         assert set(probes.launches.drain()["pid"].tolist()) == {honest.pid}
         assert probes.spent(flood.pid)[0] == 52_025
-        assert probes.counters()[Counter.HITS_IGNORED] == before + 1009
+        # Other programs of this machine may call it, too.
+        assert probes.counters()[Counter.HITS_IGNORED] >= before + 1009
 
 
 @pytest.mark.kernel
