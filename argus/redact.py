@@ -24,7 +24,7 @@ MORE = ("arguments", "paths", "hosts")
 paths, in rows of ranks, stacks and features; the names of hosts, which get another one made of a hash."""
 
 _WORDS = re.compile(
-    r"(?:o?auth2?|pwd|pass|dsn|cookie|signature|sig)\Z|.*(?:passw|passphrase|secret|credential|webhook)"
+    r"(?:o?auth2?|pwd|pass|passin|passout|dsn|cookie|signature|sig)\Z|.*(?:passw|passphrase|secret|credential|webhook)"
 )
 _KEY = re.compile(r"(?!(?:mon|don|tur|hot)key)\w*(?:key|token)\Z")
 _BEFORE = frozenset(
@@ -38,6 +38,16 @@ _AFTER = frozenset(
      "name", "names", "col", "column", "field", "rate", "embedding", "embeddings", "mixing"}
 )  # fmt: skip
 """What stands before and after ``token`` and ``key`` in names of training options: ``--pad-token-id``."""
+_SHORT = {
+    **dict.fromkeys(("mysql", "mysqldump", "mysqladmin", "mysqlimport", "mysqlshow", "mariadb", "mariadb-dump"), "-p"),
+    **dict.fromkeys(("mongo", "mongosh", "mongodump", "mongorestore", "mongoimport", "mongoexport"), "-p"),
+    **dict.fromkeys(("sshpass", "7z", "7za"), "-p"), **dict.fromkeys(("zip", "unzip"), "-P"),
+    **dict.fromkeys(("redis-cli", "valkey-cli"), "-a"), **dict.fromkeys(("ldapsearch", "ldapmodify", "ldapadd"), "-w"),
+    **dict.fromkeys(("docker", "podman", "nerdctl", "buildah", "skopeo", "helm", "az"), "login -p"),
+    "curl": "-u --user -U --proxy-user", "smbclient": "-U", "sqlcmd": "-P", "bcp": "-P", "kinit": "-w",
+}  # fmt: skip
+"""Options of well-known programs that take a password, as a word of its own or in the same word; of some only once a
+subcommand was named."""
 _MAX_NAME = 200
 _IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s/:@]{0,200}):([^\s/@]{1,500})@")
 _IN_QUERY = re.compile(r"([?&;]([\w.-]{1,60})=)[^&;\s]+")
@@ -64,14 +74,19 @@ def redacted(words: Sequence[str]) -> list[str]:
     """The words of a command line with ``***`` for what looks like a secret."""
     found: list[str] = []
     hides = False
+    program = _Program()
     for word in words:
         if hides and not (word.startswith("--") and len(word) > 2):
             found.append(REDACTED)
             hides = False
             continue
+        short = program.password_option(word)
         name, sign, value = word.partition("=")
         option = name.startswith("-")
-        hides = option and not sign and _is_secret(name)
+        hides = word == short or (option and not sign and _is_secret(name))
+        if short and word != short:
+            found.append(f"{short}{REDACTED}")
+            continue
         if sign and value and _is_secret(name) and (option or re.fullmatch(r"[+~]*[\w.@/-]+", name)):
             found.append(f"{name}={REDACTED}")
         elif any(character.isspace() for character in word):
@@ -79,6 +94,37 @@ def redacted(words: Sequence[str]) -> list[str]:
         else:
             found.append(_forms(word))
     return found
+
+
+class _Program:
+    """Which program the words of a command line are of: launchers, shells and pipes name several, one after another."""
+
+    def __init__(self) -> None:
+        self._options: tuple[str, ...] = ()
+        self._needs = ""
+        self._before = ""
+
+    def password_option(self, word: str) -> str:
+        """The option that takes a password, if a word is it, or begins with it; else nothing."""
+        before, self._before = self._before, word
+        if not word.startswith("-"):
+            known = _SHORT.get(os.path.basename(word.strip("\"'`($;|&")))
+            # What an option is given is no program: --backend mysql.
+            if known is not None and (not before.startswith("-") or before in ("-", "--")):
+                options = known.split()
+                self._needs = "" if options[0].startswith("-") else options.pop(0)
+                self._options = tuple(options)
+            elif word in ("|", ";", "&&", "||", "&") or word.endswith(";"):
+                self._options = ()
+            elif word == self._needs:
+                self._needs = ""
+            return ""
+        if self._needs:
+            return ""
+        for option in self._options:
+            if word == option or (len(option) == 2 and word.startswith(option) and len(word) > 2):
+                return option
+        return ""
 
 
 def command_line(words: Sequence[str]) -> str:

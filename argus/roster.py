@@ -589,6 +589,8 @@ class Roster:
         self._mapped: dict[int, tuple[bytes, float]] = {}
         """How much each process had mapped, and when its mappings were read."""
         self._shared: dict[FileKey, bool] = {}
+        self._twins: dict[FileKey, FileKey] = {}
+        """Files of overlays in which the probes of another one stand (``_has_twin``)."""
         self._unread: dict[int, int] = {}
         """Files of each process that wait to be read (``targets.Libraries``)."""
         self._attaching: dict[tuple[FileKey, int | None], Aside[Attachment]] = {}
@@ -1011,6 +1013,8 @@ class Roster:
         for key, uses in wanted.items():
             probed = {attachment.pid for attachment in self.attached if attachment.library.key == key}
             probed |= {pid for at, pid in self._attaching if at == key}
+            if not probed and self._has_twin(key, uses):
+                continue
             if self._shared[key]:
                 if not probed:
                     self._attach_one(uses, None, running)
@@ -1021,6 +1025,23 @@ class Roster:
         for _, member in self.by_pid.values():
             member.probes = sum(attachment.probes for attachment in self.attachments_of(member))
         return True
+
+    def _has_twin(self, key: FileKey, uses: list[tuple[Library, Target]]) -> bool:
+        """Whether probes stand in a file already, by another name: two overlays may show one file below them, whose
+        device /proc/PID/maps tells apart from Linux 6.8 on."""
+        if key in self._twins:
+            return True
+        library = uses[0][0]
+        # All of its users: one alone could make its own memory look so.
+        pids = [target.pid for _, target in uses if target.alive()]
+        if not pids or not library.file.on_overlay:
+            return False
+        for other in self.attached:
+            alike = other.pid is None and other.library.file.on_overlay and other.library.stamp == library.stamp
+            if alike and all(self._probes.stands_in(other, library, pid) for pid in pids):
+                self._twins[key] = other.library.key
+                return True
+        return False
 
     def _attach_one(self, uses: list[tuple[Library, Target]], pid: int | None, running: bool) -> None:
         """Attaches to a file by the path of the first of its users that still runs."""
@@ -1069,7 +1090,7 @@ class Roster:
 
     def attachments_of(self, member: Member) -> list[Attachment]:
         """Probes on the files that a process maps."""
-        keys = {library.key for library in member.target.libraries}
+        keys = {self._twins.get(library.key, library.key) for library in member.target.libraries}
         return [a for a in self.attached if a.library.key in keys and a.pid in (None, member.target.pid)]
 
     def _mapped_elsewhere(self, libraries: Mapping[FileKey, Library]) -> set[FileKey]:

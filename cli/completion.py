@@ -22,11 +22,15 @@ from urllib.parse import urlencode
 
 import click
 
+from argus import files
+
 SHELLS = ("bash", "zsh", "fish")
 ANSWER_S = 0.25
 """For so long a TAB waits for the engine, and for names that nobody has asked for before."""
 FRESH_S = 10.0
 """So young a file is not asked for anew."""
+MAX_BYTES = 16 << 20
+"""Of a file of names."""
 _QUERY = (
     "SELECT job, run, arraySort(groupUniqArray(rank)) AS ranks FROM ranks GROUP BY job, run ORDER BY run DESC"
     " FORMAT JSONEachRow"
@@ -197,18 +201,16 @@ def names_file(url: str) -> Path:
 
 def _read(file: Path) -> Names | None:
     try:
-        found = json.loads(file.read_text())
-    except (OSError, ValueError):
+        with files.opened(file.parent) as folder:
+            found = json.loads(files.read_at(folder, file.name, MAX_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, list) else None
 
 
 def _write(file: Path, names: Names) -> None:
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        part.write_text(json.dumps(names))
-        part.replace(file)
+    with contextlib.suppress(OSError), files.opened(file.parent, create=True) as folder:
+        files.write_at(folder, file.name, json.dumps(names).encode())
 
 
 class _Engine(http.client.HTTPConnection):
@@ -219,7 +221,7 @@ class _Engine(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(ANSWER_S)
-        fd = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)  # the kernel takes 108 bytes of a path
+        fd = files.open_folder(self._folder)  # the kernel takes 108 bytes of a path
         try:
             self.sock.connect(f"/proc/self/fd/{fd}/socket")
         finally:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from argus import files
 from argus.errors import EXIT_USAGE, ArgusError
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
@@ -43,6 +44,10 @@ class _Timeout(Span):
         return 0.0 if value == "0" else super().convert(value, param, ctx)
 
 
+HISTORY_LINES = 10_000
+_HISTORY, _HISTORY_BYTES = "sql_history", 16 << 20
+_LIBEDIT = "_HiStOrY_V2_"
+"""First line of a file that libedit wrote."""
 LATEST = "latest_"
 """How the views of the run traced last begin (schemas/022_latest_views.sql)."""
 
@@ -219,13 +224,8 @@ def _line_editing(store: Store) -> Any:
     except ImportError:
         yield
         return
-    state = Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "argus"
-    history = state / "sql_history"
-    with contextlib.suppress(OSError):
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        history.touch(mode=0o600)
-        readline.read_history_file(history)
-    readline.set_history_length(10_000)
+    for line in read_history():
+        readline.add_history(line)
     names = _KEYWORDS + _names(store)
     matches: list[str] = []
 
@@ -240,8 +240,29 @@ def _line_editing(store: Store) -> Any:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            readline.write_history_file(history)
+        count = readline.get_current_history_length()
+        write_history(
+            [readline.get_history_item(place) or "" for place in range(max(count - HISTORY_LINES, 0) + 1, count + 1)]
+        )
+
+
+def _history_folder() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "argus"
+
+
+def read_history() -> list[str]:
+    """The lines that were typed at earlier prompts, oldest first; none where others may change the file."""
+    with contextlib.suppress(OSError), files.opened(_history_folder()) as folder:
+        text = files.read_at(folder, _HISTORY, _HISTORY_BYTES).decode(errors="replace")
+        return [line for line in text.splitlines() if line and line != _LIBEDIT][-HISTORY_LINES:]
+    return []
+
+
+def write_history(lines: list[str]) -> None:
+    """Keeps lines for the next prompt, in a file for its owner alone."""
+    with contextlib.suppress(OSError), files.opened(_history_folder(), create=True) as folder:
+        text = "".join(f"{line}\n" for line in lines if line)
+        files.write_at(folder, _HISTORY, text.encode(errors="replace"))
 
 
 def completions(start: str, names: list[str]) -> list[str]:

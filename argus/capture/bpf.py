@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import platform
 import resource
 import struct
 import sys
@@ -41,7 +42,7 @@ from argus.capture.programs import (
 )
 from argus.capture.ring import HEADER_BYTES, Ring
 from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
-from argus.capture.targets import FileKey, Library
+from argus.capture.targets import PROC, FileKey, Library, executable_mappings
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.privileges import lacking, needed
 from argus.records import Counter
@@ -99,6 +100,10 @@ _PERF_FLAG_FD_CLOEXEC = 8
 _PENDING_AT = 32
 _CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
+_COMPARED = 16
+"""Probed functions that are looked at to see whether two files are one."""
+_BREAKPOINT = b"\xcc"
+"""int3, which a uprobe puts in the place of an instruction's first byte."""
 _FILE_SLOTS = 16
 
 LAST_METHOD_BYTES = 16 << 10
@@ -217,6 +222,7 @@ class Attachment:
         entry_points: Where to probe a call's entry alone, and the cookie, by the call's number: may be a cheaper place
             than with its exit.
         entry_prices: What a call costs then.
+        places: File offsets of entries that are probed throughout.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -225,6 +231,7 @@ class Attachment:
     pid: int | None
     entry_links: list[int] = field(default_factory=list)
     exit_links: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     exits: list[str] = field(default_factory=list)
     optional_links: dict[Subject, tuple[list[int], list[int]]] = field(default_factory=dict)
@@ -392,11 +399,18 @@ class Probes:
         return (0, 0) if target is None else (int(target["hits"][0]), int(target["refused"][0]))
 
     def ignore(self, pid: int) -> None:
-        """Records nothing more of a process. Its calls go on costing it their traps into the kernel."""
+        """Records nothing more of a process. Probes that stand in it alone are taken away; those of files that others
+        map, too, go on costing its calls their traps into the kernel."""
         target = self._target(pid)
         if target is not None:
             target["ignored"] = 1
             self._module["targets"].set(pid, target.tobytes())
+        own = [attachment for attachment in self.attachments if attachment.pid == pid]
+        if own:
+            self.attachments = [attachment for attachment in self.attachments if attachment.pid != pid]
+            pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
+            self._close_links([both for both in pulses if both[0]])
+            self._close(*own)
 
     def _target(self, pid: int) -> NDArray[np.void] | None:
         value = self._module["targets"].get(pid)
@@ -427,6 +441,9 @@ class Probes:
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
         self._choose_points(attachment, by_program, Code(library.file), without)
+        attachment.places = [
+            offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points
+        ]
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
@@ -443,6 +460,40 @@ class Probes:
             self._entry_prices[call] = max(self._entry_prices[call], price)
         self._attach_pulse(attachment)
         return attachment
+
+    def stands_in(self, attachment: Attachment, library: Library, pid: int) -> bool:
+        """Whether probes on one file show in another one that a process maps: overlays of several containers show one
+        file below them under names, devices and mounts of their own, and the kernel puts probes into that one.
+
+        Args:
+            attachment: Of the first file, in all processes that map it.
+            library: The other file.
+            pid: The process. It could make its own code look so, and would go without probes itself.
+        """
+        if platform.machine() != "x86_64":
+            return False
+        optional = attachment.optional_points
+        places = attachment.places + [
+            offset
+            for subject, (entries, _) in attachment.optional_links.items()
+            for name, points in (optional.get(subject, {}).items() if entries else ())
+            if name.endswith("_enter")
+            for offset, _ in points
+        ]
+        places = places[:_COMPARED]
+        mappings = [
+            one for one in executable_mappings(pid) if (one.device, one.inode) == (library.device, library.inode)
+        ]
+        seen = 0
+        with contextlib.suppress(OSError), open(PROC / str(pid) / "mem", "rb", buffering=0) as memory:
+            for offset in places:
+                for one in mappings:
+                    if one.offset <= offset < one.offset + one.end - one.start:
+                        code = os.pread(memory.fileno(), 1, one.start + offset - one.offset)
+                        if code != _BREAKPOINT or library.file.read(1, offset) == _BREAKPOINT:
+                            return False
+                        seen += 1
+        return seen > 0
 
     def _choose_points(
         self,

@@ -57,6 +57,13 @@ def is_small(symbol: str) -> bool:
     return len(symbol) << min(references, 32) <= _SAFE_WORK and not _REPEATS.search(symbol)
 
 
+def shortened(name: str, symbol: str) -> str:
+    """A name of at most ``MAX_NAME`` characters; of a longer one the rest is told by a checksum of its symbol."""
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[:MAX_NAME]}… [{zlib.crc32(symbol.encode(errors='replace')):08x}]"
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
@@ -257,7 +264,7 @@ class Demangler:
         if len(name) <= MAX_NAME:
             return name
         self.shortened += 1
-        return f"{name[:MAX_NAME]}… [{zlib.crc32(symbol.encode(errors='replace')):08x}]"
+        return shortened(name, symbol)
 
     def _keep(self, symbol: str, name: str) -> str:
         name = self._cache[symbol] = self._kept(symbol, name)

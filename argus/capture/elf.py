@@ -738,7 +738,8 @@ class FunctionTable:
         """The virtual address of a file offset, or None where no segment of the file holds it."""
         for segment in self._segments:
             if segment.file_offset <= file_offset < segment.file_offset + segment.file_bytes:
-                return file_offset - segment.file_offset + segment.address
+                address = file_offset - segment.file_offset + segment.address
+                return address if address < 1 << 64 else None
         return None
 
     def find(self, address: int) -> int | None:

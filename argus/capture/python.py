@@ -337,7 +337,8 @@ def _own_offsets(memory: Memory, runtime: int, version: tuple[int, int], table: 
     fixed |= {field: getattr(table, field) for field in own if field.startswith(("unicode_", "bytes_"))}
     if any(own[field] != value for field, value in fixed.items()):
         return f"this {name} lays out its objects in an unknown way"
-    if not all(0 <= value < NO_OFFSET for value in own.values()):
+    # The record's sizes are offsets and the eight bytes behind them, in 16 bits.
+    if not all(0 <= value < NO_OFFSET - 8 for value in own.values()):
         return f"the debug offsets of this {name} make no sense"
     del own["object_type"]
     shift = own["gc_collecting"] - table.gc_collecting

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from argus.capture.demangler import shortened
+
 _BASIC = {
     "a": "i8",
     "b": "bool",
@@ -32,6 +34,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MAX_STEPS = 5000
 """References to earlier parts may repeat a name without end."""
 _MAX_DEPTH = 200
+_MAX_CHARACTERS = 1 << 14
+"""Of names and constants in all, references to them included: each of ``_MAX_STEPS`` may repeat a part of thousands."""
 
 _HASH = re.compile(r"::h[0-9a-f]{16}( |$)")
 # compiler/rustc_symbol_mangling/src/legacy.rs
@@ -43,7 +47,7 @@ class _Malformed(Exception):
     pass
 
 
-@lru_cache(maxsize=16384)
+@lru_cache(maxsize=2048)  # a symbol may have 16 KiB
 def demangle_v0(symbol: str) -> str | None:
     """A symbol that begins with ``_R``, as rustc-demangle shows it (and nm, but for hashes of crates and types of
     constants); None: it is none of Rust's."""
@@ -59,7 +63,7 @@ def demangle_v0(symbol: str) -> str | None:
             return None
     except (_Malformed, IndexError, ValueError, OverflowError):
         return None
-    return f"{text}.{suffix}" if suffix and not suffix.startswith("llvm.") else text
+    return shortened(f"{text}.{suffix}" if suffix and not suffix.startswith("llvm.") else text, symbol)
 
 
 def strip_legacy(text: str) -> str:
@@ -67,8 +71,17 @@ def strip_legacy(text: str) -> str:
     if not _HASH.search(text):
         return text
     text = re.sub(r"(^|::)_\$", r"\1$", _HASH.sub(r"\1", text))
-    text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1]) or chr(int(match[1][1:], 16)), text)
+    text = _ESCAPE.sub(_unescaped, text)
     return text.replace("..", "::")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What an escape stands for; itself where that is no character: half of a surrogate pair is none."""
+    known = _ESCAPES.get(match[1])
+    if known is not None:
+        return known
+    code = int(match[1][1:], 16)
+    return match[0] if 0xD800 <= code < 0xE000 else chr(code)
 
 
 class _Reader:
@@ -80,6 +93,7 @@ class _Reader:
         self._steps = 0
         self._depth = 0
         self._lifetimes = 0
+        self._characters = 0
 
     def _take(self) -> str:
         letter = self.text[self.at]
@@ -97,6 +111,12 @@ class _Reader:
         self._depth += 1
         if self._steps > _MAX_STEPS or self._depth > _MAX_DEPTH:
             raise _Malformed
+
+    def _count(self, text: str) -> str:
+        self._characters += len(text)
+        if self._characters > _MAX_CHARACTERS:
+            raise _Malformed
+        return text
 
     def _base62(self) -> int:
         if self._eat("_"):
@@ -126,7 +146,8 @@ class _Reader:
             # Punycode, with "_" in the place of "-".
             before, _, after = name.rpartition("_")
             name = (f"{before}-{after}" if before else after).encode().decode("punycode")
-        return name
+            name.encode()  # UnicodeEncodeError, a ValueError: it holds half of a surrogate pair
+        return self._count(name)
 
     def _backref(self, read: str, in_value: bool) -> str:
         target = self._base62()
@@ -199,7 +220,7 @@ class _Reader:
         for _ in range(count):
             self._lifetimes += 1
             names.append(self._lifetime(1))
-        return f"for<{', '.join(names)}> " if names else ""
+        return self._count(f"for<{', '.join(names)}> ") if names else ""
 
     def type(self) -> str:
         self._enter()
@@ -285,7 +306,7 @@ class _Reader:
             elif tag == "c":
                 text = repr(chr(value))
             else:
-                text = f"{'-' if negative else ''}{value}"
+                text = self._count(f"{'-' if negative else ''}{value}")
         else:
             raise _Malformed
         self._depth -= 1

@@ -166,7 +166,7 @@ def readable(symbol: str, source: int = 0) -> str:
     """A C++ or Rust symbol as people read it, without Rust's hash; any other name unchanged. ``source``: the process
     whose symbol it is."""
     if symbol.startswith("_R"):
-        return demangle_v0(symbol) or symbol
+        return demangle_v0(symbol) or demangle(symbol, source)
     return strip_legacy(demangle(symbol, source))
 
 

@@ -603,7 +603,8 @@ def script_name(words: list[str]) -> str:
 def executable_mappings(pid: int) -> list[Mapping]:
     """The executable file mappings of a process."""
     found: list[Mapping] = []
-    with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape") as lines:
+    # A file's name may hold a carriage return, which ends no line: the kernel escapes what does.
+    with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
             match = _MAPS_LINE.match(line.rstrip("\n"))
             if not match or "x" not in match["perms"] or match["inode"] == "0":

@@ -40,6 +40,8 @@ FLUSH_S = 120.0
 """How long to wait for a store that is away."""
 FULL_S = 10.0
 """How long for one that has no room left."""
+LONGEST_NS = 7 * 86400 * 10**9
+"""Longest recording: what is worked out for each second of it is kept in memory."""
 APART_NS = 600 * 10**9
 """Recordings of one job overlap, but for clocks that differ and profilers that were started one after the other."""
 
@@ -50,6 +52,14 @@ def check_ranks(recordings: Sequence[Recording]) -> None:
     Raises:
         ArgusError: Naming both files.
     """
+    for each in recordings:
+        begin, end = each.span
+        if end - begin > LONGEST_NS:
+            raise ArgusError(
+                f"{each.path} has times that lie {(end - begin) / 864e11:,.0f} days apart, which no recording has",
+                "Is it damaged? Export it again",
+                EXIT_USAGE,
+            )
     dated = sorted((each.span, each.path) for each in recordings if each.zero == Recording.zero and any(each.span))
     latest, last = 0, ""
     for (begin, end), path in dated:

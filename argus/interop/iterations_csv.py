@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 from numpy.typing import NDArray
 
@@ -28,6 +29,8 @@ Int = NDArray[np.int64]
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
 """What a unit is in nanoseconds."""
 BLOCK_BYTES = 8 << 20
+LONGEST = 200
+"""Bytes of a value: text becomes columns whose cells are all as wide as the longest."""
 MOST_NS = 2.0**62 / 1e3
 """The longest step: 53 days. Longer ones are of another unit, and sums of them would not fit."""
 
@@ -106,13 +109,14 @@ def _open(path: Path, columns: Columns, reading: _Reading) -> Any:
     parse_options = pcsv.ParseOptions(invalid_row_handler=note)
     try:
         head = pcsv.open_csv(path, read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES), parse_options=parse_options)
-        lacking = [name for name in wanted if name not in head.schema.names]
+        names = _names(path, head.schema)
+        lacking = [name for name in wanted if name not in names]
         if lacking:
-            there = ", ".join(name or "(no name)" for name in head.schema.names[:16])
+            there = ", ".join(name or "(no name)" for name in names[:16])
             raise ArgusError(
                 f"{path} has no column {', '.join(repr(name) for name in lacking)}", f"It has: {there}", EXIT_USAGE
             )
-        if twice := [name for name in wanted if head.schema.names.count(name) > 1]:
+        if twice := [name for name in wanted if names.count(name) > 1]:
             raise ArgusError(f"{path} has the column {twice[0]!r} twice", "Which one is meant?", EXIT_USAGE)
         head.close()
         # As text: a column's type may change after the first block, and errors then name the row.
@@ -129,6 +133,18 @@ def _open(path: Path, columns: Columns, reading: _Reading) -> Any:
     except (OSError, pa.ArrowException) as failure:
         where = _row_of(path, reading.broken) or " cannot be read"
         raise ArgusError(f"{path}{where}: {_why(failure)}", "Is it text with commas?", EXIT_USAGE) from None
+
+
+def _names(path: Path, schema: pa.Schema) -> list[str]:
+    """The columns' names.
+
+    Raises:
+        ArgusError: One is no text.
+    """
+    try:
+        return list(schema.names)
+    except UnicodeDecodeError:
+        raise ArgusError(f"{path}: its first row is no UTF-8", "Is it text with commas?", EXIT_USAGE) from None
 
 
 def _row_of(path: Path, broken: str) -> str:
@@ -160,6 +176,9 @@ def _blocks(path: Path, columns: Columns, reader: Any, reading: _Reading, told: 
             continue
         first = reading.rows + 1
         reading.rows += batch.num_rows
+        for name in (columns.rank, columns.step, columns.duration):
+            long = pc.greater(pc.binary_length(batch.column(name)), LONGEST).to_numpy(zero_copy_only=False)
+            _check(path, name, batch.column(name), long, first, f"of {LONGEST} bytes or less")
         step = _whole(path, columns.step, batch.column(columns.step), first)
         with np.errstate(over="ignore"):
             took = _numbers(path, columns.duration, batch.column(columns.duration), first) * UNITS[columns.unit]

@@ -50,6 +50,7 @@ PROGRESS_EVENTS = 20_000
 ENGINE = "autograd::engine::evaluate_function"
 """How ranges begin that autograd's engine makes of what it evaluates."""
 EPOCH_2000_NS = 946_684_800 * 10**9
+MOST_RANKS = 1 << 31
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
@@ -235,6 +236,8 @@ class _Text:
                 where = int(stop.value) if stop.value is not None else self.place
             except json.JSONDecodeError as failure:
                 where = failure.pos
+            except ValueError:  # a number of more digits than Python reads
+                raise self.wrong() from None
             else:
                 # A number may go on.
                 if end < len(self.window) or self.ended:
@@ -257,6 +260,8 @@ class _Text:
                 if self.ended or left >= LONGEST_EVENT:
                     break
                 self.read_on(2 * left)
+            except ValueError:  # a number of more digits than Python reads
+                break
         while (following := _NEXT_EVENT.search(self.window, self.place)) is None:
             if self.ended:
                 raise self.wrong(len(self.window))
@@ -408,10 +413,12 @@ def _take(event: dict[str, Any], columns: _Columns) -> None:
         return
     begin, duration = _ns(event["ts"]), _ns(event.get("dur", 0))
     if not 0 <= begin < MOST_NS or duration >= MOST_NS:
-        raise ValueError("a time below 0, or that nobody lives to see")
+        raise ValueError("a time below 0, or too late")
     if duration < 0:
         columns.negative += 1
         duration = 0
+    if begin < 0 or begin + duration > MOST_NS:
+        raise ValueError("no time")
     arguments = event.get("args") or {}
     if not isinstance(arguments, dict):
         raise ValueError("arguments have no names")
@@ -519,15 +526,13 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     told = head.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, source = told.get("rank"), "trace"
-    if not isinstance(rank, int) or not 0 <= rank < 1 << 31:
+    if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
     world = told.get("world_size")
-    world = world if isinstance(world, int) and 0 < world < 1 << 31 else 0
-    base = head.get("baseTimeNanoseconds")
-    if not isinstance(base, int) or not 0 <= base < MOST_NS:
-        base = 0
+    world = world if isinstance(world, int) and 0 < world < MOST_RANKS else 0
+    base = _base_ns(path, head)
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
     rows = np.frombuffer(columns.ops, np.int64).reshape(-1, len(_OP_FIELDS))
     pids, uses = np.unique(calls[:, 5], return_counts=True)
@@ -599,6 +604,21 @@ def _host(path: Path, head: dict[str, Any]) -> str:
             if isinstance(name := found.get(key), str) and name.strip():
                 return name.strip()[:256]
     return host_in_path(str(path.absolute())) or UNKNOWN_HOST
+
+
+def _base_ns(path: Path, head: dict[str, Any]) -> int:
+    """The trace's time 0, ns since 1970; 0: it does not say.
+
+    Raises:
+        ArgusError: It says what is no time.
+    """
+    try:
+        base = _number(head.get("baseTimeNanoseconds"))
+        if 0 <= base <= MOST_NS:
+            return base
+    except (ValueError, TypeError, ArithmeticError):
+        pass
+    raise _not_json(path, f"baseTimeNanoseconds is {str(head['baseTimeNanoseconds'])[:40]}")
 
 
 def _outer(ranges: list[tuple[str, CpuRange]], base: int) -> list[CpuRange]:

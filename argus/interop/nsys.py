@@ -48,6 +48,8 @@ Int = NDArray[np.int64]
 _KERNEL, _MEMCPY, _MEMSET = (f"CUPTI_ACTIVITY_KIND_{what}" for what in ("KERNEL", "MEMCPY", "MEMSET"))
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _MAGIC = b"SQLite format 3\0"
+_TIMED = f'"start" >= 0 AND "end" <= {MOST_NS}'
+"""What a row's times may be: with the recording's own zero they fit into 64 bits."""
 _OPERATIONS = {
     _KERNEL: {
         "correlation": "correlationId", "device": "deviceId", "context": "contextId", "stream": "streamId",
@@ -155,7 +157,8 @@ class _Export:
 
     def _damaged(self) -> str:
         """Where SQLite's own check sees the first damage; empty: it does not say."""
-        with contextlib.suppress(sqlite3.Error):
+        # What SQLite says may hold the file's own bytes, which may be no UTF-8; or it says nothing.
+        with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
             (told,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             # "On tree page 655 cell 10: …", "Tree 12 page 34: …", "Page 7: never used"
             if found := re.search(r"page (\d+)(?! of)", told, re.IGNORECASE):
@@ -222,6 +225,12 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
     progress(0.7)
     if not len(ops) and not len(calls):
         raise ArgusError(f"{path} has no CUDA activity", "Record it with: nsys profile --trace=cuda,nvtx", EXIT_USAGE)
+    untimed = sum(
+        count
+        for table in (*_OPERATIONS, _RUNTIME)
+        if export.has(table, "start", "end")
+        for (count,) in export.rows(f'SELECT count() FROM "{table}" WHERE "end" >= "start" AND NOT ({_TIMED})')
+    )
     used = np.unique(of_process) if len(ops) else np.unique(call_process)
     ranges = _ranges(export)
     progress(0.9)
@@ -243,6 +252,8 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         )
         recording.symbols, recording.functions = list(names), list(functions)
         recording.notes = list(notes)
+        if number == 0:  # of the file, once
+            recording.losses["rows_of_impossible_times"] = int(untimed)
         mine = ops[of_process == process].copy()
         mine["pid"] = recording.pid
         own = calls[call_process == process].copy()
@@ -267,7 +278,7 @@ def _zero(export: _Export) -> tuple[int, str]:
     if export.has("ANALYSIS_DETAILS", "startTime"):
         for (value,) in export.rows("SELECT CAST(startTime AS INTEGER) FROM ANALYSIS_DETAILS LIMIT 1"):
             started = value
-    if wall is None or wall < EPOCH_2000_NS:
+    if wall is None or not EPOCH_2000_NS <= wall - (started or 0) <= MOST_NS:
         return 0, "unknown: times are stored as if they counted from 1970"
     base = wall - (started or 0)
     return (
@@ -345,7 +356,7 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
     sql = (
         f'SELECT {text} AS t, CAST(n.start AS INTEGER), CAST(n."end" AS INTEGER), CAST(n.globalTid AS INTEGER) '
         f"FROM NVTX_EVENTS n {joined} "
-        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL {kinds} AND ({likes})'
+        f'WHERE n.start + n."end" + n.globalTid IS NOT NULL AND n."end" >= n.start AND {_TIMED} {kinds} AND ({likes})'
     )
     return [
         (str(text), begin, end, tid)

@@ -37,6 +37,8 @@ SIZES = {
 """Sizes in the metadata, and what :class:`Layout` calls them."""
 ROWS = 1 << 18
 _MAGIC = b"PAR1"
+_UNREADABLE = (OSError, ValueError, pa.ArrowException)
+"""What pyarrow raises of a damaged file. A ValueError: of a name that is no UTF-8."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,9 @@ def read(path: Path, meta: Path | None) -> Trace:
         there = pq.read_schema(path).names
         # Memory holds what is used: of words each different one once.
         table = pq.read_table(path, columns=[one for one in there if one in READ], read_dictionary=["optype"])
-    except (OSError, pa.ArrowException) as failure:
+        if "optype" in table.column_names:
+            table["optype"].validate(full=True)  # text that is no UTF-8
+    except _UNREADABLE as failure:
         raise ArgusError(
             f"{path} cannot be read as Parquet: {_why(failure)}{_damaged(path)}",
             "Is it whole, and is it a Parquet file?",
@@ -277,7 +281,7 @@ def _damaged(path: Path) -> str:
         return f"; it ends at byte {there:,} without a footer, as one that is cut off"
     try:
         file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException):
+    except _UNREADABLE:
         return f"; its footer, before byte {there:,}, is damaged"
     with file:
         for group in range(file.num_row_groups):
@@ -285,7 +289,7 @@ def _damaged(path: Path) -> str:
                 column = file.metadata.row_group(group).column(place)
                 try:
                     file.read_row_group(group, [column.path_in_schema])
-                except (OSError, pa.ArrowException):
+                except _UNREADABLE:
                     first = column.data_page_offset
                     if column.dictionary_page_offset is not None:
                         first = min(first, column.dictionary_page_offset)

@@ -128,6 +128,10 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
+MAX_REQUEST = 1 << 31
+"""Bytes of a request's body; the writer sends a quarter of a GiB at most."""
+
+
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
@@ -202,11 +206,16 @@ class _Handler(BaseHTTPRequestHandler):
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             parts = []
             while size := int(self.rfile.readline().split(b";")[0], 16):
-                parts.append(self.rfile.read(size))
+                parts.append(self._read(size))
                 self.rfile.readline()
             self.rfile.readline()
             return b"".join(parts)
-        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return self._read(int(self.headers.get("Content-Length", 0)))
+
+    def _read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_REQUEST:
+            raise ValueError(f"{size} bytes")
+        return self.rfile.read(size)
 
     def _reply(self, status: int, body: Any, **headers: str) -> None:
         self.send_response(status)
@@ -218,10 +227,26 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def do_GET(self) -> None:
+        try:
+            asked = self._request()
+        except OSError:
+            raise  # the client has gone
+        except Exception as failure:  # what the parsers of HTTP and of forms make of nonsense is of many types
+            self.close_connection = True
+            self._reply(
+                400, f"the request cannot be read: {failure or type(failure).__name__}".encode(errors="replace")
+            )
+            return
+        if asked is None:
+            self._reply(200, b"Ok.\n", X_Argus_Pid=str(os.getpid()))
+        else:
+            self._run(*asked)
+
+    def _request(self) -> tuple[dict[str, str], bytes] | None:
+        """Options and body of a request; None: whether the engine is there is all that is asked."""
         url = urlsplit(self.path)
         if url.path == "/ping":
-            self._reply(200, b"Ok.\n", X_Argus_Pid=str(os.getpid()))
-            return
+            return None
         options = dict(parse_qsl(url.query, keep_blank_values=True))
         body = self._body()
         if self.headers.get_content_type() == "multipart/form-data":
@@ -231,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
                 name = str(part.get_param("name", "", "content-disposition"))
                 options[name] = (part.get_payload(decode=True) or b"").decode()  # type: ignore[union-attr]
             body = b""
-        self._run(options, body)
+        return options, body
 
     do_POST = do_GET
 

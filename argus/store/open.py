@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,7 +75,7 @@ def default_url() -> str:
         ArgusError: There is no home to have it in.
     """
     if os.geteuid() == 0:
-        return "chdb:///var/lib/argus"
+        return _ROOTS_STORE
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     if not home.startswith("/"):
         raise ArgusError("no store is named, and this user has no home", "Name one: --store chdb:///folder", EXIT_USAGE)
@@ -409,6 +410,13 @@ class Store:
         except Error as failure:
             self._drop()
             raise self.explain(failure) from None
+        except (ValueError, TypeError, LookupError, ArithmeticError, EOFError, zlib.error) as failure:
+            self._drop()
+            where = str(target.path) if target.path is not None else f"{target.host}:{target.port}"
+            why = first_line(str(failure)) or type(failure).__name__
+            raise ArgusError(
+                f"{where} does not answer as ClickHouse does: {why}", _REACH_HINT, EXIT_UNAVAILABLE
+            ) from None
         except BaseException:
             self._drop()
             raise
@@ -777,6 +785,7 @@ def nothing_hint() -> str:
 
 
 _FOLDER_HINT = "Name another folder: --store chdb:///path"
+_ROOTS_STORE = "chdb:///var/lib/argus"
 
 
 def _forbidden(folder: Path) -> ArgusError:
@@ -792,6 +801,13 @@ def _forbidden(folder: Path) -> ArgusError:
     owner: object = "somebody else"
     with contextlib.suppress(KeyError, OSError):
         owner = pwd.getpwuid(folder.stat().st_uid).pw_name
+    if os.geteuid() == 0:
+        return ArgusError(
+            f"not even root may use the store's folder {folder}, which belongs to {owner}",
+            "A network file system may take root for nobody (root_squash): name a folder on a local disk, --store "
+            f"{_ROOTS_STORE}, or run this without sudo as its owner",
+            EXIT_UNAVAILABLE,
+        )
     return ArgusError(
         f"you may not use the store's folder {folder}, which belongs to {owner}",
         f"Use sudo, or another folder: --store chdb://{os.path.expanduser('~')}/.local/share/argus",

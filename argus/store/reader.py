@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,11 @@ import pyarrow as pa
 
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spool
-from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
+from argus.store.open import LEASE_TIMEOUT_S, Store, first_line, nothing_hint
 from argus.store.schema import schema_state
 
+_NOT_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, EOFError, zlib.error)
+"""What comes of an answer that is damaged, or of something else than a ClickHouse server."""
 _UNKNOWN_TABLE, _UNKNOWN_COLUMNS = 60, (16, 47)
 """ClickHouse's codes; a column is missing by NO_SUCH_COLUMN_IN_TABLE or UNKNOWN_IDENTIFIER."""
 
@@ -47,15 +50,27 @@ def query(
         from clickhouse_connect.driver.exceptions import Error
 
         try:
-            table = client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+            try:
+                table = client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+            except Error as failure:
+                if getattr(failure, "code", None) == _UNKNOWN_TABLE and _is_empty(client):
+                    raise nothing_stored(store) from None
+                if getattr(failure, "code", None) in (_UNKNOWN_TABLE, *_UNKNOWN_COLUMNS):
+                    _refuse_old_tables(store, client, failure)  # which asks the store, too
+                raise
         except Error as failure:
-            if getattr(failure, "code", None) == _UNKNOWN_TABLE and _is_empty(client):
-                raise nothing_stored(store) from None
-            if getattr(failure, "code", None) in (_UNKNOWN_TABLE, *_UNKNOWN_COLUMNS):
-                _refuse_old_tables(store, client, failure)
             raise store.explain(failure) from None
+        except _NOT_ROWS as failure:
+            raise not_rows(store, failure) from None
     assert isinstance(table, pa.Table)
     return table
+
+
+def not_rows(store: Store, failure: Exception) -> ArgusError:
+    """The error for an answer that the driver or Arrow cannot make anything of."""
+    why = first_line(str(failure)) or type(failure).__name__
+    hint = f"Is {store.target.host}:{store.target.port} a ClickHouse server?" if store.target.host else ""
+    return ArgusError(f"the answer of the store is not rows: {why}", hint, EXIT_UNAVAILABLE)
 
 
 def query_columns(
@@ -75,7 +90,14 @@ def query_columns(
         ArgusError: As ``query``.
     """
     table = query(store, sql, params, settings=settings)
-    return {name: _column(table.column(name)) for name in table.column_names}
+    return _Answer({name: _column(table.column(name)) for name in table.column_names})
+
+
+class _Answer(dict[str, npt.NDArray[Any]]):
+    """Columns by name. One that was asked for and is not there is an error of the store, not of the caller."""
+
+    def __missing__(self, name: str) -> npt.NDArray[Any]:
+        raise ArgusError(f"the answer of the store is not rows: it has no column {name}", "", EXIT_UNAVAILABLE)
 
 
 def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
@@ -86,18 +108,44 @@ def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
             return np.empty(0, dtype=object)
         # Few different ones, mostly: each is made once.
         coded = pa.chunked_array(values.chunks, pa.string()).combine_chunks().dictionary_encode()
-        words = np.array([*coded.dictionary.to_pylist(), None], dtype=object)
+        words = np.array([*_texts(coded.dictionary), None], dtype=object)
         places = coded.indices.fill_null(len(words) - 1) if coded.null_count else coded.indices
         return np.asarray(words[np.from_dlpack(places)])
     if pa.types.is_nested(values.type):
         out = np.empty(len(values), dtype=object)
-        out[:] = values.to_pylist()
+        out[:] = _texts(values)
         return out
     if values.null_count or not pa.types.is_primitive(values.type) or pa.types.is_boolean(values.type):
         return np.asarray(values.to_numpy())
     # pyarrow's own way loads pandas, where that is installed: half of the time that Python needs for a short job.
     parts = [np.from_dlpack(chunk) for chunk in values.chunks]
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, values.type.to_pandas_dtype()), *parts])
+
+
+def _texts(values: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Values as Python's. ClickHouse's strings are bytes: whoever may write to a store may have put anything there."""
+    try:
+        return list(values.to_pylist())
+    except UnicodeDecodeError:
+        parts = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        return [_replaced(value) for part in parts for value in part.cast(_as_bytes(part.type)).to_pylist()]
+
+
+def _as_bytes(kind: pa.DataType) -> pa.DataType:
+    """A type with bytes in the place of text."""
+    if pa.types.is_list(kind):
+        return pa.list_(_as_bytes(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_as_bytes(kind.key_type), _as_bytes(kind.item_type))
+    return pa.binary() if pa.types.is_string(kind) else kind
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_replaced, value))
+    return value
 
 
 @dataclass(frozen=True)

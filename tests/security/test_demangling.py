@@ -111,17 +111,24 @@ def test_the_child_of_a_trace_that_gave_up_its_rights_has_none_either() -> None:
 
 
 def test_a_forked_process_does_not_take_its_parents_answers(names: Demangler) -> None:
+    def child() -> int:
+        process = demangler.shared._child._process
+        return 0 if process is None else process.pid
+
     names.names([bomb(9, "before")])
     demangler.shared.names([bomb(9, "before")])
     here, there = os.pipe()
     if (pid := os.fork()) == 0:
         try:
-            os.write(there, demangler.shared.names([bomb(9, "forked")])[0][:7].encode())
+            name = demangler.shared.names([bomb(9, "forked")])[0][:7]
+            os.write(there, f"{name} {child()}".encode())
             demangler.shared.close()
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert os.read(here, 100) == b"forked("
+    name, its_own = os.read(here, 100).decode().split()
+    assert name == "forked("
+    assert int(its_own) not in (0, child()), "it has a child of its own"
     assert demangler.shared.names([bomb(9, "after")])[0].startswith("after(")
     demangler.shared.close()
 
@@ -138,6 +145,11 @@ def test_what_is_demangled_here_has_a_bounded_name() -> None:
             tried += 1
             assert len(demangler._demangle_here(symbol)) <= 1 << 17, symbol
     assert tried > 5000
+    large = [bomb(levels) for levels in range(1, 19)]
+    assert is_small(large[0])
+    for symbol in large:
+        assert not is_small(symbol) or len(demangler._demangle_here(symbol)) <= 1 << 17, symbol
+    assert not is_small("_Z1fIJiiiiiiii" + "ii" * 99 + "EEvDpT_"), "a pack repeats what it holds"
 
 
 def test_what_is_no_symbol_stays() -> None:

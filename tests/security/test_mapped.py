@@ -94,10 +94,15 @@ def test_absolute_links_lead_nowhere_outside_the_root_of_the_process(folder: Pat
     (folder / "up").symlink_to("../" * 20 + str(tmp_path / "of_root"))
     (folder / "magic").symlink_to(f"/proc/{os.getpid()}/root{tmp_path}/of_root")
     root = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    inside = folder / tmp_path.relative_to("/")
     try:
         for name in ("link", "up"):
             with pytest.raises(FileNotFoundError):
                 mapped.open_in_root(root, f"/{name}")
+        inside.mkdir(parents=True)
+        (inside / "of_root").write_bytes(b"its own")
+        for name in ("link", "up"):
+            assert mapped.open_in_root(root, f"/{name}").read(9, 0) == b"its own"
     finally:
         os.close(root)
     with pytest.raises(OSError) as failure:

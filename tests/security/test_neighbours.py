@@ -215,7 +215,8 @@ def test_no_process_fills_a_ring_for_the_others(monkeypatch: pytest.MonkeyPatch)
         call(honest, 101)
         assert set(probes.launches.drain()["pid"].tolist()) == {honest.pid}
         assert probes.spent(flood.pid)[0] == 52_025
-        assert probes.counters()[Counter.HITS_IGNORED] == before + 1009
+        # Other programs of this machine may call it, too.
+        assert probes.counters()[Counter.HITS_IGNORED] >= before + 1009
 
 
 @pytest.mark.kernel
@@ -273,6 +274,32 @@ def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPat
             assert int.from_bytes(value[8:12], sys.byteorder) == followed(many.pid)
         finally:
             probes.close()
+
+
+def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> None:
+    """Those of files that others map, too, stay: they are the others'."""
+    probes = Probes.__new__(Probes)
+    kept: dict[str, Any] = {"targets": SimpleNamespace(get=lambda pid: None)}
+    probes._module = kept  # type: ignore[assignment]
+    library: Any = SimpleNamespace()
+
+    def links(count: int) -> list[int]:
+        return [os.open(tmp_path, os.O_RDONLY) for _ in range(count)]
+
+    own, shared, other = (bpf.Attachment(library, pid, entry_links=links(2)) for pid in (7, None, 8))
+    own.optional_links["launches"] = (links(1), links(1))
+    pulse = links(1)
+    probes.attachments = [own, shared, other]
+    probes._pulse_links = {id(own): pulse}
+    gone = [*own.entry_links, *own.optional_links["launches"][0], *own.optional_links["launches"][1], *pulse]
+    stay = [*shared.entry_links, *other.entry_links]
+    probes.ignore(7)
+    assert probes.attachments == [shared, other]
+    for fd in gone:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+    for fd in stay:
+        os.close(fd)
 
 
 # ---- a whole trace

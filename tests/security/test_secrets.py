@@ -130,11 +130,28 @@ LEAKS = (
     f"train.py --data https://bucket/x?X-Amz-Signature={SECRET}&a=1",
     f"train.py wandb.token={SECRET}",
     f"train.py +trainer.auth={SECRET}",
+    f"openssl rsa -passin {SECRET}",
+    f"mysql -u root -p{SECRET} db",
+    f"mysql -u root -p {SECRET}",
+    f"sudo mysqldump -p{SECRET} --all-databases",
+    f"timeout 5 mongosh -u admin -p {SECRET}",
+    f"sshpass -p {SECRET} ssh node1",
+    f"redis-cli -a {SECRET} ping",
+    f"curl -s -u user:{SECRET} https://host/",
+    f"curl --user user:{SECRET} https://host/",
+    f"docker login -u user -p {SECRET} registry",
+    f"docker exec -i db mysql -p{SECRET}",
+    f"cat x | mysql -p{SECRET}",
+    f"unzip -P {SECRET} data.zip",
 )
 STAYS = (
     "train.py --num-tokens 100 --max_new_tokens=5 --pad-token-id 3 --tokenizer-path /t --vocab.unk_token=x",
     "train.py --tensor-model-parallel-size 4 --key-dim 3 --kv-key-heads=2 --keep-best 3 --author me --monkey 1",
     "python -u train.py --lr 1e-4 --tokens-per-batch 3 -p 4 --sort-key=x https://host/x?step=3",
+    "train.py --backend mysql -p 4 -pipeline 2",
+    "docker run -p 8080:80 image",
+    "mysql -P 3306 -u root db; python train.py -p 4",
+    "curl -s https://host/ | python train.py -u 5",
 )
 
 

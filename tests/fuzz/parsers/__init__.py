@@ -1,0 +1,1 @@
+"""One module for each parser of foreign bytes (``tests.fuzz.harness.Parser`` says what is in it)."""

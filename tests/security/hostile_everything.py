@@ -1,0 +1,210 @@
+"""A hostile process, one of several kinds: ``hostile_everything.py KIND FOLDER LIBRARIES``. It prints ``ready``.
+
+Each kind attacks one thing that Argus reads or opens, for as long as it lives. FOLDER is its own; LIBRARIES has the
+fake CUDA. All are run beside honest jobs by ``scripts/hostile``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FOLDER, LIBRARIES = Path(sys.argv[2]), Path(sys.argv[3])
+CUDA = "libcuda.so.1"
+FILES = 20_000
+STATES = 1 << 16
+PAGE = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _ready() -> None:
+    print("ready", flush=True)
+
+
+def _cuda(name: str = CUDA) -> ctypes.CDLL:
+    """The fake driver, from a copy of this process's own."""
+    own = FOLDER / name
+    if not own.exists():
+        shutil.copy(LIBRARIES / CUDA, own)
+    return ctypes.CDLL(str(own))
+
+
+def _executable(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    finally:
+        os.close(fd)
+
+
+def files() -> None:
+    """20,000 mapped files that look like libraries, some of which are exchanged for others all the time."""
+    _cuda()
+    image = (LIBRARIES / CUDA).read_bytes()[: 3 * PAGE]
+    held = []
+    (FOLDER / "many").mkdir()
+    for number in range(FILES):
+        path = FOLDER / "many" / f"lib{number}.so"
+        path.write_bytes(image if number % 50 == 0 else image[:64] + number.to_bytes(8, "little") * 8)
+        held.append(_executable(path))
+        path.unlink()
+        if number == 1000:
+            _ready()  # the others come while it is traced
+    while True:
+        time.sleep(0.5)
+        place = random.randrange(FILES)
+        path = FOLDER / "many" / "again.so"
+        path.write_bytes(image[:64] + os.urandom(512))
+        held[place] = _executable(path)
+        path.unlink()
+
+
+def lists() -> None:
+    """A chain of thread states that are none, behind those of its own interpreter; and counters without sense."""
+    interp_head, threads_head, thread_next, thread_frame = map(int, os.environ["OFFSETS"].split(","))
+    runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    word = ctypes.c_uint64
+    interpreter = word.from_address(runtime + interp_head).value
+    state = word.from_address(interpreter + threads_head).value
+    while following := word.from_address(state + thread_next).value:
+        state = following
+    size = 512
+    forged = mmap.mmap(-1, STATES * size)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(forged))
+    for number in range(STATES):
+        at = base + number * size
+        word.from_address(at + thread_next).value = base + (number * 7919 + 1) % STATES * size
+        word.from_address(at + thread_frame).value = at
+    word.from_address(state + thread_next).value = base
+    _ready()
+    while True:
+        sum(range(10_000))
+
+
+def links() -> None:
+    """Its library's name is now a file, now a link to a file of root's, now a pipe; so is what lies beside it."""
+    torch = FOLDER / "torch" / "lib"
+    torch.mkdir(parents=True)
+    library = torch / "libtorch_cpu.so"
+    shutil.copy(LIBRARIES / CUDA, library)
+    shutil.copy(LIBRARIES / CUDA, torch / CUDA)
+    held = [_executable(library), ctypes.CDLL(str(torch / CUDA))]
+    version, spare = torch.parent / "version.py", FOLDER / "spare"
+    perf = Path(f"/tmp/perf-{os.getpid()}.map")
+    targets = [os.environ["TREASURE"], "/dev/zero", "/dev/full", "/etc/shadow"]
+    _ready()
+    turn = 0
+    while held:
+        turn += 1
+        for place in (library, torch / CUDA, version, perf):
+            spare.unlink(missing_ok=True)
+            kind = (turn + hash(place)) % 4
+            if kind == 0:
+                os.mkfifo(spare, 0o666)
+            elif kind == 3:
+                shutil.copy(LIBRARIES / CUDA, spare)
+            else:
+                spare.symlink_to(targets[turn % len(targets)])
+            os.rename(spare, place)
+        time.sleep(0.002)
+
+
+def flood() -> None:
+    """Calls as fast as it can."""
+    library = _cuda()
+    _ready()
+    while True:
+        library.cuCtxSynchronize()
+
+
+def names() -> None:
+    """Kernels whose names would fill the memory of whoever reads them, and never the same twice."""
+    library = _cuda()
+    letters = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    bomb = "1A1BIS_S_E" + "".join(f"S0_IS{letters[k]}_S{letters[k]}_E" for k in range(1, 30))
+    handle = ctypes.c_void_p()
+    _ready()
+    number = 0
+    while True:
+        for _ in range(200):
+            number += 1
+            name = f"_Z{len(str(number)) + 1}f{number}{bomb}" if number % 2 else f"_RNvC{3000}{'x' * 3000}1f"
+            library.cuModuleGetFunction(ctypes.byref(handle), ctypes.c_void_p(1), name.encode())
+            library.cuLaunchKernel(handle, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+        time.sleep(0.05)
+
+
+def memory() -> None:
+    """The memory that the CUPTI helper shares with Argus is written to at random, while Argus reads it."""
+    _cuda().cuInit(0)
+    where = None
+    until = time.monotonic() + 20
+    while where is None and time.monotonic() < until:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if "memfd:argus-cupti" in line and " 00000000 " in line:
+                begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+                where = begin, end
+        time.sleep(0.1)
+    _ready()
+    if where is None:
+        while True:
+            time.sleep(1)
+    begin, end = where
+    random.seed(7)
+    while True:
+        for _ in range(200):
+            at = begin + random.choice((0, 32768, 65536, 0)) + 4 * random.randrange(200)
+            if at + 8 <= end:
+                ctypes.c_uint32.from_address(at).value = random.choice(
+                    (0, 1, 2, 3, 5, 0xFFFFFFFF, random.getrandbits(32))
+                )
+        time.sleep(0.001)
+
+
+def truncation() -> None:
+    """Its mapped files are cut short, and grow again, while they are read."""
+    library = FOLDER / "libnccl.so.2"
+    shutil.copy(LIBRARIES / "libnccl.so.2", library)
+    whole = library.read_bytes()
+    held = [_cuda(), _executable(library)]
+    library.chmod(0o755)
+    _ready()
+    with library.open("r+b") as file:
+        while held:
+            for size in (64, 4096, len(whole), 1 << 32):
+                file.truncate(size)
+                time.sleep(0.001)
+            file.seek(0)
+            file.write(whole)
+            file.truncate(len(whole))
+            file.flush()
+
+
+KINDS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (files, lists, links, flood, names, memory, truncation)
+}
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    KINDS[sys.argv[1]]()
+
+
+def _end_with_parent() -> None:
+    """Whoever started it was killed."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
