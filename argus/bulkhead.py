@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 from argus import debug
 from argus.text import printable
@@ -24,6 +25,24 @@ _LOOKS_S = 0.25
 """How often the watchdog looks."""
 _SAID = 32
 """Failures of which a line is said; all are counted."""
+
+
+OWNERS = 1024
+"""Users whose failures are counted apart; those of others beyond them count for every job."""
+
+
+class Owned(Protocol):
+    """A job, as far as its failures are concerned.
+
+    Attributes:
+        name: For people.
+        owner: User and container that its processes run as.
+        losses: What failed of it alone, by counter.
+    """
+
+    name: str
+    owner: tuple[int, str]
+    losses: Counter[str]
 
 
 class _Guard:
@@ -52,7 +71,7 @@ class Bulkheads:
         note: Called with a line for people.
 
     Attributes:
-        counters: "processes_quarantined", "turns_failed", "job_turns_failed": all losses.
+        counters: "processes_quarantined", "turns_failed", "job_turns_failed": all losses, of the whole session.
         doing: What is done now, for the watchdog; empty: nothing that has a name.
     """
 
@@ -61,40 +80,74 @@ class Bulkheads:
         self.counters: Counter[str] = Counter()
         self.doing = ""
         self._said: set[str] = set()
+        self._of_anybody: Counter[str] = Counter()
+        """Of them, those that may concern any job."""
+        self._of_user: dict[int, Counter[str]] = {}
+        """Of them, those of processes that belong to no job yet, by the user whose jobs they may belong to."""
 
-    def part(self, name: str) -> _Guard:
-        """Part of a turn: if it fails, this turn goes on without, and the next one tries again."""
+    def of(self, job: Owned) -> dict[str, int]:
+        """``counters`` as far as they concern a job: without what failed of other jobs, and of other users."""
+        of_user = self._of_user.get(job.owner[0], Counter())
+        return {name: self._of_anybody[name] + of_user[name] + job.losses[name] for name in self.counters}
+
+    def _count(self, counter: str, job: Owned | None, uid: int = -1) -> None:
+        self.counters[counter] += 1
+        if job is not None:
+            job.losses[counter] += 1
+        elif uid >= 0 and (uid in self._of_user or len(self._of_user) < OWNERS):
+            self._of_user.setdefault(uid, Counter())[counter] += 1
+        else:
+            self._of_anybody[counter] += 1
+
+    def part(self, name: str, job: Owned | None = None) -> _Guard:
+        """Part of a turn: if it fails, this turn goes on without, and the next one tries again.
+
+        Args:
+            name: For people.
+            job: The only job that it concerns; None: it may concern any.
+        """
 
         def failed(failure: Exception) -> None:
-            self.counters["turns_failed"] += 1
+            self._count("turns_failed", job)
             self._say(f"{name} failed", failure, "the rest of the trace goes on")
 
         return _Guard(self, name, failed)
 
-    def job(self, name: str) -> _Guard:
+    def job(self, job: Owned) -> _Guard:
         """What is done for one job in a turn."""
 
         def failed(failure: Exception) -> None:
-            self.counters["job_turns_failed"] += 1
-            self._say(f"job {name}: what came of it could not be worked on", failure, "other jobs go on")
+            self._count("job_turns_failed", job)
+            self._say(f"job {job.name}: what came of it could not be worked on", failure, "other jobs go on")
 
-        return _Guard(self, f"job {name}", failed)
+        return _Guard(self, f"job {job.name}", failed)
 
-    def process(self, pid: int, part: str, quarantine: Callable[[], None]) -> _Guard:
-        """What is done for one process. If it fails, ``quarantine`` is called, which is to leave the process alone from
-        then on."""
+    def process(
+        self,
+        pid: int,
+        part: str,
+        quarantine: Callable[[], None],
+        job: Owned | None = None,
+        user: Callable[[int], int] = lambda pid: -1,
+    ) -> _Guard:
+        """What is done for one process.
+
+        Args:
+            pid: The process.
+            part: What is done, for people.
+            quarantine: Called if it fails; to leave the process alone from then on.
+            job: The job that the process belongs to; None: to none yet.
+            user: Called if it fails and there is no job, with the process: the user whose jobs it may belong to; -1:
+                not known.
+        """
 
         def failed(failure: Exception) -> None:
-            self.quarantined(pid, part, failure)
-            with self.part(f"leaving process {pid} alone"):
+            self._count("processes_quarantined", job, user(pid) if job is None else -1)
+            self._say(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
+            with self.part(f"leaving process {pid} alone", job):
                 quarantine()
 
         return _Guard(self, f"{part} of process {pid}", failed)
-
-    def quarantined(self, pid: int, part: str, failure: Exception) -> None:
-        """Counts and says that a process is left alone."""
-        self.counters["processes_quarantined"] += 1
-        self._say(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
 
     def _say(self, what: str, failure: Exception, so: str) -> None:
         if what in self._said or len(self._said) >= _SAID:

@@ -23,7 +23,7 @@ from argus import records
 from argus.bulkhead import Bulkheads
 from argus.capture import gpu_rows
 from argus.capture.launches import Origin, is_launch
-from argus.capture.targets import PROC, Target, maps_cuda
+from argus.capture.targets import PROC, Target, mapped_pages, maps_cuda
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.cupti.inject import inject
@@ -36,6 +36,8 @@ from argus.semantics.gpu_flops import GpuFlops
 from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, Calls, communicates, kinds_of, what_of
 from argus.store.writer import Writer
 
+AGAIN_SHARE = 1 / 20
+"""Of its age: how soon a candidate is looked at again."""
 AGAIN_S = 1.0
 """Before a process that runs another program now is looked at anew."""
 CHANGE_NS = 2_000_000_000
@@ -46,8 +48,16 @@ SETTLE_S = 2.0
 """How long "not armed" may be only the first look's answer."""
 RECENT_WINDOWS = 5
 """Seconds that the live view averages over."""
+UNARMED_S = 0.5
+"""How often a process without the helper is looked at: whether it has ended."""
+KEPT_BATCHES = 64
+"""Buffers of a process that is no rank yet: it becomes one with the first of them, or never."""
+MAX_DEVICES = 64
+"""GPUs of a node: four times as many as the largest has. A process that claims others makes them up."""
 KEPT_NAMES = 4096
 """Kernels that the live view knows of, at least; a program that makes kernels all the time has any number."""
+NOT_BEGUN = 0.0, "GPU times have not begun"
+"""As ``GpuSide.seen`` tells it."""
 NO_GPU = "the process has loaded no CUDA library"
 NOT_ARMED = "the process is not armed: start it with `argus run -- …`, or see `argus arm`"
 
@@ -145,6 +155,8 @@ class _Process:
     again_at: float = 0.0
     ended_at: float = 0.0
     over: bool = False
+    due: float = 0.0
+    """When there may be something to fetch, ``time.monotonic()``."""
     last: tuple[str, str] | None = None
     """State and reason once it is over."""
 
@@ -170,7 +182,7 @@ class _Process:
         """Keeps of a process that is over only what is told of it."""
         self.last = self.state
         self.program = self.injection = None
-        self.usage, self.steps = GpuUsage(), GpuSteps()
+        self.usage, self.steps, self.flops = GpuUsage(), GpuSteps(), GpuFlops()
         self.unanswered = self.unanswered[:0].copy()
 
 
@@ -220,10 +232,11 @@ class GpuSide:
         self._counted: dict[str, tuple[int, bool]] = {}
         self._late = 0
         self._dropped = self._guessed = self._products_unknown = 0
-        self._without_rank = 0
+        self._without_rank = self._of_no_device = 0
         self._unanswered = 0
         self._missed = self._failed = 0
-        self._asked: dict[tuple[int, int], tuple[float, float]] = {}
+        self._asked: dict[tuple[int, int], tuple[float, float, bytes]] = {}
+        """Of each candidate: when it was looked at first, when it is again, and how much it had mapped."""
         self._kernels: Tally[str] = Tally()
         self._kernel_ns: Tally[str] = Tally()
         self._all_ns = 0
@@ -258,11 +271,13 @@ class GpuSide:
             self._asked = {key: self._asked[key] for key in map(_key, candidates) if key in self._asked}
         for target in candidates:
             key = _key(target)
-            first, due = self._asked.get(key, (now, now))
+            first, due, mapped = self._asked.get(key, (now, now, b""))
             if key in known or now < due:
                 continue
-            self._asked[key] = (first, now + (0.0 if now < first + YOUNG_S else AGAIN_S))
-            if Collector.find(target.pid) is not None:
+            pages = mapped_now(target.pid)
+            again_s = min((now - first) * AGAIN_SHARE, AGAIN_S) if now < first + YOUNG_S else AGAIN_S
+            self._asked[key] = first, now + again_s, pages
+            if (pages != mapped or not pages) and Collector.find(target.pid) is not None:
                 self._add(_Process(target, now))
 
     def _seen(self, member: Member) -> bool:
@@ -288,13 +303,15 @@ class GpuSide:
         """Share of the time for which GPU times are recorded."""
         return self._options.share
 
-    def seen(self, pid: int) -> tuple[float, str]:
-        """For what share of the time a process's GPU times are recorded now, and why it is not 1."""
-        for process in reversed(self._processes):
-            if process.target.pid == pid and not process.over:
+    def seen(self) -> dict[int, tuple[float, str]]:
+        """For what share of the time each process's GPU times are recorded now, and why it is not 1. Those for which
+        that has not begun are left out (``NOT_BEGUN``)."""
+        found = {}
+        for process in self._processes:
+            if not process.over:
                 state, reason = self._state(process)
-                return (self._options.share if state == "on" else 0.0), reason
-        return 0.0, "GPU times have not begun"
+                found[process.target.pid] = (self._options.share if state == "on" else 0.0), reason
+        return found
 
     def set_share(self, share: float, now_ns: int) -> None:
         """Records for this share of the time from now on.
@@ -306,7 +323,7 @@ class GpuSide:
         self._options = replace(self._options, share=share)
         self._regimes.append((now_ns, self._options))
         for process in self._processes:
-            process.unanswered = process.unanswered[:0]
+            process.unanswered, process.due = process.unanswered[:0], 0.0
             if process.program is not None:
                 process.program.collector.set_share(share)
 
@@ -357,13 +374,21 @@ class GpuSide:
     def poll(self, now: float) -> None:
         """Fetches what was recorded. Call it before the rings are read."""
         for process in self._processes:
-            if not process.over:
+            if not process.over and now >= process.due:
                 with self._guard(process):
                     self._fetch(process, now)
+                    program = process.program
+                    process.due = min(program.collector.due, now + UNARMED_S) if program is not None else 0.0
 
     def _guard(self, process: _Process) -> AbstractContextManager[None]:
         """What fails for a process costs that process."""
-        return self._bulkheads.process(process.target.pid, "GPU times", lambda: self._quarantine(process))
+        return self._bulkheads.process(
+            process.target.pid,
+            "GPU times",
+            lambda: self._quarantine(process),
+            process.job,
+            lambda _: process.target.identity.uid,
+        )
 
     def _quarantine(self, process: _Process) -> None:
         """Reads nothing of a process any more."""
@@ -443,6 +468,9 @@ class GpuSide:
                 self._begin_again(process, now)
         elif final or (program is None and process.ended_at and now > process.ended_at + LINGER_S):
             self._end(process)
+        elif program is not None and len(program.batches) > KEPT_BATCHES:
+            early, program.batches = program.batches[:-KEPT_BATCHES], program.batches[-KEPT_BATCHES:]
+            self._without_rank += sum(len(batch.gpu) for batch in early)
         elif program is not None and program.collector.stopped:
             # It was never a rank, and may still become one by what the rings hold.
             process.ended_at = process.ended_at or now
@@ -461,6 +489,10 @@ class GpuSide:
         assert process.member is not None
         assert process.job is not None
         gpu, host = program.take()
+        real = gpu["device"] < MAX_DEVICES
+        if not real.all():
+            self._of_no_device += int(np.sum(~real))
+            gpu = gpu[real]
         if process.was_on and self._options.api and self._options.share == 1:
             # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
             away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
@@ -583,6 +615,7 @@ class GpuSide:
         """Switches CUPTI off everywhere. ``poll`` until ``stopped``."""
         self._stopping = True
         for process in self._processes:
+            process.due = 0.0
             if process.injection is not None:
                 with contextlib.suppress(ArgusError, OSError):
                     if not process.injection.cancel():
@@ -666,6 +699,7 @@ class GpuSide:
         unknown = (process.flops.products.unknown for process in self._processes if not process.over)
         found["math_calls_unknown"] = (self._products_unknown + sum(unknown), False)
         found["gpu_ops_without_rank"] = (self._without_rank, True)
+        found["gpu_ops_of_no_device"] = (self._of_no_device, True)
         found["gpu_launches_unanswered"] = (self._unanswered, True)
         found["gpu_processes_missed"] = (self._missed, True)
         found["gpu_times_failed"] = (self._failed + _failures(self._processes), True)
@@ -790,6 +824,14 @@ def _sum(found: dict[str, tuple[int, bool]], program: _Program) -> dict[str, tup
         before, lost = out.get(name, (0, False))
         out[name] = (before + value, loss or lost)
     return out
+
+
+def mapped_now(pid: int) -> bytes:
+    """``targets.mapped_pages``; empty: the process has ended."""
+    try:
+        return mapped_pages(pid)
+    except OSError:
+        return b""
 
 
 def host_tids(pid: int) -> dict[int, int]:

@@ -297,6 +297,14 @@ class KernelSide:
             },
         )
 
+    def forget(self, job: Job) -> None:
+        """Drops what is left of a job that is over: somebody may have flagged a moment of one without GPU times."""
+        if not any(process.job is job for process in self._processes.values()):
+            of_job = self._jobs.pop(id(job), None)
+            if of_job is not None:
+                self._store_summaries(of_job, final=True)
+                self._counted.update(_counters(of_job))
+
     # ---- inside
 
     def _of_job(self, job: Job) -> _JobKernels:

@@ -36,6 +36,7 @@ from argus.capture.targets import (
     TORCH,
     TORCH_PYTHON,
     FileKey,
+    Libraries,
     Library,
     Target,
     cpu_ns,
@@ -74,13 +75,25 @@ KEPT_OVER_S = 600.0
 """A job that has been over for so long is forgotten as if its ranks had started again, whatever its name: a node that
 runs a job after the other, each of another name, has any number."""
 KEPT_NAMES = 4096
+KEPT_FILES = 64
+"""Files that no traced process maps any more and whose probes stay: a job that starts again maps the same ones, and the
+calls that it makes before it was noticed are recorded. Of others (a container's, that is made anew for each job) there
+are as many as the trace lives long."""
+MOST_RANKS = 4096
+"""Ranks of a job on this host. A script that numbers what it starts without end begins a new run every so many."""
 KEPT_HELPERS = 64
 """The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
-MAPS_S = 5.0
-"""After so long the mappings of a process that runs are read, though it has mapped as much as before."""
 ATTACH_S = 5.0
 """Longest wait for probes on a file: tens of ms where its pages can be read, more on a busy node. What comes later is
 taken over."""
+MAPS_S, MOST_MAPS_S = 5.0, 60.0
+"""After so long the mappings of a process that runs are read, though it has mapped as much as before; longer each time
+that nothing was new."""
+MAPS_SHARE_S = 0.02
+"""For so long mappings are read in one look: a process that allocates has mapped another amount each time, and the
+mappings of a large one take a millisecond to read. The others' turn comes in the next look."""
+QUICK_SHARE = 1 / 40
+"""Of its age: how soon a young candidate is looked at again between the rounds."""
 YOUNG_S = 60.0
 """How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
 
@@ -192,6 +205,8 @@ class Job:
     placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
     mesh: list[Group] = field(default_factory=list)
     recent_steps: RecentSteps = field(default_factory=RecentSteps)
+    losses: Tally[str] = field(default_factory=Tally)
+    """What failed of this job alone, by counter (``Bulkheads.of``)."""
     groups_due: float = 0.0
     _pulse_what: What = What.BACKWARD_BEGIN
     pulse_spans: list[tuple[int, int]] | None = None
@@ -423,10 +438,11 @@ class Job:
             called["peer"],
         )
         columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
-        rows, counts = np.unique(np.stack(columns, axis=1), axis=0, return_counts=True)
-        for comm in np.unique(called["comm"]).tolist():
+        # Of a few calls: np.unique of rows takes ten times as long.
+        counts = Tally(zip(*(column.tolist() for column in columns), strict=True))
+        for comm in sorted({comm for comm, *_ in counts}):
             self.traffic[rank, comm] = self.traffic.pop((rank, comm), Traffic())
-        for (comm, call, size, peer), count in zip(rows.tolist(), counts.tolist(), strict=True):
+        for (comm, call, size, peer), count in counts.items():
             op = CALLS[call].kind
             if not op.startswith("Group"):
                 self.traffic[rank, comm].add(op, size, peer, count)
@@ -527,6 +543,10 @@ class Job:
         self.control[rank] = np.concatenate([before, events])[-1024:]
 
 
+_NEVER_READ = (b"", 0.0, 0.0)
+"""Of mappings: ``Roster._mapped``."""
+
+
 def _handles(rows: NDArray[np.void]) -> NDArray[np.void]:
     """(rank, handle) of COMMUNICATOR rows, to be compared, shape (n,)."""
     return np.rec.fromarrays([rows["rank"], rows["comm"]])
@@ -538,6 +558,10 @@ class _Candidate:
     target: Target | None = None
     from_the_start: bool = False
     no_rank: bool = False
+    due: float = 0.0
+    """When it is looked at again between the rounds."""
+    parent: int = -1
+    """Its parent, -1: to be looked up (``Roster._parent_of``)."""
 
 
 class Roster:
@@ -569,6 +593,8 @@ class Roster:
         self.by_pid: dict[int, tuple[Job, Member]] = {}
         self.attached: list[Attachment] = []
         self.losses: Tally[str] = Tally()
+        self.files_released = 0
+        """Times that probes were taken off a file that no traced process maps any more."""
         self.past: Tally[str] = Tally()
         """What the jobs and helpers that are no longer remembered did: jobs, launches, collectives."""
         self._late: set[int] = set()
@@ -586,11 +612,15 @@ class Roster:
         self._signatures: dict[int, int] = {}
         self._ran: dict[int, int] = {}
         """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
-        self._mapped: dict[int, tuple[bytes, float]] = {}
-        """How much each process had mapped, and when its mappings were read."""
+        self._mapped: dict[int, tuple[bytes, float, float]] = {}
+        """How much each process had mapped, when its mappings were read, and how soon they are read again."""
+        self._maps_s = 0.0
+        """For how long mappings of processes that are not young were read in this look."""
         self._shared: dict[FileKey, bool] = {}
         self._twins: dict[FileKey, FileKey] = {}
         """Files of overlays in which the probes of another one stand (``_has_twin``)."""
+        self._unused: dict[FileKey, None] = {}
+        """Files with probes that no traced process maps, the one that was mapped last comes last."""
         self._unread: dict[int, int] = {}
         """Files of each process that wait to be read (``targets.Libraries``)."""
         self._attaching: dict[tuple[FileKey, int | None], Aside[Attachment]] = {}
@@ -645,7 +675,7 @@ class Roster:
 
     def close(self) -> None:
         """Lets go of every process. Probes are the caller's to take away."""
-        self.family.close()
+        self.family.let_go()
         for candidate in self._candidates.values():
             if candidate.target is not None:
                 candidate.target.close()
@@ -671,8 +701,19 @@ class Roster:
             if candidate.target is not None
             and candidate.target.on_gpu
             and pid not in self._leaving
-            and parent_of(pid) not in self.by_pid
+            and self._parent_of(pid) not in self.by_pid
         ]
+
+    def young(self, now: float) -> bool:
+        """Whether there are candidates that may be about to make their first calls."""
+        return any(now - candidate.since <= YOUNG_S for candidate in self._candidates.values())
+
+    def _parent_of(self, pid: int) -> int:
+        """A candidate's parent: it has another one only after that has ended."""
+        candidate = self._candidates[pid]
+        if candidate.parent < 0:
+            candidate.parent = parent_of(pid)
+        return candidate.parent
 
     # ---- go on
 
@@ -688,6 +729,10 @@ class Roster:
         for pid in joined:
             self._candidates[pid] = _Candidate(now)
         changed = False
+        self._maps_s = 0.0
+        if ended:
+            for candidate in self._candidates.values():
+                candidate.parent = -1
         for pid in ended + [pid for pid in self.by_pid if self._has_new_owner(pid)]:
             if pid in self._leaving:
                 continue
@@ -695,7 +740,9 @@ class Roster:
             if pid in self.by_pid:
                 self.by_pid[pid][1].state = "exited"
                 changed = True
-        for pid, (_, member) in self.by_pid.items():
+        # Whose mappings were read longest ago comes first: there may be no time for all.
+        for pid in sorted(self.by_pid, key=lambda pid: self._mapped.get(pid, _NEVER_READ)[1]):
+            member = self.by_pid[pid][1]
             if member.state == "traced" and pid not in self._left_alone:
                 with self._guard(pid):
                     changed |= self._look_for_libraries(pid, member.target)
@@ -740,12 +787,43 @@ class Roster:
             candidate = self._candidates.pop(pid, None)
             if candidate is not None and candidate.target is not None:
                 candidate.target.close()
+                self._was_used(candidate.target)
             self._late.discard(pid)
             self._left_alone.discard(pid)
             if pid in self.by_pid:
                 job, member = self.by_pid.pop(pid)
                 member.target.close()
+                self._was_used(member.target)
                 self._settle(job)
+        if pids:
+            self._release_files()
+
+    def _was_used(self, target: Target) -> None:
+        """A process that mapped these files has ended: they are the last to lose their probes."""
+        for library in target.libraries:
+            if library.key in self._shared:
+                self._unused.pop(library.key, None)
+                self._unused[library.key] = None
+
+    def _release_files(self) -> None:
+        """Takes the probes off files that no traced process maps any more, but for the newest ``KEPT_FILES``."""
+        users = [member.target for _, member in self.by_pid.values()]
+        users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
+        used = {library.key for target in users for library in target.libraries}
+        there = {target.pid for target in users}
+        for key in used:
+            self._unused.pop(key, None)
+        for key in self._shared.keys() - used:
+            self._unused.setdefault(key)
+        old = set(itertools.islice(self._unused, max(len(self._unused) - KEPT_FILES, 0)))
+        gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
+        for key in old:
+            del self._unused[key], self._shared[key]
+        if gone:
+            self.files_released += len(gone)
+            released = set(map(id, gone))
+            self.attached = [each for each in self.attached if id(each) not in released]
+            self._probes.release(gone)
 
     def _settle(self, job: Job) -> None:
         """A process of this job was forgotten: so are its oldest helpers, and it is over when that was the last one."""
@@ -817,21 +895,24 @@ class Roster:
         is a shell a rank that starts a program with the same environment.
         """
         changed = False
+        children: dict[int, list[int]] = {}
+        for pid in self._candidates:
+            children.setdefault(self._parent_of(pid), []).append(pid)
         for pid, candidate in sorted(self._candidates.items()):
             if candidate.no_rank or now - candidate.since < CPU_RANK_S or pid in self._leaving:
                 continue
             if candidate.target is not None and candidate.target.on_gpu:
                 continue
-            if parent_of(pid) in self._candidates and not self._candidates[parent_of(pid)].no_rank:
+            above = self._candidates.get(self._parent_of(pid))
+            if above is not None and not above.no_rank:
                 continue  # its turn comes once it is known what its parent is
             try:
                 target = candidate.target or inspect(pid)
                 python = find_interpreter(pid) is not None
             except (OSError, ArgusError):
                 continue
-            below = [child for child in self._candidates if parent_of(child) == pid]
             mine = target.identity
-            theirs = [identity_of(child) for child in below]
+            theirs = [identity_of(child) for child in children.get(pid, ()) if child in self._candidates]
             starts_ranks = any(
                 one.rank >= 0 and (one.rank, one.launcher) != (mine.rank, mine.launcher) for one in theirs
             )
@@ -893,9 +974,11 @@ class Roster:
             rank = target.identity.rank if known else next(n for n in range(len(held) + 1) if n not in held)
             if rank in held:
                 continue
-            if job.holder(rank) is None:
+            if job.holder(rank) is None and len(job.members) < MOST_RANKS:
                 return job, rank
-            self.notes.append(f"rank {rank} of {name} has started again: a new run")
+            again = f"rank {rank} of {name} has started again"
+            why = f"{name} has had {MOST_RANKS} processes" if job.holder(rank) is None else again
+            self.notes.append(f"{why}: a new run")
             return self._open(name, max(int(time.time()), job.run + 1), target), rank
         raise AssertionError("there is one name more than there are jobs")
 
@@ -926,25 +1009,34 @@ class Roster:
         """Whether a candidate has loaded a library."""
         changed = False
         for pid, candidate in list(self._candidates.items()):
-            if pid in self._left_alone or (not all_of_them and now - candidate.since > YOUNG_S):
+            if pid in self._left_alone:
                 continue
+            if not all_of_them:
+                if now < candidate.due or now - candidate.since > YOUNG_S:
+                    continue
+                candidate.due = now + (now - candidate.since) * QUICK_SHARE
             with self._guard(pid):
-                changed |= self._look_at_candidate(pid, candidate)
+                changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
         return changed
 
     def _guard(self, pid: int) -> AbstractContextManager[None]:
         """What fails for a process costs that process."""
-        return self._bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid))
+        job = self.by_pid[pid][0] if pid in self.by_pid else None
+        return self._bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid), job, user_of)
 
-    def _look_at_candidate(self, pid: int, candidate: _Candidate) -> bool:
+    def _look_at_candidate(self, pid: int, candidate: _Candidate, *, young: bool) -> bool:
         if candidate.target is None:
+            found = self._fresh_libraries(pid, hurry=young)
+            if not found:
+                return False
             try:
-                if not find_libraries(pid):
-                    return False
                 candidate.target = inspect(pid)
             except (OSError, ArgusError):
+                for known in (self._signatures, self._ran, self._mapped):
+                    known.pop(pid, None)
                 return False
-        if not self._look_for_libraries(pid, candidate.target):
+            self._take_libraries(pid, candidate.target, found)
+        elif not self._look_for_libraries(pid, candidate.target, hurry=young):
             return False
         # Between PyTorch's load and its first collective lie seconds.
         new = [lib.key for lib in candidate.target.libraries if lib.on_gpu]
@@ -955,30 +1047,48 @@ class Roster:
             self._late.add(pid)
         return True
 
-    def _look_for_libraries(self, pid: int, target: Target) -> bool:
+    def _look_for_libraries(self, pid: int, target: Target, *, hurry: bool = False) -> bool:
         """Whether a process maps other traceable libraries than when it was last looked at."""
+        found = self._fresh_libraries(pid, hurry=hurry)
+        return found is not None and self._take_libraries(pid, target, found)
+
+    def _fresh_libraries(self, pid: int, *, hurry: bool) -> Libraries | None:
+        """The traceable libraries of a process; None: it maps nothing that it did not map when it was last looked
+        at, or there was no time to see.
+
+        Args:
+            pid: The process.
+            hurry: It is looked at whatever the others took.
+        """
         ran = cpu_ns(pid)
         if 0 <= ran == self._ran.get(pid):
-            return False
+            return None
         try:
             pages, looked = mapped_pages(pid), time.monotonic()
-            mapped, read = self._mapped.get(pid, (b"", 0.0))
-            if pages == mapped and looked - read < MAPS_S:
-                return False
-            self._mapped[pid] = pages, looked
+            mapped, read, again_s = self._mapped.get(pid, _NEVER_READ)
+            late = mapped and not hurry and self._maps_s > MAPS_SHARE_S
+            if late or (pages == mapped and looked - read < again_s):
+                return None
             signature = mappings_signature(pid)
-            if self._signatures.get(pid) == signature:
+            self._maps_s += time.monotonic() - looked if mapped else 0.0
+            known = self._signatures.get(pid) == signature
+            self._mapped[pid] = pages, looked, min(2 * again_s, MOST_MAPS_S) if known and again_s else MAPS_S
+            if known:
                 self._ran[pid] = ran
-                return False
+                return None
             found = find_libraries(pid)
         except OSError:
-            return False
+            return None
         if found.unread:
             self._unread[pid] = found.unread  # read at the next look
         else:
             self._unread.pop(pid, None)
             self._signatures[pid], self._ran[pid] = signature, ran
         self.losses["mapped_files_unread"] = self._never_read + sum(self._unread.values())
+        return found
+
+    def _take_libraries(self, pid: int, target: Target, found: Libraries) -> bool:
+        """Takes what a process maps. Whether that has changed."""
         before = {library.key for library in target.libraries}
         now = {library.key for library in found}
         if before and not before & now:

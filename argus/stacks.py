@@ -29,12 +29,12 @@ from argus.capture.python import MAX_COUNT, Interpreter, PythonProcess, find_int
 from argus.capture.remote import RemotePython, RemoteResolver, RemoteSymbols
 from argus.capture.stacks import Drained, RawStack, StackProbes
 from argus.capture.symbols import Symbols
-from argus.capture.targets import PROC, read_file
+from argus.capture.targets import PROC, mapped_pages, read_file
 from argus.capture.threads import ThreadWatch
 from argus.draining import RELIEVE_S
 from argus.errors import ArgusError
 from argus.records import STACK_LOSS_COUNTERS, StackCounter
-from argus.roster import Job
+from argus.roster import YOUNG_S, Job
 from argus.semantics.stacks import Stack
 from argus.stack_view import Recent, StackView, hot_line, summarize
 from argus.store.writer import Writer
@@ -74,9 +74,14 @@ RECENT_S = 5.0
 """What the live view shows, or what the newest rows tell."""
 LOOKED_S = 2.0
 """Who asks for the view twice within this time is looking."""
+LATE_PYTHON_S, NO_PYTHON_S = 10.0, 60.0
+"""How often a program without CPython is searched for one: when it has mapped something since, after its first minute,
+and whatever it has mapped."""
 KEPT_STACKS = 16_384
 """Stacks remembered in all, some 2 KB each, twice; beyond it all are numbered and sent anew, which costs time and loses
 nothing. A job has some hundreds; one that compiles while it runs makes new ones all the time."""
+KEPT_REASONS = 64
+"""Why Python stacks of processes that have ended were not read."""
 KEPT_THREADS = 1024
 """Of a process: names of threads that have ended, and that counts may still speak of."""
 PARTS = {
@@ -116,6 +121,11 @@ class _Process:
     ran: bool = True
     """Whether it may have run since all of it was looked at: what has not run has not changed."""
     retry: bool = True
+    since: float = 0.0
+    """When it was first seen, ``time.monotonic()``."""
+    looked: float = 0.0
+    mapped: bytes = b""
+    """When a CPython was looked for, and how much it had mapped then."""
     python_since_ns: int = 0
     folded: set[int] = field(default_factory=set)
     """Functions that the kernel was told of, and other places that it was asked about."""
@@ -201,6 +211,8 @@ class StackSide:
         """Of ``PARTS``, those that were asked for and did not start: "failed: why" or "off: why"."""
         self._unread: dict[int, str] = {}
         """Processes whose CPython is not understood, and why."""
+        self._unread_before: Tally[str] = Tally()
+        """The same of processes that have ended: how many for each reason, the first ``KEPT_REASONS``."""
         self._processes: dict[int, _Process] = {}
         self._left_alone: set[int] = set()
         """Processes that could not be taken in at all."""
@@ -366,26 +378,42 @@ class StackSide:
         for pid, (job, rank) in wanted.items():
             known = self._processes.get(pid)
             if known is None and pid not in self._left_alone:
-                with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid)):  # type: ignore[misc]
+                with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid), job):  # type: ignore[misc]
                     self._add(pid, job, rank)
             elif known is not None and not known.ended and not known.quarantined:
                 with self._guard(known):
-                    self._look_at(known, may_be_another=may_be_another)
+                    self._look_at(known, now, may_be_another=may_be_another)
 
-    def _look_at(self, process: _Process, *, may_be_another: bool) -> None:
+    def _look_at(self, process: _Process, now: float, *, may_be_another: bool) -> None:
         """Whether a process runs another program, or a CPython that was not there before."""
         if may_be_another and (program := _program(process.pid)) != process.program:
             process.program = program
             self._begin_program(process)
-        elif process.retry:
+        elif process.retry and self._may_have_loaded(process, now):
             before = process.resolver
             self._find_python(process)
             if process.resolver is not before:
                 self._add_target(process)  # the new one is to be told of all code objects
 
+    @staticmethod
+    def _may_have_loaded(process: _Process, now: float) -> bool:
+        """Whether a CPython may be there that was not when it was looked for, which means to open all files that the
+        process maps. One that has not begun yet is looked at each time."""
+        if process.interpreter is not None:
+            return True
+        try:
+            pages = mapped_pages(process.pid)
+        except OSError:
+            return False
+        soon_s = 0.0 if now < process.since + YOUNG_S else LATE_PYTHON_S
+        if now < process.looked + (NO_PYTHON_S if pages == process.mapped else soon_s):
+            return False
+        process.mapped, process.looked = pages, now
+        return True
+
     def _guard(self, process: _Process) -> AbstractContextManager[None]:
         """What fails for a process costs that process."""
-        return self._bulkheads.process(process.pid, "stacks", lambda: self._quarantine(process.pid))
+        return self._bulkheads.process(process.pid, "stacks", lambda: self._quarantine(process.pid), process.job)
 
     def _quarantine(self, pid: int) -> None:
         """Samples a process no more, and reads nothing of it until it ends."""
@@ -417,6 +445,7 @@ class StackSide:
             return  # it has ended
         try:
             process = _Process(pid, job, rank, _symbols(pid), ThreadWatch(pid), pidfd, _program(pid))
+            process.since = time.monotonic()
         except OSError:
             os.close(pidfd)
             return
@@ -439,6 +468,7 @@ class StackSide:
             process.symbols = fresh
             self._drop_python(process)
             process.interpreter = None
+            process.mapped, process.since = b"", time.monotonic()
             process.asleep.clear()
             process.retry = True
             self._find_python(process)
@@ -662,7 +692,8 @@ class StackSide:
                 process.resolver.learn(record)
         for raw in drained.stacks:
             pid = int(raw.head["pid"])
-            with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid)):  # type: ignore[misc]
+            job = process.job if (process := self._processes.get(pid)) is not None else None
+            with self._bulkheads.process(pid, "stacks", lambda pid=pid: self._quarantine(pid), job):  # type: ignore[misc]
                 self._resolve(raw)
         if len(drained.counts):
             self._counts.append(self._without_told(drained.counts))
@@ -836,7 +867,7 @@ class StackSide:
             pids.sort()
             mine = _among(counts["pid"], pids)
             known |= mine
-            with self._bulkheads.job(job.name):
+            with self._bulkheads.job(job):
                 self._write_counts(job, _chosen(counts, mine), now)
                 if len(pauses):
                     self._write_pauses(job, pauses[_among(pauses["pid"], pids)])
@@ -846,7 +877,7 @@ class StackSide:
             self._losses["stack_samples_without_rank"] += int(counts["count"][~known].sum())
         for pid, process in list(self._processes.items()):
             if (process.drained or (process.quarantined and process.ended)) and not final:
-                with self._bulkheads.part(f"stacks of process {pid}"):
+                with self._bulkheads.part(f"stacks of process {pid}", process.job):
                     self._forget(pid)
         while self._recent and self._recent[0].until < now - RECENT_S + SLACK_S:
             self._recent.popleft()
@@ -928,6 +959,9 @@ class StackSide:
             self._probes.remove_target(pid)
         self._counters.update(process.counters())
         self._collected.pop(pid, None)
+        if why := self._unread.pop(pid, ""):
+            told = why in self._unread_before or len(self._unread_before) < KEPT_REASONS
+            self._unread_before[why if told else "other reasons"] += 1
         for key in [key for key in self._features if key[0] == pid]:
             del self._features[key]  # the number may be another process's soon
         process.close()
@@ -1006,7 +1040,7 @@ class StackSide:
             self._kernel = self._probes.counters()
         elif not self._begun:
             return absent
-        absent["python_stacks_not_read"] = (len(self._unread), True)
+        absent["python_stacks_not_read"] = (len(self._unread) + self._unread_before.total(), True)
         absent["python_lists_cut"] = (sum(lists_cut.values()) - self._lists_cut + reader.shared.lists_cut, True)
         found = {f"stack_{c.name.lower()}": (value, c in STACK_LOSS_COUNTERS) for c, value in self._kernel.items()}
         counted = Tally(self._counters)
@@ -1039,7 +1073,7 @@ class StackSide:
     def summary(self) -> list[str]:
         """How stacks went, in lines for people: failures beside the count of samples, and what did not start."""
         absent = [f"{part}: {state}; {PARTS[part][1]}" for part, state in self.not_started.items()]
-        for reason, count in Tally(self._unread.values()).items():
+        for reason, count in (Tally(self._unread.values()) + self._unread_before).items():
             which = "a process" if count == 1 else f"{count} processes"
             absent.append(f"Python stacks of {which}: off: {reason}")
         if not self._begun:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +47,7 @@ from argus.cupti.collector import CuptiOptions
 from argus.draining import CallRings
 from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.flags import FlagWatcher
-from argus.gpu import KEPT_NAMES, GpuSide
+from argus.gpu import KEPT_NAMES, NOT_BEGUN, GpuSide
 from argus.kernels import KernelSide
 from argus.neighbours import Neighbours, Spent
 from argus.overhead import FIRST_LOOKS_S, OverheadSide, words
@@ -80,8 +80,12 @@ WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
 IDLE_WORK_INTERVAL_S = 1.0
 """The same while no calls are probed."""
+MANY_RANKS, MOST_WORK_INTERVAL_S = 32, 4.0
+"""From so many ranks on records become rows less often: twice as many, half as often; but so often at least."""
 GROUPS_INTERVAL_S = 1.0
 """How often the communicators are lined up while something about them is unknown."""
+GROUPS_SHARE = 0.02
+"""Of the time, for that, at most: a job of hundreds of ranks here takes a tenth of a second each time."""
 SETTLED_GROUPS_INTERVAL_S = 60.0
 """The same once all is known; a communicator not seen before brings it forward."""
 SETTLED_CALLS = 256
@@ -533,13 +537,15 @@ class Tracer:
         if soon >= self._quick_look_due:
             self._quick_look_due = now + QUICK_LOOK_INTERVAL_S
             with part("processes"):
-                if self._roster.look_quickly(now):
+                changed = self._roster.look_quickly(now)
+                if changed:
                     self._write_ranks()
-                self._gpu.look(self.jobs, self._roster.candidates(), now)
+                if changed or self._roster.young(now):
+                    self._gpu.look(self.jobs, self._roster.candidates(), now)
         with part("stacks"):
             self._stacks.poll(now, slack_s=soon - now)
         if soon >= self._work_due:
-            self._work_due = now + (WORK_INTERVAL_S if self._calls_come else IDLE_WORK_INTERVAL_S)
+            self._work_due = now + self._work_interval_s
             self._work(now)
             with part("stacks"):
                 self._stacks.work(now)
@@ -612,6 +618,8 @@ class Tracer:
             self._stacks.forget(job)
             self._signals.forget(job.name, job.run)
             self._probing.forget(job)
+            self._kernels.forget(job)
+            self._parts_written = {key for key in self._parts_written if key[:2] != (job.name, job.run)}
 
     @property
     def pace_s(self) -> float:
@@ -621,6 +629,14 @@ class Tracer:
         if self._loading is not None:
             return POLL_S
         return max(POLL_S, min(self._look_due, self._work_due, self._stacks.due) - self._polled)
+
+    @property
+    def _work_interval_s(self) -> float:
+        """A turn costs half a millisecond for each rank that has made calls, however many they were."""
+        if not self._calls_come:
+            return IDLE_WORK_INTERVAL_S
+        ranks = 0 if self._roster is None else len(self._roster.by_pid)
+        return min(WORK_INTERVAL_S * max(ranks / MANY_RANKS, 1.0), MOST_WORK_INTERVAL_S)
 
     @property
     def _calls_come(self) -> bool:
@@ -652,8 +668,8 @@ class Tracer:
         assert self._roster is not None
         now = time.monotonic()
         if len(self.attached) > self._probes_seen:
-            self._probes_seen = len(self.attached)
             self._overhead.restart(now)
+        self._probes_seen = len(self.attached)
         if self._overhead.due(now):
             self._govern()
 
@@ -736,12 +752,13 @@ class Tracer:
         self._write_signals()
 
     def _of_members(self, job: Job) -> dict[str, tuple[int, bool]]:
-        """The losses of a job that are its processes' own, and nobody else's."""
+        """The losses of a job that are its own, and its processes', and nobody else's."""
         members = list(job.members.values())
         return {
             "records_over_budget": (sum(member.refused for member in members), True),
             "stack_threads_over_share": (sum(member.over_share for member in members), True),
             "processes_ignored": (sum(bool(member.ignored) for member in members), True),
+            **{name: (value, True) for name, value in self.bulkheads.of(job).items()},
         }
 
     def _step_s(self) -> float:
@@ -931,7 +948,7 @@ class Tracer:
                 continue
             pids = np.array(sorted(members), np.uint32)
             ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
-            with self.bulkheads.job(job.name):
+            with self.bulkheads.job(job):
                 known[0][:] |= self._take_launches(job, members, cuda, pids, ranks)
                 known[1][:] |= self._take_collectives(job, members, nccl, pids, ranks)
                 known[2][:] |= self._take_control(job, members, control, pids, ranks)
@@ -987,16 +1004,16 @@ class Tracer:
         self._probing.count("launches", events["ts_ns"][launching])
         outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
         waiting = launches.is_sync(events)
-        for pid, member in members.items():
-            of_rank = events["pid"] == pid
-            member.launches += int(np.sum(of_rank & launching))
+        for pid, places in _by_pid(events):
+            member, own = members[pid], events[places]
+            member.launches += int(np.sum(launching[places]))
             if member.helper:
                 continue
-            self._probing.take(job, member.rank, events[of_rank & ((events["flags"] & records.FLAG_IN_NCCL) == 0)])
-            chosen = events[of_rank & outside & (events["ts_ns"] < self._probing.until_ns("launches"))]
+            self._probing.take(job, member.rank, own[(own["flags"] & records.FLAG_IN_NCCL) == 0])
+            chosen = own[outside[places] & (own["ts_ns"] < self._probing.until_ns("launches"))]
             if len(chosen):
                 job.feed(member, np.ascontiguousarray(chosen), None)
-            waits = events[of_rank & waiting]
+            waits = own[waiting[places]]
             if len(waits):
                 pair = np.column_stack([waits["ts_ns"].astype(np.int64), waits["duration_ns"]])
                 pair = pair[np.argsort(pair[:, 0], kind="stable")]
@@ -1037,16 +1054,15 @@ class Tracer:
             self._collective_calls[op] += int(np.sum(chosen))
             self._collective_bytes[op] += int(np.sum(nbytes[chosen]))
         together = collectives.is_collective(events)
-        for pid, member in members.items():
-            of_rank = events["pid"] == pid
-            member.collectives += int(np.sum(of_rank & together))
+        of_nccl = collectives.of_nccl(events)
+        for pid, places in _by_pid(events):
+            member, own = members[pid], events[places]
+            member.collectives += int(np.sum(together[places]))
             if member.helper:
                 continue
-            if of_rank.any():
-                job.count_traffic(member.rank, events[of_rank], nbytes[of_rank])
-                of_nccl = of_rank & collectives.of_nccl(events)
-                job.ask_communicators(member, np.unique(events["comm"][of_nccl]).tolist())
-            chosen = events[of_rank & together]
+            job.count_traffic(member.rank, own, nbytes[places])
+            job.ask_communicators(member, np.unique(own["comm"][of_nccl[places]]).tolist())
+            chosen = own[together[places]]
             if not len(chosen):
                 continue
             self._probing.take(job, member.rank, chosen)
@@ -1135,8 +1151,11 @@ class Tracer:
 
     def _steps(self, job: Job, now: float, *, final: bool) -> None:
         if now >= job.groups_due or final:
+            now = time.monotonic()
             self._groups(job)
-            job.groups_due = now + (SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S)
+            took_s = time.monotonic() - now
+            every_s = SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S
+            job.groups_due = now + max(every_s, took_s / GROUPS_SHARE)
         found = job.steps(self._drained_ns - SETTLE_NS, final=final)
         if not len(found):
             return
@@ -1341,7 +1360,7 @@ class Tracer:
         with part("the last rows"):
             self._write_ranks()
         for job in self.jobs:
-            with self.bulkheads.job(job.name):
+            with self.bulkheads.job(job):
                 self._write_job(job, ended=True)
         with part("coverage"):
             self._write_coverage()
@@ -1446,6 +1465,7 @@ class Tracer:
         found |= {name: (value, True) for name, value in reader.shared.counters.items() if name != "reader_restarts"}
         found["reader_restarts"] = (reader.shared.counters["reader_restarts"], False)
         found["clock_jumps"] = (self._clock_jumps, False)
+        found["files_released"] = (self._roster.files_released, False)
         found["names_given_up"] = (demangler.shared.given_up, False)
         found["names_shortened"] = (demangler.shared.shortened, False)
         found["launch_probes_detached"] = (self._launches_detached, True)
@@ -1504,6 +1524,7 @@ class Tracer:
         before, cpu_before, counts_before = self._view_before
         span = max(now - before, 1e-3)
         gpu, stacks = self._gpu.views(), self._stacks.view()
+        timed_of = {each.pid: each for each in gpu}
         ranks, counts = [], {}
         for job in self.jobs:
             late = lateness_ms(job.recent, job.communicators)
@@ -1513,7 +1534,7 @@ class Tracer:
                 counts[pid] = (member.launches, member.collectives)
                 old = counts_before.get(pid, counts[pid])
                 step_ms = job.recent_steps.typical_ms(member.rank) or member.last_step_ns / 1e6
-                timed = next((each for each in gpu if each.pid == pid), None)
+                timed = timed_of.get(pid)
                 parts, by = parts_of_gpu(timed) if timed is not None else {}, "GPU"
                 if not parts:
                     parts, by = job.recent_steps.parts(member.rank), "phases"
@@ -1658,20 +1679,22 @@ class Tracer:
             over: Why nothing is observed any more; empty: it is.
         """
         states: dict[Rank, dict[str, Seen]] = {}
+        of_gpu = self._gpu.seen()
         for job in self.jobs:
             for member in job.ranks():
                 key = job.name, job.run, member.rank
                 if over or member.state != "traced":
                     states |= self._signals.end([key], over or "the process has ended")
                 else:
-                    states[key] = self._seen_of(member)
+                    states[key] = self._seen_of(member, of_gpu)
         now_ns = time.monotonic_ns() if since_ns is None else since_ns
         rows = self._signals.update(states, now_ns + self.mono_offset_ns, self.host, self._next_version())
         if len(rows["rank"]):
             self._writer.append("signal_coverage", rows)
 
-    def _seen_of(self, member: Member) -> dict[str, Seen]:
-        """What is observed of a rank now, by signal: those that its process has a source of."""
+    def _seen_of(self, member: Member, of_gpu: Mapping[int, tuple[float, str]]) -> dict[str, Seen]:
+        """What is observed of a rank now, by signal: those that its process has a source of. ``of_gpu``: GPU times, as
+        ``GpuSide.seen`` has them."""
         assert self._roster is not None
         assert self._probes is not None
         found: dict[str, Seen] = {}
@@ -1691,7 +1714,7 @@ class Tracer:
             follows = self._stacks.follows_waits
             found["off_cpu"] = Seen() if follows else Seen(0.0, 0, "threads are not followed off the CPU")
         if member.target.on_gpu:
-            share, reason = self._gpu.seen(member.target.pid)
+            share, reason = of_gpu.get(member.target.pid, NOT_BEGUN)
             found["gpu_times"] = Seen(share, 0, reason)
         return found
 
@@ -1771,6 +1794,13 @@ class Tracer:
                     "version": self._next_version(),
                 },
             )
+
+
+def _by_pid(events: NDArray[np.void]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The places of each process's events, in their order: what each costs does not grow with the others'."""
+    order = np.argsort(events["pid"], kind="stable")
+    pids, starts = np.unique(events["pid"][order], return_index=True)
+    yield from zip(pids.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def _storable(text: str) -> str:

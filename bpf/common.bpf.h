@@ -37,7 +37,7 @@ BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced, by thread group. */
 BPF_HASH(targets, u32, struct argus_target, 16384);
 /* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
-BPF_HASH(strangers, u32, u64, 4096);
+BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 5.0
 DRAWN_EVERY_S = 0.5
+DRAWN_SHARE = 0.1
+"""Of the time, for drawing, at most: a view of hundreds of ranks takes a tenth of a second."""
 GIVE_UP_S = 0.3
 """What a second Ctrl-C leaves for bringing rows to disk."""
 
@@ -152,7 +154,7 @@ def _watch(
     gpu_times: list[str] = []
     scene = Scene()
     shown = time.monotonic()
-    judged = 0.0
+    judged, drawn_every_s = 0.0, DRAWN_EVERY_S
     with contextlib.ExitStack() as until_end:
         screen = None
         if not plain and is_possible(console):
@@ -174,9 +176,10 @@ def _watch(
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
             if screen is not None:
                 try:
-                    if now - shown >= DRAWN_EVERY_S:
+                    if now - shown >= drawn_every_s:
                         view, shown = tracer.view(), now
                         _draw(screen, scene, view, tracer, watch)
+                        drawn_every_s = max(DRAWN_EVERY_S, (time.monotonic() - now) / DRAWN_SHARE)
                     _react(screen, scene, view, tracer, watch, until, stopping)
                 except OSError:
                     raise  # the terminal has gone

@@ -562,8 +562,14 @@ class Probes:
 
     def _file_slot(self, library: Library) -> int:
         """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
-        slot = self._file_slots.setdefault(library.key, min(len(self._file_slots), _FILE_SLOTS - 1))
         table = self._module["text_bytes"]
+        slot = self._file_slots.get(library.key, -1)
+        if slot < 0:
+            used = set(self._file_slots.values())
+            slot = next((place for place in range(_FILE_SLOTS - 1) if place not in used), _FILE_SLOTS - 1)
+            self._file_slots[library.key] = slot
+            if slot < _FILE_SLOTS - 1:
+                table.set(slot, 0)  # what it was for before is no more
         table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
         if library.layout is not None:
             counter = library.layout.group.counter if library.layout.group is not None else 0
@@ -660,13 +666,29 @@ class Probes:
         for attachment in chosen:
             self.attachments.remove(attachment)
 
+    def release(self, attachments: Collection[Attachment]) -> None:
+        """Takes the probes away from files that no traced process maps any more. Nobody waits for that: it is done on a
+        thread."""
+        for attachment in attachments:
+            self.attachments.remove(attachment)
+            key = attachment.library.key
+            if not any(each.library.key == key for each in self.attachments):
+                self._file_slots.pop(key, None)
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        self._closing.append(threading.Thread(target=self._close_links, args=(self._links_of(*attachments),)))
+        self._closing[-1].start()
+
     def _close(self, *attachments: Attachment) -> None:
-        links = [(each.entry_links, each.exit_links) for each in attachments]
-        self._close_links([*links, *(optional for each in attachments for optional in each.optional_links.values())])
+        self._close_links(self._links_of(*attachments))
+
+    def _links_of(self, *attachments: Attachment) -> list[tuple[list[int], list[int]]]:
+        """The links of attachments, which have none any more."""
+        links = []
         for each in attachments:
-            each.entry_links.clear()
-            each.optional_links.clear()
-            each.exit_links.clear()
+            links += [(each.entry_links, each.exit_links), *each.optional_links.values()]
+            links.append((self._pulse_links.pop(id(each), []), []))
+            each.entry_links, each.exit_links, each.optional_links = [], [], {}
+        return links
 
     def attach_optional(self, subject: Subject) -> int:
         """Puts the probes of a subject on all files, and on later ones too. Returns how many files refused."""

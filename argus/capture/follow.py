@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 from collections import deque
 
 from argus.capture.bpf import Probes
 from argus.capture.hosts import ForkWatcher
 from argus.capture.targets import descendants, start_ticks
 
-_ENDED = -1
-"""Start time of a process that had ended when it was looked at first: no process has it."""
+_SCANS, _SCAN_EVERY = 10, 10
+"""While the kernel tells of forks at once, /proc is searched for others in the first looks, and in every tenth later:
+it takes 10 µs for each process of the machine."""
 
 
 class Family:
@@ -30,7 +33,14 @@ class Family:
         self._follow = follow
         self._pids: set[int] = set()
         self._new: deque[int] = deque()
-        self._started: dict[int, int] = {}
+        self._ends = select.epoll()
+        self._pidfds: dict[int, int] = {}
+        self._pid_of: dict[int, int] = {}
+        """By the descriptor of which ``_ends`` tells that the process has ended."""
+        self._ended: set[int] = set()
+        self._started: dict[int, int | None] = {}
+        """When processes started that there was no descriptor for."""
+        self._looks = self._missed = 0
         self.missed_calls = 0
         """Calls of followed processes before they were let through."""
         self.failures = 0
@@ -70,7 +80,18 @@ class Family:
             self.failures += 1
 
     def _note(self, pid: int) -> None:
-        self._started[pid] = start_ticks(pid) or _ENDED
+        if pid in self._pidfds or pid in self._started or pid in self._ended:
+            return
+        try:
+            pidfd = os.pidfd_open(pid)
+            self._ends.register(pidfd, select.EPOLLIN)
+        except OSError as reason:
+            if reason.errno == errno.ESRCH or (started := start_ticks(pid)) is None:
+                self._ended.add(pid)
+            else:
+                self._started[pid] = started  # there are no descriptors left
+            return
+        self._pidfds[pid], self._pid_of[pidfd] = pidfd, pid
 
     def new(self) -> list[int]:
         """Processes that were forked since the last call."""
@@ -89,24 +110,46 @@ class Family:
             (their last records may be in the rings): ``dismiss`` them when they have been read.
         """
         joined = self.new()
-        if self._follow:
+        if self._follow and self._searches():
             for pid in descendants(list(self._pids)):
                 if pid not in self._pids and pid != os.getpid():
                     self._pids.add(pid)
                     self._join(pid)
                     self._note(pid)
                     joined.append(pid)
-        # Not over ``_pids``: the thread may have added one whose start nobody has noted yet.
-        ended = [pid for pid, started in self._started.items() if start_ticks(pid) != started]
-        return joined, ended
+        # Not over ``_pids``: the thread may have added one that nobody has noted yet.
+        for pidfd, _ in self._ends.poll(0):
+            self._ended.add(self._pid_of[pidfd])
+            self._let_go(self._pid_of[pidfd])
+        return joined, [*self._ended, *(pid for pid, started in self._started.items() if start_ticks(pid) != started)]
+
+    def _searches(self) -> bool:
+        """Whether /proc is searched for processes below those that are let through."""
+        self._looks += 1
+        missed, self._missed = self._missed, self.missed_events
+        return self.state != "on" or self._missed > missed or self._looks <= _SCANS or self._looks % _SCAN_EVERY == 0
+
+    def _let_go(self, pid: int) -> None:
+        if (pidfd := self._pidfds.pop(pid, -1)) >= 0:
+            del self._pid_of[pidfd]
+            os.close(pidfd)  # which takes it out of ``_ends``
 
     def dismiss(self, pid: int) -> None:
         """Lets a process that ended through no more: its PID may be another's soon."""
         self._pids.discard(pid)
         self._started.pop(pid, None)
+        self._ended.discard(pid)
+        self._let_go(pid)
         self._probes.remove_target(pid)
 
     def close(self) -> None:
-        """Stops following."""
+        """Stops following. Who ended is told all the same."""
         if self._watcher is not None:
             self._watcher.close()
+
+    def let_go(self) -> None:
+        """Lets go of every process. Nothing may be asked afterwards."""
+        self.close()
+        for pid in list(self._pidfds):
+            self._let_go(pid)
+        self._ends.close()

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from argus import redact
@@ -102,7 +102,7 @@ class Library:
         """Whether who maps it may use a GPU: launchers and programs on CPUs map PyTorch, cuBLAS and NVTX, too."""
         return not set(self.roles) <= {*TORCH, *CUBLAS, NVTX}
 
-    @property
+    @cached_property
     def key(self) -> FileKey:
         """What tells two files apart. Overlays of several containers may show one file below them: the kernel puts
         probes into that one."""
@@ -397,10 +397,10 @@ def start_ticks(pid: int) -> int | None:
 def parent_of(pid: int) -> int:
     """The parent of a process; 0: it has ended."""
     try:
-        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+        text = read_file(f"{PROC}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return int(text[text.rindex(")") + 2 :].split()[1])
+    return int(text[text.rindex(b")") + 2 :].split(None, 2)[1])
 
 
 def _thread_group(pid: int) -> int | None:

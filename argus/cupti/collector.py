@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.mapped import names_in_root, open_root
-from argus.capture.targets import PROC
+from argus.capture.targets import PROC, mapped_pages
 from argus.cupti import MINIMUM_SHARE, build, layouts, shared
 from argus.cupti.decode import REJECTIONS, Batch, decode
 from argus.cupti.shared import Command, SlotState, State
@@ -37,6 +37,8 @@ LOOK_S = 1.0
 """Between looks for a helper, and for whether the process still maps it."""
 LOOK_LATER_S = 5.0
 """Between looks once ``LOOK_OFTEN`` were in vain: a large process's list of mappings takes milliseconds to read."""
+LOOK_ANYWAY = 10
+"""Every so often the mappings are read though the process has mapped as much as before."""
 LOOK_OFTEN = 60
 ANSWER_S = 5.0
 """A helper that has not answered for so long is said to be silent. It is waited for all the same."""
@@ -174,6 +176,8 @@ class Collector:
         self._geometry = (0, 0)
         self._since_ns = time.monotonic_ns()
         self._looks = 0
+        self._pages = b""
+        """How much the process had mapped when the helper was not in it; empty: it was, or nobody has looked."""
         self._next_look = 0.0
         self._next_check = 0.0
         self._command: Command | None = None
@@ -217,6 +221,13 @@ class Collector:
     def text(self) -> str:
         """State and reason in one line."""
         return f"{self.state.value}: {self.reason}" if self.reason else self.state.value
+
+    @property
+    def due(self) -> float:
+        """When ``poll`` has something to do, as ``time.monotonic`` tells it."""
+        if self._step in (_Step.IDLE, _Step.DONE):
+            return float("inf")
+        return self._next_look if self._memory is None else 0.0
 
     @property
     def stopped(self) -> bool:
@@ -358,7 +369,11 @@ class Collector:
     def _look(self, now: float) -> None:
         """Finds the helper's memory, opens and locks it."""
         try:
+            pages = mapped_pages(self.pid)
+            if pages == self._pages and self._looks % LOOK_ANYWAY:
+                return
             found = _mapping(self.pid)
+            self._pages = b"" if found else pages
             if not found:
                 self._say(CollectorState.WAITING, _NOT_ARMED)
                 return

@@ -23,6 +23,8 @@ from argus.text import printable
 
 INTERVAL_S = 10.0
 """How often, s; and in the moment from which on a hang can be seen."""
+KEPT_NEWS = 256
+"""The newest that nobody has taken: the live view shows what is the matter now, and takes none."""
 SETTINGS = {"max_threads": 1, "max_execution_time": 20, "max_memory_usage": 1_000_000_000}
 """Of its queries: the tracer's own rows, and the job, go first."""
 
@@ -72,7 +74,7 @@ class Watch:
         self._runs: set[tuple[str, int]] = set()
         self._followers: dict[tuple[str, int], Follower] = {}
         self._found: dict[tuple[str, int], Standing] = {}
-        self._news: deque[News] = deque()
+        self._news: deque[News] = deque(maxlen=KEPT_NEWS)
         self._left_out: set[tuple[str, int]] = set()
         """Runs whose diagnosis failed."""
         self._stop = threading.Event()

@@ -20,23 +20,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from argus.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query
 from benches import Result
+from benches._processes import Watched, cpu_s, engine_of, family
 
 ROOT = Path(__file__).resolve().parents[2]
 MINUTES = float(os.environ.get("ARGUS_BENCH_MINUTES", "12"))
@@ -66,6 +63,11 @@ FLAT_MB_MIN = 1.0
 """A day's trace may not cost more than some GB even if its slope were real."""
 _EVENTS = ("launches", "collectives", "gpu_ops", "stack_samples", "stack_off_cpu")
 """Counters of what a trace takes in."""
+
+
+def with_smaller_tables(divisor: int) -> list[str]:
+    """What Python is to run as ``argus`` with ``TABLES`` of so many times smaller sizes, but for the verb."""
+    return ["-c", _WITH_SMALLER, str(divisor), ",".join(TABLES)] if divisor > 1 else ["-m", "argus.cli.main"]
 
 
 def _fakegpu():  # type: ignore[no-untyped-def]
@@ -107,87 +109,19 @@ _JOBS: dict[str, Callable[[], contextlib.AbstractContextManager[list[str]]]] = {
 
 
 @dataclass
-class _Watched:
-    """What a process had, time after time. ``parts``: MB by kind of mapping, the newest."""
-
-    minutes: list[float] = field(default_factory=list)
-    own_mb: list[float] = field(default_factory=list)
-    parts: Tally[str] = field(default_factory=Tally)
-
-    def look(self, pid: int, minutes: float) -> None:
-        parts: Tally[str] = Tally()
-        with contextlib.suppress(OSError):
-            kind = ""
-            for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-                name, _, rest = line.partition(":")
-                if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                    kind = _kind(line)
-                elif name == "Pss":
-                    parts[kind] += int(rest.split()[0])
-        if parts:
-            self.minutes.append(minutes)
-            self.own_mb.append((parts.total() - parts["files"]) / 1024)
-            self.parts = Tally({kind: kib // 1024 for kind, kib in parts.items()})
-
-
-def _kind(mapping: str) -> str:
-    words = mapping.split(maxsplit=5)
-    path = words[5] if len(words) > 5 else ""
-    if not path or path.startswith("[anon"):
-        return "anonymous"
-    if path == "[heap]":
-        return "heap"
-    if "bpf-map" in path:
-        return "rings of the kernel"
-    return "shared with the job" if "memfd" in path or path.startswith("/dev/shm") else "files"
-
-
-def slope(minutes: list[float], values: list[float]) -> tuple[float, float]:
-    """Least squares: what is gained a minute, and half of its 95 % interval.
-
-    Residuals that follow each other (memory does) say less than as many that do not: the variance is widened by
-    (1 + r) / (1 - r), r being their correlation at one interval.
-    """
-    x, y = np.array(minutes), np.array(values)
-    if len(x) < 8:
-        raise ArgusError("too few readings for a slope", "Let it last longer: ARGUS_BENCH_MINUTES")
-    x = x - x.mean()
-    gain = float((x * (y - y.mean())).sum() / (x * x).sum())
-    left = y - y.mean() - gain * x
-    spread = float((left * left).sum())
-    r = float((left[1:] * left[:-1]).sum() / spread) if spread else 0.0
-    r = min(max(r, 0.0), 0.9)
-    error = np.sqrt(spread / (len(x) - 2) / (x * x).sum() * (1 + r) / (1 - r))
-    return gain, 1.96 * float(error)
-
-
-def _cpu_s(pid: int) -> float:
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-    return 0.0
-
-
-def _engine(folder: Path) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int((folder / "lock").read_text().split()[0])
-    return 0
-
-
-@dataclass
 class _Traced:
     """A job and its trace."""
 
     tracing: subprocess.Popen[bytes]
     folder: Path
-    watched: dict[str, _Watched] = field(default_factory=lambda: {"tracer": _Watched(), "engine": _Watched()})
+    watched: dict[str, Watched] = field(default_factory=lambda: {"tracer": Watched(), "engine": Watched()})
     cpu_s: float = 0.0
 
     def look(self, minutes: float) -> None:
-        engine = _engine(self.folder)
-        self.watched["tracer"].look(self.tracing.pid, minutes)
-        self.watched["engine"].look(engine, minutes)
-        self.cpu_s = max(self.cpu_s, _cpu_s(self.tracing.pid) + _cpu_s(engine))
+        engine = engine_of(self.folder)
+        self.watched["tracer"].look(minutes, *family(self.tracing.pid))
+        self.watched["engine"].look(minutes, engine)
+        self.cpu_s = max(self.cpu_s, cpu_s(self.tracing.pid) + cpu_s(engine))
 
     def events(self) -> int:
         store = open_store(f"chdb://{self.folder}")
@@ -202,10 +136,9 @@ class _Traced:
 def _trace(stack: contextlib.ExitStack, name: str, folder: Path) -> _Traced:
     target = stack.enter_context(_JOBS[name]())
     (folder / name).mkdir()
-    argus = ["-c", _WITH_SMALLER, str(SMALLER), ",".join(TABLES)] if SMALLER > 1 else ["-m", "argus.cli.main"]
     command = [
         sys.executable,
-        *argus,
+        *with_smaller_tables(SMALLER),
         "trace",
         *target,
         "--plain",
@@ -241,9 +174,10 @@ def run(rounds: int) -> Result:
                 more[f"CPU µs an event, {name}"] = 1e6 * traced.cpu_s / max(traced.events(), 1)
                 for who, watched in traced.watched.items():
                     third = next(i for i, at in enumerate(watched.minutes) if at >= MINUTES / 3)
-                    gain, error = slope(watched.minutes[third:], watched.own_mb[third:])
-                    steepest = max(steepest, gain + error)
-                    verdict = "flat" if gain + error < FLAT_MB_MIN else "grows" if gain - error > 0 else "unclear"
+                    found = watched.slope_from(MINUTES / 3)
+                    gain, error = found.gain, found.error
+                    steepest = max(steepest, found.high)
+                    verdict = "flat" if found.high < FLAT_MB_MIN else "grows" if found.low > 0 else "unclear"
                     rows.setdefault(f"{name}, {who}", []).append(gain)
                     parts = ", ".join(f"{kind} {mb}" for kind, mb in watched.parts.most_common() if mb)
                     lines.append(

@@ -56,7 +56,7 @@ def test_a_part_that_fails_is_counted_and_said_once() -> None:
     assert heads.counters == {"turns_failed": 5}
     assert said == ["stacks failed (ValueError: \\x1b]0;owned\\x07); the rest of the trace goes on"]
     assert heads.doing == ""
-    with heads.part("stacks"), heads.job("j"), heads.process(7, "stacks", list):
+    with heads.part("stacks"), heads.job(Job("j", 1)), heads.process(7, "stacks", list):
         pass
     assert sum(heads.counters.values()) == 5
 
@@ -66,6 +66,38 @@ def test_an_interrupt_passes() -> None:
     with pytest.raises(KeyboardInterrupt), heads.part("stacks"):
         raise KeyboardInterrupt
     assert not heads.counters
+
+
+def test_what_fails_of_one_job_is_no_other_jobs_loss() -> None:
+    """What failed of no job that is known concerns those of its user; what failed of Argus concerns all."""
+    heads = Bulkheads()
+    hostile, honest, same_user = (Job(name, 1, owner=(uid, "")) for name, uid in (("x", 5), ("y", 6), ("z", 5)))
+
+    def fail(guard: Any) -> None:
+        with guard:
+            raise ValueError
+
+    fail(heads.job(hostile))
+    fail(heads.part("stacks of process 7", hostile))
+    fail(heads.process(7, "stacks", list, hostile))
+    fail(heads.process(8, "libraries", list, None, lambda pid: {8: 5}[pid]))
+    assert heads.counters == {"job_turns_failed": 1, "turns_failed": 1, "processes_quarantined": 2}
+    assert heads.of(hostile) == {"job_turns_failed": 1, "turns_failed": 1, "processes_quarantined": 2}
+    assert heads.of(same_user) == {"job_turns_failed": 0, "turns_failed": 0, "processes_quarantined": 1}
+    assert not any(heads.of(honest).values())
+    fail(heads.part("the store"))
+    fail(heads.process(9, "libraries", list))
+    assert heads.of(honest) == {"job_turns_failed": 0, "turns_failed": 1, "processes_quarantined": 1}
+
+
+def test_users_that_are_counted_apart_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulkhead, "OWNERS", 2)
+    heads = Bulkheads()
+    for uid in range(4):
+        with heads.process(7, "libraries", list, None, lambda pid, uid=uid: uid):  # type: ignore[misc]
+            raise ValueError
+    assert len(heads._of_user) == 2
+    assert heads.of(Job("j", 1, owner=(0, "")))["processes_quarantined"] == 3  # its own, and two that are nobody's
 
 
 def test_a_quarantine_that_fails_too_ends_nothing() -> None:
@@ -114,7 +146,8 @@ def test_a_process_that_cannot_even_be_taken_in(monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     monkeypatch.setattr(session.side, "_add", add)
-    job: Any = SimpleNamespace(name="k", run=7, members={1: SimpleNamespace(rank=0, state="traced")})
+    job: Any = Job("k", 7)
+    job.members[1] = SimpleNamespace(rank=0, state="traced")
     for _ in range(4):
         session.side.look([session.job, job], session.now)
     assert session.side._bulkheads.counters == {"processes_quarantined": 1}
@@ -151,7 +184,7 @@ def _process(side: Any, target: Any) -> Any:
     from argus.gpu import _Process
 
     member: Any = SimpleNamespace(rank=target.pid, state="traced", target=target, launches=0)
-    job: Any = SimpleNamespace(name="j", run=1)
+    job: Any = Job("j", 1)
     return _Process(target, 0.0, job=job, member=member)
 
 
@@ -166,12 +199,13 @@ def test_a_process_whose_records_cannot_be_read_is_left_alone(failure: Exception
 
     bad.program.poll = poll
     good.program.poll = polled.append
+    good.program.collector._next_look = 0.0
     for now in (1.0, 2.0, 3.0):
         side.poll(now)
     assert polled == [1.0, 2.0, 3.0]
     assert side._bulkheads.counters == {"processes_quarantined": 1}
     assert bad.state == ("failed", "what its memory holds could not be read")
-    assert side.seen(7) == (0.0, "what its memory holds could not be read")
+    assert side.seen()[7] == (0.0, "what its memory holds could not be read")
 
 
 class Flipping:
@@ -274,6 +308,7 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     roster.leaving.return_value = []
     roster.candidates.return_value = []
     roster.losses = trace.Tally()
+    roster.files_released = 0
     roster.family.missed_calls = roster.family.missed_events = roster.family.failures = 0
     roster.family.state = "on"
     probes.refused = {}
@@ -369,6 +404,22 @@ def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
     tracer._work_on_calls(1.0, final=False)
     assert worked == ["bad", "good"]
     assert tracer.bulkheads.counters == {"job_turns_failed": 1}
+    tracer._write_coverage(jobs)
+    failed = {}
+    for row in tracer.rows["coverage"][-2:]:
+        failed[row["job"]] = row["value"][row["counter"].index("job_turns_failed")]
+    assert failed == {"bad": 1, "good": 0}
+
+
+def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
+    over = Job("over", 3)
+    for rank in range(100):
+        tracer._parts_written |= {("over", 3, rank), ("j", 1, rank)}
+    tracer._roster.take_over.return_value = [over]
+    tracer._put_by(1.0)
+    assert tracer._parts_written == {("j", 1, rank) for rank in range(100)}
+    for side in (tracer._gpu, tracer._stacks, tracer._kernels, tracer._probing):
+        side.forget.assert_called_with(over)
 
 
 # ---- who is traced

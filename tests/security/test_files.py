@@ -399,6 +399,37 @@ def test_a_store_takes_no_rows_beyond_its_bound(tmp_path: Path, monkeypatch: pyt
         client.command("DROP TABLE t SYNC")
 
 
+def test_a_store_stays_below_its_bound_however_fast_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its size is measured every ten seconds; and it takes rows again once some were removed."""
+    url = new_store(tmp_path)
+    monkeypatch.setenv("ARGUS_STORE_MAX", "8M")
+    size = "SELECT sum(bytes_on_disk) FROM system.parts"
+
+    def insert(_: int) -> bool:
+        """2 MiB that no codec makes much smaller. Whether they were taken."""
+        try:
+            client.insert("t", [[os.urandom(1 << 20).hex()]], column_names=["a"])
+        except Exception as failure:
+            if "reached its bound" not in store.explain(failure).message:
+                raise
+            return False
+        return True
+
+    with open_store(url) as store, store.lease() as client:
+        client.command("CREATE TABLE t (a String) ENGINE = MergeTree ORDER BY tuple()")
+        assert 3 <= sum(map(insert, range(40))) <= 6
+        for _ in range(60):  # it is measured meanwhile
+            insert(0)
+            time.sleep(0.2)
+        assert int(client.command(size)) <= (8 << 20) + (3 << 20), "the bound, and the last row"
+        deadline = time.monotonic() + 60
+        client.command("TRUNCATE TABLE t SYNC")
+        while not insert(0):
+            assert time.monotonic() < deadline, "there is room, and nothing is taken"
+            time.sleep(0.5)
+        client.command("DROP TABLE t SYNC")
+
+
 def test_room_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"<min_free_disk_bytes_to_perform_insert>{limits.kept_free(tmp_path)}<" in engine.config(tmp_path)
     a_batch(tmp_path)

@@ -152,6 +152,7 @@ class FakeCollector:
         self.state, self.reason = CollectorState.ON, ""
         self.from_the_start = False
         self.armed = True
+        self.due = 0.0
         self.records = 0
         self.names = ["", *FakeCollector.kernels]
         self.batches: list[Batch] = []
@@ -740,3 +741,59 @@ def test_what_is_over_holds_only_what_is_told_of_it() -> None:
     assert len(session.side.views()) == 3
     session.side.forget(session.job)
     assert [view.rank for view in session.side.views()] == [2]
+
+
+def test_a_process_without_the_helper_is_looked_at_when_that_is_due(made: list[FakeCollector]) -> None:
+    """500 of them, 50 times a second."""
+    session = Session()
+    member = session.rank(0, 77)
+    session.go()
+    (collector,) = made
+    polled: list[float] = []
+    collector.poll = lambda now: polled.append(now) or []  # type: ignore[method-assign,func-returns-value]
+    collector.armed, collector.due, collector.state = False, float("inf"), CollectorState.WAITING
+    session.side._processes[0].due = 0.0
+    for _ in range(500):
+        session.now += 0.02
+        session.side.poll(session.now)
+    assert len(polled) == pytest.approx(10 / gpu_module.UNARMED_S, abs=1)
+    member.state = "exited"
+    for _ in range(50):
+        session.now += 0.02
+        session.side.poll(session.now)
+    assert session.side._processes[0].ended_at, "its end is noticed all the same"
+    collector.due = 0.0
+    session.now += gpu_module.UNARMED_S
+    session.side.poll(session.now)
+    polled.clear()
+    for _ in range(10):
+        session.side.poll(session.now)
+    assert len(polled) == 10, "one that has the helper is fetched from in each turn"
+
+
+def test_what_comes_of_a_process_that_is_no_rank_is_bounded(made: list[FakeCollector]) -> None:
+    session = Session()
+    session.candidates = [SimpleNamespace(pid=77, start_ticks=770, on_gpu=True)]
+    FakeCollector.armed = {77}
+    session.go()
+    most = gpu_module.KEPT_BATCHES
+    for number in range(most + 30):
+        made[1].give(*second((1000 + number) * S))
+        session.go()
+    assert len(session.side._processes[0].program.batches) <= most + 1  # type: ignore[union-attr]
+    assert session.side.counters()["gpu_ops_without_rank"] == (2 * 30, True)
+
+
+def test_devices_that_no_node_has_are_left_out(made: list[FakeCollector]) -> None:
+    """Records are in memory that the process can write."""
+    session = Session()
+    session.rank(0, 77)
+    session.go()
+    for number in range(8):
+        gpu, calls = second((1000 + number) * S)
+        gpu["device"][1] = gpu_module.MAX_DEVICES + number
+        made[0].give(gpu, calls)
+        session.go(1.0)
+    session.finish()
+    assert session.side.counters()["gpu_ops_of_no_device"] == (8, True)
+    assert {row["device"] for row in session.rows["gpu_usage"]} == {0}

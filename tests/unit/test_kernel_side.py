@@ -577,3 +577,13 @@ def fill(store: Any, begin: int) -> None:
                 "shared_dynamic": 0, "bytes": 0,
             })  # fmt: skip
         assert writer.flush()
+
+
+def test_a_job_without_gpu_times_that_was_flagged_is_forgotten() -> None:
+    """Each finding flags a moment: of jobs on CPUs nothing may stay."""
+    side = KernelSide(Rows(), lambda job: Origin(job.name, job.run, "h", 0))  # type: ignore[arg-type]
+    for number in range(100):
+        job = Job(f"j{number}", 1)
+        side.flag(job, S, 2 * S, "asked for", asked=True)
+        side.forget(job)
+    assert not side._jobs

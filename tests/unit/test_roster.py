@@ -1,14 +1,16 @@
-"""What a roster remembers of processes that ended: enough for the summary, and no more."""
+"""What a roster remembers of processes that ended, enough for the summary and no more; what it costs to look."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from argus.capture.names import KernelNames
-from argus.roster import KEPT_HELPERS, KEPT_OVER, Job, Member, Roster
+from argus.capture.targets import Identity, Libraries
+from argus.roster import KEPT_FILES, KEPT_HELPERS, KEPT_OVER, YOUNG_S, Job, Member, Roster, _Candidate
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def roster() -> Roster:
 
 
 def join(roster: Roster, job: Job, pid: int, *, helper: bool = False) -> None:
-    target: Any = SimpleNamespace(pid=pid, close=lambda: None)
+    target: Any = SimpleNamespace(pid=pid, close=lambda: None, libraries=[])
     member = Member(target, 0, "parent" if helper else "torchrun", launches=7, collectives=3)
     job.members[pid] = member
     roster.by_pid[pid] = (job, member)
@@ -80,3 +82,170 @@ def test_of_helpers_that_ended_the_newest_are_remembered(roster: Roster) -> None
     assert kept + roster.past["launches"] == 7 * 501
     leave(roster, 1)
     assert job.over_since
+
+
+# ---- what is bounded
+
+
+def library(number: int) -> Any:
+    return SimpleNamespace(key=("08:01", number, 1, 1))
+
+
+def probing(roster: Roster) -> list[Any]:
+    """What the roster let go of, as it goes on."""
+    released: list[Any] = []
+    roster._probes.release = released.extend  # type: ignore[method-assign]
+    return released
+
+
+def map_file(roster: Roster, pid: int, number: int, *, apart: bool = False) -> None:
+    file = library(number)
+    roster.by_pid[pid][1].target.libraries.append(file)
+    roster._shared[file.key] = not apart
+    if not any(each.library.key == file.key and not apart for each in roster.attached):
+        roster.attached.append(SimpleNamespace(library=file, pid=pid if apart else None))  # type: ignore[arg-type]
+
+
+def test_probes_on_files_that_nobody_maps_are_bounded(roster: Roster) -> None:
+    """A node that makes a container anew for each job."""
+    released = probing(roster)
+    job = Job("train", 1)
+    roster.jobs.append(job)
+    join(roster, job, 1)
+    map_file(roster, 1, 0)
+    for pid in range(2, 302):
+        join(roster, job, pid, helper=True)
+        map_file(roster, pid, 0)
+        map_file(roster, pid, pid)
+        leave(roster, pid)
+    numbers = [each.library.key[1] for each in roster.attached]
+    assert numbers == [0, *range(302 - KEPT_FILES, 302)], "what is mapped, and the newest of what is not"
+    assert [each.library.key[1] for each in released] == list(range(2, 302 - KEPT_FILES))
+    assert roster.files_released == len(released)
+    assert len(roster._shared) == len(roster._unused) + 1 == KEPT_FILES + 1
+
+
+def test_a_file_that_is_mapped_again_keeps_its_probes(roster: Roster) -> None:
+    released = probing(roster)
+    job = Job("train", 1)
+    roster.jobs.append(job)
+    for pid in range(1, 200):
+        join(roster, job, pid, helper=True)
+        map_file(roster, pid, 7)
+        map_file(roster, pid, 1000 + pid)
+        leave(roster, pid)
+    assert 7 in {each.library.key[1] for each in roster.attached}
+    assert 7 not in {each.library.key[1] for each in released}
+
+
+def test_probes_in_a_process_that_ended_go_with_it(roster: Roster) -> None:
+    released = probing(roster)
+    job = Job("train", 1)
+    roster.jobs.append(job)
+    for pid in (1, 2):
+        join(roster, job, pid)
+        map_file(roster, pid, 7, apart=True)
+    leave(roster, 1)
+    assert [each.pid for each in released] == [1]
+    assert [each.pid for each in roster.attached] == [2]
+
+
+def test_a_job_without_end_begins_a_new_run(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that numbers what it starts, beside one process that lives on."""
+    monkeypatch.setattr("argus.roster.MOST_RANKS", 10)
+    monkeypatch.setattr("argus.roster.parent_of", lambda pid: 0)
+    for pid in range(1, 41):
+        identity = Identity(pid - 1, 0, -1, "sweep", "torchrun", uid=5)
+        target: Any = SimpleNamespace(
+            pid=pid, close=lambda: None, libraries=[], identity=identity, alive=lambda pid=pid: pid == 1
+        )
+        roster._adopt(target)
+        if pid > 1:
+            leave(roster, pid)
+    assert [len(job.members) for job in roster.jobs] == [10, 10, 10, 10]
+    assert len({job.run for job in roster.jobs}) == 4
+    assert "sweep has had 10 processes: a new run" in roster.notes
+
+
+# ---- what it costs to look
+
+
+@pytest.fixture
+def mappings(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Processes whose mappings are read: ``seen.pages`` is what each has mapped, ``seen.read`` whose were read."""
+    seen = SimpleNamespace(pages={}, read=[], now=100.0, took_s=0.0)
+    ran = iter(range(1 << 30))
+
+    def signature(pid: int) -> int:
+        seen.read.append(pid)
+        seen.now += seen.took_s
+        return 1
+
+    monkeypatch.setattr("argus.roster.time", SimpleNamespace(monotonic=lambda: seen.now, time=lambda: 1e9))
+    monkeypatch.setattr("argus.roster.cpu_ns", lambda pid: next(ran))
+    monkeypatch.setattr("argus.roster.mapped_pages", lambda pid: seen.pages.get(pid, b"1"))
+    monkeypatch.setattr("argus.roster.mappings_signature", signature)
+    monkeypatch.setattr("argus.roster.find_libraries", lambda pid: Libraries())
+    roster.family.refresh = lambda: ([], [])  # type: ignore[method-assign]
+    job = Job("train", 1)
+    for pid in range(1, 9):
+        join(roster, job, pid)
+        roster.by_pid[pid][1].target.identity = Identity(uid=-1)
+    roster._attach = lambda *, running: True  # type: ignore[method-assign]
+    return seen
+
+
+def test_mappings_that_stay_are_read_less_and_less_often(roster: Roster, mappings: Any) -> None:
+    """500 processes, a millisecond each."""
+    for _ in range(1200):
+        mappings.now += 0.5
+        roster.look(mappings.now)
+    often = mappings.read.count(1)
+    assert 12 <= often <= 16, "5 s, 10 s, 20 s, 40 s, and each minute"
+    mappings.pages[1] = b"2"
+    roster.look(mappings.now)
+    assert mappings.read.count(1) == often + 1, "at once when it maps something"
+
+
+def test_a_look_reads_mappings_for_so_long_and_all_have_their_turn(roster: Roster, mappings: Any) -> None:
+    """Processes that allocate: each has mapped another amount each time."""
+    roster.look(mappings.now)
+    mappings.read.clear()
+    mappings.took_s = 0.015
+    for number in range(8):
+        mappings.pages = dict.fromkeys(range(1, 9), b"%d" % (number + 10))
+        before = len(mappings.read)
+        mappings.now += 0.5
+        roster.look(mappings.now)
+        assert len(mappings.read) - before == 2, "the second exceeds 20 ms"
+    assert sorted(mappings.read) == sorted([*range(1, 9)] * 2)
+
+
+def test_parents_are_looked_up_once_until_somebody_ends(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data-loader workers are candidates for ever, and are asked for 20 times a second."""
+    asked: list[int] = []
+    monkeypatch.setattr("argus.roster.parent_of", lambda pid: asked.append(pid) or 1)
+    for pid in range(2, 12):
+        target: Any = SimpleNamespace(pid=pid, on_gpu=True, libraries=[], close=lambda: None)
+        roster._candidates[pid] = _Candidate(0.0, target)
+    for _ in range(5):
+        assert len(roster.candidates()) == 10
+    assert asked == list(range(2, 12))
+    roster.family.refresh = lambda: ([], [99])  # type: ignore[method-assign]
+    roster._left_alone |= roster._candidates.keys()
+    roster.look(100.0)
+    assert len(roster.candidates()) == 10
+    assert len(asked) == 20
+
+
+def test_young_candidates_are_looked_at_ever_less_often(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[float] = []
+    candidate = roster._candidates[7] = _Candidate(100.0)
+    roster._look_at_candidate = lambda pid, candidate, *, young: looked.append(now) or False  # type: ignore[method-assign,func-returns-value]
+    for turn in range(1200):
+        now = 100.0 + turn * 0.05
+        roster._look_at_candidates(now)
+    assert looked[:10] == [100.0 + turn * 0.05 for turn in range(10)], "in each turn at first"
+    assert 100 < len(looked) < 250
+    assert max(later - sooner for sooner, later in pairwise(looked)) <= YOUNG_S / 40 + 0.1
+    assert candidate.due > now

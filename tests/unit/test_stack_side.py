@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from argus.capture.python import Interpreter
 from argus.capture.stacks import Drained, RawStack
 from argus.errors import ArgusError
 from argus.records import StackCounter
+from argus.roster import Job
 from argus.semantics.stacks import Stack
 from argus.stacks import StackSide
 
@@ -129,7 +131,7 @@ class Session:
         self.side.start()
         self.sampler: Any = self.side._probes
         member = SimpleNamespace(rank=3, state="traced")
-        self.job: Any = SimpleNamespace(name="j", run=7, members={PID: member})
+        self.job: Any = Job("j", 7, members={PID: member})  # type: ignore[dict-item]
         self.side.look([self.job], self.now)
 
     def now_ns(self) -> int:
@@ -672,3 +674,45 @@ def test_a_python_that_is_not_understood_is_a_loss(monkeypatch: pytest.MonkeyPat
     for absent in (None, begins):
         monkeypatch.setattr(stacks, "find_interpreter", lambda pid, found=absent: found)
         assert Session(monkeypatch).side.counters()["python_stacks_not_read"] == (0, True)
+
+
+def test_pythons_that_were_not_read_are_counted_when_they_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a week any number of processes ends; their reasons are few, or made up."""
+    side = Session(monkeypatch).side
+    for number in range(10 * stacks.KEPT_REASONS):
+        pid = 5_000_000 + number
+        closed = SimpleNamespace(pidfd=-1, counters=Counter, close=lambda: None)
+        side._processes[pid], side._unread[pid] = closed, f"reason {number}"  # type: ignore[assignment]
+        side._forget(pid)
+    assert side.counters()["python_stacks_not_read"] == (10 * stacks.KEPT_REASONS, True)
+    assert not side._unread
+    assert len(side._unread_before) == stacks.KEPT_REASONS + 1
+    assert "Python stacks of 576 processes: off: other reasons" in side.summary()
+
+
+def test_a_program_without_cpython_is_searched_again_when_it_maps_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files that it maps are opened for that: for each of 500 processes."""
+    searched: list[float] = []
+    mapped = [b"1"]
+    monkeypatch.setattr(stacks, "find_interpreter", lambda pid: searched.append(session.now))
+    monkeypatch.setattr(stacks, "mapped_pages", lambda pid: mapped[0])
+    session: Any = SimpleNamespace(now=0.0)
+    session = Session(monkeypatch)
+
+    def look(seconds: float) -> int:
+        before = len(searched)
+        for _ in range(int(2 * seconds)):
+            session.now += 0.5
+            session.side.look([session.job], session.now)
+        return len(searched) - before
+
+    assert look(30) <= 2, "it has mapped nothing since"
+    mapped[0] = b"2"
+    assert look(0.5) == 1, "a young process: at once"
+    look(60)
+    assert look(600) == 10, "each minute"
+    mapped[0] = b"3"
+    assert look(10.5) == 1
+    numbers = itertools.count(4)
+    monkeypatch.setattr(stacks, "mapped_pages", lambda pid: b"%d" % next(numbers))
+    assert look(100) == 10, "one that allocates: every ten seconds"

@@ -35,6 +35,17 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
+def test_records_of_hundreds_of_ranks_become_rows_less_often(tracer: Any) -> None:
+    tracer._roster.attached.append(object())
+    found = []
+    for ranks in (1, 32, 128, 256, 4000):
+        tracer._roster.by_pid = dict.fromkeys(range(ranks))
+        found.append(tracer._work_interval_s)
+    assert found == [0.25, 0.25, 1.0, 2.0, 4.0]
+    tracer._roster.attached.clear()
+    assert tracer._work_interval_s == 1.0
+
+
 def test_where_no_calls_come_none_are_looked_for(tracer: Any) -> None:
     tracer._work(1.0)
     assert not tracer.worked

@@ -10,9 +10,9 @@ import pytest
 from argus.diagnose import follow as follow_module
 from argus.diagnose.follow import Follower
 from argus.diagnose.hang import SEEN_S
-from argus.diagnose.standing import in_words
+from argus.diagnose.standing import News, in_words
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import Watch
+from argus.diagnose.watch import KEPT_NEWS, Watch
 from argus.store.open import Store, parse_url
 
 
@@ -56,3 +56,12 @@ def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts(monkeypatch: pyte
     watch._runs, watch._followers = {("job", 1)}, {("job", 1): follower}
     watch._go_on()
     assert waits == pytest.approx([5e6, 1e6 + SEEN_S])
+
+
+def test_news_that_nobody_takes_are_bounded() -> None:
+    """The live view shows what is the matter now, and takes none."""
+    watch = Watch(nowhere(), "node-0")
+    watch._news.extend(News("over", text=str(number)) for number in range(10_000))
+    news = watch.take()
+    assert len(news) == KEPT_NEWS
+    assert news[-1].text == "9999"

@@ -1,0 +1,239 @@
+"""What a trace keeps for long is bounded: docs/performance.md lists every store, what bounds it, and the test of it;
+those that no other test covers are tested here."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from argus import flags, records, stacks, trace
+from argus.capture import demangler, symbols
+from argus.capture.calls import BY_SYMBOL
+from argus.capture.symbols import Symbols
+from argus.cupti.collector import CuptiOptions
+from argus.flags import KEPT_NS, FlagWatcher
+from argus.gpu import KEPT_NAMES, GpuSide
+from argus.neighbours import Neighbours, Spent
+from argus.probing import EARLY_CALLS, ProbingSide, _OfJob
+from argus.roster import Job
+from argus.semantics import correlation
+from argus.semantics.correlation import Correlator
+from argus.trace import Options, Tracer
+
+from .test_stack_side import PID, Session
+
+CLASSES = {
+    "trace": ("Tracer",),
+    "roster": ("Roster", "Job"),
+    "stacks": ("StackSide", "_Process"),
+    "gpu": ("GpuSide", "_Process", "_Program"),
+    "kernels": ("KernelSide", "_Process"),
+    "probing": ("ProbingSide", "_OfJob", "_Searched"),
+    "overhead": ("OverheadSide",),
+    "neighbours": ("Neighbours",),
+    "coverage": ("SignalCoverage",),
+    "recent": ("RecentSteps",),
+    "flags": ("FlagWatcher",),
+    "recorder": ("FlightRecorder",),
+    "bulkhead": ("Bulkheads",),
+    "capture/follow": ("Family",),
+    "capture/bpf": ("Probes",),
+    "capture/stacks": ("StackProbes",),
+    "capture/collectives": ("Generations",),
+    "capture/names": ("KernelNames",),
+    "capture/demangler": ("Demangler",),
+    "capture/symbols": ("Symbols",),
+    "capture/code": ("CodeResolver",),
+    "capture/threads": ("ThreadWatch",),
+    "capture/host_cpu": ("HostCpuReader",),
+    "store/writer": ("Writer",),
+    "store/spill": ("Others",),
+    "diagnose/watch": ("Watch",),
+}
+"""What lives as long as the session, or as a job or process in it."""
+KINDS = {"dict", "set", "list", "deque", "Tally", "Counter", "OrderedDict", "Notes"}
+
+
+def containers(tree: ast.ClassDef) -> set[str]:
+    """Attributes of a class that hold any number of things."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.AnnAssign) or ast.unparse(node.annotation).partition("[")[0] not in KINDS:
+            continue
+        target = node.target
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
+            found.add(target.attr)
+        elif isinstance(target, ast.Name) and node in tree.body:
+            found.add(target.id)
+    return found
+
+
+def rows(root: Path) -> list[list[str]]:
+    text = (root / "docs" / "performance.md").read_text()
+    lines = text.split("| store | at most | test |\n")[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_store_is_listed(root: Path) -> None:
+    listed: set[str] = set()
+    for names, _, _ in rows(root):
+        for owner, attributes in re.findall(r"`([\w/]+\.\w+)`: ([^;]+)", names):
+            listed |= {f"{owner}.{name}" for name in re.findall(r"\w+", attributes)}
+    there = set()
+    for module, classes in CLASSES.items():
+        tree = ast.parse((root / "argus" / f"{module}.py").read_text())
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in classes:
+                there |= {f"{module}.{node.name}.{name}" for name in containers(node)}
+    assert not there - listed, "without a bound in docs/performance.md"
+    assert not listed - there, "listed, and not there"
+
+
+def test_each_bound_names_a_test(root: Path) -> None:
+    there = set()
+    for path in (root / "tests").rglob("test_*.py"):
+        there |= {f"{path.stem}::{name}" for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
+    for _, bound, tests in rows(root):
+        assert bound
+        named = re.findall(r"\b(test_\w+::test_\w+)", tests)
+        assert named or tests == "–", tests
+        assert not set(named) - there
+
+
+# ---- those without a test elsewhere
+
+
+def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace.spill, "place", lambda target: None)
+    tracer: Any = Tracer(SimpleNamespace(target=None, spooled=True), Options())  # type: ignore[arg-type]
+    tracer._writer = SimpleNamespace(append=lambda *_: None)
+    tracer._probing = SimpleNamespace(count=lambda *_: None)
+    called = np.zeros(1, records.LAUNCH)
+    called["pid"], called["call"] = 7, BY_SYMBOL["cuLaunchKernel"].id
+    pids, ranks = np.array([7], np.uint32), np.array([0], np.uint32)
+    for turn in range(30):
+        names = [f"kernel {turn} {number}" for number in range(1000)]
+        words = pa.DictionaryArray.from_arrays(np.arange(1000, dtype=np.int32), names)
+        table = pa.table({"kernel": pa.chunked_array([words])})
+        monkeypatch.setattr(trace.launches, "to_table", lambda *_, table=table: table)
+        members: Any = {7: SimpleNamespace(helper=True, launches=0)}
+        tracer._take_launches(Job("j", 1), members, called, pids, ranks)
+    assert len(tracer._kernel_launches) <= 2 * KEPT_NAMES
+
+
+def test_early_calls_are_bounded() -> None:
+    side = ProbingSide(SimpleNamespace(), 0.01, print)  # type: ignore[arg-type]
+    events = np.zeros(1000, records.COLLECTIVE)
+    jobs = [Job(f"j{number}", 1) for number in range(100)]
+    for job in jobs:
+        for rank in range(4):
+            side.take(job, rank, events)
+    kept = sum(len(part) for of_job in side._early.values() for parts in of_job.values() for part in parts)
+    assert EARLY_CALLS <= kept < EARLY_CALLS + 1000
+    for job in jobs:
+        side.forget(job)
+    assert not side._early
+
+
+def test_threads_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "KEPT_THREADS", 100)
+    session = Session(monkeypatch)
+    process = session.side._processes[PID]
+    process.names.update({10_000_000 + number: "loader" for number in range(5000)})
+    process.awake.update(process.names)
+    for _ in range(8):
+        process.ran = True
+        session.go(20.0)
+    assert len(process.names) < 200
+    assert len(process.awake) < 200
+
+
+def test_functions_of_files_are_bounded_by_files_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols, "_tables", OrderedDict())
+    for number in range(2 * symbols._MAX_TABLES):
+        symbols._remembered(b"%d" % number, None)
+    assert len(symbols._tables) == symbols._MAX_TABLES
+    large: Any = SimpleNamespace(nbytes=symbols._MAX_TABLE_BYTES // 4)
+    for number in range(20):
+        symbols._remembered(b"large %d" % number, large)
+    assert sum(table is large for table in symbols._tables.values()) == 4
+
+
+def test_addresses_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols, "_MAX_KNOWN", 1000)
+    monkeypatch.setattr(symbols, "_MISS_REFRESH_NS", 1 << 62)
+    its = Symbols(os.getpid())
+    try:
+        for first in range(0, 20_000, 500):
+            its._frames(list(range(first, first + 500)))
+    finally:
+        its.close()
+    assert len(its._known) <= 1500
+
+
+def test_threads_that_launched_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(correlation, "KEEP_THREADS", 100)
+    correlator = Correlator()
+    calls = np.zeros(10, correlation._CALL)
+    for first in range(0, 2000, 10):
+        calls["tid"] = np.arange(first, first + 10)
+        correlator._find_probed(calls, 0)
+    assert len(correlator._last_end) <= 110
+
+
+def test_processes_whose_symbols_are_not_tried_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demangler, "_KEPT_SOURCES", 100)
+    monkeypatch.setattr(demangler, "is_small", lambda symbol: False)
+    names = demangler.Demangler()
+    names._child = SimpleNamespace(ask=lambda symbols: [None] * len(symbols))  # type: ignore[assignment]
+    for pid in range(1000):
+        names.names([f"_Z{pid}"], pid)
+    assert len(names._strikes) <= 100
+    assert names.given_up == 1000
+
+
+def test_accounts_are_of_processes_that_are_there() -> None:
+    side = Neighbours(0.01)
+    for pid in range(1000):
+        side.look({pid: Spent(1, (pid, ""), 10, 0, 1.0, 1.0), pid + 1: Spent(2, (0, ""), 10**6, 0, 1.0, 1.0)}, 1000.0)
+    assert side._accounts.keys() == {999, 1000}
+    assert len(side._heavy_s) <= 2
+
+
+def test_windows_and_shares_of_long_ago_are_forgotten() -> None:
+    nothing: Any = SimpleNamespace()
+    gpu = GpuSide(nothing, "auto", CuptiOptions(), nothing, nothing, nothing, nothing)
+    side = ProbingSide(nothing, 0.01, print)
+    job, state = Job("j", 1), _OfJob()
+    for number in range(1000):
+        gpu.set_share(0.25, number)
+        side._begin_span(job, state, number)
+    assert len(gpu._regimes) == 16
+    assert len(state.spans) == 64
+
+
+def test_flags_that_were_taken_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ns = [10**18]
+    rows: dict[str, Any] = {}
+    monkeypatch.setattr(flags, "time", SimpleNamespace(time_ns=lambda: now_ns[0]))
+    monkeypatch.setattr(flags, "query_columns", lambda *_, **__: rows)
+    watcher = FlagWatcher(SimpleNamespace(spooled=False))  # type: ignore[arg-type]
+    watcher._jobs = {("j", 1): Job("j", 1)}
+    for number in range(200):
+        now_ns[0] += KEPT_NS // 20
+        begin = [now_ns[0] - 1000 + number]
+        found = {"job": ["j"], "run": [1], "begin_ns": begin, "end_ns": [begin[0] + 10], "why": ["x"], "asked_ms": [0]}
+        rows.update({name: np.array(values, object) for name, values in found.items()})
+        rows["ranks"] = SimpleNamespace(tolist=lambda: [[]])
+        watcher.ask()
+        assert len(watcher.take()) == 1
+    assert len(watcher._seen) <= 22
