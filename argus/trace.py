@@ -399,6 +399,7 @@ class Tracer:
                 job=self.options.job,
                 run=self._run,
                 bulkheads=self.bulkheads,
+                timed=self._gpu.may_time,
             )
             self._refused = self._probes.refused
             progress("attaching probes")

@@ -740,3 +740,15 @@ def test_what_is_over_holds_only_what_is_told_of_it() -> None:
     assert len(session.side.views()) == 3
     session.side.forget(session.job)
     assert [view.rank for view in session.side.views()] == [2]
+
+
+def test_of_whom_gpu_times_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def helper_address(pid: int) -> int | None:
+        if pid == 3:
+            raise FileNotFoundError("it has ended")
+        return 0x7000 if pid == 1 else None
+
+    monkeypatch.setattr(gpu_module, "helper_address", helper_address)
+    assert [Session().side.may_time(pid) for pid in (1, 2, 3)] == [True, False, False]
+    assert [Session("inject").side.may_time(pid) for pid in (1, 2, 3)] == [True] * 3
+    assert [Session("off").side.may_time(pid) for pid in (1, 2, 3)] == [False] * 3
