@@ -163,10 +163,10 @@ class Follower:
             # an earlier one was another time.
             before = 1 << 31 if _names_onset(finding) else self._begun.get(key, 1 << 31)
             self._begun[key] = finding["steps"][0] = min(finding["steps"][0], before)
-            told = self._told.get(key)
-            grown = 1.0 if told is None else finding["slowdown"] / told["slowdown"]
+            reported = self._told.get(key)
+            grown = 1.0 if reported is None else finding["slowdown"] / reported["slowdown"]
             # How long a hang lasts is no news.
-            if told is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
+            if reported is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
                 new.append(finding)
         gone = [finding for key, finding in self._told.items() if key not in now]
         changed = verdict["status"] != self._status or bool(new or gone)

@@ -80,6 +80,9 @@ def test_the_first_rounds_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(EARLY_S) <= INTERVAL_S, "what is reported for good comes no later than before"
 
 
+NOTHING: list[Finding] = []
+
+
 def rounds(*seen: tuple[str, list[Finding]]) -> Watch:
     """A watch after rounds with these verdicts: status and findings."""
     watch = Watch(nowhere(), "node-0")
@@ -102,19 +105,19 @@ def test_what_is_found_early_is_reported_once_two_rounds_have_it(monkeypatch: py
     once = rounds(("degraded", [slow]))
     assert once.standing("job", 1) == Standing("degraded", [slow], provisional=True)
     assert (once.take(), once.lines(), saved) == ([], [], [])
-    passed = rounds(("degraded", [slow]), ("healthy", []))
+    passed = rounds(("degraded", [slow]), ("healthy", NOTHING))
     assert passed.standing("job", 1) == Standing("healthy", provisional=True)
     assert (passed.take(), saved) == ([], [])
-    again = rounds(("inconclusive", []), ("degraded", [late]), ("degraded", [late, slow]))
+    again = rounds(("inconclusive", NOTHING), ("degraded", [late]), ("degraded", [late, slow]))
     assert [(news.what, news.finding) for news in again.take()] == [("found", late)]
     assert again.lines() == [in_words(late)]
     assert len(saved) == 1
-    settled = rounds(*[("healthy", [])] * (len(EARLY_S) - 1), ("degraded", [slow]), ("healthy", []))
+    settled = rounds(*[("healthy", NOTHING)] * (len(EARLY_S) - 1), ("degraded", [slow]), ("healthy", NOTHING))
     assert [news.what for news in settled.take()] == ["found", "over"]
     assert settled.standing("job", 1) == Standing("healthy")
 
 
 def test_that_no_step_was_seen_yet_is_no_early_verdict() -> None:
-    assert rounds(("inconclusive", [])).standing("job", 1) is None
-    known = rounds(*[("inconclusive", [])] * len(EARLY_S)).standing("job", 1)
+    assert rounds(("inconclusive", NOTHING)).standing("job", 1) is None
+    known = rounds(*[("inconclusive", NOTHING)] * len(EARLY_S)).standing("job", 1)
     assert known == Standing("inconclusive")
