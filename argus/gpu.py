@@ -24,6 +24,7 @@ from argus.bulkhead import Bulkheads
 from argus.capture import gpu_rows
 from argus.capture.launches import Origin, is_launch
 from argus.capture.targets import PROC, Target, mapped_pages, maps_cuda
+from argus.cupti.arm import helper_address
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
 from argus.cupti.inject import inject
@@ -246,6 +247,15 @@ class GpuSide:
         self._injector: ThreadPoolExecutor | None = None
 
     # ---- who
+
+    def may_time(self, pid: int) -> bool:
+        """Whether GPU times of a process may come."""
+        if self._mode != "auto" or self._expected:
+            return self._mode != "off"
+        try:
+            return helper_address(pid) is not None
+        except OSError:  # it has ended, or may not be looked at
+            return False
 
     def look(self, jobs: Iterable[Job], candidates: Iterable[Target], now: float) -> None:
         """Takes note of who is traced.

@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
@@ -574,6 +574,7 @@ class Roster:
         job: Name of the job, over what the environment says.
         run: Number of the first run.
         bulkheads: Count what fails.
+        timed: Whether a process may have GPU times.
     """
 
     def __init__(
@@ -585,6 +586,7 @@ class Roster:
         job: str | None,
         run: int,
         bulkheads: Bulkheads | None = None,
+        timed: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._bulkheads = bulkheads or Bulkheads()
         self._left_alone: set[int] = set()
@@ -605,6 +607,7 @@ class Roster:
         self._follow = follow
         self._job_name = job
         self._run = run
+        self._timed = timed
         self._current: dict[str, Job] = {}
         self._forgotten: dict[str, int] = {}
         """Names of jobs that are over and forgotten, and their newest runs; full: any name may be one of these."""
@@ -1158,11 +1161,12 @@ class Roster:
         # Where Python's own function for backward passes is probed, the engine's would tell each begin twice.
         named = all(target.has(TORCH_PYTHON) for _, target in uses)
         without = ("backward_begin",) if named else ()
+        timed = any(self._timed(target.pid) for _, target in uses)
         for library, target in uses:
             if not target.alive():
                 continue  # its file can still be probed, and nobody would call it
             try:
-                self._probe(library, pid, without)
+                self._probe(library, pid, without, timed)
                 return
             except ArgusError as failure:
                 if not target.alive():
@@ -1177,13 +1181,13 @@ class Roster:
             which = ", ".join(map(str, ended))
             raise ArgusError(f"process {which} ended before it could be probed", "", EXIT_UNAVAILABLE)
 
-    def _probe(self, library: Library, pid: int | None, without: tuple[str, ...]) -> None:
+    def _probe(self, library: Library, pid: int | None, without: tuple[str, ...], timed: bool) -> None:
         """Probes a file, in a thread of its own: the kernel reads the file's pages, which may never come.
 
         Raises:
             ArgusError: The kernel refuses, or the file does not answer.
         """
-        attaching = Aside(lambda: self._probes.attach(library, pid, without=without), "argus-attach")
+        attaching = Aside(lambda: self._probes.attach(library, pid, without=without, timed=timed), "argus-attach")
         if attaching.wait(ATTACH_S):
             self.attached.append(attaching.result())
             return

@@ -114,6 +114,8 @@ CLOCK_S = 60.0
 JUMP_NS = 1_000_000
 """By how much they differ otherwise than before: both are slewed alike, so that only a clock that was set, or a machine
 that slept, changes it. A measurement is good to microseconds."""
+LATE_STACKS_S = 3.0
+"""Sampling that began so long after the trace is said to have: on a busy node, when programs are compiled first."""
 SETTLE_NS = 10_000_000
 """Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
 preempted."""
@@ -229,6 +231,7 @@ class Tracer:
         self._rings: CallRings | None = None
         self._loading: Aside[None] | None = None
         """Loads what samples stacks; None: that was not begun, or is done."""
+        self._stacks_after_s = 0.0
         self._roster: Roster | None = None
         self._probing: ProbingSide
         self._kernels = KernelSide(self._writer, self._origin, options.raw, options.raw_rows_s, self._note)
@@ -354,7 +357,10 @@ class Tracer:
 
     def stacks(self) -> list[str]:
         """How the sampling of stacks goes, or went, in lines for people."""
-        return self._stacks.summary()
+        lines = self._stacks.summary()
+        if lines and self._stacks_after_s > LATE_STACKS_S:
+            lines[0] += f", from {self._stacks_after_s:.1f} s on: their BPF programs were being loaded until then"
+        return lines
 
     def not_started(self) -> list[str]:
         """What of the probes did not start, in lines for people; the stack side has its own in ``stacks``."""
@@ -412,6 +418,7 @@ class Tracer:
                 job=self.options.job,
                 run=self._run,
                 bulkheads=self.bulkheads,
+                timed=self._gpu.may_time,
             )
             self._refused = self._probes.refused
             progress("attaching probes")
@@ -470,6 +477,7 @@ class Tracer:
             self._loading = None
             loading.result()
             self._stacks.start()
+            self._stacks_after_s = (time.monotonic_ns() - self.started_ns) / 1e9
             self._stacks.look(self.jobs, now)
             debug.note("start: stacks sampled")
 

@@ -380,9 +380,11 @@ int thread_exit(void *ctx)
 	u64 key = nccl_key(tid);
 	struct pending *p = inflight.lookup(&key);
 	if (p) {
-		p->collective.flags |= ARGUS_F_UNFINISHED;
-		count(ARGUS_C_UNFINISHED);
-		send_collective(target, &p->collective, now);
+		if (ARGUS_HAS_EXIT(p->cookie)) { /* else it was reported when it began */
+			p->collective.flags |= ARGUS_F_UNFINISHED;
+			count(ARGUS_C_UNFINISHED);
+			send_collective(target, &p->collective, now);
+		}
 		inflight.delete(&key);
 	}
 	end_control(target, (u64)tid << 1, now);

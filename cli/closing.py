@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 
@@ -29,8 +30,16 @@ WHOLE_S = 3600.0
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """A line as it is: not wrapped (lines are for grep, too), not coloured by its words, at once."""
-    console.print(harmless(text), style=style, highlight=False, markup=False, soft_wrap=True)
+    """A line, not coloured by its words, at once: whole where it is piped (lines are for grep, too), on a terminal
+    folded between words, so that what goes on is indented and paths stay whole."""
+    lines = [harmless(text)]
+    if console.is_terminal:
+        indent = " " * (len(text) - len(text.lstrip()) + 2)
+        lines = textwrap.wrap(
+            lines[0], console.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    for line in lines or [""]:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
     sys.stdout.flush()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import textwrap
 from dataclasses import asdict
 
@@ -14,7 +16,8 @@ from argus.errors import EXIT_USAGE, ArgusError
 from .options import format_option
 from .suggest import closest
 
-WIDTH = 100
+WIDEST = 100
+"""Longer lines are hard to read."""
 _PARTS = (("detected", "detected"), ("evidence", "evidence"), ("do", "what to do"), ("owner", "who mends it"))
 
 
@@ -44,7 +47,7 @@ def command(kind: tuple[str, ...], output_format: str) -> None:
     elif found is not None:
         _print(found)
     elif name.lower() in STATUSES:
-        click.echo(f"{name.lower()}: {STATUSES[name.lower()]}")
+        click.echo(textwrap.fill(f"{name.lower()}: {STATUSES[name.lower()]}", _width()))
     elif name:
         _unknown(name)
     else:
@@ -77,9 +80,13 @@ def _list() -> None:
     click.echo("\nargus explain KIND says how it is detected, and what to do.")
 
 
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else WIDEST
+
+
 def _hanging(name: str, text: str, width: int) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
+    return textwrap.fill(text, _width(), initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2))
 
 
 def _wrapped(text: str, indent: int) -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent)
+    return textwrap.fill(text, _width(), initial_indent=" " * indent, subsequent_indent=" " * indent)

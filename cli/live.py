@@ -199,7 +199,6 @@ def _header(
     view: View, job: JobView | None, standing: Standing | None, scene: Scene, width: int, diagnosis: str
 ) -> Text:
     status = status_of(job, standing, diagnosis)
-    head = Text(f" {status.upper()} ", style=STYLES.get(status, "bold cyan") + " reverse")
     parts = []
     if job is not None:
         ranks = counted(job.ranks, "rank") + (f" of {job.world}" if job.world > job.ranks else "")
@@ -212,6 +211,10 @@ def _header(
         hints = ["Tab job, q quit, ? help"] if len(view.jobs) > 1 else []
         hints += ["q quit, ? help", "? help"]
     tail = "  ".join(part for part in parts if part)
+    so_far = " so far" if standing is not None and standing.provisional else ""
+    if width - len(status) - len(so_far) - len(tail) - 6 < 8:  # a name needs so much
+        so_far = ""
+    head = Text(f" {status.upper()}{so_far} ", style=STYLES.get(status, "bold cyan") + " reverse")
     room = width - len(head) - len(tail) - 4
     if job is not None:
         name = shortened(job.name, max(min(room, max(24, room - len(hints[0]) - 2)), 8))
@@ -604,7 +607,9 @@ def plain_line(view: View, standings: Standings) -> str:
     steps = [row.last_step for row in view.ranks if row.steps]
     times = [row.step_ms for row in view.ranks if row.steps]
     calls = view.launches + view.collective_calls
-    status = [found.status for found in standings.values() if found.status != "inconclusive"]
+    status = [
+        found.status + " so far" * found.provisional for found in standings.values() if found.status != "inconclusive"
+    ]
     parts = [f"{view.elapsed_s:7.1f} s", *status[:1], counted(len(view.ranks), "rank")]
     if view.launches:
         parts.append(numbered("{n} launch[es]", view.launches))

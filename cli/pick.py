@@ -89,10 +89,17 @@ def candidate_lines(found: list[Candidate], width: int, *, numbered: bool) -> li
         numbered: Whether each begins with its number.
     """
     rows = [_HEAD]
+    started: dict[str, list[str]] = {}
     for number, one in enumerate(found, 1):
         rank = str(one.identity.rank) if one.identity.rank >= 0 else "-"
         job = printable(one.identity.job)
         job = job if len(job) <= _WIDEST_JOB else job[: _WIDEST_JOB - 1] + "…"
+        if one.identity.rank >= 0:  # jobs of one name at a time are numbered, as a trace does
+            lineages = started.setdefault(one.identity.job, [])
+            if one.identity.lineage not in lineages:
+                lineages.append(one.identity.lineage)
+            if place := lineages.index(one.identity.lineage):
+                job += f"#{place + 1}"
         cpu = f"{one.cpu:.0%}" if one.cpu >= 0 else "-"
         command = printable(command_line(one.words))
         rows.append((str(number), str(one.pid), rank, job, one.user, cpu, _age(one.age_s), command))

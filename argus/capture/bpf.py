@@ -106,6 +106,10 @@ _BREAKPOINT = b"\xcc"
 """int3, which a uprobe puts in the place of an instruction's first byte."""
 _FILE_SLOTS = 16
 
+DEAR_EXIT = 3.0
+"""A collective's exit is left out, unless somebody needs it, if entry and exit together cost more than so many times
+what the entry costs alone: it is single-stepped for its exit's sake."""
+
 LAST_METHOD_BYTES = 16 << 10
 """No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
 
@@ -427,20 +431,24 @@ class Probes:
 
     # --- probes
 
-    def attach(self, library: Library, pid: int | None, without: Collection[str] = ()) -> Attachment:
+    def attach(
+        self, library: Library, pid: int | None, without: Collection[str] = (), *, timed: bool = True
+    ) -> Attachment:
         """Puts a probe on every function of a file that Argus knows.
 
         Args:
             library: The file.
             pid: Only in this process; None: in every process that maps the file.
             without: Kinds of calls that are left out.
+            timed: Whether anybody needs the ends of NCCL's collectives whatever they cost, as GPU times do: kernels
+                are those of the call within which they were launched. Else dear ones are left out (``DEAR_EXIT``).
 
         Raises:
             ArgusError: The kernel refuses. Nothing is left attached.
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        self._choose_points(attachment, by_program, Code(library.file), without)
+        self._choose_points(attachment, by_program, Code(library.file), without, timed)
         attachment.places = [
             offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points
         ]
@@ -501,6 +509,7 @@ class Probes:
         by_program: dict[str, list[tuple[int, int]]],
         code: Code,
         without: Collection[str],
+        timed: bool,
     ) -> None:
         """Where probes go, and what each costs."""
         library = attachment.library
@@ -519,6 +528,9 @@ class Probes:
             with_exit = calls.probes_exit(call, self.launch_durations)
             alone = self._choose_entry(code, call, offset, slot, library)
             entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
+            ends = with_exit and call.shape in (calls.Shape.COLLECTIVE, calls.Shape.P2P)
+            if ends and not timed and entry.price + self.prices.exit > DEAR_EXIT * alone.price:
+                with_exit, entry = False, alone
             cookie = call.cookie(with_exit, slot)
             subject = subject_of(call)
             points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})

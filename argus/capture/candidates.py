@@ -84,7 +84,7 @@ def find_candidates(sleep: Callable[[float], None] = time.sleep) -> list[Candida
 
 
 def ranked(found: list[Candidate]) -> list[Candidate]:
-    """Training processes by job and rank, then the busiest of the other Python programs.
+    """Training processes by job and rank, the jobs of one name apart, then the busiest of the other Python programs.
 
     Left out are launchers and shells (their ranks are there), and forked helpers, such as data-loader workers.
     """
@@ -100,11 +100,15 @@ def ranked(found: list[Candidate]) -> list[Candidate]:
             elif not above.on_gpu and one.trains and (same_rank or above.identity.rank < 0):
                 left_out.add(parent)
     kept = [one for one in found if one.pid not in left_out]
-    training = sorted(
-        (one for one in kept if one.trains), key=lambda one: (one.identity.job, one.identity.rank, one.pid)
-    )
+    training = sorted((one for one in kept if one.trains), key=_place)
     others = sorted((one for one in kept if not one.trains and one.cpu >= BUSY_CPU), key=lambda one: -one.cpu)
     return training + others[:MAX_OTHERS]
+
+
+def _place(one: Candidate) -> tuple[str, str, int, int]:
+    """Job, what its processes share that were started together (without a rank: nothing), rank."""
+    of = one.identity
+    return of.job, of.lineage if of.rank >= 0 else "", of.rank, one.pid
 
 
 def _chain(one: Candidate, by_pid: dict[int, Candidate]) -> list[int]:

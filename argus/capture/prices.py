@@ -4,7 +4,8 @@ The trap into the kernel is most of a hit's price, and what follows it depends o
 kernel, the CPU and the hypervisor. Instructions that the kernel emulates (``push``, ``nop``, near jumps and calls;
 which others depends on its version) are left behind at once. All others are single-stepped out of line: a second trap,
 two to ten times the price. So Argus probes small functions of its own, one for each kind of instruction, calls them,
-and keeps the result on disk until the machine is booted again.
+and keeps the result on disk until the machine is booted again. Beside other load a trap takes up to a third longer, and
+nobody knows which start is at rest: the first ``MEASUREMENTS`` starts measure, and the least of them counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 
 from argus.capture import disk_cache
 
-FORMAT = 1
+FORMAT = 2
 MEASURABLE = platform.machine() in ("x86_64", "AMD64")
 """Elsewhere the functions are not written; ``FALLBACK`` holds there."""
 
@@ -53,6 +54,8 @@ _ROOM = 64
 """Bytes for each function."""
 _BATCH, _ROUNDS = 24, 10
 """Calls that are timed together, and how often. The fastest round counts: nothing else ran meanwhile."""
+MEASUREMENTS = 5
+"""So many starts measure."""
 KEPT = 8
 """Files that are kept: a machine boots other kernels now and then."""
 
@@ -70,6 +73,12 @@ class Prices:
     entry: Mapping[str, int]
     exit: int
     measured: bool = True
+
+    def least(self, other: Prices) -> Prices:
+        """The lower price of each kind, of two measurements on one machine."""
+        entry = {kind: min(ns, other.entry[kind]) for kind, ns in self.entry.items()}
+        both = min(each.exit + each.entry["push"] for each in (self, other))  # as it was measured
+        return Prices(entry, max(both - entry["push"], 0))
 
     def of(self, code: bytes) -> int:
         """Price of an entry probe on the instruction that these bytes begin with."""
@@ -138,7 +147,8 @@ Attach = Callable[[str, list[int], bool], AbstractContextManager[None]]
 
 
 def prices(backend: str, attach: Attach) -> Prices:
-    """This machine's prices: from disk if they were measured since it was booted, else measured now (some 30 ms).
+    """This machine's prices: from disk if they were measured often enough since it was booted, else measured now (some
+    30 ms).
 
     Args:
         backend: How probes are attached, "multi" or "perf": part of the name under which prices are kept.
@@ -148,15 +158,17 @@ def prices(backend: str, attach: Attach) -> Prices:
         return FALLBACK
     where = disk_cache.folder("prices")
     name = f"{_machine(backend)}.json"
-    found = None if where is None else _read(where / name)
-    if found is not None:
-        return found
+    known, times = (None, 0) if where is None else _read(where / name)
+    if known is not None and times >= MEASUREMENTS:
+        return known
     try:
         found = measure(attach, tuple(KINDS) if backend == "multi" else FEW_KINDS)
     except (OSError, ValueError):
-        return FALLBACK
+        return known or FALLBACK
+    if known is not None:
+        found = found.least(known)
     if where is not None:
-        body = json.dumps({"entry": dict(found.entry), "exit": found.exit}).encode()
+        body = json.dumps({"entry": dict(found.entry), "exit": found.exit, "times": times + 1}).encode()
         disk_cache.keep(where / name, body, KEPT)
     return found
 
@@ -223,12 +235,14 @@ def _machine(backend: str) -> str:
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:32]
 
 
-def _read(path: Path) -> Prices | None:
+def _read(path: Path) -> tuple[Prices | None, int]:
+    """Prices, and how often they were measured."""
     body = disk_cache.read(path)
     if body is None:
-        return None
+        return None, 0
     try:
         found = json.loads(body)
-        return Prices({kind: int(found["entry"][kind]) for kind in KINDS}, int(found["exit"]))
+        known = Prices({kind: int(found["entry"][kind]) for kind in KINDS}, int(found["exit"]))
+        return known, int(found["times"])
     except (ValueError, KeyError, TypeError):
-        return None
+        return None, 0

@@ -234,6 +234,8 @@ def _place(
         # Several threads or workers are there at once: their times add up to more than the time that passes.
         threads = [f"{share:.1f}" for share in (first.share, first.others)]
         text += f"in {threads[0]} threads or workers at once, in {threads[1]} of the others', {more} in all of them"
+    if first.queued > first.share / 2:
+        text += f"; for {first.queued / first.share:.0%} of that it is ready to run, and no CPU is free"
     evidence: list[Evidence] = [{"text": text, "sql": sql.shown(sql.PLACES, at)}]
     action = f"argus export svg --rank {late[0]} --kind all --diff rank=others -o diff.svg shows what it does more."
     return Seen(cause, evidence, action, "stack")

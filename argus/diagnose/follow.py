@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,12 @@ _Key = tuple[str, tuple[int, ...]]
 
 def _key(finding: Finding) -> _Key:
     return finding["kind"], tuple(finding["ranks"])
+
+
+def _names_onset(finding: Finding) -> bool:
+    """Whether the evidence says since which step, as that of all steps that became longer does."""
+    pattern = rf"\bstep {finding['steps'][0]}\b"
+    return any(re.search(pattern, evidence["text"]) for evidence in finding["evidence"])
 
 
 @dataclass
@@ -152,12 +159,14 @@ class Follower:
         now = {_key(finding): finding for finding in verdict["findings"]}
         new = []
         for key, finding in now.items():
-            # The window moves on: what was there when it began has not begun there.
-            self._begun[key] = finding["steps"][0] = min(finding["steps"][0], self._begun.get(key, 1 << 31))
-            before = self._told.get(key)
-            grown = 1.0 if before is None else finding["slowdown"] / before["slowdown"]
+            # The window moves on: what was there when it began has not begun there. Where the evidence names the step,
+            # an earlier one was another time.
+            before = 1 << 31 if _names_onset(finding) else self._begun.get(key, 1 << 31)
+            self._begun[key] = finding["steps"][0] = min(finding["steps"][0], before)
+            reported = self._told.get(key)
+            grown = 1.0 if reported is None else finding["slowdown"] / reported["slowdown"]
             # How long a hang lasts is no news.
-            if before is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
+            if reported is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
                 new.append(finding)
         gone = [finding for key, finding in self._told.items() if key not in now]
         changed = verdict["status"] != self._status or bool(new or gone)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose import sql
 from argus.diagnose.activity import COMPUTES, activities, describe
-from argus.diagnose.observed import Observed, Silence, silence
+from argus.diagnose.observed import Observed, Silence, on_cpus_alone, silence
 from argus.diagnose.stacks import ROLES, Place, StackReader, compare
 from argus.diagnose.verdict import Collective, Evidence, Finding
 from argus.semantics.stacks import label, rank_text
@@ -314,6 +314,8 @@ def _doubt(query: sql.Query, silent: _Silent, missing: _Missing, least_s: float,
 def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackReader | None) -> Finding:
     """The hang, with who is missing, and where those are."""
     params, since, hosts = silent.params, silent.params, silent.hosts
+    on_cpus = on_cpus_alone(query, params)
+    its_gpu = "" if on_cpus else ", its GPU"
     missing, circle, stuck, handed = found.ranks, found.circle, found.stuck, found.handed
     evidence: list[Evidence] = [
         {
@@ -336,15 +338,17 @@ def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackRe
             action = f"{_ranks(missing).capitalize()} wait for one another: do all ranks call their collectives in the "
             action += "same order?"
         else:
-            action = f"Look at {_ranks(missing)}: what its processes are doing, its kernel log, its GPU."
+            action = f"Look at {_ranks(missing)}: what its processes are doing, its kernel log{its_gpu}."
             others = len(stuck) - len(held)
             if others:
                 text = f"ranks of {others} other communicators wait, for ranks that wait themselves"
                 evidence.append({"text": text, "sql": sql.shown(sql.LAST_CALLS, since)})
     elif len(hosts) > 1:
-        action = "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
+        action = "All ranks came to the same call: look at the network"
+        action += "." if on_cpus else " and at NCCL's own log (NCCL_DEBUG=INFO)."
     else:
-        action = f"Look at what {_ranks(sorted(hosts))} waits for: its data, its GPU (nvidia-smi -q, the kernel log)."
+        what = "the kernel log" if on_cpus else "its GPU (nvidia-smi -q, the kernel log)"
+        action = f"Look at what {_ranks(sorted(hosts))} waits for: its data, {what}."
     missing = missing or silent.gone
     dead = sorted(set(missing) & set(silent.gone))
     if dead:
@@ -361,7 +365,7 @@ def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackRe
             level = "stack"
             at = {**params, "ranks": alive[:MISSING], "from_ns": window[0], "to_ns": window[1]}
             evidence += [{"text": place.text, "sql": sql.shown(sql.PLACES, at)} for place in places[:ROLES]]
-            action = _look_there(places[0], alive, hosts)
+            action = _look_there(places[0], alive, hosts, on_cpus=on_cpus)
         else:
             action += f" {_dump(query, params, alive)}"
     last = int(params["last"])
@@ -412,15 +416,15 @@ def _places(stacks: StackReader, alive: list[int], others: list[int], window: tu
     return [place for place in found if place.differs] or [place for place in found if place.role == "main"]
 
 
-def _look_there(place: Place, alive: list[int], hosts: dict[int, str]) -> str:
+def _look_there(place: Place, alive: list[int], hosts: dict[int, str], *, on_cpus: bool) -> str:
     rank = place.ranks[0]
     where = label(place.frames[place.odd], lines=True)
     on = f" on {hosts[rank]}" if rank in hosts else ""
     if not place.differs and place.peers:
-        return (
+        text = (
             f"{_ranks(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look at its "
-            "GPU (nvidia-smi -q, the kernel log: XID) and its network."
         )
+        return text + ("network." if on_cpus else "GPU (nvidia-smi -q, the kernel log: XID) and its network.")
     return f"See why {_ranks(list(place.ranks))}{on} stays in {where}: argus stacks --rank {rank} shows its threads."
 
 

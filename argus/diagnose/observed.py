@@ -34,6 +34,15 @@ WHERE job = {job:String} AND run = {run:UInt32} AND step + 10 > {last:UInt32} AN
 """
 """How the newest steps were found, and how many calls each has."""
 
+ON_CPUS = """
+SELECT max(length(libraries)) > 0
+       AND (SELECT count() FROM (SELECT 1 FROM launches WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
+       AND (SELECT count() FROM (SELECT 1 FROM gpu_usage WHERE job = {job:String} AND run = {run:UInt32} LIMIT 1)) = 0
+       AS alone
+FROM ranks WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""Whether libraries were probed, and no CUDA call nor any time of a GPU is stored."""
+
 WINDOWS = 3
 """Windows that must have passed without anything until what is observed in windows only counts as silent."""
 THROUGHOUT = 0.999
@@ -46,6 +55,17 @@ end."""
 AROUND_S = 2.0
 """A change of the step time that is so close to one of Argus's own probes may be its doing: the position of a change
 point is a few steps off, and what is attached takes a second to be attached everywhere."""
+
+
+def on_cpus_alone(query: sql.Query, params: Mapping[str, Any]) -> bool:
+    """Whether a job that was traced uses no GPU: then no advice is to be about one.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run.
+    """
+    found = query(ON_CPUS, {"job": params["job"], "run": params["run"]})["alone"]
+    return bool(len(found) and found[0])
 
 
 @dataclass(frozen=True)

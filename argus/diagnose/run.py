@@ -52,6 +52,7 @@ from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
 from argus.diagnose.iteration import SEPARATE, VARIES, Regression, find_regression, more_to_do, without_work
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
+from argus.diagnose.observed import on_cpus_alone
 from argus.diagnose.peers import between_stages
 from argus.diagnose.phase import (
     PERSISTENCE,
@@ -373,7 +374,7 @@ def _diagnose(
                 ideal /= grown
                 verdict["findings"].append(longer)
     for loss in losses:
-        verdict["findings"].append(_finding(loss, hosts, now))
+        verdict["findings"].append(_finding(loss, hosts, now, on_cpus=on_cpus_alone(query, params)))
     if seen_gpus is not None:
         named_ranks = {rank for finding in verdict["findings"] for rank in finding["ranks"]}
         odd_kernels = single_kernels.judge(
@@ -418,7 +419,7 @@ def _diagnose(
                 onset = _onset(query, params, straggler, lateness, numbers, calls)
                 loss = _judge(query, params, straggler, onset, lateness, numbers, durations, stacks, seen_gpus)
                 _share_out([loss])
-                verdict["findings"].append(_finding(loss, hosts, now))
+                verdict["findings"].append(_finding(loss, hosts, now, on_cpus=on_cpus_alone(query, params)))
     if seen_gpus is not None:
         for finding in verdict["findings"]:
             if (asked_of := _compared(params, finding, seen_gpus)) is not None:
@@ -1094,7 +1095,7 @@ def _by_host(hosts: Mapping[int, str], ranks: Sequence[int]) -> tuple[list[int],
     return near, far[:: max(1, len(far) // REFERENCES)][:REFERENCES]
 
 
-def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
+def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float, *, on_cpus: bool) -> Finding:
     straggler = loss.straggler
     names = list(dict.fromkeys(hosts[rank] for rank in straggler.ranks if rank in hosts))
     where = named(list(straggler.ranks)) + (f" on {', '.join(names[:4])}" if names else "")
@@ -1109,7 +1110,8 @@ def _finding(loss: _Loss, hosts: dict[int, str], step_ns: float) -> Finding:
         "compute_straggler": f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC) and move "
         "the rank if it stays slow.",
     }
-    if loss.cause.kind == "compute_straggler" and (loss.cause.phase or not (loss.cause.known or loss.kernels)):
+    guessed = bool(loss.cause.phase) or not (loss.cause.known or loss.kernels)
+    if loss.cause.kind == "compute_straggler" and (guessed or on_cpus):
         actions["compute_straggler"] = f"See what {where} does there that the others do not" + (
             ":" if loss.action else f": argus export svg --rank {straggler.ranks[0]} --diff rank=others -o diff.svg."
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from argus.errors import ArgusError
+from argus.semantics.profile import QUEUED
 from argus.semantics.stacks import Frame, label, rank_text
 from argus.store.open import Store
 from argus.store.stacks import Selection, Thread, read_profile, read_threads
@@ -175,12 +176,14 @@ class Excess:
         share: Part of the ranks' time that they spend there, 0 to 1.
         others: The same of the others.
         excess_ns: How much more than the others, in all of the time looked at, on one rank.
+        queued: The part of ``share`` in which the ranks are ready to run there, and no CPU is free.
     """
 
     frame: Frame
     share: float
     others: float
     excess_ns: float
+    queued: float = 0.0
 
     @property
     def text(self) -> str:
@@ -225,6 +228,7 @@ class StackReader:
         except ArgusError:
             return []
         spent: dict[bool, Counter[tuple[str, str, str]]] = {True: Counter(), False: Counter()}
+        queued: Counter[tuple[str, str, str]] = Counter()
         lines: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
         seen: dict[bool, set[int]] = {True: set(), False: set()}
         for sample in profile.samples:
@@ -236,6 +240,7 @@ class StackReader:
             spent[mine][_key(frame)] += sample.ns
             if mine:
                 lines[_key(frame)][frame.line] += sample.ns
+                queued[_key(frame)] += sample.ns * (QUEUED in sample.frames)
         if not seen[True] or not seen[False]:
             return []
         span = max(to_ns - from_ns, 1)
@@ -244,7 +249,8 @@ class StackReader:
             own, theirs = ns / len(seen[True]), spent[False][key] / len(seen[False])
             if own > theirs:
                 frame = Frame(*key, line=lines[key].most_common(1)[0][0])
-                found.append(Excess(frame, own / span, theirs / span, own - theirs))
+                late = queued[key] / len(seen[True]) / span
+                found.append(Excess(frame, own / span, theirs / span, own - theirs, late))
         return sorted(found, key=lambda one: -one.excess_ns)
 
 

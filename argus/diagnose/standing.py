@@ -19,11 +19,13 @@ class Standing:
         status: As of a verdict.
         findings: With evidence and action.
         reason: Why a verdict is inconclusive.
+        provisional: The trace has only just begun: what is found may be of its start, and is to be confirmed.
     """
 
     status: str
     findings: list[Finding] = field(default_factory=list)
     reason: str = ""
+    provisional: bool = False
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,28 @@ import json
 import threading
 from collections import deque
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from argus import debug
-from argus.diagnose.follow import LEAST_PAUSE, Follower, Round
-from argus.diagnose.run import save
 from argus.diagnose.standing import News, Standing, in_words
+from argus.diagnose.verdict import Finding
 from argus.errors import ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.text import printable
 
+if TYPE_CHECKING:
+    # Half of what a trace imports: its own thread does that.
+    from argus.diagnose.follow import Follower, Round
+
 INTERVAL_S = 10.0
 """How often, s; and in the moment from which on a hang can be seen."""
 KEPT_NEWS = 256
 """The newest that nobody has taken: the live view shows what is the matter now, and takes none."""
+EARLY_S = (2.0, 2.0, 3.0, 3.0)
+"""Pauses before the first rounds. A verdict needs ten steps, not ten seconds; but what the first rounds see is the time
+in which Argus itself starts, too: until the last of them a verdict is provisional, and a finding is reported once two
+rounds in a row have it."""
 SETTINGS = {"max_threads": 1, "max_execution_time": 20, "max_memory_usage": 1_000_000_000}
 """Of its queries: the tracer's own rows, and the job, go first."""
 
@@ -75,6 +83,10 @@ class Watch:
         self._followers: dict[tuple[str, int], Follower] = {}
         self._found: dict[tuple[str, int], Standing] = {}
         self._news: deque[News] = deque(maxlen=KEPT_NEWS)
+        self._judged: dict[tuple[str, int], int] = {}
+        """Rounds of each run."""
+        self._held: dict[tuple[str, int], dict[tuple[str, tuple[int, ...]], Finding]] = {}
+        """Findings of early rounds that were not reported yet."""
         self._left_out: set[tuple[str, int]] = set()
         """Runs whose diagnosis failed."""
         self._stop = threading.Event()
@@ -95,8 +107,13 @@ class Watch:
         return news
 
     def lines(self) -> list[str]:
-        """What is the matter now, a line each."""
-        return [in_words(finding) for found in list(self._found.values()) for finding in found.findings]
+        """What is the matter now, as far as it was reported, a line each."""
+        return [
+            in_words(finding)
+            for run, found in list(self._found.items())
+            for finding in found.findings
+            if _key(finding) not in self._held.get(run, {})
+        ]
 
     def standing(self, job: str, run: int) -> Standing | None:
         """What is the matter with a run now; None: there was no round yet."""
@@ -115,11 +132,14 @@ class Watch:
             self._store.close()
 
     def _go_on(self) -> None:
-        pause = self._interval_s
+        from argus.diagnose.follow import LEAST_PAUSE
+
+        early = iter(EARLY_S)
+        pause = min(next(early), self._interval_s)
         while not self._stop.wait(pause):
             took = 0.0
             runs = self._runs
-            for book in (self._followers, self._found):
+            for book in (self._followers, self._found, self._judged, self._held):
                 for run in book.keys() - runs:
                     book.pop(run)
             self._left_out &= runs
@@ -136,7 +156,8 @@ class Watch:
                     self._news.append(News("off", text=f"diagnosis of {printable(run[0])} {why}"))
                     if len(runs) == 1:
                         self.state = why
-            pause = max(self._interval_s - took, LEAST_PAUSE * took)
+            interval_s = min(next(early, self._interval_s), self._interval_s)
+            pause = max(interval_s - took, LEAST_PAUSE * took)
             pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
 
     def judge(self, job: str, run: int) -> float:
@@ -146,6 +167,8 @@ class Watch:
         Raises:
             ArgusError: The store cannot be asked.
         """
+        from argus.diagnose.follow import Follower
+
         if self._followers.get((job, run)) is None:
             self._followers[job, run] = Follower(self._store, job, run, keep=False, settings=dict(SETTINGS))
         if in_charge(self._store, job, run) != self._host:
@@ -161,10 +184,31 @@ class Watch:
 
     def _tell(self, job: str, run: int, found: Round) -> None:
         verdict = found.verdict
-        self._found[job, run] = Standing(verdict["status"], verdict["findings"], verdict["reason"])
-        if not (found.new or found.gone):
+        rounds = self._judged[job, run] = self._judged.get((job, run), 0) + 1
+        early = rounds < len(EARLY_S)
+        if early and verdict["status"] == "inconclusive":
+            return  # more will be known in a moment
+        held = self._held.pop((job, run), {})
+        now = {_key(finding): finding for finding in verdict["findings"]}
+        fresh = {_key(finding): finding for finding in found.new if _key(finding) not in held}
+        new = [now[key] for key in held if key in now]
+        gone = [finding for finding in found.gone if _key(finding) not in held]
+        if early:
+            self._held[job, run] = fresh
+        else:
+            new += fresh.values()
+        self._found[job, run] = Standing(verdict["status"], verdict["findings"], verdict["reason"], provisional=early)
+        if verdict["status"] != "inconclusive":
+            debug.note(f"verdict: {verdict['status']}{' so far' * early}")
+        if not (new or gone):
             return
-        self._news.extend(News("found", finding) for finding in found.new)
-        self._news.extend(News("over", finding) for finding in found.gone)
+        self._news.extend(News("found", finding) for finding in new)
+        self._news.extend(News("over", finding) for finding in gone)
+        from argus.diagnose.run import save
+
         # Stores the findings, and has all tracers of the job keep every GPU operation of the next seconds.
-        save(self._store, found.verdict)
+        save(self._store, verdict)
+
+
+def _key(finding: Finding) -> tuple[str, tuple[int, ...]]:
+    return finding["kind"], tuple(finding["ranks"])

@@ -10,6 +10,7 @@ from argus.semantics.stacks import Frame, label
 KERNEL = Frame("kernel", "[kernel]")
 COLLECTING = Frame("marker", "(collecting garbage)")
 NO_STACK = Frame("marker", "(no stack was taken)")
+QUEUED = Frame("marker", "(waiting for a CPU)")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def annotated(frames: tuple[Frame, ...], *, kind: str, reason: str, gc: bool, in
         last = max((n for n, frame in enumerate(out) if frame.kind == "python"), default=len(out) - 1)
         out.insert(last + 1, COLLECTING)
     if kind == "off":
-        out.append(Frame("marker", "(waiting for a CPU)" if reason == "runqueue" else f"(waiting: {reason or '?'})"))
+        out.append(QUEUED if reason == "runqueue" else Frame("marker", f"(waiting: {reason or '?'})"))
     elif in_kernel:
         out.append(KERNEL)
     return tuple(out)

@@ -726,7 +726,13 @@ def _connect_engine(folder: Path, timeout_s: float, create: bool, meanwhile: Cal
             if outcome != "busy":
                 raise _engine_failure(folder, outcome)
         if time.monotonic() >= deadline:
-            pid, _, who = (holder or "? ?").partition(" ")
+            if holder is None:  # whoever held the lock has just ended
+                raise ArgusError(
+                    f"the store's engine did not start within {timeout_s:.0f} s ({folder})",
+                    "The machine is busy: try again",
+                    EXIT_UNAVAILABLE,
+                )
+            pid, _, who = holder.partition(" ")
             raise ArgusError(
                 f"process {pid} ({who}) holds the store {folder} and does not answer",
                 f"Wait for it, or end it: kill {pid}",

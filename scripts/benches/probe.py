@@ -3,7 +3,7 @@
 A small C program (probe.c) makes calls that do nothing, in batches; between batches the real probes are attached and
 taken away, so traced and untraced batches alternate. The reference is a runtime launch traced the plain way, an entry
 and an exit probe on both cudaLaunchKernel and the cuLaunchKernel inside it; ours needs no exit. Also measured: how long
-attaching and detaching take.
+attaching and detaching take, and what a probe on a return instruction costs: a function's exits could be seen there.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from argus.capture import prices
 from argus.capture.bpf import Probes
 from argus.capture.targets import Target, open_target
 from argus.errors import ArgusError
@@ -27,7 +28,12 @@ KINDS = {
     "x": "cuStreamSynchronize, entry and exit probe",
     "g": "cublasGemmEx, entry and exit probe",
     "m": "cublasLtMatmul, entry and exit probe (3 descriptors read)",
+    "n": "ncclAllReduce that begins with sub rsp, entry probe",
     "r": "cudaLaunchKernel with cuLaunchKernel inside, entry probes",
+}
+WITH_EXITS = {
+    "n": "ncclAllReduce that begins with sub rsp, entry and exit",
+    "r": "cudaLaunchKernel with cuLaunchKernel inside, entry and exit",
 }
 
 
@@ -60,7 +66,7 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
     target: Target = open_target(process.pid)
     rows: dict[str, list[float]] = {"any of them, untraced": []}
     rows.update({name: [] for name in KINDS.values()})
-    rows["cudaLaunchKernel with cuLaunchKernel inside, entry and exit"] = []
+    rows.update({name: [] for name in WITH_EXITS.values()})
     attach_ms, detach_ms = [], []
     with_exits = Probes(launch_durations=True)
     entries = Probes()
@@ -71,29 +77,40 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
         for _ in range(rounds):
             rows["any of them, untraced"].append(per_call("r", 20 * CALLS))
             began = time.perf_counter()
-            attachment = [entries.attach(library, process.pid) for library in target.libraries]
+            attachment = [entries.attach(library, process.pid, timed=False) for library in target.libraries]
             attach_ms.append((time.perf_counter() - began) * 1e3)
             for kind, name in KINDS.items():
                 rows[name].append(per_call(kind))
                 entries.launches.drain()
+                entries.collectives.drain()
                 entries.math.drain()
             began = time.perf_counter()
             entries.detach(attachment)
             detach_ms.append((time.perf_counter() - began) * 1e3)
             attachment = [with_exits.attach(library, process.pid) for library in target.libraries]
-            rows["cudaLaunchKernel with cuLaunchKernel inside, entry and exit"].append(per_call("r"))
-            with_exits.launches.drain()
+            for kind, name in WITH_EXITS.items():
+                rows[name].append(per_call(kind))
+                with_exits.launches.drain()
+                with_exits.collectives.drain()
             with_exits.detach(attachment)
+        prices.KINDS["ret"] = b"\xc3"
+        traps = prices.measure(entries._attach_to_self)
     finally:
         entries.close()
         with_exits.close()
         target.close()
-    ours = rows[KINDS["r"]]
-    plain = rows["cudaLaunchKernel with cuLaunchKernel inside, entry and exit"]
+    ours, plain = rows[KINDS["r"]], rows[WITH_EXITS["r"]]
     return Result(
         "time of one call in the target",
         "microseconds a call",
         rows,
         statistics.median(theirs / mine for theirs, mine in zip(plain, ours, strict=True)),
-        {"attach_ms": statistics.median(attach_ms), "detach_ms": statistics.median(detach_ms)},
+        {
+            "attach_ms": statistics.median(attach_ms),
+            "detach_ms": statistics.median(detach_ms),
+            "trap on sub rsp, us": traps.entry["sub rsp"] / 1e3,
+            "trap on a return instruction, us": traps.entry["ret"] / 1e3,
+            "trap at an exit besides its entry, us": traps.exit / 1e3,
+            "trap on push, us": traps.entry["push"] / 1e3,
+        },
     )

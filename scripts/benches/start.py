@@ -2,7 +2,7 @@
 was kept against bcc compiling in the same process.
 
 The trace: seconds from the exec of ``argus`` until there is a line on the terminal, probes are attached, stacks are
-sampled, the first rows are stored, and the running diagnosis has judged the job for the first time, by Argus's own
+sampled, the first rows are stored, and the running diagnosis has its first verdict (provisional), by Argus's own
 ``--debug`` log, and the CPU time of its process until then (without the store's engine). "Cold": the symbols of all
 libraries are read; BPF programs are compiled and the store has its tables. "Warm": with what the start before has kept.
 py-spy: seconds until ``py-spy record`` has written its file, less the second that it samples. All on the same process,
@@ -88,11 +88,11 @@ _MARKS = {
     "stacks sampled": "start: stacks sampled",
     "first row stored": "stored: first rows",
     "first step stored": "stored: first rows of iterations",
-    "first judged": "diagnosis: judged",
+    "first verdict": "verdict: ",
 }
 """What the debug log says, by what it means."""
 _TRACED_S = 12.0
-"""The first verdict comes after some ten seconds."""
+"""The first verdict that is not provisional comes after some ten seconds."""
 _SPIED_S = 1
 
 

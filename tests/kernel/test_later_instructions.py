@@ -115,7 +115,7 @@ def probes(request: pytest.FixtureRequest) -> Iterator[Probes]:
     made.close()
 
 
-def run(program: Path, probes: Probes) -> dict[str, Attachment]:
+def run(program: Path, probes: Probes, *, timed: bool = True) -> dict[str, Attachment]:
     """Runs the program with probes on. Returns what was attached, by the file's name."""
     process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
@@ -123,7 +123,8 @@ def run(program: Path, probes: Probes) -> dict[str, Attachment]:
     try:
         assert process.stdout.readline() == "ready\n"
         probes.add_target(process.pid)
-        attached = {library.path: probes.attach(library, process.pid) for library in find_libraries(process.pid)}
+        found = find_libraries(process.pid)
+        attached = {library.path: probes.attach(library, process.pid, timed=timed) for library in found}
         process.stdin.write("\n")
         process.stdin.flush()
         assert process.wait(60) == 0
@@ -207,3 +208,20 @@ def test_only_where_it_is_safe_is_a_probe_elsewhere(program: Path, probes: Probe
     for symbol in ("cuMemcpyHtoDAsync_v2", "ncclAllReduce"):
         assert calls.BY_SYMBOL[symbol].id in exits
         assert alone[calls.BY_SYMBOL[symbol].id] <= probes.prices.cheap
+
+
+def test_an_exit_that_makes_the_entry_dear_is_left_out_where_nobody_needs_it(program: Path, probes: Probes) -> None:
+    """A collective's: how long the CPU's call takes says little, and kernels are matched by it where they are timed."""
+    attached = run(program, probes, timed=False)["libnccl.so.2"]
+    call = calls.BY_SYMBOL["ncclAllReduce"].id
+    assert call not in attached.exit_prices
+    assert attached.prices[call] <= probes.prices.cheap
+    collectives = probes.collectives.drain()
+    assert len(collectives) == TIMES
+    assert (collectives["count"] == np.arange(TIMES)).all()
+    assert (collectives["duration_ns"] == -1).all()
+    assert (np.diff(collectives["seq"].astype(np.int64)) == 1).all()
+    # A copy's may be a wait for the GPU, so that it stays until the governor says otherwise.
+    copy = calls.BY_SYMBOL["cuMemcpyHtoDAsync_v2"].id
+    assert (of("cuMemcpyHtoDAsync_v2", probes.launches.drain())["duration_ns"] > 0).all()
+    assert copy in {call for each in probes.attachments for call in each.exit_prices}

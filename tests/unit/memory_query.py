@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose import sql
+from argus.diagnose.observed import ON_CPUS
 
 from .stored_job import analyse
 from .synthetic_job import H2D, MODULE, SYNC, Job
@@ -69,6 +70,8 @@ class MemoryQuery:
             return {"calls": np.array([1]), "found": np.array([len(steps)])}
         if text == sql.STATES:
             return {"rank": empty, "state": empty, "host": empty}
+        if text == ON_CPUS:
+            return {"alone": np.array([0])}
         if text == sql.SESSIONS:
             return {"open": np.array([0]), "world_size": np.array([0])}
         if text == sql.COVERAGE:

@@ -37,6 +37,17 @@ def test_training_comes_first_by_job_and_rank_and_other_python_by_its_cpu() -> N
     assert pids(ranked(found)) == [3, 11, 12, 6, 5]
 
 
+def test_jobs_of_one_name_are_not_mixed() -> None:
+    """Two launchers ran the same script. Ranks may have shells of their own above them."""
+    found = [candidate(20 + n, 50 - n, rank=n % 2, on_gpu=True) for n in range(4)]
+    found = [replace(one, identity=replace(one.identity, lineage=f"port {one.pid // 22}")) for one in found]
+    listed = ranked(found)
+    assert pids(listed) == [20, 21, 22, 23]
+    table = pick.candidate_lines(listed, 0, numbered=True)
+    assert [line.split()[3] for line in table[1:]] == ["ddp", "ddp", "ddp#2", "ddp#2"]
+    assert pick._default(listed) == "1-2"
+
+
 def test_launchers_shells_and_workers_are_left_out() -> None:
     launcher = candidate(10, words=("python", "-m", "torch.distributed.run", "train.py"), torch=True)
     ranks = [candidate(11, 10, rank=0, torch=True), candidate(12, 10, rank=1, torch=True)]

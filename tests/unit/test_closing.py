@@ -110,6 +110,19 @@ def test_nothing_recorded_is_nothing_to_diagnose(store: Store) -> None:
     assert sum_up(a_tracer("slow", ranks=1, launches=0, collectives=0, steps=0), store)[0].startswith("DEGRADED")
 
 
+def test_on_a_terminal_lines_are_folded_between_words(store: Store) -> None:
+    lost = {"range_probes_detached": 1, "launches_dropped": 1}
+    lines = sum_up(a_tracer(), store, lost, terminal=True)
+    assert all(len(line) <= 80 for line in lines)
+    whole = sum_up(a_tracer(), store, lost)
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split()), "and nothing else is changed"
+    at = next(place for place, line in enumerate(lines) if line.startswith("coverage: incomplete"))
+    assert lines[at + 1].startswith("  ")
+    console = Console(file=(out := io.StringIO()), force_terminal=True, width=60, color_system=None)
+    closing.say(console, f"  files of rows are in /var/lib/argus/{'x' * 70}/aside")
+    assert out.getvalue().splitlines() == ["  files of rows are in", f"    /var/lib/argus/{'x' * 70}/aside"]
+
+
 def test_losses_are_reported_in_words(store: Store) -> None:
     lines = sum_up(a_tracer(), None, {"range_probes_detached": 1, "launches_dropped": 1})
     (line,) = [line for line in lines if line.startswith("coverage: ")]

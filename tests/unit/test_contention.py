@@ -50,11 +50,20 @@ def usage(writer: Writer, job: str, shares: dict[int, tuple[float, float, float]
 
 
 def samples(writer: Writer, job: str, shares: dict[int, dict[str, float]]) -> None:
-    """Rows of stack_samples, one a second: of each rank the share of the time in functions; "gc": collecting."""
+    """Rows of stack_samples, one a second: of each rank the share of the time in functions; "gc": collecting; "slow,
+    queued": ready to run there."""
     lines = {"gc": 40, "slow": 50, "usual": 60}
+
+    def row(rank: int, second: int, name: str, share: float) -> Row:
+        function, queued = name.split(",")[0], "queued" in name
+        return Row(
+            rank, stack(py("<module>", 1), py(function, lines[function])), second * 1000, ns=round(share * 1000 * MS),
+            last_ms=second * 1000 + 900, gc=name == "gc", kind="off" if queued else "cpu",
+            reason="runqueue" if queued else "",
+        )  # fmt: skip
+
     store_stacks(writer, [
-        Row(rank, stack(py("<module>", 1), py(name, lines[name])), second * 1000, ns=round(share * 1000 * MS),
-            last_ms=second * 1000 + 900, gc=name == "gc")
+        row(rank, second, name, share)
         for rank, functions in shares.items() for name, share in functions.items()
         for second in range(STEPS * STEP_MS // 1000)
     ], job=job)  # fmt: skip
@@ -75,7 +84,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     usual = {"usual": 0.5}
     with open_store(new_store(tmp_path_factory.mktemp("contention"))) as store:
         with Writer(store, source="test") as writer:
-            for job in ("collects", "queued", "busy", "disk", "slow", "plain", "now and then"):
+            for job in ("collects", "queued", "busy", "disk", "slow", "kept off", "plain", "now and then"):
                 store_run(writer, range(4), job=job, steps=STEPS, step_ms=STEP_MS)
             shared = {2: 0.21, 3: 0.12, 4: 0.1}, {2: 0.21, 3: 0.12, 5: 0.25}
             for job, queued in zip(("shared", "all queued"), shared, strict=True):
@@ -89,6 +98,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
             usage(writer, "busy", {rank: (0.4, 0.4, -1) if rank == 2 else (0.2, 0.2, -1) for rank in range(4)})
             usage(writer, "disk", {rank: (0.3, 0.01, 0.2 if rank == 2 else 0.0) for rank in range(4)})
             samples(writer, "slow", {0: usual, 1: usual, 2: {"usual": 0.5, "slow": 0.19}, 3: usual})
+            kept_off = {"usual": 0.5, "slow": 0.05, "slow, queued": 0.15}
+            samples(writer, "kept off", {0: usual, 1: usual, 2: kept_off, 3: usual})
             samples(writer, "now and then", {rank: {"usual": 0.5, "gc": 0.01} for rank in range(4)})
             pauses(writer, "now and then", 2, 10, 150)
         yield store
@@ -205,6 +216,13 @@ def test_the_function_that_takes_longer_is_named(store: Store) -> None:
     # A slow GPU is not in the stacks of the CPU, and much less than half of the lateness no explanation.
     assert look(store, "slow", Cause("compute_straggler", "", True)).evidence == []
     assert look(store, "slow", late_ms=60).evidence == []
+
+
+def test_a_function_that_gets_no_cpu_is_not_said_to_be_busy(store: Store) -> None:
+    (evidence,) = look(store, "kept off").evidence
+    assert "in slow (app/train.py:50): 20% of its time, 0% of theirs, 20.0 ms a step more" in evidence["text"]
+    assert evidence["text"].endswith("; for 75% of that it is ready to run, and no CPU is free")
+    assert "ready to run" not in look(store, "slow").evidence[0]["text"]
 
 
 def test_nothing_is_said_where_nothing_is_known(store: Store) -> None:

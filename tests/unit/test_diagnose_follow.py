@@ -74,6 +74,15 @@ def test_the_step_since_when_stays_when_the_window_moves_on(follower: Follower) 
     assert later.verdict["findings"][0]["steps"] == [40, 99]
 
 
+def test_since_when_all_steps_are_longer_is_what_the_evidence_says(follower: Follower) -> None:
+    """Load came, went, and came again: the second time is not since the first."""
+    for step in (40, 70):
+        longer = finding("host_contention", 1, 1.5, step=step)
+        longer["evidence"] = [{"text": f"from step {step} on a step takes 4.1 ms instead of 3.0 ms", "sql": ""}]
+        found = follower._round(verdict("degraded", longer), 0.1)
+        assert found.verdict["findings"][0]["steps"] == [step, 99]
+
+
 def test_it_ends_with_the_trace(follower: Follower) -> None:
     assert not follower._round(verdict("healthy"), 0.1).ended
     assert follower._round(verdict("healthy", ended=True), 0.1).ended

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,19 @@ def test_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert {one["name"] for one in json.loads(capsys.readouterr().out)} == set(KINDS)
     assert main(["explain", "inconclusive"]) == 0
     assert capsys.readouterr().out.startswith("inconclusive: ")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("words", [[], ["compute_straggler"], ["healthy"]])
+def test_lines_fit_a_terminal(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys, "stdout", shown := Terminal())
+    assert main(["explain", *words]) == 0
+    assert 40 < max(len(re.sub(r"\x1b\[[0-9;]*m", "", line)) for line in shown.getvalue().splitlines()) <= 60
 
 
 def test_an_unknown_kind_is_told_what_is_near(capsys: pytest.CaptureFixture[str]) -> None:

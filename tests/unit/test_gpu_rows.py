@@ -797,3 +797,15 @@ def test_devices_that_no_node_has_are_left_out(made: list[FakeCollector]) -> Non
     session.finish()
     assert session.side.counters()["gpu_ops_of_no_device"] == (8, True)
     assert {row["device"] for row in session.rows["gpu_usage"]} == {0}
+
+
+def test_of_whom_gpu_times_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def helper_address(pid: int) -> int | None:
+        if pid == 3:
+            raise FileNotFoundError("it has ended")
+        return 0x7000 if pid == 1 else None
+
+    monkeypatch.setattr(gpu_module, "helper_address", helper_address)
+    assert [Session().side.may_time(pid) for pid in (1, 2, 3)] == [True, False, False]
+    assert [Session("inject").side.may_time(pid) for pid in (1, 2, 3)] == [True] * 3
+    assert [Session("off").side.may_time(pid) for pid in (1, 2, 3)] == [False] * 3

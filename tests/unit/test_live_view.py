@@ -142,6 +142,7 @@ def test_a_job_on_cpus_has_no_columns_of_gpus() -> None:
 
 STATES = [
     (Standing("healthy"), {}, "HEALTHY"),
+    (Standing("healthy", provisional=True), {}, "HEALTHY so far"),
     (Standing("hung", [a_finding(1, kind="hang")]), {}, "HUNG"),
     (Standing("inconclusive", [], "2 whole steps were seen, 10 are needed"), {}, "WATCHING"),
     (None, {}, "WATCHING"),
@@ -160,6 +161,17 @@ def test_the_first_word_is_how_the_job_fares(standing: Standing | None, changes:
     without = "\n".join(line.plain for line in frame(view, {}, Scene(), 80, 24, diagnosis="off: why not"))
     assert "verdict" not in without
     assert ("diagnosis off: why not" in without) == without.startswith(" TRACING ") == (view.jobs[0].step >= 0)
+
+
+@pytest.mark.parametrize(("width", "words"), [(60, " DEGRADED  llama"), (80, " DEGRADED so far  llama")])
+def test_that_a_verdict_is_provisional_is_said_where_there_is_room(width: int, words: str) -> None:
+    early = {(JOB, 7): replace(degraded(11)[JOB, 7], provisional=True)}
+    first, *_ = rows(None, width, 24, early, ranks=16, slow=11)
+    assert first.startswith(words)
+    assert len(first) <= width
+    assert "3 min 12 s" in first
+    line = plain_line(a_view(2), early)
+    assert "  degraded so far  2 ranks" in line
 
 
 def test_silence_is_reported() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from argus.capture import prices as module
-from argus.capture.prices import FALLBACK, KINDS, STEPPED, Prices, kind_of, prices
+from argus.capture.prices import FALLBACK, KINDS, MEASUREMENTS, STEPPED, Prices, kind_of, prices
 
 pytestmark = pytest.mark.skipif(not module.MEASURABLE, reason="x86-64 only")
 
@@ -56,26 +57,50 @@ def test_what_cannot_be_measured_has_the_prices_of_a_slow_machine(
     assert FALLBACK.of(b"\x55") < FALLBACK.cheap < FALLBACK.of(b"\x31\xc0")
 
 
-def test_prices_are_measured_once_a_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_least_of_the_first_measurements_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first start may be beside other load."""
     monkeypatch.setenv("ARGUS_CACHE_DIR", str(tmp_path))
     measured: list[tuple[str, ...]] = []
 
     def measure(attach: object, kinds: tuple[str, ...]) -> Prices:
         measured.append(kinds)
-        return MEASURED
+        by = 1.3 if len(measured) == 1 else 1.1 if len(measured) == 4 else 1.0
+        return Prices({kind: round(by * ns) for kind, ns in MEASURED.entry.items()}, round(by * MEASURED.exit))
 
     monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "_machine", lambda backend: backend)
-    for _ in range(2):
+    first = prices("multi", no_probe)
+    assert first.entry["push"] == round(1.3 * MEASURED.entry["push"])
+    for _ in range(MEASUREMENTS + 3):
         found = prices("multi", no_probe)
         assert (found.entry, found.exit, found.measured) == (MEASURED.entry, MEASURED.exit, True)
-    assert len(measured) == 1
+    assert len(measured) == MEASUREMENTS
     prices("perf", no_probe)
-    assert measured == [tuple(KINDS), module.FEW_KINDS]
+    assert measured[MEASUREMENTS - 1 :] == [tuple(KINDS), module.FEW_KINDS]
     file = tmp_path / "prices/multi.json"
     file.write_text('{"entry": {}}')
     assert prices("multi", no_probe) == MEASURED
-    assert len(measured) == 3
+    assert len(measured) == MEASUREMENTS + 2
     os.chmod(file, 0o666)  # anybody may have written it
     prices("multi", no_probe)
-    assert len(measured) == 4
+    assert len(measured) == MEASUREMENTS + 3
+
+
+def test_a_price_that_cannot_be_measured_again_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ARGUS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "measure", lambda *_: MEASURED)
+    prices("multi", no_probe)
+    monkeypatch.setattr(module, "measure", failing)
+    assert prices("multi", no_probe) == MEASURED
+
+
+def failing(*_: object) -> Prices:
+    raise ValueError("these are no prices of probes")
+
+
+def test_an_exit_is_dearer_by_what_both_cost_together() -> None:
+    """Of one measurement the entry was slow, of the other the exit: neither makes the other cheaper."""
+    one, other = (replace(MEASURED, entry={**MEASURED.entry, "push": ns}, exit=exit_ns) for ns, exit_ns in ((900, 300),
+                  (700, 600)))  # fmt: skip
+    assert (one.least(other).entry["push"], one.least(other).exit) == (700, 500)
+    assert one.least(other) == other.least(one)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 from argus.diagnose.activity import ACTIVITY, activities, waits_for
-from argus.diagnose.observed import FOREVER, STEP_SOURCE, Observed, silence
+from argus.diagnose.observed import FOREVER, STEP_SOURCE, Observed, on_cpus_alone, silence
 from argus.diagnose.run import diagnose_store
 from argus.diagnose.verdict import Verdict
 from argus.semantics.stacks import Frame, Stack
 from argus.store.open import Store, open_store
+from argus.store.reader import query_columns
 from argus.store.writer import Writer
 from tests.stores import new_store
 
@@ -295,6 +297,23 @@ def test_a_spinning_wait_is_a_hang(store: Store) -> None:
     alone = judged(store, "alone", {0: (LOADS, "poll")})
     assert (alone["status"], alone["findings"][0]["ranks"]) == ("hung", [0])
     assert "rank 0 on node-0 stays in _try_get_data" in alone["findings"][0]["action"]
+
+
+def test_no_advice_is_on_gpus_that_a_job_has_not(store: Store) -> None:
+    """PyTorch was probed, and made no call of CUDA."""
+    both = {0: (SPINS, ""), 1: (SPINS, "")}
+    unknown = judged(store, "on cpus", both)["findings"][0]["action"]
+    with Writer(store, source="test") as writer:
+        writer.append("ranks", {
+            "job": "on cpus", "run": 1, "rank": [0, 1], "host": "node-0", "pid": [1000, 1001], "local_rank": [0, 1],
+            "rank_source": "torchrun", "started": T0, "exe": "python", "command": "python train.py",
+            "libraries": [["libtorch_cpu.so"]] * 2, "probes": 12, "state": "traced", "version": 2,
+        })  # fmt: skip
+    assert on_cpus_alone(partial(query_columns, store), {"job": "on cpus", "run": 1})
+    assert not on_cpus_alone(partial(query_columns, store), {"job": "spin", "run": 1}), "nothing is known of it"
+    action = diagnose_store(store, "on cpus", 1)["findings"][0]["action"]
+    assert "NCCL" in unknown
+    assert not {"NCCL", "GPU", "nvidia-smi"} & set(action.replace("'", " ").split())
 
 
 def test_silence_of_what_was_not_observed_is_no_hang(store: Store) -> None:

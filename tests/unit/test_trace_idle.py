@@ -63,3 +63,18 @@ def test_whatever_may_bring_calls_has_them_looked_for(tracer: Any, what: str) ->
         tracer._gpu.collects = True
     tracer._work(1.0, final=what == "final")
     assert tracer.worked == [1.0]
+
+
+@pytest.mark.parametrize(("after_s", "late"), [(0.6, False), (24.0, True)])
+def test_sampling_that_began_late_is_said_to_have(
+    tracer: Any, monkeypatch: pytest.MonkeyPatch, after_s: float, late: bool
+) -> None:
+    """0 samples, and nothing lost: the programs were compiled until the trace was over."""
+    tracer.started_ns, tracer._loading = 10**12, SimpleNamespace(wait=lambda _: True, result=lambda: None)
+    tracer._stacks = SimpleNamespace(start=lambda: None, look=lambda *_: None, summary=lambda: ["stacks: 0 samples"])
+    clock = SimpleNamespace(monotonic_ns=lambda: 10**12 + int(after_s * 1e9))
+    monkeypatch.setattr(trace, "time", clock)
+    tracer._begin_stacks(1.0)
+    (line,) = tracer.stacks()
+    assert line.endswith(", from 24.0 s on: their BPF programs were being loaded until then") == late
+    assert line.startswith("stacks: 0 samples")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from argus.diagnose import follow as follow_module
-from argus.diagnose.follow import Follower
+from argus.diagnose import run as run_module
+from argus.diagnose import watch as watch_module
+from argus.diagnose.follow import Follower, Round
 from argus.diagnose.hang import SEEN_S
-from argus.diagnose.standing import News, in_words
+from argus.diagnose.standing import News, Standing, in_words
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import KEPT_NEWS, Watch
+from argus.diagnose.watch import EARLY_S, INTERVAL_S, KEPT_NEWS, Watch
 from argus.store.open import Store, parse_url
 
 
@@ -53,6 +56,7 @@ def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts(monkeypatch: pyte
     follower = Follower(nowhere(), "job", 1, hang_after_s=1e6)
     follower._newest_ns = now_ns = 1_700_000_000_000_000_000
     monkeypatch.setattr(follow_module, "time", SimpleNamespace(time=lambda: now_ns / 1e9))
+    monkeypatch.setattr(watch_module, "EARLY_S", (5e6,))
     watch._runs, watch._followers = {("job", 1)}, {("job", 1): follower}
     watch._go_on()
     assert waits == pytest.approx([5e6, 1e6 + SEEN_S])
@@ -65,3 +69,64 @@ def test_news_that_nobody_takes_are_bounded() -> None:
     news = watch.take()
     assert len(news) == KEPT_NEWS
     assert news[-1].text == "9999"
+
+
+def test_the_first_rounds_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    def wait(_: object, seconds: float) -> bool:
+        waits.append(seconds)
+        return len(waits) > 6
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(Watch, "judge", lambda *_: 0.25)
+    watch = Watch(nowhere(), "node-0")
+    watch._runs = {("job", 1)}
+    watch._go_on()
+    assert waits[0] == EARLY_S[0]
+    assert waits[1:4] == pytest.approx([seconds - 0.25 for seconds in EARLY_S[1:]])
+    assert waits[4:] == pytest.approx([INTERVAL_S - 0.25] * 3)
+    assert sum(EARLY_S) <= INTERVAL_S, "what is reported for good comes no later than before"
+
+
+NOTHING: list[Finding] = []
+
+
+def rounds(*seen: tuple[str, list[Finding]]) -> Watch:
+    """A watch after rounds with these verdicts: status and findings."""
+    watch = Watch(nowhere(), "node-0")
+    before: dict[str, Finding] = {}
+    for status, findings in seen:
+        now = {each["kind"]: each for each in findings}
+        new = [each for name, each in now.items() if name not in before]
+        gone = [each for name, each in before.items() if name not in now]
+        verdict: Any = {"status": status, "findings": findings, "reason": ""}
+        watch._tell("job", 1, Round(0, 0.1, verdict, new, gone, True, False))
+        before = now
+    return watch
+
+
+def test_what_is_found_early_is_reported_once_two_rounds_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its first seconds Argus itself starts."""
+    saved: list[object] = []
+    monkeypatch.setattr(run_module, "save", lambda _, verdict: saved.append(verdict))
+    slow, late = finding("regression", [], []), finding("data_loading", [1], ["a"])
+    once = rounds(("degraded", [slow]))
+    assert once.standing("job", 1) == Standing("degraded", [slow], provisional=True)
+    assert (once.take(), once.lines(), saved) == ([], [], [])
+    passed = rounds(("degraded", [slow]), ("healthy", NOTHING))
+    assert passed.standing("job", 1) == Standing("healthy", provisional=True)
+    assert (passed.take(), saved) == ([], [])
+    again = rounds(("inconclusive", NOTHING), ("degraded", [late]), ("degraded", [late, slow]))
+    assert [(news.what, news.finding) for news in again.take()] == [("found", late)]
+    assert again.lines() == [in_words(late)]
+    assert len(saved) == 1
+    settled = rounds(*[("healthy", NOTHING)] * (len(EARLY_S) - 1), ("degraded", [slow]), ("healthy", NOTHING))
+    assert [news.what for news in settled.take()] == ["found", "over"]
+    assert settled.standing("job", 1) == Standing("healthy")
+
+
+def test_that_no_step_was_seen_yet_is_no_early_verdict() -> None:
+    assert rounds(("inconclusive", NOTHING)).standing("job", 1) is None
+    known = rounds(*[("inconclusive", NOTHING)] * len(EARLY_S)).standing("job", 1)
+    assert known == Standing("inconclusive")

@@ -1,7 +1,8 @@
 """The smallest training scripts that people have, on a CPU: what a first trial of Argus looks at.
 
 Prints "ready", then trains until it is killed or ``--seconds`` are over. Each step is a line of ``--log``: its begin
-and end, CLOCK_MONOTONIC in ns. A step takes about ``--step-ms`` on an idle CPU: the model is made so large.
+and end, and when it began its backward pass (0: it has none), CLOCK_MONOTONIC in ns. A step takes about ``--step-ms``
+on an idle CPU: the model is made so large.
 
     small_train.py mlp --step-ms 3 --log steps
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 small_train.py mlp --log steps-0
@@ -21,14 +22,14 @@ from typing import IO, Any
 BATCH = 32
 
 
-def steps_of_plain_python(step_ms: float) -> Iterator[None]:
-    """A loop that parses and sums, as scripts that prepare data do."""
+def steps_of_plain_python(step_ms: float) -> Iterator[int]:
+    """A loop that parses and sums, as scripts that prepare data do. Yields 0 for each step."""
     text = json.dumps([{"id": number, "value": number * 0.5} for number in range(200)])
     while True:
         until = time.monotonic() + step_ms / 1e3
         while time.monotonic() < until:
             sum(row["value"] for row in json.loads(text))
-        yield
+        yield 0
 
 
 class Samples:
@@ -52,8 +53,9 @@ class Samples:
         time.sleep(self.slow_s)
 
 
-def steps_of_training(options: argparse.Namespace) -> Iterator[None]:
-    """An MLP with AdamW and a DataLoader; with RANK in the environment by DistributedDataParallel over gloo."""
+def steps_of_training(options: argparse.Namespace) -> Iterator[int]:
+    """An MLP with AdamW and a DataLoader; with RANK in the environment by DistributedDataParallel over gloo. Yields
+    when each step began its backward pass."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader
@@ -75,13 +77,14 @@ def steps_of_training(options: argparse.Namespace) -> Iterator[None]:
         loss = (model(batch) - batch).square().mean()
         if faulty == "compute" and step >= options.fault_from:
             work_harder(batch, options.fault_ms)
+        backward_ns = time.monotonic_ns()
         loss.backward()
         optimizer.step()
         if faulty == "hang" and step >= options.fault_from:
             wait_for_ever()
         if ballast and step >= options.fault_from:
             gc.collect()
-        yield
+        yield backward_ns
         if options.evaluate_every and step % options.evaluate_every == options.evaluate_every - 1:
             evaluate(model, batch, options.evaluate_s)
 
@@ -114,9 +117,9 @@ def train(options: argparse.Namespace, log: IO[str]) -> None:
     end = time.monotonic() + options.seconds
     burst = time.monotonic()
     began = time.monotonic_ns()
-    for number, _ in enumerate(steps, 1):
+    for number, backward_ns in enumerate(steps, 1):
         now = time.monotonic_ns()
-        log.write(f"{began} {now}\n")
+        log.write(f"{began} {now} {backward_ns}\n")
         if number == 20:
             print("ready", flush=True)
         if number % 16 == 0:

@@ -1,0 +1,31 @@
+"""Waiting for the engine of an embedded store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.errors import ArgusError
+from argus.store import open as open_module
+
+
+def test_an_engine_that_does_not_start_in_time_is_not_blamed_on_process_question_mark(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Another one held the lock when it was to start, and had ended when it was asked who."""
+    monkeypatch.setattr(open_module, "_prepare", lambda *_: None)
+    monkeypatch.setattr(open_module, "_dial", refuse)
+    monkeypatch.setattr(open_module, "_holder", lambda _: None)
+    monkeypatch.setattr(open_module, "_start_engine", lambda *_: "busy")
+    with pytest.raises(ArgusError, match="engine did not start within 0 s") as failure:
+        open_module._connect_engine(tmp_path, 0.0, False, lambda: None)
+    assert "try again" in failure.value.hint
+    monkeypatch.setattr(open_module, "_holder", lambda _: "4821 argus trace")
+    with pytest.raises(ArgusError, match=r"process 4821 \(argus trace\) holds the store") as failure:
+        open_module._connect_engine(tmp_path, 0.0, False, lambda: None)
+
+
+def refuse(_: Path) -> Any:
+    raise ConnectionRefusedError
