@@ -47,6 +47,9 @@ def command() -> None:
       argus import nsys report.sqlite              Nsight Systems, exported to SQLite
       argus import whatif trace.parquet            operations of pipeline stages, as StragglerAnalysis has them
       argus import iterations times.csv --rank-column worker --step-column step --duration-column ms
+      argus import flight-recorder dumps/          a job that hung: what PyTorch wrote of each rank's collectives
+      argus import ras first.json second.json      the same by NCCL's RAS
+      argus import inspector logs/                 how long collectives took, by NCCL's Inspector
       argus diagnose --job llama
     """
 
@@ -301,3 +304,14 @@ def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url
     click.echo(f"{job}: {ranks} stored as run {run} in {url}")
     _print_next(job, url)
     click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")
+
+
+def _add_dumps() -> None:
+    """The importers of what a hung job left behind are in a file of their own, which uses this one's helpers."""
+    from .import_dumps import import_flight_recorder, import_inspector, import_ras
+
+    for each in (import_flight_recorder, import_ras, import_inspector):
+        command.add_command(each)
+
+
+_add_dumps()
