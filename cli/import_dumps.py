@@ -16,6 +16,10 @@ from .import_trace import _PATHS, _job, _name, _print_stored, _progress
 from .options import format_option, store_option
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)
+
+
 @click.command("flight-recorder")
 @click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
 @_job
@@ -46,7 +50,7 @@ def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_form
         }, indent=2))  # fmt: skip
         return
     click.echo(
-        f"{_name(paths)}: {calls:,} calls of {len(found)} rank{'s' * (len(found) != 1)}, {pending:,} of which had not "
+        f"{_name(paths)}: {calls:,} calls of {_counted(len(found), 'rank')}, {pending:,} of which had not "
         f"completed; format {', '.join(sorted({dump.version or '?' for dump in found}))}"
     )
     _print_stored(job, run, url, stored, [])
@@ -82,8 +86,8 @@ def import_ras(paths: tuple[Path, ...], job: str | None, output_format: str, sto
         }, indent=2))  # fmt: skip
         return
     click.echo(
-        f"{_name(paths)}: {len(reports)} report{'s' * (len(reports) != 1)}, {len(last.communicators)} communicators of "
-        f"{len(processes)} ranks, {sum(state != 'dumped' for state in states)} that do not answer"
+        f"{_name(paths)}: {_counted(len(reports), 'report')}, {_counted(len(last.communicators), 'communicator')} of "
+        f"{_counted(len(processes), 'rank')}, {sum(state != 'dumped' for state in states)} that do not answer"
     )
     _print_stored(job, run, url, stored, [])
 
@@ -111,5 +115,5 @@ def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: st
             "ranks": stored.ranks, "counters": {**stored.losses, **stored.counters},
         }, indent=2))  # fmt: skip
         return
-    click.echo(f"{_name(paths)}: {rows:,} collectives of {len(log.communicators)} communicators")
+    click.echo(f"{_name(paths)}: {rows:,} collectives of {_counted(len(log.communicators), 'communicator')}")
     _print_stored(job, run, url, stored, [])

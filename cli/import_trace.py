@@ -47,8 +47,8 @@ def command() -> None:
       argus import nsys report.sqlite              Nsight Systems, exported to SQLite
       argus import whatif trace.parquet            operations of pipeline stages, as StragglerAnalysis has them
       argus import iterations times.csv --rank-column worker --step-column step --duration-column ms
-      argus import flight-recorder dumps/          a job that hung: what PyTorch wrote of each rank's collectives
-      argus import ras first.json second.json      the same by NCCL's RAS
+      argus import flight-recorder dumps/          a job that hung: what PyTorch dumped of each rank
+      argus import ras first.json second.json      a job that hung, by NCCL's RAS
       argus import inspector logs/                 how long collectives took, by NCCL's Inspector
       argus diagnose --job llama
     """

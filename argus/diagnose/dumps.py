@@ -147,7 +147,7 @@ def _doubt(
             f"the newest call had been made {age_ns / 1e9:.1f} s before, and the oldest of those that were pending "
             f"{(age_ns + newest - oldest) / 1e9:.1f} s: that is no hang yet. Look at the ranks once more"
         )
-    named_any = found.at_fault or found.circle
+    named_any = found.at_fault or found.circle or not found.stuck
     if not named_any and not LEAST_NS <= age_ns <= LONGEST_NS:
         waits = found.stuck or found.waits
         return (
@@ -309,6 +309,8 @@ def _action(found: Wavefront, blamed: list[int]) -> str:
     if not blamed:
         return "All ranks came to the same call: look at the network and at NCCL's own log (NCCL_DEBUG=INFO)."
     reasons = {found.at_fault.get(rank) for rank in blamed}
+    if reasons == {None} and len(blamed) == 1:
+        return f"Look at {named(blamed)} first: of the ranks that wait for one another it made its last call first."
     if None in reasons:
         return f"One of {named(blamed)} holds up the others: look at their GPUs (nvidia-smi -q, the kernel log: XID)."
     if "differs" in reasons:

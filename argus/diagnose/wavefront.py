@@ -4,8 +4,9 @@ A collective completes on no rank before all ranks of its group have called it a
 first call of a group that has not completed says who is waited for:
 
 * a rank that did not call it is *late*, one that was not recorded *absent*;
-* where some rank completed it, those that did not are *stalled*: their peers had all that they needed of them, so it is
-  their own GPU (or the thread that watches it) that stopped;
+* where at least half of the ranks completed it, those that did not are *stalled*: their peers had all that they needed
+  of them, so it is their own GPU (or the thread that watches it) that stopped. (Calls of fewer ranks may have ended
+  because they were aborted before the dump.)
 * where all called it and some started it, those that did not start it are held up by something earlier;
 * calls of one number that are not the same call on all ranks never complete: those that *differ* are named.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -234,7 +235,7 @@ class _Search:
             came = self.by_call[group, seq]
             finished = [rank for rank in members if rank not in came and self._completed(rank, group, seq)]
             op = next(iter(came.values()))[0].op
-            if finished and op not in ROOTED:
+            if len(finished) >= len(came) and op not in ROOTED:
                 for rank in came:
                     last = max(self.seen.done.get((other, group), seq) for other in finished)
                     self.found.lagging.setdefault(rank, (group, seq - 1, max(last, seq)))
@@ -337,10 +338,12 @@ class _Search:
                 stuck += list(end)
             elif broken := self._break(end, ranks):
                 found.at_fault.update({rank: self._reason(rank) for rank in broken})
+            elif (first := self._stopped_first(end, ranks)) is not None:
+                found.candidates = (*found.candidates, first)
             else:
                 circles += ranks
         if circles:
-            found.circle, found.candidates = True, tuple(sorted(set(circles)))
+            found.circle, found.candidates = True, tuple(sorted({*circles, *found.candidates}))
         found.stuck = [self.nodes[node] for node in stuck if node in self.nodes]
         self._narrow(stuck)
 
@@ -363,13 +366,14 @@ class _Search:
         # transfers; who
         # waits only where nobody is missing, since the others cannot come to it on their GPUs before the call that it
         # left out.
-        for reason in (
+        rules: list[Callable[[int], bool]] = [
             lambda rank: not waits[rank],
             lambda rank: not any(call.late or call.absent for call in waits[rank]),
             # Who is missed by far more ranks than wait with it went its own way.
             lambda rank: max(len(c.came) for c in missed[rank]) >= MAJORITY * max(len(c.came) for c in waits[rank]),
-        ):
-            if left := [rank for rank in ranks if missed[rank] and reason(rank)]:
+        ]
+        for rule in rules:
+            if left := [rank for rank in ranks if missed[rank] and rule(rank)]:
                 return left
         ahead = {
             node: {other for other in targets if not (isinstance(node, int) and self._went_past(node, other))}
@@ -377,10 +381,15 @@ class _Search:
         }
         if ends := [node for end in ends_of(ahead) for node in end if len(end) == 1 and isinstance(node, int)]:
             return sorted(ends)
+        return []
+
+    def _stopped_first(self, circle: set[Node], ranks: Sequence[int]) -> int | None:
+        """Of ranks that wait for one another in transfers, the one that clearly made its last call first. Collectives
+        in different orders are no such case: there none is more to blame than the others."""
         times = sorted((self.seen.last_ns[rank], rank) for rank in ranks if self.seen.last_ns.get(rank, 0) > 0)
-        if len(times) < max(2, len(ranks)) or times[1][0] - times[0][0] < EARLIER_NS:
-            return []
-        return [times[0][1]]
+        if not any(isinstance(node, tuple) and node[1] < 0 for node in circle) or len(times) < max(2, len(ranks)):
+            return None
+        return times[0][1] if times[1][0] - times[0][0] >= EARLIER_NS else None
 
     def _narrow(self, stuck: Sequence[Node]) -> None:
         """Of calls that all their ranks made: whose GPU went past none of them, and who is in several."""
@@ -398,7 +407,7 @@ class _Search:
                 tally.update(wait.came)
         named = set(tally) - set(found.at_fault)
         if named and not found.circle and len(named) <= FEW * max(len(stuck), 1):
-            found.candidates = tuple(sorted(named))
+            found.candidates = tuple(sorted({*named, *found.candidates}))
 
 
 def _minority(values: Mapping[int, tuple[str, ...]]) -> list[int]:

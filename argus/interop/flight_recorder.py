@@ -145,10 +145,11 @@ def find_dumps(paths: Sequence[Path], counters: Tally[str]) -> list[Path]:
             if not inside:
                 raise ArgusError(f"{path} has no flight-recorder dump", HINT, EXIT_UNAVAILABLE)
             found += inside
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
         else:
-            raise ArgusError(f"{path} does not exist", HINT, EXIT_UNAVAILABLE)
+            what = "is no file" if path.exists() else "does not exist"
+            raise ArgusError(f"{path} {what}", HINT, EXIT_UNAVAILABLE)
     if len(found) > MAX_FILES:
         raise ArgusError(f"{len(found):,} files are more than {MAX_FILES:,}", "Import one job at a time", EXIT_USAGE)
     return list(dict.fromkeys(found))
@@ -157,8 +158,11 @@ def find_dumps(paths: Sequence[Path], counters: Tally[str]) -> list[Path]:
 def _inside(files: list[Path], counters: Tally[str]) -> list[Path]:
     kept = []
     for path in files:
-        with path.open("rb") as file:
-            head = file.read(64)
+        try:
+            with path.open("rb") as file:
+                head = file.read(64)
+        except OSError as error:
+            raise ArgusError(f"{path} cannot be read: {error.strerror}", "", EXIT_UNAVAILABLE) from None
         if head[:1] == b"\x80" or head.lstrip()[:1] == b"{" or (not head and _rank_in_name(path.name) >= 0):
             kept.append(path)
         else:

@@ -68,6 +68,8 @@ def read_all(paths: Sequence[Path], progress: Progress = lambda what, share: Non
     log = Log()
     for number, path in enumerate(paths):
         progress(path.name, number / len(paths))
+        if not path.is_file():
+            raise ArgusError(f"{path} is no file", HINT, EXIT_USAGE)
         try:
             _read(path, log)
         except OSError as error:

@@ -173,7 +173,8 @@ def _containers(reader: _Reader, code: int) -> bool:
     elif code == ord("l"):
         stack.append(reader.since_mark())
     elif code == ord("d"):
-        values, made = reader.since_mark(), {}
+        values = reader.since_mark()
+        made: dict[Any, Any] = {}
         reader.put(made, values)
         stack.append(made)
     else:

@@ -71,6 +71,8 @@ def read(path: Path) -> Report:
         ArgusError: In one line, what is wrong with the file.
     """
     try:
+        if not path.is_file():
+            raise ValueError("it is no file")
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         data = path.read_bytes()

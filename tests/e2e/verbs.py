@@ -45,7 +45,7 @@ CASES = {
         r"times",
     ),
     "import flight-recorder": Case("import flight-recorder {folder}/dumps --job dumped", r"calls of \d+ rank"),
-    "import ras": Case("import ras {folder}/ras.json --job ras", r"communicators of \d+ ranks"),
+    "import ras": Case("import ras {folder}/ras.json --job ras", r"communicators? of \d+ ranks"),
     "import inspector": Case("import inspector {folder}/inspector --job inspected", r"collectives of \d+ comm"),
     "jobs": Case("jobs", r"^fake_train"),
     "explain": Case("explain hang", r"No rank makes progress", stores=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -12,12 +13,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from argus.cli.main import main
 from argus.diagnose.verdict import json_schema
-from argus.interop import flight_recorder
+from argus.errors import ArgusError
+from argus.interop import dumps, flight_recorder, plain_pickle, rows
+from argus.interop.rows import Told
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from argus.store.writer import to_arrow
 from tests.stores import new_store
 
 from . import flight_dumps
@@ -250,6 +256,69 @@ def test_hostile_files_are_refused_with_a_line(
     assert stored(url, "SELECT count() FROM jobs WHERE job = 'refused'") == [(0,)]
 
 
+def test_what_is_no_file_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe would be waited for."""
+    os.mkfifo(tmp_path / "rank_0")
+    assert "is no file" in refused(tmp_path / "rank_0", url, capsys)
+    assert "has no flight-recorder dump" in refused(tmp_path, url, capsys)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
+    ),
+    max_leaves=30,
+)
+
+
+@given(PLAIN, st.integers(0, 5))
+@settings(max_examples=2000, deadline=None)
+def test_plain_data_comes_back_as_it_was(value: Any, protocol: int) -> None:
+    assert plain_pickle.loads(pickle.dumps(value, protocol=protocol)) == value
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=4000, deadline=None)
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(plain_pickle.NotPlain):
+        plain_pickle.loads(b"\x80\x02" + data)
+
+
+FIELDS = ("entries", "pg_config", "pg_status", "version", "nccl_version")
+ENTRY = st.dictionaries(
+    st.sampled_from([
+        "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "time_created_ns",
+        "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state", "time_discovered_completed_ns",
+        "retired", "timeout_ms", "is_p2p", "frames",
+    ]), PLAIN | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), PLAIN | st.lists(ENTRY, max_size=4) | st.dictionaries(st.text(), ENTRY))
+)
+@settings(max_examples=4000, deadline=None)
+def test_values_of_any_kind_are_read_or_refused(found: dict[str, Any]) -> None:
+    """What is read fits into the tables."""
+    with contextlib.suppress(ValueError):
+        check_rows(flight_recorder._dump(found, Path("rank_1"), 0))
+
+
+def check_rows(dump: flight_recorder.Dump) -> None:
+    """Raises ValueError or worse where rows do not fit into their tables."""
+    for table, columns in dumps._tables([dump], Told()):
+        shared: dict[str, Any] = {"job": "j", "run": 1}
+        if table not in rows._WITHOUT_HOST:
+            shared["host"] = "h"
+        try:
+            to_arrow(table, {**shared, **columns})
+        except ValueError as error:
+            raise AssertionError(f"{table}: {error}") from error
+
+
 def test_nesting_and_references_cost_no_more_than_the_file(tmp_path: Path) -> None:
     """A hundred thousand levels, lists in themselves, and a list that a million entries refer to."""
     path = tmp_path / "rank_0"
@@ -320,11 +389,6 @@ def broken(data: bytes, rng: random.Random) -> bytes:
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ten_thousand_broken_dumps(as_json: bool, tmp_path: Path) -> None:
     """Each is read, or refused in one line; what is read can be stored."""
-    from argus.errors import ArgusError
-    from argus.interop import dumps
-    from argus.interop.rows import Told
-    from argus.store.writer import to_arrow
-
     hang = run(flight_dumps.job(2, 2, 1, steps=2), [Fault("cpu", 1, 20)])
     source = flight_dumps.write(tmp_path / "d", hang, as_json=as_json, ring=12) / "nccl_trace_rank_1"
     whole = [source.read_bytes()]
@@ -340,8 +404,6 @@ def test_ten_thousand_broken_dumps(as_json: bool, tmp_path: Path) -> None:
             continue
         read += 1
         if case % 10 == 0:
-            for table, columns in dumps._tables([dump], Told()):
-                to_arrow(table, {"job": "j", "run": 1, **({"host": "h"} if "dumped" not in table and table !=
-                                 "communicators" else {}), **columns})  # fmt: skip
+            check_rows(dump)
     assert read > 500
     assert lines == {0}

@@ -129,7 +129,7 @@ def test_inspector_logs_are_stored(tmp_path: Path, url: str, capsys: pytest.Capt
     for rank in range(4):
         inspect(tmp_path / f"node-pid{100 + rank}.log", rank, took_us=300 if rank == 2 else 900)
     assert main(["import", "inspector", str(tmp_path), "--job", "inspected", "--store", url]) == 0
-    assert "80 collectives of 1 communicators" in capsys.readouterr().out
+    assert "80 collectives of 1 communicator" in capsys.readouterr().out
     with open_store(url) as store:
         found = query_columns(
             store, "SELECT rank, count() AS n, avg(waited_ns) AS waited FROM collective_waits WHERE job = 'inspected' "

@@ -148,6 +148,12 @@ def test_a_rank_whose_peers_completed_what_it_did_not_is_stalled() -> None:
     )  # fmt: skip
     found = find(seen)
     assert (found.at_fault, found.lagging) == ({0: "stalled"}, {0: (1, 4, 6)})
+    # One rank of three that completed it alone has aborted it.
+    alone = Snapshot(
+        {1: Group(1, "dp", (0, 1, 2))}, {0, 1, 2}, [Call(rank, 1, 10, 5, "AllGather") for rank in (0, 1)],
+        dict.fromkeys([(0, 1), (1, 1), (2, 1)], 5), {(0, 1): 4, (1, 1): 4, (2, 1): 5},
+    )  # fmt: skip
+    assert find(alone).at_fault == {}
     # A root that has sent everything says nothing of the others.
     seen.pending = [Call(0, 1, 10, 5, "Broadcast")]
     assert find(seen).at_fault == {}
@@ -173,6 +179,17 @@ def test_a_receive_begun_ahead_is_no_reason_to_wait() -> None:
         issued={(1, 2): 8, (2, 2): 9}, done={(1, 2): 8, (2, 2): 8},
     )  # fmt: skip
     assert find(seen).at_fault == {1: "late"}
+
+
+def test_of_ranks_that_wait_in_transfers_the_first_to_stop_is_looked_at() -> None:
+    """Stages 0 and 1 wait to receive from one another; 1 made its last call 40 ms before."""
+    pending = [Call(1, 1, 10, -1, "Recv", peer=0), Call(0, 1, 10, -1, "Recv", peer=1)]
+    seen = Snapshot({1: Group(1, "pp", (0, 1))}, {0, 1}, pending, last_ns={0: 90_000_000, 1: 50_000_000})
+    found = find(seen)
+    assert (found.at_fault, found.candidates, found.circle) == ({}, (1,), False)
+    seen.last_ns[1] = 89_000_000
+    found = find(seen)
+    assert (found.at_fault, found.candidates, found.circle) == ({}, (0, 1), True)
 
 
 def test_calls_that_differ_name_the_minority() -> None:
