@@ -277,7 +277,7 @@ def _about(query: sql.Query, params: Mapping[str, Any], rank: int, found: Wavefr
     if rank not in seen.ranks:
         return evidence
     last = query(sql.DUMPED_RANK, at)
-    frames = next((frames for frames in last["frames"].tolist() if len(frames)), [])
+    frames: list[str] = next((frames for frames in last["frames"].tolist() if len(frames)), [])
     if len(frames):
         text = f"rank {rank} made its last recorded call in {_caller(frames)}"
         evidence.append({"text": text, "sql": sql.shown(sql.DUMPED_RANK, at)})

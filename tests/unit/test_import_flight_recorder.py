@@ -30,6 +30,7 @@ from . import flight_dumps
 from .flight_dumps import Fault, run
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "flight-recorder"
+CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "1000"))
 VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
 
 
@@ -387,15 +388,15 @@ def broken(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_ten_thousand_broken_dumps(as_json: bool, tmp_path: Path) -> None:
-    """Each is read, or refused in one line; what is read can be stored."""
+def test_broken_dumps_are_read_or_refused(as_json: bool, tmp_path: Path) -> None:
+    """Each is read, or refused in one line; what is read can be stored. ``ARGUS_FUZZ_CASES=10000`` tries more."""
     hang = run(flight_dumps.job(2, 2, 1, steps=2), [Fault("cpu", 1, 20)])
     source = flight_dumps.write(tmp_path / "d", hang, as_json=as_json, ring=12) / "nccl_trace_rank_1"
     whole = [source.read_bytes()]
     if not as_json and DATA.is_dir():
         whole += [path.read_bytes() for path in sorted(DATA.glob("*/_dump_1*"))]
     rng, path, read, lines = random.Random(7), tmp_path / "rank_1", 0, set[int]()
-    for case in range(10_000):
+    for case in range(CASES):
         path.write_bytes(broken(whole[case % len(whole)], rng))
         try:
             dump = flight_recorder.read(path)
@@ -405,5 +406,5 @@ def test_ten_thousand_broken_dumps(as_json: bool, tmp_path: Path) -> None:
         read += 1
         if case % 10 == 0:
             check_rows(dump)
-    assert read > 500
+    assert read > CASES / 20
     assert lines == {0}
