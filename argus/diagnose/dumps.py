@@ -228,7 +228,10 @@ def _waits_for(found: Wavefront, blamed: Sequence[int]) -> list[Wait]:
         wait for wait in found.waits
         if wanted & {*wait.late, *wait.absent, *wait.held, *wait.differ} and set(wait.came) - wanted
     ]  # fmt: skip
-    held.sort(key=lambda wait: (wait.seq < 0, -wait.first_of, -len(wait.came)))
+    # First those in which nobody else is missing.
+    held.sort(key=lambda wait: (
+        wait.seq < 0, not wanted >= {*wait.late, *wait.absent, *wait.held}, -wait.first_of, -len(wait.came)
+    ))  # fmt: skip
     return held or found.stuck or [wait for wait in found.waits if wanted & set(wait.came)] or found.waits[:1]
 
 

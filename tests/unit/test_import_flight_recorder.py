@@ -83,6 +83,23 @@ def test_both_ranks_of_each_real_hang_are_named(name: str, url: str, capsys: pyt
     assert set(finding["ranks"]) & set(finding["collective"]["missing"])
 
 
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+@pytest.mark.parametrize("without", [slice(0, 1), slice(1, 2), slice(0, 2)])
+def test_ranks_at_fault_that_left_no_dump_are_named(
+    name: str, without: slice, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if they had been killed."""
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"the published dumps are not at {DATA} (ARGUS_REFERENCE_DATA)")
+    faults = [int(rank) for rank in re.findall(r"Rank (\d+), fault_type", (folder / "fault_injection.log").read_text())]
+    for path in folder.glob("_dump_*"):
+        if int(path.name.removeprefix("_dump_")) not in faults[without]:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    found = imported(tmp_path, url, f"{name}-{without.start}{without.stop}", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", faults), texts(found)
+
+
 # ---- what is stored
 
 
@@ -137,6 +154,10 @@ def test_hangs_of_all_kinds(
     folder = flight_dumps.write(tmp_path / "d", hang, active=active, ring=2000 if active else 24)
     found = imported(folder, url, f"{kind}{active}", capsys)
     assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [6]), texts(found)
+    if kind == "cpu":
+        # The call in which nobody else is missing comes first.
+        assert found["findings"][0]["collective"]["missing"] == [6]
+        assert "ranks 4, 5, 7 wait in AllGather" in found["findings"][0]["evidence"][0]["text"]
     if kind == "other":
         assert "rank 6 called Broadcast there" in texts(found)
     if kind == "gpu":
