@@ -14,7 +14,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _text(value: Any) -> str:
 def _moment(text: Any, path: Path) -> int:
     """Wall time of a report, ns. RAS writes local time without a zone: only differences count."""
     try:
-        return int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()) * 10**9
+        return int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp()) * 10**9
     except (TypeError, ValueError):
         return path.stat().st_mtime_ns
 
