@@ -12,7 +12,7 @@ from argus.interop import dumps, flight_recorder, inspector, ras
 from argus.interop.recording import find_files
 from argus.store.open import open_store
 
-from .import_trace import _PATHS, _job, _name, _print_stored, _progress
+from .import_trace import _PATHS, _job, _name, _print_stored, _progress, command
 from .options import format_option, store_option
 
 
@@ -117,3 +117,7 @@ def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: st
         return
     click.echo(f"{_name(paths)}: {rows:,} collectives of {_counted(len(log.communicators), 'communicator')}")
     _print_stored(job, run, url, stored, [])
+
+
+for each in (import_flight_recorder, import_ras, import_inspector):
+    command.add_command(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
 import shlex
@@ -306,12 +307,5 @@ def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url
     click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")
 
 
-def _add_dumps() -> None:
-    """The importers of what a hung job left behind are in a file of their own, which uses this one's helpers."""
-    from .import_dumps import import_flight_recorder, import_inspector, import_ras
-
-    for each in (import_flight_recorder, import_ras, import_inspector):
-        command.add_command(each)
-
-
-_add_dumps()
+# The importers of what a hung job left behind: a file of their own, which adds them to the group above.
+importlib.import_module(".import_dumps", __package__)
