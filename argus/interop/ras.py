@@ -238,10 +238,10 @@ def _tables(ordered: Sequence[Report], ranks: Mapping[Process, int]) -> Iterator
         "version": version,
     }  # fmt: skip
     if groups:
-        rank, group, names, calls = zip(*groups, strict=True)
+        who, group, names, calls = zip(*groups, strict=True)
         count = len(groups)
         yield "dumped_groups", {
-            "rank": np.array(rank, np.uint32), "comm_group": np.array(group, np.uint64), "name": list(names),
+            "rank": np.array(who, np.uint32), "comm_group": np.array(group, np.uint64), "name": list(names),
             "description": list(names), "enqueued": np.array(calls, np.int64), "started": np.full(count, -1, np.int64),
             "completed": np.full(count, -1, np.int64), "transfers": np.zeros(count, np.bool_), "version": version,
         }  # fmt: skip
