@@ -58,6 +58,7 @@ SENTENCES = {
     "stack_threads_full": "{n} sample[s] or switch[es] of threads that are not followed: there are more than 32,768",
     "stack_threads_over_share": "{n} sample[s] or switch[es] of threads that are not followed: [its|their] process has "
     "more than 4,096",
+    "lines_unreadable": "{n} line[s] of a log could not be read",
     "records_over_budget": "{n} record[s] not taken: [its|their] process wrote more than its share",
     "processes_ignored": "{n} process[es] ignored: [it|they] took more than [its|their] share from other jobs",
     "processes_changed_owner": "{n} process[es] no longer traced: [it runs|they run] as another user now",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
 import shlex
@@ -55,6 +56,9 @@ def command() -> None:
       argus import nsys report.sqlite              Nsight Systems, exported to SQLite
       argus import whatif trace.parquet            operations of pipeline stages, as StragglerAnalysis has them
       argus import iterations times.csv --rank-column worker --step-column step --duration-column ms
+      argus import flight-recorder dumps/          a job that hung: what PyTorch dumped of each rank
+      argus import ras first.json second.json      a job that hung, by NCCL's RAS
+      argus import inspector logs/                 how long collectives took, by NCCL's Inspector
       argus diagnose --job llama
     """
 
@@ -322,3 +326,7 @@ def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url
     click.echo(f"{job}: {ranks} stored as run {run} in {url}")
     _print_next(job, url)
     click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")
+
+
+# The importers of what a hung job left behind: a file of their own, which adds them to the group above.
+importlib.import_module(".import_dumps", __package__)

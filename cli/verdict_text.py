@@ -88,8 +88,9 @@ def finding_lines(verdict: Verdict, number: int, *, detail: bool, with_sql: bool
     yield title, 0
     hung = verdict["status"] == "hung"
     cost = "" if hung else f" · {finding['slowdown']:.2f}x · {finding['share']:.0%} of the lost time"
-    begun = since(finding, verdict["steps"][0] if verdict["steps"] else None)
-    yield Text(f"{begun}{cost} · confidence {finding['confidence']:.0%}"), 3
+    # Dumps of a job that hung know of no steps.
+    begun = f"{since(finding, verdict['steps'][0])}{cost} · " if verdict["steps"] else ""
+    yield Text(f"{begun}confidence {finding['confidence']:.0%}"), 3
     texts = [each["text"] for each in finding["evidence"]] if detail else plain_evidence(finding)
     for text in texts:
         yield Text(f"· {printable(text)}"), 3

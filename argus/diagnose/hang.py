@@ -21,6 +21,7 @@ from argus.diagnose.activity import COMPUTES, activities, describe
 from argus.diagnose.observed import Observed, Silence, on_cpus_alone, silence
 from argus.diagnose.stacks import ROLES, Place, StackReader, compare
 from argus.diagnose.verdict import Collective, Evidence, Finding
+from argus.diagnose.wavefront import Node, ends_of
 from argus.semantics.stacks import label, rank_text
 
 HANG_S = 20.0
@@ -106,12 +107,19 @@ def root_causes(stuck: Sequence[Stuck]) -> tuple[list[int], bool]:
     """The ranks that others wait for, and that wait for nobody themselves.
 
     Returns:
-        The ranks; and whether there are none, so that they wait for one another: then all who are waited for.
+        The ranks; and whether there are none, so that some wait for one another: then these, and not who only waits for
+        them.
     """
     missing = {rank for one in stuck for rank in one.missing}
     waiting = {rank for one in stuck for rank in one.came}
-    roots = sorted(missing - waiting)
-    return (roots, False) if roots else (sorted(missing), bool(missing))
+    if roots := sorted(missing - waiting):
+        return roots, False
+    edges: dict[Node, set[Node]] = {}
+    for one in stuck:
+        for rank in one.came:
+            edges.setdefault(rank, set()).update(one.missing)
+    circles = {node for end in ends_of(edges) for node in end if isinstance(node, int)}
+    return sorted(circles), bool(circles)
 
 
 def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mapping[str, NDArray[Any]]) -> list[int]:

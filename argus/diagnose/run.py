@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from argus.diagnose import (
     balance,
+    dumps,
     gpu,
     issue,
     links,
@@ -208,6 +209,8 @@ def _diagnose(
     verdict["coverage"] = {"complete": not dropped, "dropped": dropped, "ended": ended}
     span = query(sql.SPAN, params)
     if not len(span["n"]) or not int(span["n"][0]):
+        if dumps.judge(query, params, verdict):
+            return verdict
         verdict["reason"] = "no whole training step was seen" + (" since then" if since_ns else "")
         if not since_ns:
             verdict["reason"] = _without_steps(query, params, look) or verdict["reason"]

@@ -16,6 +16,8 @@ from argus.interop.imported import flush_whole, new_run
 from argus.store.open import Store
 from argus.store.writer import Writer
 
+_WITHOUT_HOST = frozenset({"parallel_layout", "communicators", "dumped_groups", "dumped_calls"})
+"""Tables that have no column for it."""
 HOST = "unknown"
 """The host of ranks of which a recording does not tell one."""
 
@@ -76,7 +78,7 @@ def store_run(
         version = time.time_ns()
         session(version, ended=False)
         for table, columns in tables:
-            where = {"host": HOST} if table != "parallel_layout" else {}
+            where = {} if table in _WITHOUT_HOST else {"host": HOST}
             writer.append(table, {"job": job, "run": run, **where, **columns})
             flush_whole(writer, job, run)
         if told.ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,9 +14,9 @@ import pytest
 from run import Job
 
 from tests.stores import new_store
+from tests.unit import flight_dumps, test_import_ras, training_job
 from tests.unit import test_import_kineto as kineto
 from tests.unit import test_import_nsys as nsys
-from tests.unit import training_job
 
 from ..kernel.conftest import wait_for_cuda, wait_until
 from .conftest import ARGUS, attached, pid_words, start_trace
@@ -38,6 +39,10 @@ def names(tmp_path_factory: pytest.TempPathFactory, fakegpu: Path) -> dict[str, 
     meta.rename(folder / "made.yaml")
     lines = [f"{rank},{step},{50 + step % 3}" for rank in range(2) for step in range(20)]
     (folder / "times.csv").write_text("\n".join(["rank,step,ms", *lines]) + "\n")
+    flight_dumps.write(folder / "dumps", flight_dumps.run(flight_dumps.job(1, 1, 4), [flight_dumps.Fault("cpu", 2, 9)]))
+    (folder / "ras.json").write_text(json.dumps(test_import_ras.report([5, 5, 4])))
+    (folder / "inspector").mkdir()
+    test_import_ras.inspect(folder / "inspector" / "node-pid1.log", rank=0)
     (folder / "health.toml").write_text(f'state_dir = "{folder}/health"\n')
     return {"folder": str(folder), "fakegpu": str(fakegpu)}
 

@@ -53,6 +53,9 @@ def test_who_waits_for_somebody_else_is_not_blamed() -> None:
 def test_ranks_that_wait_for_one_another_are_a_circle() -> None:
     stuck = stuck_calls(*last_calls({0: 5, 1: 4}, {0: 7, 1: 8}))
     assert root_causes(stuck) == ([0, 1], True)
+    # Who waits for them, and is waited for, is a victim.
+    victims = [Stuck(7, 3, (2,), (0,)), Stuck(8, 5, (3,), (2,))]
+    assert root_causes([*stuck, *victims]) == ([0, 1], True)
 
 
 # ---- where

@@ -1,0 +1,123 @@
+"""``argus import flight-recorder``, ``ras``, ``inspector``: take in what PyTorch and NCCL report of their
+collectives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from argus.interop import dumps, flight_recorder, inspector, ras
+from argus.interop.recording import find_files
+from argus.store.open import open_store
+
+from .import_trace import _PATHS, _job, _name, _print_stored, _progress, command
+from .options import format_option, store_option
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + "s" * (number != 1)
+
+
+@click.command("flight-recorder")
+@click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
+@_job
+@format_option()
+@store_option
+def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
+    """Import dumps of PyTorch's NCCL flight recorder, pickled or as JSON: files, one a rank, or folders of them. Then
+    `argus diagnose` says which ranks held up the others, and in which collective.
+
+    \b
+      argus import flight-recorder /tmp/nccl_trace_rank_* --job llama
+      argus import flight-recorder dumps/ --job llama && argus diagnose --job llama
+    """
+    with _progress() as told:
+        found, counters = flight_recorder.read_all(paths, told)
+    job = job or _name(paths)
+    with open_store(store_url) as store:
+        run, stored = dumps.write(store, job, found, counters)
+        url = store.url
+    calls = sum(len(dump.calls.get("seq", [])) for dump in found)
+    pending = sum(state != "completed" for dump in found for state in dump.calls.get("state", []))
+    if output_format == "json":
+        click.echo(json.dumps({
+            "job": job, "run": run, "store": url, "ranks": [dump.rank for dump in found],
+            "without_dump": sorted(set(flight_recorder.all_ranks(found)) - {dump.rank for dump in found}),
+            "calls": calls, "pending": pending, "formats": sorted({dump.version for dump in found}),
+            "counters": dict(stored.counters),
+        }, indent=2))  # fmt: skip
+        return
+    click.echo(
+        f"{_name(paths)}: {calls:,} calls of {_counted(len(found), 'rank')}, {pending:,} of which had not "
+        f"completed; format {', '.join(sorted({dump.version or '?' for dump in found}))}"
+    )
+    _print_stored(job, run, url, stored, [])
+
+
+@click.command("ras")
+@click.argument("paths", metavar="FILE...", type=_PATHS, nargs=-1, required=True)
+@_job
+@format_option()
+@store_option
+def import_ras(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
+    """Import reports of NCCL's RAS, as JSON (NCCL 2.28.7 and later). Two, some seconds apart, show whether a job moves;
+    `argus diagnose` then says which ranks the others wait for.
+
+    \b
+      ncclras -f json -v > first.json; sleep 10; ncclras -f json -v > second.json
+      argus import ras first.json second.json --job llama
+    """
+    reports = [ras.read(path) for path in find_files(paths, (".json",), ras.HINT)]
+    job = job or _name(paths)
+    with open_store(store_url) as store:
+        run, stored, processes = ras.write(store, job, reports)
+        url = store.url
+    last = max(reports, key=lambda one: one.at_ns)
+    states = [member.state for members in last.communicators.values() for member in members.values()]
+    if output_format == "json":
+        click.echo(json.dumps({
+            "job": job, "run": run, "store": url, "reports": len(reports), "communicators": len(last.communicators),
+            "ranks": {
+                str(rank): {"host": host, "pid": pid, "gpu": gpu} for rank, (host, pid, gpu) in processes.items()
+            },
+            "not_answering": sum(state != "dumped" for state in states), "counters": dict(stored.counters),
+        }, indent=2))  # fmt: skip
+        return
+    click.echo(
+        f"{_name(paths)}: {_counted(len(reports), 'report')}, {_counted(len(last.communicators), 'communicator')} of "
+        f"{_counted(len(processes), 'rank')}, {sum(state != 'dumped' for state in states)} that do not answer"
+    )
+    _print_stored(job, run, url, stored, [])
+
+
+@click.command("inspector")
+@click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
+@_job
+@format_option()
+@store_option
+def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
+    """Import logs of NCCL's Inspector: JSON lines, one a completed collective; files, or folders of them.
+
+    \b argus import inspector nccl-inspector-4711/ --job llama argus sql "SELECT rank, op, avg(waited_ns) FROM
+      latest_collective_waits GROUP BY rank, op ORDER BY rank, op" """
+    with _progress() as told:
+        log = inspector.read_all(find_files(paths, inspector.SUFFIXES, inspector.HINT), told)
+    job = job or _name(paths)
+    with open_store(store_url) as store:
+        run, stored = inspector.write(store, job, log, str(paths[0]))
+        url = store.url
+    rows = len(log.columns["seq"])
+    if output_format == "json":
+        click.echo(json.dumps({
+            "job": job, "run": run, "store": url, "collectives": rows, "communicators": len(log.communicators),
+            "ranks": stored.ranks, "counters": {**stored.losses, **stored.counters},
+        }, indent=2))  # fmt: skip
+        return
+    click.echo(f"{_name(paths)}: {rows:,} collectives of {_counted(len(log.communicators), 'communicator')}")
+    _print_stored(job, run, url, stored, [])
+
+
+for each in (import_flight_recorder, import_ras, import_inspector):
+    command.add_command(each)

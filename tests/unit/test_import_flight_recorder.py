@@ -1,0 +1,431 @@
+"""Dumps of PyTorch's flight recorder: what is stored of them, which ranks are named, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from argus.cli.main import main
+from argus.diagnose.verdict import json_schema
+from argus.errors import ArgusError
+from argus.interop import dumps, flight_recorder, plain_pickle, rows
+from argus.interop.rows import Told
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from argus.store.writer import to_arrow
+from tests.stores import new_store
+
+from . import flight_dumps
+from .flight_dumps import Fault, run
+
+DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "flight-recorder"
+CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "1000"))
+VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_store(tmp_path_factory.mktemp("dumps"))
+
+
+def stored(url: str, text: str) -> list[tuple[Any, ...]]:
+    with open_store(url) as store:
+        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
+
+
+def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    main(["diagnose", "--job", job, "--format", "json", "--store", url])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, json_schema())
+    with open_store(url) as store:
+        for finding in found["findings"]:
+            for evidence in finding["evidence"]:
+                assert len(next(iter(query_columns(store, evidence["sql"]).values()))), evidence["sql"]
+    return found
+
+
+def imported(folder: Path, url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["import", "flight-recorder", str(folder), "--job", job, "--store", url]) == 0
+    return verdict(url, job, capsys)
+
+
+def texts(found: dict[str, Any]) -> str:
+    return "\n".join(evidence["text"] for finding in found["findings"] for evidence in finding["evidence"])
+
+
+# ---- real dumps
+
+
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+def test_both_ranks_of_each_real_hang_are_named(name: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"the published dumps are not at {DATA} (ARGUS_REFERENCE_DATA)")
+    faults = re.search(r"Fault ranks: \[([\d, ]+)\]", (folder / "fault_injection.log").read_text())
+    assert faults is not None
+    found = imported(folder, url, name, capsys)
+    assert found["status"] == "hung"
+    (finding,) = found["findings"]
+    assert finding["ranks"] == [int(rank) for rank in faults[1].split(",")]
+    assert finding["confidence"] == 0.9
+    assert set(finding["ranks"]) & set(finding["collective"]["missing"])
+
+
+@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+@pytest.mark.parametrize("without", [slice(0, 1), slice(1, 2), slice(0, 2)])
+def test_ranks_at_fault_that_left_no_dump_are_named(
+    name: str, without: slice, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if they had been killed."""
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"the published dumps are not at {DATA} (ARGUS_REFERENCE_DATA)")
+    faults = [int(rank) for rank in re.findall(r"Rank (\d+), fault_type", (folder / "fault_injection.log").read_text())]
+    for path in folder.glob("_dump_*"):
+        if int(path.name.removeprefix("_dump_")) not in faults[without]:
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    found = imported(tmp_path, url, f"{name}-{without.start}{without.stop}", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", faults), texts(found)
+
+
+# ---- what is stored
+
+
+def test_calls_groups_and_ranks_are_stored(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hang = run(flight_dumps.job(2, 2, 2), [Fault("dead", 5, 40)])
+    found = imported(flight_dumps.write(tmp_path / "d", hang), url, "rows", capsys)
+    calls = sum(len(hang.calls[rank]) for rank in range(8) if rank != 5)
+    assert stored(url, "SELECT count() FROM dumped_calls WHERE job = 'rows'") == [(calls,)]
+    assert stored(url, "SELECT count() FROM collectives WHERE job = 'rows'") == [(calls,)]
+    assert stored(url, "SELECT rank, state FROM dumps WHERE job = 'rows' AND state != 'dumped'") == [(5, "absent")]
+    assert stored(url, "SELECT world_size, launcher FROM jobs FINAL WHERE job = 'rows'") == [(8, "flight-recorder")]
+    groups = stored(
+        url, "SELECT dimension, count() FROM parallel_groups FINAL WHERE job = 'rows' GROUP BY 1 ORDER BY 1"
+    )
+    assert groups == [("dp", 4), ("pp", 4), ("tp", 4), ("world", 1)]
+    first = hang.calls[0][0]
+    (row,) = stored(
+        url, "SELECT op, seq, bytes, dtype, toUnixTimestamp64Nano(ts) FROM collectives WHERE job = 'rows' AND rank = 0 "
+        "ORDER BY ts LIMIT 1"
+    )  # fmt: skip
+    assert row == ("AllGather", 1, 1024 * 8 * 2, "bfloat16", first.at)
+    # A call has one number on all ranks of its group.
+    (shared,) = stored(
+        url, "SELECT max(n) FROM (SELECT uniqExact(rank) AS n FROM collectives_aligned WHERE job = 'rows' AND "
+        "op = 'AllReduce' GROUP BY comm_group, aligned_seq)"
+    )  # fmt: skip
+    assert shared == (7,)
+    assert found["findings"][0]["ranks"] == [5]
+    assert "there is no dump of rank 5" in found["reason"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_every_version_names_the_rank(
+    version: str, as_json: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang = run(flight_dumps.job(2, 2, 2), [Fault("cpu", 3, 33)], seed=1)
+    folder = flight_dumps.write(tmp_path / "d", hang, version, as_json=as_json)
+    found = imported(folder, url, f"v{version}{as_json}", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [3])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "dead", "gpu", "other"])
+@pytest.mark.parametrize("active", [False, True])
+def test_hangs_of_all_kinds(
+    kind: str, active: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where only what had not completed was dumped, and where the ring was too small for the rest."""
+    job = flight_dumps.job(4, 2, 2)
+    at = next(place for place, item in enumerate(job.programs[6]) if place > 30 and item.op == "_all_gather_base")
+    hang = run(job, [Fault(kind, 6, at)], seed=2)
+    folder = flight_dumps.write(tmp_path / "d", hang, active=active, ring=2000 if active else 24)
+    found = imported(folder, url, f"{kind}{active}", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [6]), texts(found)
+    if kind == "cpu":
+        # The call in which nobody else is missing comes first.
+        assert found["findings"][0]["collective"]["missing"] == [6]
+        assert "ranks 4, 5, 7 wait in AllGather" in found["findings"][0]["evidence"][0]["text"]
+    if kind == "other":
+        assert "rank 6 called Broadcast there" in texts(found)
+    if kind == "gpu":
+        assert "rank 6 stalled in" in texts(found)
+
+
+def test_dumps_that_were_not_collected_are_said(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two nodes' dumps only one's: that a rank has none is no reason to name it where another is at fault."""
+    hang = run(flight_dumps.job(4, 1, 4), [Fault("cpu", 2, 33)])
+    folder = flight_dumps.write(tmp_path / "d", hang, absent=tuple(range(8, 16)))
+    found = imported(folder, url, "half", capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [2])
+    assert "no dump of ranks 8, 9, 10, 11, 12, 13, 14, 15" in found["reason"]
+
+
+def test_frames_say_where(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hang = run(flight_dumps.job(1, 1, 4), [Fault("cpu", 1, 10)])
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for rank in range(4):
+        dump = flight_dumps.dump(hang, rank)
+        for entry in dump["entries"]:
+            entry["frames"] = [
+                {"name": "all_reduce", "filename": "/torch/distributed/distributed_c10d.py", "line": 2696},
+                {"name": "sync_gradients", "filename": "/app/train.py", "line": 40 + rank},
+            ]
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    text = texts(imported(folder, url, "frames", capsys))
+    assert "rank 0 called it in sync_gradients (/app/train.py:40)" in text
+    assert "rank 1 made its last recorded call in sync_gradients (/app/train.py:41)" in text
+
+
+def test_a_job_that_did_not_hang(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hang = run(flight_dumps.job(2, 2, 2), [])
+    for active in (False, True):
+        found = imported(flight_dumps.write(tmp_path / str(active), hang, active=active), url, f"well{active}", capsys)
+        assert (found["status"], found["findings"]) == ("inconclusive", [])
+        assert "no collective was pending when 8 ranks were dumped" in found["reason"]
+
+
+def test_calls_in_flight_are_no_hang(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A running job whose ranks were dumped on request, right after their last calls."""
+    hang = run(flight_dumps.job(1, 1, 4), [Fault("cpu", 1, 10)])
+    folder = flight_dumps.write(tmp_path / "d", hang)
+    latest = max(call.at for calls in hang.calls.values() for call in calls)
+    for path in folder.iterdir():
+        os.utime(path, ns=(latest, latest + 10**9))
+    found = imported(folder, url, "flight", capsys)
+    assert (found["status"], found["findings"]) == ("inconclusive", [])
+    assert "that is no hang yet" in found["reason"]
+
+
+def test_dumps_of_different_moments_are_no_hang(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = flight_dumps.job(1, 1, 4, steps=60)
+    early, late = run(job, [Fault("cpu", 3, 20)]), run(job, [Fault("cpu", 3, 200)])
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for rank in range(4):
+        dump = flight_dumps.dump(early if rank < 2 else late, rank)
+        (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    found = imported(folder, url, "moments", capsys)
+    assert (found["status"], found["findings"]) == ("inconclusive", [])
+    assert "the dumps are not of one moment" in found["reason"]
+
+
+# ---- what is refused
+
+
+def refused(path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Imports what cannot be; one line comes back, and nothing is stored."""
+    capsys.readouterr()
+    assert main(["import", "flight-recorder", str(path), "--job", "refused", "--store", url]) in (2, 3)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.strip().splitlines()) <= 2
+    assert "Traceback" not in said.err
+    return said.err
+
+
+class _Call:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/never",)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pickle.dumps({"entries": [_Call()]}, protocol=2), "GLOBAL"),
+        (pickle.dumps({"entries": [_Call()]}, protocol=4), "STACK_GLOBAL"),
+        (pickle.dumps({"entries": {1, 2}}, protocol=4), "EMPTY_SET"),
+        (b"\x80\x02cos\nsystem\n.", "GLOBAL"),
+        (b"\x80\x02}q\x00(X\x07\x00\x00\x00entriesP1\nu.", "PERSID"),
+        (b"\x80\x02\x82\x01.", "EXT1"),
+        (b"\x80\x02\x8b\xff\xff\xff\x7f" + b"\0" * 64 + b".", "a number of"),
+        (b"\x80\x02X\xff\xff\xff\x7fabc.", "it ends at byte"),
+        (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7f.", "it ends at byte"),
+        (b"\x80\x02j\xff\xff\xff\xff.", "a reference to nothing"),
+        (b"\x80\x02" + b"]" * 3_100_000 + b".", "containers"),
+        (b"\x80\x02" + b"(" * 100_000 + b".", "a value is missing"),
+        (b"\x80\x02}]}s.", "a key that is a list"),
+        (b"\x80\x02" + b"a" * 10, "a value is missing"),
+        (b"\x80\x09.", "protocol 9"),
+        (b"\x80\x02K\x01.", "neither entries nor pg_config"),
+        (pickle.dumps({"version": "3.0", "entries": []}), "format"),
+        (pickle.dumps({"version": "2.4", "entries": [1]}), "an entry is no dictionary"),
+        (pickle.dumps({"version": "2.4", "entries": 5}), "entries are no list"),
+        (b'{"entries": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"entries": [' + b"[]," * 3_100_000, "containers"),
+        (b'{"entries": [{"record_id": ', "no flight-recorder dump"),
+    ],
+)  # fmt: skip
+def test_hostile_files_are_refused_with_a_line(
+    data: bytes, why: str, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(data)
+    assert why in refused(path, url, capsys)
+    assert stored(url, "SELECT count() FROM jobs WHERE job = 'refused'") == [(0,)]
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe would be waited for."""
+    os.mkfifo(tmp_path / "rank_0")
+    assert "is no file" in refused(tmp_path / "rank_0", url, capsys)
+    assert "has no flight-recorder dump" in refused(tmp_path, url, capsys)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
+    ),
+    max_leaves=30,
+)
+
+
+@given(PLAIN, st.integers(0, 5))
+@settings(max_examples=2000, deadline=None)
+def test_plain_data_comes_back_as_it_was(value: Any, protocol: int) -> None:
+    assert plain_pickle.loads(pickle.dumps(value, protocol=protocol)) == value
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=4000, deadline=None)
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(plain_pickle.NotPlain):
+        plain_pickle.loads(b"\x80\x02" + data)
+
+
+FIELDS = ("entries", "pg_config", "pg_status", "version", "nccl_version")
+ENTRY = st.dictionaries(
+    st.sampled_from([
+        "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "time_created_ns",
+        "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state", "time_discovered_completed_ns",
+        "retired", "timeout_ms", "is_p2p", "frames",
+    ]), PLAIN | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), PLAIN | st.lists(ENTRY, max_size=4) | st.dictionaries(st.text(), ENTRY))
+)
+@settings(max_examples=4000, deadline=None)
+def test_values_of_any_kind_are_read_or_refused(found: dict[str, Any]) -> None:
+    """What is read fits into the tables."""
+    with contextlib.suppress(ValueError):
+        check_rows(flight_recorder._dump(found, Path("rank_1"), 0))
+
+
+def check_rows(dump: flight_recorder.Dump) -> None:
+    """Raises ValueError or worse where rows do not fit into their tables."""
+    for table, columns in dumps._tables([dump], Told()):
+        shared: dict[str, Any] = {"job": "j", "run": 1}
+        if table not in rows._WITHOUT_HOST:
+            shared["host"] = "h"
+        try:
+            to_arrow(table, {**shared, **columns})
+        except ValueError as error:
+            raise AssertionError(f"{table}: {error}") from error
+
+
+def test_nesting_and_references_cost_no_more_than_the_file(tmp_path: Path) -> None:
+    """A hundred thousand levels, lists in themselves, and a list that a million entries refer to."""
+    path = tmp_path / "rank_0"
+    deep = b"\x80\x02}(X\x07\x00\x00\x00entries]X\x04\x00\x00\x00deep" + b"]" * 100_000 + b"a" * 99_999 + b"u."
+    path.write_bytes(deep)
+    assert flight_recorder.read(path).calls == {}
+    entry = b"}q\x01(X\x06\x00\x00\x00framesq\x02]q\x03" + b"(" + b"h\x03" * 1000 + b"eu"
+    path.write_bytes(b"\x80\x02}(X\x07\x00\x00\x00entries](" + entry + b"h\x01" * 240_000 + b"eu.")
+    with pytest.raises(Exception, match=r"sizes and frames"):
+        flight_recorder.read(path)
+
+
+def test_ranks_come_from_names_and_groups(tmp_path: Path) -> None:
+    hang = run(flight_dumps.job(1, 1, 4), [])
+    for name, rank in (
+        ("_dump_3", 3),
+        ("nccl_trace_rank_2.pkl", 2),
+        ("rank1-2025-06-01.json", 1),
+        ("job7_rank_0_x9", 0),
+    ):
+        path = tmp_path / name
+        path.write_bytes(pickle.dumps(flight_dumps.dump(hang, rank, "2.0"), protocol=2))
+        assert flight_recorder.read(path).rank == rank
+    path = tmp_path / "odd"
+    path.write_bytes(pickle.dumps(flight_dumps.dump(hang, 0), protocol=2))
+    with pytest.raises(Exception, match="say which rank"):
+        flight_recorder.read(path)
+    path = path.rename(tmp_path / "rank_9")
+    with pytest.raises(Exception, match="which is not in its process groups"):
+        flight_recorder.read(path)
+
+
+def test_two_dumps_of_a_rank_and_folders_without_any(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hang = run(flight_dumps.job(1, 1, 2), [])
+    folder = flight_dumps.write(tmp_path / "d", hang)
+    (folder / "again_rank_1").write_bytes((folder / "nccl_trace_rank_1").read_bytes())
+    assert "are both of rank 1" in refused(folder, url, capsys)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "log.txt").write_text("nothing")
+    assert "has no flight-recorder dump" in refused(tmp_path / "none", url, capsys)
+    assert "does not exist" in refused(tmp_path / "nowhere", url, capsys)
+
+
+# ---- fuzz
+
+
+def broken(data: bytes, rng: random.Random) -> bytes:
+    """A dump that was cut off, whose bits were flipped, or into which parts of it were put again."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return data[: rng.randrange(len(data))]
+    changed = bytearray(data)
+    if kind == 1:
+        for _ in range(rng.randrange(1, 12)):
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    elif kind == 2:
+        low, high = sorted(rng.randrange(len(data)) for _ in range(2))
+        place = rng.randrange(len(data))
+        changed[place:place] = data[low:high]
+    else:
+        for _ in range(rng.randrange(1, 5)):
+            changed[rng.randrange(len(changed))] = rng.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_broken_dumps_are_read_or_refused(as_json: bool, tmp_path: Path) -> None:
+    """Each is read, or refused in one line; what is read can be stored. ``ARGUS_FUZZ_CASES=10000`` tries more."""
+    hang = run(flight_dumps.job(2, 2, 1, steps=2), [Fault("cpu", 1, 20)])
+    source = flight_dumps.write(tmp_path / "d", hang, as_json=as_json, ring=12) / "nccl_trace_rank_1"
+    whole = [source.read_bytes()]
+    if not as_json and DATA.is_dir():
+        whole += [path.read_bytes() for path in sorted(DATA.glob("*/_dump_1*"))]
+    rng, path, read, lines = random.Random(7), tmp_path / "rank_1", 0, set[int]()
+    for case in range(CASES):
+        path.write_bytes(broken(whole[case % len(whole)], rng))
+        try:
+            dump = flight_recorder.read(path)
+        except ArgusError as error:
+            lines.add(error.message.count("\n"))
+            continue
+        read += 1
+        if case % 10 == 0:
+            check_rows(dump)
+    assert read > CASES / 50
+    assert lines == {0}

@@ -1,0 +1,180 @@
+"""Reports of NCCL's RAS and logs of its Inspector: what is stored, who is named, what is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.cli.main import main
+from argus.errors import ArgusError
+from argus.interop import inspector, ras
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from tests.stores import new_store
+
+from .test_import_flight_recorder import CASES, broken
+
+
+def report(counts: Sequence[int], *, second: int = 0, gone: Sequence[int] = (), dead: bool = True) -> dict[str, Any]:
+    """One communicator whose ranks called so many collectives; ``gone`` do not answer."""
+
+    def about(rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "host": f"10.0.0.{rank // 2}",
+            "pid": 100 + rank,
+            "cuda_dev": rank % 2,
+            "nvml_dev": rank % 2,
+        }
+
+    ranks = [
+        {**about(rank), "status": {"init_state": 0, "async_error": 0, "abort_flag": False},
+         "collective_counts": {"Broadcast": 3, "AllReduce": count, "Send": 7 * rank}}
+        for rank, count in enumerate(counts) if rank not in gone
+    ]  # fmt: skip
+    missing = [{**about(rank), "status": {"unresponsive": True, "considered_dead": dead}} for rank in gone]
+    return {
+        "nccl_version": "2.29.1", "cuda_driver_version": 13000, "timestamp": f"2026-01-02 03:04:{second:02}",
+        "communicators_count": 1, "communicators": [{
+            "hash": "0xabc", "secondary_hash": "0x1:0x2", "size": len(counts), "ranks_count": len(ranks),
+            "missing_ranks_count": len(missing), "ranks": ranks, "missing_ranks": missing,
+        }], "ras": {"collection_time_sec": 0.1, "timeouts_count": 0},
+    }  # fmt: skip
+
+
+def line(rank: int, seq: int, took_us: int, *, size: int = 4) -> dict[str, Any]:
+    return {
+        "header": {"id": "0x7f8c", "rank": rank, "n_ranks": size, "nnodes": 1},
+        "metadata": {"inspector_output_format_version": "v4.0", "git_rev": "", "rec_mechanism": "profiler_plugin",
+                     "dump_timestamp_us": 1_748_030_377_748_202 + seq * 1000, "hostname": f"node{rank // 2}",
+                     "pid": 100 + rank},
+        "coll_perf": {"coll": "AllReduce", "coll_sn": seq, "coll_msg_size_bytes": 1 << 20, "coll_exec_time_us": took_us,
+                      "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1},
+    }  # fmt: skip
+
+
+def inspect(path: Path, rank: int, took_us: int = 900) -> Path:
+    path.write_text("".join(json.dumps(line(rank, seq, took_us)) + "\n" for seq in range(1, 21)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return new_store(tmp_path_factory.mktemp("ras"))
+
+
+def judged(url: str, job: str, paths: Sequence[Path], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["import", "ras", *map(str, paths), "--job", job, "--store", url]) == 0
+    capsys.readouterr()
+    main(["diagnose", "--job", job, "--format", "json", "--store", url])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def reports(folder: Path, *each: dict[str, Any]) -> list[Path]:
+    for number, one in enumerate(each):
+        (folder / f"{number}.json").write_text(json.dumps(one))
+    return sorted(folder.glob("*.json"))
+
+
+def test_a_rank_that_stays_behind_is_named(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = judged(url, "behind", reports(tmp_path, report([9, 9, 8, 9]), report([9, 9, 8, 9], second=10)), capsys)
+    (finding,) = found["findings"]
+    assert (found["status"], finding["ranks"], finding["hosts"]) == ("hung", [2], ["10.0.0.1"])
+    text = finding["evidence"][0]["text"]
+    assert "ranks 0, 1, 3 wait in AllReduce 12 of communicator 0xabc of ranks 0-3; rank 2 did not call it" in text
+
+
+def test_one_report_or_counts_that_move_are_no_hang(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    for job, paths in (
+        ("single", reports(tmp_path / "one", report([9, 9, 8, 9]))),
+        ("moving", reports(tmp_path / "two", report([8, 8, 8, 8]), report([9, 9, 8, 9], second=10))),
+    ):
+        found = judged(url, job, paths, capsys)
+        assert (found["status"], found["findings"]) == ("inconclusive", [])
+        assert "that is no hang yet" in found["reason"]
+
+
+@pytest.mark.parametrize("dead", [True, False])
+def test_a_rank_that_does_not_answer_is_named(
+    dead: bool, tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = judged(url, f"gone{dead}", reports(tmp_path, report([9, 9, 9, 9], gone=[1], dead=dead)), capsys)
+    assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [1])
+
+
+def test_the_missing_comma_and_what_is_no_report(tmp_path: Path) -> None:
+    text = json.dumps(report([9, 9], gone=[1]), indent=2)
+    broken = text.replace('"cuda_dev": 1,\n', '"cuda_dev": 1\n')
+    assert broken != text
+    path = tmp_path / "r.json"
+    path.write_text("SERVER PROTOCOL 2\nOK\n" + broken)
+    (members,) = ras.read(path).communicators.values()
+    assert {rank: member.state for rank, member in members.items()} == {0: "dumped", 1: "dead"}
+    for wrong in ("", "{}", "[]", '{"communicators": [1]}', '{"communicators": [{"ranks": [{}]}]}', "{" * 100_000):
+        path.write_text(wrong)
+        with pytest.raises(ArgusError, match="no report of NCCL's RAS") as refused:
+            ras.read(path)
+        assert "\n" not in refused.value.message
+
+
+def test_inspector_logs_are_stored(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(4):
+        inspect(tmp_path / f"node-pid{100 + rank}.log", rank, took_us=300 if rank == 2 else 900)
+    assert main(["import", "inspector", str(tmp_path), "--job", "inspected", "--store", url]) == 0
+    assert "80 collectives of 1 communicator" in capsys.readouterr().out
+    with open_store(url) as store:
+        found = query_columns(
+            store, "SELECT rank, count() AS n, avg(waited_ns) AS waited FROM collective_waits WHERE job = 'inspected' "
+            "GROUP BY rank ORDER BY rank"
+        )  # fmt: skip
+        hosts = query_columns(store, "SELECT host FROM ranks FINAL WHERE job = 'inspected' ORDER BY rank")
+    assert found["n"].tolist() == [20] * 4
+    # The rank that waits least came last.
+    assert found["waited"].tolist() == [600_000, 600_000, 0, 600_000]
+    assert hosts["host"].tolist() == ["node0", "node0", "node1", "node1"]
+    main(["diagnose", "--job", "inspected", "--format", "json", "--store", url])
+    assert json.loads(capsys.readouterr().out)["status"] == "inconclusive"
+
+
+def test_a_log_that_is_cut_off_and_one_of_another_kind(tmp_path: Path) -> None:
+    path = inspect(tmp_path / "a.log", 0)
+    path.write_bytes(path.read_bytes()[:-40])
+    log = inspector.read_all([path])
+    assert (len(log.columns["seq"]), log.losses["lines_unreadable"]) == (19, 1)
+    for wrong in ("", "hello\nworld\n", "{}\n{}\n", "[1]\n" * 5, json.dumps(line(7, 1, 1)) + "\n" + "x\n" * 3):
+        path.write_text(wrong)
+        with pytest.raises(ArgusError) as refused:
+            inspector.read_all([path])
+        assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["ras", "inspector"])
+def test_broken_files_are_read_or_refused(kind: str, tmp_path: Path) -> None:
+    path, rng, read, lines = tmp_path / "f.json", random.Random(3), 0, set[int]()
+    whole = (
+        json.dumps(report([9, 9, 8], gone=[1]), indent=1).encode() if kind == "ras" else inspect(path, 1).read_bytes()
+    )
+    for _ in range(CASES):
+        path.write_bytes(broken(whole, rng))
+        try:
+            if kind == "ras":
+                found = ras.read(path)
+                list(ras._tables([found], ras._ranks(found)))
+            else:
+                inspector.read_all([path])
+        except ArgusError as error:
+            lines.add(error.message.count("\n"))
+            continue
+        read += 1
+    assert read > CASES / 100
+    assert lines == {0}
