@@ -813,6 +813,7 @@ class Roster:
         users = [member.target for _, member in self.by_pid.values()]
         users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
         used = {library.key for target in users for library in target.libraries}
+        used |= {self._twins[key] for key in used & self._twins.keys()}
         there = {target.pid for target in users}
         for key in used:
             self._unused.pop(key, None)
@@ -822,6 +823,8 @@ class Roster:
         gone = [each for each in self.attached if each.library.key in old or each.pid not in (None, *there)]
         for key in old:
             del self._unused[key], self._shared[key]
+        if old:
+            self._twins = {key: of for key, of in self._twins.items() if key not in old and of not in old}
         if gone:
             self.files_released += len(gone)
             released = set(map(id, gone))

@@ -138,6 +138,26 @@ def test_a_file_that_is_mapped_again_keeps_its_probes(roster: Roster) -> None:
     assert 7 not in {each.library.key[1] for each in released}
 
 
+def test_probes_that_a_twin_uses_stay_and_twins_are_bounded(roster: Roster) -> None:
+    """A container's image, whose files each container shows by a device of its own."""
+    released = probing(roster)
+    job = Job("train", 1)
+    roster.jobs.append(job)
+    join(roster, job, 1)
+    map_file(roster, 1, 0)
+    leave(roster, 1)
+    for pid in range(2, 300):
+        join(roster, job, pid, helper=True)
+        twin = library(pid)
+        roster.by_pid[pid][1].target.libraries.append(twin)
+        roster._shared[twin.key] = True
+        roster._twins[twin.key] = library(0).key
+        if pid > 2:
+            leave(roster, pid - 1)
+    assert released == []
+    assert len(roster._twins) <= KEPT_FILES + 1
+
+
 def test_probes_in_a_process_that_ended_go_with_it(roster: Roster) -> None:
     released = probing(roster)
     job = Job("train", 1)
