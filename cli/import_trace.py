@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import click
 
+from argus.errors import EXIT_USAGE, ArgusError
 from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
 from argus.interop.imported_clocks import compare_clocks, find_hosts, hosts_given
 from argus.interop.imported_groups import find_communicators
@@ -59,6 +60,7 @@ def command() -> None:
       argus import flight-recorder dumps/          a job that hung: what PyTorch dumped of each rank
       argus import ras first.json second.json      a job that hung, by NCCL's RAS
       argus import inspector logs/                 how long collectives took, by NCCL's Inspector
+      argus import iterations rank*.jsonl --step-column step --phase data_loading=data_s --phase compute=gpu_s
       argus diagnose --job llama
     """
 
@@ -172,53 +174,99 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
 
 
 @command.command("iterations")
-@click.argument("path", metavar="FILE", type=_PATHS)
-@click.option("--rank-column", required=True, metavar="NAME", help="Column with the rank, a number or a name.")
+@click.argument("paths", metavar="PATH...", type=_PATHS, nargs=-1, required=True)
+@click.option(
+    "--rank-column",
+    metavar="NAME",
+    help="Column with the rank, a number or a name. Default: the number in each file's name.",
+)
 @click.option("--step-column", required=True, metavar="NAME", help="Column with the number of the step.")
-@click.option("--duration-column", required=True, metavar="NAME", help="Column with how long the step took.")
+@click.option("--duration-column", metavar="NAME", help="Column with how long the step took. Default: the phases' sum.")
+@click.option(
+    "--phase",
+    "phases",
+    multiple=True,
+    metavar="NAME=COLUMN",
+    help="A timer of the training loop, and its column; repeatable. Names as data_loading, forward, backward, compute, "
+    "optimizer, communication, waiting.",
+)
+@click.option("--host-column", metavar="NAME", help="Column with the rank's host.")
+@click.option(
+    "--time-column",
+    metavar="NAME",
+    help="Column with the time at which the step was logged, when it ended: since 1970 (s, ms, us or ns), or ISO 8601.",
+)
 @click.option(
     "--unit",
     type=click.Choice(list(iterations_csv.UNITS)),
-    help="Unit of the durations. Default: ms; what is compared are ratios, so normalised times need none.",
+    help="Unit of durations and phases. Default: ms; what is compared are ratios, so normalised times need none.",
 )
 @_job
 @format_option()
 @store_option
 def import_iterations(
-    path: Path,
-    rank_column: str,
+    paths: tuple[Path, ...],
+    rank_column: str | None,
     step_column: str,
-    duration_column: str,
+    duration_column: str | None,
+    phases: tuple[str, ...],
+    host_column: str | None,
+    time_column: str | None,
     unit: str | None,
     job: str | None,
     output_format: str,
     store_url: str | None,
 ) -> None:
-    """Import step times: a CSV file with one row a rank and step. It may be larger than the memory.
+    """Import step times, and timers of the training loop: CSV, JSON lines or Parquet files, one row a rank and step; of
+    all ranks, or one file a rank. They may be larger than the memory.
 
     \b
       argus import iterations times.csv --rank-column worker --step-column iteration \\
         --duration-column seconds --unit s --job resnet
+      argus import iterations logs/rank*.jsonl --step-column step --duration-column step_ms \\
+        --phase data_loading=data_ms --phase compute=compute_ms \\
+        --phase communication=comm_ms --phase waiting=wait_ms --time-column ts
     """
-    columns = iterations_csv.Columns(rank_column, step_column, duration_column, unit or "ms")
-    job = job or _name((path,))
+    columns = iterations_csv.Columns(
+        rank_column, step_column, duration_column, unit or "ms", _phases(phases), host_column, time_column
+    )
+    job = job or _name(paths)
     with open_store(store_url) as store:
-        stored = iterations_csv.write(store, job, path, columns)
+        stored = iterations_csv.write(store, job, paths, columns)
         url = store.url
     notes = [] if unit else ["durations are taken as ms (--unit)"]
     if stored.names is not None:
         listed = ", ".join(f"{rank} is {name}" for rank, name in enumerate(stored.names[:8]))
         notes.append(f"ranks are numbered in order of appearance: {listed}" + ", …" * (len(stored.names) > 8))
+    shown = paths[0].name if len(paths) == 1 else f"{stored.files} files"
     if output_format == "json":
         found = {
-            "job": job, "run": stored.run, "store": url, "file": str(path), "rows": stored.rows,
-            "ranks": len(stored.told.ranks), "steps": list(stored.steps), "names": stored.names,
-            "counters": dict(stored.told.counters), "notes": notes,
+            "job": job, "run": stored.run, "store": url, "file": str(paths[0]), "files": stored.files,
+            "rows": stored.rows, "ranks": len(stored.told.ranks), "steps": list(stored.steps), "names": stored.names,
+            "phases": list(columns.phases), "counters": dict(stored.told.counters), "notes": notes,
         }  # fmt: skip
         click.echo(json.dumps(found, indent=2))
         return
-    click.echo(f"{path.name}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}")
+    timers = f", phases {', '.join(columns.phases)}" if columns.phases else ""
+    click.echo(f"{shown}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}{timers}")
     _print_stored(job, stored.run, url, stored.told, notes)
+
+
+def _phases(given: tuple[str, ...]) -> dict[str, str]:
+    """``NAME=COLUMN`` as names and columns.
+
+    Raises:
+        ArgusError: One is of another form, or a name is there twice.
+    """
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, column = text.partition("=")
+        if not (name and equals and column):
+            raise ArgusError(f"--phase {text[:60]!r} is not NAME=COLUMN", "--phase data_loading=data_ms", EXIT_USAGE)
+        if name in found:
+            raise ArgusError(f"the phase {name!r} is named twice", "Each timer is a phase of its own", EXIT_USAGE)
+        found[name] = column
+    return found
 
 
 def _print_stored(job: str, run: int, url: str, told: Told, notes: list[str]) -> None:
@@ -240,7 +288,10 @@ def _print_next(job: str, url: str) -> None:
 
 def _name(paths: tuple[Path, ...]) -> str:
     first = paths[0].absolute()
-    return re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db|parquet|csv)(\.gz)?$", "", first.name) or "imported"
+    return (
+        re.sub(r"(\.pt)?(\.trace)?\.(json|jsonl|ndjson|sqlite|db|parquet|csv|tsv)(\.gz)?$", "", first.name)
+        or "imported"
+    )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.online import STEEPEST, powers
+from argus.diagnose.online import STEEPEST, Detector, powers
 
 Float = NDArray[np.float64]
 
@@ -110,6 +110,76 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     return Regression(onset, before, after, sure)
 
 
+def find_growth(durations: Float, *, least: float = REGRESSION) -> Regression | None:
+    """:func:`find_regression`, or growth that lasts by the detector that watches running jobs: what came bit by bit has
+    no step at which it parts, and adds up there.
+
+    Args:
+        durations: Job step times in order, shape (steps,), ns.
+        least: Growth that counts.
+    """
+    found = find_regression(durations, least=least)
+    if found is not None or len(durations) < 2 * MIN_STEPS:
+        return found
+    if (ramp := _ramp(durations, least)) is not None:
+        return ramp
+    detector = Detector(1, least=least)
+    for step, duration in enumerate(durations[-MOST:].tolist()):
+        detector.feed(step, np.array([duration]))
+    since, now = int(detector.since[0]), float(detector.newest[0])
+    if since < 0 or not now >= 1 + least:
+        return None
+    before = float(np.exp(detector.best[0]))
+    index = max(0, len(durations) - MOST) + since
+    sure = float(np.mean(np.median(durations[:index]) < durations[index:])) if index else 0.0
+    return Regression(index, before, before * now, sure)
+
+
+def _ramp(durations: Float, least: float) -> Regression | None:
+    """Growth that came bit by bit and goes on: a level, then a line, where the two fit best (least squares), beyond
+    :data:`RANK_SUM` standard errors of the line where steps depend on their neighbours."""
+    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(least) / 2)
+    count = len(logs)
+    at = np.arange(count)
+    best: tuple[float, int, Float] | None = None
+    for start in np.unique(np.linspace(MIN_STEPS, count - MIN_STEPS, 64).astype(int)).tolist():
+        line = np.clip(at - start, 0, None) / (count - 1 - start)
+        line = line - line.mean()
+        gain = float(line @ logs) ** 2 / float(line @ line)
+        if best is None or gain > best[0]:
+            best = gain, start, line
+    if best is None:
+        return None
+    _, start, line = best
+    power = float(line @ line)
+    grown = float(line @ logs) / power
+    rest = logs - logs.mean() - grown * line
+    # The mean of n steps errs by std / sqrt(n); the slope of a line of this power by std / sqrt(power).
+    error = _wander(rest, count, count) / 2**0.5 * float(np.sqrt(count / power))
+    before, after = float(np.median(durations[:start])), float(np.median(durations[-MIN_STEPS:]))
+    low, high = np.log(before), np.log(max(after, 1.0))
+    if grown < np.log1p(least) or grown < RANK_SUM * error or after < (1 + least) * before:
+        return None
+    if start >= 2 * MIN_STEPS and _swung(logs[:start], float(low), float(high), MIN_STEPS):
+        return None
+    return Regression(start, before, after, float(np.mean(durations[start:] > before)))
+
+
+def least_growth(durations: Float) -> float:
+    """Growth of the newer half of the steps, as a share, below which :func:`find_regression` reports nothing: the least
+    that counts, or what their own wandering hides.
+
+    Args:
+        durations: Job step times in order, shape (steps,), ns.
+    """
+    if len(durations) < 2 * MIN_STEPS:
+        return float("inf")
+    logs = _calm(np.log(np.maximum(durations, 1.0)), np.log1p(REGRESSION) / 2)
+    half = len(logs) // 2
+    hidden = RANK_SUM * _wander(_rest(logs, [0, half, len(logs)]), half, len(logs) - half)
+    return max(REGRESSION, float(np.expm1(hidden)))
+
+
 def _calm(logs: Float, least: float) -> Float:
     """Logs of step times without single spikes, shape (steps,): at most :data:`FENCE` MADs, or ``least``, off the level
     around them."""
@@ -169,6 +239,8 @@ def _splits(logs: Float, offset: int, least: float) -> list[int]:
     ]
 
 
+MOST = 20_000
+"""Newest steps that are fed to the detector of running jobs one by one: 1.5 s."""
 VARIES = 0.05
 """Scatter of the step time (MAD over median) from which it is asked what the work explains; healthy steps of equal work
 scatter by less."""

@@ -52,6 +52,9 @@ ERRORS = 4.0
 """Standard errors of the reference's median that a change must be."""
 RANK_SUM = 5.0
 """Standard errors by which ranks must confirm a change (Mann-Whitney)."""
+CLEAR = 6.0
+"""A change of so many standard deviations of the steps is confirmed by 95 % of the pairs in order: a few long steps
+among those before leave it at that, and are no reason to doubt it. Of a smaller one it takes 98 %."""
 SPIKE = 1.5
 """A step that takes so many times as long as usual is a spike, as in :mod:`argus.diagnose.jitter`."""
 RARE = 0.01
@@ -333,14 +336,17 @@ class Detector:
         change = sign * (level - self._center[one])
         ordered = np.searchsorted(np.sort(past), now, side="left") + np.searchsorted(np.sort(past), now, side="right")
         share = float(np.mean(ordered)) / (2 * len(past))
-        by_chance = np.sqrt((len(now) + len(past) + 1) / (12 * len(now) * len(past))) * self._spread()[one]
+        # As many as are independent: of the reference only every stride-th step was kept.
+        far = float(self._carries[one] ** self._stride[one])
+        ours, theirs = len(now) / self._spread()[one] ** 2, len(past) * (1 - far) / (1 + far)
+        by_chance = np.sqrt((ours + theirs + 1) / (12 * ours * theirs))
         # What the reference's own median may be off. Steps that hang together count for fewer.
         error = 1.2533 * self._scale[one] * self._spread()[one] / np.sqrt(len(past))
         known = self._seen[one] + FIRST - age >= FIRST * self._spread()[one] ** 2
         sure = (
             (known or not grows)
             and change >= ERRORS * error
-            and sign * (share - 0.5) >= min(RANK_SUM * by_chance, 0.48)
+            and sign * (share - 0.5) >= min(RANK_SUM * by_chance, 0.45 if change >= CLEAR * self._scale[one] else 0.48)
         )
         if change < self.least:
             return []

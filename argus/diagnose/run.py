@@ -26,6 +26,7 @@ from argus.diagnose import (
     node_health,
     operations,
     patterns,
+    phase_times,
     rebuild,
     short,
     single_kernels,
@@ -50,7 +51,16 @@ from argus.diagnose.contention import Seen, explain_jitter, look_closer
 from argus.diagnose.crowded import SLOWED, find_crowd
 from argus.diagnose.hang import HANG_S, PLACES_S, find_hang
 from argus.diagnose.hosts import Hosts, align_hosts, prepare, spoken
-from argus.diagnose.iteration import SEPARATE, VARIES, Regression, find_regression, more_to_do, without_work
+from argus.diagnose.iteration import (
+    SEPARATE,
+    VARIES,
+    Regression,
+    find_growth,
+    find_regression,
+    least_growth,
+    more_to_do,
+    without_work,
+)
 from argus.diagnose.jitter import WINDOW as JITTER_STEPS
 from argus.diagnose.jitter import find_jitter
 from argus.diagnose.observed import on_cpus_alone
@@ -265,7 +275,8 @@ def _diagnose(
     if lateness is None and across is None:
         only = query(sql.ONLY_STEPS, params)
         if not int(only["calls"][0]) and not int(only["found"][0]):
-            by_times = step_times.judge(query, params, hosts, threshold, float(np.median(durations[-RECENT_STEPS:])))
+            known_times = query, params, hosts, threshold, float(np.median(durations[-RECENT_STEPS:]))
+            by_times = phase_times.judge(*known_times) or step_times.judge(*known_times)
             why_not = "" if by_times is not None else "step times of fewer than 2 ranks are stored, and nothing else"
     losses: list[_Loss] = []
     blurred = ""
@@ -346,6 +357,8 @@ def _diagnose(
         verdict["findings"] += by_times.findings
         # Whoever waits for the slowest rank takes as long as it does.
         now *= by_times.slowest
+        if by_times.synchronous:
+            ideal = max(ideal - sum(finding["share"] for finding in by_times.findings), 0.05 * now)
     confirmed = None
     if seen_gpus is not None and not (losses or slow_gpus):
         confirmed = partial(gpu.all_grown, seen_gpus)
@@ -359,6 +372,7 @@ def _diagnose(
         since = [loss.onset for loss in losses] + [finding["steps"][0] for finding in slow_gpus if finding["share"]]
         onsets = [int(np.searchsorted(numbers, step)) for step in since]
         explained = any(abs(place - regression.index) <= MIN_STEPS for place in onsets)
+        explained = explained or _waited_for(by_times, regression)
         slower = None if explained else _slower(query, {**params, "onset": onset})
         if explained or slower is None:
             regression = None
@@ -448,6 +462,8 @@ def _diagnose(
         verdict["status"] = "degraded"
         judged = lateness is not None or by_times is not None or _is_alone(query, params, verdict["ranks"], world_size)
         verdict["reason"] = trouble if judged else f"stragglers could not be judged: {trouble or why_not}"
+        if by_times is not None:
+            verdict["reason"] = "; ".join(filter(None, [verdict["reason"], by_times.note]))
     elif trouble or blurred:
         verdict["slowdown"] = 1.0
         verdict["reason"] = "; ".join(filter(None, [doubt, blurred, trouble]))
@@ -479,6 +495,9 @@ def _diagnose(
         if inexact:
             agreement = f"by what their GPUs did all ranks are alike; {inexact}"
         verdict["reason"] = "; ".join(filter(None, [long_steps, more_work, past])) or agreement
+        if newest is None and not since_ns:
+            small = _too_small(durations, by_times.least if by_times is not None else "")
+            verdict["reason"] = "; ".join(filter(None, [verdict["reason"], small]))
     if across is not None and across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {across.not_stored}"
         verdict["reason"] = "; ".join(filter(None, [verdict["reason"], note]))
@@ -506,6 +525,26 @@ def _by_few_steps(
         verdict["reason"] = rest
     elif len(numbers) >= short.MIN_STEPS and short.comparable(query, params, numbers, across):
         verdict["reason"] = f"{rest}; kernels of ranks with the same work take equally long"
+
+
+def _too_small(durations: NDArray[np.float64], least: str) -> str:
+    """What a healthy job may hide: how much longer steps could have become without being reported.
+
+    Args:
+        durations: Step times, ns.
+        least: The same of ranks, a clause; empty: unknown.
+    """
+    growth = least_growth(durations)
+    text = f"steps of the newer half that are less than {growth:.0%} longer would not have been reported"
+    return f"{text}, nor would {least}" if least else text
+
+
+def _waited_for(by_times: step_times.Judged | None, regression: Regression) -> bool:
+    """Whether steps became longer since all wait for the ranks that logged times tell of: by half of the growth."""
+    if by_times is None or not by_times.synchronous:
+        return False
+    waited = sum(finding["share"] for finding in by_times.findings)
+    return waited >= (regression.after_ns - regression.before_ns) / 2
 
 
 def _is_alone(query: sql.Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:
@@ -1196,7 +1235,7 @@ def _regression(
     """
 
     def find(durations: NDArray[np.float64]) -> Regression | None:
-        found = find_regression(durations)
+        found = find_growth(durations)
         if found is None and confirmed is not None:
             found = find_regression(durations, least=threshold)
             if found is not None and not confirmed(int(numbers[found.index])):

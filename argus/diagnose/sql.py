@@ -934,6 +934,28 @@ GROUP BY rank ORDER BY median_ms DESC
 """
 """Each rank's typical step time."""
 
+ALL_PHASES = """
+SELECT rank, step, phase, toFloat64(any(duration_ns)) AS duration_ns FROM phases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank, step, phase
+"""
+"""Each rank's time in each phase of each step, in no order."""
+
+LOGGED_PHASES = """
+SELECT count() AS n FROM phases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+"""
+"""How many phases are stored."""
+
+PHASES_BY_RANK = """
+SELECT rank, phase, count() AS steps, quantileExact(0.5)(duration_ns) / 1e6 AS median_ms,
+       quantileExact(0.95)(duration_ns) / 1e6 AS p95_ms
+FROM phases
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY rank, phase ORDER BY phase, median_ms DESC
+"""
+"""Each rank's typical time in each phase."""
+
 ONLY_STEPS = """
 SELECT
   (SELECT count() FROM launches WHERE job = {job:String} AND run = {run:UInt32}) +

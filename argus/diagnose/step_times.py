@@ -52,6 +52,12 @@ PERSISTENT = 0.6
 """Share of the newer steps in which a rank must be slow to be slow rather than now and then (as for lateness)."""
 SEPARATE = 0.9
 """Share of the steps of a slow growth that must exceed nine in ten of the steps before."""
+LEAST_EPISODE = 5
+"""Steps in a row that are more than a stall, as in :data:`argus.diagnose.jitter.LONGEST_STALL`."""
+LOST_STEPS = 1.0
+"""What a rank must have lost meanwhile to be mentioned, in steps of its own."""
+TOLD = 3
+"""Ranks that recovered which are mentioned, at most."""
 UNKNOWN_CAUSE = 0.7
 """Confidence is (share of steps in which it is slow) x this: step times do not tell a cause."""
 
@@ -66,7 +72,7 @@ class Judged:
     Attributes:
         findings: Their ``share`` is ns of a step.
         slowest: The slowest straggler's time over that of the median rank; 1: none.
-        note: What is worth saying of a job without findings.
+        note: What is worth saying besides: of ranks that recovered, and of a job without findings.
     """
 
     findings: list[Finding]
@@ -74,6 +80,10 @@ class Judged:
     note: str
     blind: bool = False
     """A slow rank would not show: all take equally long in each step."""
+    synchronous: bool = False
+    """Ranks wait for one another: a step is as long as its slowest rank makes it."""
+    least: str = ""
+    """What was too small to be seen, a clause."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +161,9 @@ def judge(
         found = [one for one in found if one not in constant]
     findings = _findings(found, ranks, steps, params, hosts, step_ns, usual / center)
     slowest = max((one.level for one in found), default=1.0)
-    note = "" if found else _note(ranks, steps, level, usual, threshold)
-    return Judged(findings, slowest, note, blind=note == BLIND)
+    note = "" if found else _note(ranks, level, usual, threshold)
+    past = _recovered(ranks, steps, level, threshold, {one.place for one in found})
+    return Judged(findings, slowest, "; ".join(filter(None, [past, note])), blind=note == BLIND)
 
 
 def _levels(rows: Mapping[str, NDArray[Any]]) -> tuple[Int, Int, Float, Float]:
@@ -311,15 +322,36 @@ def _findings(
     return findings
 
 
-def _note(ranks: Int, steps: Int, level: Float, usual: Float, threshold: float) -> str:
-    """A sentence on a job in which no rank is a straggler."""
+def _recovered(ranks: Int, steps: Int, level: Float, threshold: float, left_out: set[int]) -> str:
+    """A clause on each rank that was slow for a while and no longer is, those that lost most time first; empty: none.
+
+    Args:
+        left_out: Places of ranks that findings name.
+    """
+    found: list[tuple[float, str]] = []
     for place in range(len(ranks)):
         seen = np.isfinite(level[place])
+        if place in left_out or not seen.any():
+            continue
         own = level[place][seen] / np.median(level[place][seen])
-        episode = find_episode(own >= 1 + max(threshold, 5 * 1.4826 * float(np.median(np.abs(own - 1)))))
-        if episode:
-            at = steps[seen]
-            return f"rank {ranks[place]} was slow in steps {at[episode[0]]} to {at[episode[1] - 1]}, and no longer is"
+        least = 1 + max(threshold, 5 * 1.4826 * float(np.median(np.abs(own - 1))))
+        episode = find_episode(own >= least, LEAST_EPISODE)
+        if episode is None:
+            continue
+        slow, at = own[slice(*episode)], steps[seen]
+        lost = float(np.sum(slow - 1))
+        if lost < LOST_STEPS:
+            continue
+        found.append((
+            lost,
+            f"rank {ranks[place]} was slow in steps {at[episode[0]]} to {at[episode[1] - 1]} (up to {slow.max():.2f}x, "
+            f"which cost it the time of {lost:.1f} steps), and no longer is",
+        ))  # fmt: skip
+    return "; ".join(text for _, text in sorted(found, reverse=True)[:TOLD])
+
+
+def _note(ranks: Int, level: Float, usual: Float, threshold: float) -> str:
+    """A clause on a job in which no rank is a straggler."""
     slow, fast = int(np.argmax(usual)), int(np.argmin(usual))
     if usual[slow] >= (1 + threshold) * usual[fast]:
         return (

@@ -1,15 +1,16 @@
-"""Step times of a job's ranks as a table of text: one row a rank and step, columns named by the user.
+"""Step times and timers that a training loop logged, as tables: one row a rank and step, columns named by the user.
 
-The file is read in blocks and stored as it is read, so it may be of any size; 8 bytes a row are kept to tell rows that
-are there twice. It tells no clock: the steps of each rank are stored one after the other, as if the first had begun
-now.
+Files are read in blocks (:mod:`argus.interop.tables`), twice: once to check every row, so that a file with a row that
+makes no sense leaves nothing in the store, and once to store them. They may be of any size; 8 bytes a row are kept to
+tell rows that are there twice. Without a column of times the steps of each rank are stored one after the other, as if
+the first had begun now.
 """
 
 from __future__ import annotations
 
-import mmap
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,32 +18,61 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 from numpy.typing import NDArray
 
 from argus.errors import EXIT_USAGE, ArgusError
+from argus.interop import tables
 from argus.interop.rows import HOST, Told, store_run
 from argus.store.open import Store
+from argus.text import printable
 
 Int = NDArray[np.int64]
+Float = NDArray[np.float64]
 
 UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9}
 """What a unit is in nanoseconds."""
-BLOCK_BYTES = 8 << 20
 LONGEST = 200
 """Bytes of a value: text becomes columns whose cells are all as wide as the longest."""
 MOST_NS = 2.0**62 / 1e3
 """The longest step: 53 days. Longer ones are of another unit, and sums of them would not fit."""
+OTHER = "other"
+"""The phase of what no timer covers."""
+PHASE_NAME = r"[A-Za-z][A-Za-z0-9_.-]{0,39}"
+MOST_PHASES = 32
+OVERLAP = 1.01
+"""Timers that add up to more than so many steps overlap: rounding to 0.01 ms does less."""
+EPOCHS = ((1e17, 1.0), (1e14, 1e3), (1e11, 1e6), (1e8, 1e9))
+"""Numbers from there on are times since 1970 in this unit (ns): 1973 and later. Smaller ones count from the begin of
+the log, in seconds."""
+MOST_DAYS = 64
+"""Between the first and the last step: a store takes no more than 100 days at once."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Columns:
-    """How the file calls them, and the unit of durations."""
+    """How the files call them.
 
-    rank: str
+    Attributes:
+        rank: None: each file is of one rank, which its name says.
+        duration: None: a step is as long as its phases together.
+        unit: Of durations and phases.
+        phases: Columns of timers, by the name of the phase.
+        host: None: not logged.
+        time: When a row was logged, at the end of its step; None: not logged.
+    """
+
+    rank: str | None
     step: str
-    duration: str
+    duration: str | None
     unit: str = "ms"
+    phases: Mapping[str, str] = field(default_factory=dict)
+    host: str | None = None
+    time: str | None = None
+
+    def wanted(self) -> list[str]:
+        """All columns that are read."""
+        several = [self.rank, self.step, self.duration, *self.phases.values(), self.host, self.time]
+        return [name for name in several if name is not None]
 
 
 @dataclass
@@ -54,9 +84,12 @@ class _Reading:
     """Ranks that are no numbers, numbered in order of appearance."""
     keys: list[Int] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
+    hosts: dict[int, str] = field(default_factory=dict)
     steps: tuple[int, int] = (2**62, -1)
-    broken: str = ""
-    """The row that has too few columns, or too many."""
+    spans: tuple[int, int] = (2**62, -1)
+    """When the first step began and the last one ended, wall ns."""
+    unit: float = 0.0
+    """Of a column of times that are numbers, ns; 0: not seen."""
 
 
 @dataclass(frozen=True)
@@ -64,147 +97,267 @@ class Stored:
     """What was stored. ``names``: of ranks that are no numbers, by rank; None: they are numbers."""
 
     run: int
+    files: int
     rows: int
     steps: tuple[int, int]
     names: list[str] | None
     told: Told
 
 
-def write(store: Store, job: str, path: Path, columns: Columns) -> Stored:
-    """Reads a file and stores it as a new run of a job.
+def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns) -> Stored:
+    """Reads files and stores them as a new run of a job.
+
+    Args:
+        store: Where to.
+        job: Name of the job.
+        paths: Files, folders and patterns.
+        columns: How they call what is read.
 
     Raises:
-        ArgusError: The file cannot be read, lacks a column, or a row makes no sense (the run is then left without an
-            end); the store cannot be had or refuses rows.
+        ArgusError: A file cannot be read, lacks a column, or a row makes no sense: nothing is stored then. Or the store
+            cannot be had or refuses rows: the run is left without an end.
     """
-    reading = _Reading()
-    reader = _open(path, columns, reading)
-    told = Told(begin_ns=time.time_ns())
-    blocks = _blocks(path, columns, reader, reading, told)
-    first = next(blocks, None)
-    if first is None:
-        raise ArgusError(f"{path} has no rows", "It needs one for each rank and step", EXIT_USAGE)
+    paths = [paths] if isinstance(paths, Path) else paths
+    files = tables.find(paths)
+    _check_columns(columns)
+    ranks = _ranks_of(files) if columns.rank is None else {}
+    checked, told = _Reading(), Told(begin_ns=time.time_ns())
+    for _ in _blocks(files, ranks, columns, checked, told):
+        pass
+    if not checked.rows:
+        raise ArgusError(f"{files[0]} has no rows", "It needs one for each rank and step", EXIT_USAGE)
+    reading, begun = _Reading(), told.begin_ns
+    told = Told(begin_ns=checked.spans[0] if columns.time else begun)
+    if columns.time:
+        told.end_ns = checked.spans[1]
+    reading.unit = checked.unit
 
-    def tables() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        yield "iterations", first
-        for block in blocks:
-            yield "iterations", block
+    def stored() -> Iterator[tuple[str, Mapping[str, Any]]]:
+        for found in _blocks(files, ranks, columns, reading, told):
+            yield from found.items()
         told.ranks = sorted(reading.ends)
-        told.hosts = [reading.names[rank] for rank in told.ranks] if reading.names is not None else []
-        told.end_ns = max(reading.ends.values())
+        if reading.names is not None:
+            told.hosts = [reading.names[rank] for rank in told.ranks]
+        if columns.host is not None:
+            told.hosts = [reading.hosts.get(rank, HOST) for rank in told.ranks]
+        told.rank_source = "order" if reading.names is not None else "file name" if columns.rank is None else "trace"
+        told.end_ns = max(told.end_ns, *reading.ends.values())
 
-    run = store_run(store, job, "iterations", told, tables(), str(path))
-    return Stored(run, reading.rows, reading.steps, reading.names, told)
+    where = str(paths[0]) if len(paths) == 1 else f"{len(files)} files"
+    run = store_run(store, job, "iterations", told, stored(), where)
+    return Stored(run, len(files), reading.rows, reading.steps, reading.names, told)
 
 
-def _open(path: Path, columns: Columns, reading: _Reading) -> Any:
-    wanted = [columns.rank, columns.step, columns.duration]
+def _check_columns(columns: Columns) -> None:
+    wanted = columns.wanted()
     if len(set(wanted)) < len(wanted):
-        raise ArgusError("rank, step and duration are columns of their own", "Name three", EXIT_USAGE)
-
-    def note(row: Any) -> str:
-        reading.broken = row.text
-        return "error"
-
-    parse_options = pcsv.ParseOptions(invalid_row_handler=note)
-    try:
-        head = pcsv.open_csv(path, read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES), parse_options=parse_options)
-        names = _names(path, head.schema)
-        lacking = [name for name in wanted if name not in names]
-        if lacking:
-            there = ", ".join(name or "(no name)" for name in names[:16])
-            raise ArgusError(
-                f"{path} has no column {', '.join(repr(name) for name in lacking)}", f"It has: {there}", EXIT_USAGE
+        twice = next(name for name in wanted if wanted.count(name) > 1)
+        raise ArgusError(f"the column {twice!r} is named twice", "Each column is one thing", EXIT_USAGE)
+    if columns.duration is None and not columns.phases:
+        raise ArgusError("neither step times nor phases are named", "Give --duration-column or --phase", EXIT_USAGE)
+    for name in columns.phases:
+        if not re.fullmatch(PHASE_NAME, name) or name == OTHER:
+            hint = (
+                "other is what no timer covers"
+                if name == OTHER
+                else "A letter, then letters, digits, _ . -, 40 at most"
             )
-        if twice := [name for name in wanted if names.count(name) > 1]:
-            raise ArgusError(f"{path} has the column {twice[0]!r} twice", "Which one is meant?", EXIT_USAGE)
-        head.close()
-        # As text: a column's type may change after the first block, and errors then name the row.
-        return pcsv.open_csv(
-            path,
-            read_options=pcsv.ReadOptions(block_size=BLOCK_BYTES),
-            parse_options=parse_options,
-            convert_options=pcsv.ConvertOptions(
-                include_columns=wanted, column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
-            ),
-        )
-    except FileNotFoundError:
-        raise ArgusError(f"there is no file {path}", "", EXIT_USAGE) from None
-    except (OSError, pa.ArrowException) as failure:
-        where = _row_of(path, reading.broken) or " cannot be read"
-        raise ArgusError(f"{path}{where}: {_why(failure)}", "Is it text with commas?", EXIT_USAGE) from None
+            raise ArgusError(f"{name[:60]!r} cannot be a phase's name", hint, EXIT_USAGE)
+    if len(columns.phases) > MOST_PHASES:
+        raise ArgusError(f"{len(columns.phases)} phases are more than {MOST_PHASES}", "Name the largest", EXIT_USAGE)
 
 
-def _names(path: Path, schema: pa.Schema) -> list[str]:
-    """The columns' names.
+def _ranks_of(files: Sequence[Path]) -> dict[Path, int]:
+    """The rank of each file, by its name."""
+    found: dict[Path, int] = {}
+    for file in files:
+        rank = tables.number_in(file)
+        if rank is None:
+            raise ArgusError(f"the name of {file} has no rank", "Name the column with it: --rank-column", EXIT_USAGE)
+        if rank in found.values():
+            other = next(one for one, number in found.items() if number == rank)
+            raise ArgusError(
+                f"{other} and {file} are both of rank {rank}",
+                "Name the column with the rank: --rank-column",
+                EXIT_USAGE,
+            )
+        found[file] = rank
+    return found
 
-    Raises:
-        ArgusError: One is no text.
+
+def _blocks(
+    files: Sequence[Path], ranks: Mapping[Path, int], columns: Columns, reading: _Reading, told: Told
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Rows of ``iterations`` and ``phases``, block by block."""
+    for path in files:
+        row = 1
+        for block in tables.blocks(path, columns.wanted()):
+            count = len(block[columns.step])
+            found = _rows(path, block, ranks.get(path), columns, row, reading, told)
+            row += count
+            reading.rows += count
+            if found:
+                yield found
+
+
+def _rows(
+    path: Path,
+    block: Mapping[str, pa.Array],
+    given: int | None,
+    columns: Columns,
+    first: int,
+    reading: _Reading,
+    told: Told,
+) -> dict[str, dict[str, Any]]:
+    """One block; empty: all of its rows were there before.
+
+    Args:
+        given: The rank of the file; None: its rows say it.
+        first: The number of its first row.
     """
-    try:
-        return list(schema.names)
-    except UnicodeDecodeError:
-        raise ArgusError(f"{path}: its first row is no UTF-8", "Is it text with commas?", EXIT_USAGE) from None
+    count = len(block[columns.step])
+    for name in columns.wanted():
+        long = pc.greater(pc.binary_length(block[name]), LONGEST).to_numpy(zero_copy_only=False)
+        _check(path, name, block[name], long, first, f"of {LONGEST} bytes or less")
+    step = _whole(path, columns.step, block[columns.step], first)
+    spent = {
+        phase: _durations(path, name, block[name], first, columns.unit, absent=True)
+        for phase, name in columns.phases.items()
+    }
+    if columns.duration is not None:
+        took = _durations(path, columns.duration, block[columns.duration], first, columns.unit)
+    else:
+        took = np.nansum(list(spent.values()), axis=0)
+        _check(path, "the sum of the phases", block[columns.step], took > MOST_NS, first, "a duration (over 53 days)")
+    if given is None and columns.rank is not None:
+        rank = _ranks(path, columns.rank, block[columns.rank], first, reading)
+    else:
+        rank = np.full(count, given or 0, np.int64)
+    ends = None
+    if columns.time is not None:
+        ends = _times(path, columns.time, block[columns.time], first, reading, told.begin_ns)
+    hosts = None
+    if columns.host is not None:
+        hosts = np.char.strip(_texts(block[columns.host]).astype(str))
+        hosts[hosts == ""] = HOST
+        reading.hosts |= dict(zip(rank.tolist(), hosts.tolist(), strict=True))
+    kept = _new(rank << 32 | step, reading)
+    if not kept.all():
+        told.counters["rows_repeated"] += int((~kept).sum())
+        rank, step, took = rank[kept], step[kept], took[kept]
+        spent = {phase: values[kept] for phase, values in spent.items()}
+        ends = None if ends is None else ends[kept]
+        hosts = None if hosts is None else hosts[kept]
+    if not len(rank):
+        return {}
+    reading.steps = (min(reading.steps[0], int(step.min())), max(reading.steps[1], int(step.max())))
+    duration = np.rint(took).astype(np.int64)
+    if ends is None:
+        begins = _begins(rank, duration, reading.ends, told.begin_ns)
+    else:
+        begins = ends - duration
+        for one in np.unique(rank).tolist():
+            reading.ends[one] = max(reading.ends.get(one, 0), int(ends[rank == one].max()))
+        reading.spans = (min(reading.spans[0], int(begins.min())), max(reading.spans[1], int(ends.max())))
+        late = (ends - reading.spans[0]) > MOST_DAYS * 86_400_000_000_000
+        if late.any():
+            raise ArgusError(
+                f"{path}: steps lie more than {MOST_DAYS} days apart", "Is that the column of times?", EXIT_USAGE
+            )
+    where: Any = HOST
+    if reading.names is not None:
+        where = [reading.names[one] for one in rank.tolist()]
+    if hosts is not None:
+        where = hosts.tolist()
+    shared = {"rank": rank.astype(np.uint32), "step": step.astype(np.uint32), "ts": begins, "host": where}
+    found: dict[str, dict[str, Any]] = {"iterations": {
+        **shared, "duration_ns": duration.astype(np.uint64), "collectives": 0, "launches": 0, "method": "imported",
+        "confidence": 1.0,
+    }}  # fmt: skip
+    if spent:
+        found["phases"] = _phases(shared, spent, duration, told)
+    return found
 
 
-def _row_of(path: Path, broken: str) -> str:
-    """Which row of the file reads so, and where; empty: it is not found (the file is packed)."""
-    if not broken:
-        return ""
-    text = broken.encode()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
-        place = whole.find(b"\n" + text)
-        # Longer rows may begin like it.
-        while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):
-            place = whole.find(b"\n" + text, place + 1)
-        if place < 0:
-            return ""
-        row = 1 + sum(whole[at : min(at + BLOCK_BYTES, place)].count(b"\n") for at in range(0, place, BLOCK_BYTES))
-    return f", row {row} at byte {place + 1:,}"
+def _phases(shared: Mapping[str, Any], spent: Mapping[str, Float], duration: Int, told: Told) -> dict[str, Any]:
+    """Rows of ``phases``: a row for each timer that a step has, and one for what no timer covers."""
+    names, rows, times = [], [], []
+    total = np.zeros(len(duration))
+    for phase, values in spent.items():
+        there = np.flatnonzero(np.isfinite(values))
+        told.counters["phase_values_missing"] += len(values) - len(there)
+        total[there] += values[there]
+        names += [phase] * len(there)
+        rows.append(there)
+        times.append(np.rint(values[there]).astype(np.int64))
+    over = total > OVERLAP * duration
+    told.counters["timers_longer_than_the_step"] += int(over.sum())
+    for counter in ("phase_values_missing", "timers_longer_than_the_step"):
+        if not told.counters[counter]:
+            del told.counters[counter]
+    rest = np.flatnonzero(duration - total >= 1)
+    names += [OTHER] * len(rest)
+    rows.append(rest)
+    times.append(np.rint(duration - total)[rest].astype(np.int64))
+    at = np.concatenate(rows)
+    timed = len(at) - len(rest)
+    hosts = shared["host"]
+    return {
+        "rank": shared["rank"][at], "step": shared["step"][at], "ts": shared["ts"][at],
+        "host": hosts if isinstance(hosts, str) else [hosts[one] for one in at.tolist()], "phase": names,
+        "duration_ns": np.concatenate(times).astype(np.uint64), "overlapped_ns": 0, "spans": 1,
+        "method": ["imported"] * timed + ["remainder"] * len(rest), "confidence": 1.0,
+    }  # fmt: skip
 
 
-def _blocks(path: Path, columns: Columns, reader: Any, reading: _Reading, told: Told) -> Iterator[Mapping[str, Any]]:
-    while True:
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            return
-        except (OSError, pa.ArrowException) as failure:
-            where = _row_of(path, reading.broken) or f", after row {reading.rows}"
-            raise ArgusError(f"{path}{where}: {_why(failure)}", "Is the file whole?", EXIT_USAGE) from None
-        if not batch.num_rows:
-            continue
-        first = reading.rows + 1
-        reading.rows += batch.num_rows
-        for name in (columns.rank, columns.step, columns.duration):
-            long = pc.greater(pc.binary_length(batch.column(name)), LONGEST).to_numpy(zero_copy_only=False)
-            _check(path, name, batch.column(name), long, first, f"of {LONGEST} bytes or less")
-        step = _whole(path, columns.step, batch.column(columns.step), first)
-        with np.errstate(over="ignore"):
-            took = _numbers(path, columns.duration, batch.column(columns.duration), first) * UNITS[columns.unit]
+def _durations(path: Path, name: str, values: pa.Array, first: int, unit: str, *, absent: bool = False) -> Float:
+    """A column of durations, ns. ``absent``: of rows without a value NaN."""
+    texts = _texts(values)
+    empty = np.isin(np.char.lower(np.char.strip(texts)), ("", "nan", "null", "none")) if absent else np.zeros(0, bool)
+    numbers = np.full(len(texts), np.nan)
+    chosen = ~empty if absent else np.ones(len(texts), bool)
+    with np.errstate(over="ignore"):
+        numbers[chosen] = _numbers(path, name, texts, chosen, first) * UNITS[unit]
+    with np.errstate(invalid="ignore"):
+        _check(path, name, values, chosen & (~np.isfinite(numbers) | (numbers < 0)), first, "a duration")
         _check(
-            path, columns.duration, batch.column(columns.duration), ~np.isfinite(took) | (took < 0), first, "a duration"
-        )
-        _check(
-            path, columns.duration, batch.column(columns.duration), took > MOST_NS, first,
-            f"a duration in {columns.unit} (it is over 53 days: name another with --unit)",
+            path, name, values, chosen & (numbers > MOST_NS), first,
+            f"a duration in {unit} (it is over 53 days: name another with --unit)",
         )  # fmt: skip
-        rank = _ranks(path, columns, batch.column(columns.rank), first, reading)
-        keys = rank << 32 | step
-        kept = _new(keys, reading)
-        if not kept.all():
-            told.counters["rows_repeated"] += int((~kept).sum())
-            rank, step, took = rank[kept], step[kept], took[kept]
-        if not len(rank):
+    return numbers
+
+
+def _times(path: Path, name: str, values: pa.Array, first: int, reading: _Reading, begin_ns: int) -> Int:
+    """When rows were logged, wall ns: numbers since 1970, numbers since the begin of the log, or dates as ISO 8601."""
+    texts = np.char.strip(_texts(values))
+    try:
+        numbers = texts.astype(np.float64)
+    except ValueError:
+        return _dates(path, name, values, first)
+    _check(path, name, values, ~np.isfinite(numbers) | (numbers < 0), first, "a time")
+    if not reading.unit:
+        middle = float(np.median(numbers))
+        reading.unit = next((unit for least, unit in EPOCHS if middle >= least), -1.0)
+    ns = numbers * abs(reading.unit) if reading.unit > 0 else begin_ns + numbers * 1e9
+    _check(path, name, values, ns > 2.0**62, first, "a time (it is after 2116)")
+    _check(path, name, values, ns < MOST_NS, first, "a time like the others")
+    return np.rint(ns).astype(np.int64)
+
+
+def _dates(path: Path, name: str, values: pa.Array, first: int) -> Int:
+    for zone in (None, "UTC"):
+        try:
+            moments = pc.cast(pc.utf8_trim_whitespace(values), pa.timestamp("ns", zone))
+            ns: Int = pc.cast(moments, pa.int64()).to_numpy(zero_copy_only=False)
+        except pa.ArrowException:
             continue
-        reading.steps = (min(reading.steps[0], int(step.min())), max(reading.steps[1], int(step.max())))
-        duration = np.rint(took).astype(np.int64)
-        names = {"host": [reading.names[one] for one in rank.tolist()]} if reading.names is not None else {"host": HOST}
-        yield {
-            "rank": rank.astype(np.uint32), "step": step.astype(np.uint32),
-            "ts": _begins(rank, duration, reading.ends, told.begin_ns), "duration_ns": duration.astype(np.uint64),
-            "collectives": 0, "launches": 0, "method": "imported", "confidence": 1.0, **names,
-        }  # fmt: skip
+        _check(path, name, values, ns < int(MOST_NS), first, "a time after 1970")
+        return ns
+    texts = _texts(values)
+    wrong = np.array([not re.match(r"\s*\d{4}-\d\d-\d\d", text) for text in texts.tolist()])
+    wrong = wrong if wrong.any() else np.ones(len(texts), bool)
+    _check(path, name, values, wrong, first, "a time: seconds since 1970, or as 2026-01-31T12:00:00Z")
+    raise AssertionError("a row was named")
 
 
 def _begins(rank: Int, duration: Int, ends: dict[int, int], begin_ns: int) -> Int:
@@ -240,16 +393,16 @@ def _new(keys: Int, reading: _Reading) -> NDArray[np.bool_]:
     return kept
 
 
-def _ranks(path: Path, columns: Columns, values: pa.Array, first: int, reading: _Reading) -> Int:
-    texts = np.char.strip(values.to_numpy(zero_copy_only=False).astype(str))
-    _check(path, columns.rank, values, texts == "", first, "a rank")
+def _ranks(path: Path, name: str, values: pa.Array, first: int, reading: _Reading) -> Int:
+    texts = np.char.strip(_texts(values))
+    _check(path, name, values, texts == "", first, "a rank")
     # Whole numbers, also as pandas writes those of columns with gaps: 3.0.
     bare = np.char.partition(texts, ".")
     whole = np.char.isdecimal(bare[:, 0]) & (np.char.strip(bare[:, 2], "0") == "")
     numeric = whole & (np.char.str_len(bare[:, 0]) < 10)
-    if reading.names is None and (first > 1 or numeric.all()):
-        _check(path, columns.rank, values, ~numeric, first, "the number of a rank, as others are")
-        return bare[:, 0].astype(np.int64)
+    if reading.names is None and (reading.rows or numeric.all()):
+        _check(path, name, values, ~numeric, first, "the number of a rank, as others are")
+        return np.asarray(bare[:, 0].astype(np.int64))
     if reading.names is None:
         reading.names = []
     words, place, code = np.unique(texts, return_index=True, return_inverse=True)
@@ -262,17 +415,22 @@ def _ranks(path: Path, columns: Columns, values: pa.Array, first: int, reading: 
     return numbers
 
 
+def _texts(values: pa.Array) -> NDArray[np.str_]:
+    return np.asarray(values.to_numpy(zero_copy_only=False).astype(str))
+
+
 def _whole(path: Path, name: str, values: pa.Array, first: int) -> Int:
-    found = _numbers(path, name, values, first)
+    texts = _texts(values)
+    found = _numbers(path, name, texts, np.ones(len(texts), bool), first)
     wrong = ~np.isfinite(found) | (found != np.rint(found)) | (found < 0) | (found > 2**32 - 1)
     _check(path, name, values, wrong, first, "the number of a step")
     return found.astype(np.int64)
 
 
-def _numbers(path: Path, name: str, values: pa.Array, first: int) -> NDArray[np.float64]:
-    texts = values.to_numpy(zero_copy_only=False).astype(str)
+def _numbers(path: Path, name: str, texts: NDArray[np.str_], chosen: NDArray[np.bool_], first: int) -> Float:
+    """The chosen ones of a column as numbers."""
     try:
-        found: NDArray[np.float64] = texts.astype(np.float64)
+        found: Float = texts[chosen].astype(np.float64)
         return found
     except ValueError:
         pass
@@ -284,20 +442,18 @@ def _numbers(path: Path, name: str, values: pa.Array, first: int) -> NDArray[np.
             return False
         return True
 
-    wrong = np.array([not is_number(text) for text in texts.tolist()])
-    _check(path, name, values, wrong, first, "a number")
+    wrong = np.array([not is_number(text) for text in texts.tolist()]) & chosen
+    _check(path, name, texts, wrong, first, "a number")
     raise AssertionError("numpy and Python differ on what is a number")
 
 
-def _check(path: Path, name: str, values: pa.Array, wrong: NDArray[np.bool_], first: int, what: str) -> None:
+def _check(
+    path: Path, name: str, values: pa.Array | NDArray[np.str_], wrong: NDArray[np.bool_], first: int, what: str
+) -> None:
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ArgusError(
-            f"{path}, row {first + row}: {name} is '{str(values[row])[:40]}', not {what}",
+            f"{path}, row {first + row}: {name} is '{printable(str(values[row])[:40])}', not {what}",
             "Rows are counted from 1, without the head",
             EXIT_USAGE,
         )
-
-
-def _why(failure: BaseException) -> str:
-    return (str(failure).splitlines() or [type(failure).__name__])[0][:160]

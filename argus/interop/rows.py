@@ -31,12 +31,15 @@ class Told:
         begin_ns, end_ns: When it began and ended, wall-clock ns.
         world_size: Ranks of the whole job; 0: not known.
         hosts: Of each of ``ranks``; empty: not known.
+        rank_source: What told the ranks, for ``ranks.rank_source``; empty: their order, if hosts are known, else the
+            recording.
         counters: What was guessed or left out, by name. None of it is a loss.
         losses: What could not be read, by name.
     """
 
     ranks: list[int] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
+    rank_source: str = ""
     begin_ns: int = 0
     end_ns: int = 0
     world_size: int = 0
@@ -84,7 +87,7 @@ def store_run(
         if told.ranks:
             writer.append("ranks", {
                 **shared, "host": told.hosts or HOST, "rank": np.array(told.ranks, np.uint32), "pid": 0,
-                "local_rank": -1, "rank_source": "order" if told.hosts else "trace",
+                "local_rank": -1, "rank_source": told.rank_source or ("order" if told.hosts else "trace"),
                 "started": np.full(len(told.ranks), told.begin_ns, np.int64), "exe": "", "command": path,
                 "libraries": [[] for _ in told.ranks], "probes": 0, "state": "imported", "version": version,
             })  # fmt: skip

@@ -37,8 +37,8 @@ def names(tmp_path_factory: pytest.TempPathFactory, fakegpu: Path) -> dict[str, 
     trace, meta = training_job.write(folder, training_job.rows(steps=3))
     trace.rename(folder / "made.parquet")
     meta.rename(folder / "made.yaml")
-    lines = [f"{rank},{step},{50 + step % 3}" for rank in range(2) for step in range(20)]
-    (folder / "times.csv").write_text("\n".join(["rank,step,ms", *lines]) + "\n")
+    lines = [f"{rank},{step},{50 + step % 3},5" for rank in range(2) for step in range(20)]
+    (folder / "times.csv").write_text("\n".join(["rank,step,ms,data", *lines]) + "\n")
     flight_dumps.write(folder / "dumps", flight_dumps.run(flight_dumps.job(1, 1, 4), [flight_dumps.Fault("cpu", 2, 9)]))
     (folder / "ras.json").write_text(json.dumps(test_import_ras.report([5, 5, 4])))
     (folder / "inspector").mkdir()

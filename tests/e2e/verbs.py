@@ -41,7 +41,8 @@ CASES = {
     "import nsys": Case("import nsys {folder}/report.sqlite --job nsys", r"nsys"),
     "import whatif": Case("import whatif {folder}/made.parquet --meta {folder}/made.yaml", r"operations of \d+ ranks"),
     "import iterations": Case(
-        "import iterations {folder}/times.csv --rank-column rank --step-column step --duration-column ms --job times",
+        "import iterations {folder}/times.csv --rank-column rank --step-column step --duration-column ms "
+        "--phase data_loading=data --job times",
         r"times",
     ),
     "import flight-recorder": Case("import flight-recorder {folder}/dumps --job dumped", r"calls of \d+ rank"),

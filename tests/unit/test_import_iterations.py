@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.interop import iterations_csv
+from argus.interop import tables
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
@@ -62,7 +62,7 @@ def steady(ranks: int = 10, steps: int = 200, noise: float = 0.02, seed: int = 0
 
 
 def test_rows_are_stored_as_steps(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterations_csv, "BLOCK_BYTES", 64)  # many blocks
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 64)  # many blocks
     times = np.arange(1, 31, dtype=float).reshape(3, 10)
     times[1, 4] = np.nan
     path = table(tmp_path / "times.csv", times)
@@ -84,7 +84,7 @@ def test_rows_are_stored_as_steps(tmp_path: Path, url: str, monkeypatch: pytest.
 
 
 def test_rows_that_are_there_twice_are_counted(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterations_csv, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(tables, "BLOCK_BYTES", 64)
     path = table(tmp_path / "times.csv", steady(2, 20))
     path.write_text(path.read_text() + "3,1,77\n3,1,78\n19,0,79\n")
     assert main(["import", "iterations", str(path), *OPTIONS, "--store", url]) == 0
@@ -127,6 +127,8 @@ def test_files_that_make_no_sense_are_refused(
     shown = capsys.readouterr().err
     assert said in shown
     assert "Traceback" not in shown
+    # Nothing is half stored.
+    assert stored(url, "SELECT (SELECT count() FROM iterations), (SELECT count() FROM jobs)") == [(0, 0)]
 
 
 def test_column_that_lacks_is_named(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,7 +221,19 @@ def test_rank_that_recovered_is_told_of(tmp_path: Path, url: str, capsys: pytest
     times[2, 50:90] *= 1.5
     found = judged(tmp_path, url, times, capsys)
     assert found["status"] == "healthy"
-    assert "rank 2 was slow in steps 50 to 89" in found["reason"]
+    assert "rank 2 was slow in steps 50 to 89 (up to 1." in found["reason"]
+    assert "x, which cost it the time of 19." in found["reason"]
+
+
+def test_short_episode_is_mentioned_beside_a_finding(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = steady(10, 240)
+    times[6, 40:49] *= np.linspace(1.4, 2.4, 9)
+    times[2, 150:] *= 1.3
+    found = judged(tmp_path, url, times, capsys)
+    assert [one["ranks"] for one in found["findings"]] == [[2]]
+    assert "rank 6 was slow in steps 40 to 48 (up to 2.3" in found["reason"]
 
 
 def test_rank_that_is_slow_now_and_then_is_told_whatever_it_costs(

@@ -1,0 +1,229 @@
+"""Findings from timers that a training loop logged (``argus import iterations --phase``): what
+:mod:`argus.diagnose.own_times` concludes, with its numbers and the queries behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose import sql
+from argus.diagnose.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, kind_of
+from argus.diagnose.step_times import TOLD, UNKNOWN_CAUSE, Judged
+from argus.diagnose.verdict import Evidence, Finding, named
+
+Float = NDArray[np.float64]
+
+HOST = "unknown"
+"""The host of ranks of which a recording tells none."""
+MOST_ROWS = 8_000_000
+"""Phases that are read at once, 250 MB; of longer recordings the newest steps."""
+UNTIMED = "other"
+"""What is left of a step that no timer covers, as the import stores it."""
+
+
+def judge(
+    query: sql.Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
+) -> Judged | None:
+    """Names the ranks that hold up the others.
+
+    Args:
+        query: Runs SQL.
+        params: job, run, first and last (steps).
+        hosts: Of each rank.
+        threshold: Share of the step that counts.
+        step_ns: Typical newest step time.
+
+    Returns:
+        What was found; None: no phases are logged, or of fewer than 2 ranks with 10 steps in common.
+    """
+    count = query(sql.LOGGED_PHASES, params)
+    rows = int(count["n"][0]) if len(count["n"]) else 0
+    if not rows:
+        return None
+    window = dict(params)
+    if rows > MOST_ROWS:
+        steps = params["last"] - params["first"] + 1
+        window["first"] = params["last"] - max(2 * MIN_STEPS, int(steps * MOST_ROWS / rows)) + 1
+    timers = read_timers(query(sql.STEP_TIMES, window), query(sql.ALL_PHASES, window))
+    if len(timers.ranks) < 2 or len(timers.steps) < MIN_STEPS:
+        return None
+    found = compare(timers, threshold)
+    findings = [_finding(one, found, timers, window, hosts, threshold, step_ns) for one in found.slow]
+    usual = float(np.nanmedian(timers.step))
+    least = (
+        f"a rank that needs less than {_ms(found.least_ns)} ({found.least_ns / usual:.1%} of a step) more than it did"
+    )
+    return Judged(findings, 1.0, _recovered(found, timers, usual), synchronous=True, least=least)
+
+
+def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:
+    """Rows as matrices: ranks with 10 steps, and steps that more than half of them logged.
+
+    Args:
+        times: rank, step, duration_ns; in any order.
+        phases: rank, step, phase, duration_ns; in any order.
+    """
+    ranks, rank = np.unique(times["rank"].astype(np.int64), return_inverse=True)
+    steps, step = np.unique(times["step"].astype(np.int64), return_inverse=True)
+    taken = np.full((len(ranks), len(steps)), np.nan)
+    taken[rank, step] = times["duration_ns"]
+    taken[~(taken > 0)] = np.nan
+    common = np.isfinite(taken).sum(axis=0) * 2 > len(ranks)
+    enough = np.isfinite(taken[:, common]).sum(axis=1) >= MIN_STEPS
+    place = np.searchsorted(ranks, phases["rank"].astype(np.int64))
+    at = np.searchsorted(steps, phases["step"].astype(np.int64))
+    seen = (place < len(ranks)) & (at < len(steps))
+    seen[seen] = (ranks[place[seen]] == phases["rank"][seen]) & (steps[at[seen]] == phases["step"][seen])
+    names, name = np.unique(phases["phase"].astype(str), return_inverse=True)
+    spent: dict[str, Float] = {}
+    for number, phase in enumerate(names.tolist()):
+        mine = seen & (name == number)
+        matrix = np.where(np.isfinite(taken), 0.0, np.nan)
+        matrix[place[mine], at[mine]] += phases["duration_ns"][mine]
+        spent[phase] = matrix[enough][:, common]
+    return Timers(ranks[enough], steps[common], taken[enough][:, common], spent)
+
+
+def _finding(
+    one: Slow,
+    found: Comparison,
+    timers: Timers,
+    params: Mapping[str, Any],
+    hosts: Mapping[int, str],
+    threshold: float,
+    step_ns: float,
+) -> Finding:
+    numbers = [int(timers.ranks[place]) for place in one.places]
+    name = named(numbers)
+    verb, needs = ("waits", "needs") if len(numbers) == 1 else ("wait", "need")
+    first, last = int(timers.steps[one.since]), int(timers.steps[one.until - 1])
+    chosen = _steps_of(one, found, timers)
+    mine = np.zeros(len(timers.ranks), np.bool_)
+    mine[list(one.places)] = True
+    phase, because = _cause(one, found, timers, mine, chosen)
+    shown = sql.shown(sql.PHASES_BY_RANK, {**params, "first": first, "last": last})
+    usual, own = timers.step[:, chosen], found.own[:, chosen]
+    where = "in those steps" if one.jitter else "a step"
+    evidence: list[Evidence] = []
+    if found.waits:
+        waits = sum((timers.phases[each][:, chosen] for each in found.waits), np.zeros_like(usual))
+        text = (
+            f"{name} {verb} least: {_listed(found.waits)}, which contain the wait for other ranks, take "
+            f"{_typical(waits[mine])} {where}, on the others {_typical(waits[~mine])}; for itself it {needs} "
+            f"{_typical(own[mine])}, the others {_typical(own[~mine])}"
+        )
+        evidence.append({"text": text if len(numbers) == 1 else text.replace("for itself it", "for themselves they"),
+                         "sql": shown})  # fmt: skip
+    else:
+        text = f"{name} {needs} {_typical(own[mine])} {where}, the others {_typical(own[~mine])}"
+        evidence.append({"text": text, "sql": shown})
+    evidence.append({"text": because, "sql": shown})
+    evidence.append({"text": _since(one, name, timers, first, step_ns), "sql": shown})
+    kind = "jitter" if one.jitter else kind_of(phase)
+    if kind == "compute_straggler" and one.cost_ns < threshold / PART * step_ns:
+        kind = "masked_compute_straggler"
+    names = list(dict.fromkeys(host for number in numbers if (host := hosts.get(number, HOST)) != HOST))
+    cost = min(one.cost_ns, 0.95 * step_ns)
+    return Finding(
+        kind=kind, ranks=numbers, hosts=names, steps=[first, last], phase=phase, kernels=[],
+        slowdown=round(step_ns / (step_ns - cost), 4), share=cost,
+        confidence=round(one.confidence * (UNKNOWN_CAUSE if phase == UNTIMED else 1.0), 4),
+        level="phase", evidence=evidence, action=_action(kind, phase, name, names),
+    )  # fmt: skip
+
+
+def _steps_of(one: Slow, found: Comparison, timers: Timers) -> NDArray[np.int64]:
+    """Places of the steps that a finding is on: of a spike those with the longest times of the rank."""
+    steps = np.arange(one.since, one.until)
+    if not one.jitter:
+        return steps
+    own = found.own[one.places[0], steps]
+    usual = np.nanmedian(found.own[one.places[0]])
+    return np.asarray(steps[np.nan_to_num(own - usual) >= one.excess_ns / 2])
+
+
+def _cause(
+    one: Slow, found: Comparison, timers: Timers, mine: NDArray[np.bool_], chosen: NDArray[np.int64]
+) -> tuple[str, str]:
+    """The phase that takes longer, and the sentence."""
+    before = np.arange(one.since) if one.since >= MIN_STEPS and not one.jitter else np.empty(0, np.int64)
+    best, most, text = UNTIMED, -np.inf, ""
+    for phase, spent in timers.phases.items():
+        if phase in found.waits:
+            continue
+        theirs, others = _middle(spent[mine][:, chosen]), _middle(spent[~mine][:, chosen])
+        more = theirs - others
+        if len(before):
+            # What ranks differed by before is no part of it.
+            more -= _middle(spent[mine][:, before]) - _middle(spent[~mine][:, before])
+        if more > most:
+            what = "outside all logged timers" if phase == UNTIMED else f"in {phase.replace('_', ' ')}"
+            best, most = phase, more
+            a_step = "" if one.jitter else " a step"
+            text = f"it spends {_ms(theirs)}{a_step} {what}, the others {_ms(others)}"
+    return best, text or "which timer covers it is not known"
+
+
+def _since(one: Slow, name: str, timers: Timers, first: int, step_ns: float) -> str:
+    cost = f"the others wait {_ms(one.cost_ns)} of {_ms(step_ns)} a step for it"
+    if one.jitter:
+        return f"in {one.last:.0%} of the steps since step {first} {name} alone is late; in an average step {cost}"
+    last = f"it was last in {one.last:.0%} of the steps"
+    if np.isnan(one.before_ns):
+        return f"from the first step to the last {last}, and {cost}: a constant difference, not an event"
+    return (
+        f"since step {first} {last}, and needs {_ms(one.excess_ns)} more than the median rank, before that "
+        f"{one.before_ns / 1e6:+,.1f} ms; {cost}"
+    )
+
+
+def _recovered(found: Comparison, timers: Timers, usual: float) -> str:
+    """A sentence on ranks that were slow for a while; empty: none was."""
+    texts = []
+    for one in found.over[:TOLD]:
+        rank, steps = timers.ranks[one.places[0]], timers.steps[one.since : one.until]
+        took = timers.step[one.places[0], one.since : one.until]
+        most = float(np.nanmax(took)) / usual
+        texts.append(
+            f"rank {rank} was slow in steps {steps[0]} to {steps[-1]} (a step of up to {most:.2f}x, which cost the "
+            f"others {_ms(one.cost_ns)} in all), and no longer is"
+        )
+    return "; ".join(texts)
+
+
+def _action(kind: str, phase: str, name: str, hosts: list[str]) -> str:
+    where = name + (f" on {', '.join(hosts[:4])}" if hosts else "")
+    if kind == "data_loading":
+        return f"See what the data loader of {where} reads from, its workers and prefetching."
+    if kind == "gc_pause":
+        return f"Call gc.freeze() after set-up, and collect on all ranks at the same step: {where} collects alone."
+    if kind == "kernel_issue_stall":
+        return f"See what the host of {where} does in {phase.replace('_', ' ')} that the others do not."
+    if kind == "jitter":
+        return f"See what {where} does in those steps: its data loader, garbage collection, what shares its node."
+    untimed = " No timer covers it: log one around what is not timed." if phase == UNTIMED else ""
+    return (
+        f"Check the accelerator of {where} (clocks, temperature, ECC, what shares it), and what that rank does that "
+        f"the others do not.{untimed}"
+    )
+
+
+def _listed(phases: tuple[str, ...]) -> str:
+    names = [each.replace("_", " ") if each != UNTIMED else "what no timer covers" for each in phases]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _middle(values: Float) -> float:
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else 0.0
+
+
+def _typical(values: Float) -> str:
+    return _ms(_middle(values))
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms"

@@ -1,0 +1,288 @@
+"""Tables that other programs wrote, read in blocks of text columns: CSV, JSON lines, Parquet, also packed with gzip.
+
+What a file is, its first bytes say, not its name. Every value comes as text, an absent one as empty text: columns of
+logs change their type from block to block, and errors then name the row.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import mmap
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from argus.errors import EXIT_USAGE, ArgusError
+from argus.text import printable
+
+BLOCK_BYTES = 8 << 20
+LONGEST_LINE = 1 << 20
+"""Of JSON lines, bytes: a row of a log is hundreds, and a file without line ends is none."""
+LARGEST_GROUP = 2 << 30
+"""Bytes of a Parquet row group, unpacked: a group is read as a whole."""
+ROWS = 1 << 16
+SUFFIXES = (".csv", ".csv.gz", ".tsv", ".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".parquet", ".pq")
+"""How files that are read of a folder end."""
+_COLUMNS = re.compile(r"(CSV parse error: Expected \d+ columns, got \d+): (.*)", re.DOTALL)
+_GZIP, _PARQUET = b"\x1f\x8b", b"PAR1"
+
+
+def find(paths: Sequence[Path]) -> list[Path]:
+    """Files to read: those named, those that a pattern matches, and of folders all tables in them, sorted by name.
+
+    Raises:
+        ArgusError: One does not exist, or a folder or a pattern has none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(one for one in path.iterdir() if one.name.endswith(SUFFIXES) and one.is_file())
+            if not inside:
+                raise ArgusError(f"{path} has no {', '.join(SUFFIXES)} file", "", EXIT_USAGE)
+            found += inside
+        elif path.exists():
+            found.append(path)
+        elif glob.has_magic(str(path)):
+            inside = [Path(one) for one in sorted(glob.glob(str(path))) if Path(one).is_file()]
+            if not inside:
+                raise ArgusError(f"no file matches {path}", "", EXIT_USAGE)
+            found += inside
+        else:
+            raise ArgusError(f"there is no file {path}", "", EXIT_USAGE)
+    return found
+
+
+def number_in(path: Path) -> int | None:
+    """The rank in a file's name: ``rank3.csv``, ``worker_12.jsonl.gz``, ``0.parquet``; None: it has no number."""
+    stem = re.sub(r"(\.(csv|tsv|jsonl|ndjson|json|parquet|pq|txt|log|gz))+$", "", path.name)
+    after = re.search(r"rank[-_.]?(\d{1,9})(?!\d)", stem, re.IGNORECASE)
+    numbers = re.findall(r"(?<!\d)\d{1,9}(?!\d)", stem)
+    if after:
+        return int(after[1])
+    return int(numbers[-1]) if numbers else None
+
+
+def blocks(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]]:
+    """The rows of a file, in blocks.
+
+    Args:
+        path: The file.
+        wanted: Names of its columns; of JSON lines also of parts of objects (``metrics.step_ms``).
+
+    Returns:
+        Of each block the columns as text, of the same length, above 0.
+
+    Raises:
+        ArgusError: The file cannot be read, is damaged, or lacks a column.
+    """
+    head, packed = _head(path)
+    if head[:4] == _PARQUET:
+        yield from _parquet(path, wanted)
+    elif head.lstrip()[:1] == b"{":
+        yield from _json_lines(path, wanted, packed=packed)
+    elif head.lstrip()[:1] == b"[":
+        raise ArgusError(
+            f"{path} is one JSON list", "One object a line is needed: jq -c '.[]' FILE > rows.jsonl", EXIT_USAGE
+        )
+    else:
+        yield from _csv(path, wanted, packed=packed)
+
+
+def _head(path: Path) -> tuple[bytes, bool]:
+    """The first bytes, unpacked, and whether they were packed."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+    except OSError as failure:
+        raise ArgusError(f"{path} cannot be read: {failure.strerror}", "", EXIT_USAGE) from None
+    if head[:2] != _GZIP:
+        return head.removeprefix(b"\xef\xbb\xbf"), False
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, 1 << 12).removeprefix(b"\xef\xbb\xbf"), True
+    except zlib.error as failure:
+        raise ArgusError(f"{path} cannot be unpacked: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
+
+
+def _stream(path: Path, *, packed: bool) -> Any:
+    return pa.input_stream(str(path), compression="gzip" if packed else None)
+
+
+def _check_names(path: Path, wanted: Sequence[str], there: Sequence[str]) -> None:
+    lacking = [name for name in wanted if name not in there]
+    if lacking:
+        listed = ", ".join(name or "(no name)" for name in there[:16])
+        raise ArgusError(
+            f"{path} has no column {', '.join(repr(name) for name in lacking)}", f"It has: {listed}", EXIT_USAGE
+        )
+    if twice := [name for name in wanted if list(there).count(name) > 1]:
+        raise ArgusError(f"{path} has the column {twice[0]!r} twice", "Which one is meant?", EXIT_USAGE)
+
+
+def _csv(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
+    tabs = path.name.removesuffix(".gz").endswith(".tsv")
+    parse = pcsv.ParseOptions(delimiter="\t" if tabs else ",")
+    read = pcsv.ReadOptions(block_size=BLOCK_BYTES)
+    rows = 0
+    try:
+        with _stream(path, packed=packed) as file:
+            head = pcsv.open_csv(file, read_options=read, parse_options=parse)
+            names = _names(path, head.schema)
+            head.close()
+        _check_names(path, wanted, names)
+        convert = pcsv.ConvertOptions(
+            include_columns=list(wanted), column_types=dict.fromkeys(wanted, pa.string()), strings_can_be_null=False
+        )
+        with _stream(path, packed=packed) as file:
+            for batch in pcsv.open_csv(file, read_options=read, parse_options=parse, convert_options=convert):
+                if batch.num_rows:
+                    rows += batch.num_rows
+                    yield {name: batch.column(name) for name in wanted}
+    except (OSError, ValueError, pa.ArrowException) as failure:
+        # Of a row of too many columns or too few, the message ends with its text.
+        said = _COLUMNS.match(str(failure))
+        where = _row_of(path, said[2], packed=packed) if said is not None else ""
+        where = where or (f", after row {rows}" if rows else " cannot be read")
+        hint = "Is the file whole?" if rows else "Is it text with commas?"
+        raise ArgusError(f"{path}{where}: {said[1] if said else why(failure)}", hint, EXIT_USAGE) from None
+
+
+def _names(path: Path, schema: pa.Schema) -> list[str]:
+    try:
+        return list(schema.names)
+    except UnicodeDecodeError:
+        raise ArgusError(f"{path}: its first row is no UTF-8", "Is it text with commas?", EXIT_USAGE) from None
+
+
+def _row_of(path: Path, broken: str, *, packed: bool) -> str:
+    """Which row of the file reads so, and where; empty: it is not found, or the file is packed."""
+    if not broken or packed:
+        return ""
+    text = broken.encode(errors="replace")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
+        place = whole.find(b"\n" + text)
+        # Longer rows may begin like it.
+        while place >= 0 and whole[place + 1 + len(text) : place + 2 + len(text)] not in (b"", b"\r", b"\n"):
+            place = whole.find(b"\n" + text, place + 1)
+        if place < 0:
+            return ""
+        row = 1 + sum(whole[at : min(at + BLOCK_BYTES, place)].count(b"\n") for at in range(0, place, BLOCK_BYTES))
+    return f", row {row} at byte {place + 1:,}"
+
+
+def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping[str, pa.Array]]:
+    parts = {name: name.split(".") for name in wanted}
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    keys: list[str] = []
+    seen: set[str] = set()
+    row = 0
+
+    def block() -> Mapping[str, pa.Array]:
+        found = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+        for values in columns.values():
+            values.clear()
+        return found
+
+    for line in _lines(path, packed=packed):
+        row += 1
+        if not line.strip():
+            continue
+        try:
+            there = json.loads(line)
+        except (ValueError, RecursionError) as failure:
+            raise ArgusError(
+                f"{path}, line {row} is no JSON: {why(failure)}", "Is the file whole?", EXIT_USAGE
+            ) from None
+        if not isinstance(there, dict):
+            raise ArgusError(f"{path}, line {row} is no object", "One object a line is needed", EXIT_USAGE)
+        keys = keys or [str(key) for key in there]
+        for name, values in columns.items():
+            value = there.get(name)
+            if value is None and len(parts[name]) > 1:
+                value = _inside(there, parts[name])
+            if value is not None:
+                seen.add(name)
+            values.append(_text(value))
+        if len(columns[wanted[0]]) == ROWS:
+            if len(seen) < len(wanted):
+                _check_names(path, [name for name in wanted if name not in seen], keys)
+            yield block()
+    if columns[wanted[0]]:
+        if len(seen) < len(wanted):
+            _check_names(path, [name for name in wanted if name not in seen], keys)
+        yield block()
+
+
+def _lines(path: Path, *, packed: bool) -> Iterator[bytes]:
+    rest, row = b"", 0
+    try:
+        with _stream(path, packed=packed) as file:
+            while chunk := file.read(1 << 18):
+                lines = (rest + chunk).split(b"\n")
+                rest = lines.pop()
+                if len(rest) > LONGEST_LINE:
+                    raise ArgusError(
+                        f"{path}, line {row + len(lines) + 1} is longer than {LONGEST_LINE:,} bytes",
+                        "One object a line is needed",
+                        EXIT_USAGE,
+                    )
+                row += len(lines)
+                yield from lines
+    except (OSError, pa.ArrowException) as failure:
+        raise ArgusError(f"{path}, after line {row}: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
+    if rest.strip():
+        yield rest
+
+
+def _inside(there: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        if not isinstance(there, dict):
+            return None
+        there = there.get(part)
+    return there
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        # Half of a pair of UTF-16, which JSON may escape, is no text.
+        return value[:4096].encode("utf-8", "replace").decode()
+    return repr(value) if isinstance(value, (float, bool, int)) else type(value).__name__
+
+
+def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Array]]:
+    rows = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_names(path, wanted, file.schema_arrow.names)
+            for group in range(file.metadata.num_row_groups):
+                # Of columns nothing is asked here: statistics that are damaged end the process (Arrow 21).
+                size = file.metadata.row_group(group).total_byte_size
+                if size > LARGEST_GROUP:
+                    raise ArgusError(
+                        f"{path}: row group {group} has {size >> 20:,} MiB, over {LARGEST_GROUP >> 20:,} MiB",
+                        "Write smaller row groups",
+                        EXIT_USAGE,
+                    )
+            for batch in file.iter_batches(batch_size=ROWS, columns=list(wanted)):
+                if not batch.num_rows:
+                    continue
+                columns = {name: pc.fill_null(pc.cast(batch.column(name), pa.string()), "") for name in wanted}
+                rows += batch.num_rows
+                yield columns
+    except (OSError, ValueError, KeyError, MemoryError, pa.ArrowException) as failure:
+        where = f" cannot be read after row {rows}" if rows else " cannot be read as Parquet"
+        raise ArgusError(f"{path}{where}: {why(failure)}", "Is the file whole?", EXIT_USAGE) from None
+
+
+def why(failure: BaseException) -> str:
+    """The first line of what an exception says."""
+    return printable((str(failure).splitlines() or [type(failure).__name__])[0][:160])

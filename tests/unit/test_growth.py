@@ -1,0 +1,66 @@
+"""Slow and partial growth of step times: offline and online agree, and what is too small is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from argus.diagnose.iteration import find_growth, least_growth
+from argus.diagnose.online import Detector
+
+Float = NDArray[np.float64]
+
+
+def natural(seed: int, steps: int = 300) -> Float:
+    """Step times as real ones vary, ns: neighbours alike, a tail, a few steps far longer, a slow begin."""
+    rng = np.random.default_rng(seed)
+    noise = np.zeros(steps)
+    for step in range(1, steps):
+        noise[step] = 0.4 * noise[step - 1] + rng.exponential(0.018)
+    noise += (rng.random(steps) < 0.02) * rng.random(steps)
+    noise[:4] += 0.3
+    return np.asarray(76e6 * (1 + noise))
+
+
+def online(times: Float) -> bool:
+    """Whether the detector of running jobs has growth that lasts."""
+    detector = Detector(1, least=0.1)
+    for step, time in enumerate(times.tolist()):
+        detector.feed(step, np.array([time]))
+    return bool(detector.since[0] >= 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_ramp_and_a_longer_half_are_growth(seed: int) -> None:
+    steps = np.arange(300)
+    ramp = natural(seed) * (1 + np.clip((steps - 60) / 200, 0, 1) * (92 / 76 - 1))
+    found = find_growth(ramp)
+    assert found is not None
+    assert found.after_ns > 1.1 * found.before_ns
+    half = natural(seed) * np.where(steps >= 150, 1.2, 1.0)
+    found = find_growth(half)
+    assert found is not None
+    assert abs(found.index - 150) <= 3
+    assert online(half)
+
+
+def test_healthy_steps_are_not() -> None:
+    assert [seed for seed in range(30) if find_growth(natural(seed)) is not None or online(natural(seed))] == []
+
+
+def test_what_only_the_sums_show_is_found() -> None:
+    # Twice as long in the end, and no step parts it: every tenth of the recording is a little longer.
+    rng = np.random.default_rng(1)
+    times = 78e6 * np.concatenate([np.ones(100), np.linspace(1, 2, 200)]) * (1 + 0.01 * rng.standard_normal(300))
+    found = find_growth(times)
+    assert found is not None
+    assert 90 <= found.index <= 130
+
+
+def test_least_growth_follows_the_noise() -> None:
+    quiet = 1e8 * (1 + 0.01 * np.random.default_rng(0).standard_normal(200))
+    assert least_growth(quiet) == pytest.approx(0.1)
+    swings = 1e8 * np.exp(0.3 * np.repeat(np.random.default_rng(0).standard_normal(20), 10))
+    assert least_growth(swings) > 0.2
+    assert least_growth(quiet[:10]) == float("inf")

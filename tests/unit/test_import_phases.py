@@ -1,0 +1,315 @@
+"""Logs of training loops as CSV, JSON lines and Parquet: what is stored, what is refused, and labelled runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+
+from argus.cli.main import main
+from argus.errors import ArgusError
+from argus.interop import iterations_csv, tables
+from argus.interop.iterations_csv import Columns
+from argus.interop.rows import Told
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from tests.stores import new_store
+from tests.unit.logged_job import LAYOUTS, Fault, Log, judge_rows, make
+
+DATA = (
+    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "accelerator-faults"
+)
+reference = pytest.mark.skipif(not DATA.is_dir(), reason=f"the labelled runs are not at {DATA} (ARGUS_REFERENCE_DATA)")
+OPTIONS = [
+    "--rank-column", "rank", "--step-column", "step", "--duration-column", "step_ms", "--unit", "ms",
+    "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms",
+]  # fmt: skip
+HEAD = "rank,step,step_ms,data_ms,compute_ms"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return new_store(tmp_path)
+
+
+def stored(url: str, text: str) -> list[tuple[Any, ...]]:
+    with open_store(url) as store:
+        return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
+
+
+def imported(url: str, *paths: Path, more: tuple[str, ...] = (), options: list[str] = OPTIONS) -> int:
+    return main(["import", "iterations", *map(str, paths), *options, "--job", "logged", "--store", url, *more])
+
+
+def verdict(url: str, capsys: pytest.CaptureFixture[str], job: str = "logged") -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["diagnose", "--job", job, "--format", "json", "--store", url]) in (0, 10)
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def table(log: Log) -> pa.Table:
+    ranks, steps = log.step.shape
+    rank, step = (each.ravel() for each in np.meshgrid(np.arange(ranks), np.arange(steps), indexing="ij"))
+    columns = {"rank": rank, "step": step, "step_ms": log.step.ravel()}
+    return pa.table(
+        columns | {f"{name.removesuffix('_loading')}_ms": values.ravel() for name, values in log.phases.items()}
+    )
+
+
+def test_timers_are_stored_as_phases(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEAD}\n0,0,10,1,7.5\n1,0,10,,8\n0,1,10,4,7\n0,1,99,1,1\n")
+    assert imported(url, path) == 0
+    rows = stored(url, "SELECT rank, step, phase, duration_ns, method FROM phases ORDER BY rank, step, phase")
+    assert rows == [
+        (0, 0, "compute", 7_500_000, "imported"), (0, 0, "data_loading", 1_000_000, "imported"),
+        (0, 0, "other", 1_500_000, "remainder"),
+        # Timers that overlap leave nothing.
+        (0, 1, "compute", 7_000_000, "imported"), (0, 1, "data_loading", 4_000_000, "imported"),
+        (1, 0, "compute", 8_000_000, "imported"), (1, 0, "other", 2_000_000, "remainder"),
+    ]  # fmt: skip
+    counted = {"phase_values_missing": 1, "rows_repeated": 1, "timers_longer_than_the_step": 1}
+    assert dict(stored(url, "SELECT counter, value FROM coverage FINAL WHERE NOT loss")) == counted
+
+
+def test_without_step_times_a_step_is_its_phases(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEAD}\n0,0,10,1,7.5\n0,1,10,,8\n")
+    options = [each for each in OPTIONS if each not in ("--duration-column", "step_ms")]
+    assert imported(url, path, options=options) == 0
+    assert stored(url, "SELECT step, duration_ns FROM iterations ORDER BY step") == [(0, 8_500_000), (1, 8_000_000)]
+
+
+def written(folder: Path, log: Log) -> dict[str, list[Path]]:
+    """The same log in each form, by name."""
+    rows = table(log)
+    found: dict[str, list[Path]] = {"csv": [folder / "log.csv"], "parquet": [folder / "log.parquet"]}
+    pcsv.write_csv(rows, folder / "log.csv")
+    pq.write_table(rows, folder / "log.parquet", row_group_size=100)
+    found["csv.gz"] = [folder / "packed.csv.gz"]
+    found["csv.gz"][0].write_bytes(gzip.compress(found["csv"][0].read_bytes()))
+    lines = [json.dumps(row) for row in rows.to_pylist()]
+    found["jsonl"] = [folder / "log.jsonl"]
+    found["jsonl"][0].write_text("\n".join(lines) + "\n\n")
+    ranks = folder / "ranks"
+    ranks.mkdir()
+    for rank in range(log.step.shape[0]):
+        mine = [{k: v for k, v in row.items() if k != "rank"} for row in rows.to_pylist() if row["rank"] == rank]
+        (ranks / f"run7-rank{rank}.jsonl").write_text("\n".join(map(json.dumps, mine)))
+    found["one a rank"] = [ranks]
+    found["pattern"] = [ranks / "*rank*.jsonl"]
+    return found
+
+
+def test_every_form_stores_the_same(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ROWS", 64)
+    log = make(LAYOUTS["only compute"], ranks=3, steps=40, seed=1)
+    options = ["--step-column", "step", "--duration-column", "step_ms", "--phase", "compute=compute_ms", "--unit", "ms"]
+    answers = {}
+    for name, paths in written(tmp_path, log).items():
+        by_name = [] if name in ("one a rank", "pattern") else ["--rank-column", "rank"]
+        assert imported(url, *paths, options=[*options, *by_name]) == 0, name
+        run = "run = (SELECT max(run) FROM jobs)"
+        answers[name] = stored(
+            url,
+            f"SELECT rank, step, phase, intDiv(duration_ns, 1000) FROM phases WHERE {run} ORDER BY rank, step, phase",
+        ) + stored(url, f"SELECT rank, step, intDiv(duration_ns, 1000) FROM iterations WHERE {run} ORDER BY rank, step")
+    assert len(answers["csv"]) == 3 * 40 * 3
+    assert all(rows == answers["csv"] for rows in answers.values())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("1700000000.5", "1700000060"), ("1700000000500", "1700000060000"),
+        ("2023-11-14T22:13:20.5Z", "2023-11-14T22:14:20Z"),
+        ("2023-11-14 22:13:20.5", "2023-11-14 22:14:20"), ("1700000000500000000", "1700000060000000000"),
+    ],
+)  # fmt: skip
+def test_hosts_and_times_are_kept(tmp_path: Path, url: str, first: str, second: str) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(f"{HEAD},node,at\n0,0,500,1,7,n1,{first}\n1,0,500,1,7,n2,{first}\n0,1,100,1,7,n1,{second}\n")
+    assert imported(url, path, more=("--host-column", "node", "--time-column", "at")) == 0
+    begins = stored(url, "SELECT rank, step, host, toUnixTimestamp64Milli(ts) FROM iterations ORDER BY step, rank")
+    assert begins == [
+        (0, 0, "n1", 1_700_000_000_000), (1, 0, "n2", 1_700_000_000_000), (0, 1, "n1", 1_700_000_059_900),
+    ]  # fmt: skip
+    assert stored(url, "SELECT rank, host, rank_source FROM ranks FINAL ORDER BY rank") == [
+        (0, "n1", "trace"), (1, "n2", "trace"),
+    ]  # fmt: skip
+
+
+def refused(url: str, capsys: pytest.CaptureFixture[str], *paths: Path, options: list[str] = OPTIONS) -> str:
+    capsys.readouterr()
+    assert imported(url, *paths, options=options) == 2
+    shown = capsys.readouterr().err
+    assert "Traceback" not in shown
+    assert stored(url, "SELECT (SELECT count() FROM iterations), (SELECT count() FROM jobs)") == [(0, 0)]
+    return shown
+
+
+def test_files_that_make_no_sense_are_refused(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def file(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    ok = file("ok.csv", f"{HEAD}\n0,0,10,1,7\n")
+    assert "row 2: data_ms is '-1'" in refused(url, capsys, file("a.csv", f"{HEAD}\n0,0,10,1,7\n0,1,10,-1,7\n"))
+    assert "has no column 'compute_ms'" in refused(url, capsys, file("b.csv", "rank,step,step_ms,data_ms\n0,0,1,1\n"))
+    assert "line 2 is no JSON" in refused(url, capsys, file("c.jsonl", '{"rank": 0, "step": 0}\n{"rank": \n'))
+    assert "line 2 is no object" in refused(url, capsys, file("c2.jsonl", '{"rank": 0}\n[]\n'))
+    assert "has no column" in refused(url, capsys, file("d.jsonl", '{"a": 1}\n'))
+    assert "jq -c" in refused(url, capsys, file("e.json", '[{"rank": 0}]'))
+    assert "longer than" in refused(url, capsys, file("f.jsonl", '{"a": "' + "x" * (2 << 20)))
+    assert "no file matches" in refused(url, capsys, tmp_path / "*.nothing")
+    by_name = [each for each in OPTIONS if each not in ("--rank-column", "rank")]
+    assert "the name of" in refused(url, capsys, ok, options=by_name)
+    one, two = file("rank1.csv", ok.read_text()), file("also-rank1.csv", ok.read_text())
+    assert "are both of rank 1" in refused(url, capsys, one, two, options=by_name)
+    assert "named twice" in refused(url, capsys, ok, options=[*OPTIONS, "--phase", "more=data_ms"])
+    assert "cannot be a phase's name" in refused(url, capsys, ok, options=[*OPTIONS, "--phase", "other=x"])
+    assert "is not NAME=COLUMN" in refused(url, capsys, ok, options=[*OPTIONS, "--phase", "data"])
+    times = [*OPTIONS, "--time-column", "at"]
+    far = file("far.csv", f"{HEAD},at\n0,0,10,1,7,1700000000\n0,1,10,1,7,1800000000\n")
+    assert "days apart" in refused(url, capsys, far, options=times)
+    odd = file("odd.csv", f"{HEAD},at\n0,0,10,1,7,2026-01-01\n0,1,10,1,7,soon\n")
+    assert "row 2: at is 'soon'" in refused(url, capsys, odd, options=times)
+
+
+def test_a_log_is_diagnosed(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Fault("data_loading", 11, 0.4)
+    pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")
+    assert imported(url, tmp_path / "log.parquet") == 0
+    found = verdict(url, capsys)
+    (one,) = found["findings"]
+    assert (found["status"], one["kind"], one["ranks"], one["hosts"]) == ("degraded", "data_loading", [11], [])
+    assert found["slowdown"] == pytest.approx(1.4, abs=0.06)
+    assert "FROM phases" in one["evidence"][0]["sql"]
+
+
+def test_all_slower_is_a_regression_of_nobody(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fault = Fault("compute", None, 0.4)
+    pq.write_table(table(make(LAYOUTS["wait inside compute"], faults=(fault,), seed=3)), tmp_path / "log.parquet")
+    assert imported(url, tmp_path / "log.parquet") == 0
+    (one,) = verdict(url, capsys)["findings"]
+    assert (one["kind"], one["ranks"]) == ("regression", [])
+
+
+def test_healthy_says_what_would_not_have_shown(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(table(make(LAYOUTS["wait inside compute"], seed=3)), tmp_path / "log.parquet")
+    assert imported(url, tmp_path / "log.parquet") == 0
+    found = verdict(url, capsys)
+    assert found["status"] == "healthy"
+    assert "steps of the newer half that are less than 10% longer would not have been reported" in found["reason"]
+    assert "of a step) more than it did" in found["reason"]
+
+
+SOURCE = ["--rank-column", "rank", "--step-column", "step", "--duration-column", "step_ms", "--unit", "ms",
+          "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms", "--phase", "communication=comm_ms",
+          "--phase", "waiting=wait_ms", "--time-column", "ts"]  # fmt: skip
+HOST_KINDS = ("data_loading", "gc_pause", "kernel_issue_stall", "host_contention", "jit_stall")
+
+
+SOURCE_COLUMNS = Columns(
+    "rank", "step", "step_ms", "ms",
+    {"data_loading": "data_ms", "compute": "compute_ms", "communication": "comm_ms", "waiting": "wait_ms"}, None, "ts",
+)  # fmt: skip
+
+
+@reference
+def test_labelled_runs() -> None:
+    """GPT-2 on 16 accelerators: the rank at fault and its side, and nobody where all are alike or nothing is wrong."""
+    for run, truth in json.loads((DATA / "truth.json").read_text()).items():
+        reading, told = iterations_csv._Reading(), Told(begin_ns=10**18)
+        (found,) = iterations_csv._blocks([DATA / f"{run}.csv.gz"], {}, SOURCE_COLUMNS, reading, told)
+        times, phases = (
+            {name: np.array(values) for name, values in found[table].items() if name in ("rank", "step", "phase")}
+            | {"duration_ns": found[table]["duration_ns"].astype(float)}
+            for table in ("iterations", "phases")
+        )
+        newest = float(np.median(times["duration_ns"][times["step"] >= 280]))
+        blamed = [(one["ranks"], one["kind"] in HOST_KINDS) for one in judge_rows(times, phases, newest).findings]
+        assert blamed == ([([truth["rank"]], truth["host_side"])] if truth["kind"] == "rank" else []), (run, truth)
+
+
+@reference
+def test_the_quietest_labelled_run_through_the_store(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ["--job", "quietest", "--store", url]
+    assert main(["import", "iterations", str(DATA / "run584059.csv.gz"), *SOURCE, *job]) == 0
+    found = verdict(url, capsys, "quietest")
+    (one,) = found["findings"]
+    assert (one["kind"], one["ranks"], one["steps"][0], one["phase"]) == ("compute_straggler", [0], 100, "other")
+    assert 1.01 < found["slowdown"] < 1.05
+
+
+COLUMNS = Columns("rank", "step", "step_ms", "ms", {"data": "data_ms", "compute": "compute_ms"}, None, "ts")
+CASES = 10_000
+
+
+def damaged(whole: bytes, rng: random.Random) -> bytes:
+    """Cut off, with flipped bits, with a part that is missing, doubled, nested or replaced."""
+    data = bytearray(whole)
+    for _ in range(rng.randint(1, 3)):
+        if not data:
+            break
+        at, end = rng.randrange(len(data)), rng.randrange(len(data))
+        kind = rng.randrange(7)
+        if kind == 0:
+            del data[at:]
+        elif kind == 1:
+            for _ in range(rng.randint(1, 8)):
+                data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        elif kind == 2:
+            del data[min(at, end) : min(at, end) + rng.randint(1, 64)]
+        elif kind == 3:
+            data[at:at] = data[min(at, end) : min(at, end) + 256]
+        elif kind == 4:
+            data[at:at] = rng.choice([b"[" * 3000, b'{"a":' * 3000, b'"', b"\n", b"\0", b"\xff\xfe", b",", b"\r"])
+        elif kind == 5:
+            odd = [b"1e999", b"-0", b"nan", b"inf", b"9" * 400, b"1_0", b"0x1", "\u0663".encode(), b"null", b"true"]
+            data[at : at + rng.randint(0, 6)] = rng.choice(odd)
+        else:
+            data[at : at + 64] = rng.randbytes(rng.randint(1, 64))
+    return bytes(data)
+
+
+def test_damaged_files_end_with_one_line(tmp_path: Path) -> None:
+    """10,000 damaged files: each is read whole, or refused with one line; no other exception, and in little memory."""
+    log = make(LAYOUTS["wait inside compute"], ranks=2, steps=12, seed=1)
+    rows = table(log).append_column("ts", pa.array(1.7e9 + np.arange(24)))
+    pcsv.write_csv(rows, tmp_path / "a.csv")
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=10)
+    lines = "\n".join(json.dumps(row) for row in rows.to_pylist())
+    forms = {
+        "csv": (tmp_path / "a.csv").read_bytes(), "csv.gz": gzip.compress((tmp_path / "a.csv").read_bytes()),
+        "jsonl": lines.encode(), "jsonl.gz": gzip.compress(lines.encode()),
+        "parquet": (tmp_path / "a.parquet").read_bytes(),
+    }  # fmt: skip
+    read = refused = unclear = 0
+    for case in range(CASES):
+        rng = random.Random(case)
+        form = rng.choice(list(forms))
+        path = tmp_path / f"damaged.{form}"
+        path.write_bytes(damaged(forms[form], rng))
+        try:
+            found = iterations_csv._Reading()
+            for _ in iterations_csv._blocks([path], {}, COLUMNS, found, Told(begin_ns=10**18)):
+                pass
+            read += 1
+        except ArgusError as failure:
+            refused += 1
+            unclear += not failure.message.strip() or "\n" in failure.message
+    assert not unclear
+    assert read > CASES // 100
+    assert refused > CASES // 3
