@@ -1235,7 +1235,8 @@ def _regression(
     """
 
     def find(durations: NDArray[np.float64]) -> Regression | None:
-        found = find_growth(durations)
+        # Of ranks that were found since when is known: what came bit by bit is looked for where nobody was.
+        found = find_regression(durations) if blamed else find_growth(durations)
         if found is None and confirmed is not None:
             found = find_regression(durations, least=threshold)
             if found is not None and not confirmed(int(numbers[found.index])):
