@@ -229,6 +229,7 @@ class Tracer:
         self._clock_jumps = 0
         self._probes: Probes | None = None
         self._rings: CallRings | None = None
+        self._reads = False
         self._loading: Aside[None] | None = None
         """Loads what samples stacks; None: that was not begun, or is done."""
         self._stacks_after_s = 0.0
@@ -392,8 +393,7 @@ class Tracer:
                 EXIT_UNAVAILABLE,
             )
         heap.settle()
-        reader.shared.begin()
-        reader.shared.settle()
+        self._enter_reader()
         targets: list[Target] = []
         reader.shared.on_slow = lambda path: progress(f"reading {os.path.basename(path)}")
         try:
@@ -1391,7 +1391,7 @@ class Tracer:
                 let_go()
         self._probes = None
         demangler.shared.close()
-        reader.shared.close()
+        self._leave_reader()
         return lost
 
     def _close_store(self) -> None:
@@ -1447,7 +1447,16 @@ class Tracer:
             self._close_rings()
             self._probes.close()
             self._probes = None
-        reader.shared.close()
+        self._leave_reader()
+
+    def _enter_reader(self) -> None:
+        self._reads = True
+        reader.shared.enter()
+
+    def _leave_reader(self) -> None:
+        reads, self._reads = self._reads, False
+        if reads:
+            reader.shared.leave()
 
     def _close_rings(self) -> None:
         if self._rings is not None:

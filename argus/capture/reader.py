@@ -27,6 +27,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -82,7 +83,7 @@ class Answer:
 
 
 class Reader:
-    """Asks readers. One thread at a time.
+    """Asks readers, for all traces of this process. Any thread may: they wait for one another.
 
     Args:
         cpu_s: CPU time of a request.
@@ -96,6 +97,8 @@ class Reader:
 
     def __init__(self, cpu_s: float = wire.CPU_S, memory_bytes: int = wire.MEMORY_BYTES) -> None:
         self._cpu_s, self._memory_bytes = cpu_s, memory_bytes
+        self._lock = threading.RLock()
+        self._users = 0
         self.counters: Counter[str] = Counter()
         self.generation = 0
         self.on_slow: Callable[[str], None] | None = None
@@ -260,6 +263,21 @@ class Reader:
         if self._dead:
             self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
 
+    def enter(self) -> None:
+        """A trace begins that asks; as ``begin``, and waits until the first reader answers (``settle``)."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self.begin()
+                self.settle()
+
+    def leave(self) -> None:
+        """That trace is over; the last one closes."""
+        with self._lock:
+            self._users = max(self._users - 1, 0)
+            if not self._users:
+                self.close()
+
     def close(self) -> None:
         """Ends all of it."""
         self._end()
@@ -288,6 +306,10 @@ class Reader:
         Raises:
             OSError: It cannot be had: the reader says so, or hangs, ended, or answered nonsense.
         """
+        with self._lock:
+            return self._ask(op, pid, data, more)
+
+    def _ask(self, op: str, pid: int, data: bytes, more: dict[str, Any]) -> Answer:
         if self._nursery is None:
             raise Unreadable("there is no reader")
         if self._strikes[pid] >= STRIKES:
