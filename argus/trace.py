@@ -1,8 +1,7 @@
 """The live pipeline: probes → columns → steps → store. One ``Tracer`` is one run of ``argus trace``.
 
 It owns no thread but the writer's, the fork watcher's and the watchdog's: whoever runs it calls ``poll`` a few times a
-second. ``poll``
-never waits for the store.
+second. ``poll`` never waits for the store.
 """
 
 from __future__ import annotations
