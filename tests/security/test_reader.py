@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,23 @@ def test_a_reader_that_is_killed_is_begun_again(made: Reader, sleeper: subproces
     assert "nap" in functions(symbols, sleeper.pid), "the new one knows the process and its interpreter"
     assert made.pid not in (0, before)
     assert made.counters == {"reader_restarts": 1}
+
+
+@AS_ROOT
+def test_several_traces_share_it_and_the_last_one_ends_it(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:
+    for _ in range(2):
+        made.enter()
+
+    def ask(_: int) -> bytes:
+        return made.ask("file", sleeper.pid, name="cmdline").data
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {b"python" in found for found in pool.map(ask, range(200))} == {True}
+    assert made.counters == {}
+    made.leave()
+    assert made.on
+    made.leave()
+    assert not made.on
 
 
 @AS_ROOT
