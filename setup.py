@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from argus.cupti import build  # noqa: E402 - from this tree, not from an installation
-from argus.errors import ArgusError  # noqa: E402
+from argus.model.errors import ArgusError  # noqa: E402
 
 
 class BuildWithHelper(build_py):

@@ -1,5 +1,5 @@
-/* Records that cross from the kernel to user space. argus/records.py mirrors every struct here;
- * tests/unit/test_records.py compiles this header and compares sizes and offsets.
+/* Records that cross from the kernel to user space. argus/model/records.py mirrors every struct here;
+ * tests/unit/model/test_records.py compiles this header and compares sizes and offsets.
  *
  * Rings hold records of one size each, so that user space can view a ring as one structured array.
  * Times are CLOCK_MONOTONIC nanoseconds. A duration of -1 means "not measured", which differs from 0.
@@ -24,7 +24,7 @@ typedef int64_t s64;
 #define ARGUS_F_UNFINISHED 8   /* the call had not returned when its thread ended or Argus stopped */
 #define ARGUS_F_NAME_ADDRESS 16 /* a name that is not, or not wholly, in data: name_address is where it lies */
 
-/* How a hooked function is described to the programs: one 64-bit attach cookie (argus/capture/calls.py packs it).
+/* How a hooked function is described to the programs: one 64-bit attach cookie (argus/model/calls.py packs it).
  * Argument numbers count integer arguments from 0; 15: the function has none such. */
 #define ARGUS_CALL(c) ((u8)((c) & 0xff))
 #define ARGUS_SHAPE(c) (((c) >> 8) & 0x3f)
@@ -36,7 +36,7 @@ typedef int64_t s64;
 #define ARGUS_DIMS(c) (((c) >> 60) & 3)
 #define ARGUS_FILE(c) (((c) >> 44) & 15)      /* slot of "text_bytes" that holds the size of the file's code */
 #define ARGUS_IS_MODULE(c) (((c) >> 62) & 1)  /* loads code: reported even inside another call */
-#define ARGUS_IS_MOVED(c) ((c) >> 63)         /* the probe is behind a push or the like: map "below" tells how far */
+#define ARGUS_IS_MOVED(c) ((c) >> 63)         /* the probe is behind a push or the like: map "below" has how far */
 
 #define ARGUS_LAYER_DRIVER 0
 #define ARGUS_LAYER_RUNTIME 1
@@ -97,10 +97,10 @@ struct argus_launch {
 	u32 tid;
 	u32 grid[3];
 	u16 block[3];
-	u8 call;          /* argus.capture.calls: index of the hooked function */
+	u8 call;          /* argus.model.calls: index of the hooked function */
 	u8 flags;
 	s32 result;       /* return value; 0 where the exit is not traced */
-	u32 direction;    /* cudaMemcpyKind of a copy that is told it: 1 to device, 2 to host, 3 on device, 4 by address */
+	u32 direction;    /* cudaMemcpyKind of a copy that is passed it: 1 to device, 2 to host, 3 on device, 4 by address */
 	u32 reserved;
 };
 
@@ -171,8 +171,8 @@ struct argus_mark {
 #define ARGUS_MATH_WORDS 15
 #define ARGUS_DESCRIPTOR_WORDS 5
 
-/* One call of a function that multiplies matrices, with what tells their sizes as it was passed: user space makes sense
- * of it (argus/semantics/products.py). Ring "math". */
+/* One call of a function that multiplies matrices, with the arguments that give their sizes, as passed: user space
+ * interprets them (argus/semantics/gpu/products.py). Ring "math". */
 struct argus_math {
 	u64 ts_ns;
 	s64 duration_ns; /* ATTENTION: until the thread's next launch that it did not make; -1: it made none */

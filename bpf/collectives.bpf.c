@@ -26,9 +26,9 @@ INLINE u64 next_sequence(u32 tgid, u64 comm, u32 p2p)
 	u64 *next = sequences.lookup(&key);
 	if (next) {
 		/* NCCL allows one caller at a time on a communicator, so this needs no atomic. */
-		u64 mine = *next;
-		*next = mine + 1;
-		return mine;
+		u64 number = *next;
+		*next = number + 1;
+		return number;
 	}
 	u64 one = 1;
 	if (sequences.update(&key, &one) != 0)

@@ -30,13 +30,13 @@ BPF_ARRAY(text_bytes, u64, 16);
  * the cookie's slot and call. */
 BPF_ARRAY(family_reach, u64, 16 * 256);
 /* By the cookie's slot and call: bytes that the stack pointer is below the entry's where an entry probe is, since it stands
- * on a later instruction (argus/capture/instructions.py). */
+ * on a later instruction (argus/capture/process/instructions.py). */
 BPF_ARRAY(below, u64, 16 * 256);
 BPF_ARRAY(torch_layouts, struct argus_torch, 16);
 BPF_HASH(group_depth, u32, u32, 16384);
 /* Processes being traced, by thread group. */
 BPF_HASH(targets, u32, struct argus_target, 16384);
-/* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count tells what came too early. */
+/* Hits by processes that are not traced (yet): thread group -> hits. A followed child's count shows what came too early. */
 BPF_TABLE("lru_hash", u32, u64, strangers, 4096);
 BPF_PERCPU_ARRAY(counters, u64, ARGUS_C_COUNT);
 BPF_PERCPU_ARRAY(hits_of, struct argus_hits, 1);

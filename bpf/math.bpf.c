@@ -81,7 +81,7 @@ INLINE int inside_math(u64 sp, struct math_pending *p)
 	return !p->ret || (read_u64(p->sp, &flags) == p->ret && !flags);
 }
 
-/* Tells of a call that is over, or that no exit will be seen of. */
+/* Records a call that is over, or whose exit will not be seen. */
 INLINE void end_math(struct argus_target *target, struct math_pending *p, u64 until)
 {
 	if (!p->ret)

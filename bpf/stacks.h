@@ -1,5 +1,5 @@
-/* Records of the stack sampler that cross from the kernel to user space, and what user space tells it.
- * argus/records.py mirrors every struct here; tests/unit/test_records.py compiles this header and compares.
+/* Records of the stack sampler that cross from the kernel to user space, and what user space passes to it.
+ * argus/model/records.py mirrors every struct here; tests/unit/model/test_records.py compiles this header and compares.
  *
  * Times are CLOCK_MONOTONIC nanoseconds. Process and thread numbers are those of the kernel's root namespace.
  */
@@ -12,7 +12,7 @@
 #define ARGUS_PYTHON_FRAMES 256      /* deepest Python stack that is kept: the frames nearest to the leaf */
 #define ARGUS_NATIVE_FRAMES 64
 
-/* How to walk one process's interpreter. Map "pythons", key: process. argus/capture/python.py fills it. */
+/* How to walk one process's interpreter. Map "pythons", key: process. argus/capture/python/interpreter.py fills it. */
 struct argus_python {
 	u64 runtime;              /* address of _PyRuntime */
 	u64 runtime_end;          /* its end: a futex inside is the GIL's */
@@ -34,7 +34,7 @@ struct argus_python {
 	u16 frame_code;           /* in a frame: the code object (f_executable) */
 	u16 frame_previous;       /* in a frame */
 	u16 frame_instr;          /* in a frame: index or address of the instruction */
-	u16 frame_owner;          /* in a frame: the byte that tells entry frames; ARGUS_NO_OFFSET: none does */
+	u16 frame_owner;          /* in a frame: the byte that marks entry frames; ARGUS_NO_OFFSET: none does */
 	u16 frame_bytes;          /* how much of a frame holds all of these; at most 128 */
 	u16 code_firstlineno;     /* in a code object */
 	u16 code_filename;
@@ -58,7 +58,7 @@ struct argus_python {
 /* One Python frame, leaf first. */
 struct argus_frame {
 	u64 code;                 /* address of the code object */
-	u64 check;                /* of the code object's pointers to its names and tables: tells a reused address */
+	u64 check;                /* of the code object's pointers to its names and tables: detects a reused address */
 	u64 content;              /* of what they point to, at that moment: number of the struct argus_code that has it; 0: it could
 	                           * not be read */
 	u32 instruction;          /* byte offset of the last instruction; -1: none yet */
@@ -183,15 +183,15 @@ enum argus_stack_counter {
 	ARGUS_SC_PYTHON_FAULT,         /* whose Python stack could not be read (page not in memory, thread beginning) */
 	ARGUS_SC_NO_THREAD_STATE,      /* of threads without Python, in a process that has it */
 	ARGUS_SC_THREAD_WALKS,         /* searches of the list of thread states in the kernel */
-	ARGUS_SC_THREAD_LIST_CUT,      /* searches given up: the list is too long; user space tells such threads */
+	ARGUS_SC_THREAD_LIST_CUT,      /* searches given up: the list is too long; user space passes such threads */
 	ARGUS_SC_NATIVE_CUT,           /* with more native frames than can be kept */
 	ARGUS_SC_NATIVE_NONE,          /* with no native frame at all: the thread is ending */
 	ARGUS_SC_STACKS_SENT,          /* stacks written to the ring */
 	ARGUS_SC_OFF_STACKS,           /* stacks taken when a thread went off the CPU, however long it then was */
-	ARGUS_SC_EXECS,                /* traced processes that executed another program: native only until told otherwise */
+	ARGUS_SC_EXECS,                /* traced processes that executed another program: native only until it gets offsets */
 	ARGUS_SC_CODES_SENT,           /* code objects written to their ring */
 	ARGUS_SC_CODES_DROPPED,        /* ring of code objects full: user space looks into the process's memory instead */
-	ARGUS_SC_OFF_CPU_GUESSED,      /* of OFF_CPU: the kernel did not tell when it was back; its CPU time says how long ago */
+	ARGUS_SC_OFF_CPU_GUESSED,      /* of OFF_CPU: the kernel did not report its return; its CPU time shows how long ago */
 	ARGUS_SC_THREADS_OVER_SHARE,   /* loss, of the process's own job: samples and switches of threads beyond its share */
 	ARGUS_SC_STACKS_FORGOTTEN,     /* stacks sent, whose place another took: they are sent again with their next sample */
 	ARGUS_SC_COUNT

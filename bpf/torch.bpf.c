@@ -36,7 +36,7 @@ INLINE void read_tensors(struct argus_collective *r, u64 tensors, u32 in_vector,
 	}
 }
 
-/* Whether another method of the same class calls this one: the outer call has been told. */
+/* Whether another method of the same class calls this one: the outer call has been recorded. */
 INLINE int called_from_family(struct pt_regs *ctx, u64 sp, u64 cookie, u8 *flags)
 {
 	int at = ARGUS_FILE(cookie) << 8 | ARGUS_CALL(cookie);

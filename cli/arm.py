@@ -16,8 +16,8 @@ from argus.cupti.arm import (
     disarm_interpreter,
     export_text,
 )
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.text import printable
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
 
 from .options import Pids, all_pids
 
@@ -90,15 +90,15 @@ def _python(python: str, remove: bool) -> int:
 
 
 def _status(pids: tuple[int, ...], output_format: str) -> int:
-    found = list(armed_processes(pids))
+    armed = list(armed_processes(pids))
     if output_format == "json":
         # JSON leaves one control character as it is.
-        click.echo(json.dumps([vars(process) for process in found]).replace("\x7f", "\\u007f"))
+        click.echo(json.dumps([vars(process) for process in armed]).replace("\x7f", "\\u007f"))
         return 0
-    for process in found:
+    for process in armed:
         reason = f" ({printable(process.reason)})" if process.reason else ""
         click.echo(f"{process.pid:>8}  {process.state}{reason}  {printable(process.command)[:200]}")
-    if not found:
+    if not armed:
         which = f"process {', '.join(map(str, pids))} is not armed" if pids else "no armed process is running"
         click.echo(which + ("" if os.geteuid() == 0 else " (of those that you may look at)"))
     return 0

@@ -7,9 +7,9 @@ import json
 
 import click
 
-from argus import privileges
-from argus.capture import preflight
-from argus.errors import EXIT_UNAVAILABLE
+from argus.live import preflight
+from argus.model.errors import EXIT_UNAVAILABLE
+from argus.system import privileges
 
 from .options import format_option
 
@@ -17,7 +17,7 @@ from .options import format_option
 @click.command()
 @format_option()
 def command(output_format: str) -> int:
-    """Say whether tracing works on this machine, and what to do if not.
+    """Check whether tracing works on this machine, and what to do if not.
 
     Loads the real eBPF programs, probes this very process and counts what arrives. Changes nothing.
     Exit code: 0 if `argus trace` would work, 3 if not.

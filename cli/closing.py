@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.roster import Job, Member
+from argus.live.job import Job, Member
+from argus.live.tracer import Tracer
+from argus.model.counters import describe_all, numbered
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import counted, harmless
+from argus.model.units import elapsed
 from argus.store.open import Store
-from argus.text import counted, harmless
-from argus.trace import Tracer
 
-from .counters import describe_all, numbered
-from .drawing import elapsed
 from .verdict_text import show, verdict_lines
 
 JOBS = 4
@@ -132,8 +132,8 @@ def _conclude(console: Console, tracer: Tracer, store: Store) -> None:
             if store.target.spool is not None:
                 raise ArgusError("rows are in a spool: `argus store load` brings them into a store, for argus diagnose")
             with contextlib.closing(Store(store.target, create=False)) as again:
-                found = [_verdict(again, tracer, job) for job in jobs]
-        for lines in found:
+                verdicts = [_verdict(again, tracer, job) for job in jobs]
+        for lines in verdicts:
             show(console, lines)
             show(console, [(Text(), 0)])
     except ArgusError as failure:
@@ -146,9 +146,10 @@ def _conclude(console: Console, tracer: Tracer, store: Store) -> None:
 
 def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
     # Here, not above: a trace shows its first line sooner without.
-    from argus.diagnose.follow import SPAN_NS
-    from argus.diagnose.run import diagnose_store, save
-    from argus.diagnose.watch import in_charge
+    from argus.diagnose.follow.follow import SPAN_NS
+    from argus.diagnose.follow.watch import in_charge
+    from argus.diagnose.save import save
+    from argus.diagnose.stored import diagnose_store
 
     host = in_charge(store, job.name, job.run)
     if host != tracer.host:
@@ -159,7 +160,7 @@ def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
     save(store, verdict)
     lines = list(verdict_lines(verdict, detail=False))
     if since_ns:
-        lines.append((Text(f"of the last {elapsed(SPAN_NS / 1e9)}; argus diagnose judges all of it", style="dim"), 2))
+        lines.append((Text(f"of the last {elapsed(SPAN_NS / 1e9)}; argus diagnose covers all of it", style="dim"), 2))
     return lines
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 
 import click
 
-from argus import files
+from argus.system import files
 
 SHELLS = ("bash", "zsh", "fish")
 ANSWER_S = 0.25
@@ -37,6 +37,8 @@ _QUERY = (
 )
 Names = list[dict[str, Any]]
 """A row for each run, the newest first: job, run, ranks."""
+_ARGUS = click.Command("argus")
+"""Stands for the whole command: neither a shell's script nor the words of a line depend on its verbs."""
 
 
 @click.command()
@@ -52,23 +54,19 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from .main import cli
-
     maker = get_completion_class(shell)
     assert maker is not None
     if shell == "bash":
         click.echo(bash_script())
     else:
-        click.echo(maker(cli, {}, "argus", "_ARGUS_COMPLETE").source())
+        click.echo(maker(_ARGUS, {}, "argus", "_ARGUS_COMPLETE").source())
 
 
 def bash_script() -> str:
     """click's own, without its look at bash's version: that starts bash, and refuses where none is installed."""
     from click.shell_completion import BashComplete
 
-    from .main import cli
-
-    maker = BashComplete(cli, {}, "argus", "_ARGUS_COMPLETE")
+    maker = BashComplete(_ARGUS, {}, "argus", "_ARGUS_COMPLETE")
     return str(maker.source_template % maker.source_vars())
 
 
@@ -88,13 +86,11 @@ def answer_from_store(instruction: str) -> bool:
     """
     from click.shell_completion import CompletionItem, get_completion_class
 
-    from .main import cli
-
     shell, _, what = instruction.partition("_")
     maker = get_completion_class(shell)
     if what != "complete" or maker is None:
         return False
-    asked = maker(cli, {}, "argus", "_ARGUS_COMPLETE")
+    asked = maker(_ARGUS, {}, "argus", "_ARGUS_COMPLETE")
     words, begun = asked.get_completion_args()
     kind = asked_for(words, begun)
     if kind is None:
@@ -187,7 +183,7 @@ def find_names(url: str | None) -> Names:
 
 
 def _default_url() -> str:
-    """As ``argus.store.open.default_url``, without what that imports."""
+    """As ``argus.store.url.default_url``, without what that imports."""
     if os.geteuid() == 0:
         return "chdb:///var/lib/argus"
     return f"chdb://{os.environ.get('XDG_DATA_HOME') or os.path.expanduser('~/.local/share')}/argus"
@@ -202,10 +198,10 @@ def names_file(url: str) -> Path:
 def _read(file: Path) -> Names | None:
     try:
         with files.opened(file.parent) as folder:
-            found = json.loads(files.read_at(folder, file.name, MAX_BYTES))
+            content = json.loads(files.read_at(folder, file.name, MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, list) else None
+    return content if isinstance(content, list) else None
 
 
 def _write(file: Path, names: Names) -> None:
@@ -243,7 +239,7 @@ def _ask_engine(folder: Path) -> Names | None:
 
 
 def _refresh_aside(url: str) -> None:
-    """Writes a store's names in a process that this one does not wait for, and that says nothing."""
+    """Writes a store's names in a process that this one does not wait for, and that prints nothing."""
     environment = {name: value for name, value in os.environ.items() if name != "_ARGUS_COMPLETE"}
     with contextlib.suppress(OSError):
         subprocess.Popen(

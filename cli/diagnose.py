@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +13,13 @@ from datetime import datetime, timezone
 
 import click
 
-from argus.diagnose.follow import INTERVAL_S, Follower, Round, follow
-from argus.diagnose.hang import HANG_S
-from argus.diagnose.run import THRESHOLD, diagnose_store, save
+from argus.diagnose.case import HANG_S, THRESHOLD
+from argus.diagnose.follow.follow import INTERVAL_S, Follower, Round, follow
+from argus.diagnose.save import save
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Finding, Verdict, to_json
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.units import ranks_text
 from argus.store.open import Store, open_store
 from argus.store.reader import latest_run, list_runs, query_columns
 
@@ -30,7 +33,8 @@ EXIT_CODES = {"healthy": 0, "degraded": 10, "hung": 11, "inconclusive": 12}
 _RANKS = "SELECT DISTINCT rank FROM ranks WHERE job = {job:String} AND run = {run:UInt32} ORDER BY rank"
 
 
-def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
+def steps_of(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None]:
+    """``--steps A:B`` as an option's callback."""
     return (None, None) if value is None else parse_open_steps(value)
 
 
@@ -44,7 +48,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     metavar="R",
     help="Print only findings about these ranks (3, or 0-7,12) or about all. The verdict is the whole job's.",
 )
-@click.option("--steps", "--step", "steps", metavar="A:B", callback=_steps, help="Only steps A to B; A:, :B, or one.")
+@click.option("--steps", "--step", "steps", metavar="A:B", callback=steps_of, help="Only steps A to B; A:, :B, or one.")
 @since_option
 @last_option
 @click.option("--follow", "following", is_flag=True, help="Judge it again and again, and print what changes.")
@@ -83,7 +87,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
 @click.option(
     "--exit-code",
     is_flag=True,
-    help="Tell the verdict by the exit code: 0 healthy, 10 degraded, 11 hung, 12 inconclusive. Without it: 0.",
+    help="Report the verdict by the exit code: 0 healthy, 10 degraded, 11 hung, 12 inconclusive. Without it: 0.",
 )
 def command(
     job: str | None,
@@ -127,8 +131,8 @@ def command(
     with open_store(store_url, create=False) as store:
         given, ended_ns = run, 0
         if job is None or run is None:
-            found = latest_run(store, job)
-            job, run = found[0], found[1] if run is None else run
+            run_number = latest_run(store, job)
+            job, run = run_number[0], run_number[1] if run is None else run
         # All runs are looked through only if that is needed: of a large job it takes seconds.
         if given is not None or since is not None:
             runs = list_runs(store, job)
@@ -137,7 +141,7 @@ def command(
                 stored = ", ".join(str(known.run) for known in runs[:8])
                 raise ArgusError(f"job '{job}' has no run {run}", f"Stored are: {stored or 'none'}", EXIT_UNAVAILABLE)
             ended_ns = chosen.ended_ns
-        since_ns = _since(since, ended_ns)
+        since_ns = since_of(since, ended_ns)
         _check_ranks(store, job, run, shown)
         if following:
             follower = Follower(store, job, run, threshold, hang_after, since_ns, keep=not no_store)
@@ -168,8 +172,8 @@ def command(
     return EXIT_CODES[verdict["status"]] if exit_code else 0
 
 
-def _since(word: str | None, ended_ns: int) -> int:
-    """Wall time; 0: no limit."""
+def since_of(word: str | None, ended_ns: int) -> int:
+    """``--since`` as wall time; 0: no limit. ``ended_ns``: the end of the run."""
     if word is None:
         return 0
     span_ns, at_ns = parse_since(word)
@@ -177,14 +181,12 @@ def _since(word: str | None, ended_ns: int) -> int:
 
 
 def _check_ranks(store: Store, job: str, run: int, asked: tuple[int, ...]) -> None:
-    """Raises ArgusError if none of the ranks that were asked for is stored."""
+    """Raises ArgusError if none of the ranks that were requested is stored."""
     if not asked:
         return
     params = {"job": job, "run": run}
     stored = query_columns(store, _RANKS, params)["rank"].tolist()
     if stored and set(stored).isdisjoint(asked):
-        from .verdict_text import ranks_text
-
         raise ArgusError(
             f"job '{job}' has no {ranks_text(asked)}", f"Stored are: {ranks_text(stored)}", EXIT_UNAVAILABLE
         )
@@ -238,29 +240,29 @@ def _follow(
 ) -> str:
     """Prints what changes until the trace ends or somebody stops it; returns the last status. ``codes``: exit codes by
     status."""
-    status, told = "inconclusive", ""
+    status, last_error = "inconclusive", ""
 
     def trouble(failure: ArgusError) -> None:
-        nonlocal told
-        if failure.message != told:
-            told = failure.message
+        nonlocal last_error
+        if failure.message != last_error:
+            last_error = failure.message
             click.echo(f"argus: {failure.message}; trying again", err=True)
 
     with _until_stopped(lambda: codes.get(status, 0)) as stop:
-        for found in follow(follower, stop.wait, trouble, interval_s):
-            status, told, whole = found.verdict["status"], "", found.verdict
+        for latest in follow(follower, stop.wait, trouble, interval_s):
+            status, last_error, whole = latest.verdict["status"], "", latest.verdict
             if ranks:
-                found = replace(
-                    found,
+                latest = replace(
+                    latest,
                     verdict=_about(whole, ranks),
-                    new=_those_about(found.new, ranks),
-                    gone=_those_about(found.gone, ranks),
+                    new=_those_about(latest.new, ranks),
+                    gone=_those_about(latest.gone, ranks),
                 )
-            if output_format == "json" and (found.changed or found.ended):
-                click.echo(_json_line(found))
-            elif output_format == "text" and found.changed:
-                _print_round(found, with_sql, detail)
-            if keep and found.changed:
+            if output_format == "json" and (latest.changed or latest.ended):
+                click.echo(_json_line(latest))
+            elif output_format == "text" and latest.changed:
+                _print_round(latest, with_sql, detail)
+            if keep and latest.changed:
                 save(follower.store, whole)
             if stop.is_set():
                 break
@@ -270,25 +272,29 @@ def _follow(
     return status
 
 
-def _json_line(found: Round) -> str:
+def _json_line(latest: Round) -> str:
     change = {
-        "at_ns": found.at_ns,
-        "took_ms": round(found.took_s * 1e3),
-        "new": [{"kind": finding["kind"], "ranks": finding["ranks"]} for finding in found.new],
-        "gone": [{"kind": finding["kind"], "ranks": finding["ranks"]} for finding in found.gone],
-        "ended": found.ended,
+        "at_ns": latest.at_ns,
+        "took_ms": round(latest.took_s * 1e3),
+        "new": [_brief(finding) for finding in latest.new],
+        "gone": [_brief(finding) for finding in latest.gone],
+        "ended": latest.ended,
     }
-    return json.dumps({**found.verdict, "change": change}, ensure_ascii=False, allow_nan=False)
+    return json.dumps({**latest.verdict, "change": change}, ensure_ascii=False, allow_nan=False)
 
 
-def _print_round(found: Round, with_sql: bool, detail: bool) -> None:
-    from .verdict_text import kind, ranks_text
+def _brief(finding: Finding) -> dict[str, object]:
+    return {"id": finding["id"], "kind": finding["kind"], "ranks": finding["ranks"]}
 
-    at = datetime.fromtimestamp(found.at_ns / 1e9, timezone.utc).strftime("%H:%M:%S UTC")
+
+def _print_round(latest: Round, with_sql: bool, detail: bool) -> None:
+    from .verdict_text import kind
+
+    at = datetime.fromtimestamp(latest.at_ns / 1e9, timezone.utc).strftime("%H:%M:%S UTC")
     click.echo(f"---- {at}")
-    for finding in found.gone:
+    for finding in latest.gone:
         click.echo(f"over: {kind(finding)}  {ranks_text(finding['ranks'])}".rstrip())
-    _print({**found.verdict, "findings": found.new}, with_sql, detail, hints=False)
+    _print({**latest.verdict, "findings": latest.new}, with_sql, detail, hints=False)
 
 
 def _print(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True) -> None:
@@ -299,7 +305,9 @@ def _print(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True
 
     console = Console(highlight=False)
     detail = detail or with_sql
-    show(console, verdict_lines(verdict, detail=detail, with_sql=with_sql))
+    # A terminal that cannot write blocks shows no bars.
+    bars = console.is_terminal and console.encoding.lower().startswith("utf")
+    show(console, verdict_lines(verdict, detail=detail, with_sql=with_sql, bars=bars))
     if verdict["findings"] and hints and not with_sql:
         show(console, [(Text(), 0)])
         if not detail and has_more(verdict):
@@ -307,3 +315,11 @@ def _print(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True
         show(console, [(Text("argus diagnose --sql prints the queries that show this again.", style="dim"), 0)])
     if hints or not verdict["coverage"]["complete"]:
         show(console, [coverage_line(verdict["coverage"])])
+    if hints and not with_sql:
+        show(console, [(Text(f"{_report_command(verdict)} writes a page about it, with pictures.", style="dim"), 0)])
+
+
+def _report_command(verdict: Verdict) -> str:
+    """What makes the page of this run."""
+    job = verdict["job"]
+    return f"argus report --job {shlex.quote(job)}" if job.isprintable() and 0 < len(job) <= 60 else "argus report"

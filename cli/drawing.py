@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from rich.text import Text
 
-_UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
 SPARKS = "▁▂▃▄▅▆▇█"
 FLAT = 1.5
 """A sparkline's top is at least so many times its bottom: noise of a few percent stays a line."""
@@ -21,47 +20,11 @@ GLYPHS = {
     "data loading": ("▓", "magenta"),
     "other": ("·", "dim"),
 }
-"""How each part of a rank's time is drawn: told apart without colours, too."""
+"""How each part of a rank's time is drawn: distinguishable without colours, too."""
 _ASCII = str.maketrans(
     dict(zip(SPARKS, "_..--==#", strict=True))
     | {"█": "#", "▒": "=", "▓": "%", "·": ".", "→": ">", "…": "~", "µ": "u", "↑": "^", "↓": "v", "×": "x", "–": "-"}
 )
-
-
-def size(nbytes: float) -> str:
-    """Bytes as people read them, in decimal units."""
-    for unit in _UNITS:
-        if abs(nbytes) < 1000 or unit == _UNITS[-1]:
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1000
-    raise AssertionError("unreachable")
-
-
-def rate(per_second: float) -> str:
-    """A rate with three digits: 12/s, 3.4k/s."""
-    if per_second >= 1e6:
-        return f"{per_second / 1e6:.1f}M/s"
-    if per_second >= 1e3:
-        return f"{per_second / 1e3:.1f}k/s"
-    return f"{per_second:.0f}/s"
-
-
-def span(ns: float) -> str:
-    """A duration with three digits: 950 ns, 3.4 µs, 12.5 ms."""
-    for unit, factor in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if ns < 1000 * factor:
-            return f"{ns / factor:.0f} {unit}" if factor == 1.0 else f"{ns / factor:.1f} {unit}"
-    return f"{ns / 1e9:.1f} s"
-
-
-def elapsed(seconds: float) -> str:
-    """Time since the start: 42 s, 3 min 12 s, 2 h 05 min."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "", most: int = 0) -> list[str]:

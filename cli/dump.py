@@ -8,8 +8,7 @@ from collections import Counter as Tally
 import click
 from rich.console import Console
 
-from argus import privileges
-from argus.capture.targets import (
+from argus.capture.process.targets import (
     descendants,
     find_gpu_processes,
     find_named_processes,
@@ -17,10 +16,11 @@ from argus.capture.targets import (
     parent_of,
     sees_host_pids,
 )
-from argus.dump import ThreadStack, dump
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.semantics.stacks import Group, group_by_stack, label, thread_role
-from argus.text import counted
+from argus.live.dump import ThreadStack, dump
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import counted
+from argus.semantics.stacks.stack import Group, group_by_stack, label, thread_role
+from argus.system import privileges
 
 from .options import all_pids, format_option, name_given, pid_options
 
@@ -66,8 +66,8 @@ def command(
     others: list[int] = []
     if all_gpu or name is not None:
         named_only = name is not None and not all_gpu
-        found = find_named_processes(name or "", roots=children) if named_only else find_gpu_processes(name)
-        others = [pid for pid in found if pid not in named]
+        candidates = find_named_processes(name or "", roots=children) if named_only else find_gpu_processes(name)
+        others = [pid for pid in candidates if pid not in named]
         if not named + others:
             kind = "process" if named_only else "process that maps libcuda"
             what = f" whose command line contains '{name}'" if name is not None else ""
@@ -86,7 +86,7 @@ def command(
         others += [pid for pid in descendants(named + others) if pid not in named + others]
     threads = dump(named, others)
     if output_format == "json":
-        click.echo(json.dumps({"schema": "argus.dump/1", "threads": [_json(thread) for thread in threads]}))
+        click.echo(json.dumps({"schema": "argus.live.dump/1", "threads": [_json(thread) for thread in threads]}))
         return 0
     console = Console()
     if len(named + others) > 1 and not each:
@@ -98,13 +98,13 @@ def command(
     parts = [counted(len(threads), "thread")]
     parts += [f"{without} without a stack"] if without else []
     parts += [f"{rejected} whose Python frames were rejected"] if rejected else []
-    _say(console, ", ".join(parts), "dim")
+    _print_line(console, ", ".join(parts), "dim")
     for pid, note in dict.fromkeys((thread.pid, thread.note) for thread in threads if thread.stack and thread.note):
-        _say(console, f"process {pid}: {note}", "dim")
+        _print_line(console, f"process {pid}: {note}", "dim")
     return 0
 
 
-def _say(console: Console, text: str, style: str | None = None) -> None:
+def _print_line(console: Console, text: str, style: str | None = None) -> None:
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -119,16 +119,18 @@ def _each(console: Console, threads: list[ThreadStack]) -> None:
         if thread.pid != pid:
             pid = thread.pid
             rank = identity_of(pid).rank
-            _say(console, f"process {pid}" + (f", rank {rank}" if rank >= 0 else ""), "bold")
-        _say(console, f"  thread {thread.tid} {thread.name!r}: {_where(thread)}", "cyan")
+            _print_line(console, f"process {pid}" + (f", rank {rank}" if rank >= 0 else ""), "bold")
+        _print_line(console, f"  thread {thread.tid} {thread.name!r}: {_where(thread)}", "cyan")
         if thread.stack is None:
-            _say(console, f"      ({thread.note or 'no stack'})", "dim")
+            _print_line(console, f"      ({thread.note or 'no stack'})", "dim")
             continue
         frames = thread.stack.frames[::-1]
         for frame in frames[:FRAMES_SHOWN]:
-            _say(console, f"      {label(frame, lines=True)}")
+            _print_line(console, f"      {label(frame, lines=True)}")
         if len(frames) > FRAMES_SHOWN:
-            _say(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
+            _print_line(
+                console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim"
+            )
 
 
 def _grouped(console: Console, threads: list[ThreadStack]) -> None:
@@ -139,17 +141,19 @@ def _grouped(console: Console, threads: list[ThreadStack]) -> None:
     for thread in threads:
         role = thread_role(thread.name, main=thread.pid == thread.tid)
         roles.setdefault(f"{role}{aside[thread.pid]}" if role == "main" else role, []).append(thread)
-    for role, mine in sorted(roles.items(), key=lambda item: (not item[0].startswith("main"), item[0])):
-        known = [thread for thread in mine if thread.stack is not None]
+    for role, of_role in sorted(roles.items(), key=lambda item: (not item[0].startswith("main"), item[0])):
+        known = [thread for thread in of_role if thread.stack is not None]
         by_member = {(ranks[thread.pid], str(thread.tid)): thread for thread in known}
-        processes = len({thread.pid for thread in mine})
+        processes = len({thread.pid for thread in of_role})
         members = [(rank, tid, thread.stack) for (rank, tid), thread in by_member.items() if thread.stack is not None]
-        _say(console, f"{role}: {counted(len(mine), 'thread')} of {counted(processes, 'process')}", "bold")
+        _print_line(console, f"{role}: {counted(len(of_role), 'thread')} of {counted(processes, 'process')}", "bold")
         for group in group_by_stack(members):
             _group(console, group, [by_member[member] for member in group.members])
-        for thread in mine:
+        for thread in of_role:
             if thread.stack is None:
-                _say(console, f"  process {thread.pid} thread {thread.tid}: {_where(thread)} ({thread.note})", "dim")
+                _print_line(
+                    console, f"  process {thread.pid} thread {thread.tid}: {_where(thread)} ({thread.note})", "dim"
+                )
 
 
 def _group(console: Console, group: Group, threads: list[ThreadStack]) -> None:
@@ -160,14 +164,14 @@ def _group(console: Console, group: Group, threads: list[ThreadStack]) -> None:
         [] if group.ranks == "-1" else [f"rank {group.ranks}"]
     )  # -1: a launcher, or another process that has no rank
     who = " ".join([*named, f"(process {pids})"]) if named else f"process {pids}"
-    _say(console, f"  {who}: {doing}{odd}", "yellow" if group.odd else "cyan")
+    _print_line(console, f"  {who}: {doing}{odd}", "yellow" if group.odd else "cyan")
     frames = group.frames[::-1]
     if group.alike == "prefix":
-        _say(console, "      (they part below this)", "dim")
+        _print_line(console, "      (they part below this)", "dim")
     for frame in frames[:FRAMES_SHOWN]:
-        _say(console, f"      {label(frame, lines=True)}")
+        _print_line(console, f"      {label(frame, lines=True)}")
     if len(frames) > FRAMES_SHOWN:
-        _say(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
+        _print_line(console, f"      … {len(frames) - FRAMES_SHOWN} more, up to {label(frames[-1], lines=True)}", "dim")
 
 
 def _tally(threads: list[ThreadStack]) -> list[tuple[str, int]]:
@@ -175,7 +179,7 @@ def _tally(threads: list[ThreadStack]) -> list[tuple[str, int]]:
 
 
 def _ranks(threads: list[ThreadStack]) -> dict[int, int]:
-    """Ranks by process: what the environment says, else their order."""
+    """Ranks by process: from the environment, else by their order."""
     pids = sorted({thread.pid for thread in threads})
     known = {pid: identity_of(pid).rank for pid in pids}
     if any(rank < 0 for rank in known.values()):
@@ -184,7 +188,8 @@ def _ranks(threads: list[ThreadStack]) -> dict[int, int]:
 
 
 def _aside(pid: int, ranks: dict[int, int]) -> str:
-    """What tells the main thread of a process from those of ranks: a data-loader worker's is never where theirs are."""
+    """What distinguishes the main thread of a process from those of ranks: a data-loader worker's is never where theirs
+    are."""
     if ranks[pid] < 0:
         launches = any(parent_of(other) == pid for other in ranks if ranks[other] >= 0)
         return (" of the launcher" if launches else " without a rank") if any(r >= 0 for r in ranks.values()) else ""

@@ -10,15 +10,15 @@ from dataclasses import asdict
 
 import click
 
-from argus.diagnose.kinds import EXPLANATIONS, STATUSES, Explanation, explanation
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.diagnose.kinds import EXPLANATIONS, OWNERS, STATUSES, Explanation, explanation
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 from .options import format_option
 from .suggest import closest
 
 WIDEST = 100
 """Longer lines are hard to read."""
-_PARTS = (("detected", "detected"), ("evidence", "evidence"), ("do", "what to do"), ("owner", "who mends it"))
+_PARTS = (("detected", "detected"), ("evidence", "evidence"), ("do", "what to do"), ("owner", "who has to act"))
 
 
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -29,7 +29,7 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
 @click.argument("kind", nargs=-1, metavar="[KIND]", shell_complete=_complete)
 @format_option()
 def command(kind: tuple[str, ...], output_format: str) -> None:
-    """Say what a kind of finding means, how it is detected, and what to do.
+    """Explain what a kind of finding means, how it is detected, and what to do.
 
     Without KIND: all kinds in a line each, and what the verdicts mean.
 
@@ -40,12 +40,12 @@ def command(kind: tuple[str, ...], output_format: str) -> None:
       argus explain --format json | jq -r '.[] | .name + ": " + .do'
     """
     name = " ".join(kind)
-    found = explanation(name) if name else None
+    explained = explanation(name) if name else None
     if output_format == "json":
-        chosen = EXPLANATIONS if not name else (found or _unknown(name),)
+        chosen = EXPLANATIONS if not name else (explained or _unknown(name),)
         click.echo(json.dumps([asdict(one) for one in chosen], indent=2, ensure_ascii=False))
-    elif found is not None:
-        _print(found)
+    elif explained is not None:
+        _print(explained)
     elif name.lower() in STATUSES:
         click.echo(textwrap.fill(f"{name.lower()}: {STATUSES[name.lower()]}", _width()))
     elif name:
@@ -61,13 +61,14 @@ def _unknown(name: str) -> Explanation:
     raise ArgusError(f"no finding is of the kind '{name}'", hint, EXIT_USAGE)
 
 
-def _print(found: Explanation) -> None:
-    click.echo(click.style(found.name, bold=True))
-    click.echo(_wrapped(found.means, 2))
+def _print(explained: Explanation) -> None:
+    click.echo(click.style(explained.name, bold=True))
+    click.echo(_wrapped(explained.means, 2))
     for part, title in _PARTS:
         click.echo()
         click.echo(f"  {title}")
-        click.echo(_wrapped(getattr(found, part), 4))
+        text = getattr(explained, part)
+        click.echo(_wrapped(f"{text} ({OWNERS[text]})" if part == "owner" else text, 4))
 
 
 def _list() -> None:
@@ -77,7 +78,7 @@ def _list() -> None:
     click.echo("\nverdicts")
     for name, means in STATUSES.items():
         click.echo(_hanging(name, means, width))
-    click.echo("\nargus explain KIND says how it is detected, and what to do.")
+    click.echo("\nargus explain KIND shows how it is detected, and what to do.")
 
 
 def _width() -> int:

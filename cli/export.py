@@ -10,19 +10,22 @@ from typing import Any
 
 import click
 
-from argus import files
-from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
-from argus.interop import folded, pprof, speedscope, svg
-from argus.interop.perfetto import moment_of, write_perfetto
-from argus.semantics.profile import Change, Difference, Profile, changes, difference, frame_text
+from argus.export import folded, pprof, speedscope, svg, tables
+from argus.export.perfetto import moment_of, write_perfetto
+from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.model.text import printable, shortened
+from argus.model.units import short_duration
+from argus.semantics.stacks.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
-from argus.store.stacks import KINDS, read_profile
-from argus.text import printable, shortened
+from argus.store.read.stacks import PROFILE_KINDS, read_profile
+from argus.system import files
 
+from .grammar import parse_ranks
 from .options import store_option
-from .selection import compared_with, make_selection, selection_options
+from .selection import compared_with, make_selection, parse_when, selection_options
+from .suggest import close_names
 
-FORMATS = ("svg", "folded", "speedscope", "pprof", "perfetto")
+FORMATS = ("svg", "folded", "speedscope", "pprof", "perfetto", "parquet", "csv")
 _APART = {"svg": (), "folded": (), "speedscope": ("rank", "thread"), "pprof": ("rank", "thread")}
 """What each format keeps apart."""
 _LISTED = 8
@@ -32,16 +35,17 @@ _FRAME_WIDTH = 100
 
 @click.command()
 @click.argument("output_format", metavar="FORMAT", type=click.Choice(FORMATS))
+@click.argument("table", required=False)
 @selection_options
 @click.option(
     "--kind",
-    type=click.Choice(KINDS),
+    type=click.Choice(PROFILE_KINDS),
     default="cpu",
     show_default=True,
     help="Threads on the CPU (samples), off it (waits of 1 ms and more), or both.",
 )
 @click.option("--gil", is_flag=True, help="Only what held Python's GIL.")
-@click.option("--lines/--functions", default=None, help="Tell lines of a function apart. Default: only for pprof.")
+@click.option("--lines/--functions", default=None, help="Keep lines of a function apart. Default: only for pprof.")
 @click.option(
     "--diff",
     "parts",
@@ -58,6 +62,7 @@ _FRAME_WIDTH = 100
 @store_option
 def command(
     output_format: str,
+    table: str | None,
     kind: str,
     gil: bool,
     lines: bool | None,
@@ -67,11 +72,15 @@ def command(
     store_url: str | None,
     **choice: Any,
 ) -> None:
-    """Export stacks with the time that went into them, or a timeline.
+    """Export stacks with the time that went into them, a timeline, or a table.
 
     FORMAT is svg (a flame graph for any browser), folded (text for flamegraph.pl and inferno), speedscope
-    (https://speedscope.app), pprof (`go tool pprof`) or perfetto (https://ui.perfetto.dev: steps, CUDA calls,
-    collectives and GPU operations; by default of the last 2 s).
+    (https://speedscope.app), pprof (`go tool pprof`), perfetto (https://ui.perfetto.dev: steps, CUDA calls,
+    collectives, GPU operations, counters and the critical path; by default of the last 2 s), parquet or csv (rows of
+    TABLE, any table or view of the store).
+
+    A timeline is written as Perfetto's own packets, or as Trace Event JSON where the file's name ends in .json or
+    .json.gz. Names that end in .gz are compressed.
 
     \b
       argus export svg -o flame.svg                       the job traced last, all ranks
@@ -80,10 +89,19 @@ def command(
       argus export svg --steps 500:600 --diff steps=0:100 -o diff.svg    what became slower
       argus export folded --kind off --thread main --last 30s     what main threads wait for
       argus export pprof -o job.pb.gz; go tool pprof -tagroot=rank job.pb.gz
-      argus export perfetto --steps 812:814 -o steps.json.gz      what ran when
+      argus export perfetto --steps 812:814 -o steps.pftrace      what ran when
+      argus export perfetto --steps 812:814 -o steps.json.gz      the same as JSON, without counters
+      argus export parquet gpu_steps -o gpu_steps.parquet         a table; argus sql --tables lists them
+      argus export csv collectives --rank 3 --last 10s -o calls.csv
     """
+    used = bool(parts or per or gil or lines is not None or kind != "cpu")
+    if output_format in tables.FORMATS:
+        _table_of_store(output_format, table, output, store_url, choice, used=used)
+        return
+    if table is not None:
+        raise ArgusError(f"{output_format} is of stacks and times, not of a table", _TABLE_HINT, EXIT_USAGE)
     if output_format == "perfetto":
-        _perfetto(output, store_url, choice, used=bool(parts or per or gil or lines is not None or kind != "cpu"))
+        _perfetto(output, store_url, choice, used=used)
         return
     if parts and output_format not in ("svg", "folded"):
         hint = "Use svg or folded; pprof compares two files itself: go tool pprof -diff_base"
@@ -107,12 +125,12 @@ def command(
             _write(output, svg.write_difference(two, profile, base_words))
         else:
             _write(output, "".join(folded.write_difference(two)))
-        for line in _table(changes(two, python=True), two.unit):
+        for line in _changed(changes(two, python=True), two.unit):
             click.echo(line, err=output is None)
     if output is not None:
         times = sum(sample.count for sample in profile.samples)
         click.echo(
-            f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {svg.duration(profile.total_ns)}"
+            f"{output}: {profile.title}, {profile.subtitle}; {times:,} samples, {short_duration(profile.total_ns)}"
         )
 
 
@@ -121,13 +139,52 @@ def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any],
         hint = "Of a timeline only ranks and time are chosen: --rank, --steps, --since, --until, --last"
         raise ArgusError("perfetto is a timeline, not a profile of stacks", hint, EXIT_USAGE)
     if not output:
-        raise ArgusError("a timeline needs a file", "Name it: -o job.json.gz", EXIT_USAGE)
+        raise ArgusError("a timeline needs a file", "Name it: -o job.pftrace", EXIT_USAGE)
+    as_json = output.lower().endswith((".json", ".json.gz"))
     with open_store(store_url, create=False) as store:
-        moment = moment_of(store, make_selection(store, **choice))
-        count = write_perfetto(store, moment, Path(output))
+        chosen = make_selection(store, **choice)
+        notes: tuple[str, ...] = ()
+        if as_json:
+            moment = moment_of(store, chosen)
+            count = write_perfetto(store, moment, Path(output))
+        else:
+            from argus.export.pftrace import export_trace  # with a part of the diagnosis: it takes a moment
+
+            moment, written = export_trace(store, chosen, Path(output))
+            count, notes = written.slices, written.notes
     seconds = (moment.end_ns - moment.begin_ns) / 1e9
     click.echo(f"{output}: job {printable(moment.job)}, run {moment.run}, {seconds:.3g} s, {count:,} events")
+    for note in notes:
+        click.echo(printable(note))
     click.echo("open it at https://ui.perfetto.dev")
+
+
+_TABLE_HINT = "Rows of a table: argus export parquet TABLE -o FILE.parquet, or csv"
+
+
+def _table_of_store(
+    output_format: str, name: str | None, output: str | None, store_url: str | None, choice: dict[str, Any], used: bool
+) -> None:
+    if used or choice["threads"]:
+        hint = "Rows are chosen by --job, --run, --rank, --steps, --since, --until and --last"
+        raise ArgusError("a table has no stacks to choose among", hint, EXIT_USAGE)
+    if not name:
+        raise ArgusError(f"{output_format} needs a table", "argus sql --tables lists them", EXIT_USAGE)
+    if not output:
+        raise ArgusError("a table needs a file", f"Name it: -o {printable(name)}.{output_format}", EXIT_USAGE)
+    with open_store(store_url, create=False) as store:
+        found = tables.find_table(store, name)
+        if found is None:
+            near = close_names(name, tables.table_names(store))
+            hint = f"Did you mean {' or '.join(near)}?" if near else "argus sql --tables lists them"
+            raise ArgusError(f"there is no table '{printable(name)}'", hint, EXIT_USAGE)
+        if {"job", "run"} <= set(found.types):
+            chosen = tables.Chosen.of(make_selection(store, **choice))
+        else:
+            when = parse_when(*(choice[word] for word in ("steps", "since", "until", "last")))
+            chosen = tables.Chosen(choice["job"], choice["run"], parse_ranks(choice["ranks"]), **when)
+        rows = tables.write_table(store, tables.narrow(store, found, chosen), Path(output), output_format)
+    click.echo(f"{output}: {rows:,} rows of {found.name}, {len(found.types)} columns")
 
 
 _WRITERS: dict[str, Callable[[Profile], str | bytes]] = {
@@ -162,18 +219,18 @@ def _write(output: str | None, content: str | bytes) -> None:
         raise ArgusError(f"{output} cannot be written: {failure.strerror}", "", EXIT_FAILURE) from None
 
 
-def _table(found: list[Change], unit: str) -> list[str]:
-    worth = [change for change in found if round(change.gained)]
+def _changed(rows_shown: list[Change], unit: str) -> list[str]:
+    worth = [change for change in rows_shown if round(change.gained)]
     lines = [f"time {unit}, by Python function: before, after, change"]
     for title, listed in (
         ("more", [change for change in worth if change.gained > 0][:_LISTED]),
         ("less", [change for change in reversed(worth) if change.gained < 0][:_LISTED]),
     ):
         for change in listed:
-            numbers = [svg.duration(value) for value in (change.self_before, change.self_after)]
+            numbers = [short_duration(value) for value in (change.self_before, change.self_after)]
             sign = "+" if change.gained > 0 else ""
             lines.append(
-                f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + svg.duration(change.gained):>10}  "
+                f"  {title}  {numbers[0]:>9}  {numbers[1]:>9}  {sign + short_duration(change.gained):>10}  "
                 f"{shortened(frame_text(change.frame), _FRAME_WIDTH)}"
             )
     return lines if len(lines) > 1 else [*lines, "  no difference"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.flags import Flag, flag
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
+from argus.store.flags import Flag, flag
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
-from argus.text import printable
 
 from .grammar import parse_span
 from .options import store_option
@@ -81,7 +81,7 @@ def command(following: str | None, why: str, store_url: str | None, **choice: An
 
 
 def _of_steps(store: Store, job: str, run: int, steps: tuple[int, int]) -> tuple[int, int]:
-    found = query_columns(store, _STEPS, {"job": job, "run": run, "first": steps[0], "last": steps[1]})
-    if not int(found["known"][0]):
+    span = query_columns(store, _STEPS, {"job": job, "run": run, "first": steps[0], "last": steps[1]})
+    if not int(span["known"][0]):
         raise ArgusError(f"no step {steps[0]} of job {job} is stored yet", "Give --next 10s", EXIT_UNAVAILABLE)
-    return int(found["begin_ns"][0]), int(found["end_ns"][0])
+    return int(span["begin_ns"][0]), int(span["end_ns"][0])

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 MAX_SPAN_NS = 366 * 86400 * 10**9
 MAX_PID = 2**22

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from argus import debug, files, secrets
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.health import config, cron, history, output
 from argus.health.check import CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, clean, worst
 from argus.health.config import Check, Settings
 from argus.health.run import run
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.system import debug, files, secrets
 
 from .options import format_option, store_option
 from .suggest import SuggestingGroup
@@ -68,8 +68,8 @@ def _unknown() -> Iterator[None]:
             where = f": {failure.filename}" if failure.filename else ""
             raise ArgusError(f"{failure.strerror or failure}{where}", "", EXIT_CODES[UNKNOWN]) from None
         hint = f"This is a defect of Argus. {debug.traceback_of(failure)}"
-        told = f"internal error: {type(failure).__name__}: {clean(failure)}"
-        raise ArgusError(told, hint, EXIT_CODES[UNKNOWN]) from None
+        text = f"internal error: {type(failure).__name__}: {clean(failure)}"
+        raise ArgusError(text, hint, EXIT_CODES[UNKNOWN]) from None
 
 
 def _print_no_more() -> None:
@@ -79,7 +79,7 @@ def _print_no_more() -> None:
 
 
 @click.group(cls=_Exits, invoke_without_command=True)
-@click.option("--quiet", "-q", is_flag=True, help="Say nothing where all is well: for cron.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing where all is well: for cron.")
 @click.option("--verbose", "-v", is_flag=True, help="A line for each check, with what to do.")
 @click.option("--format", "output_format", type=click.Choice(list(output.FORMATS)), default="text", show_default=True)
 @click.option(
@@ -89,7 +89,7 @@ def _print_no_more() -> None:
 @click.option("--skip", multiple=True, metavar="NAME", help="Leave this check out; may be repeated.")
 @click.option("--active", is_flag=True, help="Also measure the node: seconds of load, and only while it is idle.")
 @click.option("--list", "listing", is_flag=True, help="List checks with their thresholds, and run none.")
-@click.option("--trend", is_flag=True, help="What this node's history and its peers say; runs no check.")
+@click.option("--trend", is_flag=True, help="Compare with this node's history and its peers; runs no check.")
 @click.option("--no-store", is_flag=True, help="Keep no history.")
 @config_option
 @store_option
@@ -112,7 +112,7 @@ def command(
     """Check this node: GPUs, network, CPUs, memory, disks.
 
     Exit codes are those of Nagios: 0 ok, 1 warning, 2 critical, 3 unknown. Each check runs in a process of its own
-    with a time limit; two runs never overlap. No root is needed; what needs it says unknown.
+    with a time limit; two runs never overlap. No root is needed; what needs it is reported as unknown.
 
     \b
       argus health                    one line
@@ -134,7 +134,7 @@ def command(
         return _trend(settings, output_format)
     keeps = not no_store and settings.store != "off"
     if keeps and settings.store:
-        from argus.store.open import parse_url
+        from argus.store.url import parse_url
 
         parse_url(settings.store)  # a wrong one would lose the history of years
     done = run(settings, checks)
@@ -144,14 +144,14 @@ def command(
     if file is not None:
         try:
             _write(file, text + "\n")
-        except ArgusError as failure:  # a full disk, perhaps: what was found is told all the same
+        except ArgusError as failure:  # a full disk, perhaps: what was found is printed all the same
             click.echo(output.line(done))
             click.echo(f"argus: {failure.message}\n       {failure.hint}", err=True)
             return EXIT_CODES[worst([done.status, UNKNOWN])]
     elif not (quiet and (done.status == OK or done.again)):
         try:
             click.echo(text)
-        except BrokenPipeError:  # `argus health -v | head -1`: the exit code tells of the node all the same
+        except BrokenPipeError:  # `argus health -v | head -1`: the exit code reports the node's state all the same
             _print_no_more()
     return EXIT_CODES[done.status]
 
@@ -243,9 +243,9 @@ def install_cron(
         if not removed:
             click.echo("nothing was installed")
         return
-    from argus.store.open import parse_url
+    from argus.store.url import parse_url
 
-    settings = config.load(config_file)  # what cron would stumble over is told here
+    settings = config.load(config_file)  # errors that cron would run into are reported here
     store = store_url or settings.store
     server = bool(store and store != "off" and parse_url(store).host)
     if server and secrets.password() is not None and "ARGUS_STORE_PASSWORD_FILE" not in os.environ:
@@ -282,12 +282,12 @@ def _report(settings: Settings, days: int) -> list[NodeReport]:
 
 def _trend(settings: Settings, output_format: str) -> int:
     host = platform.node()
-    found = [node for node in _report(settings, 28) if node.host == host]
-    reasons = [reason for node in found for reason in node.reasons if reason.kind in ("trend", "facts", "recent")]
+    nodes = [node for node in _report(settings, 28) if node.host == host]
+    reasons = [reason for node in nodes for reason in node.reasons if reason.kind in ("trend", "facts", "recent")]
     if output_format == "json":
         click.echo(json.dumps({"host": host, "reasons": [vars(reason) for reason in reasons]}, indent=2))
-        return EXIT_CODES[WARNING if reasons else OK if found else UNKNOWN]
-    if not found:
+        return EXIT_CODES[WARNING if reasons else OK if nodes else UNKNOWN]
+    if not nodes:
         raise ArgusError(f"the store has no results of {host}", "Run argus health first", EXIT_UNAVAILABLE)
     for reason in reasons:
         click.echo(clean(f"{reason.name}: {reason.text}"))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from argus.interop import dumps, flight_recorder, inspector, ras
-from argus.interop.recording import find_files
+from argus.importers.dumps import dumps, flight_recorder, inspector, ras
+from argus.importers.recordings.recording import find_files
 from argus.store.open import open_store
 
 from .import_trace import _PATHS, _job, _name, _print_stored, _progress, command
@@ -27,31 +27,31 @@ def _counted(number: int, what: str) -> str:
 @store_option
 def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
     """Import dumps of PyTorch's NCCL flight recorder, pickled or as JSON: files, one a rank, or folders of them. Then
-    `argus diagnose` says which ranks held up the others, and in which collective.
+    `argus diagnose` names the ranks that held up the others, and in which collective.
 
     \b
       argus import flight-recorder /tmp/nccl_trace_rank_* --job llama
       argus import flight-recorder dumps/ --job llama && argus diagnose --job llama
     """
-    with _progress() as told:
-        found, counters = flight_recorder.read_all(paths, told)
+    with _progress() as progress:
+        read_dumps, counters = flight_recorder.read_all(paths, progress)
     job = job or _name(paths)
     with open_store(store_url) as store:
-        run, stored = dumps.write(store, job, found, counters)
+        run, stored = dumps.write(store, job, read_dumps, counters)
         url = store.url
-    calls = sum(len(dump.calls.get("seq", [])) for dump in found)
-    pending = sum(state != "completed" for dump in found for state in dump.calls.get("state", []))
+    calls = sum(len(dump.calls.get("seq", [])) for dump in read_dumps)
+    pending = sum(state != "completed" for dump in read_dumps for state in dump.calls.get("state", []))
     if output_format == "json":
         click.echo(json.dumps({
-            "job": job, "run": run, "store": url, "ranks": [dump.rank for dump in found],
-            "without_dump": sorted(set(flight_recorder.all_ranks(found)) - {dump.rank for dump in found}),
-            "calls": calls, "pending": pending, "formats": sorted({dump.version for dump in found}),
+            "job": job, "run": run, "store": url, "ranks": [dump.rank for dump in read_dumps],
+            "without_dump": sorted(set(flight_recorder.all_ranks(read_dumps)) - {dump.rank for dump in read_dumps}),
+            "calls": calls, "pending": pending, "formats": sorted({dump.version for dump in read_dumps}),
             "counters": dict(stored.counters),
         }, indent=2))  # fmt: skip
         return
     click.echo(
-        f"{_name(paths)}: {calls:,} calls of {_counted(len(found), 'rank')}, {pending:,} of which had not "
-        f"completed; format {', '.join(sorted({dump.version or '?' for dump in found}))}"
+        f"{_name(paths)}: {calls:,} calls of {_counted(len(read_dumps), 'rank')}, {pending:,} of which had not "
+        f"completed; format {', '.join(sorted({dump.version or '?' for dump in read_dumps}))}"
     )
     _print_stored(job, run, url, stored, [])
 
@@ -63,7 +63,7 @@ def import_flight_recorder(paths: tuple[Path, ...], job: str | None, output_form
 @store_option
 def import_ras(paths: tuple[Path, ...], job: str | None, output_format: str, store_url: str | None) -> None:
     """Import reports of NCCL's RAS, as JSON (NCCL 2.28.7 and later). Two, some seconds apart, show whether a job moves;
-    `argus diagnose` then says which ranks the others wait for.
+    `argus diagnose` then names the ranks that the others wait for.
 
     \b
       ncclras -f json -v > first.json; sleep 10; ncclras -f json -v > second.json
@@ -102,8 +102,8 @@ def import_inspector(paths: tuple[Path, ...], job: str | None, output_format: st
 
     \b argus import inspector nccl-inspector-4711/ --job llama argus sql "SELECT rank, op, avg(waited_ns) FROM
       latest_collective_waits GROUP BY rank, op ORDER BY rank, op" """
-    with _progress() as told:
-        log = inspector.read_all(find_files(paths, inspector.SUFFIXES, inspector.HINT), told)
+    with _progress() as progress:
+        log = inspector.read_all(find_files(paths, inspector.SUFFIXES, inspector.HINT), progress)
     job = job or _name(paths)
     with open_store(store_url) as store:
         run, stored = inspector.write(store, job, log, str(paths[0]))

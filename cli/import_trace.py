@@ -14,15 +14,20 @@ from typing import Any, TypeVar
 
 import click
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop import imported, iterations_csv, kineto, nsys, whatif_parquet
-from argus.interop.imported_clocks import compare_clocks, find_hosts, hosts_given
-from argus.interop.imported_groups import find_communicators
-from argus.interop.imported_steps import find_all_steps
-from argus.interop.recording import Progress, Recording, find_files
-from argus.interop.rows import Told
-from argus.semantics.flops import utilization as flops_utilization
-from argus.store.open import load_command, open_store, parse_url
+from argus.diagnose.read.query import quoted
+from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
+from argus.importers.recordings import convert
+from argus.importers.recordings.clocks import compare_clocks, find_hosts, hosts_given
+from argus.importers.recordings.groups import find_communicators
+from argus.importers.recordings.recording import Progress, Recording, find_files
+from argus.importers.recordings.steps import find_all_steps
+from argus.importers.rows import ImportReport
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.units import milliseconds
+from argus.semantics.gpu.flops import utilization as flops_utilization
+from argus.store.failures import load_command
+from argus.store.open import open_store
+from argus.store.url import parse_url
 
 from .options import flops, format_option, new_job_name, peak_tflops_option, step_flops_option, store_option
 from .suggest import SuggestingGroup
@@ -44,7 +49,7 @@ _host_of = click.option(
     help="The host of ranks (0-7=node1), or a pattern whose first group in a file's path is its host. Repeatable.",
 )
 _ignore = click.option(
-    "--ignore-annotations", is_flag=True, help="Find steps by the calls alone, whatever the trace says of them."
+    "--ignore-annotations", is_flag=True, help="Find steps by the calls alone, without the trace's annotations."
 )
 
 
@@ -94,12 +99,14 @@ def import_kineto(
     """
     utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
-    with _progress() as told:
+    with _progress() as progress:
         for place, file in enumerate(find_files(paths, kineto.SUFFIXES, kineto.EXPORT_HINT)):
-            recordings.append(kineto.read(file, place, told))
-        imported.check_ranks(recordings)
+            recordings.append(kineto.read(file, place, progress))
+        convert.check_ranks(recordings)
         hosts = hosts_given(host_of, recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, told)
+        _store(
+            recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, progress
+        )
 
 
 @command.command("nsys")
@@ -130,12 +137,14 @@ def import_nsys(
     """
     utilization = flops(step_flops, peak_tflops)
     recordings: list[Recording] = []
-    with _progress() as told:
+    with _progress() as progress:
         for file in find_files(paths, nsys.SUFFIXES, nsys.EXPORT_HINT):
-            recordings += nsys.read(file, len(recordings), told)
-        imported.check_ranks(recordings)
+            recordings += nsys.read(file, len(recordings), progress)
+        convert.check_ranks(recordings)
         hosts = hosts_given(host_of, recordings)
-        _store(recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, told)
+        _store(
+            recordings, job or _name(paths), ignore_annotations, hosts, utilization, output_format, store_url, progress
+        )
 
 
 @command.command("whatif")
@@ -158,19 +167,19 @@ def import_whatif(path: Path, meta: Path | None, job: str | None, output_format:
     with open_store(store_url) as store:
         run = whatif_parquet.write(store, job, trace)
         url = store.url
-    found = {
+    summary = {
         "job": job, "run": run, "store": url, "file": str(path), "operations": len(trace.operations),
-        "ranks": len(trace.told.ranks), "steps": len(set(trace.operations.step.tolist())),
-        "step_ns": whatif_parquet.median_step_ns(trace), "counters": dict(trace.told.counters), "notes": trace.notes,
+        "ranks": len(trace.report.ranks), "steps": len(set(trace.operations.step.tolist())),
+        "step_ns": whatif_parquet.median_step_ns(trace), "counters": dict(trace.report.counters), "notes": trace.notes,
     }  # fmt: skip
     if output_format == "json":
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(summary, indent=2))
         return
     click.echo(
-        f"{path.name}: {found['operations']:,} operations of {found['ranks']} ranks in {found['steps']} steps of "
-        f"{whatif_parquet.median_step_ns(trace) / 1e6:,.1f} ms"
+        f"{path.name}: {summary['operations']:,} operations of {summary['ranks']} ranks in {summary['steps']} steps of "
+        f"{milliseconds(whatif_parquet.median_step_ns(trace))}"
     )
-    _print_stored(job, run, url, trace.told, trace.notes)
+    _print_stored(job, run, url, trace.report, trace.notes)
 
 
 @command.command("iterations")
@@ -240,16 +249,16 @@ def import_iterations(
         notes.append(f"ranks are numbered in order of appearance: {listed}" + ", …" * (len(stored.names) > 8))
     shown = paths[0].name if len(paths) == 1 else f"{stored.files} files"
     if output_format == "json":
-        found = {
+        summary = {
             "job": job, "run": stored.run, "store": url, "file": str(paths[0]), "files": stored.files,
-            "rows": stored.rows, "ranks": len(stored.told.ranks), "steps": list(stored.steps), "names": stored.names,
-            "phases": list(columns.phases), "counters": dict(stored.told.counters), "notes": notes,
+            "rows": stored.rows, "ranks": len(stored.report.ranks), "steps": list(stored.steps), "names": stored.names,
+            "phases": list(columns.phases), "counters": dict(stored.report.counters), "notes": notes,
         }  # fmt: skip
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(summary, indent=2))
         return
     timers = f", phases {', '.join(columns.phases)}" if columns.phases else ""
     click.echo(f"{shown}: {stored.rows:,} rows, steps {stored.steps[0]} to {stored.steps[1]}{timers}")
-    _print_stored(job, stored.run, url, stored.told, notes)
+    _print_stored(job, stored.run, url, stored.report, notes)
 
 
 def _phases(given: tuple[str, ...]) -> dict[str, str]:
@@ -258,24 +267,24 @@ def _phases(given: tuple[str, ...]) -> dict[str, str]:
     Raises:
         ArgusError: One is of another form, or a name is there twice.
     """
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for text in given:
         name, equals, column = text.partition("=")
         if not (name and equals and column):
             raise ArgusError(f"--phase {text[:60]!r} is not NAME=COLUMN", "--phase data_loading=data_ms", EXIT_USAGE)
-        if name in found:
+        if name in columns:
             raise ArgusError(f"the phase {name!r} is named twice", "Each timer is a phase of its own", EXIT_USAGE)
-        found[name] = column
-    return found
+        columns[name] = column
+    return columns
 
 
-def _print_stored(job: str, run: int, url: str, told: Told, notes: list[str]) -> None:
+def _print_stored(job: str, run: int, url: str, report: ImportReport, notes: list[str]) -> None:
     for note in notes:
         click.echo(f"  {note}")
-    counted = {**told.losses, **told.counters}
+    counted = {**report.losses, **report.counters}
     if counted:
         click.echo("  counted: " + ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in counted.items()))
-    click.echo(f"{job}: {len(told.ranks)} ranks stored as run {run} in {url}")
+    click.echo(f"{job}: {len(report.ranks)} ranks stored as run {run} in {url}")
     _print_next(job, url)
 
 
@@ -316,35 +325,37 @@ def _store(
     utilization: tuple[float, float],
     output_format: str,
     store_url: str | None,
-    told: Progress,
+    progress: Progress,
 ) -> None:
-    told("comparing clocks", 0.0)
+    progress("comparing clocks", 0.0)
     clocks = compare_clocks(recordings)
     for each in recordings:
         each.clock_ns = clocks[each.rank].offset_ns if each.rank in clocks else 0
-    told("finding steps", 0.0)
+    progress("finding steps", 0.0)
     communicators = find_communicators(recordings)
     steps = find_all_steps(recordings, communicators, ignore_annotations=ignore_annotations)
     notes = find_hosts(recordings, clocks, hosts)
     with open_store(store_url) as store:
-        run = imported.write(store, job, recordings, steps, communicators, told, utilization)
+        run = convert.write(store, job, recordings, steps, communicators, progress, utilization)
         url = store.url
-    found = [imported.summary(each, steps[each.rank]) for each in recordings]
-    told("done", 1.0)
+    summaries = [convert.summary(each, steps[each.rank]) for each in recordings]
+    progress("done", 1.0)
     if output_format == "json":
-        click.echo(json.dumps({"job": job, "run": run, "store": url, "recordings": found, "notes": notes}, indent=2))
+        click.echo(
+            json.dumps({"job": job, "run": run, "store": url, "recordings": summaries, "notes": notes}, indent=2)
+        )
     else:
-        told_ns = [each["step_ns"] for each in found if each["steps"]]
-        ranks = max(len(found), *(each.world_size for each in recordings))
-        if utilization[0] and told_ns:
-            said = [flops_utilization(*utilization, ranks, sum(told_ns) / len(told_ns))]
+        measured_ns = [each["step_ns"] for each in summaries if each["steps"]]
+        ranks = max(len(summaries), *(each.world_size for each in recordings))
+        if utilization[0] and measured_ns:
+            utilized = [flops_utilization(*utilization, ranks, sum(measured_ns) / len(measured_ns))]
         else:
-            said = []
-        _print(found, [*notes, *said], job, run, url)
+            utilized = []
+        _print(summaries, [*notes, *utilized], job, run, url)
 
 
-def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url: str) -> None:
-    for each in found:
+def _print(summaries: list[dict[str, Any]], notes: list[str], job: str, run: int, url: str) -> None:
+    for each in summaries:
         click.echo(f"{Path(each['file']).name}: rank {each['rank']} (by {each['rank_source']})")
         click.echo(
             f"  {each['gpu_operations']:,} GPU operations ({each['kernels']:,} kernels, "
@@ -352,7 +363,7 @@ def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url
         )
         if each["steps"]:
             click.echo(
-                f"  {each['steps']} steps of {each['step_ns'] / 1e6:.1f} ms, by {each['method']}: {each['why']} "
+                f"  {each['steps']} steps of {milliseconds(each['step_ns'])}, by {each['method']}: {each['why']} "
                 f"(confidence {each['confidence']:.0%})"
             )
         else:
@@ -370,13 +381,12 @@ def _print(found: list[dict[str, Any]], said: list[str], job: str, run: int, url
         if each["counters"]:
             counted = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in each["counters"].items())
             click.echo(f"  counted: {counted}")
-    ranks = "1 rank" if len(found) == 1 else f"{len(found)} ranks"
-    for line in said:
+    ranks = "1 rank" if len(summaries) == 1 else f"{len(summaries)} ranks"
+    for line in notes:
         click.echo(line)
-    quoted = job.replace("'", "''")
     click.echo(f"{job}: {ranks} stored as run {run} in {url}")
     _print_next(job, url)
-    click.echo(f"  argus sql \"SELECT * FROM gpu_steps WHERE job = '{quoted}' AND run = {run} ORDER BY rank, step\"")
+    click.echo(f'  argus sql "SELECT * FROM gpu_steps WHERE job = {quoted(job)} AND run = {run} ORDER BY rank, step"')
 
 
 # The importers of what a hung job left behind: a file of their own, which adds them to the group above.

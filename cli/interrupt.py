@@ -29,7 +29,7 @@ GIVEN_UP = "argus: stopped at once; rows that were not stored yet are lost"
 came = False
 """Whether this process was interrupted: what fails from then on fails for that reason."""
 announced = False
-"""Whether a line was printed that says so."""
+"""Whether a line was printed that announces it."""
 restore: Callable[[], None] | None = None
 """Gives the terminal back as it was, where something has changed it: called before the process ends at once."""
 
@@ -43,7 +43,7 @@ def quit_at_once() -> None:
 
 
 def ignore_at_exit() -> None:
-    """Lets SIGINT do nothing once the interpreter is on its way out: all is done, and the exit code says so."""
+    """Lets SIGINT do nothing once the interpreter is on its way out: all is done, and the exit code shows it."""
     import atexit
 
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
@@ -165,7 +165,7 @@ class Stopping(list[int]):
             if len(self) > 1:
                 leave()
             came = announced = True
-            # Said now: what is tidied up may take a while, and modules amid import may swallow the exception.
+            # Printed now: what is tidied up may take a while, and modules amid import may swallow the exception.
             with contextlib.suppress(OSError):
                 os.write(2, b"\r\x1b[K" if os.isatty(2) else b"")
                 os.write(2, b"argus: stopped before the trace began; nothing was stored\n")

@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 
 import click
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.store.jobs import JobRun, list_job_runs
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import printable
 from argus.store.open import open_store
-from argus.store.render import readable_duration
-from argus.text import printable
+from argus.store.read.jobs import JobRun, list_job_runs
+from argus.store.read.render import readable_duration
 
 from .options import format_option, store_option
 
@@ -37,10 +37,10 @@ def command(names: tuple[str, ...], output_format: str, store_url: str | None) -
       argus jobs --format json | jq '.jobs[] | select(.status == "degraded") | .job'
     """
     with open_store(store_url, create=False) as store:
-        found = list_job_runs(store)
-    runs = [one for one in found if not names or any(fnmatch.fnmatchcase(one.job, name) for name in names)]
+        listed = list_job_runs(store)
+    runs = [one for one in listed if not names or any(fnmatch.fnmatchcase(one.job, name) for name in names)]
     if not runs:
-        stored = ", ".join(list(dict.fromkeys(one.job for one in found))[:10])
+        stored = ", ".join(list(dict.fromkeys(one.job for one in listed))[:10])
         raise ArgusError(f"no job '{names[0]}' is stored", f"Stored are: {stored}", EXIT_UNAVAILABLE)
     if output_format == "json":
         rows = [dataclasses.asdict(one) for one in runs]

@@ -12,22 +12,23 @@ from dataclasses import dataclass
 import numpy as np
 from rich.text import Text
 
-from argus.diagnose.standing import Standing
+from argus.diagnose.follow.standing import Standing
 from argus.diagnose.verdict import Finding
-from argus.gpu import GpuView
-from argus.recent import COMPUTING, DATA, OTHER, WAITING
-from argus.stack_view import HotLine
-from argus.text import counted, printable, shortened
-from argus.view import JobView, RankView, View
+from argus.live.display.recent import COMPUTING, DATA, OTHER, WAITING
+from argus.live.display.stack_view import HotLine
+from argus.live.display.view import JobView, RankView, View
+from argus.live.gpu.describe import GpuView
+from argus.model.counters import describe, describe_all, numbered
+from argus.model.text import counted, printable, shortened
+from argus.model.units import duration, elapsed, rate, size
 
-from .counters import describe, describe_all, numbered
-from .drawing import GLYPHS, bar, elapsed, rate, size, span, sparkline, wrapped
+from .drawing import GLYPHS, bar, sparkline, wrapped
 from .verdict_text import STYLES, kind, plain_evidence, who
 
 STALE_NS = 10_000_000_000
 """Numbers older than this are reported as old; GPU windows close about five seconds after their end."""
 SILENT_S, SILENT_STEPS = 10.0, 5.0
-"""Without a step for so long, and for so many typical steps, the step line says so."""
+"""Without a step for so long, and for so many typical steps, the step line shows that."""
 ALIKE = 0.05
 """Ranks that are behind by less than this share of a step are alike."""
 SEEN = 0.01
@@ -244,7 +245,7 @@ def _step_line(view: View, job: JobView | None, width: int) -> Text:
 
 
 def _ms(ms: float) -> str:
-    return span(ms * 1e6)
+    return duration(ms * 1e6)
 
 
 def _column(ms: float | None, step_ms: float) -> str:
@@ -295,8 +296,8 @@ def finding_lines(finding: Finding, more: int, width: int, room: int) -> list[Te
         lines = [title]
         for text in texts:
             lines += [Text(line) for line in wrapped(text, width, first="  · ", rest="    ", most=each)]
-        told = wrapped(action, width, first="  → ", rest="    ", most=of_action)
-        lines += [Text(line, style="bold") for line in told]
+        action_lines = wrapped(action, width, first="  → ", rest="    ", most=of_action)
+        lines += [Text(line, style="bold") for line in action_lines]
         if len(lines) <= room:
             break
     return lines[:room]
@@ -332,9 +333,9 @@ def by_lateness(ranks: Sequence[RankView], named: Sequence[int]) -> tuple[list[R
 def _ranks(view: View, job: JobView | None, standing: Standing | None, scene: Scene, width: int) -> _Section:
     if job is None:
         return _Section(0, 0, lambda _: [])
-    mine = [rank for rank in view.ranks if (rank.job, rank.run) == (job.name, job.run)]
+    of_job = [rank for rank in view.ranks if (rank.job, rank.run) == (job.name, job.run)]
     named = standing.findings[0]["ranks"] if standing is not None and standing.findings else []
-    ranks, differ = by_lateness(mine, named)
+    ranks, differ = by_lateness(of_job, named)
 
     def draw(room: int) -> list[Text]:
         return rank_lines(ranks, differ, named, scene, width, room)
@@ -454,7 +455,7 @@ def kernel_lines(view: View, width: int, most: int) -> list[Text]:
     if view.gpu_kernels:
         rows = [Text("top kernels by GPU time", style="bold")]
         for name, calls, total_ns in view.gpu_kernels[:most]:
-            tail = f"  {calls:,} x {span(total_ns / max(calls, 1))}"
+            tail = f"  {calls:,} x {duration(total_ns / max(calls, 1))}"
             share = total_ns / max(view.gpu_kernel_ns, 1)
             rows.append(Text(f"{share:>4.0%}  {shortened(name or '(no name)', max(width - len(tail) - 6, 8))}{tail}"))
         return rows
@@ -603,12 +604,14 @@ def _remark(row: GpuView, now_ns: int) -> str:
 
 
 def plain_line(view: View, standings: Standings) -> str:
-    """One line for a log: what the overview says, less the tables."""
+    """One line for a log: the overview without the tables."""
     steps = [row.last_step for row in view.ranks if row.steps]
     times = [row.step_ms for row in view.ranks if row.steps]
     calls = view.launches + view.collective_calls
     status = [
-        found.status + " so far" * found.provisional for found in standings.values() if found.status != "inconclusive"
+        standing.status + " so far" * standing.provisional
+        for standing in standings.values()
+        if standing.status != "inconclusive"
     ]
     parts = [f"{view.elapsed_s:7.1f} s", *status[:1], counted(len(view.ranks), "rank")]
     if view.launches:

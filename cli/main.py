@@ -17,17 +17,18 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from argus import __version__, debug, files, privileges, secrets
-from argus.errors import EXIT_FAILURE, ArgusError
-from argus.lean import be_lean
-from argus.text import harmless
+from argus import __version__
+from argus.model.errors import EXIT_FAILURE, ArgusError
+from argus.model.text import harmless
+from argus.system import debug, files, privileges, secrets
+from argus.system.lean import be_lean
 
 from .completion import answer_from_store
 from .output import print_text_only
 from .suggest import OTHER_WORDS, SuggestingGroup
 
 VERBS = {
-    "check": "Say whether tracing works on this machine, and what to do if not.",
+    "check": "Check whether tracing works on this machine, and what to do if not.",
     "trace": "Trace running processes by PID.",
     "run": "Run a command and trace it from its first call.",
     "arm": "Prepare programs so that their GPU times can be traced whenever you want.",
@@ -35,7 +36,9 @@ VERBS = {
     "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
     "simulate": "Store the trace of a job that never ran, with known faults.",
     "diagnose": "Name what slows a job down, with evidence.",
-    "explain": "Say what a kind of finding means, and what to do.",
+    "report": "Write a page about a job: one HTML file that any browser opens.",
+    "serve": "Show the runs of a store in a browser, kept up to date.",
+    "explain": "Explain what a kind of finding means, and what to do.",
     "stacks": "Show which ranks are in the same place, and who is not.",
     "export": "Write flame graphs, timelines, and stacks for other tools.",
     "flag": "Keep every GPU operation of a moment.",
@@ -76,15 +79,15 @@ class _Verbs(SuggestingGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Finds the verb. What root writes from here on is for root alone, but for verbs whose files others need."""
-        found = super().resolve_command(ctx, args)
-        if found[0] not in FOR_OTHERS:
+        resolved = super().resolve_command(ctx, args)
+        if resolved[0] not in FOR_OTHERS:
             files.keep_private()
-        return found
+        return resolved
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Verbs with their help, and options; no module is imported for it."""
-        found = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        items = [CompletionItem(name, help=text) for name, text in VERBS.items() if name.startswith(incomplete)]
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> Any:
         debug.capture_logging()
@@ -207,7 +210,7 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _failed(failure: Exception) -> int:
-    """Says in a line or two what went wrong that nobody expected. The traceback goes to a file."""
+    """Reports an unexpected error in a line or two. The traceback goes to a file."""
     if isinstance(failure, OSError):
         # Ours become ArgusError where they arise; what is left is the terminal, pipe or file that we print to.
         debug.note("".join(traceback.format_exception(failure)))

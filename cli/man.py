@@ -10,7 +10,7 @@ import click
 
 from argus import __version__
 from argus.diagnose.kinds import EXPLANATIONS, STATUSES
-from argus.errors import EXIT_FAILURE, ArgusError
+from argus.model.errors import EXIT_FAILURE, ArgusError
 
 EXIT_CODES = (
     ("0", "Done."),

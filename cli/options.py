@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import click
 
 from argus.capture import DEFAULT_RATE_HZ, RAISED_RATE_HZ
-from argus.capture.governor import DEFAULT_BUDGET
 from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.redact import MORE
+from argus.live.cost.governor import DEFAULT_BUDGET
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system.redact import MORE
 
 from .grammar import parse_pids, parse_span
 
@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def _warned(url: str | None) -> str | None:
     """A store's URL as it is, with a warning where its password would go over the network for all to read."""
     if url and url.startswith("clickhouse:"):
-        from argus.store.open import clear_text_warning
+        from argus.store.url import clear_text_warning
 
         if warning := clear_text_warning(url):
             click.echo(f"argus: warning: {warning}", err=True)
@@ -245,6 +245,6 @@ diagnose_option = click.option(
     "--diagnose/--no-diagnose",
     default=True,
     show_default=True,
-    help="Judge the job every 10 s, and tell what is found; what argus diagnose --follow does.",
+    help="Diagnose the job every 10 s, and report findings, as argus diagnose --follow does.",
 )
 """``--diagnose/--no-diagnose``, passed as ``diagnose``."""

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 
-from argus.text import harmless
+from argus.model.text import harmless
 
 
 class SafeText(io.TextIOWrapper):

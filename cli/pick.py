@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import click
 
-from argus.capture.candidates import Candidate, find_candidates
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.redact import command_line
-from argus.text import printable
+from argus.capture.process.candidates import Candidate, find_candidates
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
+from argus.system.redact import command_line
 
 _HEAD = ("", "pid", "rank", "job", "user", "CPU", "age", "command")
 _RIGHT = (True, True, True, False, False, True, True, False)
@@ -29,26 +29,26 @@ def pick_pids(verb: str, candidates: Callable[[], list[Candidate]] = find_candid
     Raises:
         ArgusError: There are none, or nobody can be asked: they have been listed.
     """
-    found = candidates()
+    listed = candidates()
     hint = f"Name a process: argus {verb} PID, -p PID, --name TEXT or --all-gpu"
-    if not found:
+    if not listed:
         raise ArgusError(f"nothing to {verb}: no training process was found", hint, EXIT_USAGE)
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if asks else 0
-    for line in candidate_lines(found, width, numbered=asks):
+    for line in candidate_lines(listed, width, numbered=asks):
         click.echo(line)
     if not asks:
         raise ArgusError(f"nothing to {verb} was named", hint, EXIT_USAGE)
     if os.geteuid() != 0 and verb == "trace":
         click.echo("Tracing needs root: choose, or run this with sudo.", err=True)
-    default = _default(found)
+    default = _default(listed)
     while True:
         answer = click.prompt(f"{verb} which? (such as 1, 2-4 or all; q: none)", default=default)
         if answer.strip().lower() in ("q", "quit"):
             raise click.Abort
-        chosen = parse_choice(answer, len(found))
+        chosen = parse_choice(answer, len(listed))
         if chosen:
-            return tuple(found[number - 1].pid for number in chosen)
+            return tuple(listed[number - 1].pid for number in chosen)
         click.echo(f"'{answer}' is none of them", err=True)
 
 
@@ -70,27 +70,27 @@ def parse_choice(answer: str, count: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def _default(found: list[Candidate]) -> str:
+def _default(listed: list[Candidate]) -> str:
     """All ranks of the first job, or the first process."""
-    first = found[0]
+    first = listed[0]
     count = 1
     if first.identity.rank >= 0:
-        together = [(one.identity.rank >= 0, one.identity.job, one.identity.lineage) for one in found]
-        count = next((at for at, one in enumerate(together) if one != together[0]), len(found))
+        together = [(one.identity.rank >= 0, one.identity.job, one.identity.lineage) for one in listed]
+        count = next((at for at, one in enumerate(together) if one != together[0]), len(listed))
     return "1" if count == 1 else f"1-{count}"
 
 
-def candidate_lines(found: list[Candidate], width: int, *, numbered: bool) -> list[str]:
+def candidate_lines(listed: list[Candidate], width: int, *, numbered: bool) -> list[str]:
     """The table, a line each.
 
     Args:
-        found: The candidates.
+        listed: The candidates.
         width: Columns of the terminal; 0: lines are not cut.
         numbered: Whether each begins with its number.
     """
     rows = [_HEAD]
     started: dict[str, list[str]] = {}
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(listed, 1):
         rank = str(one.identity.rank) if one.identity.rank >= 0 else "-"
         job = printable(one.identity.job)
         job = job if len(job) <= _WIDEST_JOB else job[: _WIDEST_JOB - 1] + "…"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from argus import files, secrets
-from argus.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
-from argus.command import run as run_command
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.text import harmless
+from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
+from argus.live.command import run as run_command
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import harmless
+from argus.system import files, secrets
 
 from . import interrupt
 from .options import (
@@ -32,17 +33,17 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from argus.diagnose.watch import Watch
+    from argus.diagnose.follow.watch import Watch
+    from argus.live.tracer import Tracer
     from argus.store.open import Store
-    from argus.trace import Tracer
 
 READY_TIMEOUT_S = 60.0
 """A command does not wait longer than this for Argus."""
 CUPTI_WAIT_MS = 1000
 """``cuInit`` of a traced process does not wait longer than this for GPU times to begin."""
 
-JUDGED_EVERY_S = 1.0
-"""How often the diagnosis, which has a pace of its own, is told of jobs and asked what it found."""
+ROUND_EVERY_S = 1.0
+"""How often the diagnosis, which has a pace of its own, is given the jobs and asked for its findings."""
 
 DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or it could make no shared memory"
 
@@ -53,7 +54,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
     "--job",
     type=new_job_name,
     metavar="NAME",
-    help="Name of the job. Default: what the launcher's environment says.",
+    help="Name of the job. Default: from the launcher's environment.",
 )
 @click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
 @click.option("--log", metavar="FILE", help="Argus's own lines go to this file, not to standard error.")
@@ -89,7 +90,7 @@ def command(
 
     The command waits until the probes are there and then runs as it would without Argus: same input, output, signals
     and exit code. Every process that comes of it is followed, so it may be a launcher (torchrun, mpirun, a script). If
-    Argus cannot trace, it says so in one line and the command runs all the same, unless --strict.
+    Argus cannot trace, it reports that in one line and the command runs all the same, unless --strict.
 
     Under sudo the command runs as root, as with any sudo; --user gives it another user.
 
@@ -153,34 +154,38 @@ def command(
         watcher.give_up()
         raise
     if state == "on":
-        telling = None
-        if code > SIGNALLED:  # by a Ctrl-C, say: who waits for the prompt learns what for
-            telling = interrupt.in_a_while(
-                interrupt.GRACE_S / 2, lambda: say("storing what is left (Ctrl-C gives it up)")
-            )
-        try:
-            watcher.finish()
-        except KeyboardInterrupt:
-            watcher.give_up()
-            say("stopped at once; rows that were not stored yet are lost")
-        else:
-            if watcher.code is None:
-                say("tracing ended before the command did")
-        finally:
-            if telling is not None:
-                telling.cancel()
+        _finish(watcher, say, signalled=code > SIGNALLED)
     return code
+
+
+def _finish(watcher: Watcher, say: Callable[[str], None], *, signalled: bool) -> None:
+    """Waits until what was traced is stored. ``signalled``: a signal ended the command, such as a Ctrl-C; whoever waits
+    for the prompt learns what for."""
+    notice = None
+    if signalled:
+        notice = interrupt.in_a_while(interrupt.GRACE_S / 2, lambda: say("storing what is left (Ctrl-C gives it up)"))
+    try:
+        watcher.finish()
+    except KeyboardInterrupt:
+        watcher.give_up()
+        say("stopped at once; rows that were not stored yet are lost")
+    else:
+        if watcher.code is None:
+            say("tracing ended before the command did")
+    finally:
+        if notice is not None:
+            notice.cancel()
 
 
 def _record_nvtx(environment: dict[str, str], words: tuple[str, ...]) -> str:
     """Lets NVTX load CUPTI, which records its ranges; returns the state."""
     if environment.get(NVTX_VARIABLE):
         return f"off: {NVTX_VARIABLE} is taken by {environment[NVTX_VARIABLE]}"
-    found = find_cupti(environment, words)
-    if found is None:
+    library = find_cupti(environment, words)
+    if library is None:
         return f"off: no libcupti was found; set {NVTX_VARIABLE} to yours"
-    environment[NVTX_VARIABLE] = str(found)
-    return f"on, by {found}"
+    environment[NVTX_VARIABLE] = str(library)
+    return f"on, by {library}"
 
 
 def _trace(
@@ -210,14 +215,15 @@ def _trace(
         raw: Which GPU operations are stored one by one.
         max_overhead: What observing may cost the job, percent of its time.
         redact: What is not stored besides secrets.
-        diagnose: Judge the job while it is traced.
-        meanwhile: Say what is noted and found at once, not at the end: it would stand amid the command's own output.
+        diagnose: Diagnose the job while it is traced.
+        meanwhile: Print notes and findings at once, not at the end: it would stand amid the command's own output.
     """
     # Here, not above: whoever starts the command stays small, and must have no threads when it forks.
-    from argus.diagnose.watch import Watch
-    from argus.limits import frugal
+    from argus.diagnose.follow.watch import Watch
+    from argus.live.options import Options
+    from argus.live.tracer import Tracer
     from argus.store.open import open_store
-    from argus.trace import Options, Tracer
+    from argus.system.limits import frugal
 
     options = Options(
         pids=(root,),
@@ -249,15 +255,15 @@ def _until_over(tracer: Tracer, store: Store, watch: Watch | None, watched: Watc
 
     tracer.start()
     watched.ready()
-    judged = 0.0
+    next_round_s = 0.0
     while not watched.over():
         begun = time.monotonic()
         tracer.poll()
-        if watch is not None and begun >= judged:
-            judged = begun + JUDGED_EVERY_S
+        if watch is not None and begun >= next_round_s:
+            next_round_s = begun + ROUND_EVERY_S
             with tracer.bulkheads.part("the diagnosis"):
                 watch.look((job.name, job.run) for job in tracer.jobs)
-                tracer.heed(watch.lines())
+                tracer.raise_sampling(watch.lines())
         if meanwhile:
             for note in tracer.news():
                 click.echo(harmless(f"note: {note}"))

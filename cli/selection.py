@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 
 from .grammar import parse_ranks, parse_since, parse_span, parse_steps, parse_time
 from .options import job_name
 
 if TYPE_CHECKING:
     from argus.store.open import Store
-    from argus.store.stacks import Selection
+    from argus.store.read.stacks import Selection
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -91,28 +91,40 @@ def make_selection(
     Raises:
         ArgusError: They make no sense, or there is no such run.
     """
+    from argus.store.read.stacks import Selection
     from argus.store.reader import latest_run
-    from argus.store.stacks import Selection
 
-    if last and (since or steps):
-        raise ArgusError("--last goes neither with --since nor with --steps", "Give one of them", EXIT_USAGE)
-    if steps and (since or until):
-        raise ArgusError("--steps goes neither with --since nor with --until", "Give one of them", EXIT_USAGE)
-    last_ns, from_ns = parse_since(since) if since else (None, None)
+    when = parse_when(steps, since, until, last)
     if job is None or run is None:
-        found = latest_run(store, job)
-        job, run = found[0], found[1] if run is None else run
+        latest = latest_run(store, job)
+        job, run = latest[0], latest[1] if run is None else run
     _check_run(store, job, run)
     return Selection(
         job,
         run,
         ranks=parse_ranks(ranks),
         threads=threads,
-        steps=parse_steps(steps) if steps else None,
-        from_ns=from_ns,
-        to_ns=parse_time(until) if until else None,
-        last_ns=parse_span(last) if last else last_ns,
+        **when,
     )
+
+
+def parse_when(steps: str | None, since: str | None, until: str | None, last: str | None) -> dict[str, Any]:
+    """What ``--steps --since --until --last`` mean, by the names of ``Selection``.
+
+    Raises:
+        ArgusError: They make no sense together.
+    """
+    if last and (since or steps):
+        raise ArgusError("--last goes neither with --since nor with --steps", "Give one of them", EXIT_USAGE)
+    if steps and (since or until):
+        raise ArgusError("--steps goes neither with --since nor with --until", "Give one of them", EXIT_USAGE)
+    last_ns, from_ns = parse_since(since) if since else (None, None)
+    return {
+        "steps": parse_steps(steps) if steps else None,
+        "from_ns": from_ns,
+        "to_ns": parse_time(until) if until else None,
+        "last_ns": parse_span(last) if last else last_ns,
+    }
 
 
 def _check_run(store: Store, job: str, run: int) -> None:
@@ -144,7 +156,7 @@ def compared_with(store: Store, shown: Selection, parts: tuple[str, ...]) -> Sel
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or not value:
-            raise ArgusError(f"'{part}' says not what to compare with", _DIFF_HINT, EXIT_USAGE)
+            raise ArgusError(f"'{part}' does not name what to compare with", _DIFF_HINT, EXIT_USAGE)
         if key == "rank" and value == "others":
             if not shown.ranks:
                 raise ArgusError("--diff rank=others needs --rank: whose others?", _DIFF_HINT, EXIT_USAGE)
@@ -170,7 +182,7 @@ def compared_with(store: Store, shown: Selection, parts: tuple[str, ...]) -> Sel
         elif key == "kind" and value in ("cpu", "off", "all"):
             base = replace(base, kind=value)
         else:
-            raise ArgusError(f"'{part}' says not what to compare with", _DIFF_HINT, EXIT_USAGE)
+            raise ArgusError(f"'{part}' does not name what to compare with", _DIFF_HINT, EXIT_USAGE)
     if ranks:
         base = replace(base, ranks=parse_ranks(tuple(ranks)), other_ranks=False)
     if threads:

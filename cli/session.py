@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from argus.capture.bpf import Attachment
-from argus.capture.targets import FileKey
-from argus.diagnose.standing import Standing
-from argus.limits import frugal
+from argus.capture.attachment import Attachment
+from argus.capture.process.targets import FileKey
+from argus.diagnose.follow.standing import Standing
+from argus.live.display.view import View
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model.text import counted
 from argus.store.open import Store
-from argus.text import counted
-from argus.trace import Options, Tracer
-from argus.view import View
+from argus.system.limits import frugal
 
 from . import interrupt
 from .closing import say, sum_up
@@ -27,7 +28,7 @@ from .status import Status
 from .verdict_text import news_lines
 
 if TYPE_CHECKING:
-    from argus.diagnose.watch import Watch
+    from argus.diagnose.follow.watch import Watch
 
 PLAIN_INTERVAL_S = 5.0
 DRAWN_EVERY_S = 0.5
@@ -47,7 +48,7 @@ def trace_session(
     diagnose: bool = True,
     status: Status | None = None,
 ) -> int:
-    """Traces until there is a reason to stop, and says what happened.
+    """Traces until there is a reason to stop, and reports what happened.
 
     Args:
         store: Where rows go.
@@ -55,7 +56,7 @@ def trace_session(
         duration: End after so many seconds; None: when the targets end or somebody stops it.
         steps: End once every rank has so many steps; None: do not.
         plain: Plain lines even on a terminal.
-        diagnose: Judge the job while it is traced.
+        diagnose: Diagnose the job while it is traced.
         status: Shows what goes on until the trace has begun.
 
     Returns:
@@ -71,7 +72,7 @@ def trace_session(
     def give_up() -> str:
         return tracer.give_up(GIVE_UP_S)
 
-    with interrupt.stopping(give_up, _say_storing) as stop, frugal():
+    with interrupt.stopping(give_up, _report_storing) as stop, frugal():
         interrupt.restore = status.done
         try:
             tracer = Tracer(store, options)
@@ -81,9 +82,9 @@ def trace_session(
             status.done()
         deadline = None if duration is None else time.monotonic() + duration
         try:
-            _say_what_is_attached(console, tracer)
+            _report_attached(console, tracer)
             if diagnose:
-                from argus.diagnose.watch import Watch  # half of what there is to import
+                from argus.diagnose.follow.watch import Watch  # half of what there is to import
 
                 watch = Watch(store, tracer.host)
             _watch(console, tracer, stop, deadline, steps, plain or not console.is_terminal, watch)
@@ -103,18 +104,18 @@ def trace_session(
         raise
 
 
-def _say_stalled(text: str) -> None:
-    """At once: who would say it is what hangs."""
+def _report_stall(text: str) -> None:
+    """At once: what would report it later is what hangs."""
     with contextlib.suppress(OSError):
         os.write(2, f"note: {text}\n".encode())
 
 
-def _say_storing() -> None:
+def _report_storing() -> None:
     with contextlib.suppress(OSError):
         os.write(2, b"storing what is left (a second Ctrl-C gives it up)\n")
 
 
-def _say_what_is_attached(console: Console, tracer: Tracer) -> None:
+def _report_attached(console: Console, tracer: Tracer) -> None:
     for job in tracer.jobs:
         ranks = sorted(job.ranks(), key=lambda member: member.rank)
         world = max((member.target.identity.world_size for member in ranks), default=0)
@@ -154,7 +155,7 @@ def _watch(
     gpu_times: list[str] = []
     scene = Scene()
     shown = time.monotonic()
-    judged, drawn_every_s = 0.0, DRAWN_EVERY_S
+    next_round_s, drawn_every_s = 0.0, DRAWN_EVERY_S
     with contextlib.ExitStack() as until_end:
         screen = None
         if not plain and is_possible(console):
@@ -165,12 +166,12 @@ def _watch(
             if deadline is not None and now >= deadline:
                 return
             tracer.poll()
-            if now >= judged:
-                judged = now + 1.0
+            if now >= next_round_s:
+                next_round_s = now + 1.0
                 with tracer.bulkheads.part("the diagnosis"):
                     if watch is not None:
                         watch.look((job.name, job.run) for job in tracer.jobs)
-                    tracer.heed(watch.lines() if watch is not None else [])
+                    tracer.raise_sampling(watch.lines() if watch is not None else [])
             if steps is not None and _all_have(tracer, steps):
                 return
             until = now + tracer.pace_s if deadline is None else min(now + tracer.pace_s, deadline)
@@ -190,7 +191,7 @@ def _watch(
                     screen.close()
                     screen = None
                 continue
-            tracer.on_stall = _say_stalled
+            tracer.on_stall = _report_stall
             for note in tracer.news():
                 say(console, f"note: {note}")
             for line in news_lines(watch.take() if watch is not None else []):
@@ -209,8 +210,8 @@ def _watch(
 def _standings(tracer: Tracer, watch: Watch | None) -> dict[tuple[str, int], Standing]:
     if watch is None:
         return {}
-    found = {(job.name, job.run): watch.standing(job.name, job.run) for job in tracer.jobs}
-    return {run: standing for run, standing in found.items() if standing is not None}
+    standings = {(job.name, job.run): watch.standing(job.name, job.run) for job in tracer.jobs}
+    return {run: standing for run, standing in standings.items() if standing is not None}
 
 
 def _draw(screen: Screen, scene: Scene, view: View, tracer: Tracer, watch: Watch | None) -> None:

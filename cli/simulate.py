@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
-from argus.errors import EXIT_FAILURE, ArgusError
-from argus.simulate.faults import DOSES, KINDS, parse
+from argus.model.errors import EXIT_FAILURE, ArgusError
+from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
-from argus.store.open import load_command, open_store
+from argus.store.failures import load_command
+from argus.store.open import open_store
 
 from .options import format_option, new_job_name, store_option
 
@@ -38,7 +39,7 @@ from .options import format_option, new_job_name, store_option
     "faults",
     multiple=True,
     metavar="KIND[:DOSE][:WHERE...]",
-    help=f"What is wrong; repeat it for several. KIND: {', '.join(KINDS)}. DOSE: {', '.join(DOSES)}. "
+    help=f"What is wrong; repeat it for several. KIND: {', '.join(FAULTS)}. DOSE: {', '.join(DOSES)}. "
     "WHERE: ranks=0,3-5 or half (of the data-parallel ranks of a stage), from=STEP, steps=N, ramp=N.",
 )
 @click.option("--variable-length", is_flag=True, help="Sequences vary in length.")

@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from argus import files
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.store.open import Store, open_store
+from argus.store.read.render import FORMATS, MAX_CELL, run_statement, table_lines
+from argus.store.read.status import describe_table, list_tables
 from argus.store.reader import query_columns
-from argus.store.render import FORMATS, MAX_CELL, run_statement, table_lines
 from argus.store.statements import is_complete, split_statements
-from argus.store.status import describe_table, list_tables
+from argus.system import files
 
 from . import interrupt
 from .options import Span, format_option, store_option
@@ -49,7 +49,7 @@ _HISTORY, _HISTORY_BYTES = "sql_history", 16 << 20
 _LIBEDIT = "_HiStOrY_V2_"
 """First line of a file that libedit wrote."""
 LATEST = "latest_"
-"""How the views of the run traced last begin (schemas/022_latest_views.sql)."""
+"""How the views of the run traced last begin (schemas/latest.sql)."""
 
 
 @click.command()
@@ -127,7 +127,7 @@ def command(
                 if statement.startswith(("\\d", ".tables")):
                     _meta(store, statement)
                 else:
-                    _tell_cut(run(statement)[1], max_rows)
+                    _report_cut(run(statement)[1], max_rows)
 
 
 def _parameters(params: tuple[str, ...]) -> dict[str, str]:
@@ -140,16 +140,16 @@ def _parameters(params: tuple[str, ...]) -> dict[str, str]:
     return values
 
 
-def _tell_cut(left_out: int, max_rows: int) -> None:
+def _report_cut(left_out: int, max_rows: int) -> None:
     if left_out:
         sys.stdout.flush()
         click.echo(f"{left_out:,} more rows were cut after {max_rows:,}: see --max-rows and --format", err=True)
 
 
 def _show_tables(store: Store) -> None:
-    found = list_tables(store)
-    latest = {LATEST + t.name for t in found} & {t.name for t in found}
-    rows = [[t.name, "view" if t.rows is None else f"{t.rows:,}", t.comment] for t in found if t.name not in latest]
+    tables = list_tables(store)
+    latest = {LATEST + t.name for t in tables} & {t.name for t in tables}
+    rows = [[t.name, "view" if t.rows is None else f"{t.rows:,}", t.comment] for t in tables if t.name not in latest]
     if latest:
         rows.append([f"{LATEST}NAME", "view", f"NAME of the run traced last, each row once: of {len(latest)} of these"])
     for line in table_lines(["table", "rows", "comment"], rows, [False, True, False]):
@@ -267,8 +267,8 @@ def write_history(lines: list[str]) -> None:
 
 def completions(start: str, names: list[str]) -> list[str]:
     """The names that begin with ``start``, whatever its case; a keyword takes the case it was begun in."""
-    found = {name for name in names if name.lower().startswith(start.lower())}
-    return sorted(name.lower() if name.isupper() and start.islower() else name for name in found)
+    matching = {name for name in names if name.lower().startswith(start.lower())}
+    return sorted(name.lower() if name.isupper() and start.islower() else name for name in matching)
 
 
 def _names(store: Store) -> list[str]:

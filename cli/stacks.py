@@ -11,20 +11,21 @@ from typing import Any
 
 import click
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop.svg import duration
-from argus.semantics.profile import frame_text
-from argus.semantics.stacks import Group, group_by_stack, rank_text
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
+from argus.model.units import rank_text, short_duration
+from argus.semantics.stacks.profile import frame_text
+from argus.semantics.stacks.stack import Group, group_by_stack
 from argus.store.open import open_store
-from argus.store.stacks import Selection, Thread, read_threads, resolved
-from argus.text import printable
+from argus.store.read.stacks import Selection, Thread, read_threads, resolved
 
 from .grammar import parse_time
 from .options import format_option, store_option
 from .selection import make_selection, selection_options
 
 WINDOW_NS = 2_000_000_000
-"""What "now" means: whoever has waited for so long is told with the newest samples, so every thread is in it."""
+"""What "now" means: a thread that has waited for so long is included with the newest samples, so every thread is in
+it."""
 
 
 @click.command()
@@ -91,7 +92,9 @@ def _lines(selection: Selection, threads: list[Thread], roles: list[_Role], most
     ranks = {thread.rank for thread in threads}
     where = selection.describe() if selection.steps else ""
     if selection.from_ns is not None and selection.to_ns is not None:
-        where = f"run {selection.run}, {duration(selection.to_ns - selection.from_ns)} up to {_time(selection.to_ns)}"
+        where = (
+            f"run {selection.run}, {short_duration(selection.to_ns - selection.from_ns)} up to {_time(selection.to_ns)}"
+        )
     yield f"{printable(selection.job)}: {where or selection.describe()}"
     count = f"{len(ranks)} rank{'s' * (len(ranks) != 1)} ({rank_text(ranks)})"
     yield f"{count}, {len(threads)} thread{'s' * (len(threads) != 1)}"
@@ -143,11 +146,11 @@ def _where(thread: Thread) -> str:
 def _doing(own: Iterable[Thread]) -> str:
     """What they wait for, the most common first, and how long some have been silent."""
     own = list(own)
-    found = Counter(_state(thread) for thread in own)
-    words = [text if number == len(own) else f"{number} {text}" for text, number in found.most_common(4)]
+    states = Counter(_state(thread) for thread in own)
+    words = [text if number == len(own) else f"{number} {text}" for text, number in states.most_common(4)]
     silent = [thread.age_ns for thread in own if thread.age_ns]
     if silent:
-        words.append(f"{len(silent)} last seen {duration(min(silent))} ago or earlier")
+        words.append(f"{len(silent)} last seen {short_duration(min(silent))} ago or earlier")
     return ", ".join(words)
 
 

@@ -8,9 +8,9 @@ import sys
 import threading
 import time
 
-from argus.text import printable
+from argus.model.text import printable
 
-SAID_AGAIN_S = 2.0
+REPEAT_AFTER_S = 2.0
 """In plain lines a stage is named once it takes longer than this."""
 _REDRAWN_S = 0.1
 
@@ -27,7 +27,7 @@ class Status:
     def __init__(self, text: str, *, plain: bool = False) -> None:
         self._terminal = not plain and sys.stderr is not None and sys.stderr.isatty()
         self._text, self._since = text, time.monotonic()
-        self._said = ""
+        self._printed = ""
         self._over = False
         self._draw()
         threading.Thread(target=self._go_on, name="argus-status", daemon=True).start()
@@ -62,8 +62,8 @@ class Status:
                 width = os.get_terminal_size(2).columns or width  # 0: it does not know
             text = printable(f"{self._text} … {took:.1f} s" if took >= 0.3 else f"{self._text} …")
             self._write(f"\r\x1b[K{text[: max(width - 1, 1)]}")
-        elif not self._said or (took >= SAID_AGAIN_S and self._said != self._text):
-            self._said = self._text
+        elif not self._printed or (took >= REPEAT_AFTER_S and self._printed != self._text):
+            self._printed = self._text
             self._write(f"argus: {printable(self._text)} …\n")
 
     def _write(self, text: str) -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import click
 
-from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
-from argus.store import spill, spool
-from argus.store.jobs import count_job, list_job_runs, remove_job
+from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
+from argus.model.units import binary_size
+from argus.store import spill
+from argus.store.load import load_spilled, load_spool
 from argus.store.open import open_store
+from argus.store.read.jobs import count_job, list_job_runs, remove_job
+from argus.store.read.status import StoreStatus, store_status
 from argus.store.schema import DEFAULT_RAW_TTL, DEFAULT_TTL, init_schema
-from argus.store.status import StoreStatus, store_status
-from argus.store.writer import load_spilled
-from argus.text import printable
 
 from .options import format_option, job_name, store_option
 from .suggest import SuggestingGroup
@@ -58,7 +59,7 @@ def init(store_url: str | None, ttl: str | None, raw_ttl: str | None, cluster: s
     """
     with open_store(store_url) as store:
         if no_replicas and not cluster:
-            raise ArgusError("--no-replicas says how a cluster's tables are made", "Add --cluster NAME", EXIT_USAGE)
+            raise ArgusError("--no-replicas is about a cluster's tables", "Add --cluster NAME", EXIT_USAGE)
         state = init_schema(store, ttl=ttl, raw_ttl=raw_ttl, cluster=cluster, replicas=not no_replicas)
         click.echo(f"{store.url}: schema {state.version} is in place")
         for name in state.changed:
@@ -95,20 +96,20 @@ def load(folder: Path | None, store_url: str | None, remove: bool) -> int:
         left = place.folder if place is not None else folder
         assert left is not None
         if place is not None or spill.is_root(left):
-            found = load_spilled(store, left, progress=progress)
+            loaded = load_spilled(store, left, progress=progress)
         else:
-            found = spool.load(left, store, remove=remove, progress=progress)
-    for table, rows in sorted(found.rows.items()):
+            loaded = load_spool(left, store, remove=remove, progress=progress)
+    for table, rows in sorted(loaded.rows.items()):
         click.echo(f"{table:<24}{rows:>14,}")
-    known = f", {found.known:,} were there already" if found.known else ""
-    click.echo(f"{found.files:,} files loaded into {store.url}{known}")
-    if found.unfinished:
-        click.echo(f"{found.unfinished} unfinished: a trace still writes them, or was killed", err=True)
+    known = f", {loaded.known:,} were there already" if loaded.known else ""
+    click.echo(f"{loaded.files:,} files loaded into {store.url}{known}")
+    if loaded.unfinished:
+        click.echo(f"{loaded.unfinished} unfinished: a trace still writes them, or was killed", err=True)
     if folder is None and (writers := spill.waiting(left).writers):
         click.echo(f"{writers} traces still run, and store what is theirs themselves", err=True)
-    for line in found.trouble:
+    for line in loaded.trouble:
         click.echo(f"not loaded: {line}", err=True)
-    return EXIT_FAILURE if found.trouble else 0
+    return EXIT_FAILURE if loaded.trouble else 0
 
 
 @command.command()
@@ -154,56 +155,56 @@ def status(store_url: str | None, output_format: str) -> None:
       argus store status --format json | jq '.tables[] | {name, rows}'
     """
     with open_store(store_url, create=False) as store:
-        found = store_status(store)
+        state = store_status(store)
     if output_format == "json":
-        click.echo(json.dumps(dataclasses.asdict(found), indent=2))
+        click.echo(json.dumps(dataclasses.asdict(state), indent=2))
     else:
-        _print(found)
+        _print(state)
 
 
-def _print(found: StoreStatus) -> None:
-    click.echo(f"store   {found.url}")
-    if found.schema is None:
+def _print(state: StoreStatus) -> None:
+    click.echo(f"store   {state.url}")
+    if state.schema is None:
         click.echo("engine  none: nothing is stored here yet; run `argus trace --pid PID`")
-        _print_spill(found)
+        _print_spill(state)
         return
-    click.echo(f"engine  {found.engine}")
-    notes = [f"{name} has changed since it was applied" for name in found.schema.changed]
-    if found.schema.missing:
-        notes.append(f"this Argus knows {found.schema.known}: run `argus store init`")
-    click.echo(f"schema  {found.schema.version}" + "".join(f"; {note}" for note in notes))
-    _print_spill(found)
+    click.echo(f"engine  {state.engine}")
+    notes = [f"{name} has changed since it was applied" for name in state.schema.changed]
+    if state.schema.missing:
+        notes.append(f"this Argus knows {state.schema.known}: run `argus store init`")
+    click.echo(f"schema  {state.schema.version}" + "".join(f"; {note}" for note in notes))
+    _print_spill(state)
     click.echo()
     click.echo(f"{'table':<24}{'rows':>14}{'on disk':>11}  {'kept':<9}  {'oldest (UTC)':<19}  newest (UTC)")
-    for table in found.tables:
+    for table in state.tables:
         if table.rows is None:
             click.echo(f"{table.name:<24}{'view':>14}")
         else:
             kept = table.kept or "for ever"
             click.echo(
-                f"{table.name:<24}{table.rows:>14,}{readable_bytes(table.bytes or 0):>11}  "
+                f"{table.name:<24}{table.rows:>14,}{binary_size(table.bytes or 0):>11}  "
                 f"{kept:<9}  {_time(table.oldest_ns):<19}  {_time(table.newest_ns)}".rstrip()
             )
     click.echo()
-    jobs = list(dict.fromkeys(run.job for run in found.runs))
+    jobs = list(dict.fromkeys(run.job for run in state.runs))
     if not jobs:
         click.echo("jobs    none yet")
         return
     few = ", ".join(map(printable, jobs[:5])) + (", …" if len(jobs) > 5 else "")
-    click.echo(f"jobs    {_count(len(jobs), 'job')}, {_count(len(found.runs), 'run')}: {few}; `argus jobs` lists them")
+    click.echo(f"jobs    {_count(len(jobs), 'job')}, {_count(len(state.runs), 'run')}: {few}; `argus jobs` lists them")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _print_spill(found: StoreStatus) -> None:
-    waiting = found.spill
+def _print_spill(state: StoreStatus) -> None:
+    waiting = state.spill
     if waiting is None:
         return
     if waiting.files:
         whose = f"; {waiting.writers} traces still run" if waiting.writers else "; `argus store load` stores them"
-        click.echo(f"waiting {waiting.files:,} files, {readable_bytes(waiting.bytes)} in {waiting.folder}{whose}")
+        click.echo(f"waiting {waiting.files:,} files, {binary_size(waiting.bytes)} in {waiting.folder}{whose}")
     if waiting.aside:
         click.echo(f"aside   {waiting.aside:,} files that could not be stored, in {waiting.folder}/aside")
 
@@ -212,13 +213,3 @@ def _time(ns: int | None) -> str:
     if ns is None:
         return "-"
     return datetime.fromtimestamp(ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def readable_bytes(count: int) -> str:
-    """Bytes with a unit of 1024, three digits: 1.21 MiB."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"

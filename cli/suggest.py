@@ -12,7 +12,7 @@ OTHER_WORDS = {
     "record": "trace", "top": "trace", "profile": "trace", "start": "run", "exec": "run", "flamegraph": "export",
     "flame": "export", "timeline": "export", "perfetto": "export", "query": "sql", "ls": "jobs", "list": "jobs",
     "ps": "jobs", "runs": "jobs", "job": "jobs", "rm": "store rm", "remove": "store rm", "delete": "store rm",
-    "db": "store",
+    "db": "store", "html": "report", "page": "report",
     "doctor": "check", "preflight": "check", "bt": "dump", "backtrace": "dump", "pstack": "dump", "node": "health",
     "load": "store load", "help": "--help", "version": "--version",
 }  # fmt: skip
@@ -27,6 +27,13 @@ def closest(word: str, names: Iterable[str]) -> str | None:
         return begun[0]
     near = difflib.get_close_matches(word, listed, n=1, cutoff=0.6)
     return near[0] if near else None
+
+
+def close_names(word: str, names: Iterable[str]) -> list[str]:
+    """The names that a word may have meant, the likeliest first; at most three."""
+    listed = list(names)
+    near = difflib.get_close_matches(word, listed, n=3, cutoff=0.6)
+    return near or [name for name in listed if len(word) >= 3 and word in name][:3]
 
 
 class SuggestingGroup(click.Group):

@@ -6,10 +6,11 @@ import os
 
 import click
 
-from argus import debug, privileges
-from argus.capture import DEFAULT_OFF_CPU_NS, reader
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.capture import DEFAULT_OFF_CPU_NS
+from argus.capture.reader import reader
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.store.open import open_store
+from argus.system import debug, privileges
 
 from .grammar import parse_open_steps
 from .options import (
@@ -62,7 +63,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     "--job",
     type=new_job_name,
     metavar="NAME",
-    help="Name of the job. Default: what the launcher's environment says.",
+    help="Name of the job. Default: from the launcher's environment.",
 )
 @click.option("--launch-durations", is_flag=True, help="Time launches too (a full launch queue); costs 2 µs each.")
 @click.option("--buffer-mb", type=click.IntRange(1, 1024), default=16, show_default=True, help="Ring of CUDA calls.")
@@ -89,7 +90,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     default=DEFAULT_OFF_CPU_NS / 1e6,
     show_default=True,
     metavar="MS",
-    help="Tell time off the CPU from so much on, with its stack and reason; 0: not at all.",
+    help="Record time off the CPU from so much on, with its stack and reason; 0: not at all.",
 )
 @raw_option
 @raw_rate_option
@@ -135,9 +136,9 @@ def command(
     vanish with Argus, even if it is killed. Rows go to the store while the trace runs.
 
     Kernels, copies and fills are timed on the GPU in processes that are armed (`argus run`, `argus arm`); others are
-    traced without, and Argus says so.
+    traced without, and Argus reports that.
 
-    The stacks of their threads, Python and native, are sampled in the kernel, and time off the CPU is told with its
+    The stacks of their threads, Python and native, are sampled in the kernel, and time off the CPU is recorded with its
     reason: a program on CPUs alone is a target, too.
 
     Cost to the target: about 1 to 3 µs for each traced call (`scripts/bench probe`).
@@ -167,7 +168,7 @@ def command(
             store.begin()
         # What follows imports for half a second.
         from argus.cupti.collector import CuptiOptions
-        from argus.trace import Options
+        from argus.live.options import Options
 
         from .session import trace_session
     except BaseException:

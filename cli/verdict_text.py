@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from argus.diagnose.standing import News, in_words
+from argus.diagnose.follow.standing import News, in_words
 from argus.diagnose.verdict import Breakdown, Coverage, Finding, Verdict
-from argus.text import counted, printable
-
-from .counters import describe_all
+from argus.model.counters import describe_all
+from argus.model.text import counted, printable
+from argus.model.units import ranks_text
 
 STYLES = {"healthy": "bold green", "degraded": "bold red", "hung": "bold red", "inconclusive": "bold yellow"}
 """Of each status."""
@@ -25,14 +25,6 @@ _STATISTICS = re.compile(r"\s*\((?:W1|beta|mu|sigma)\b[^()]*(?:\([^()]*\)[^()]*)
 _ONLY_STATISTICS = re.compile(r"\b(?:W1|beta|mu|sigma)\b")
 _CODE = "its stacks differ most from the others' in "
 """Begins the sentence that names a function and line."""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks as people read them: the first eight, and how many more."""
-    if not ranks:
-        return ""
-    listed = ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
 
 
 def who(finding: Finding) -> str:
@@ -79,18 +71,32 @@ def headline(verdict: Verdict) -> Text:
     return head
 
 
-def finding_lines(verdict: Verdict, number: int, *, detail: bool, with_sql: bool = False) -> Iterator[Line]:
-    """A finding: what and who, since when and its cost, evidence, action."""
+BAR = 10
+"""Characters of a bar."""
+
+
+def bar(share: float, width: int = BAR) -> str:
+    """A part of a whole as a bar: ██████▌░░░. What is above 0 has a half at least."""
+    halves = min(2 * width, max(round(2 * width * share), int(share > 0)))
+    return ("█" * (halves // 2) + "▌" * (halves % 2)).ljust(width, "░")
+
+
+def finding_lines(
+    verdict: Verdict, number: int, *, detail: bool, with_sql: bool = False, bars: bool = False
+) -> Iterator[Line]:
+    """A finding: what and who, since when and its cost, evidence, action. ``bars``: its share is drawn, too, where
+    there are several."""
     finding = verdict["findings"][number]
     title = Text(f"{number + 1}. {kind(finding)}", style="bold")
     if named := who(finding):
         title.append(f"  {named}", style="bold red")
     yield title, 0
     hung = verdict["status"] == "hung"
-    cost = "" if hung else f" · {finding['slowdown']:.2f}x · {finding['share']:.0%} of the lost time"
+    drawn = f"{bar(finding['share'])} " if bars and len(verdict["findings"]) > 1 else ""
+    cost = "" if hung else f" · {finding['slowdown']:.2f}x · {drawn}{finding['share']:.0%} of the lost time"
     # Dumps of a job that hung know of no steps.
     begun = f"{since(finding, verdict['steps'][0])}{cost} · " if verdict["steps"] else ""
-    yield Text(f"{begun}confidence {finding['confidence']:.0%}"), 3
+    yield Text(f"{begun}confidence {finding['confidence']:.0%} · owner: {finding['owner']}"), 3
     texts = [each["text"] for each in finding["evidence"]] if detail else plain_evidence(finding)
     for text in texts:
         yield Text(f"· {printable(text)}"), 3
@@ -109,20 +115,21 @@ def coverage_line(coverage: Coverage) -> Line:
     return Text(f"coverage: incomplete ({describe_all(coverage['dropped'])})", style="yellow"), 0
 
 
-def verdict_lines(verdict: Verdict, *, detail: bool, with_sql: bool = False) -> Iterator[Line]:
+def verdict_lines(verdict: Verdict, *, detail: bool, with_sql: bool = False, bars: bool = False) -> Iterator[Line]:
     """The verdict, without its coverage.
 
     Args:
         verdict: The verdict.
         detail: All evidence, with statistics; else what :func:`plain_evidence` chooses.
         with_sql: With the query behind each evidence.
+        bars: Shares are drawn, too: for terminals.
     """
     yield headline(verdict), 0
     if verdict["reason"]:
         yield Text(printable(verdict["reason"])), 2
     for number in range(len(verdict["findings"])):
         yield Text(), 0
-        yield from finding_lines(verdict, number, detail=detail, with_sql=with_sql)
+        yield from finding_lines(verdict, number, detail=detail, with_sql=with_sql, bars=bars)
     if "breakdown" in verdict:
         yield from breakdown_lines(verdict["breakdown"], with_sql=with_sql)
 
@@ -141,22 +148,22 @@ PARTS = {
 """What each part of a breakdown is called."""
 
 
-def breakdown_lines(found: Breakdown, *, with_sql: bool = False) -> Iterator[Line]:
+def breakdown_lines(breakdown: Breakdown, *, with_sql: bool = False) -> Iterator[Line]:
     """Where the time goes, and what is worth trying first."""
     from argus.diagnose.breakdown import heading
 
     yield Text(), 0
-    yield Text(f"where the time goes ({heading(found)})", style="bold"), 0
-    width = max((len(PARTS[part["part"]]) for part in found["parts"]), default=0)
-    for part in found["parts"]:
+    yield Text(f"where the time goes ({heading(breakdown)})", style="bold"), 0
+    width = max((len(PARTS[part["part"]]) for part in breakdown["parts"]), default=0)
+    for part in breakdown["parts"]:
         yield Text(f"{PARTS[part['part']]:{width}}  {printable(part['text'])}"), 3
         if with_sql:
             yield Text(), 0
             yield Text(part["sql"], style="dim"), 5
             yield Text(), 0
-    if found["advice"]:
+    if breakdown["advice"]:
         yield Text("worth trying first", style="bold"), 0
-    for number, text in enumerate(found["advice"], 1):
+    for number, text in enumerate(breakdown["advice"], 1):
         yield Text(f"{number}. {printable(text)}"), 3
 
 

@@ -1,4 +1,30 @@
--- Argus schema, version 21: which signals of a rank were observed, from when on, and for what share of the time.
+-- What was observed of a run, what was lost, and which signals each rank had.
+
+CREATE TABLE IF NOT EXISTS coverage
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  host LowCardinality(String) COMMENT 'Node',
+  counter LowCardinality(String) COMMENT 'What was counted: every place that can drop, reject or guess has a name',
+  value UInt64 COMMENT 'How many',
+  loss Bool COMMENT 'Whether a value above 0 makes the coverage incomplete',
+  ts DateTime64(3, 'UTC') COMMENT 'When it was read',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, host, counter)
+COMMENT 'What was seen, and what was lost: complete only if every loss counter is 0';
+
+CREATE TABLE IF NOT EXISTS features
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  rank UInt32 COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  feature LowCardinality(String) COMMENT 'What could be observed or not: gpu_times',
+  state LowCardinality(String) COMMENT 'on, waiting, off, ignored or failed',
+  reason String COMMENT 'The state in words',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, host, feature)
+COMMENT 'Which sources of data were there for a rank, and why not';
 
 CREATE TABLE IF NOT EXISTS signal_coverage
 (

@@ -1,4 +1,4 @@
--- Argus schema, version 25: dumps of PyTorch's flight recorder, which are imported: how far each rank's collectives had come.
+-- Dumps of PyTorch's flight recorder, which are imported: how far each rank's collectives had come.
 
 CREATE TABLE IF NOT EXISTS dumps
 (
@@ -63,18 +63,3 @@ PARTITION BY toYYYYMMDD(stored) ORDER BY (job, run, rank, record)
 TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'One row per call in a dump of a flight recorder';
-
-CREATE VIEW IF NOT EXISTS latest_dumps
-AS SELECT * FROM dumps FINAL
-WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
-COMMENT 'dumps of the run traced last, each row once';
-
-CREATE VIEW IF NOT EXISTS latest_dumped_groups
-AS SELECT * FROM dumped_groups FINAL
-WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
-COMMENT 'dumped_groups of the run traced last, each row once';
-
-CREATE VIEW IF NOT EXISTS latest_dumped_calls
-AS SELECT * FROM dumped_calls
-WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
-COMMENT 'dumped_calls of the run traced last';

@@ -1,6 +1,27 @@
--- Argus schema, version 17: how functions behave on each rank, as EROICA describes them.
+-- What argus diagnose concluded, and how functions behave on each rank, as EROICA describes them.
 
-CREATE VIEW IF NOT EXISTS function_patterns
+CREATE TABLE IF NOT EXISTS findings
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  created DateTime64(3, 'UTC') COMMENT 'When the diagnosis ran',
+  status LowCardinality(String) COMMENT 'Verdict on the whole job: healthy, degraded, hung, inconclusive',
+  kind LowCardinality(String) COMMENT 'Kind of finding; empty: the row only records the verdict',
+  ranks Array(UInt32) COMMENT 'Ranks it concerns',
+  hosts Array(String) COMMENT 'Nodes it concerns',
+  step_from UInt32 COMMENT 'First step',
+  step_to UInt32 COMMENT 'Last step',
+  phase LowCardinality(String) COMMENT 'Phase it shows in',
+  slowdown Float64 COMMENT 'Actual over ideal step time',
+  share Float64 COMMENT 'Part of the lost time it explains',
+  confidence Float64 COMMENT 'How sure, 0 to 1',
+  evidence String COMMENT 'The finding as JSON, evidence and queries included',
+  action String COMMENT 'What to do next'
+) ENGINE = MergeTree ORDER BY (job, run, created)
+SETTINGS non_replicated_deduplication_window = 1000
+COMMENT 'What argus diagnose concluded';
+
+CREATE OR REPLACE VIEW function_patterns
 AS SELECT
   p.job AS job, p.run AS run, p.rank AS rank, p.kind AS kind, p.function AS function, p.spent_ns / s.span_ns AS beta,
   p.mu AS mu, p.sigma AS sigma

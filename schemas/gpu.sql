@@ -1,4 +1,4 @@
--- Argus schema, version 3: what ran on the GPUs, as CUPTI timed it.
+-- What ran on the GPUs, as CUPTI timed it.
 
 CREATE TABLE IF NOT EXISTS kernel_events
 (
@@ -21,8 +21,8 @@ CREATE TABLE IF NOT EXISTS kernel_events
   correlation UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'CUPTI''s number of the call that launched it: one for all kernels of a graph launch',
   graph UInt32 CODEC(T64, ZSTD(1)) COMMENT 'CUPTI''s number of the CUDA graph it is part of; 0: none',
   graph_node UInt64 CODEC(ZSTD(1)) COMMENT 'Node of that graph; 0: none',
-  grid Array(UInt32) CODEC(ZSTD(1)) COMMENT 'Grid x, y, z of a kernel; empty otherwise',
-  block Array(UInt16) CODEC(ZSTD(1)) COMMENT 'Block x, y, z of a kernel; empty otherwise',
+  grid Array(UInt32) CODEC(ZSTD(3)) COMMENT 'Grid x, y, z of a kernel; empty otherwise',
+  block Array(UInt16) CODEC(ZSTD(3)) COMMENT 'Block x, y, z of a kernel; empty otherwise',
   registers UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Registers of a thread of a kernel',
   shared_static UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Bytes of shared memory of a block that the kernel declares',
   shared_dynamic UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Bytes of shared memory of a block that the launch adds',
@@ -65,6 +65,39 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'What a rank''s GPU did, second by second';
 
+CREATE TABLE IF NOT EXISTS gpu_steps
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  host LowCardinality(String) COMMENT 'Node',
+  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
+  device UInt32 CODEC(T64, ZSTD(1)) COMMENT 'GPU, as the process numbers those it may use',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, as in iterations',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'When the step before it was over on the GPU',
+  duration_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Until all that was launched up to the end of the step on the CPU had ended',
+  busy_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel, copy or fill of the rank ran',
+  compute_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel ran that is not NCCL''s',
+  communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one kernel of NCCL ran',
+  exposed_communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Part of communication_ns in which no other kernel ran',
+  overlapped_communication_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Part of communication_ns in which another kernel ran as well',
+  memcpy_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which at least one copy or fill ran',
+  idle_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'duration_ns without busy_ns',
+  idle_gaps UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Stretches of idle time of 1 us or more',
+  largest_gap_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'The longest of them, as far as it lies in the step',
+  kernels UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernels that began in the step',
+  queue_depth_mean Float32 CODEC(ZSTD(1)) COMMENT 'Operations that were launched and had not begun, averaged over time; -1: launches are not known',
+  queue_depth_max Int32 CODEC(T64, ZSTD(1)) COMMENT 'The most of them at once; -1: launches are not known',
+  issue_latency_p50_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'From the call to the begin on the GPU, median of the kernels that began in the step; -1: not known',
+  issue_latency_p99_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'The same, 99th percentile; -1: not known',
+  void_share Float32 CODEC(ZSTD(1)) COMMENT 'idle_ns / duration_ns: share of the step in which nothing ran (the void percentage of Flare)',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, device)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
+COMMENT 'What the GPU did in each step of each rank';
+
 CREATE TABLE IF NOT EXISTS gpu_host_events
 (
   job LowCardinality(String) COMMENT 'Job name',
@@ -88,20 +121,7 @@ TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'What CUPTI saw on the CPU besides launches: waits, overhead of its own, compilations, modules, markers';
 
-CREATE TABLE IF NOT EXISTS features
-(
-  job LowCardinality(String) COMMENT 'Job name',
-  run UInt32 COMMENT 'Tracing session',
-  rank UInt32 COMMENT 'Global rank',
-  host LowCardinality(String) COMMENT 'Node',
-  feature LowCardinality(String) COMMENT 'What could be observed or not: gpu_times',
-  state LowCardinality(String) COMMENT 'on, waiting, off, ignored or failed',
-  reason String COMMENT 'The state in words',
-  version UInt64 COMMENT 'Row version: the highest wins'
-) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, host, feature)
-COMMENT 'Which sources of data were there for a rank, and why not';
-
-CREATE VIEW IF NOT EXISTS kernels_by_step
+CREATE OR REPLACE VIEW kernels_by_step
 AS SELECT
   k.job AS job, k.run AS run, k.rank AS rank,
   if(k.called < i.ts_end, i.step, NULL) AS step,
@@ -118,7 +138,7 @@ ASOF LEFT JOIN
 ) AS i ON k.job = i.job AND k.run = i.run AND k.rank = i.rank AND k.called >= i.ts
 COMMENT 'kernel_events with the step they were launched in, or began in where the launch is not known (NULL: outside every step)';
 
-CREATE VIEW IF NOT EXISTS top_kernels
+CREATE OR REPLACE VIEW top_kernels
 AS SELECT
   job, run, rank, name, count() AS count, sum(duration_ns) AS total_ns, min(duration_ns) AS min_ns,
   toInt64(quantileTDigest(0.5)(duration_ns)) AS p50_ns, toInt64(quantileTDigest(0.99)(duration_ns)) AS p99_ns,

@@ -1,4 +1,4 @@
--- Argus schema, version 11: results of argus health. They belong to nodes, not to jobs.
+-- Results of argus health. They belong to nodes, not to jobs.
 
 CREATE TABLE IF NOT EXISTS health
 (

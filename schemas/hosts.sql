@@ -1,4 +1,4 @@
--- Argus schema, version 6: jobs of several hosts. argus diagnose fills these tables; a job of one host has no rows here.
+-- Jobs of several hosts. argus diagnose fills these tables; a job of one host has no rows here.
 -- Rows of one estimate have one version. The newest of a run counts: the views pick it.
 
 CREATE TABLE IF NOT EXISTS clocks
@@ -52,9 +52,7 @@ CREATE TABLE IF NOT EXISTS group_joins
 TTL stored + {{ttl}}
 COMMENT 'Which communicators of several hosts are one, where no host saw it made';
 
-ALTER TABLE jobs ADD COLUMN IF NOT EXISTS wall_error_ns Int64 DEFAULT -1 COMMENT 'By how much the host''s wall clock may have been off when tracing began, as its kernel says (adjtimex: maxerror); -1: not known';
-
-CREATE VIEW IF NOT EXISTS iterations_across
+CREATE OR REPLACE VIEW iterations_across
 AS SELECT
   i.job AS job, i.run AS run, i.rank AS rank, toUInt32(greatest(0, toInt64(i.step) + s.shift)) AS step, i.host AS host,
   i.step AS host_step, i.ts AS ts, i.duration_ns AS duration_ns, i.collectives AS collectives, i.launches AS launches,
@@ -68,7 +66,7 @@ LEFT ANY JOIN
 WHERE s.error = ''
 COMMENT 'iterations with step numbers that are the same on all hosts (ts is the host''s own clock). Hosts whose steps could not be numbered so are missing';
 
-CREATE VIEW IF NOT EXISTS phases_across
+CREATE OR REPLACE VIEW phases_across
 AS SELECT
   p.job AS job, p.run AS run, p.rank AS rank, toUInt32(greatest(0, toInt64(p.step) + s.shift)) AS step, p.host AS host,
   p.step AS host_step, p.ts AS ts, p.phase AS phase, p.duration_ns AS duration_ns, p.overlapped_ns AS overlapped_ns,
@@ -82,7 +80,7 @@ LEFT ANY JOIN
 WHERE s.error = ''
 COMMENT 'phases with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
 
-CREATE VIEW IF NOT EXISTS gpu_steps_across
+CREATE OR REPLACE VIEW gpu_steps_across
 AS SELECT g.* EXCEPT (step), g.step AS host_step, toUInt32(greatest(0, toInt64(g.step) + s.shift)) AS step
 FROM gpu_steps AS g
 LEFT ANY JOIN
@@ -93,7 +91,7 @@ LEFT ANY JOIN
 WHERE s.error = ''
 COMMENT 'gpu_steps with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
 
-CREATE VIEW IF NOT EXISTS gpu_phases_across
+CREATE OR REPLACE VIEW gpu_phases_across
 AS SELECT g.* EXCEPT (step), g.step AS host_step, toUInt32(greatest(0, toInt64(g.step) + s.shift)) AS step
 FROM gpu_phases AS g
 LEFT ANY JOIN
@@ -104,10 +102,9 @@ LEFT ANY JOIN
 WHERE s.error = ''
 COMMENT 'gpu_phases with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
 
-CREATE VIEW IF NOT EXISTS collectives_across
+CREATE OR REPLACE VIEW collectives_across
 AS SELECT
-  job, run, rank, host, pid, tid, comm, op, seq, bytes, count, dtype, ts, duration_ns, in_group, aligned,
-  nranks, comm_group, aligned_seq, at_ns, clock_error_ns, cluster,
+  *,
   at_ns - min(at_ns) OVER call AS later_ns,
   argMin(host, at_ns) OVER call AS first_host,
   argMin(clock_error_ns, at_ns) OVER call AS first_error_ns,
@@ -115,36 +112,59 @@ AS SELECT
     NOT aligned OR op IN ('Send', 'Recv', 'GroupStart', 'GroupEnd'), NULL,
     if(host = first_host OR later_ns > clock_error_ns + first_error_ns, later_ns, 0)
   ) AS lateness_ns
+FROM calls_across
+WINDOW call AS (PARTITION BY job, run, comm_group, aligned_seq, op, cluster)
+COMMENT 'calls_across with lateness_ns: how much later than the first rank the call was made, 0 where the clocks are not that exact';
+
+CREATE OR REPLACE VIEW kernel_times_across
+AS SELECT k.* EXCEPT (step), k.step AS host_step, toUInt32(greatest(0, toInt64(k.step) + s.shift)) AS step
+FROM kernel_times AS k
+LEFT ANY JOIN
+(
+  SELECT job, run, host, shift, error FROM step_shifts
+  WHERE (job, run, version) IN (SELECT job, run, max(version) FROM step_shifts GROUP BY job, run)
+) AS s ON k.job = s.job AND k.run = s.run AND k.host = s.host
+WHERE s.error = ''
+COMMENT 'kernel_times with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';
+
+CREATE OR REPLACE VIEW calls_across
+AS SELECT
+  c.job AS job, c.run AS run, c.rank AS rank, c.host AS host, c.pid AS pid, c.tid AS tid, c.comm AS comm, c.op AS op,
+  c.seq AS seq, c.bytes AS bytes, c.count AS count, c.dtype AS dtype, c.ts AS ts, c.duration_ns AS duration_ns,
+  c.in_group AS in_group, c.aligned AS aligned, c.nranks AS nranks, c.comm_group AS comm_group,
+  c.comm_rank AS comm_rank, c.peer AS peer, c.aligned_seq AS aligned_seq,
+  toUnixTimestamp64Nano(c.ts) + k.offset_ns
+    + intDiv((toUnixTimestamp64Nano(c.ts) - toUnixTimestamp64Nano(k.at)) * k.drift_ppb, 1000000000) AS at_ns,
+  greatest(k.error_ns, 0) AS clock_error_ns,
+  if(k.error_ns < 0, toString(c.host), '') AS cluster
 FROM
 (
   SELECT
-    c.job AS job, c.run AS run, c.rank AS rank, c.host AS host, c.pid AS pid, c.tid AS tid, c.comm AS comm, c.op AS op,
-    c.seq AS seq, c.bytes AS bytes, c.count AS count, c.dtype AS dtype, c.ts AS ts, c.duration_ns AS duration_ns,
-    c.in_group AS in_group, c.aligned AS aligned, c.nranks AS nranks, c.comm_group AS comm_group,
-    c.aligned_seq AS aligned_seq,
-    toUnixTimestamp64Nano(c.ts) + k.offset_ns
-      + intDiv((toUnixTimestamp64Nano(c.ts) - toUnixTimestamp64Nano(k.at)) * k.drift_ppb, 1000000000) AS at_ns,
-    greatest(k.error_ns, 0) AS clock_error_ns,
-    if(k.error_ns < 0, toString(c.host), '') AS cluster
-  FROM
+    a.job AS job, a.run AS run, a.rank AS rank, a.host AS host, a.pid AS pid, a.tid AS tid, a.comm AS comm, a.op AS op,
+    a.seq AS seq, a.bytes AS bytes, a.count AS count, a.dtype AS dtype, a.ts AS ts, a.duration_ns AS duration_ns,
+    a.in_group AS in_group, a.aligned AS aligned, a.nranks AS nranks, a.comm_rank AS comm_rank, a.peer AS peer,
+    if(j.joined_group = 0, a.comm_group, j.joined_group) AS comm_group, a.aligned_seq + j.seq_shift AS aligned_seq
+  FROM calls_aligned AS a
+  LEFT ANY JOIN
   (
-    SELECT
-      a.job AS job, a.run AS run, a.rank AS rank, a.host AS host, a.pid AS pid, a.tid AS tid, a.comm AS comm, a.op AS op,
-      a.seq AS seq, a.bytes AS bytes, a.count AS count, a.dtype AS dtype, a.ts AS ts, a.duration_ns AS duration_ns,
-      a.in_group AS in_group, a.aligned AS aligned, a.nranks AS nranks,
-      if(j.joined_group = 0, a.comm_group, j.joined_group) AS comm_group, a.aligned_seq + j.seq_shift AS aligned_seq
-    FROM collectives_aligned AS a
-    LEFT ANY JOIN
-    (
-      SELECT job, run, host, comm_group, joined_group, seq_shift FROM group_joins
-      WHERE error = '' AND (job, run, version) IN (SELECT job, run, max(version) FROM clocks GROUP BY job, run)
-    ) AS j ON a.job = j.job AND a.run = j.run AND a.host = j.host AND a.comm_group = j.comm_group
-  ) AS c
-  ASOF LEFT JOIN
-  (
-    SELECT job, run, host, ts, at, offset_ns, drift_ppb, error_ns FROM clocks
-    WHERE (job, run, version) IN (SELECT job, run, max(version) FROM clocks GROUP BY job, run)
-  ) AS k ON c.job = k.job AND c.run = k.run AND c.host = k.host AND c.ts >= k.ts
-)
-WINDOW call AS (PARTITION BY job, run, comm_group, aligned_seq, op, cluster)
-COMMENT 'collectives_aligned across hosts: at_ns is the time of the call on the reference''s clock; comm_group and aligned_seq are the same on all hosts; lateness_ns is how much later than the first rank it was made, 0 where the clocks are not that exact. cluster: hosts that can be compared (empty: all whose clocks are known)';
+    SELECT job, run, host, comm_group, joined_group, seq_shift FROM group_joins
+    WHERE error = '' AND (job, run, version) IN (SELECT job, run, max(version) FROM clocks GROUP BY job, run)
+  ) AS j ON a.job = j.job AND a.run = j.run AND a.host = j.host AND a.comm_group = j.comm_group
+) AS c
+ASOF LEFT JOIN
+(
+  SELECT job, run, host, ts, at, offset_ns, drift_ppb, error_ns FROM clocks
+  WHERE (job, run, version) IN (SELECT job, run, max(version) FROM clocks GROUP BY job, run)
+) AS k ON c.job = k.job AND c.run = k.run AND c.host = k.host AND c.ts >= k.ts
+COMMENT 'calls_aligned across hosts: at_ns is the time of the call on the reference''s clock; comm_group and aligned_seq are the same on all hosts. cluster: hosts that can be compared (empty: all whose clocks are known)';
+
+CREATE OR REPLACE VIEW gpu_collectives_across
+AS SELECT g.* EXCEPT (step), g.step AS host_step, toUInt32(greatest(0, toInt64(g.step) + s.shift)) AS step
+FROM gpu_collectives AS g
+LEFT ANY JOIN
+(
+  SELECT job, run, host, shift, error FROM step_shifts
+  WHERE (job, run, version) IN (SELECT job, run, max(version) FROM step_shifts GROUP BY job, run)
+) AS s ON g.job = s.job AND g.run = s.run AND g.host = s.host
+WHERE s.error = ''
+COMMENT 'gpu_collectives with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';

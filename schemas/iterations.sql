@@ -1,10 +1,28 @@
--- Argus schema, version 9: sums that a materialised view keeps up as rows come in. They answer in milliseconds what would
--- read every row of every rank otherwise. Base and rollup are two inserts: a retry under the same token repairs the second
--- one where the first had been done when the engine was killed (docs/store.md). The windows are wide, since a retry may
--- come after many other writers' blocks.
+-- Steps of each rank, and their sums over the ranks.
 
-ALTER TABLE iterations MODIFY SETTING non_replicated_deduplication_window = 20000;
+CREATE TABLE IF NOT EXISTS iterations
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
+  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
+  step UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Step number, the same on every rank, from 0 at the first whole step seen',
+  host LowCardinality(String) COMMENT 'Node',
+  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Start of the step on this rank',
+  duration_ns UInt64 CODEC(T64, ZSTD(1)) COMMENT 'Length of the step on this rank',
+  collectives UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Collective calls in the step',
+  launches UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Kernel and graph launches in the step',
+  method LowCardinality(String) COMMENT 'How the boundary was found: collectives, launches, marks (end of the optimiser); of imported traces: annotations, repetition',
+  confidence Float32 CODEC(ZSTD(1)) COMMENT 'Share of calls that repeat exactly with the period, 0 to 1',
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = MergeTree
+PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank)
+TTL stored + {{ttl}}
+SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 20000
+COMMENT 'One row per rank and step';
 
+-- Sums that a materialised view keeps up as rows come in: they answer in milliseconds what would otherwise read every row of
+-- every rank. Base and rollup are two inserts: a retry under the same token repairs the second one where the first had been
+-- done when the engine was killed (docs/store.md). Both windows are wide, since a retry may come after many other writers' blocks.
 CREATE TABLE IF NOT EXISTS iteration_rollup
 (
   job LowCardinality(String) COMMENT 'Job name',
@@ -33,21 +51,7 @@ AS SELECT
 FROM iterations
 GROUP BY job, run, step;
 
--- What an older Argus had stored before the view was there, told by the second: upgrade while nothing is traced. Under a
--- token: it is done once, however often this file is.
-INSERT INTO iteration_rollup
-SELECT
-  job, run, step, count() AS n, sum(duration_ns) AS sum_ns, min(duration_ns) AS min_ns, max(duration_ns) AS max_ns,
-  min(ts) AS first_ts, max(ts) AS last_ts,
-  quantilesTDigestState(0.5, 0.95, 0.99)(duration_ns) AS quantiles, argMaxState(rank, duration_ns) AS slowest,
-  max(iterations.stored) AS stored
-FROM iterations
-WHERE iterations.stored < (SELECT if(count() = 0, now(), least(now(), min(r.stored))) FROM iteration_rollup AS r)
-GROUP BY job, run, step
-ORDER BY job, run, step
-SETTINGS max_threads = 1, max_block_size = 1048576, insert_deduplication_token = 'argus-009-backfill';
-
-CREATE VIEW IF NOT EXISTS step_times
+CREATE OR REPLACE VIEW step_times
 AS SELECT
   job, run, step, sum(n) AS ranks, sum(sum_ns) / ranks AS mean_ns,
   arrayElement(quantilesTDigestMerge(0.5, 0.95, 0.99)(quantiles) AS q, 1) AS median_ns, q[2] AS p95_ns, q[3] AS p99_ns,

@@ -1,4 +1,4 @@
--- Argus schema, version 7: kernel durations, compressed: what a kernel usually looks like, and each step's deviations.
+-- Kernel durations, compressed: what a kernel usually looks like, and each step's deviations (docs/compression.md).
 
 CREATE TABLE IF NOT EXISTS kernel_groups
 (
@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS kernel_templates
 ) ENGINE = ReplacingMergeTree ORDER BY (job, run, kernel_id, template)
 COMMENT 'What the durations of a kernel usually look like on a host: kernel_summaries has deviations from it';
 
+-- Codes: ZSTD(15) takes nine times as long as ZSTD(3), at each merge again, for a tenth of the bytes of a row.
 CREATE TABLE IF NOT EXISTS kernel_summaries
 (
   job LowCardinality(String) COMMENT 'Job name',
@@ -44,8 +45,8 @@ CREATE TABLE IF NOT EXISTS kernel_summaries
   template UInt64 CODEC(ZSTD(3)) COMMENT 'As in kernel_templates',
   count UInt32 CODEC(T64, ZSTD(3)) COMMENT 'Launches, spikes included',
   total_ns Int64 CODEC(T64('bit'), ZSTD(3)) COMMENT 'Durations of those that are no spikes, added up, exactly',
-  count_codes Array(Int8) CODEC(ZSTD(15)) COMMENT 'Of each cell of the template: how many more launches than usual, in roots: see docs/compression.md',
-  mean_codes Array(Int8) CODEC(ZSTD(15)) COMMENT 'Of each cell: how much longer than usual, beyond the whole row',
+  count_codes Array(Int8) CODEC(ZSTD(3)) COMMENT 'Of each cell of the template: how many more launches than usual, in roots: see docs/compression.md',
+  mean_codes Array(Int8) CODEC(ZSTD(3)) COMMENT 'Of each cell: how much longer than usual, beyond the whole row',
   low UInt8 CODEC(ZSTD(3)) COMMENT 'The shortest is exp(low / 16) times shorter than the mean, within 4 %',
   high UInt8 CODEC(ZSTD(3)) COMMENT 'The longest but for spikes is exp(high / 16) times longer than the mean, within 4 %',
   trend Int8 CODEC(ZSTD(3)) COMMENT 'How much longer launches took in the second half of the step than in the first, in 1/100 nepers; 0: not more than chance has it',
@@ -101,10 +102,34 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Single launches that took more than three times the 99.9th percentile of their kernel';
 
--- [a, b][which] instead of if(): the arguments of if() are computed lazily, and what they share over and over.
-CREATE VIEW IF NOT EXISTS kernel_stats
+-- Each step of a row has its share, of whole launches and nanoseconds, and the shares add up to the row. A filter on steps
+-- then means the same whatever the rows cover. Filters on job, run, kernel_id and rank are applied before.
+CREATE OR REPLACE VIEW kernel_times
 AS SELECT
-  job, run, rank, host, if(step < 2147483648, step, NULL) AS step_from, step_from + steps - 1 AS step_to, g.kernel AS kernel, g.stream AS stream,
+  job, run, rank, host, kernel_id, toUInt32(first + place) AS step, toUInt16(1) AS steps,
+  toUInt32(intDiv(launched * (place + 1), covered) - intDiv(launched * place, covered)) AS launches,
+  toInt64(intDiv(took_ns * toInt64(place + 1), toInt64(covered)) - intDiv(took_ns * toInt64(place), toInt64(covered))) AS spent_ns
+FROM
+(
+  SELECT
+    job, run, rank, host, kernel_id, step AS first, kernel_summaries.steps AS covered, toUInt64(count) AS launched,
+    total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS took_ns
+  FROM kernel_summaries
+  UNION ALL
+  SELECT
+    job, run, rank, host, kernel_id, step AS first, kernel_escapes.steps AS covered, toUInt64(count) AS launched,
+    total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS took_ns
+  FROM kernel_escapes
+)
+ARRAY JOIN range(covered) AS place
+COMMENT 'Launches and time of each kernel by rank and step, without what has to be decoded for kernel_stats. Of a row that covers several steps each has its share';
+
+-- Names of kernels are joined before anything is decoded: a filter on them becomes one of kernel_id where rows are read
+-- (a LEFT JOIN whose right side is filtered is an inner one, and that has a runtime filter).
+-- [a, b][which] instead of if(): the arguments of if() are computed lazily, and what they share over and over.
+CREATE OR REPLACE VIEW kernel_stats
+AS SELECT
+  job, run, rank, host, if(step < 2147483648, step, NULL) AS step_from, step_from + steps - 1 AS step_to, s.kernel AS kernel, s.stream AS stream,
   s.kernel_id AS kernel_id, count, total_ns + toInt64(round(spike_ns)) AS total_ns, (s.total_ns + spike_ns) / count AS mean_ns,
   toInt64(round([s.total_ns / n * exp(-low / 16), factor * exp((bins[1] + 0.5) / 64), spike_ns / spikes]
                 [multiIf(n = 0, 3, escaped, 2, 1)])) AS min_ns,
@@ -163,18 +188,30 @@ FROM
                            s.count_codes, t.share, arrayEnumerate(s.count_codes)) AS others
                 FROM
                 (
-                  SELECT job, run, rank, host, kernel_id, step, steps, template, count, spikes, total_ns, count_codes,
+                  SELECT x.job AS job, x.run AS run, x.rank AS rank, x.host AS host, x.kernel_id AS kernel_id, x.step AS step, x.steps AS steps,
+                         g.kernel AS kernel, g.stream AS stream, template, count, spikes, total_ns, count_codes,
                          mean_codes, low, high, trend, count - spikes AS n,
                          if(spikes > 0, exp(spike_sum / 64), 0) AS spike_ns,
                          if(spikes > 1, exp(spike_max / 64), spike_ns) AS spike_max_ns,
                          CAST([], 'Array(UInt16)') AS bins, CAST([], 'Array(UInt32)') AS counts, false AS escaped
-                  FROM kernel_summaries
+                  FROM kernel_summaries AS x
+                  LEFT JOIN
+                  (
+                    SELECT job, run, kernel_id, any(kernel_groups.kernel) AS kernel, any(kernel_groups.stream) AS stream
+                    FROM kernel_groups GROUP BY job, run, kernel_id
+                  ) AS g ON x.job = g.job AND x.run = g.run AND x.kernel_id = g.kernel_id
                   UNION ALL
-                  SELECT job, run, rank, host, kernel_id, step, steps, 0, count, spikes, total_ns, [],
+                  SELECT x.job AS job, x.run AS run, x.rank AS rank, x.host AS host, x.kernel_id AS kernel_id, x.step AS step, x.steps AS steps,
+                         g.kernel AS kernel, g.stream AS stream, 0, count, spikes, total_ns, [],
                          [], 0, 0, trend, count - spikes,
                          if(spikes > 0, exp(spike_sum / 64), 0) AS spike_ns,
                          if(spikes > 1, exp(spike_max / 64), spike_ns), bins, counts, true
-                  FROM kernel_escapes
+                  FROM kernel_escapes AS x
+                  LEFT JOIN
+                  (
+                    SELECT job, run, kernel_id, any(kernel_groups.kernel) AS kernel, any(kernel_groups.stream) AS stream
+                    FROM kernel_groups GROUP BY job, run, kernel_id
+                  ) AS g ON x.job = g.job AND x.run = g.run AND x.kernel_id = g.kernel_id
                 ) AS s
                 LEFT ANY JOIN kernel_templates AS t
                   ON s.job = t.job AND s.run = t.run AND s.kernel_id = t.kernel_id AND s.template = t.template
@@ -186,5 +223,4 @@ FROM
     )
   )
 ) AS s
-LEFT ANY JOIN kernel_groups AS g ON s.job = g.job AND s.run = g.run AND s.kernel_id = g.kernel_id
 COMMENT 'Durations of each kernel by rank and step in plain columns, decoded from kernel_summaries and kernel_escapes. step_from NULL: of no step';

@@ -1,4 +1,35 @@
--- Argus schema, version 8: the operations of a step, and how the job is split, from which argus diagnose rebuilds the step.
+-- How a job is split over its ranks, and the operations of its steps, from which argus diagnose rebuilds them.
+
+CREATE TABLE IF NOT EXISTS parallel_groups
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  host LowCardinality(String) COMMENT 'Node that saw these ranks',
+  comm_group UInt64 COMMENT 'As in communicators',
+  dimension LowCardinality(String) COMMENT 'What it is for: tp (tensor), cp (context), ep (expert), fsdp (sharded data), dp (data), pp (pipeline parallel), world (bookkeeping among all), unknown',
+  ranks Array(UInt32) COMMENT 'Global ranks seen in it on this node',
+  nranks Int32 COMMENT 'Ranks it has; -1: unknown',
+  confidence Float32 COMMENT 'How sure the dimension is, 0 to 1',
+  why String COMMENT 'What it was told from',
+  version UInt64 COMMENT 'Row version: the highest wins',
+  superseded UInt8 COMMENT '1: its ranks turned out to be of another group; FINAL leaves it out'
+) ENGINE = ReplacingMergeTree(version, superseded) ORDER BY (job, run, host, comm_group)
+COMMENT 'What each communicator is for, by what is sent in it: the mesh of the job';
+
+CREATE TABLE IF NOT EXISTS parallel_layout
+(
+  job LowCardinality(String) COMMENT 'Job name',
+  run UInt32 COMMENT 'Tracing session',
+  dp UInt32 COMMENT 'Data-parallel ranks',
+  pp UInt32 COMMENT 'Pipeline stages',
+  tp UInt32 COMMENT 'Ranks that share a layer (tensor parallel)',
+  sp UInt32 COMMENT 'Ranks that share a sequence of data (dsp_size): their gradients are reduced too',
+  vpp UInt32 COMMENT 'Model chunks a stage has',
+  world_size UInt32 COMMENT 'Ranks of the whole job; 0: not known',
+  source LowCardinality(String) COMMENT 'What told it',
+  version UInt64 COMMENT 'Row version: the highest wins'
+) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run)
+COMMENT 'How a job is split over its ranks, where a recording tells it';
 
 CREATE TABLE IF NOT EXISTS phase_ops
 (
@@ -23,18 +54,3 @@ PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, step, rank, op, seq)
 TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Computations, sends, receives and collectives of each step and rank, where a recording tells them';
-
-CREATE TABLE IF NOT EXISTS parallel_layout
-(
-  job LowCardinality(String) COMMENT 'Job name',
-  run UInt32 COMMENT 'Tracing session',
-  dp UInt32 COMMENT 'Data-parallel ranks',
-  pp UInt32 COMMENT 'Pipeline stages',
-  tp UInt32 COMMENT 'Ranks that share a layer (tensor parallel)',
-  sp UInt32 COMMENT 'Ranks that share a sequence of data (dsp_size): their gradients are reduced too',
-  vpp UInt32 COMMENT 'Model chunks a stage has',
-  world_size UInt32 COMMENT 'Ranks of the whole job; 0: not known',
-  source LowCardinality(String) COMMENT 'What told it',
-  version UInt64 COMMENT 'Row version: the highest wins'
-) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run)
-COMMENT 'How a job is split over its ranks, where a recording tells it';

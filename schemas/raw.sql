@@ -1,4 +1,4 @@
--- Argus schema, version 10: which operations of the GPUs are kept one by one, and kernels' times on several hosts.
+-- Which operations of the GPUs are kept one by one.
 
 CREATE TABLE IF NOT EXISTS raw_requests
 (
@@ -31,26 +31,3 @@ CREATE TABLE IF NOT EXISTS raw_windows
 TTL stored + {{raw_ttl}}
 SETTINGS non_replicated_deduplication_window = 1000
 COMMENT 'Moments of which kernel_events has every operation of the rank, although it has not all of them otherwise';
-
-CREATE VIEW IF NOT EXISTS kernel_times
-AS SELECT
-  job, run, rank, host, kernel_id, step, steps, count AS launches,
-  total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS spent_ns
-FROM kernel_summaries
-UNION ALL
-SELECT
-  job, run, rank, host, kernel_id, step, steps, count AS launches,
-  total_ns + if(spikes > 0, toInt64(round(exp(spike_sum / 64))), 0) AS spent_ns
-FROM kernel_escapes
-COMMENT 'Launches and time of each kernel by rank and step, without what has to be decoded for kernel_stats';
-
-CREATE VIEW IF NOT EXISTS kernel_times_across
-AS SELECT k.* EXCEPT (step), k.step AS host_step, toUInt32(greatest(0, toInt64(k.step) + s.shift)) AS step
-FROM kernel_times AS k
-LEFT ANY JOIN
-(
-  SELECT job, run, host, shift, error FROM step_shifts
-  WHERE (job, run, version) IN (SELECT job, run, max(version) FROM step_shifts GROUP BY job, run)
-) AS s ON k.job = s.job AND k.run = s.run AND k.host = s.host
-WHERE s.error = ''
-COMMENT 'kernel_times with step numbers that are the same on all hosts. Hosts whose steps could not be numbered so are missing';

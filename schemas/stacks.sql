@@ -1,4 +1,4 @@
--- Argus schema, version 4: where the CPU's threads were, and what they waited for.
+-- Where the CPU's threads were, and what they waited for.
 
 CREATE TABLE IF NOT EXISTS stacks
 (
@@ -46,15 +46,14 @@ CREATE TABLE IF NOT EXISTS stack_samples
   runqueue_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Part of the time off the CPU in which it could have run, but no CPU was free; 0 for cpu',
   max_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Longest single time off the CPU; 0 for cpu',
   stack_id UInt64 CODEC(ZSTD(1)) COMMENT 'Row of stacks; 0: no stack was taken',
-  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
+  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires',
+  -- "Since" is a question about last_ts: a long wait begins far before it.
+  INDEX last_ts_range last_ts TYPE minmax GRANULARITY 1
 ) ENGINE = MergeTree
 PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
 TTL stored + {{raw_ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Where threads were: one row per thread, stack and window of some 100 ms';
-
--- "Since" is a question about last_ts: a long wait begins far before it.
-ALTER TABLE stack_samples ADD INDEX IF NOT EXISTS last_ts_range last_ts TYPE minmax GRANULARITY 1;
 
 CREATE TABLE IF NOT EXISTS gc_pauses
 (
@@ -77,30 +76,7 @@ TTL stored + {{ttl}}
 SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
 COMMENT 'Pauses for Python''s garbage collection that were long enough for a sample to hit';
 
-CREATE TABLE IF NOT EXISTS thread_usage
-(
-  job LowCardinality(String) COMMENT 'Job name',
-  run UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Tracing session',
-  rank UInt32 CODEC(Delta, ZSTD(1)) COMMENT 'Global rank',
-  host LowCardinality(String) COMMENT 'Node',
-  pid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Process id',
-  tid UInt32 CODEC(T64, ZSTD(1)) COMMENT 'Thread id',
-  thread LowCardinality(String) COMMENT 'Name of the thread; empty: not known',
-  ts DateTime64(9, 'UTC') CODEC(Delta, ZSTD(1)) COMMENT 'Begin of the interval',
-  interval_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Length of the interval',
-  cpu_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time on a CPU; -1: not known',
-  runqueue_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which it could have run, but no CPU was free; -1: not known',
-  io_ns Int64 CODEC(T64, ZSTD(1)) COMMENT 'Time in which it waited for a disk; -1: not known',
-  voluntary Int64 CODEC(T64, ZSTD(1)) COMMENT 'Times it left the CPU to wait; -1: not known',
-  involuntary Int64 CODEC(T64, ZSTD(1)) COMMENT 'Times it was taken from the CPU; -1: not known',
-  stored DateTime('UTC') DEFAULT now() CODEC(Delta, ZSTD(1)) COMMENT 'When the row was stored: its age decides when it expires'
-) ENGINE = MergeTree
-PARTITION BY toYYYYMMDD(ts) ORDER BY (job, run, rank, ts)
-TTL stored + {{raw_ttl}}
-SETTINGS ttl_only_drop_parts = 1, non_replicated_deduplication_window = 1000
-COMMENT 'What the kernel says each thread did, exactly, about once a second';
-
-CREATE VIEW IF NOT EXISTS stack_samples_by_step
+CREATE OR REPLACE VIEW stack_samples_by_step
 AS SELECT
   s.job AS job, s.run AS run, s.rank AS rank,
   if(s.middle < i.ts_end, i.step, NULL) AS step,
@@ -118,7 +94,7 @@ ASOF LEFT JOIN
 ) AS i ON s.job = i.job AND s.run = i.run AND s.rank = i.rank AND s.middle >= i.ts
 COMMENT 'stack_samples with the step that the middle of ts and last_ts lies in (NULL: outside every step)';
 
-CREATE VIEW IF NOT EXISTS hot_lines
+CREATE OR REPLACE VIEW hot_lines
 AS SELECT
   job, run, rank, kind, tupleElement(frame, 1) AS file, tupleElement(frame, 2) AS line,
   any(tupleElement(named, 3)) AS function,
@@ -148,7 +124,7 @@ FROM
 GROUP BY job, run, rank, kind, frame
 COMMENT 'Time by rank, kind (cpu, off) and line of Python. self_ns: the line was the deepest of Python, compiled code that it called included; total_ns: it was anywhere in the stack, counted once. An empty file: no Python frame';
 
-CREATE VIEW IF NOT EXISTS hot_functions
+CREATE OR REPLACE VIEW hot_functions
 AS SELECT
   job, run, rank, kind, tupleElement(frame, 1) AS frame_kind, tupleElement(frame, 2) AS function, tupleElement(frame, 3) AS file,
   sumIf(ns, own = frame) AS self_ns, sum(ns) AS total_ns, sumIf(count, own = frame) AS self_count, sum(count) AS total_count
@@ -171,7 +147,7 @@ FROM
 GROUP BY job, run, rank, kind, frame
 COMMENT 'Time by rank, kind (cpu, off) and function, Python and compiled. self_ns: the thread was in it; total_ns: it was anywhere in the stack, counted once. An empty function: no stack was taken';
 
-CREATE VIEW IF NOT EXISTS off_cpu_by_reason
+CREATE OR REPLACE VIEW off_cpu_by_reason
 AS SELECT
   job, run, rank, thread, reason, sum(count) AS times, sum(ns) AS off_ns, sum(runqueue_ns) AS waited_for_cpu_ns,
   max(max_ns) AS longest_ns

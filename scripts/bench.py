@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import benches
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 
 
 def main() -> int:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from argus.capture import bpf, preflight, stacks
-from argus.capture.compile import INSTRUCTION_BYTES, Compiled
-from argus.capture.programs import LOG_STATISTICS, LoadError, Module
-from argus.errors import ArgusError
+from argus.capture import probes, sampler
+from argus.capture.kernel.compile import INSTRUCTION_BYTES, Compiled
+from argus.capture.kernel.links import Backend
+from argus.capture.kernel.programs import LOG_STATISTICS, LoadError, Module
+from argus.live import preflight
+from argus.model.errors import ArgusError
 
 Report = Callable[..., None]
 """Called with a step's name, and what came of it by name."""
@@ -49,7 +51,7 @@ class Watched(Module):
             fd = super().load(name, kind, expected_attach_type)
         except LoadError as refusal:
             lines = [line for line in refusal.log.splitlines() if line.strip()]
-            type(self).report("program", **row, loaded=False, said="\n".join([str(refusal), *lines[-12:]]))
+            type(self).report("program", **row, loaded=False, output="\n".join([str(refusal), *lines[-12:]]))
             raise
         row["seconds"] = round(time.monotonic() - began, 2)
         statistics = self.verifier_log(name, kind, expected_attach_type, LOG_STATISTICS)
@@ -66,27 +68,27 @@ def watched(report: Report) -> Iterator[type[Watched]]:
     """While it lasts, what Argus loads is reported."""
     Watched.report = staticmethod(report)
     Watched.made.clear()
-    before = bpf.Module
-    bpf.Module = Watched  # type: ignore[misc]
+    before = probes.Module
+    probes.Module = Watched  # type: ignore[misc]
     try:
         yield Watched
     finally:
-        bpf.Module = before  # type: ignore[misc]
+        probes.Module = before  # type: ignore[misc]
         for module in Watched.made:
             Module.close(module)
         Watched.made.clear()
 
 
-def probes() -> None:
+def load_probes() -> None:
     """The programs of CUDA, NCCL and PyTorch calls: loaded for each way to attach, attached, and hit."""
-    backends: list[bpf.Backend] = ["perf"] if bpf.kernel_version() < (6, 6) else ["multi", "perf"]
+    backends: list[Backend] = ["perf"] if probes.kernel_version() < (6, 6) else ["multi", "perf"]
     for backend in backends:
         Watched.backend = backend
         state = preflight.probe_self(backend)
         Watched.report("probes", backend=backend, on=state.on, detail=state.detail)
 
 
-def sampler() -> None:
+def load_sampler() -> None:
     """The programs of the stack sampler: loaded, attached, and hit on the CPU and off it."""
     Watched.backend = ""
     try:
@@ -98,7 +100,7 @@ def sampler() -> None:
 
 def variants() -> None:
     """The same, compiled as for other kernels than this."""
-    types = stacks.StackProbes._types
+    types = sampler.StackProbes._types
 
     def without_state(path: Path) -> tuple[dict[str, int], str]:
         found, why = types(path)
@@ -107,18 +109,18 @@ def variants() -> None:
     absent = "off: the kernel has no BTF"
     for name, substitute in ((NO_STATE, without_state), (NO_TYPES, lambda path: ({}, absent))):
         Watched.backend = name
-        stacks.StackProbes._types = staticmethod(substitute)  # type: ignore[method-assign]
+        sampler.StackProbes._types = staticmethod(substitute)  # type: ignore[method-assign]
         try:
-            stacks.StackProbes().close()
+            sampler.StackProbes().close()
         except ArgusError as failure:
             Watched.report("sampler", on=False, detail=failure.message)
         finally:
-            stacks.StackProbes._types = staticmethod(types)  # type: ignore[method-assign]
+            sampler.StackProbes._types = staticmethod(types)  # type: ignore[method-assign]
 
 
 def everything_loaded() -> None:
     """Loads what was not, and reports programs that the sources lack."""
-    for kinds in (bpf.PROGRAMS, stacks.PROGRAMS):
+    for kinds in (probes.PROGRAMS, sampler.PROGRAMS):
         made = [module for module in Watched.made if module.sizes.keys() & kinds.keys()]
         for module in made:
             for name in sorted(module.sizes.keys() - module.tried):

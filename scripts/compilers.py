@@ -34,10 +34,10 @@ SOURCES = "argus-src"
 """Folder in a compiler's root, for the part of Argus that compiles."""
 MODULES = (
     "__init__",
-    "files",
-    "errors",
-    "resources",
-    *(f"capture/{name}" for name in ("__init__", "bcc", "compile", "disk_cache", "syscalls")),
+    *(f"model/{name}" for name in ("__init__", "errors", "units")),
+    *(f"system/{name}" for name in ("__init__", "disk_cache", "files", "resources", "syscalls")),
+    "capture/__init__",
+    *(f"capture/kernel/{name}" for name in ("__init__", "bcc", "compile")),
 )
 TIME_LIMIT_S = 300
 
@@ -95,18 +95,18 @@ class Compiler:
         return f"clang {clang[0] if clang else '?'}, bcc {bcc[0] if bcc else '?'}"
 
     def compile(self, text: str, flags: list[str]) -> dict[str, Any]:
-        """What ``argus.capture.compile`` answers where this is the machine's compiler: takes the place of
+        """What ``argus.capture.kernel.compile`` answers where this is the machine's compiler: takes the place of
         ``compile._ask_child``.
 
         Raises:
             CompileError: The sources do not compile.
         """
-        from argus.capture.compile import CompileError
+        from argus.capture.kernel.compile import CompileError
 
         self._copy_sources()
         request = json.dumps({"text": text, "flags": [f"-I/{SOURCES}/bpf", *flags]})
         done = subprocess.run(
-            ["/usr/bin/python3", "-m", "argus.capture.compile"], input=request.encode(), capture_output=True,
+            ["/usr/bin/python3", "-m", "argus.capture.kernel.compile"], input=request.encode(), capture_output=True,
             env={"PYTHONPATH": f"/{SOURCES}", "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin", "HOME": "/"},
             timeout=TIME_LIMIT_S, check=False, preexec_fn=self._enter,
         )  # fmt: skip
@@ -123,9 +123,10 @@ class Compiler:
 
     def _copy_sources(self) -> None:
         sources = self.root / SOURCES
-        (sources / "argus" / "capture").mkdir(parents=True, exist_ok=True)
         for module in MODULES:
-            shutil.copy2(ROOT / "argus" / f"{module}.py", sources / "argus" / f"{module}.py")
+            copy = sources / "argus" / f"{module}.py"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / "argus" / f"{module}.py", copy)
         shutil.copytree(ROOT / "bpf", sources / "bpf", dirs_exist_ok=True)
 
 
@@ -137,7 +138,7 @@ def check(suite: str) -> list[dict[str, Any]]:
     """
     import bpf_programs
 
-    from argus.capture import compile
+    from argus.capture.kernel import compile
 
     rows: list[dict[str, Any]] = []
 
@@ -147,8 +148,10 @@ def check(suite: str) -> list[dict[str, Any]]:
     os.environ["ARGUS_CACHE_DIR"] = "off"
     compile._ask_child = Compiler(suite).compile
     with bpf_programs.watched(report):
-        for step in (bpf_programs.probes, bpf_programs.sampler, bpf_programs.variants, bpf_programs.everything_loaded):
-            step()
+        bpf_programs.load_probes()
+        bpf_programs.load_sampler()
+        bpf_programs.variants()
+        bpf_programs.everything_loaded()
     return rows
 
 
@@ -164,7 +167,7 @@ def check_apart(suite: str) -> list[dict[str, Any]]:
 
 def faults(rows: Sequence[dict[str, Any]]) -> list[str]:
     """What is wrong with the rows of a check, each in words."""
-    found = [f"{row['program']} ({row['backend']}): {row['said']}" for row in rows if not row.get("loaded", True)]
+    found = [f"{row['program']} ({row['backend']}): {row['output']}" for row in rows if not row.get("loaded", True)]
     found += [f"{row['step']}: {row['detail']}" for row in rows if not row.get("on", True)]
     found += [row["what"] for row in rows if row["step"] == "failed"]
     if not any(row["step"] == "program" for row in rows):

@@ -17,7 +17,7 @@ MERGED = ("bin", "sbin", "lib", "lib64")
 
 
 class Failure(Exception):
-    """Told to the user in one line."""
+    """Reported to the user in one line."""
 
 
 def mirror(origin: str = "Debian") -> str:

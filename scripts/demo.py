@@ -24,8 +24,11 @@ sys.path.insert(0, str(ROOT / "tests" / "fakegpu"))
 from run import Job  # noqa: E402 - the folder is not a package
 
 ARGUS = str(ROOT / ".venv" / "bin" / "argus")
+PAGE = ROOT / "build" / "demo-report.html"
 HEALTHY_S = 5.0
 FAULTY_S = 5.0
+PATIENCE_S = 180.0
+"""A trace ends some seconds after its time, on a machine that stands still later."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +77,24 @@ def run_once(plan: Plan, store: Path, quiet: bool) -> bool:
                     control.write_text(f"FAKEGPU_SLOW_RANK={plan.slow_rank}\nFAKEGPU_SLOW_FACTOR={plan.factor}\n")
                     if not quiet:
                         print("  (a fault was planted now)", flush=True)
-                said, _ = tracing.communicate(timeout=duration + 60)
+                output, _ = tracing.communicate(timeout=duration + PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                print(
+                    f"argus trace has not ended after {duration + PATIENCE_S:.0f} s: busy machine?",
+                    file=sys.stderr,
+                )
+                return False
             finally:
                 tracing.kill()
                 tracing.wait()
             if tracing.returncode != 0:
-                print(f"argus trace failed ({tracing.returncode})\n{said or ''}", file=sys.stderr)
+                print(f"argus trace failed ({tracing.returncode})\n{output or ''}", file=sys.stderr)
                 return False
     if not quiet:
         say("argus diagnose", quiet)
         subprocess.run([ARGUS, "diagnose", "--store", url, "--no-store"], check=False)
+        say("argus report", quiet)
+        subprocess.run([ARGUS, "report", "--store", url, "-o", str(PAGE)], check=False)
     answer = subprocess.run(
         [ARGUS, "diagnose", "--store", url, "--format", "json"], capture_output=True, text=True, check=False
     )
@@ -140,8 +151,11 @@ def main() -> int:
         right = sum(run_once(plan, store / f"run-{number}", quiet=True) for number, plan in enumerate(plans))
         print(f"{right} of {len(plans)} verdicts right (seed {seed})")
         return 0 if right == len(plans) else 1
+    PAGE.unlink(missing_ok=True)
     right = run_once(draw(rng, options.ranks, options.healthy), store, quiet=False)
     print(f"\nThe data stays: {ARGUS} sql --store chdb://{store}   (seed {seed})")
+    if PAGE.exists():
+        print(f"What was found, as a page: {PAGE}")
     return 0 if right else 1
 
 

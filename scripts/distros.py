@@ -352,7 +352,7 @@ def row(result: dict[str, Any]) -> list[str]:
     demo, test = result.get("demo"), result.get("test")
     counted = test["outcomes"] if test else {}
     failed = counted.get("failed", 0) + counted.get("error", 0)
-    said = f"{counted.get('passed', 0):,} / {counted.get('skipped', 0):,} / {failed:,}" if test else "not run"
+    counts = f"{counted.get('passed', 0):,} / {counted.get('skipped', 0):,} / {failed:,}" if test else "not run"
     return [
         result["title"],
         versions.get("python", "?"),
@@ -360,7 +360,7 @@ def row(result: dict[str, Any]) -> list[str]:
         versions.get("clang", "?"),
         versions.get("glibc", "?").partition("-")[0],
         "not run" if demo is None else "right" if demo["code"] == 0 else f"FAILED ({demo['code']})",
-        said + ("" if not test or test["code"] == 0 else f" (exit code {test['code']})"),
+        counts + ("" if not test or test["code"] == 0 else f" (exit code {test['code']})"),
         f"{result['seconds'] / 60:.0f}",
     ]
 

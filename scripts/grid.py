@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from argus.diagnose.run import diagnose_store
-from argus.errors import ArgusError
-from argus.simulate.faults import DOSES, KINDS, parse
+from argus.diagnose.stored import diagnose_store
+from argus.model.errors import ArgusError
+from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.noise import Noise
 from argus.simulate.program import Program
@@ -92,10 +92,10 @@ def spec_of(cell: Cell) -> Spec | None:
         mesh, batches = shapes[(cell.seed + turn) % len(shapes)]
         faults = []
         if cell.dose:
-            # A fault begins in the second fifth of the steps, or where its kind says.
+            # A fault begins in the second fifth of the steps, or where its kind defines it.
             since = steps // 5 + int(np.random.default_rng(cell.seed).integers(steps // 5))
-            told = "" if KINDS[cell.kind].begins or cell.kind in FROM_THE_START else f":from={since}"
-            faults = [parse(f"{cell.kind}:{cell.dose}{told}")]
+            since_option = "" if FAULTS[cell.kind].begins or cell.kind in FROM_THE_START else f":from={since}"
+            faults = [parse(f"{cell.kind}:{cell.dose}{since_option}")]
         job = Program(**{**asdict(program), "micro_batches": batches})
         try:
             calls = 8 if cell.ranks < 1024 else 4
@@ -106,7 +106,7 @@ def spec_of(cell: Cell) -> Spec | None:
 
 
 def judge(cell: Cell, known: dict[str, Any], verdict: dict[str, Any]) -> dict[str, Any]:
-    """What was right. ``unplaced``: just the ranks were named that no record tells from those of the truth."""
+    """What was right. ``unplaced``: just the ranks were named that no record distinguishes from those of the truth."""
     findings = verdict["findings"]
     found: dict[str, Any] = {
         "status": verdict["status"], "found": [[f["kind"], f["ranks"][:16], f["steps"][0]] for f in findings[:3]],
@@ -188,7 +188,7 @@ def main() -> int:
     )
     words = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in words(text)], default=list(SHAPES))
-    parser.add_argument("--kinds", type=words, default=[HEALTHY, VARIABLE, *KINDS])
+    parser.add_argument("--kinds", type=words, default=[HEALTHY, VARIABLE, *FAULTS])
     parser.add_argument("--doses", type=words, default=list(DOSES))
     parser.add_argument("--seeds", type=int, help="seeds of each cell (default: 20 up to 64 ranks, then 3, then 1)")
     parser.add_argument(
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--store", help="where to (default: in memory)")
     parser.add_argument("--table", action="store_true", help="run nothing, print the table")
     options = parser.parse_args()
-    unknown = set(options.kinds) - {HEALTHY, VARIABLE, *KINDS} | set(options.doses) - set(DOSES)
+    unknown = set(options.kinds) - {HEALTHY, VARIABLE, *FAULTS} | set(options.doses) - set(DOSES)
     if unknown or set(options.ranks) - set(SHAPES):
         parser.error(f"not known: {', '.join(sorted(unknown)) or options.ranks}")
     part, parts = map(int, options.part.split("/"))
@@ -227,8 +227,8 @@ def main() -> int:
             rows.append(row)
             out.write(json.dumps(row) + "\n")
             out.flush()
-            said = ", ".join(f"{kind} {ranks}" for kind, ranks, _ in row["found"]) or row["status"]
-            print(f"{number + 1}/{len(todo)} {cell.key}: {row['cost']:.2f}x {'right' if row.get('top1') else said}")
+            named = ", ".join(f"{kind} {ranks}" for kind, ranks, _ in row["found"]) or row["status"]
+            print(f"{number + 1}/{len(todo)} {cell.key}: {row['cost']:.2f}x {'right' if row.get('top1') else named}")
     show(rows)
     return 0
 

@@ -285,10 +285,10 @@ def show(rows: list[dict[str, Any]]) -> None:
         found = ", ".join(f"{kind} {ranks}" for kind, ranks in row["found"])
         seen = "" if row["seen"] is None else f"{row['seen']:.1%}"
         error = "" if row["duration_error"] is None else f"{row['duration_error']:.1%}"
-        says = "" if row["overhead"] is None else f"{row['overhead']:.2f}%"
+        overhead = "" if row["overhead"] is None else f"{row['overhead']:.2f}%"
         print(
             f"{row['program']:<16}{row['fault']:<14}{row['busy']:>4}{row['seconds']:>4}  {row['status']:<13}"
-            f"{row['steps']:>8}{row['steps_of_log']:>8}{seen:>7}{error:>8}{says:>7}  {found}"
+            f"{row['steps']:>8}{row['steps_of_log']:>8}{seen:>7}{error:>8}{overhead:>7}  {found}"
             f"{'' if row['right'] else '  WRONG'}"
         )
     healthy, faulty = ([row for row in rows if bool(row["fault"]) is faulty] for faulty in (False, True))

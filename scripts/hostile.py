@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from run import BUILD, Job, armed  # noqa: E402 - the folder is not a package
 
-from argus.capture.python_layouts import LAYOUTS  # noqa: E402
+from argus.capture.python.layouts import LAYOUTS  # noqa: E402
 
 ARGUS = [sys.executable, "-m", "argus.cli.main"]
 NOBODY = 65534
@@ -53,7 +53,7 @@ ALLOWED_SHARE = 0.02
 
 @dataclass
 class Honest:
-    """What Argus says of an honest job.
+    """What Argus reports of an honest job.
 
     Attributes:
         verdict: Status, and kind and ranks of the first finding.
@@ -230,9 +230,9 @@ def _of_honest(store: str, job: str, steps: list[list[int]]) -> Honest:
     )  # fmt: skip
     if done.returncode not in (0, 1):
         raise SystemExit(f"hostile: {done.stderr}")
-    said = json.loads(done.stdout)
-    first = said["findings"][0] if said["findings"] else {}
-    verdict = f"{said['status']} {first.get('kind', '')} {first.get('ranks', '')}".strip()
+    verdict_json = json.loads(done.stdout)
+    first = verdict_json["findings"][0] if verdict_json["findings"] else {}
+    verdict = f"{verdict_json['status']} {first.get('kind', '')} {first.get('ranks', '')}".strip()
     launches, found, expected = [], 0, 0
     offset = int(_rows(store, f"SELECT any(mono_offset_ns) AS n FROM jobs WHERE job = '{job}'")[0]["n"])
     for rank in range(RANKS):
@@ -282,8 +282,8 @@ def compare(alone: Run, beside: Run) -> list[str]:
             wrong.append(f"{name}: observed for a part of the time, and not alone: {less}")
     if beside.peak_bytes > MOST_BYTES:
         wrong.append(f"Argus took {beside.peak_bytes >> 20} MiB")
-    said = "".join(beside.lines)
-    if "internal error" in said or re.search(r"[^\n -~\u00a0-\uffff]", said):
+    printed = "".join(beside.lines)
+    if "internal error" in printed or re.search(r"[^\n -~\u00a0-\uffff]", printed):
         wrong.append("the trace printed an internal error, or what is no text")
     return wrong
 

@@ -43,7 +43,7 @@ from bpf_programs import TASKS
 from debian import Failure
 from elftools.elf.elffile import ELFFile
 
-from argus.capture import compile
+from argus.capture.kernel import compile
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "kernels"
@@ -134,7 +134,7 @@ def module_image(path: Path) -> bytes:
 
 
 def needs(image: bytes) -> list[str]:
-    """Modules that a module needs, as its ``depends=`` in .modinfo says."""
+    """Modules that a module needs, by its ``depends=`` in .modinfo."""
     section = ELFFile(io.BytesIO(image)).get_section_by_name(".modinfo")
     words = section.data().split(b"\0") if section is not None else []
     named = next((word[len(b"depends=") :] for word in words if word.startswith(b"depends=")), b"")
@@ -211,8 +211,8 @@ def sources() -> str:
     return seen.hexdigest()[:16]
 
 
-def said(path: Path) -> list[dict[str, Any]]:
-    """What the machine told so far; a line that is being written is left out."""
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """What the machine reported so far; a line that is being written is left out."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
@@ -222,13 +222,13 @@ def clang(row: dict[str, Any]) -> str:
     return f"{compilers.Compiler(row['compiler']).name}; " if row.get("compiler") else ""
 
 
-def told(row: dict[str, Any]) -> str:
+def progress_line(row: dict[str, Any]) -> str:
     """One row as a line of progress; empty: of no interest."""
     if row["step"] == "program":
         where = f"{row['program']} ({clang(row)}{TASKS[row['backend']]})"
         if row["loaded"]:
             return f"{where}: loaded, {row['verified']:,} instructions verified, {row['seconds']} s"
-        return f"{where}: REFUSED: {row['said']}"
+        return f"{where}: REFUSED: {row['output']}"
     if row["step"] in ("probes", "sampler"):
         return f"{row['step']}: {'works' if row['on'] else 'FAILS'}: {row['detail']}"
     if row["step"] == "failed":
@@ -273,7 +273,7 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
     out = folder / "out"
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    lines, console = out / "said.jsonl", folder / "console.log"
+    lines, console = out / "output.jsonl", folder / "console.log"
     busybox = only(unpacked.rglob("bin/busybox"), "busybox").read_bytes()
     image = folder / "initramfs"
     guest = " ".join([f"{ROOT}/.venv/bin/python", str(GUEST), *words])
@@ -298,15 +298,15 @@ def run(suite: str, unpacked: Path, limit_s: float, words: Sequence[str]) -> dic
                 raise Failure(f"{suite}: not done after {limit_s:.0f} s (--limit); its console: {console}")
             time.sleep(0.5)
             compile_asked(out)
-            rows = said(lines)
+            rows = rows_of(lines)
             for row in rows[shown:]:
-                if text := told(row):
+                if text := progress_line(row):
                     say(f"{suite}: {text}")
             shown = len(rows)
     finally:
         machine.kill()
         _, errors = machine.communicate()
-    rows = said(lines)
+    rows = rows_of(lines)
     if not rows or rows[-1]["step"] != "end":
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"its console: {console}"]
         raise Failure(f"{suite}: the machine ended before it was done; {last[0]}")
@@ -361,12 +361,12 @@ def verdict(result: dict[str, Any]) -> tuple[list[tuple[str, str]], bool]:
             # busy.py computes in this function, and sleeps in a thread.
             seen |= {"stacks in inner()": row["functions"].get("inner", 0), "sleeps": row["reasons"].get("sleep", 0)}
             lines.append(("argus trace", ", ".join(f"{count:,} {name}" for name, count in seen.items())))
-            coverage = [line.strip() for line in row["said"].splitlines() if "coverage:" in line]
+            coverage = [line.strip() for line in row["output"].splitlines() if "coverage:" in line]
             lines += [("", line) for line in coverage[-1:]]
             right &= row["code"] == 0 and all(seen.values())
         elif row["step"] == "refusal":
-            lines.append(("argus trace", row["said"].strip()))
-            right &= row["code"] == 3 and "too old" in row["said"]
+            lines.append(("argus trace", row["output"].strip()))
+            right &= row["code"] == 3 and "too old" in row["output"]
         elif row["step"] == "failed":
             lines.append(("failed", row["what"].strip().splitlines()[-1]))
     return lines, right

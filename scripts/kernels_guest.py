@@ -3,7 +3,8 @@ given to this kernel, then a job is traced.
 
 What comes out is appended to a file, one JSON object a line (``scripts/kernels.py`` reads it). The machine's root is
 the host's, which may not be written to; ``/run`` may be. On a kernel older than Argus supports only the verifier is
-asked, with older helpers in the place of those that the kernel lacks, and ``argus trace`` is to say so in one line.
+asked, with older helpers in the place of those that the kernel lacks, and ``argus trace`` is to report that in one
+line.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "fakegpu")]
 
 from run import Job  # noqa: E402
 
-from argus.capture import bpf, btf, compile, stacks  # noqa: E402
-from argus.capture.compile import Compiled  # noqa: E402
-from argus.capture.programs import INSTRUCTION  # noqa: E402
+from argus.capture import probes, sampler  # noqa: E402
+from argus.capture.kernel import btf, compile  # noqa: E402
+from argus.capture.kernel.compile import Compiled  # noqa: E402
+from argus.capture.kernel.programs import INSTRUCTION  # noqa: E402
 from argus.store import spool  # noqa: E402
 from tests.kernel import test_python_stacks as known_stacks  # noqa: E402
 
@@ -51,11 +53,11 @@ STAND_INS = {174: 5, 158: 35, 175: 35}
 that return a number as they do: bpf_ktime_get_ns, bpf_get_current_task."""
 OPTIONS = ("--rate", "97", "--buffer-mb", "1")
 """With that ring the programs are those that ``probes`` had compiled: they are kept."""
-IS_OLD = bpf.kernel_version() < bpf.MINIMUM_KERNEL
+IS_OLD = probes.kernel_version() < probes.MINIMUM_KERNEL
 
 
 def say(step: str, **fields: Any) -> None:
-    with (OUT / "said.jsonl").open("a") as file:
+    with (OUT / "output.jsonl").open("a") as file:
         file.write(json.dumps({"step": step, **fields}) + "\n")
 
 
@@ -101,8 +103,8 @@ def load_programs(suite: str) -> None:
         with bpf_programs.watched(partial(say, compiler=suite)) as watched:
             if IS_OLD:
                 watched.changed = staticmethod(with_stand_ins)
-            bpf_programs.probes()
-            bpf_programs.sampler()
+            bpf_programs.load_probes()
+            bpf_programs.load_sampler()
             bpf_programs.everything_loaded()
     finally:
         compiler = ""
@@ -111,7 +113,7 @@ def load_programs(suite: str) -> None:
 
 def truth() -> None:
     """Stacks of a program that knows its own (docs/stacks.md)."""
-    probes = stacks.StackProbes(rate_hz=97)
+    probes = sampler.StackProbes(rate_hz=97)
     samples = known_stacks.Samples(probes)
     program = known_stacks.start(Path("/run/tmp"), sys.executable, "grammar")
     try:
@@ -121,12 +123,12 @@ def truth() -> None:
     finally:
         program.end()
     wrong = found.on.samples["wrong"] + found.off.samples["wrong"]
-    say("truth", samples=found.total, right=round(found.right, 4), wrong=wrong, said=str(found)[:2000])
+    say("truth", samples=found.total, right=round(found.right, 4), wrong=wrong, output=str(found)[:2000])
 
 
 def trace() -> None:
     """A job of two ranks on the fake GPU and a Python program, traced by ``argus trace``, and the rows that came."""
-    stop, folder, said = Path("/run/stop"), Path("/run/spool"), OUT / "trace.log"
+    stop, folder, log = Path("/run/stop"), Path("/run/spool"), OUT / "trace.log"
     busy = [sys.executable, str(ROOT / "tests" / "e2e" / "programs" / "busy.py"), str(stop)]
     os.nice(19)  # Argus needs minutes to begin as it is
     with Job(ranks=2, args=["--steps", "0"]) as job, subprocess.Popen(busy, stdout=subprocess.PIPE) as program:
@@ -136,7 +138,7 @@ def trace() -> None:
             program.stdout.readline()
             pids = [word for pid in (*job.pids, program.pid) for word in ("--pid", str(pid))]
             command = [ARGUS, "trace", *pids, "--duration", "15", "--plain", "--no-diagnose", *OPTIONS]
-            with said.open("w") as output:
+            with log.open("w") as output:
                 code = subprocess.run(
                     [*command, "--store", f"spool://{folder}"],
                     stdout=output, stderr=subprocess.STDOUT, timeout=STEP_LIMIT_S, check=False,
@@ -154,14 +156,14 @@ def trace() -> None:
             functions.update(batch.rows.column("python_function").to_pylist())
         elif batch.table == "stack_samples":
             reasons.update(batch.rows.column("reason").to_pylist())
-    say("trace", code=code, said=said.read_text()[-4000:], rows=rows, functions=functions, reasons=reasons)
+    say("trace", code=code, output=log.read_text()[-4000:], rows=rows, functions=functions, reasons=reasons)
 
 
 def refusal() -> None:
-    """What a user is told on a kernel that is too old."""
+    """What a user reads on a kernel that is too old."""
     command = [ARGUS, "trace", "--pid", str(os.getpid()), "--store", "spool:///run/spool"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_LIMIT_S, check=False)
-    say("refusal", code=done.returncode, said=done.stderr)
+    say("refusal", code=done.returncode, output=done.stderr)
 
 
 def main() -> None:
@@ -173,7 +175,7 @@ def main() -> None:
     )  # fmt: skip
     say("begin", release=os.uname().release, uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME))
     if IS_OLD:
-        bpf.MINIMUM_KERNEL = stacks.MINIMUM_KERNEL = (0, 0)
+        probes.MINIMUM_KERNEL = sampler.MINIMUM_KERNEL = (0, 0)
         offset = btf.Btf.offset
         # The name of task_struct.__state before 5.14.
         btf.Btf.offset = lambda types, struct, member: offset(types, struct, member.removeprefix("__"))

@@ -39,11 +39,12 @@ TRAIN = "train"
 """fake_train, data-parallel with 3 to 6 ranks; other jobs are shapes of tests/fakegpu/shapes.py."""
 MANY = (TRAIN, "fsdp", "tp_dp", "pp_1f1b", "tp_pp_dp", "moe_ep")
 SOUND = tuple(job for job in MANY if job != "pp_1f1b")
-"""Those that are healthy if nothing is planted. pp_1f1b has a micro-batch for each stage: that is told."""
+"""Those that are healthy if nothing is planted. pp_1f1b has a micro-batch for each stage: that is reported."""
 BEFORE_S, AFTER_S = 6.0, 8.0
 """How long a job is traced before and after its fault begins."""
 SILENCE_S = 12.0
-"""How long one is traced that hangs; ``argus diagnose --hang-after`` is told 5 s, as waiting for 20 s shows no more."""
+"""How long one is traced that hangs; ``argus diagnose --hang-after`` is set to 5 s, as waiting for 20 s shows no
+more."""
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ def draw(name: str, number: int, seed: int) -> Plan:
     return Plan(name, number, job, ranks, rng.randrange(ranks), rng.random(), name != "hang" and rng.random() < 0.5)
 
 
-def _wait_until_attached(tracing: subprocess.Popen[bytes], said: Path) -> None:
+def _wait_until_attached(tracing: subprocess.Popen[bytes], output: Path) -> None:
     deadline = time.monotonic() + 60
-    while "probes on" not in said.read_text():
+    while "probes on" not in output.read_text():
         if tracing.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"argus trace did not attach: {said.read_text()}")
+            raise RuntimeError(f"argus trace did not attach: {output.read_text()}")
         time.sleep(0.1)
 
 
@@ -173,13 +174,13 @@ def run(plan: Plan) -> dict[str, Any]:
         with Job(ranks=plan.ranks, args=words, env=env, program=program, cupti=True) as job:
             time.sleep(1.5)
             pids = [word for pid in job.pids for word in ("--pid", str(pid))]
-            said = Path(folder, "said")
-            with said.open("w") as output:
+            log = Path(folder, "trace.log")
+            with log.open("w") as output:
                 tracing = subprocess.Popen(
                     [ARGUS, "trace", "--store", url, *pids], stdout=output, stderr=subprocess.STDOUT
                 )
             try:
-                _wait_until_attached(tracing, said)
+                _wait_until_attached(tracing, log)
                 time.sleep(BEFORE_S)
                 if not plan.from_the_start:
                     fresh = Path(folder, "fresh")
@@ -192,7 +193,7 @@ def run(plan: Plan) -> dict[str, Any]:
                 tracing.kill()
                 tracing.wait()
         if tracing.returncode != 0:
-            raise RuntimeError(f"argus trace failed ({tracing.returncode}): {said.read_text()}")
+            raise RuntimeError(f"argus trace failed ({tracing.returncode}): {log.read_text()}")
         words = ["--hang-after", "5"] if plan.name == "hang" else []
         answer = subprocess.run(
             [ARGUS, "diagnose", "--store", url, "--format", "json", *words], capture_output=True, text=True, check=False

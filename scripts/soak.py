@@ -35,11 +35,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from benches._processes import Slope, Watched, cpu_s, engine_of, family  # noqa: E402
 from benches.memory import with_smaller_tables  # noqa: E402
 
-from argus.errors import ArgusError  # noqa: E402
+from argus.model.errors import ArgusError  # noqa: E402
 
 INTERVAL_S = 10.0
 BOUND_MB_MIN = 0.2
-"""2 GB in a week: half of what a tracer may ask for (argus/limits.py, DATA_BYTES)."""
+"""2 GB in a week: half of what a tracer may ask for (argus/system/limits.py, DATA_BYTES)."""
 WEEK_MIN = 7 * 24 * 60
 STORE_MAX = "4G"
 """Bound of the store on disk while it lasts."""
@@ -143,7 +143,7 @@ def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:
         tracing = stack.enter_context(_trace(launcher, folder, tables))
         watched = {"tracer": Watched(), "engine": Watched()}
         spent = {"tracer": 0.0, "engine": 0.0}
-        begin = told = time.monotonic()
+        begin = last_report = time.monotonic()
         while (at := (time.monotonic() - begin) / 60) < minutes:
             if tracing.poll() is not None:
                 print(f"the trace ended: {(folder / 'log').read_text(errors='replace')[-3000:]}", file=sys.stderr)
@@ -151,8 +151,8 @@ def soak(minutes: float, warm_up: float, bound: float, tables: int) -> int:
             for who, pids in (("tracer", family(tracing.pid)), ("engine", [engine_of(folder / "store")])):
                 watched[who].look(at, *pids)
                 spent[who] = max(spent[who], sum(map(cpu_s, pids)))
-            if time.monotonic() >= told + 60:
-                told = time.monotonic()
+            if time.monotonic() >= last_report + 60:
+                last_report = time.monotonic()
                 now = ", ".join(f"{who} {one.own_mb[-1]:.1f} MB" for who, one in watched.items() if one.own_mb)
                 print(f"{at:.0f} min: {now}", flush=True)
             time.sleep(max(0.0, min(INTERVAL_S, begin + 60 * minutes - time.monotonic())))

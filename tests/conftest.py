@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+from tests.stores import new_store
+
+if TYPE_CHECKING:
+    from argus.store.open import Store
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("ARGUS_CACHE_DIR", str(ROOT / "build" / "cache"))
@@ -15,7 +22,7 @@ FAKEGPU_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu")
 
 
 class Failures:
-    """Tells of each failure at once: a run that is cut short sums nothing up. Several runs at once, which scripts/test
+    """Prints each failure at once: a run that is cut short sums nothing up. Several runs at once, which scripts/test
     shows one after the other, gather theirs in the file that ARGUS_FAILED_TESTS names."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -25,8 +32,8 @@ class Failures:
         reporter = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and reporter is not None:
             crash = getattr(report.longrepr, "reprcrash", None)
-            said = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
-            line = f"FAILED {report.nodeid} ({report.when}): {said[:1000]}"
+            output = str(report.longrepr) if crash is None else f"{crash.path}:{crash.lineno}: {crash.message}"
+            line = f"FAILED {report.nodeid} ({report.when}): {output[:1000]}"
             reporter.ensure_newline()
             reporter.write_line(line, red=True)
             if gathered := os.environ.get("ARGUS_FAILED_TESTS"):
@@ -37,10 +44,11 @@ class Failures:
 def pytest_configure(config: pytest.Config) -> None:
     """Tests send Ctrl-C and SIGHUP to programs they start. A shell that runs the tests in the background has the one
     ignored, nohup the other, and whatever is started inherits that."""
-    if os.environ.get("ARGUS_KERNEL_TESTS") == "required":
-        # There a change is judged; what Hypothesis finds at random elsewhere becomes an example.
-        hypothesis.settings.register_profile("same", derandomize=True)
-        hypothesis.settings.load_profile("same")
+    # A deadline would measure how busy the machine is. In CI the same inputs each time: what Hypothesis finds at random
+    # elsewhere becomes an example.
+    same = os.environ.get("ARGUS_KERNEL_TESTS") == "required"
+    hypothesis.settings.register_profile("argus", deadline=None, derandomize=same)
+    hypothesis.settings.load_profile("argus")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -102,3 +110,32 @@ def fakegpu() -> Path:
     if not (FAKEGPU_BUILD / "fake_train").exists():
         pytest.fail("the fake GPU is not built: run scripts/setup")
     return FAKEGPU_BUILD
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Store]:
+    """A store without tables."""
+    from argus.store.open import open_store
+
+    with open_store(f"chdb://{tmp_path}/store") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with all tables, for all tests of a file."""
+    from argus.store.open import open_store
+
+    with open_store(new_store(tmp_path_factory.mktemp("shared"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(shared: Store) -> Store:
+    """The same, without rows."""
+    from argus.store.schema_files import table_columns
+
+    with shared.lease() as client:
+        for table in table_columns():
+            client.command(f"TRUNCATE TABLE {table}")
+    return shared

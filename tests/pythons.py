@@ -65,12 +65,12 @@ def every() -> list[Python]:
 
 def _ask(path: str) -> Python | None:
     try:
-        said = subprocess.run([path, "-c", _WHO], capture_output=True, text=True, timeout=60).stdout.split()
+        output = subprocess.run([path, "-c", _WHO], capture_output=True, text=True, timeout=60).stdout.split()
     except OSError:
         return None
-    if len(said) != 6 or said[3] != "cpython":
+    if len(output) != 6 or output[3] != "cpython":
         return None
-    major, minor, micro, _, free_threaded, executable = said
+    major, minor, micro, _, free_threaded, executable = output
     version = int(major), int(minor), int(micro)
     return Python(version, executable, free_threaded == "True") if OLDEST <= version[:2] <= NEWEST else None
 

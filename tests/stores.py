@@ -13,6 +13,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argus.store.open import Store
 
 ROOT = Path(__file__).resolve().parents[1]
 _MAKE = "import sys; from argus.store.open import open_store; from argus.store.schema import ensure_schema\n" + (
@@ -28,9 +32,15 @@ def new_store(folder: Path | str) -> str:
     return f"chdb://{store}"
 
 
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    """What a query returns, as the engine has it."""
+    with store.lease() as client:
+        return [tuple(row) for row in client.query(sql).result_rows]
+
+
 def _template() -> Path:
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "argus" / "store").glob("*.py")), *(ROOT / "schemas").glob("*.sql")]:
+    for path in [*sorted((ROOT / "argus" / "store").glob("*.py")), *sorted((ROOT / "schemas").rglob("*.sql"))]:
         digest.update(path.read_bytes())
     store = ROOT / "build" / "store-template" / digest.hexdigest()[:16]
     done = store / "done"

@@ -95,14 +95,13 @@ class Terminal:
     def run(self, command: str) -> None:
         """Types a command. When it has ended, however that is, the terminal's modes are printed: a shell would put them
         right before its next prompt."""
-        self.type(
-            f"(trap : INT QUIT; {command}; stty -a | grep -oE '.(icanon|echo)\\b' | paste -sd, | sed 's/^/modes/')\n"
-        )
+        modes = "stty -a | grep -oE '.(icanon|echo)\\b' | paste -sd, | sed 's/^/modes/; s/$/ (all)/'"
+        self.type(f"(trap : INT QUIT; {command}; {modes})\n")
 
     @property
     def modes_after(self) -> bool | None:
         """Whether the terminal edited and echoed lines when the command of ``run`` had ended; None: it runs."""
-        if not (found := re.search(r"^modes(.*)$", self.text, re.M)):
+        if not (found := re.search(r"^modes(.*) \(all\)$", self.text, re.M)):
             return None
         return found[1] == " icanon, echo"
 

@@ -50,13 +50,17 @@ class TlsFront:
     """Listens on a port of the loopback, and passes on to another port what comes through TLS.
 
     Args:
-        certificate: PEM file of it and of its key.
+        certificate: PEM file of it and of its key; None: bytes are passed on as they come, and the connection behind is
+            kept until the server ends it. The library (26.7.2.1) aborts when a client goes away while it reads
+            something that is no HTTP, as a client does that has tried TLS.
         to: The port behind it.
     """
 
-    def __init__(self, certificate: tuple[Path, Path], to: int) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(*certificate)
+    def __init__(self, certificate: tuple[Path, Path] | None, to: int) -> None:
+        self._context: ssl.SSLContext | None = None
+        if certificate is not None:
+            self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._context.load_cert_chain(*certificate)
         self._to = to
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
@@ -71,23 +75,36 @@ class TlsFront:
     def _serve(self, raw: socket.socket) -> None:
         with contextlib.suppress(OSError), raw:  # one that cannot agree with us, or has gone
             raw.settimeout(30)
+            if self._context is None:
+                with socket.create_connection(("127.0.0.1", self._to)) as server:
+                    with contextlib.suppress(OSError):
+                        _relay(raw, server)
+                    server.settimeout(30)
+                    while server.recv(1 << 16):
+                        pass
+                return
             with (
                 self._context.wrap_socket(raw, server_side=True) as client,
                 socket.create_connection(("127.0.0.1", self._to)) as server,
             ):
-                # One request after the other: a TLS socket must not be read and written by two threads at once.
-                client.settimeout(0.02)
-                server.settimeout(0.02)
-                while True:
-                    for source, sink in ((client, server), (server, client)):
-                        with contextlib.suppress(TimeoutError, ssl.SSLWantReadError):
-                            data = source.recv(1 << 16)
-                            if not data:
-                                return
-                            sink.settimeout(30)
-                            sink.sendall(data)
-                            sink.settimeout(0.02)
+                _relay(client, server)
 
     def close(self) -> None:
         """Listens no longer."""
         self._listener.close()
+
+
+def _relay(client: socket.socket, server: socket.socket) -> None:
+    """Passes bytes both ways until one of them ends."""
+    # One request after the other: a TLS socket must not be read and written by two threads at once.
+    client.settimeout(0.02)
+    server.settimeout(0.02)
+    while True:
+        for source, sink in ((client, server), (server, client)):
+            with contextlib.suppress(TimeoutError, ssl.SSLWantReadError):
+                data = source.recv(1 << 16)
+                if not data:
+                    return
+                sink.settimeout(30)
+                sink.sendall(data)
+                sink.settimeout(0.02)

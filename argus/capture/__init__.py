@@ -6,4 +6,4 @@ as many (Parca's agent: 19, the OpenTelemetry one: 20): what a timer's interrupt
 RAISED_RATE_HZ = 97
 """The same while something is the matter with the job, and nobody has chosen a rate."""
 DEFAULT_OFF_CPU_NS = 1_000_000
-"""Time off the CPU from which on it is told."""
+"""Time off the CPU from which on it is reported."""

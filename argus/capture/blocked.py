@@ -1,5 +1,5 @@
 """A thread that does not run, read from outside: its stack cannot change before it runs again, and the kernel's count
-of its switches tells whether it did.
+of its switches shows whether it did.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
 from argus.capture import offcpu
-from argus.capture.code import NO_CHAIN, Chain, CodeResolver
-from argus.capture.python import PythonProcess
-from argus.capture.symbols import NativeFrame, Symbols
-from argus.capture.targets import PROC
-from argus.semantics.stacks import Stack, merge
+from argus.capture.process.symbols import NativeFrame, Symbols
+from argus.capture.process.targets import PROC
+from argus.capture.python.code import NO_CHAIN, Chain, CodeResolver
+from argus.capture.python.interpreter import PythonProcess
+from argus.model import records
+from argus.model.stacks import Stack, merge
 
 TRIES = 5
 """A thread that ran while it was read is read again."""
@@ -66,7 +66,7 @@ def assemble(
 
 @lru_cache(maxsize=8192)
 def _without_place(frame: NativeFrame) -> NativeFrame:
-    """Where in a function is not said; without it most stacks are stacks that were met before."""
+    """Where in a function is left out: without it most stacks are stacks that were met before."""
     return replace(frame, offset=0) if frame.function else frame
 
 
@@ -131,7 +131,7 @@ def _moment(folder: Path) -> tuple[str, str]:
 def _system_call(folder: Path) -> list[str]:
     """/proc/PID/task/TID/syscall in words: number, six arguments, stack pointer, program counter; or "running".
 
-    Nothing where the kernel does not tell (CONFIG_HAVE_ARCH_TRACEHOOK)."""
+    Nothing where the kernel does not list it (CONFIG_HAVE_ARCH_TRACEHOOK)."""
     try:
         return (folder / "syscall").read_text().split()
     except PermissionError:

@@ -8,14 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.records import (
-    NO_SYSCALL,
-    WHAT_GIL_WAIT,
-    WHAT_OFF,
-    WHAT_PREEMPTED,
-    WHAT_SYSCALL,
-    WHAT_UNINTERRUPTIBLE,
-)
+from argus.model.records import NO_SYSCALL, WHAT_GIL_WAIT, WHAT_OFF, WHAT_PREEMPTED, WHAT_SYSCALL, WHAT_UNINTERRUPTIBLE
 
 # Name, number on x86_64 (-1: it has none), number on aarch64, and the reason; "file": disk if it waits uninterruptibly,
 # else none of its own, as "other". From the kernel's arch/x86/entry/syscalls/syscall_64.tbl and
@@ -168,10 +161,10 @@ def reason(what: int, machine: str = "") -> str:
     uninterruptible = bool(what & WHAT_UNINTERRUPTIBLE)
     if number == NO_SYSCALL:
         return "page_fault" if uninterruptible else "other:none"
-    name, known = _calls(machine or platform.machine()).get(number, (str(number), "other"))
-    if uninterruptible and known in ("read", "write", "file"):
+    name, kind = _calls(machine or platform.machine()).get(number, (str(number), "other"))
+    if uninterruptible and kind in ("read", "write", "file"):
         return "disk"
-    return f"other:{name}" if known in ("file", "other") else known
+    return f"other:{name}" if kind in ("file", "other") else kind
 
 
 def reasons(what: NDArray[np.uint32]) -> list[str]:

@@ -26,15 +26,15 @@ from typing import Final
 
 import numpy as np
 
-from argus.capture import disk_cache
+from argus.system import disk_cache
 
 FORMAT = 2
 MEASURABLE = platform.machine() in ("x86_64", "AMD64")
 """Elsewhere the functions are not written; ``FALLBACK`` holds there."""
 
 STEPPED = "stepped"
-"""Kind of all instructions that are not named in ``KINDS``: the kernel single-steps them, or so it is assumed."""
-KINDS: Final[dict[str, bytes]] = {
+"""Kind of all that are not named in ``INSTRUCTIONS``: the kernel single-steps them, or so it is assumed."""
+INSTRUCTIONS: Final[dict[str, bytes]] = {
     "push": b"\x55\x5d\xc3",
     "nop": b"\x90\xc3",
     "nop5": b"\x0f\x1f\x44\x00\x00\xc3",
@@ -98,7 +98,7 @@ FEW_KINDS: Final = ("push", STEPPED)
 
 _EMULATED_NS, _STEPPED_NS, _EXIT_NS = 1_300, 9_000, 1_800
 FALLBACK: Final = Prices(
-    {kind: _EMULATED_NS if kind in EMULATED else _STEPPED_NS for kind in KINDS},
+    {kind: _EMULATED_NS if kind in EMULATED else _STEPPED_NS for kind in INSTRUCTIONS},
     _EXIT_NS,
     measured=False,
 )
@@ -106,7 +106,7 @@ FALLBACK: Final = Prices(
 
 
 def kind_of(code: bytes) -> str:
-    """Which of ``KINDS`` the instruction is that these bytes begin with.
+    """Which of ``INSTRUCTIONS`` the instruction is that these bytes begin with.
 
     On x86-64 the kernel emulates what arch/x86/kernel/uprobes.c has in ``branch_xol_ops`` and ``push_xol_ops``; newer
     kernels more. Elsewhere every instruction is ``push``: nothing was measured there.
@@ -158,22 +158,22 @@ def prices(backend: str, attach: Attach) -> Prices:
         return FALLBACK
     where = disk_cache.folder("prices")
     name = f"{_machine(backend)}.json"
-    known, times = (None, 0) if where is None else _read(where / name)
-    if known is not None and times >= MEASUREMENTS:
-        return known
+    stored, times = (None, 0) if where is None else _read(where / name)
+    if stored is not None and times >= MEASUREMENTS:
+        return stored
     try:
-        found = measure(attach, tuple(KINDS) if backend == "multi" else FEW_KINDS)
+        measured = measure(attach, tuple(INSTRUCTIONS) if backend == "multi" else FEW_KINDS)
     except (OSError, ValueError):
-        return known or FALLBACK
-    if known is not None:
-        found = found.least(known)
+        return stored or FALLBACK
+    if stored is not None:
+        measured = measured.least(stored)
     if where is not None:
-        body = json.dumps({"entry": dict(found.entry), "exit": found.exit, "times": times + 1}).encode()
+        body = json.dumps({"entry": dict(measured.entry), "exit": measured.exit, "times": times + 1}).encode()
         disk_cache.keep(where / name, body, KEPT)
-    return found
+    return measured
 
 
-def measure(attach: Attach, kinds: Collection[str] = tuple(KINDS)) -> Prices:
+def measure(attach: Attach, kinds: Collection[str] = tuple(INSTRUCTIONS)) -> Prices:
     """Probes functions of this process's own, and calls them.
 
     Args:
@@ -188,7 +188,7 @@ def measure(attach: Attach, kinds: Collection[str] = tuple(KINDS)) -> Prices:
     places: dict[str, int] = {}
     for kind in (*kinds, "exit"):
         places[kind] = len(code)
-        code += KINDS["push" if kind == "exit" else kind].ljust(_ROOM, b"\xcc")
+        code += INSTRUCTIONS["push" if kind == "exit" else kind].ljust(_ROOM, b"\xcc")
     # In memory: /tmp may be mounted so that nothing in it runs.
     with open(os.memfd_create("argus-prices", os.MFD_CLOEXEC), "r+b") as file:
         file.write(code.ljust(mmap.PAGESIZE, b"\xcc"))
@@ -206,7 +206,7 @@ def measure(attach: Attach, kinds: Collection[str] = tuple(KINDS)) -> Prices:
     exit_ns = max(more.pop("exit") - more["push"], 0)
     if not 50 <= more["push"] <= 10**6 or more[STEPPED] < more["push"] // 2:
         raise ValueError(f"these are no prices of probes: {more}")
-    others = {kind: more["push" if kind in EMULATED else STEPPED] for kind in KINDS}
+    others = {kind: more["push" if kind in EMULATED else STEPPED] for kind in INSTRUCTIONS}
     return Prices(others | more, exit_ns)
 
 
@@ -241,8 +241,8 @@ def _read(path: Path) -> tuple[Prices | None, int]:
     if body is None:
         return None, 0
     try:
-        found = json.loads(body)
-        known = Prices({kind: int(found["entry"][kind]) for kind in KINDS}, int(found["exit"]))
-        return known, int(found["times"])
+        fields = json.loads(body)
+        stored = Prices({kind: int(fields["entry"][kind]) for kind in INSTRUCTIONS}, int(fields["exit"]))
+        return stored, int(fields["times"])
     except (ValueError, KeyError, TypeError):
         return None, 0

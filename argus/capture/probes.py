@@ -3,14 +3,13 @@
 Attaching is done here rather than by bcc: bcc reads all of /proc/kallsyms for each tracepoint (50 ms), and makes one
 perf event a function and process, and on current kernels taking one away costs about 0.1 s. A multi-uprobe link (Linux
 6.6) carries all functions of a file at once and goes away in about 20 ms (``scripts/bench probe``). Older kernels get
-perf-event links (Linux 5.15). Both carry a cookie that tells the program which function was hit, and both vanish with
-the process that made them, even if it is killed.
+perf-event links (Linux 5.15). Both carry a cookie that names the function that was hit, and both vanish with the
+process that made them, even if it is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import platform
@@ -19,63 +18,30 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import calls
-from argus.capture.compile import CompileError, compiled
-from argus.capture.instructions import REGISTER_ARGUMENTS, Code
+from argus.capture.attachment import Attachment, Subject, subject_of
+from argus.capture.kernel import btf
+from argus.capture.kernel.compile import CompileError, compiled
+from argus.capture.kernel.links import TRACE_UPROBE_MULTI, Backend, close_links, link
+from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Module, attach_raw_tracepoint
+from argus.capture.kernel.ring import HEADER_BYTES, Ring
+from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
-from argus.capture.programs import (
-    KPROBE,
-    RAW_TRACEPOINT,
-    LoadError,
-    Module,
-    attach_raw_tracepoint,
-)
-from argus.capture.ring import HEADER_BYTES, Ring
-from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
-from argus.capture.targets import PROC, FileKey, Library, executable_mappings
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.privileges import lacking, needed
-from argus.records import Counter
-from argus.resources import resource_dir
+from argus.capture.process.instructions import Code
+from argus.capture.process.targets import PROC, Library, executable_mappings
+from argus.model import calls, records
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.records import Counter
+from argus.system.privileges import lacking, needed
+from argus.system.resources import resource_dir
 
-Backend = Literal["multi", "perf"]
-Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "waits", "collectives"]
-"""What may be probed or not while the rest is: PyTorch's ranges, the begin of its backward passes, NVTX's ranges, math
-(cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
-in none (code that is loaded, communicators, names) is rare, and stays."""
-SUBJECT_OF: dict[str, Subject] = {
-    **dict.fromkeys(("range_begin", "range_end", "wait", "work_begin", "work_end"), "ranges"),
-    "backward_begin": "backward",
-    "backward": "backward",
-    **dict.fromkeys(("nvtx_push", "nvtx_pop", "nvtx_start", "nvtx_end", "nvtx_mark"), "nvtx"),
-    "gemm": "math",
-    "attention": "math",
-    "kernel": "launches",
-    "graph": "launches",
-    **dict.fromkeys(("memcpy", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memset", "alloc", "free"), "copies"),
-    "sync": "waits",
-}
-"""By kind of call. Collectives, of NCCL and of gloo, are the rest of the programs "nccl" and "torch"."""
-
-
-def subject_of(call: calls.Call) -> Subject | None:
-    """What a function's probe belongs to; None: to what is always probed."""
-    if call.program in ("nccl", "torch"):
-        return "collectives"
-    return SUBJECT_OF.get(call.kind)
-
-
-SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c")
+SOURCES = ("common.bpf.h", "math.bpf.c", "launches.bpf.c", "collectives.bpf.c", "torch.bpf.c", "forks.bpf.c")
 _OPTIONAL_PROGRAMS: Final[dict[str, tuple[Subject, ...]]] = {
     "mark": ("ranges", "backward", "nvtx"),
     "math": ("math",),
@@ -85,17 +51,15 @@ PROGRAMS: Final = {
     **{f"{name}_{edge}": KPROBE for name in ("cuda", "nccl", "control", "mark", "math") for edge in ("enter", "exit")},
     "torch_enter": KPROBE,
     "thread_exit": RAW_TRACEPOINT,
+    "follow_fork": RAW_TRACEPOINT,
 }
 """Those of ``SOURCES``: name -> kind."""
+_ON_DEMAND = {"follow_fork"}
+"""Programs that ``Probes.follow_forks`` loads."""
 MINIMUM_KERNEL = (5, 15)
 """First kernel with attach cookies for uprobes (bpf_get_attach_cookie)."""
 
 # enum bpf_cmd, enum bpf_attach_type, and flags of include/uapi/linux/bpf.h and perf_event.h.
-_BPF_LINK_CREATE = 28
-_BPF_PERF_EVENT = 41
-_BPF_TRACE_UPROBE_MULTI = 48
-_BPF_F_UPROBE_MULTI_RETURN = 1
-_PERF_FLAG_FD_CLOEXEC = 8
 # Where the record begins in "struct pending" and "struct control_pending" of bpf/.
 _PENDING_AT = 32
 _CONTROL_AT = 24
@@ -104,14 +68,7 @@ _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
 _BREAKPOINT = b"\xcc"
 """int3, which a uprobe puts in the place of an instruction's first byte."""
-_FILE_SLOTS = 16
 
-DEAR_EXIT = 3.0
-"""A collective's exit is left out, unless somebody needs it, if entry and exit together cost more than so many times
-what the entry costs alone: it is single-stepped for its exit's sake."""
-
-LAST_METHOD_BYTES = 16 << 10
-"""No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
 
 _BCC_PAGE = 4096
 """bcc counts a ring's size in these (bpf/include)."""
@@ -137,38 +94,11 @@ SHARED = 0.25
 """So much of a ring may be full, for a process above its budget to write to it."""
 
 
-class _LinkCreateUprobeMulti(ctypes.Structure):
-    """``union bpf_attr``, the part for BPF_LINK_CREATE with uprobe_multi."""
-
-    _fields_ = (
-        ("prog_fd", ctypes.c_uint32),
-        ("target_fd", ctypes.c_uint32),
-        ("attach_type", ctypes.c_uint32),
-        ("link_flags", ctypes.c_uint32),
-        ("path", ctypes.c_uint64),
-        ("offsets", ctypes.c_uint64),
-        ("ref_ctr_offsets", ctypes.c_uint64),
-        ("cookies", ctypes.c_uint64),
-        ("cnt", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("pid", ctypes.c_uint32),
-        ("padding", ctypes.c_uint32),
-    )
-
-
 def kernel_version() -> tuple[int, int]:
     """Major and minor version of the running kernel."""
     parts = os.uname().release.split(".")
     digits = "".join(c for c in parts[1] if c.isdigit()) if len(parts) > 1 else "0"
     return int(parts[0]), int(digits or 0)
-
-
-class _Entry(NamedTuple):
-    """Where a function's entry is probed, and what a hit costs (ns)."""
-
-    offset: int
-    cookie: int
-    price: int
 
 
 class Window:
@@ -209,53 +139,6 @@ class Window:
         self._thread.join()
 
 
-@dataclass
-class Attachment:
-    """Probes on one file, for one process or for all that map it.
-
-    Attributes:
-        library: The file.
-        pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
-        entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
-        optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
-            of entries and of exits.
-        optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
-        prices: What a call costs its thread, ns, by the call's number: the traps into the kernel at its entry and exit.
-            The programs' run time is not part of it.
-        exit_prices: What of it the trampoline at the exit costs, for calls whose exits are probed.
-        entry_points: Where to probe a call's entry alone, and the cookie, by the call's number: may be a cheaper place
-            than with its exit.
-        entry_prices: What a call costs then.
-        places: File offsets of entries that are probed throughout.
-        functions: Symbols with a probe at their entry, those included that may have one.
-        exits: Symbols with one at their exit too.
-    """
-
-    library: Library
-    pid: int | None
-    entry_links: list[int] = field(default_factory=list)
-    exit_links: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
-    exits: list[str] = field(default_factory=list)
-    optional_links: dict[Subject, tuple[list[int], list[int]]] = field(default_factory=dict)
-    optional_points: dict[Subject, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    prices: dict[int, int] = field(default_factory=dict)
-    exit_prices: dict[int, int] = field(default_factory=dict)
-    entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
-    entry_prices: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def probes(self) -> int:
-        return len(self.functions) + len(self.exits)
-
-    def seen(self, subject: Subject) -> bool | None:
-        """Whether a subject's functions are probed now; None: the file has none."""
-        if not self.optional_points.get(subject):
-            return None
-        return any(self.optional_links.get(subject, ()))
-
-
 class Probes:
     """The BPF programs and maps of one tracing session.
 
@@ -292,13 +175,16 @@ class Probes:
         self._pulse_links: dict[int, list[int]] = {}
         self.refused: dict[str, str] = {}
         """Of the optional subjects, those whose programs the kernel refuses, and why."""
-        self._file_slots: dict[FileKey, int] = {}
         _raise_descriptor_limit()
         self._module = self._compile(launch_ring_bytes)
         self.backend: Backend = self._load(backend)
         self._closing: list[threading.Thread] = []
         self.prices: Prices = prices(self.backend, self._attach_to_self)
+        self._placement = Placement(self._module, self.prices, launch_durations=launch_durations)
         self._at_exit = self._attach_at_exit()
+        self.forks = "off: not asked for"
+        """Whether the kernel lets children of traced processes through (``follow_forks``): "on", or why not."""
+        self._at_fork: int | None = None
         self.launches = Ring(self._map_fd("launches"), launch_ring_bytes, records.LAUNCH)
         self.collectives = Ring(self._map_fd("collectives"), COLLECTIVE_RING_BYTES, records.COLLECTIVE)
         self.control = Ring(self._map_fd("control"), CONTROL_RING_BYTES, records.CONTROL)
@@ -337,10 +223,12 @@ class Probes:
             choices = ["perf"]
         failure: ArgusError | None = None
         for choice in choices:
-            expected = _BPF_TRACE_UPROBE_MULTI if choice == "multi" else 0
+            expected = TRACE_UPROBE_MULTI if choice == "multi" else 0
             self.refused.clear()
             try:
                 for name, kind in PROGRAMS.items():
+                    if name in _ON_DEMAND:
+                        continue
                     try:
                         self._module.load(name, kind, expected if kind == KPROBE else 0)
                     except LoadError as reason:
@@ -374,16 +262,47 @@ class Probes:
             raise OSError(errno.ENOENT, f"the kernel has refused the program {name}")
         program = self._module.programs[name]
         points = [(offset, 0) for offset in offsets]
-        links = self._links(program, path, points, at_exit, os.getpid())
+        links = link(self.backend, program, path, points, at_exit, os.getpid())
         try:
             yield
         finally:
             # Each close waits for a grace period of the kernel, and nobody needs to wait for it.
-            closing = threading.Thread(target=self._close_links, args=([(links, [])],))
+            closing = threading.Thread(target=close_links, args=([(links, [])],))
             closing.start()
             self._closing.append(closing)
 
     # --- which processes
+
+    def follow_forks(self) -> None:
+        """From now on the kernel lets children of traced processes through before they run: ``add_target`` may come
+        later. ``forks`` has why where it does not."""
+        try:
+            kernel = btf.kernel(btf.VMLINUX)
+            for number, field in enumerate(("pid", "tgid")):
+                self._module["task_fields"].set(number, kernel.offset("task_struct", field))
+            program = self._module.load("follow_fork", PROGRAMS["follow_fork"])
+            self._at_fork = attach_raw_tracepoint("sched_process_fork", program)
+        except LoadError as failure:
+            self.forks = f"failed: {load_failure('load the program follow_fork', failure.log, failure).message}"
+        except (OSError, btf.BtfError) as failure:
+            self.forks = btf.why_unreadable(btf.VMLINUX, failure)
+        else:
+            self.forks = "on"
+
+    def _end_follow_forks(self) -> None:
+        if self._at_fork is not None:
+            os.close(self._at_fork)
+            self._at_fork = None
+
+    def target_pids(self) -> list[int]:
+        """Processes whose calls are let through, those included that only the kernel has added."""
+        keys, _ = self._module["targets"].read()
+        pids: list[int] = keys.view(np.uint32).ravel().tolist()
+        return pids
+
+    def is_target(self, pid: int) -> bool:
+        """Whether calls of a process are let through."""
+        return self._module["targets"].get(pid) is not None
 
     def add_target(self, pid: int) -> int:
         """Lets calls of a process through.
@@ -391,7 +310,8 @@ class Probes:
         Returns:
             How many calls of it were seen, and not recorded, before.
         """
-        self._module["targets"].set(pid, bytes(records.TARGET.itemsize))
+        if self.forks != "on" or not self.is_target(pid):
+            self._module["targets"].set(pid, bytes(records.TARGET.itemsize))
         strangers = self._module["strangers"]
         missed = strangers.get(pid)
         strangers.delete(pid)
@@ -413,7 +333,7 @@ class Probes:
         if own:
             self.attachments = [attachment for attachment in self.attachments if attachment.pid != pid]
             pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
-            self._close_links([both for both in pulses if both[0]])
+            close_links([both for both in pulses if both[0]])
             self._close(*own)
 
     def _target(self, pid: int) -> NDArray[np.void] | None:
@@ -448,7 +368,7 @@ class Probes:
         """
         attachment = Attachment(library, pid)
         by_program: dict[str, list[tuple[int, int]]] = {}
-        self._choose_points(attachment, by_program, Code(library.file), without, timed)
+        self._placement.choose(attachment, by_program, Code(library.file), without, timed)
         attachment.places = [
             offset for name, points in by_program.items() if name.endswith("_enter") for offset, _ in points
         ]
@@ -503,171 +423,11 @@ class Probes:
                         seen += 1
         return seen > 0
 
-    def _choose_points(
-        self,
-        attachment: Attachment,
-        by_program: dict[str, list[tuple[int, int]]],
-        code: Code,
-        without: Collection[str],
-        timed: bool,
-    ) -> None:
-        """Where probes go, and what each costs."""
-        library = attachment.library
-        taken: set[int] = set()
-        slot = self._file_slot(library)
-        self._set_family(library, slot)
-        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
-            call = calls.BY_SYMBOL[symbol]
-            if call.kind in without:
-                continue
-            if offset in taken:
-                continue  # another name of a function that has its probe
-            if call.shape is calls.Shape.ATTENTION and library.layout is None:
-                continue  # nothing tells where its tensors have their sizes
-            taken.add(offset)
-            with_exit = calls.probes_exit(call, self.launch_durations)
-            alone = self._choose_entry(code, call, offset, slot, library)
-            entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
-            ends = with_exit and call.shape in (calls.Shape.COLLECTIVE, calls.Shape.P2P)
-            if ends and not timed and entry.price + self.prices.exit > DEAR_EXIT * alone.price:
-                with_exit, entry = False, alone
-            cookie = call.cookie(with_exit, slot)
-            subject = subject_of(call)
-            points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
-            points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
-            attachment.functions.append(symbol)
-            attachment.prices[call.id] = entry.price
-            attachment.entry_points[call.id] = alone.offset, alone.cookie
-            attachment.entry_prices[call.id] = alone.price
-            if with_exit:
-                points.setdefault(f"{call.program}_exit", []).append((entry.offset, cookie))
-                attachment.exits.append(symbol)
-                attachment.exit_prices[call.id] = self.prices.exit
-                attachment.prices[call.id] += self.prices.exit
-
-    def _choose_entry(
-        self, code: Code, call: calls.Call, offset: int, slot: int, library: Library, with_exit: bool = False
-    ) -> _Entry:
-        """Where the entry of a function is probed: behind its first instructions, if these are dear.
-
-        Args:
-            with_exit: Whether the exit is probed too. The kernel takes the return address from where the stack pointer
-                points, at the same place: that must be the entry's.
-        """
-        price = self.prices.of(code.at(offset))
-        if price <= self.prices.cheap:
-            return _Entry(offset, call.cookie(with_exit, slot), price)
-        others = {other for other in library.offsets.values() if other != offset}
-        shared = slot == _FILE_SLOTS - 1  # by several files, maybe
-        needed = call.reads & set(range(REGISTER_ARGUMENTS))
-        fit = [
-            place
-            for place in code.places(offset, throws=call.symbol.startswith("_Z"))
-            if needed <= place.intact
-            and (not place.below or not (with_exit or shared))
-            and not others & set(range(offset + 1, place.offset + 1))
-        ]
-        best = min(fit, key=lambda place: (self.prices.of(place.code), place.offset))
-        if best.below:
-            self._module["below"].set(slot << 8 | call.id, 8 * best.below)
-        return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self.prices.of(best.code))
-
-    def _file_slot(self, library: Library) -> int:
-        """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
-        table = self._module["text_bytes"]
-        slot = self._file_slots.get(library.key, -1)
-        if slot < 0:
-            used = set(self._file_slots.values())
-            slot = next((place for place in range(_FILE_SLOTS - 1) if place not in used), _FILE_SLOTS - 1)
-            self._file_slots[library.key] = slot
-            if slot < _FILE_SLOTS - 1:
-                table.set(slot, 0)  # what it was for before is no more
-        table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
-        if library.layout is not None:
-            counter = library.layout.group.counter if library.layout.group is not None else 0
-            layout = struct.pack("<III", library.layout.numel, counter, library.layout.sizes)
-            self._module["torch_layouts"].set(slot, layout)
-        return slot
-
-    def _set_family(self, library: Library, slot: int) -> None:
-        """Tells where the methods of PyTorch's process group lie, so that calls among them are known."""
-        table = self._module["family_reach"]
-        methods = {
-            symbol: offset for symbol, offset in library.offsets.items() if calls.BY_SYMBOL[symbol].program == "torch"
-        }
-        if not methods:
-            return
-        first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
-        for symbol, offset in methods.items():
-            table.set(slot << 8 | calls.BY_SYMBOL[symbol].id, (last - offset) << 32 | (offset - first))
-
     def _attach_program(
         self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]
     ) -> None:
         program, path = self._module.programs[name], attachment.library.open_path
-        links += self._links(program, path, points, name.endswith("_exit"), attachment.pid)
-
-    def _links(
-        self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
-    ) -> list[int]:
-        """Descriptors that hold these probes.
-
-        Raises:
-            OSError: The kernel refuses. Nothing is left attached.
-        """
-        if self.backend == "multi":
-            return [self._link_multi(program, path, points, at_exit, pid)]
-        links: list[int] = []
-        try:
-            for offset, cookie in points:
-                links.append(self._link_perf(program, path, offset, cookie, at_exit, pid))
-        except OSError:
-            self._close_links([(links, [])])
-            raise
-        return links
-
-    def _link_multi(
-        self, program: int, path: str, points: list[tuple[int, int]], at_exit: bool, pid: int | None
-    ) -> int:
-        offsets = (ctypes.c_uint64 * len(points))(*(offset for offset, _ in points))
-        cookies = (ctypes.c_uint64 * len(points))(*(cookie for _, cookie in points))
-        name = ctypes.create_string_buffer(os.fsencode(path))
-        request = _LinkCreateUprobeMulti(
-            prog_fd=program,
-            attach_type=_BPF_TRACE_UPROBE_MULTI,
-            path=ctypes.addressof(name),
-            offsets=ctypes.addressof(offsets),
-            cookies=ctypes.addressof(cookies),
-            cnt=len(points),
-            flags=_BPF_F_UPROBE_MULTI_RETURN if at_exit else 0,
-            pid=pid or 0,
-        )
-        return system_call(SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
-
-    def _link_perf(self, program: int, path: str, offset: int, cookie: int, at_exit: bool, pid: int | None) -> int:
-        pmu = Path("/sys/bus/event_source/devices/uprobe")
-        kind = int((pmu / "type").read_text())
-        retprobe_bit = int((pmu / "format/retprobe").read_text().split(":")[1])
-        name = ctypes.create_string_buffer(os.fsencode(path))
-        # struct perf_event_attr: type, size, config, …, config1 (path) at 56, config2 (offset) at 64.
-        attribute = bytearray(112)
-        struct.pack_into("<IIQ", attribute, 0, kind, len(attribute), int(at_exit) << retprobe_bit)
-        struct.pack_into("<QQ", attribute, 56, ctypes.addressof(name), offset)
-        buffer = (ctypes.c_char * len(attribute)).from_buffer(attribute)
-        event = system_call(
-            SYS_PERF_EVENT_OPEN,
-            ctypes.byref(buffer),
-            ctypes.c_int(pid if pid is not None else -1),
-            ctypes.c_int(-1 if pid is not None else 0),
-            ctypes.c_int(-1),
-            ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
-        )
-        # union bpf_attr for BPF_LINK_CREATE: prog_fd, target_fd, attach_type, flags, perf_event.bpf_cookie.
-        request = ctypes.create_string_buffer(struct.pack("<IIIIQ", program, event, _BPF_PERF_EVENT, 0, cookie), 48)
-        try:
-            return system_call(SYS_BPF, _BPF_LINK_CREATE, ctypes.byref(request), ctypes.sizeof(request))
-        finally:
-            os.close(event)  # the link holds it
+        links += link(self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
         """Takes probes away (all, by default). Returns when they are gone."""
@@ -685,13 +445,13 @@ class Probes:
             self.attachments.remove(attachment)
             key = attachment.library.key
             if not any(each.library.key == key for each in self.attachments):
-                self._file_slots.pop(key, None)
+                self._placement.release(key)
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        self._closing.append(threading.Thread(target=self._close_links, args=(self._links_of(*attachments),)))
+        self._closing.append(threading.Thread(target=close_links, args=(self._links_of(*attachments),)))
         self._closing[-1].start()
 
     def _close(self, *attachments: Attachment) -> None:
-        self._close_links(self._links_of(*attachments))
+        close_links(self._links_of(*attachments))
 
     def _links_of(self, *attachments: Attachment) -> list[tuple[list[int], list[int]]]:
         """The links of attachments, which have none any more."""
@@ -723,7 +483,7 @@ class Probes:
         """Takes the probes of subjects away, and puts none on later files."""
         self.probed -= set(subjects)
         links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
-        self._close_links([both for both in links if any(both)])
+        close_links([both for both in links if any(both)])
 
     def _attach_optional(self, attachment: Attachment, subject: Subject) -> None:
         points = attachment.optional_points.get(subject, {})
@@ -776,7 +536,7 @@ class Probes:
     def set_pulse(self, chosen: Iterable[int]) -> None:
         """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
         probed throughout are left to them: call it again when that changes."""
-        self._close_links([(links, []) for links in self._pulse_links.values()])
+        close_links([(links, []) for links in self._pulse_links.values()])
         self._pulse_links, self._pulse = {}, frozenset(chosen)
         for attachment in self.attachments:
             self._attach_pulse(attachment)
@@ -785,22 +545,14 @@ class Probes:
         links = self._pulse_links.setdefault(id(attachment), [])
         for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
             for name, entries in _entries(attachment, subject).items():
-                mine = [point for point in entries if point[1] & 0xFF in self._pulse]
-                if mine:
+                pulsed = [point for point in entries if point[1] & 0xFF in self._pulse]
+                if pulsed:
                     with contextlib.suppress(OSError):  # its process has ended
-                        self._attach_program(attachment, name, mine, links)
+                        self._attach_program(attachment, name, pulsed, links)
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
         return self._module.run_times()
-
-    @staticmethod
-    def _close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
-        # Each close waits for a grace period of the kernel; the waits of several threads overlap. Entries first: a call
-        # entered without its exit probed would look as if it never returned.
-        with ThreadPoolExecutor(max_workers=64) as pool:
-            for edge in (0, 1):
-                list(pool.map(os.close, [link for both in links for link in both[edge]]))
 
     # --- results
 
@@ -870,6 +622,7 @@ class Probes:
 
     def close(self) -> None:
         """Takes every probe away and frees the maps."""
+        self._end_follow_forks()
         self.detach()
         for closing in self._closing:
             closing.join()
@@ -897,13 +650,13 @@ def _budgets(launch_ring_bytes: int) -> dict[str, str]:
         "MARKS": (MARK_RING_BYTES, records.MARK, RECORDS_S, BURST),
         "MATH": (MATH_RING_BYTES, records.MATH, RECORDS_S, BURST),
     }
-    found = {}
+    definitions = {}
     for name, (size, dtype, rate, burst) in rings.items():
         cost_ns = 1_000_000_000 // rate
-        found[f"ARGUS_{name}_COST_NS"] = f"{cost_ns}ull"
-        found[f"ARGUS_{name}_BURST_NS"] = f"{int(burst * size / (dtype.itemsize + HEADER_BYTES)) * cost_ns}ull"
-        found[f"ARGUS_{name}_SHARED_BYTES"] = f"{int(SHARED * size)}"
-    return found
+        definitions[f"ARGUS_{name}_COST_NS"] = f"{cost_ns}ull"
+        definitions[f"ARGUS_{name}_BURST_NS"] = f"{int(burst * size / (dtype.itemsize + HEADER_BYTES)) * cost_ns}ull"
+        definitions[f"ARGUS_{name}_SHARED_BYTES"] = f"{int(SHARED * size)}"
+    return definitions
 
 
 def _exits_first(programs: Iterable[str]) -> list[str]:
@@ -954,16 +707,16 @@ def module(text: str, flags: list[str], what: str) -> Module:
         raise load_failure(what, str(reason), reason) from reason
 
 
-def load_failure(what: str, said: str, reason: Exception) -> ArgusError:
+def load_failure(what: str, log: str, reason: Exception) -> ArgusError:
     # Whatever it refuses, the verifier ends with what it did. To refuse is EACCES for it too, but then it says why.
     done = ("processed ", "verification time", "stack depth", "insns processed")
-    lines = [text for line in said.splitlines() if (text := line.strip()) and not text.startswith(done)]
+    lines = [text for line in log.splitlines() if (text := line.strip()) and not text.startswith(done)]
     refused = getattr(reason, "errno", 0) in (errno.EPERM, errno.EACCES) and not lines
-    if refused or "not permitted" in said or lacking():
+    if refused or "not permitted" in log or lacking():
         return ArgusError(
             f"no permission to {what}",
             f"Run Argus with sudo (or with {', '.join(f'CAP_{name}' for name in needed())})",
             EXIT_UNAVAILABLE,
         )
-    telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))
-    return ArgusError(f"cannot {what}: {telling}", "`argus check` says more", EXIT_UNAVAILABLE)
+    message = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else str(reason))
+    return ArgusError(f"cannot {what}: {message}", "`argus check` says more", EXIT_UNAVAILABLE)

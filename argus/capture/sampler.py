@@ -1,4 +1,4 @@
-"""Samples the stacks of traced processes, on the CPU and off it: loads ``bpf/stacks.bpf.c``, tells it whom to look at
+"""Samples the stacks of traced processes, on the CPU and off it: loads ``SOURCES``, gives it the processes to sample
 and how their interpreters lie in memory, and takes what it counted.
 
 A perf event on each CPU (cpu-clock, which needs no hardware counters) fires the sampling program; raw tracepoints of
@@ -28,32 +28,22 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import privileges, records
-from argus.capture import RAISED_RATE_HZ, btf
-from argus.capture.bpf import (
-    _BCC_PAGE,
-    _PERF_FLAG_FD_CLOEXEC,
-    MINIMUM_KERNEL,
-    kernel_version,
-    load_failure,
-    module,
-)
-from argus.capture.counts import CountLogs
-from argus.capture.programs import (
-    PERF_EVENT,
-    RAW_TRACEPOINT,
-    Module,
-    attach_raw_tracepoint,
-    cpus_of,
-)
-from argus.capture.ring import Ring, VariableRing
-from argus.capture.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.records import StackCounter
-from argus.resources import resource_dir
+from argus.capture import RAISED_RATE_HZ
+from argus.capture.kernel import btf
+from argus.capture.kernel.counts import CountLogs
+from argus.capture.kernel.links import PERF_FLAG_FD_CLOEXEC
+from argus.capture.kernel.programs import PERF_EVENT, RAW_TRACEPOINT, Module, attach_raw_tracepoint, cpus_of
+from argus.capture.kernel.ring import Ring, VariableRing
+from argus.capture.probes import _BCC_PAGE, MINIMUM_KERNEL, kernel_version, load_failure, module
+from argus.model import records
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.records import StackCounter
+from argus.system import privileges
+from argus.system.resources import resource_dir
+from argus.system.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
 
 LONG_OFF_NS = 95_000_000
-"""From when on ``off_now`` tells of a thread."""
+"""From when on ``off_now`` lists a thread."""
 FEW_THREADS = 64
 """So many are looked up one by one, at some microseconds each: reading a map visits all of its places, in 0.3 ms."""
 LAST_GRACE_S = 0.05
@@ -111,10 +101,24 @@ _THREAD = np.dtype(
         ("long_sites", "<u8", (8, 2)),
     ]
 )
-"""``struct thread`` of bpf/stacks.bpf.c."""
+"""``struct thread`` of bpf/stacks.bpf.h."""
 _THREAD_ROW = np.dtype(
     [("tid", "<u4"), *((name, _THREAD[name]) for name in ("off_ns", "on_ns", "off_stack", "off_what", "pid"))]
 )
+SOURCES = (
+    "stacks.bpf.h",
+    "python_state.bpf.h",
+    "python_walk.bpf.h",
+    "native.bpf.h",
+    "stacks_send.bpf.h",
+    "stacks_count.bpf.h",
+    "gc.bpf.h",
+    "system_call.bpf.h",
+    "sampled.bpf.c",
+    "threads.bpf.c",
+    "offcpu.bpf.c",
+)
+"""Files of ``bpf/`` that are one program text, in this order."""
 _ROW: Final = ("walk", "finish", "send")
 """The programs that take a stack, in the order of their places: each goes over to the next."""
 PROGRAMS: Final = {
@@ -123,7 +127,7 @@ PROGRAMS: Final = {
     **{f"on_{event}": RAW_TRACEPOINT for event in ("switch", "wakeup", "fork", "exec", "exit")},
     **{f"{step}_switched": RAW_TRACEPOINT for step in _ROW},
 }
-"""Those of ``bpf/stacks.bpf.c``: name -> kind."""
+"""Those of ``SOURCES``: name -> kind."""
 FOLLOWED: Final = {
     "forks": ("sched_process_fork", "on_fork"),
     "thread ends": ("sched_process_exit", "on_exit"),
@@ -131,13 +135,13 @@ FOLLOWED: Final = {
 }
 """What is followed besides: its tracepoint and program. Without one the rest goes on."""
 _TARGET_BITS, _THREADS_A_PAGE = 32768, 4096
-"""TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.c."""
+"""TARGET_BITS and THREADS_A_PAGE of bpf/stacks.bpf.h."""
 _MOST_THREAD_NUMBERS = 1 << 22
 """PID_MAX_LIMIT of include/linux/threads.h on 64 bits."""
 _CLONES, _EXECS = (records.BOARD.fields[name][1] // 8 for name in ("clones", "execs"))  # type: ignore[index]
 """Words of ``records.BOARD``."""
 _TARGET = "<QII"
-"""``struct target`` of bpf/stacks.bpf.c: refused, threads, generation."""
+"""``struct target`` of bpf/stacks.bpf.h: refused, threads, generation."""
 _NO_PAUSES = np.empty(0, records.PAUSE)
 
 
@@ -178,12 +182,12 @@ class Drained:
 
 def _refusal(what: str, reason: OSError) -> ArgusError:
     """Why a program does not load. The verifier's refusal is EACCES too, but no matter of permission."""
-    said = getattr(reason, "log", "")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    log = getattr(reason, "log", "")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     verdict = next((i for i, line in enumerate(lines) if line.startswith("processed ") and "insns" in line), None)
     if verdict:
         return ArgusError(f"cannot {what}: the verifier refuses it: {lines[verdict - 1]}", "", EXIT_UNAVAILABLE)
-    return load_failure(what, said, reason)
+    return load_failure(what, log, reason)
 
 
 @contextlib.contextmanager
@@ -315,7 +319,7 @@ class StackProbes:
         self._closed = False
         self._generations: dict[int, int] = {}
         self._generation = 0
-        self._told: dict[int, dict[int, int]] = {}
+        self._thread_states: dict[int, dict[int, int]] = {}
         self._with_python: set[int] = set()
 
     # --- setting up
@@ -332,15 +336,12 @@ class StackProbes:
                 + kernel.offset("sched_entity", "sum_exec_runtime"),
                 "ARGUS_PREV_STATE": int(kernel.tracepoint_arguments("sched_switch") >= 4),
             }, ""
-        except FileNotFoundError:
-            return {}, "off: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)"
-        except OSError as reason:
-            return {}, f"off: {path} cannot be read: {reason.strerror}"
-        except btf.BtfError as reason:
-            return {}, f"off: the kernel's BTF is not understood: {reason}"
+        except (OSError, btf.BtfError) as failure:
+            return {}, btf.why_unreadable(path, failure)
 
     def _compile(self, definitions: dict[str, Any]) -> Module:
-        text = (resource_dir("bpf") / "stacks.bpf.c").read_text()
+        directory = resource_dir("bpf")
+        text = "\n".join((directory / name).read_text() for name in SOURCES)
         flags = ["-D__BPF__", *(f"-D{name}={value}" for name, value in definitions.items())]
         return module(text, flags, "compile the BPF programs for stacks")
 
@@ -422,7 +423,7 @@ class StackProbes:
             ctypes.c_int(-1),
             ctypes.c_int(cpu),
             ctypes.c_int(-1),
-            ctypes.c_ulong(_PERF_FLAG_FD_CLOEXEC),
+            ctypes.c_ulong(PERF_FLAG_FD_CLOEXEC),
         )
         try:
             fcntl.ioctl(event, _PERF_EVENT_IOC_SET_BPF, program)
@@ -464,15 +465,15 @@ class StackProbes:
         self._generation += 1
         self._module["stack_targets"].set(pid, struct.pack(_TARGET, 0, 0, self._generation))
         self._generations[pid] = self._generation
-        self._tell_targets()
+        self._publish_targets()
 
-    def _tell_targets(self) -> None:
+    def _publish_targets(self) -> None:
         bits = np.zeros(_TARGET_BITS, bool)
         bits[np.fromiter(self._generations, np.int64, len(self._generations)) % _TARGET_BITS] = True
         self._module["targets_known"].set(0, np.packbits(bits, bitorder="little").tobytes())
 
     def set_function(self, pid: int, begin: int, end: int, near: int) -> None:
-        """Tells where a function of a process lies: where in it a thread is no longer makes stacks different. Holds
+        """Notes where a function of a process lies: where in it a thread is no longer makes stacks different. Holds
         until the next ``add_target``.
 
         Args:
@@ -491,7 +492,7 @@ class StackProbes:
         self._module["blocks"].update(keys, np.full(last - first, begin, "<u8"))
 
     def set_leaf_only(self, pid: int, place: int) -> None:
-        """Tells that of stacks with this leaf the chain of frame pointers is not to be kept. Holds until the next
+        """Notes that of stacks with this leaf the chain of frame pointers is not to be kept. Holds until the next
         ``add_target``.
 
         Args:
@@ -511,8 +512,8 @@ class StackProbes:
         """
         if not self._python:
             return
-        # What was told of its threads may have been of the program that it ran before.
-        self._forget_states(self._told.pop(pid, {}).keys() | set())
+        # The states of its threads may have been of the program that it ran before.
+        self._forget_states(self._thread_states.pop(pid, {}).keys() | set())
         value = np.ascontiguousarray(np.asarray(layout, records.PYTHON).reshape(1))
         self._module["pythons"].update(np.array([pid], "<u4"), value)
         self._with_python.add(pid)
@@ -523,20 +524,20 @@ class StackProbes:
         return {pid for pid in self._with_python if table.get(pid) is None}
 
     def set_threads(self, pid: int, states: dict[int, int]) -> None:
-        """Tells where thread states are, which saves the kernel a search and finds those at the end of long lists.
+        """Notes where thread states are, which saves the kernel a search and finds those at the end of long lists.
 
         Args:
             pid: The process.
-            states: Thread (root namespace) -> address of its thread state. Replaces what was told before.
+            states: Thread (root namespace) -> address of its thread state. Replaces those of before.
         """
-        before = self._told.get(pid, {})
+        before = self._thread_states.get(pid, {})
         states = dict(itertools.islice(states.items(), THREADS_EACH))
         new = {tid: state for tid, state in states.items() if before.get(tid) != state}
         if new:
             keys = np.fromiter(new.keys(), "<u4", len(new))
             self._module["thread_states"].update(keys, np.fromiter(new.values(), "<u8", len(new)))
         self._forget_states(before.keys() - states.keys())
-        self._told[pid] = dict(states)
+        self._thread_states[pid] = dict(states)
 
     def _forget_states(self, tids: set[int]) -> None:
         table = self._module["thread_states"]
@@ -549,8 +550,8 @@ class StackProbes:
             self._module[name].delete(pid)
         self._with_python.discard(pid)
         self._generations.pop(pid, None)
-        self._tell_targets()
-        self._forget_states(self._told.pop(pid, {}).keys() | set())
+        self._publish_targets()
+        self._forget_states(self._thread_states.pop(pid, {}).keys() | set())
         rows = self._thread_rows()
         for tid in rows["tid"][rows["pid"] == pid].tolist():
             self._module["threads"].delete(tid)
@@ -564,9 +565,9 @@ class StackProbes:
         """What is known of these threads, or of all: some columns of ``_THREAD``, and "tid"."""
         table = self._module["threads"]
         if tids is not None and len(tids) <= FEW_THREADS:
-            found = [(tid, value) for tid in tids if (value := table.get(tid)) is not None]
-            numbers = np.array([tid for tid, _ in found], "<u4")
-            thread = np.frombuffer(b"".join(value for _, value in found), _THREAD)
+            rows_of = [(tid, value) for tid in tids if (value := table.get(tid)) is not None]
+            numbers = np.array([tid for tid, _ in rows_of], "<u4")
+            thread = np.frombuffer(b"".join(value for _, value in rows_of), _THREAD)
         else:
             keys, values = table.read()
             numbers, thread = keys.view("<u4")[:, 0], values.view(_THREAD)[:, 0]
@@ -583,17 +584,17 @@ class StackProbes:
 
         Args:
             final: Stop sampling, and take all there is. Nothing comes after it. Of threads that are off the CPU then
-                only ``off_now`` tells.
+                only ``off_now`` shows.
         """
         if final:
             self._stop()
         with self._lock:
-            found = self._read(final=final)
+            drained = self._read(final=final)
             kept, self._kept, self._kept_bytes = self._kept, [], 0
             self._counted_ns = self._counts.until_ns
         if not kept:
-            return found
-        parts = [*kept, found]
+            return drained
+        parts = [*kept, drained]
         return Drained(
             np.concatenate([part.counts for part in parts]),
             list(itertools.chain.from_iterable(part.stacks for part in parts)),
@@ -607,9 +608,9 @@ class StackProbes:
         with self._lock:
             if self._closed or self._kept_bytes > KEPT_BYTES or max(self.used, self.counts_used) < RELIEVED:
                 return
-            found = self._read(final=False)
-            self._kept.append(found)
-            self._kept_bytes += found.counts.nbytes + _STACK_BYTES * (len(found.stacks) + len(found.codes))
+            drained = self._read(final=False)
+            self._kept.append(drained)
+            self._kept_bytes += drained.counts.nbytes + _STACK_BYTES * (len(drained.stacks) + len(drained.codes))
 
     def _read(self, *, final: bool) -> Drained:
         # Counts first: a stack is sent before the window in which it is counted is over.
@@ -654,7 +655,7 @@ class StackProbes:
         return RawStack(head, record[frames_at:native_at].view(records.FRAME), record[native_at:].view("<u8"))
 
     def off_now(self, longer_than_ns: int = LONG_OFF_NS, tids: Sequence[int] | None = None) -> NDArray[np.void]:
-        """Threads that have been off the CPU for long: no row of ``counts`` tells of that until they are back.
+        """Threads that have been off the CPU for long: no row of ``counts`` has that until they are back.
 
         Args:
             longer_than_ns: For how long.
@@ -668,19 +669,19 @@ class StackProbes:
         is_off = (rows["off_ns"] != 0) & (rows["on_ns"] < rows["off_ns"])
         rows = rows[is_off & (rows["off_ns"] + longer_than_ns < now)]
         out = np.zeros(len(rows), records.OFF_NOW)
-        for ours, theirs in {
+        for ours, kernel_name in {
             "stack": "off_stack",
             "pid": "pid",
             "tid": "tid",
             "since_ns": "off_ns",
             "what": "off_what",
         }.items():
-            out[ours] = rows[theirs]
+            out[ours] = rows[kernel_name]
         return out
 
     def follow_waits(self, on: bool) -> None:
-        """Whether threads are followed off the CPU from now on, if they are at all: those that are off it now are told
-        when they come back."""
+        """Whether threads are followed off the CPU from now on, if they are at all: those that are off it now are
+        reported when they come back."""
         self._board["resting"] = not on
 
     def execs(self) -> int:

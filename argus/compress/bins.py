@@ -1,7 +1,7 @@
 """Durations on logarithmic bins, without a sort and without a logarithm a duration.
 
-A float32's exponent and leading mantissa bits name one of 96,256 slices, each 0.05 % wide; a table says which bin a
-slice lies in. (The bits themselves are no logarithmic bins: a slice doubles its width at each power of two.)
+A float32's exponent and leading mantissa bits name one of 96,256 slices, each 0.05 % wide; a table has the bin
+of each slice. (The bits themselves are no logarithmic bins: a slice doubles its width at each power of two.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLACE = 12
 PER_NEPER = 128
 """Bins a neper: 0.78 % each. Twice as many gave no better distance to the samples (measured on synthetic streams)."""
 LONGEST_NS = 1 << 42
-"""73 minutes: no kernel takes longer, a record that says so is broken."""
+"""73 minutes: no kernel takes longer, a longer record is broken."""
 
 _DROPPED_BITS = 12
 _FIRST = 127 << (23 - _DROPPED_BITS)
@@ -56,5 +56,5 @@ def occupied(keys: NDArray[np.int64], space: int) -> tuple[NDArray[np.int64], ND
     if space > max(1 << 21, 16 * len(keys)):
         return np.unique(keys, return_counts=True)
     counts = np.bincount(keys, minlength=space)
-    found = np.flatnonzero(counts != 0)
-    return found, counts[found]
+    used = np.flatnonzero(counts != 0)
+    return used, counts[used]

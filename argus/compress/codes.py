@@ -163,7 +163,7 @@ class Bank:
 
 @dataclass
 class Codes:
-    """Rows in codes; all of shape (r,) unless said."""
+    """Rows in codes; all of shape (r,) unless noted."""
 
     slot: NDArray[np.int64]
     width: NDArray[np.int64]
@@ -185,7 +185,7 @@ class Codes:
     """Standard deviation of logarithms inside modes."""
 
     def remembered(self, rows: Rows) -> Rows:
-        """The rows, with what tells whether the next step is like them."""
+        """The rows, with what is needed to decide whether the next step is like them."""
         for name in ("inside", "shift", "spread"):
             rows.row[name] = getattr(self, name)
         return rows

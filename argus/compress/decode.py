@@ -29,7 +29,7 @@ class Decoded:
     value_ns: NDArray[np.float64]
     """Durations that stand for equal parts of each, ascending, shape (r, k, p)."""
     edge_ns: NDArray[np.float64] | None
-    """Of bins: where they begin and end, shape (r, k, 2). None: cells, whose points tell their shape."""
+    """Of bins: where they begin and end, shape (r, k, 2). None: cells, whose points give their shape."""
 
     def points(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Durations in ns and launches at each, both of shape (r, k * p). Launches add up to those that are no

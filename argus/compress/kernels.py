@@ -39,9 +39,9 @@ SPIKES = 4096
 SPIKE_SHARE = 0.05
 """If more of a kernel's launches are longer than a spike, they are no spikes: the kernel has changed."""
 CANDIDATES = 64
-"""Longest launches of a row that is held, kept with their times: its spikes are told once there is a template."""
+"""Longest launches of a row that is held, kept with their times: its spikes are stored once there is a template."""
 GROUPS = 4096
-"""Kernels told apart by name, stream, grid and block. Further ones are told apart by name and stream alone."""
+"""Kernels distinguished by name, stream, grid and block. Further ones are distinguished by name and stream alone."""
 GRIDS = 256
 """The same for the grids and blocks of one kernel on one stream: shapes that go with the data must not pile up."""
 REBUILD = 0.05
@@ -59,7 +59,7 @@ and modes have moved by no more than the second, nepers. On windows of 25 to 350
 rows are left, at 1.3 to 1.4 times the distance to the samples; without, 30 % at 1.8 times."""
 SINGLE = 1.0
 """Codes may be as far from a row as so many of its launches are if they take twice as long: more than ``ESCAPE`` where
-launches are fewer than 100, of which the longest is told by its code and a histogram costs six times a row."""
+launches are fewer than 100, of which the longest is represented by its code and a histogram costs six times a row."""
 
 SPIKE_PER_NEPER = 64
 """Of the codes of spikes' durations in rows."""
@@ -97,6 +97,7 @@ class _Held:
     written: bool
 
 
+# Over 500 lines: its parts share one set of arrays by kernel, which each of them changes.
 class Compressor:
     """The kernels of a host's ranks in one job, online and in bounded memory.
 
@@ -110,7 +111,7 @@ class Compressor:
     Attributes:
         counters: ``durations_rejected`` (negative, longer than 73 minutes, or no number: in no row),
             ``spikes_over_cap`` (in a histogram, their times lost), ``rows_escaped``, ``rows_new`` (stored without a
-            template), ``groups``, ``groups_merged`` (kernels whose grids are not told apart), ``templates``,
+            template), ``groups``, ``groups_merged`` (kernels whose grids are not distinguished), ``templates``,
             ``templates_rebuilt``.
     """
 
@@ -140,7 +141,7 @@ class Compressor:
         Args:
             name: In full, as ``kernel_events.name`` has it.
             stream: CUPTI's number.
-            device: Not told apart: a rank's kernels are compared with those of ranks that have other devices.
+            device: Not distinguished: a rank's kernels are compared with those of ranks that have other devices.
             grid: x, y, z.
             block: x, y, z.
         """
@@ -302,7 +303,7 @@ class Compressor:
         if len(spikes):
             spikes = self._choose(spikes, groups, duration_ns, n)
         took, of = duration_ns[spikes], groups[spikes]
-        found, longest = np.bincount(of, minlength=many), np.zeros(many, np.int64)
+        counts, longest = np.bincount(of, minlength=many), np.zeros(many, np.int64)
         spike_ns = np.rint(np.bincount(of, weights=took, minlength=many)).astype(np.int64)
         np.maximum.at(longest, of, took)
         seen = np.flatnonzero(n)
@@ -314,8 +315,8 @@ class Compressor:
         where, inside = key >> PLACE, key & (BINS - 1)
         row = np.zeros(len(seen), ROW)
         row["rank"], row["group"], row["step"], row["last"] = rank, seen, step, step
-        row["n"], row["total_ns"] = (n - found)[seen], (total - spike_ns)[seen]
-        row["spikes"], row["spike_ns"], row["spike_max_ns"] = found[seen], spike_ns[seen], longest[seen]
+        row["n"], row["total_ns"] = (n - counts)[seen], (total - spike_ns)[seen]
+        row["spikes"], row["spike_ns"], row["spike_max_ns"] = counts[seen], spike_ns[seen], longest[seen]
         late_of, late_bin = number[late_key >> PLACE], late_key & (BINS - 1)
         late_n = np.bincount(late_of, weights=late_count, minlength=len(seen))
         late_sum = np.bincount(late_of, weights=late_count * late_bin, minlength=len(seen))
@@ -352,8 +353,8 @@ class Compressor:
         n: NDArray[np.int64],
     ) -> NDArray[np.int64]:
         """Of what is long, what counts as spikes. ``n``: launches by group."""
-        found = np.bincount(groups[spikes], minlength=len(n))
-        common = found > np.maximum(1, SPIKE_SHARE * n)
+        spike_counts = np.bincount(groups[spikes], minlength=len(n))
+        common = spike_counts > np.maximum(1, SPIKE_SHARE * n)
         spikes = spikes[~common[groups[spikes]]]
         if len(spikes) > SPIKES:
             self.counters["spikes_over_cap"] += len(spikes) - SPIKES
@@ -521,8 +522,8 @@ class Compressor:
         )
         apart = _apart(rows)
         for place, (low, high) in enumerate(zip(*(edge.tolist() for edge in edges), strict=True)):
-            mine = long[low : min(high, low + CANDIDATES)]
-            held = _Held(apart[place], start_ns[mine], duration_ns[mine], high - low > CANDIDATES, False)
+            longest = long[low : min(high, low + CANDIDATES)]
+            held = _Held(apart[place], start_ns[longest], duration_ns[longest], high - low > CANDIDATES, False)
             self._kernels[int(rows.row["group"][place])].held.append(held)
             self._held += len(held.rows.key)
 
@@ -588,18 +589,18 @@ class Compressor:
         row, count = rows.row.copy(), rows.count.copy()
         for place, held in enumerate(pieces):
             long = held.duration_ns > limit[place]
-            found = int(long.sum())
-            if not found or found > max(1, SPIKE_SHARE * int(row["n"][place])):
+            late = int(long.sum())
+            if not late or late > max(1, SPIKE_SHARE * int(row["n"][place])):
                 continue
             if held.more and long.all():
                 self.counters["spikes_over_cap"] += 1
             took = held.duration_ns[long]
             at = np.searchsorted(rows.key, place * BINS + bins_of(took).astype(np.int64))
             np.subtract.at(count, at, 1)
-            row["n"][place] -= found
+            row["n"][place] -= late
             row["total_ns"][place] -= took.sum()
-            row["spikes"][place], row["spike_ns"][place], row["spike_max_ns"][place] = found, took.sum(), took.max()
-            own = np.full(found, row["group"][place])
+            row["spikes"][place], row["spike_ns"][place], row["spike_max_ns"][place] = late, took.sum(), took.max()
+            own = np.full(late, row["group"][place])
             self._spikes(int(row["rank"][place]), int(row["step"][place]), own, held.start_ns[long], took)
         left = count > 0
         return Rows(row, rows.key[left], count[left])
@@ -713,9 +714,10 @@ _CONTENT_HASH = re.compile(r"_?(?<![0-9a-zA-Z])(?:[0-9a-f]{32,}|[0-9a-f]{16})(?!
 
 
 def normalised(name: str) -> str:
-    """A kernel's name without what tells nothing: return type, parameters, anonymous namespaces, hashes of a build.
+    """A kernel's name without what carries no information: return type, parameters, anonymous namespaces, hashes of a
+    build.
 
-    Template arguments stay: they tell kernels apart that behave differently. Hashes of 16, or of 32 and more,
+    Template arguments stay: they distinguish kernels that behave differently. Hashes of 16, or of 32 and more,
     hexadecimal digits go: compilers name modules by their content, and ranks that compile for themselves would not be
     comparable.
     """

@@ -35,6 +35,7 @@ POINTS = 16
 """Points of a cell's shape: its quantiles at (j + 1/2) / 16."""
 SHAPE_UNIT = 1 / 8192
 """Of a shape's codes: a point over the cell's mean."""
+_MOST_CODE = 65535
 SPIKE = 3.0
 """A spike is longer than this many times the 99.9th percentile."""
 COUNT_UNIT = 0.35
@@ -48,7 +49,7 @@ percentile of the errors of the rank-steps that the template was made from."""
 
 @dataclass(frozen=True)
 class Template:
-    """Of one kernel. All arrays have one entry a cell, in order of duration, shape (k,), unless said."""
+    """Of one kernel. All arrays have one entry a cell, in order of duration, shape (k,), unless noted."""
 
     edge: NDArray[np.int64]
     """The first bin of each cell, and one past the last, shape (k + 1,); the outer ones take in everything."""
@@ -196,7 +197,7 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
         inside = counts[low:high]
         mean[k] = float(inside @ CENTER_NS[low:high]) / inside.sum()
         shape[k] = quantiles(below, (below[low] + (np.arange(POINTS) + 0.5) / POINTS * inside.sum())) / mean[k]
-    shape = np.clip(np.rint(shape / shape.mean(axis=1, keepdims=True) / SHAPE_UNIT), 1, 65535) * SHAPE_UNIT
+    shape = _codes(shape / shape.mean(axis=1, keepdims=True)) * SHAPE_UNIT
     mode = np.searchsorted(np.array(modes), bounds[:-1], side="right") - 1
     bounds[0], bounds[-1] = -BINS, 2 * BINS
     common, rare = MEAN_UNIT
@@ -212,6 +213,21 @@ def _build(counts: NDArray[np.int64], cuts: NDArray[np.int64], scale: float, cel
         spike_ns=spike_limit(counts) * scale,
         samples=total,
     )
+
+
+def _codes(shape: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Points over their cell's mean as codes of 16 bits, shape (cells, POINTS). What a point has beyond the largest
+    code goes to the next ones, so that a cell's mean stays what it is."""
+    codes = np.clip(np.rint(shape / SHAPE_UNIT), 1, _MOST_CODE)
+    for number in np.flatnonzero(np.abs(codes.mean(axis=1) * SHAPE_UNIT - 1) > SHAPE_UNIT / 2).tolist():
+        row = codes[number]
+        left = POINTS / SHAPE_UNIT - row.sum()
+        for point in np.argsort(-row):
+            moved = np.clip(left, 1 - row[point], _MOST_CODE - row[point])
+            row[point] += moved
+            left -= moved
+        row.sort()
+    return codes
 
 
 def quantiles(below: NDArray[np.int64], rank: NDArray[np.float64]) -> NDArray[np.float64]:

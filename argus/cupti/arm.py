@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from argus import redact
 from argus.cupti import build
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system import redact
 
 VARIABLE = "CUDA_INJECTION64_PATH"
 NVTX_VARIABLE = "NVTX_INJECTION64_PATH"
@@ -188,14 +188,14 @@ def disarm_interpreter(python: str) -> Path | None:
 
 def _site_packages(python: str) -> Path:
     """A folder whose .pth files an interpreter reads."""
-    told = _run(
+    output = _run(
         python,
         "import json, os, site, sys, sysconfig\n"
         "folders = [sysconfig.get_paths()['purelib']] + list(getattr(site, 'getsitepackages', list)())\n"
         "print(json.dumps([f for f in folders if f in sys.path and os.path.isdir(f)]))",
     )
     try:
-        folders = json.loads(told)
+        folders = json.loads(output)
     except ValueError as failure:
         raise ArgusError(f"{python} is no Python that Argus understands", "", EXIT_USAGE) from failure
     if not folders:
@@ -242,9 +242,9 @@ def find_cupti(environment: Mapping[str, str], command: Sequence[str]) -> Path |
         folders += [toolkit / "extras" / "CUPTI" / "lib64", toolkit / "lib64"]
     folders += [Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64")]
     for folder in folders:
-        found = [path for path in sorted(folder.glob("libcupti.so*"), reverse=True) if path.is_file()]
-        if found:
-            return found[0].resolve()
+        libraries = [path for path in sorted(folder.glob("libcupti.so*"), reverse=True) if path.is_file()]
+        if libraries:
+            return libraries[0].resolve()
     return None
 
 
@@ -259,7 +259,7 @@ class Armed:
         pid: As this machine counts.
         command: Its command line, 4 KiB of it at most.
         state: DORMANT, PROBED, ON, OFF, IGNORED, FAILED, ENDED, or why it could not be read.
-        reason: What the helper says about it; may be empty.
+        reason: The helper's reason; may be empty.
     """
 
     pid: int
@@ -299,7 +299,7 @@ def _memory_device() -> bytes:
 
 def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:
     """Every armed process, or those of ``pids`` that are. Processes that may not be looked at are left out."""
-    from argus.capture.targets import processes  # with numpy: see _read_state
+    from argus.capture.process.targets import processes  # with numpy: see _read_state
 
     for pid in pids or sorted(processes()):
         with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""Compiles the helper that CUDA loads into a traced process, and says where it is.
+"""Compiles the helper that CUDA loads into a traced process, and returns where it is.
 
 Two libraries come of ``helper/``: the helper itself, and the same with a constructor that starts it, which is put into
 running processes. Both are plain C with no dependency but the C library, so one wheel serves every Python. ``python -m
 argus.cupti.build`` compiles them in place; so do ``scripts/setup`` and the building of a wheel.
 
 This file is also run by ``setup.py``, before anything is installed: it imports nothing but the standard library and
-``argus.errors``.
+``argus.model.errors``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 PACKAGE = Path(__file__).resolve().parent
 SOURCES = PACKAGE / "helper"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from argus.cupti import shared
 from argus.cupti.layouts import Layouts
-from argus.records import GPU_OP, HOST_OP, GpuKind, HostKind
+from argus.model.records import GPU_OP, HOST_OP, GpuKind, HostKind
 
 REJECTIONS = ("start_zero", "end_before_start", "impossible_time", "bad_offset", "unknown_kind")
 """Why a record is not believed."""

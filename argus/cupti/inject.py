@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from argus.capture.targets import PROC, Target, executable_mappings, inspect, maps_cuda, read_environment
+from argus.capture.process.targets import PROC, Target, executable_mappings, inspect, maps_cuda, read_environment
 from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
@@ -90,7 +90,7 @@ def _inject(target: Target) -> str:
 
 
 def refuse(pid: int) -> None:
-    """Says why a process cannot or should not be injected.
+    """Raises if a process cannot or should not be injected.
 
     Raises:
         ArgusError: The reason, with what to do instead.

@@ -10,7 +10,7 @@ The process may be hostile. Nothing of it is run here, and it is reached only th
 was looked at: one descriptor of its memory, which ends with an exec, and the thread that ptrace holds.
 
 Calling the allocator or the loader from a signal handler is safe only if the thread was in neither of them; ``at_rest``
-says so.
+checks that.
 
 A library that runs the call while the process is stopped was tried and left: pyinjector 1.4.0 saves no vector registers
 (a loop that held a value in one then read another, 3 of 3), gives up amid ``dlopen`` when a signal comes (7 of 7), and
@@ -32,9 +32,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture.elf import Elf, NotElf
-from argus.capture.mapped import open_mapped
-from argus.capture.targets import PROC, Mapping, executable_mappings, start_ticks
+from argus.capture.process.elf import Elf, NotElf
+from argus.capture.process.mapped import open_mapped
+from argus.capture.process.targets import PROC, Mapping, executable_mappings, start_ticks
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -168,12 +168,12 @@ def find_stacks(pid: int) -> list[range]:
     """
     with open(PROC / str(pid) / "maps", "rb") as file:
         maps = file.read(_MAPS_BYTES)
-    found = []
+    stacks = []
     for match in _ANONYMOUS.finditer(maps):
         begin, end = int(match[1], 16), int(match[2], 16)
         # The kernel makes the main thread's stack larger when it is used.
-        found.append(range(begin if match[3] else min(begin + _STACK_BYTES, end), min(end, 1 << 63)))
-    return found
+        stacks.append(range(begin if match[3] else min(begin + _STACK_BYTES, end), min(end, 1 << 63)))
+    return stacks
 
 
 class Stopped:
@@ -351,8 +351,8 @@ def stop(tid: int, memory: int) -> Iterator[Stopped]:
 def _wait(tid: int, deadline: float) -> int:
     """Waits until a traced thread stops; returns its status, as waitpid has it."""
     while time.monotonic() < deadline:
-        found, status = os.waitpid(tid, _WALL | os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(tid, _WALL | os.WNOHANG)
+        if ended:
             if not os.WIFSTOPPED(status):
                 raise ProcessLookupError(f"{tid} ended")
             return status

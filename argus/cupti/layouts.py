@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.cupti import shared
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 _PACKAGE = "cupti-python"
 _ALL_GENERATIONS = "13.3.1"
@@ -61,7 +61,7 @@ _NAMES = {"CONCURRENT_KERNEL": ("name",), "KERNEL": ("name",), "MARKER": ("name"
 
 _DRIVER_12 = {22: "12.4", 23: "12.5", 24: "12.6", 26: "12.8", 27: "12.9", 28: "12.9"}
 
-# Calls that put work on a GPU: their records say when, and by which thread. The driver's own are for those who do
+# Calls that put work on a GPU: their records have the time and the thread. The driver's own are for those who do
 # without the runtime (Triton, NCCL).
 _RUNTIME_CALLS = re.compile(
     r"cuda(LaunchKernel|LaunchKernelExC|LaunchCooperativeKernel|GraphLaunch"
@@ -87,7 +87,7 @@ class Layouts:
     """The records of one CUPTI version. Made by ``for_version``.
 
     Attributes:
-        version: As cuptiGetVersion tells it.
+        version: As cuptiGetVersion returns it.
         dtypes: By number of kind: how CUPTI's record looks.
         generations: By name of kind: which generation that is.
         names: By number of kind: byte offsets of pointers to text, at most two.
@@ -175,7 +175,7 @@ def for_version(version: int) -> Layouts:
     """The layouts of the CUPTI that a process has loaded.
 
     Args:
-        version: As cuptiGetVersion tells it.
+        version: As cuptiGetVersion returns it.
 
     Raises:
         ArgusError: Argus does not know this version, or cupti-python is missing or does not know its records.
@@ -273,10 +273,10 @@ def _dtype(cupti: Any, generation: str, version: int) -> np.dtype[np.void]:
             f"Install a newer one: pip install '{_PACKAGE}>={needed}'",
             EXIT_UNAVAILABLE,
         )
-    found: np.dtype[np.void] = np.dtype(dtype)
-    return found
+    compiled: np.dtype[np.void] = np.dtype(dtype)
+    return compiled
 
 
 def _callbacks(ids: Iterable[Any], wanted: re.Pattern[str]) -> list[int]:
-    found = sorted(int(one) for one in ids if wanted.fullmatch(one.name))
-    return found[: shared.MAX_CALLBACKS]
+    numbers = sorted(int(one) for one in ids if wanted.fullmatch(one.name))
+    return numbers[: shared.MAX_CALLBACKS]

@@ -1,9 +1,9 @@
 """The memory that a traced process and Argus share: ``helper/argus_cupti.h`` in numpy's words, and access to it.
 
-``tests/unit/test_cupti_shared.py`` compiles the header and compares. Order of accesses: a word that announces
+``tests/unit/cupti/test_shared.py`` compiles the header and compares. Order of accesses: a word that announces
 something (``state`` of a slot, ``done_seq``, ``names_used``) is read before, and written after, what it announces.
 Aligned 32- and 64-bit words are single loads and stores in numpy; between them stands a ``fence``, which x86 does not
-need (``argus.capture.ring`` says why).
+need (``argus.capture.kernel.ring`` explains why).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.ring import make_fence
+from argus.capture.kernel.ring import make_fence
 
 MAGIC = 0x3149545055434741
 MEMFD = "argus-cupti"
@@ -39,7 +39,7 @@ NAMES_REPLACED = 1
 
 
 class State(enum.IntEnum):
-    """``enum argus_cupti_state``: what the helper says of itself."""
+    """``enum argus_cupti_state``: the helper's own state."""
 
     DORMANT = 1
     PROBED = 2
@@ -207,8 +207,8 @@ class Memory:
         Raises:
             ValueError, TypeError: It does not lie within the mapping.
         """
-        found: NDArray[Any] = np.ndarray((count,), dtype, self._bytes, offset)
-        return found
+        words: NDArray[Any] = np.ndarray((count,), dtype, self._bytes, offset)
+        return words
 
     def buffer(self, slot: int, buffer_bytes: int) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
         """Records and index of a slot, in place."""

@@ -1,4 +1,4 @@
-"""Where the time goes: what a verdict says where there is nothing to compare.
+"""Where the time goes: the breakdown in a verdict when there is nothing to compare.
 
 One rank has no peers, and a recording of three steps has no past. What they did is known all the same: phases, what the
 GPUs did, the hottest lines on and off the CPU, kernels, garbage collections; and what is worth trying first.
@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from argus.diagnose import sql
-from argus.diagnose.observed import Observed
-from argus.diagnose.verdict import Breakdown, Item, Part, named
-from argus.semantics.stacks import Frame, label, short_file
-from argus.text import printable
+from argus.diagnose.read import queries
+from argus.diagnose.read.observed import Observed
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.verdict import Breakdown, Item, Part
+from argus.model.stacks import Frame
+from argus.model.text import printable
+from argus.model.units import part_of_step, ranks_text
+from argus.semantics.stacks.stack import label, short_file
 
 RANKS = 16
 """Ranks that are read: of more, so many, evenly chosen."""
@@ -135,7 +138,7 @@ class _Read:
         advice: (share of the time, what to try).
     """
 
-    query: sql.Query
+    query: Query
     params: dict[str, Any]
     steps: int
     span_ns: float
@@ -149,7 +152,7 @@ class _Read:
         ]
 
     def part(self, name: str, text: str, items: Sequence[Item], query: str) -> Part:
-        return Part(part=name, text=text, items=list(items), sql=sql.shown(query, self.params))
+        return Part(part=name, text=text, items=list(items), sql=runnable_sql(query, self.params))
 
 
 def short(name: str) -> str:
@@ -171,11 +174,7 @@ def _percent(items: Sequence[Item]) -> str:
     return ", ".join(f"{item['name']} {item['share']:.0%}" for item in items)
 
 
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.1f} µs"
-
-
-def breakdown(query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int]) -> Breakdown:
+def breakdown(query: Query, params: Mapping[str, Any], ranks: Sequence[int], steps: Sequence[int]) -> Breakdown:
     """Where the time of some ranks goes.
 
     Args:
@@ -185,8 +184,8 @@ def breakdown(query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int],
         steps: The first and the last step; empty: there are none, and all of the trace counts.
 
     Returns:
-        The parts that something is known of, and the first two things worth trying. Shares are of the time of the
-        ranks, or of their GPUs', and parts say of which.
+        The parts that were measured, and the first two things worth trying. Shares are of the time of the
+        ranks or of their GPUs; each part names which.
     """
     chosen = list(ranks)[:: max(1, len(ranks) // RANKS)][:RANKS]
     at = {"job": params["job"], "run": params["run"], "ranks": chosen}
@@ -199,15 +198,15 @@ def breakdown(query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int],
         begin = end = 0
     at |= {"from_ns": begin, "to_ns": end + 1}
     read = _Read(query, at, count, float(max(end - begin, 0)) * max(len(chosen), 1), [])
-    found = Breakdown(ranks=chosen, steps=list(steps), seconds=round((end - begin) / 1e9, 3), parts=[], advice=[])
+    result = Breakdown(ranks=chosen, steps=list(steps), seconds=round((end - begin) / 1e9, 3), parts=[], advice=[])
     if steps and count:
-        found["step_ms"] = round(float(span["step_ns"][0]) / 1e6, 4)
+        result["step_ms"] = round(float(span["step_ns"][0]) / 1e6, 4)
     if end > begin:
         sections: list[Callable[[_Read], list[Part]]] = [_phases, _gpus, _kernels, _threads, _garbage]
-        found["parts"] = [part for section in sections for part in section(read)]
+        result["parts"] = [part for section in sections for part in section(read)]
     best = sorted(read.advice, key=lambda one: -one[0])[:ADVICE]
-    found["advice"] = [text for _, text in best]
-    return found
+    result["advice"] = [text for _, text in best]
+    return result
 
 
 def _shares(rows: Sequence[Mapping[str, Any]], total: float, most: int = MOST) -> list[Item]:
@@ -268,12 +267,12 @@ def _gpus(read: _Read) -> list[Part]:
     sums = [{"name": name, "spent_ns": sum(row[key] for row in rows)} for key, name in names.items()]
     items = _shares(sorted(sums, key=lambda row: -row["spent_ns"]), total)
     share = {item["name"]: item["share"] for item in items}
-    said = _percent(items)
+    summary = _percent(items)
     communicated = sum(row["communication_ns"] for row in rows)
     if communicated >= LEAST * total:
         hidden = 1 - sum(row["exposed_ns"] for row in rows) / communicated
-        said += f"; of communication {hidden:.0%} is hidden behind computing"
-    parts.append(read.part("gpu", said, items, text))
+        summary += f"; of communication {hidden:.0%} is hidden behind computing"
+    parts.append(read.part("gpu", summary, items, text))
     _advise_gpu(read, share, rows)
     if text == GPU:
         phases = read.rows(GPU_PHASES)
@@ -291,7 +290,10 @@ def _between_ranks(read: _Read, rows: Sequence[Mapping[str, Any]]) -> list[Part]
     if len(times) < 2 or times[-1][0] < (1 + WORTH) * times[0][0]:
         return []
     (least, first), (most, last) = times[0], times[-1]
-    text = f"the GPU of rank {last} computes for {_ms(most)} a step, that of rank {first} for {_ms(least)}"
+    text = (
+        f"the GPU of rank {last} computes for {part_of_step(most)} a step, that of rank {first} for "
+        f"{part_of_step(least)}"
+    )
     items = [Item(name=f"rank {rank}", share=round(ns / most, 4)) for ns, rank in times[::-1][:MOST]]
     read.advice.append(
         (1 - least / most, f"Rank {last} computes {most / max(least, 1):.2f} times as long as rank {first}: has it "
@@ -316,7 +318,8 @@ def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[
         else:
             gap = max(row["gap_ns"] for row in rows)
             why += (
-                f" (longest gap {_ms(gap)}) though launches are ahead of it at other times: see what the CPU does in "
+                f" (longest gap {part_of_step(gap)}) though launches are ahead of it at other times: see what the "
+                "CPU does in "
             )
             why += "the gaps, such as loading data, waiting for results, writing logs."
         if read.steps and waits >= 2 * read.steps:
@@ -352,8 +355,9 @@ def _kernels(read: _Read) -> list[Part]:
     items = [item for item in items if item["share"] >= LEAST]
     if not items:
         return []
-    said = ", ".join(
-        f"{item['name']} {item['share']:.0%} ({row['times']:,.0f} of {_ms(row['spent_ns'] / max(row['times'], 1))})"
+    summary = ", ".join(
+        f"{item['name']} {item['share']:.0%} ({row['times']:,.0f} of "
+        f"{part_of_step(row['spent_ns'] / max(row['times'], 1))})"
         for item, row in zip(items, rows, strict=False)
     )
     own = next((item for item in items if not item["name"].startswith("nccl")), None)
@@ -361,7 +365,7 @@ def _kernels(read: _Read) -> list[Part]:
         text_of = f"One kernel, {own['name']}, takes {own['share']:.0%} of the kernels' time: is there a faster one "
         text_of += "(another layout or precision, a fused one)?"
         read.advice.append((own["share"] / 4, text_of))
-    return [read.part("kernels", said, items, text)]
+    return [read.part("kernels", summary, items, text)]
 
 
 _WAITS = {
@@ -386,31 +390,34 @@ def _threads(read: _Read) -> list[Part]:
     rows = read.rows(LINES)
     on = [row for row in rows if row["kind"] == "cpu"]
     off = [row for row in rows if row["kind"] == "off" and row["main"]]
-    mine, running = sum(row["spent_ns"] for row in on if row["main"]), sum(row["spent_ns"] for row in on)
-    queued = sum(row["spent_ns"] for row in off if row["reason"] == "runqueue")
-    waited = sum(row["spent_ns"] for row in off) - queued
-    total = max(mine + queued + waited, 1.0)
-    if mine + queued + waited <= 0:
+    main_ns, running_ns = sum(row["spent_ns"] for row in on if row["main"]), sum(row["spent_ns"] for row in on)
+    queued_ns = sum(row["spent_ns"] for row in off if row["reason"] == "runqueue")
+    waited_ns = sum(row["spent_ns"] for row in off) - queued_ns
+    total_ns = max(main_ns + queued_ns + waited_ns, 1.0)
+    if main_ns + queued_ns + waited_ns <= 0:
         return []
     parts = []
     if not Observed(read.query, read.params).stayed("off_cpu", int(read.params["to_ns"])):
         text = "not known: time off the CPU was not followed all of the time, since that cost too much"
-        hottest = _top(on, running)
+        hottest = _top(on, running_ns)
         parts.append(read.part("main_thread", text, [], LINES))
         return parts + ([read.part("lines_on_cpu", _percent(hottest), hottest, LINES)] if hottest else [])
-    doing = [("computing", mine), ("waiting", waited), ("ready, but no CPU free", queued)]
-    items = [Item(name=name, share=round(ns / total, 4)) for name, ns in doing]
+    doing = [("computing", main_ns), ("waiting", waited_ns), ("ready, but no CPU free", queued_ns)]
+    items = [Item(name=name, share=round(ns / total_ns, 4)) for name, ns in doing]
     items = [item for item in sorted(items, key=lambda one: -one["share"]) if item["share"] >= LEAST]
     parts.append(read.part("main_thread", _percent(items), items, LINES))
-    if queued >= WORTH * total:
-        text = (
-            f"The main thread is ready for {queued / total:.0%} of the time, and no CPU is free: see what else runs on "
+    if queued_ns >= WORTH * total_ns:
+        text = f"The main thread is ready for {queued_ns / total_ns:.0%} of the time, and no CPU is free: "
+        read.advice.append(
+            (
+                queued_ns / total_ns,
+                text + "see what else runs on its CPUs (top -H), its affinity and its control group.",
+            )
         )
-        read.advice.append((queued / total, text + "its CPUs (top -H), its affinity and its control group."))
-    hottest = _top(on, running)
+    hottest = _top(on, running_ns)
     if hottest:
         parts.append(read.part("lines_on_cpu", _percent(hottest), hottest, LINES))
-        first, share = hottest[0], running and hottest[0]["share"] * mine / total
+        first, share = hottest[0], running_ns and hottest[0]["share"] * main_ns / total_ns
         if first["name"] != "no stack" and first["share"] >= WORTH and share >= WORTH:
             text = (
                 f"{first['share']:.0%} of the time on the CPU goes to {first['name']}: argus export svg -o flame.svg "
@@ -422,7 +429,7 @@ def _threads(read: _Read) -> list[Part]:
         what = _WAITS.get(row["reason"], row["reason"] or "something")
         key = f"{_line(row)}, for {what}"
         named_waits[key] = named_waits.get(key, 0.0) + row["spent_ns"]
-    longest = [Item(name=name, share=round(ns / total, 4)) for name, ns in named_waits.items()]
+    longest = [Item(name=name, share=round(ns / total_ns, 4)) for name, ns in named_waits.items()]
     longest = sorted((item for item in longest if item["share"] >= LEAST), key=lambda one: -one["share"])[:MOST]
     if longest:
         parts.append(read.part("lines_off_cpu", _percent(longest), longest, LINES))
@@ -443,26 +450,26 @@ def _top(rows: Sequence[Mapping[str, Any]], total: float) -> list[Item]:
 
 def _garbage(read: _Read) -> list[Part]:
     """Garbage collections that were long enough to be seen."""
-    (row,) = read.rows(sql.PAUSES) or [{}]
+    (row,) = read.rows(queries.PAUSES) or [{}]
     total = float(row.get("total_ns") or 0.0)
     if not total or total < LEAST * read.span_ns:
         return []
     share = round(min(total / read.span_ns, 1.0), 4)
-    text = f"{int(row['pauses'])} pauses of {_ms(float(row['usual_ns']))}, {share:.0%} of the time"
+    text = f"{int(row['pauses'])} pauses of {part_of_step(float(row['usual_ns']))}, {share:.0%} of the time"
     if row["function"]:
         text += f", most in {label(Frame('python', row['function'], row['file'], int(row['line'])), lines=True)}"
     read.advice.append(
         (share, f"Collecting garbage takes {share:.0%} of the time: gc.freeze() after the setup, or gc.disable() and "
          "gc.collect() every so many steps.")
     )  # fmt: skip
-    return [read.part("garbage", text, [Item(name="collecting garbage", share=share)], sql.PAUSES)]
+    return [read.part("garbage", text, [Item(name="collecting garbage", share=share)], queries.PAUSES)]
 
 
-def heading(found: Breakdown) -> str:
+def heading(of: Breakdown) -> str:
     """What the times are of, in words."""
-    who = named(found["ranks"]) if len(found["ranks"]) <= RANKS else f"{len(found['ranks'])} ranks"
-    if not found["steps"]:
-        return f"{who}, {found['seconds']:,.1f} s"
-    first, last = found["steps"]
+    who = ranks_text(of["ranks"]) if len(of["ranks"]) <= RANKS else f"{len(of['ranks'])} ranks"
+    if not of["steps"]:
+        return f"{who}, {of['seconds']:,.1f} s"
+    first, last = of["steps"]
     what = f"step {first}" if first == last else f"steps {first} to {last}"
-    return f"{who}, {what}" + (f", {found['step_ms']:,.1f} ms a step" if "step_ms" in found else "")
+    return f"{who}, {what}" + (f", {of['step_ms']:,.1f} ms a step" if "step_ms" in of else "")

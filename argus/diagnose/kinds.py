@@ -10,12 +10,12 @@ class Explanation:
     """One kind of finding, or one verdict.
 
     Attributes:
-        name: As in the contract (``verdict.KINDS``).
+        name: As in the contract (``verdict.FINDING_KINDS``).
         means: What is going on, in a sentence.
         detected: By which measurement, and from what size on.
         evidence: A line of evidence as a report has it.
         do: What to do next.
-        owner: Who can mend it.
+        owner: Who has to act: one of :data:`OWNERS`.
     """
 
     name: str
@@ -26,12 +26,13 @@ class Explanation:
     owner: str
 
 
-_HARDWARE = "cluster operations (hardware)"
-_NETWORK = "cluster operations (network)"
-_NODE = "cluster operations (node)"
-_CODE = "model and training code"
-_INPUT = "input pipeline"
-_SPLIT = "model and training code (parallel layout)"
+OWNERS = {
+    "infrastructure": "GPUs, links and hosts",
+    "platform": "launchers, CPUs, storage, NCCL's settings",
+    "data": "data loading and batches",
+    "model": "training code and parallel layout",
+}
+"""Who has to act on a finding, and what they own."""
 
 EXPLANATIONS = (
     Explanation(
@@ -43,7 +44,7 @@ EXPLANATIONS = (
         "kernels of its GPU compute for 40.3 ms in backward against 20.0 ms (2.01x) a step",
         "Check clocks, temperature and ECC of that GPU (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC), and move "
         "the rank. On CPUs: argus export svg --rank R --diff rank=others -o diff.svg shows what it does more of.",
-        _HARDWARE,
+        "infrastructure",
     ),
     Explanation(
         "masked_compute_straggler",
@@ -51,7 +52,7 @@ EXPLANATIONS = (
         "GPU times show the excess of a compute_straggler, below the threshold of what it costs the step.",
         "its GPU computes for 61.2 ms a step, the others of its stage 55.0 ms; nobody waits for it yet",
         "Plan to move the rank or check its GPU: the next change of the batch or the layout may make it cost time.",
-        _HARDWARE,
+        "infrastructure",
     ),
     Explanation(
         "link_degradation",
@@ -60,7 +61,7 @@ EXPLANATIONS = (
         "communicators, or above the first steps.",
         "AllReduce of 25.2 MB in communicator dp takes 3.1 ms, in others 1.2 ms",
         "Run NVIDIA's nccl-tests between the nodes that the action names; look at argus health report and link errors.",
-        _NETWORK,
+        "infrastructure",
     ),
     Explanation(
         "pipeline_bubble",
@@ -68,7 +69,7 @@ EXPLANATIONS = (
         "GPU times: the pipeline's idle time exceeds that of a pipeline with 1.5 micro-batches a stage.",
         "GPUs wait for other stages for 31 % of the step; with 2 micro-batches on 4 stages 60 % is the least",
         "Use more micro-batches a step, or more model chunks a stage (virtual pipeline).",
-        _SPLIT,
+        "model",
     ),
     Explanation(
         "stage_imbalance",
@@ -76,7 +77,7 @@ EXPLANATIONS = (
         "All ranks of a stage compute 8 % longer than the median stage, and their kernels are not slower.",
         "stage 3 computes for 58.1 ms a step, the median stage 49.0 ms",
         "Move layers from that stage to the others; first and last stages have the embedding and the loss besides.",
-        _SPLIT,
+        "model",
     ),
     Explanation(
         "sequence_imbalance",
@@ -84,7 +85,7 @@ EXPLANATIONS = (
         "Forward and backward of the longest batch of a step cost 5.5 % of it (1.7 % in pipelines), and go together.",
         "the longest batch of a step costs 7.3 ms, of another rank each time",
         "Balance batches by tokens instead of by samples: sort or pack sequences by length.",
-        _INPUT,
+        "data",
     ),
     Explanation(
         "jit_stall",
@@ -92,7 +93,7 @@ EXPLANATIONS = (
         "Its CPU spends half of the lateness or more in loading modules or compiling.",
         "12.4 ms a step more than the others loading or compiling GPU code",
         "Find shapes that change from step to step; share one compile cache on a fast disk; compile before training.",
-        _CODE,
+        "model",
     ),
     Explanation(
         "kernel_issue_stall",
@@ -101,7 +102,7 @@ EXPLANATIONS = (
         "its GPU has nothing to do for 9.7 ms a step longer than those with the same work",
         "argus export svg --rank R --diff rank=others shows what its Python does more of; CUDA graphs or larger "
         "kernels take the CPU off the path.",
-        _CODE,
+        "model",
     ),
     Explanation(
         "data_loading",
@@ -109,7 +110,7 @@ EXPLANATIONS = (
         "Half of the lateness or more lies before the copy of the batch, or in PyTorch's data-loading phase.",
         "it spends 24.1 ms a step in data loading, the others 1.2 ms",
         "Look at the line that the evidence names; more or faster data-loader workers; a faster or nearer disk.",
-        _INPUT,
+        "data",
     ),
     Explanation(
         "gc_pause",
@@ -117,7 +118,7 @@ EXPLANATIONS = (
         "Stack samples that hit a collecting thread amount to half of the lateness, or of the time lost in long steps.",
         "garbage collection takes 11.8 ms a step, on the others 0.1 ms: 14 pauses were seen",
         "Call gc.freeze() after set-up, disable automatic collection, and collect on all ranks at the same step.",
-        _CODE,
+        "model",
     ),
     Explanation(
         "host_contention",
@@ -126,7 +127,7 @@ EXPLANATIONS = (
         "its busiest thread waits 8.9 ms a step for a free CPU, those of the others 0.3 ms",
         "Find what else runs on that node (top, argus health -v); pin ranks to CPUs; give data-loader workers fewer "
         "threads.",
-        _NODE,
+        "platform",
     ),
     Explanation(
         "regression",
@@ -134,7 +135,7 @@ EXPLANATIONS = (
         "Steps became 10 % longer for good (5 % where nearly all GPUs compute longer), and not because of more work.",
         "a step takes 61.0 ms since step 812, 52.4 ms before (1.16x)",
         "See what changed at that step: batch or sequence length, a checkpoint, other load on the nodes, the network.",
-        _CODE,
+        "model",
     ),
     Explanation(
         "jitter",
@@ -142,7 +143,7 @@ EXPLANATIONS = (
         "Steps over 1.5 times the typical one cost 5 % of the time or more, and are one rank's.",
         "rank 3 was behind 9 of 11 long steps, by chance in 1 of 10,000 jobs",
         "Look at what that rank and its node do then: argus stacks --rank R --steps N, argus health -v.",
-        _NODE,
+        "platform",
     ),
     Explanation(
         "hang",
@@ -150,16 +151,16 @@ EXPLANATIONS = (
         "No call for 20 s (--hang-after) before Argus last looked; a rank's process gone: 5 s.",
         "2 ranks called AllReduce 1032 of their communicator; rank 1 did not come",
         "argus stacks shows which rank is elsewhere, and in which line; argus dump shows it as it is now.",
-        _CODE,
+        "model",
     ),
 )
-"""Every kind of finding, in the order of ``verdict.KINDS``."""
+"""Every kind of finding, in the order of ``verdict.FINDING_KINDS``."""
 
 STATUSES = {
     "healthy": "No rank holds up the others, all ranks of the job were seen, and nothing that matters was lost.",
-    "degraded": "The job runs slower than it could; each finding says whom, since when, and at what cost.",
-    "hung": "The job makes no progress; the finding says who is missing from which collective.",
-    "inconclusive": "What was seen does not suffice to say more; the reason says what is missing.",
+    "degraded": "The job runs slower than it could; each finding names the ranks, since when, and the cost.",
+    "hung": "The job makes no progress; the finding names the ranks that are missing from a collective.",
+    "inconclusive": "There is too little data for a verdict; the reason names what is missing.",
 }
 """What each verdict means."""
 
@@ -168,3 +169,9 @@ def explanation(name: str) -> Explanation | None:
     """The kind of that name, however it is spelled: ``data_loading``, ``data-loading``, ``Data loading``."""
     wanted = name.strip().lower().replace("-", "_").replace(" ", "_")
     return next((one for one in EXPLANATIONS if one.name == wanted), None)
+
+
+def owner_of(kind: str) -> str:
+    """Who has to act on findings of a kind: one of :data:`OWNERS`."""
+    explained = explanation(kind)
+    return explained.owner if explained is not None else "platform"

@@ -4,7 +4,6 @@ file."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -12,7 +11,7 @@ SCHEMA = "argus.verdict/1"
 
 Status = Literal["healthy", "degraded", "hung", "inconclusive"]
 
-KINDS = (
+FINDING_KINDS = (
     "compute_straggler",
     "masked_compute_straggler",
     "link_degradation",
@@ -58,8 +57,12 @@ class _Hung(TypedDict, total=False):
 
 class Finding(_Hung):
     """One cause of lost time. ``slowdown`` is actual ÷ what the step would take without it; ``share`` its part of the
-    lost time; ``confidence`` is explained where it is computed (:mod:`argus.diagnose.run`). Of a hang ``collective`` is
-    there where it is known."""
+    lost time, 0 to 1; ``confidence`` is explained where it is computed. ``id`` stays the same for as long as the
+    finding is open (:func:`argus.diagnose.findings.id_of`); ``owner`` has to act (:data:`argus.diagnose.kinds.OWNERS`).
+    Of a hang ``collective`` is there where it is known."""
+
+    id: str
+    owner: str
 
     kind: str
     ranks: list[int]
@@ -135,7 +138,7 @@ class _WhatIf(TypedDict, total=False):
 
 
 class Verdict(_WhatIf):
-    """The judgement on one run of one job. ``reason`` says why a verdict is inconclusive, or what a healthy job went
+    """The verdict on one run of one job. ``reason`` is why a verdict is inconclusive, or what a healthy job went
     through before; ``whatif`` is there only where the step's dependencies are known, ``breakdown`` where there is
     nothing to compare or nothing wrong."""
 
@@ -149,16 +152,6 @@ class Verdict(_WhatIf):
     findings: list[Finding]
     coverage: Coverage
     reason: str
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """The first eight ranks, and how many more there are."""
-    return ", ".join(str(rank) for rank in ranks[:8]) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Ranks in words: rank 3; ranks 3, 7."""
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {listed(ranks)}"
 
 
 def json_schema() -> dict[str, Any]:

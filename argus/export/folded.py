@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from argus.semantics.profile import Difference, Key, Profile, folded, frame_text
+from argus.semantics.stacks.profile import Difference, Key, Profile, folded, frame_text
 
 
 def write_folded(profile: Profile) -> Iterator[str]:

@@ -5,7 +5,7 @@ collections), their sampled stacks and waits, and its GPU's streams are threads 
 kernels. The format: "Trace Event Format", Google, 2016.
 
 Times count from the first event, since Perfetto drops what has a negative time. Phases are stored as sums of a step:
-they are drawn end to end inside it, in the order in which a step usually has them, and the track's name says so.
+they are drawn end to end inside it, in the order in which a step usually has them, and the track's name states that.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argus import files
-from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, ArgusError
-from argus.semantics.profile import annotated, frame_text
-from argus.semantics.stacks import Stack
+from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, ArgusError
+from argus.model.stacks import Stack
+from argus.model.text import printable
+from argus.model.units import milliseconds
+from argus.semantics.stacks.profile import annotated, frame_text
 from argus.store.open import Store
+from argus.store.read.stacks import OWN_THREAD, Selection, read_stacks
 from argus.store.reader import query_columns
-from argus.store.stacks import OWN_THREAD, Selection, read_stacks
-from argus.text import printable
+from argus.system import files
 
 MAX_EVENTS = 2_000_000
 """More than that no viewer opens in reasonable time."""
@@ -156,8 +157,8 @@ def moment_of(store: Store, chosen: Selection) -> Moment:
     values = {"job": chosen.job, "run": chosen.run, "ranks": list(chosen.ranks)}
     if chosen.steps is not None:
         steps = {"first": chosen.steps[0], "last": chosen.steps[1]}
-        found = query_columns(store, _SPAN, values | steps)
-        begin_ns, end_ns = int(found["begin_ns"][0]), int(found["end_ns"][0])
+        span = query_columns(store, _SPAN, values | steps)
+        begin_ns, end_ns = int(span["begin_ns"][0]), int(span["end_ns"][0])
         if not end_ns:
             raise ArgusError(f"no step {chosen.steps[0]} of job {chosen.job} is stored", "", EXIT_UNAVAILABLE)
     else:
@@ -174,7 +175,7 @@ def write_perfetto(store: Store, moment: Moment, file: Path, note: str = "") -> 
         store: Where the rows are.
         moment: What to show.
         file: Where to; replaced only when all is written.
-        note: What the file should say of itself.
+        note: The file's own description.
 
     Returns:
         The number of events.
@@ -211,8 +212,8 @@ def write_perfetto(store: Store, moment: Moment, file: Path, note: str = "") -> 
 
 def _origin(store: Store, moment: Moment) -> int:
     """Wall time that counts as 0: of the first event shown, which may have begun before the moment."""
-    found = query_columns(store, _ORIGIN, moment.values)["origin"]
-    first = int(found[0]) if len(found) else 0
+    origins = query_columns(store, _ORIGIN, moment.values)["origin"]
+    first = int(origins[0]) if len(origins) else 0
     return min(first, moment.begin_ns) if first else moment.begin_ns
 
 
@@ -240,7 +241,7 @@ def _events(store: Store, moment: Moment, origin: int) -> Iterator[Mapping[str, 
         yield from name_of(row["rank"], STEPS, "steps", -1)
         args = {"launches": row["launches"], "collectives": row["collectives"]}
         yield _span(row, STEPS, f"step {row['step']}", "step", args)
-    for row in _end_to_end(_rows(store, _PHASES, moment, origin)):
+    for row in end_to_end(_rows(store, _PHASES, moment, origin)):
         yield from name_of(row["rank"], PHASES, "phases (sums of each step, drawn end to end)", -1)
         args = {"found by": row["found_by"], "confidence": round(row["confidence"], 3), "stretches": row["spans"]}
         if row["overlapped_ns"]:
@@ -277,7 +278,7 @@ def _events(store: Store, moment: Moment, origin: int) -> Iterator[Mapping[str, 
             yield {**arrow, "ph": "f", "bp": "e", "tid": tid, "ts": row["at"] / 1e3}
 
 
-def _end_to_end(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def end_to_end(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Phases of a step, each where the one before ends. Those of zero length are left out."""
     place = {name: number for number, name in enumerate(PHASE_ORDER)}
     for _, group in itertools.groupby(rows, key=lambda row: (row["rank"], row["step"])):
@@ -326,15 +327,16 @@ def stack_slices(store: Store, moment: Moment, rows: Sequence[Mapping[str, Any]]
         end = 0
         for row in of_thread:
             if together and row["at"] >= end:
-                yield _slice(together, end, stacks)
+                yield stack_slice(together, end, stacks)
                 together = []
             end = max(end if together else 0, row["at"] + max(row["took"], 1))
             together.append(row)
         if together:
-            yield _slice(together, end, stacks)
+            yield stack_slice(together, end, stacks)
 
 
-def _slice(rows: Sequence[Mapping[str, Any]], end: int, stacks: Mapping[int, Stack]) -> StackSlice:
+def stack_slice(rows: Sequence[Mapping[str, Any]], end: int, stacks: Mapping[int, Stack]) -> StackSlice:
+    """Rows of a thread that overlap as one slice, until ``end``."""
     first, off_cpu = rows[0], rows[0]["kind_name"] == "off"
     most = sorted(rows, key=lambda row: -row["spent"])
     place = _place(stacks.get(most[0]["stack_id"]))
@@ -347,7 +349,7 @@ def _slice(rows: Sequence[Mapping[str, Any]], end: int, stacks: Mapping[int, Sta
             gc=bool(row["gc"]), in_kernel=bool(row["in_kernel"]),
         )  # fmt: skip
         shown = " < ".join(printable(frame_text(frame)) for frame in reversed(frames[-SHOWN_FRAMES:]))
-        details[f"{number}: {row['spent'] / 1e6:.3g} ms"] = shown
+        details[f"{number}: {milliseconds(row['spent'], '.3g')}"] = shown
     return StackSlice(
         first["rank"], first["pid"], first["tid"], printable(first["thread_name"]), off_cpu, first["at"],
         end - first["at"], printable(name), details,

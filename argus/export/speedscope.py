@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from argus.semantics.profile import Profile, Sample
-from argus.semantics.stacks import Frame
-from argus.text import printable
+from argus.model.stacks import Frame
+from argus.model.text import printable
+from argus.semantics.stacks.profile import Profile, Sample
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
@@ -62,9 +62,9 @@ def _name(rank: int, tid: int, thread: str) -> str:
 
 
 def _frame(frame: Frame) -> dict[str, str | int]:
-    found: dict[str, str | int] = {"name": printable(frame.function)}
+    fields: dict[str, str | int] = {"name": printable(frame.function)}
     if frame.file:
-        found["file"] = printable(frame.file)
+        fields["file"] = printable(frame.file)
     if frame.line:
-        found["line"] = frame.line
-    return found
+        fields["line"] = frame.line
+    return fields

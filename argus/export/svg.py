@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from argus.semantics.profile import Change, Difference, Key, Profile, changes, folded, frame_text
-from argus.semantics.stacks import Frame
-from argus.text import printable
+from argus.model.stacks import Frame
+from argus.model.text import printable
+from argus.model.units import short_duration
+from argus.semantics.stacks.profile import Change, Difference, Key, Profile, changes, folded, frame_text
 
 WIDTH = 1200
 _MARGIN, _ROW, _FONT = 10, 17, 11
@@ -122,7 +123,9 @@ def _document(root: _Node, title: str, subtitle: list[str], unit: str, table: li
     words = [title, *(line for line in subtitle if line)]
     heading = [_text(WIDTH / 2, 20, words[0], cls="title", anchor="middle")]
     heading += [_text(WIDTH / 2, 37 + 15 * n, _cut(line, 170), anchor="middle") for n, line in enumerate(words[1:])]
-    total = f"{duration(root.after)} of {unit}" + (f", before: {duration(root.before)}" if table is not None else "")
+    total = f"{short_duration(root.after)} of {unit}" + (
+        f", before: {short_duration(root.before)}" if table is not None else ""
+    )
     heading.append(_text(_MARGIN, _TOP - 6, total))
     return "\n".join(
         [
@@ -151,13 +154,13 @@ def _document(root: _Node, title: str, subtitle: list[str], unit: str, table: li
 def _box(node: _Node, root: _Node, depth: int, start: float, unit: str, compared: bool) -> str:
     share = node.after / (root.after or 1.0)
     name = frame_text(node.frame) if node.frame is not None else "all"
-    about = f"{duration(node.after)} ({share:.2%}) {unit}"
+    about = f"{short_duration(node.after)} ({share:.2%}) {unit}"
     if node.frame is not None and node.frame.kind != "python" and node.frame.file:
         about = f"{node.frame.file}\n{about}"
     elif node.frame is not None and node.frame.file:
         about = f"{node.frame.file}" + (f":{node.frame.line}" if node.frame.line else "") + f"\n{about}"
     if compared:
-        about += f"\nbefore: {duration(node.before)}, {_signed(node.after - node.before)}"
+        about += f"\nbefore: {short_duration(node.before)}, {_signed(node.after - node.before)}"
     fill = _difference_colour(node) if compared else _colour(node.frame)
     left, width = _MARGIN + start * (WIDTH - 2 * _MARGIN), share * (WIDTH - 2 * _MARGIN)
     top = _TOP + depth * _ROW
@@ -206,11 +209,11 @@ def _legend(compared: bool) -> list[str]:
     return out
 
 
-def _table(found: list[Change], top: float, root: _Node) -> tuple[list[str], int]:
+def _table(rows_shown: list[Change], top: float, root: _Node) -> tuple[list[str], int]:
     # Less than a thousandth of everything is noise.
     worth = 1e-3 * max(root.after, root.before)
-    gained = [change for change in found if change.gained > worth][:_LISTED]
-    lost = [change for change in reversed(found) if change.gained < -worth][:_LISTED]
+    gained = [change for change in rows_shown if change.gained > worth][:_LISTED]
+    lost = [change for change in reversed(rows_shown) if change.gained < -worth][:_LISTED]
     rows = []
     y = top
     for title, listed in (("gained most", gained), ("lost most", lost)):
@@ -225,8 +228,8 @@ def _table(found: list[Change], top: float, root: _Node) -> tuple[list[str], int
             y += 15
             rows.append(_text(_MARGIN, y, _cut(frame_text(change.frame), 95)))
             for value, x in (
-                (duration(change.self_before), 760),
-                (duration(change.self_after), 880),
+                (short_duration(change.self_before), 760),
+                (short_duration(change.self_after), 880),
                 (_signed(change.gained), 1000),
                 (_signed(change.total_after - change.total_before), 1180),
             ):
@@ -235,16 +238,8 @@ def _table(found: list[Change], top: float, root: _Node) -> tuple[list[str], int
     return rows, int(y)
 
 
-def duration(ns: float) -> str:
-    """Nanoseconds with a unit, three digits."""
-    for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= scale:
-            return f"{ns / scale:,.3g} {unit}" if abs(ns) < 1e12 else f"{ns / scale:,.0f} {unit}"
-    return f"{ns:.0f} ns"
-
-
 def _signed(ns: float) -> str:
-    return ("+" if ns >= 0 else "") + duration(ns)
+    return ("+" if ns >= 0 else "") + short_duration(ns)
 
 
 def _cut(text: str, room: int) -> str:

@@ -18,10 +18,11 @@ EXIT_CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3, ABSENT: 3}
 _WORST = (CRITICAL, WARNING, UNKNOWN, OK, ABSENT)
 MAX_TEXT = 400
 """Characters of a text that are kept: it must fit in a line of mail."""
-_TOLD_AT_ONCE = 50
+_REPORTED_AT_ONCE = 50
 """So many findings outlive the check that made them; more would fill its pipe."""
 _NOTHING_THERE = (errno.EINVAL, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODATA)
-"""How sysfs says that a device lacks something. Other errors, such as EIO or ENFILE, say that one cannot look."""
+"""Errors by which sysfs shows that a device lacks something. Other errors, such as EIO or ENFILE, mean that it cannot
+be read."""
 
 
 class Absent(Exception):
@@ -58,12 +59,12 @@ class Result:
 
 def worst(statuses: list[str]) -> str:
     """The status of a run: critical before warning before unknown. Nothing looked at is unknown."""
-    found = next((status for status in _WORST if status in statuses), ABSENT)
-    return UNKNOWN if found == ABSENT else found
+    status_found = next((status for status in _WORST if status in statuses), ABSENT)
+    return UNKNOWN if status_found == ABSENT else status_found
 
 
 def clean(text: object) -> str:
-    """One line of printable characters, at most ``MAX_TEXT``: what devices and plug-ins say goes into mails."""
+    """One line of printable characters, at most ``MAX_TEXT``: messages of devices and plug-ins go into mails."""
     line = "".join(c if c.isprintable() else " " for c in str(text))
     return " ".join(line.split())[:MAX_TEXT]
 
@@ -71,17 +72,17 @@ def clean(text: object) -> str:
 class Found:
     """Gathers what a check finds; the worst of it is its status."""
 
-    def __init__(self, tell: Callable[[str, str, str], None] = lambda *_: None) -> None:
+    def __init__(self, report: Callable[[str, str, str], None] = lambda *_: None) -> None:
         self.figures: dict[str, float] = {}
         self.facts: dict[str, str] = {}
-        self._said: list[tuple[str, str, str]] = []
-        self._tell = tell
+        self._findings: list[tuple[str, str, str]] = []
+        self._report = report
 
     def add(self, status: str, text: str, hint: str = "") -> None:
         """Something of that status."""
-        self._said.append((status, text, hint))
-        if len(self._said) <= _TOLD_AT_ONCE:
-            self._tell(status, text, hint)
+        self._findings.append((status, text, hint))
+        if len(self._findings) <= _REPORTED_AT_ONCE:
+            self._report(status, text, hint)
 
     def warning(self, text: str, hint: str = "") -> None:
         """Something to look at in working hours."""
@@ -97,7 +98,7 @@ class Found:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
-        """For one of several devices: that it cannot be looked at is told, and keeps nobody from the others."""
+        """For one of several devices: an error is reported as unknown, and the others are checked all the same."""
         try:
             yield
         except Blind as reason:
@@ -112,12 +113,13 @@ class Found:
 
     def result(self, fine: str) -> Result:
         """The result; ``fine`` is its text where nothing was found."""
-        said = sorted(self._said, key=lambda one: _WORST.index(one[0]))
-        if not said:
+        by_severity = sorted(self._findings, key=lambda one: _WORST.index(one[0]))
+        if not by_severity:
             return Result("", OK, fine, figures=self.figures, facts=self.facts)
-        texts = [text for _, text, _ in said[:6]] + ([f"and {len(said) - 6} more"] if len(said) > 6 else [])
-        hints = list(dict.fromkeys(hint for _, _, hint in said if hint))
-        return Result("", said[0][0], "; ".join(texts), " ".join(hints[:3]), self.figures, self.facts)
+        texts = [text for _, text, _ in by_severity[:6]]
+        texts += [f"and {len(by_severity) - 6} more"] * (len(by_severity) > 6)
+        hints = list(dict.fromkeys(hint for _, _, hint in by_severity if hint))
+        return Result("", by_severity[0][0], "; ".join(texts), " ".join(hints[:3]), self.figures, self.facts)
 
 
 @dataclass
@@ -129,9 +131,10 @@ class Look:
         root: Below it lie ``proc``, ``sys``, ``etc``: ``/``, or where a container has the host's.
         kmsg: The kernel log.
         before: Older figures of this check by Unix time, oldest first, of this boot only.
-        note: Tells what is being done, so that whoever kills a hanging check can say where it hung.
+        note: Called with what is being done, so that a hanging check that is killed can be reported with where it hung.
         now: Unix time, s.
-        tell: Tells a finding at once (status, text, hint), so that it counts though the check may crash or hang later.
+        report: Reports a finding at once (status, text, hint), so that it counts though the check may crash or hang
+            later.
     """
 
     limits: Mapping[str, Any]
@@ -140,11 +143,11 @@ class Look:
     before: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     note: Callable[[str], None] = lambda text: None
     now: float = field(default_factory=time.time)
-    tell: Callable[[str, str, str], None] = lambda *_: None
+    report: Callable[[str, str, str], None] = lambda *_: None
 
     def found(self) -> Found:
         """Where to put what is found; nothing of it is lost, whatever happens to the check."""
-        return Found(self.tell)
+        return Found(self.report)
 
     def path(self, path: str) -> Path:
         """A path such as ``proc/stat`` below the root."""
@@ -154,7 +157,7 @@ class Look:
         """A file's text.
 
         Raises:
-            Absent: It does not exist, or its device says that it has none.
+            Absent: It does not exist, or its device has none.
             Blind: It may not, or cannot be read.
         """
         where = self.path(path)

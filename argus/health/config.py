@@ -15,11 +15,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.health import checks
 from argus.health.check import Look, Result, clean
 from argus.health.limit import Limit
-from argus.lean import be_generous
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.units import mebibytes
+from argus.system.lean import be_generous
 
 DEFAULT_FILE = Path("/etc/argus/health.toml")
 _MAX_SIZE = 1 << 20
@@ -48,7 +49,7 @@ class Settings:
         skip: Checks that never run.
         required: Checks that must find something to look at: absent is critical for them.
         plugins: Executables in this folder are checks (exit code and output as Nagios plug-ins).
-        kind: The kind of node, for comparing it with peers; empty: told by its GPUs, CPUs and memory.
+        kind: The kind of node, for comparing it with peers; empty: derived from its GPUs, CPUs and memory.
         limits: Thresholds by check.
     """
 
@@ -97,8 +98,8 @@ class Check:
         """Its function. Call this where a crash does no harm: importing a plug-in runs its code."""
         if self.kind == "python":
             be_generous()
-            found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-            function: Callable[[Look], Result] = found[self.name].load()
+            entries = importlib.metadata.entry_points(group=ENTRY_POINTS)
+            function: Callable[[Look], Result] = entries[self.name].load()
             return function
         module = importlib.import_module(self.where)
         loaded: Callable[[Look], Result] = module.check
@@ -107,29 +108,29 @@ class Check:
 
 def builtin() -> list[Check]:
     """Argus's own checks, by name."""
-    found = []
+    listed = []
     for name in sorted(info.name for info in pkgutil.iter_modules(checks.__path__)):
         if name.startswith("_"):
             continue
         module = importlib.import_module(f"{checks.__name__}.{name}")
         about = (module.__doc__ or "").strip().splitlines()[0]
         kind = "probe" if name.startswith("probe_") else "builtin"
-        found.append(Check(name, about, kind, module.__name__, dict(module.LIMITS)))
-    return found
+        listed.append(Check(name, about, kind, module.__name__, dict(module.LIMITS)))
+    return listed
 
 
 def available(settings: Settings) -> list[Check]:
     """Every check: Argus's own, entry points, executables. A plug-in cannot take the name of another check."""
-    found = {check.name: check for check in builtin()}
+    by_name = {check.name: check for check in builtin()}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, Check(entry.name, f"plug-in {entry.value}", "python", entry.value, {}))
+        by_name.setdefault(entry.name, Check(entry.name, f"plug-in {entry.value}", "python", entry.value, {}))
     for file in _executables(Path(settings.plugins)):
         # gpu.sh is gpu_sh: it is neither lost, nor in the place of Argus's own.
         whole = _word(file.name)
         names = chain([_word(file.name.split(".")[0]), whole], (f"{whole}_{number}" for number in count(2)))
-        name = next(name for name in names if name not in found)
-        found[name] = Check(name, clean(f"plug-in {file}"), "executable", str(file), {})
-    return list(found.values())
+        name = next(name for name in names if name not in by_name)
+        by_name[name] = Check(name, clean(f"plug-in {file}"), "executable", str(file), {})
+    return list(by_name.values())
 
 
 def _executables(folder: Path) -> list[Path]:
@@ -154,7 +155,7 @@ def load(file: Path | None = None) -> Settings:
         file: The TOML file; None: ``/etc/argus/health.toml`` if there is one, else defaults.
 
     Raises:
-        ArgusError: It cannot be read, or says something unknown.
+        ArgusError: It cannot be read, or has an unknown setting.
     """
     default = file is None
     file = file or DEFAULT_FILE
@@ -166,8 +167,8 @@ def load(file: Path | None = None) -> Settings:
         with file.open("rb") as opened:
             text = opened.read(_MAX_SIZE + 1)
         if len(text) > _MAX_SIZE:
-            raise ArgusError(f"{file} has more than {_MAX_SIZE >> 20} MiB", _SETTINGS_HINT, EXIT_USAGE)
-        told = tomllib.loads(text.decode())
+            raise ArgusError(f"{file} has more than {mebibytes(_MAX_SIZE)}", _SETTINGS_HINT, EXIT_USAGE)
+        tables = tomllib.loads(text.decode())
     except OSError as failure:
         if default and isinstance(failure, FileNotFoundError):
             return Settings()
@@ -179,13 +180,13 @@ def load(file: Path | None = None) -> Settings:
         raise ArgusError(f"{file} is no TOML: it is nested too deeply", _SETTINGS_HINT, EXIT_USAGE) from None
     except ValueError as failure:  # no TOML, no UTF-8, or a number of thousands of digits
         raise ArgusError(f"{file} is no TOML: {clean(failure)}", _SETTINGS_HINT, EXIT_USAGE) from None
-    return _settings(told, file)
+    return _settings(tables, file)
 
 
-def _settings(told: dict[str, Any], file: Path) -> Settings:
+def _settings(tables: dict[str, Any], file: Path) -> Settings:
     settings = Settings()
     known = {f.name: getattr(settings, f.name) for f in fields(Settings) if f.name != "limits"}
-    for key, value in told.items():
+    for key, value in tables.items():
         if not isinstance(value, dict):
             _accept(key, value, known, str(file))
             if isinstance(value, int | float) and value > _MOST:
@@ -194,7 +195,7 @@ def _settings(told: dict[str, Any], file: Path) -> Settings:
                 )
             setattr(settings, key, value)
     own = {check.name: check for check in available(settings)}
-    for name, table in told.items():
+    for name, table in tables.items():
         if not isinstance(table, dict):
             continue
         if name not in own:

@@ -12,8 +12,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus import files, installation
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.system import files, installation
 
 CRON_FILE = Path("/etc/cron.d/argus-health")
 UNIT_FOLDER = Path("/etc/systemd/system")
@@ -32,7 +32,7 @@ class Plan:
         minutes: How often; divides an hour, or is one.
         arguments: Words after ``argus health --quiet``.
         user: Who runs it.
-        mail: MAILTO of cron; empty: nobody gets mail, and the system's log has what was said.
+        mail: MAILTO of cron; empty: no mail is sent, and the system's log has the output.
         jitter_s: Each node waits a time of its own, so that a cluster does not start at the same second; s.
         environment: Variables beside PATH and LC_ALL, by name.
     """
@@ -79,7 +79,7 @@ def units(plan: Plan) -> dict[str, str]:
         f"Environment=PATH={_PATH} LC_ALL=C.UTF-8",
         *(f'Environment="{name}={value.replace("%", "%%")}"' for name, value in plan.environment),
         f"ExecStart={' '.join(quoted)}",
-        "# 1 to 3 tell of the node, not of the service.", "SuccessExitStatus=1 2 3", "Nice=5",
+        "# 1 to 3 describe the node, not the service.", "SuccessExitStatus=1 2 3", "Nice=5",
         "TimeoutStartSec=300", "",
     ]  # fmt: skip
     timer = [
@@ -161,9 +161,9 @@ def _check_program(plan: Plan) -> None:
     """
     if plan.user != "root":
         return
-    found = installation.changeable()
-    if found is not None:
-        part, reason = found
+    changeable = installation.changeable()
+    if changeable is not None:
+        part, reason = changeable
         hint = f"{installation.fix(part)}; or --user NAME has another user run it"
         raise ArgusError(f"nothing was installed: root would run {part}, and {reason}", hint, EXIT_UNAVAILABLE)
 

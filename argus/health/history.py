@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from argus.errors import ArgusError
 from argus.health import isolate
 from argus.health.config import Settings
 from argus.health.run import Run
+from argus.model.errors import ArgusError
+from argus.model.units import mebibytes
 
 EMBEDDED_EVERY_S = 3600.0
 """An embedded store is opened only so often: starting its engine costs more than all checks. ``argus health --trend``,
@@ -34,16 +35,16 @@ def rows(run: Run) -> dict[str, dict[str, Any]]:
     """A run as columns of the tables."""
     at = int(run.at * 1e9)
     results = [(r.name, r.status, r.text, r.hint, r.facts, int(r.seconds * 1e9)) for r in run.results]
-    cost = f"{run.wall_s:.1f} s, {run.cpu_s:.2f} s of CPU, {run.rss_bytes >> 20} MiB"
+    cost = f"{run.wall_s:.1f} s, {run.cpu_s:.2f} s of CPU, {mebibytes(run.rss_bytes)}"
     results.append(("argus", run.status, cost, "", {}, int(run.wall_s * 1e9)))
     names, statuses, texts, hints, facts, took = (list(column) for column in zip(*results, strict=True))
     figures = [(r.name, *key.partition("/")[::2], value) for r in run.results for key, value in r.figures.items()]
     figures += [("argus", "cpu_s", "", run.cpu_s), ("argus", "rss_bytes", "", float(run.rss_bytes))]
     checks, figure, devices, values = (list(column) for column in zip(*figures, strict=True))
     common = {"host": run.host, "ts": at, "kind": run.kind}
-    told = {"check": names, "status": statuses, "text": texts, "hint": hints, "facts": facts, "duration_ns": took}
+    columns = {"check": names, "status": statuses, "text": texts, "hint": hints, "facts": facts, "duration_ns": took}
     measured = {"check": checks, "figure": figure, "device": devices, "value": values}
-    return {"health": {**common, **told}, "health_figures": {**common, **measured}}
+    return {"health": {**common, **columns}, "health_figures": {**common, **measured}}
 
 
 def _stored(run: Run, settings: Settings, note: Callable[..., None]) -> str:
@@ -57,8 +58,10 @@ def _stored(run: Run, settings: Settings, note: Callable[..., None]) -> str:
 
 def _store(run: Run, settings: Settings, note: Callable[..., None]) -> str:
     from argus.store import spill
-    from argus.store.open import open_store, parse_url
-    from argus.store.writer import Writer, to_arrow
+    from argus.store.arrow import to_arrow
+    from argus.store.open import open_store
+    from argus.store.url import parse_url
+    from argus.store.writer import Writer
 
     target = parse_url(settings.store or None)
     place = spill.place(target)
@@ -97,9 +100,10 @@ def load(settings: Settings, *, create: bool = True) -> None:
         ArgusError: The store cannot be reached.
     """
     from argus.store import spill
-    from argus.store.open import open_store, parse_url
+    from argus.store.load import load_spilled
+    from argus.store.open import open_store
     from argus.store.schema import ensure_schema
-    from argus.store.writer import load_spilled
+    from argus.store.url import parse_url
 
     place = spill.place(parse_url(settings.store or None))
     if place is None or not spill.waiting(place.folder).files:

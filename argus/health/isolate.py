@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from argus.model.units import mebibytes
+
 MAX_OUTPUT = 256 << 10
 """Bytes that a child may send; a check of a node with 16 GPUs sends some 20 KiB."""
 AT_ONCE = 4
@@ -59,7 +61,7 @@ class Outcome:
     stuck: str = ""
     """``PID/START`` of a child that outlived SIGKILL, as /proc/PID/stat has them."""
     found: list[Any] = field(default_factory=list)
-    """What it told on its way."""
+    """What it reported on its way."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ def run_all(
 
     Args:
         tasks: By distinct names.
-        total_s: The time limit of all; what was not started by then says so, what runs is killed.
+        total_s: The time limit of all; what was not started by then is reported as such, what runs is killed.
         closing: Descriptors that children must not keep, such as a lock: a stuck one would hold it for ever.
         sweep: Whether to kill what they leave behind in other process groups.
 
@@ -139,10 +141,10 @@ def _ending_by_exception() -> list[int]:
 
     if threading.current_thread() is not threading.main_thread():
         return []
-    found = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for number in found:
+    signals = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in signals:
         signal.signal(number, stop)
-    return list(found)
+    return list(signals)
 
 
 def die_with_parent() -> None:
@@ -196,7 +198,7 @@ def _answer(task: Task, note: Callable[..., None]) -> dict[str, Any]:
         json.dumps(value)
         return {"value": value}
     except MemoryError:
-        return {"error": f"needed more memory than it may have ({task.memory_bytes >> 20} MiB)"}
+        return {"error": f"needed more memory than it may have ({mebibytes(task.memory_bytes)})"}
     except BaseException as failure:
         trace = failure.__traceback__
         while trace is not None and trace.tb_next is not None:
@@ -268,10 +270,10 @@ def _finish(child: _Child, ended: bool, libc: Any) -> Outcome:
 def _message(line: bytes) -> dict[str, Any]:
     """What a child sent, in one line; empty: garbage, as a library may print into any descriptor."""
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return message if isinstance(message, dict) else {}
 
 
 def _hung(seconds: float, notes: list[str]) -> str:

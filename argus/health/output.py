@@ -6,6 +6,7 @@ import json
 
 from argus.health.check import ABSENT, CRITICAL, EXIT_CODES, OK, UNKNOWN, WARNING, Result
 from argus.health.run import Run
+from argus.model.units import mebibytes
 
 _ORDER = (CRITICAL, WARNING, UNKNOWN, OK, ABSENT)
 
@@ -13,8 +14,8 @@ _ORDER = (CRITICAL, WARNING, UNKNOWN, OK, ABSENT)
 def line(run: Run) -> str:
     """One line: status, host, what is wrong, how many checks were fine."""
     bad = [r for r in _sorted(run.results) if r.status not in (OK, ABSENT)]
-    told = bad if bad or run.status == OK else run.results  # nothing was there to look at
-    text = "; ".join(f"{_word(r)}{r.name}: {r.text}" for r in told) or "all is well"
+    shown = bad if bad or run.status == OK else run.results  # nothing was there to look at
+    text = "; ".join(f"{_word(r)}{r.name}: {r.text}" for r in shown) or "all is well"
     counts = [f"{sum(r.status == OK for r in run.results)} ok"]
     counts += [f"{n} {word}" for word in (UNKNOWN, ABSENT) if (n := sum(r.status == word for r in run.results))]
     again = ", by the last run: another one is under way" if run.again else ""
@@ -34,9 +35,9 @@ def details(run: Run) -> str:
         if result.hint:
             lines.append(f"  {'':<8}  {'':<{width}}  → {result.hint}")
     if absent:
-        lines.append(f"  {ABSENT:<8}  nothing to look at for {', '.join(absent)} (--format json says why)")
+        lines.append(f"  {ABSENT:<8}  nothing to look at for {', '.join(absent)} (--format json gives the reasons)")
     lines.append(
-        f"  took {run.wall_s:.1f} s, {run.cpu_s:.1f} s of CPU, {run.rss_bytes >> 20} MiB"
+        f"  took {run.wall_s:.1f} s, {run.cpu_s:.1f} s of CPU, {mebibytes(run.rss_bytes)}"
         + (f"; {run.stored}" if run.stored else "")
     )
     return "\n".join(lines)
@@ -48,7 +49,7 @@ def as_json(run: Run) -> str:
 
 
 def nagios(run: Run) -> str:
-    """The line and performance data, as monitoring-plugins.org says."""
+    """The line and performance data, as monitoring-plugins.org defines them."""
     text = line(run).replace("|", "/")
     counts = [f"{status}={sum(r.status == status for r in run.results)}" for status in _ORDER]
     figures = [f"'{_nagios(r.name)}.{_nagios(name)}'={v:.12g}" for r in run.results for name, v in r.figures.items()]
@@ -74,13 +75,13 @@ def prometheus(run: Run) -> str:
             figure, _, device = key.partition("/")
             labels = f'host="{host}",check="{_label(result.name)}",figure="{_label(figure)}",device="{_label(device)}"'
             lines.append(f"argus_health_figure{{{labels}}} {value:.17g}")
-    for name, value, told in (
+    for name, value, help_text in (
         ("run_timestamp_seconds", run.at, "When the run began, Unix time."),
         ("run_seconds", run.wall_s, "How long it took."),
         ("run_cpu_seconds", run.cpu_s, "CPU time it took."),
         ("run_rss_bytes", run.rss_bytes, "Memory of the largest of its processes."),
     ):
-        lines += [f"# HELP argus_health_{name} {told}", f"# TYPE argus_health_{name} gauge"]
+        lines += [f"# HELP argus_health_{name} {help_text}", f"# TYPE argus_health_{name} gauge"]
         lines.append(f'argus_health_{name}{{host="{host}"}} {value:.17g}')
     return "\n".join(lines)
 

@@ -12,9 +12,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from argus import files
 from argus.health.check import ABSENT, CRITICAL, OK, UNKNOWN, WARNING
 from argus.health.isolate import die_with_parent
+from argus.system import files
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 _STATUSES = {0: OK, 1: WARNING, 2: CRITICAL, 3: UNKNOWN, 4: ABSENT}
@@ -63,5 +63,5 @@ def run(file: str, note: Any) -> dict[str, Any]:
     text, _, figures = line.partition("|")
     if code not in _STATUSES:
         return {"status": UNKNOWN, "text": f"ended with exit code {code}, which means nothing: {text or 'no output'}"}
-    found = {a or b: float(value) for a, b, value in _FIGURE.findall(figures)}
-    return {"status": _STATUSES[code], "text": text.strip() or "no output", "figures": found}
+    values = {a or b: float(value) for a, b, value in _FIGURE.findall(figures)}
+    return {"status": _STATUSES[code], "text": text.strip() or "no output", "figures": values}

@@ -141,14 +141,14 @@ def _rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _results(row: dict[str, Any], last: float) -> list[Reason]:
     name, status = row["check"], row["status"]
-    found = []
-    # A check that the newest runs left out says nothing of now.
+    entries = []
+    # A check that the newest runs left out does not describe the present.
     if status in _WEIGHTS and last - row["last"] / 1e9 < 3600:
-        found.append(Reason("check", name, status, row["text"], row["hint"], _WEIGHTS[status]))
+        entries.append(Reason("check", name, status, row["text"], row["hint"], _WEIGHTS[status]))
     if status != CRITICAL and row["bad_hours"]:
         text = f"was critical in {row['bad_hours']} of the last 24 hours"
-        found.append(Reason("recent", name, WARNING, text, "What comes and goes comes again.", _AGAIN))
-    return found
+        entries.append(Reason("recent", name, WARNING, text, "What comes and goes comes again.", _AGAIN))
+    return entries
 
 
 def _facts(nodes: dict[str, NodeReport], columns: dict[str, Any]) -> None:
@@ -186,28 +186,28 @@ def trends(store: Store, *, now: float | None = None, days: int = 28) -> list[tu
             kind = usual[columns["host"][place]]
         # All GPUs of nodes of a kind are peers; networks and disks have their own places in each node.
         series.setdefault((kind, name, "" if name.startswith("gpu_") else device), []).append(place)
-    found = []
+    texts = []
     busy = _busy(columns, last, days)
     for (_, name, _), places in sorted(series.items()):
         rows, matrix = _matrix(columns, np.array(places), last, days)
         if name.startswith("probe_"):
             matrix = held(matrix, PROBE_HOURS)
-        told = deviations(matrix, WATCHED[name]) if name in WATCHED else rising(matrix, COUNTERS[name])
-        for one in told:
+        findings = deviations(matrix, WATCHED[name]) if name in WATCHED else rising(matrix, COUNTERS[name])
+        for one in findings:
             host, device = rows[one.node]
             of = f" of {device}" if device else ""
             if name in WATCHED:
                 against = {"past": "its own past", "peers": "its peers"}.get(one.how, "its own past and its peers")
-                text = f"{WATCHED[name].says}{of} is {one.value:.4g}, against {one.usual:.4g} of {against}"
+                text = f"{WATCHED[name].meaning}{of} is {one.value:.4g}, against {one.usual:.4g} of {against}"
             else:
                 flags = busy.get(host, np.zeros(days * 24, bool))
                 during = ", only while jobs ran" if busy_share(matrix[one.node], flags) > 0.95 else ""
                 text = f"{name}{of} rose by {one.value:.0f} in 24 h{during}; {one.usual:.0f} is usual"
             hint = f"argus sql: health_figures, figure {name}. Run the job elsewhere and compare."
-            found.append(
+            texts.append(
                 (host, Reason("trend", name + (f"/{device}" if device else ""), WARNING, text, hint, _DEVIATES))
             )
-    return found
+    return texts
 
 
 def _usual_kinds(columns: dict[str, Any]) -> dict[str, str]:

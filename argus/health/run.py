@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argus import files
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.health import isolate, plugin
 from argus.health.check import (
     ABSENT,
@@ -37,6 +35,8 @@ from argus.health.check import (
     worst,
 )
 from argus.health.config import Check, Settings, limits_of
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system import files
 
 _SAMPLES = 12
 """Looks at counters that are kept for ``window_s``."""
@@ -44,7 +44,7 @@ _MAX_STATE = 64 << 20
 _GRACE_S = 60.0
 """So long after its time is up a run that still has the lock hangs: it kills children, and writes one file."""
 _BAD_DISK = (errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO)
-"""What a folder's disk says that was good once: its node is to be checked all the more."""
+"""Errors of a folder's disk that was good once: its node is to be checked all the more."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ def _peak_kib() -> int:
 def _preload(checks: list[Check]) -> None:
     """Imports what several checks need (``PRELOAD`` in their modules) once, for all children: pyroute2 takes 0.3 s."""
     for name in {getattr(sys.modules.get(check.where), "PRELOAD", "") for check in checks} - {""}:
-        with contextlib.suppress(Exception):  # the check will say it
+        with contextlib.suppress(Exception):  # the check will report it
             importlib.import_module(name)
 
 
@@ -155,10 +155,10 @@ def _task(check: Check, settings: Settings, state: State, now: float) -> isolate
         # A clock that was set back made looks of the future: nothing can be compared with them.
         before = [look for look in state.looks.get(check.name, []) if look[0] <= now]
 
-        def tell(*finding: str) -> None:
+        def report(*finding: str) -> None:
             note("", found=finding)
 
-        sources = Look(limits_of(check, settings), Path(settings.root), Path(settings.kmsg), before, note, now, tell)
+        sources = Look(limits_of(check, settings), Path(settings.root), Path(settings.kmsg), before, note, now, report)
         try:
             return dataclasses.asdict(check.load()(sources))
         except Absent as nothing:
@@ -185,10 +185,10 @@ def _result(name: str, outcome: isolate.Outcome) -> Result:
     return result
 
 
-def _with_findings(result: Result, told: list[Any]) -> Result:
+def _with_findings(result: Result, reported: list[Any]) -> Result:
     """What a check had found before it crashed, hung or went blind counts all the same."""
     found = Found()
-    for finding in told:
+    for finding in reported:
         if isinstance(finding, list) and len(finding) == 3 and finding[0] in (CRITICAL, WARNING):
             found.add(*map(clean, finding))
     if not found.result("").text:
@@ -247,7 +247,7 @@ def _locked(folder: Path) -> Iterator[int | None]:
 
 
 def _lock_without_writing(folder: Path) -> int:
-    """A lock on what is there of the folder: a disk that takes no writes is what a run has to tell."""
+    """A lock on what is there of the folder: a disk that takes no writes is what a run has to report."""
     for place in (folder / "lock", folder, *folder.parents):
         with contextlib.suppress(OSError):
             return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -255,7 +255,7 @@ def _lock_without_writing(folder: Path) -> int:
 
 
 def _overdue(folder: Path, total_s: float) -> Result | None:
-    """What is to be said of the run that has the lock if it should have ended long ago."""
+    """The result to report of the run that has the lock, if it should have ended long ago."""
     with contextlib.suppress(OSError, ValueError):
         pid, _, start = (folder / "lock").read_text().strip().partition("/")
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
@@ -279,11 +279,11 @@ def _last(folder: Path, total_s: float) -> Run:
         return Run(platform.node(), time.time(), [Result("argus", UNKNOWN, text)], again=True)
 
 
-def run_from(told: dict[str, Any], *, again: bool = False) -> Run:
+def run_from(values: dict[str, Any], *, again: bool = False) -> Run:
     """A run from its JSON; KeyError or TypeError where that is not one."""
     names = {f.name for f in dataclasses.fields(Run)}
-    results = [Result(**result) for result in told["results"]]
-    return Run(**{**{k: v for k, v in told.items() if k in names}, "results": results, "again": again})
+    results = [Result(**result) for result in values["results"]]
+    return Run(**{**{k: v for k, v in values.items() if k in names}, "results": results, "again": again})
 
 
 # ---- between runs ---------------------------------------------------------------------------------------------------
@@ -293,12 +293,12 @@ def _load(file: Path, boot: str | None) -> State:
     """The state that the last run left; an empty one where it is missing or broken, or of another boot."""
     try:
         with files.opened(file.parent.resolve()) as folder:
-            told = json.loads(files.read_at(folder, file.name, _MAX_STATE))
+            stored = json.loads(files.read_at(folder, file.name, _MAX_STATE))
         state = State(
-            str(told["boot"]),
-            {name: [(float(at), dict(figures)) for at, figures in looks] for name, looks in told["looks"].items()},
-            {str(name): str(who) for name, who in told["stuck"].items()},
-            dict(told["last"]),
+            str(stored["boot"]),
+            {name: [(float(at), dict(figures)) for at, figures in looks] for name, looks in stored["looks"].items()},
+            {str(name): str(who) for name, who in stored["stuck"].items()},
+            dict(stored["last"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return State(boot or "")

@@ -2,7 +2,7 @@
 
 Everything is done on hourly medians, as matrices of nodes and hours with NaN where nothing was measured. What nodes
 share (the season, the load of a job that runs on all) is taken away first: of each value the median of the node's peers
-in that hour. A change is told when it is both large (``Watch.change``) and beyond what the node, or its peers, do
+in that hour. A change is reported when it is both large (``Watch.change``) and beyond what the node, or its peers, do
 anyway: robust z-scores by the median absolute deviation (Iglewicz and Hoaglin, 1993), which half of the values may not
 upset.
 """
@@ -15,37 +15,37 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from argus.model.statistics import NORMAL
+
 Matrix: TypeAlias = npt.NDArray[np.float64]
 
 WINDOW = 12
-"""Hours that are judged: a job's short rest does not matter, and a change is seen within a day."""
+"""Hours that are compared: a job's short rest does not matter, and a change is seen within a day."""
 LEAST = 4
-"""Values in the window without which nothing is said."""
+"""Values in the window below which nothing is reported."""
 PAST = 28 * 24
 """Hours of the past that count. The older half of what is there is compared with: a slow change is seen, too."""
 SCORE_OWN = 6.0
 SCORE_PEERS = 6.0
 """Robust standard deviations. 200 nodes with 8 figures make 1,600 tests an hour: 5 would be passed by chance each month
 if tails were normal, and they are heavier."""
-MAD = 1.4826
-"""Median absolute deviation to standard deviation, of a normal distribution."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """A figure that tells of degradation.
+    """A figure that shows degradation.
 
     Attributes:
         bad: 1: high is bad; -1: low is.
         change: From what on a change matters: a share of the value, or units of the figure where ``units``.
         units: See there.
-        says: What a change means, for people.
+        meaning: What a change means, for people.
     """
 
     bad: int
     change: float
     units: bool
-    says: str
+    meaning: str
 
 
 WATCHED: dict[str, Watch] = {
@@ -143,13 +143,13 @@ def deviations(values: Matrix, watch: Watch) -> list[Deviation]:
         least_peers = np.full(nodes, watch.change) if watch.units else watch.change * np.abs(raw_now)
         score_peers, center = _peer_scores(np.where(enough, raw_now, np.nan), noise, least_peers, watch)
         by_peers = enough & ((raw_now - center) * watch.bad >= least_peers) & (score_peers >= SCORE_PEERS)
-    found = []
+    deviating = []
     for node in np.flatnonzero(by_past | by_peers):
         how = "+".join(name for name, hit in (("past", by_past[node]), ("peers", by_peers[node])) if hit)
         reference = raw_usual[node] if by_past[node] else center[node]
         score = max(score_own[node] if by_past[node] else 0.0, score_peers[node] if by_peers[node] else 0.0)
-        found.append(Deviation(int(node), how, float(raw_now[node]), float(reference), float(score)))
-    return found
+        deviating.append(Deviation(int(node), how, float(raw_now[node]), float(reference), float(score)))
+    return deviating
 
 
 def rising(counts: Matrix, least: float) -> list[Deviation]:
@@ -172,15 +172,15 @@ def rising(counts: Matrix, least: float) -> list[Deviation]:
         if days
         else 0 * day
     )
-    found = []
+    deviating = []
     for node, rise in enumerate(day):
         others = np.delete(day, node)
         usual = max(float(np.quantile(others, 0.9)) if len(others) >= 3 else 0.0, float(own[node]))
         if rise >= least and rise >= RATIO * (usual + 1):
-            found.append(
+            deviating.append(
                 Deviation(node, "peers" if len(others) >= 3 else "past", float(rise), usual, rise / (usual + 1))
             )
-    return found
+    return deviating
 
 
 def busy_share(counts: Matrix, busy: npt.NDArray[np.bool_]) -> float:
@@ -232,7 +232,7 @@ def _block_noise(past: Matrix) -> Matrix:
     for lag in (1, 4, 8):
         if lag == 1 or blocks >= lag + 4:
             change = medians[:, lag:] - medians[:, :-lag]
-            strays = MAD / np.sqrt(2) * median(np.abs(change - median(change)[:, None]))
+            strays = NORMAL / np.sqrt(2) * median(np.abs(change - median(change)[:, None]))
             noise = strays if lag == 1 else np.fmax(noise, strays)
     return noise
 
@@ -246,7 +246,7 @@ def _peer_scores(now: Matrix, noise: Matrix, least: Matrix, watch: Watch) -> tup
         if np.isnan(value) or len(others) < 3:
             continue
         center[node] = np.median(others)
-        spread = MAD * float(np.median(np.abs(others - center[node])))
+        spread = NORMAL * float(np.median(np.abs(others - center[node])))
         # The MAD of n values is itself uncertain, by a factor of about 1 + 2/n for few.
         spread *= 1 + 2 / len(others)
         own = noise[node] if np.isfinite(noise[node]) else 0.0

@@ -1,8 +1,8 @@
 """Step times and timers that a training loop logged, as tables: one row a rank and step, columns named by the user.
 
-Files are read in blocks (:mod:`argus.interop.tables`), twice: once to check every row, so that a file with a row that
-makes no sense leaves nothing in the store, and once to store them. They may be of any size; 8 bytes a row are kept to
-tell rows that are there twice. Without a column of times the steps of each rank are stored one after the other, as if
+Files are read in blocks (:mod:`argus.importers.tables`), twice: once to check every row, so that a file with a row that
+makes no sense leaves nothing in the store, and once to store them. They may be of any size; 8 bytes a row are kept
+to detect rows that occur twice. Without a column of times the steps of each rank are stored one after the other, as if
 the first had begun now.
 """
 
@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop import tables
-from argus.interop.rows import HOST, Told, store_run
+from argus.importers import tables
+from argus.importers.rows import HOST, ImportReport, store_run
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
 from argus.store.open import Store
-from argus.text import printable
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -53,7 +53,7 @@ class Columns:
     """How the files call them.
 
     Attributes:
-        rank: None: each file is of one rank, which its name says.
+        rank: None: each file is of one rank, which its name gives.
         duration: None: a step is as long as its phases together.
         unit: Of durations and phases.
         phases: Columns of timers, by the name of the phase.
@@ -101,7 +101,7 @@ class Stored:
     rows: int
     steps: tuple[int, int]
     names: list[str] | None
-    told: Told
+    report: ImportReport
 
 
 def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns) -> Stored:
@@ -121,31 +121,31 @@ def write(store: Store, job: str, paths: Path | Sequence[Path], columns: Columns
     files = tables.find(paths)
     _check_columns(columns)
     ranks = _ranks_of(files) if columns.rank is None else {}
-    checked, told = _Reading(), Told(begin_ns=time.time_ns())
-    for _ in _blocks(files, ranks, columns, checked, told):
+    checked, report = _Reading(), ImportReport(begin_ns=time.time_ns())
+    for _ in _blocks(files, ranks, columns, checked, report):
         pass
     if not checked.rows:
         raise ArgusError(f"{files[0]} has no rows", "It needs one for each rank and step", EXIT_USAGE)
-    reading, begun = _Reading(), told.begin_ns
-    told = Told(begin_ns=checked.spans[0] if columns.time else begun)
+    reading, begun = _Reading(), report.begin_ns
+    report = ImportReport(begin_ns=checked.spans[0] if columns.time else begun)
     if columns.time:
-        told.end_ns = checked.spans[1]
+        report.end_ns = checked.spans[1]
     reading.unit = checked.unit
 
     def stored() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for found in _blocks(files, ranks, columns, reading, told):
-            yield from found.items()
-        told.ranks = sorted(reading.ends)
+        for by_table in _blocks(files, ranks, columns, reading, report):
+            yield from by_table.items()
+        report.ranks = sorted(reading.ends)
         if reading.names is not None:
-            told.hosts = [reading.names[rank] for rank in told.ranks]
+            report.hosts = [reading.names[rank] for rank in report.ranks]
         if columns.host is not None:
-            told.hosts = [reading.hosts.get(rank, HOST) for rank in told.ranks]
-        told.rank_source = "order" if reading.names is not None else "file name" if columns.rank is None else "trace"
-        told.end_ns = max(told.end_ns, *reading.ends.values())
+            report.hosts = [reading.hosts.get(rank, HOST) for rank in report.ranks]
+        report.rank_source = "order" if reading.names is not None else "file name" if columns.rank is None else "trace"
+        report.end_ns = max(report.end_ns, *reading.ends.values())
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(files)} files"
-    run = store_run(store, job, "iterations", told, stored(), where)
-    return Stored(run, len(files), reading.rows, reading.steps, reading.names, told)
+    run = store_run(store, job, "iterations", report, stored(), where)
+    return Stored(run, len(files), reading.rows, reading.steps, reading.names, report)
 
 
 def _check_columns(columns: Columns) -> None:
@@ -169,35 +169,35 @@ def _check_columns(columns: Columns) -> None:
 
 def _ranks_of(files: Sequence[Path]) -> dict[Path, int]:
     """The rank of each file, by its name."""
-    found: dict[Path, int] = {}
+    rank_of: dict[Path, int] = {}
     for file in files:
         rank = tables.number_in(file)
         if rank is None:
             raise ArgusError(f"the name of {file} has no rank", "Name the column with it: --rank-column", EXIT_USAGE)
-        if rank in found.values():
-            other = next(one for one, number in found.items() if number == rank)
+        if rank in rank_of.values():
+            other = next(one for one, number in rank_of.items() if number == rank)
             raise ArgusError(
                 f"{other} and {file} are both of rank {rank}",
                 "Name the column with the rank: --rank-column",
                 EXIT_USAGE,
             )
-        found[file] = rank
-    return found
+        rank_of[file] = rank
+    return rank_of
 
 
 def _blocks(
-    files: Sequence[Path], ranks: Mapping[Path, int], columns: Columns, reading: _Reading, told: Told
+    files: Sequence[Path], ranks: Mapping[Path, int], columns: Columns, reading: _Reading, report: ImportReport
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Rows of ``iterations`` and ``phases``, block by block."""
     for path in files:
         row = 1
         for block in tables.blocks(path, columns.wanted()):
             count = len(block[columns.step])
-            found = _rows(path, block, ranks.get(path), columns, row, reading, told)
+            by_table = _rows(path, block, ranks.get(path), columns, row, reading, report)
             row += count
             reading.rows += count
-            if found:
-                yield found
+            if by_table:
+                yield by_table
 
 
 def _rows(
@@ -207,12 +207,12 @@ def _rows(
     columns: Columns,
     first: int,
     reading: _Reading,
-    told: Told,
+    report: ImportReport,
 ) -> dict[str, dict[str, Any]]:
     """One block; empty: all of its rows were there before.
 
     Args:
-        given: The rank of the file; None: its rows say it.
+        given: The rank of the file; None: a column has it.
         first: The number of its first row.
     """
     count = len(block[columns.step])
@@ -235,7 +235,7 @@ def _rows(
         rank = np.full(count, given or 0, np.int64)
     ends = None
     if columns.time is not None:
-        ends = _times(path, columns.time, block[columns.time], first, reading, told.begin_ns)
+        ends = _times(path, columns.time, block[columns.time], first, reading, report.begin_ns)
     hosts = None
     if columns.host is not None:
         hosts = np.char.strip(_texts(block[columns.host]).astype(str))
@@ -243,7 +243,7 @@ def _rows(
         reading.hosts |= dict(zip(rank.tolist(), hosts.tolist(), strict=True))
     kept = _new(rank << 32 | step, reading)
     if not kept.all():
-        told.counters["rows_repeated"] += int((~kept).sum())
+        report.counters["rows_repeated"] += int((~kept).sum())
         rank, step, took = rank[kept], step[kept], took[kept]
         spent = {phase: values[kept] for phase, values in spent.items()}
         ends = None if ends is None else ends[kept]
@@ -253,7 +253,7 @@ def _rows(
     reading.steps = (min(reading.steps[0], int(step.min())), max(reading.steps[1], int(step.max())))
     duration = np.rint(took).astype(np.int64)
     if ends is None:
-        begins = _begins(rank, duration, reading.ends, told.begin_ns)
+        begins = _begins(rank, duration, reading.ends, report.begin_ns)
     else:
         begins = ends - duration
         for one in np.unique(rank).tolist():
@@ -270,31 +270,33 @@ def _rows(
     if hosts is not None:
         where = hosts.tolist()
     shared = {"rank": rank.astype(np.uint32), "step": step.astype(np.uint32), "ts": begins, "host": where}
-    found: dict[str, dict[str, Any]] = {"iterations": {
+    by_table: dict[str, dict[str, Any]] = {"iterations": {
         **shared, "duration_ns": duration.astype(np.uint64), "collectives": 0, "launches": 0, "method": "imported",
         "confidence": 1.0,
     }}  # fmt: skip
     if spent:
-        found["phases"] = _phases(shared, spent, duration, told)
-    return found
+        by_table["phases"] = _phases(shared, spent, duration, report)
+    return by_table
 
 
-def _phases(shared: Mapping[str, Any], spent: Mapping[str, Float], duration: Int, told: Told) -> dict[str, Any]:
+def _phases(
+    shared: Mapping[str, Any], spent: Mapping[str, Float], duration: Int, report: ImportReport
+) -> dict[str, Any]:
     """Rows of ``phases``: a row for each timer that a step has, and one for what no timer covers."""
     names, rows, times = [], [], []
     total = np.zeros(len(duration))
     for phase, values in spent.items():
         there = np.flatnonzero(np.isfinite(values))
-        told.counters["phase_values_missing"] += len(values) - len(there)
+        report.counters["phase_values_missing"] += len(values) - len(there)
         total[there] += values[there]
         names += [phase] * len(there)
         rows.append(there)
         times.append(np.rint(values[there]).astype(np.int64))
     over = total > OVERLAP * duration
-    told.counters["timers_longer_than_the_step"] += int(over.sum())
+    report.counters["timers_longer_than_the_step"] += int(over.sum())
     for counter in ("phase_values_missing", "timers_longer_than_the_step"):
-        if not told.counters[counter]:
-            del told.counters[counter]
+        if not report.counters[counter]:
+            del report.counters[counter]
     rest = np.flatnonzero(duration - total >= 1)
     names += [OTHER] * len(rest)
     rows.append(rest)
@@ -430,8 +432,8 @@ def _whole(path: Path, name: str, values: pa.Array, first: int) -> Int:
 def _numbers(path: Path, name: str, texts: NDArray[np.str_], chosen: NDArray[np.bool_], first: int) -> Float:
     """The chosen ones of a column as numbers."""
     try:
-        found: Float = texts[chosen].astype(np.float64)
-        return found
+        values: Float = texts[chosen].astype(np.float64)
+        return values
     except ValueError:
         pass
 

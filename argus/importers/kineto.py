@@ -22,16 +22,25 @@ from typing import IO, Any
 
 import numpy as np
 
-from argus.capture.calls import TORCH_DTYPE
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.imported_clocks import host_in_path
-from argus.interop.imported_collectives import operation_name, take_collectives
-from argus.interop.imported_flops import works_of
-from argus.interop.imported_steps import marks_from
-from argus.interop.recording import CALL, MOST_NS, UNKNOWN_HOST, UNKNOWN_TYPE, CpuRange, Progress, Recording, connect
-from argus.records import GPU_OP, GpuKind
-from argus.semantics.flops import OPERATORS, work_of
-from argus.semantics.range_names import role_of
+from argus.importers.recordings.clocks import host_in_path
+from argus.importers.recordings.collectives import operation_name, take_collectives
+from argus.importers.recordings.flops import works_of
+from argus.importers.recordings.recording import (
+    CALL,
+    MOST_NS,
+    UNKNOWN_HOST,
+    UNKNOWN_TYPE,
+    CpuRange,
+    Progress,
+    Recording,
+    connect,
+)
+from argus.importers.recordings.steps import marks_from
+from argus.model.calls import TORCH_DTYPE
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.records import GPU_OP, GpuKind
+from argus.semantics.gpu.flops import OPERATORS, work_of
+from argus.semantics.steps.range_names import role_of
 
 SUFFIXES = (".json", ".json.gz")
 """How names of traces end."""
@@ -89,7 +98,7 @@ class _Columns:
     detail: dict[int, CpuRange] = field(default_factory=dict)
     """Of NCCL's kernels, by number of the operation in the file."""
     ranges: list[tuple[str, CpuRange]] = field(default_factory=list)
-    """Name, and what the arguments tell, of what may be a collective."""
+    """Names and arguments of ranges that may be collectives."""
     annotations: list[tuple[str, int, int, int]] = field(default_factory=list)
     engine: array[int] = field(default_factory=lambda: array("q"))
     """Begin, end and thread of what autograd's engine evaluated."""
@@ -107,7 +116,7 @@ class _Columns:
 
 
 def rank_in_name(name: str) -> int | None:
-    """The rank that a file's name tells: "rank" and a number, or a name that ends in one; None: neither."""
+    """The rank in a file's name: "rank" and a number, or a name that ends in one; None: neither."""
     stem = re.sub(r"(\.pt)?(\.trace)?\.(json|sqlite|db)(\.gz)?$", "", name)
     match = re.search(r"rank[-_.]?(\d{1,6})(?!\d)", stem, re.IGNORECASE) or re.fullmatch(r"\D*?[-_.]?(\d{1,5})", stem)
     return int(match[1]) if match else None
@@ -118,8 +127,8 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
 
     Args:
         path: The file.
-        place: Its place among those imported together: its rank where nothing else tells one.
-        progress: Told how far it is.
+        place: Its place among those imported together: its rank where nothing else gives one.
+        progress: Called with how far it is.
 
     Raises:
         ArgusError: It cannot be read, is cut off, or is no trace; in one line.
@@ -210,7 +219,7 @@ class _Text:
             raise _unreadable(self.path, failure) from None
 
     def finish(self) -> None:
-        """Reads what is left: a packed file is whole only if its end says so."""
+        """Reads what is left: a packed file is whole only if its end was reached."""
         while not self.ended:
             self.place = len(self.window)
             self.read_on()
@@ -231,7 +240,7 @@ class _Text:
         """
         while True:
             try:
-                found, end = self._scan(self.window, self.place)
+                parsed, end = self._scan(self.window, self.place)
             except StopIteration as stop:
                 where = int(stop.value) if stop.value is not None else self.place
             except json.JSONDecodeError as failure:
@@ -242,7 +251,7 @@ class _Text:
                 # A number may go on.
                 if end < len(self.window) or self.ended:
                     self.place = end
-                    return found
+                    return parsed
                 where = end
             if self.ended:
                 raise self.wrong(where)
@@ -253,8 +262,8 @@ class _Text:
         """The event that begins here; None, and the next one begins here: it cannot be read."""
         while True:
             try:
-                found, self.place = self._scan(self.window, self.place)
-                return found
+                event, self.place = self._scan(self.window, self.place)
+                return event
             except (StopIteration, json.JSONDecodeError):
                 left = len(self.window) - self.place
                 if self.ended or left >= LONGEST_EVENT:
@@ -327,9 +336,9 @@ def _members(text: _Text, columns: _Columns, progress: Callable[[float], None]) 
             _events(text, columns, progress)
             yield key, columns.events
         else:
-            found = text.value()
+            ranks = text.value()
             if key != "traceEvents":
-                yield key, found
+                yield key, ranks
         following = text.next()
         if following == ",":
             text.place += 1
@@ -382,8 +391,8 @@ def _number(value: Any) -> int:
 
 def _bounded(value: Any, most: int, other: int) -> int:
     """A number from 0 to below ``most``; ``other``: it is none."""
-    found = _number(value)
-    return found if 0 <= found < most else other
+    number = _number(value)
+    return number if 0 <= number < most else other
 
 
 def _take(event: dict[str, Any], columns: _Columns) -> None:
@@ -493,7 +502,7 @@ def _take_operation(
 
 
 def _described(arguments: dict[str, Any], begin: int, end: int, tid: int) -> CpuRange:
-    """What the arguments of a collective say. NCCL counts what a rank receives of a reduce-scatter, else what it
+    """A collective from its arguments. NCCL counts what a rank receives of a reduce-scatter, else what it
     sends."""
     op = operation_name(str(arguments.get("Collective name", "")))
     count = arguments.get("Out msg nelems" if op == "ReduceScatter" else "In msg nelems", 0)
@@ -523,14 +532,14 @@ def _elements(dims: Any, types: Any) -> tuple[int, int | None]:
 
 
 def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) -> Recording:
-    told = head.get("distributedInfo")
-    told = told if isinstance(told, dict) else {}
-    rank, source = told.get("rank"), "trace"
+    distributed = head.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    rank, source = distributed.get("rank"), "trace"
     if not isinstance(rank, int) or not 0 <= rank < MOST_RANKS:
         rank, source = rank_in_name(path.name), "file name"
     if rank is None:
         rank, source = place, "order"
-    world = told.get("world_size")
+    world = distributed.get("world_size")
     world = world if isinstance(world, int) and 0 < world < MOST_RANKS else 0
     base = _base_ns(path, head)
     calls = np.frombuffer(columns.calls, np.int64).reshape(-1, len(_CALL_FIELDS))
@@ -550,7 +559,7 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
     if columns.works or columns.unknown_work:
         recording.counters["operations_without_shapes"] = columns.without_shapes
     elif columns.without_shapes:
-        recording.notes.append("no shapes: with record_shapes=True the profiler tells FLOP/s, too")
+        recording.notes.append("no shapes: with record_shapes=True the profiler's recording gives FLOP/s, too")
     recording.counters["operations_of_unknown_work"] = columns.unknown_work
     recording.counters["attention_taken_for_not_causal"] = columns.guessed_work
     recording.losses["events_unreadable"] = columns.unreadable
@@ -598,19 +607,19 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
 
 def _host(path: Path, head: dict[str, Any]) -> str:
     """The host that the head names, as add_metadata_json puts it there, or that the file's name or folder does."""
-    told = head.get("distributedInfo")
-    for found in (head, told if isinstance(told, dict) else {}):
+    distributed = head.get("distributedInfo")
+    for fields in (head, distributed if isinstance(distributed, dict) else {}):
         for key in _HOST_KEYS:
-            if isinstance(name := found.get(key), str) and name.strip():
+            if isinstance(name := fields.get(key), str) and name.strip():
                 return name.strip()[:256]
     return host_in_path(str(path.absolute())) or UNKNOWN_HOST
 
 
 def _base_ns(path: Path, head: dict[str, Any]) -> int:
-    """The trace's time 0, ns since 1970; 0: it does not say.
+    """The trace's time 0, ns since 1970; 0: the trace does not have it.
 
     Raises:
-        ArgusError: It says what is no time.
+        ArgusError: The value is not a time.
     """
     try:
         base = _number(head.get("baseTimeNanoseconds"))
@@ -625,13 +634,13 @@ def _outer(ranges: list[tuple[str, CpuRange]], base: int) -> list[CpuRange]:
     """Collectives of ``record_param_comms`` and ``nccl:`` ranges. The latter lie in the former, which have the
     arguments in newer versions; in older ones the latter have the name alone."""
     out: list[CpuRange] = []
-    for name, found in sorted(ranges, key=lambda each: (each[1].tid, each[1].begin_ns, -each[1].end_ns)):
-        end = found.end_ns + base
-        op = found.op or (operation_name(name) if name.startswith("nccl:") else "")
-        around = out[-1] if out and out[-1].tid == found.tid and out[-1].end_ns >= end else None
+    for name, cpu_range in sorted(ranges, key=lambda each: (each[1].tid, each[1].begin_ns, -each[1].end_ns)):
+        end = cpu_range.end_ns + base
+        op = cpu_range.op or (operation_name(name) if name.startswith("nccl:") else "")
+        around = out[-1] if out and out[-1].tid == cpu_range.tid and out[-1].end_ns >= end else None
         if around is None:
-            out.append(replace(found, op=op, begin_ns=found.begin_ns + base, end_ns=end))
+            out.append(replace(cpu_range, op=op, begin_ns=cpu_range.begin_ns + base, end_ns=end))
         elif op and not around.op:
-            told = around if around.count or around.group[0] else found
-            out[-1] = replace(told, op=op, begin_ns=around.begin_ns, end_ns=around.end_ns)
+            detailed = around if around.count or around.group[0] else cpu_range
+            out[-1] = replace(detailed, op=op, begin_ns=around.begin_ns, end_ns=around.end_ns)
     return out

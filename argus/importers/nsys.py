@@ -1,8 +1,8 @@
 """Nsight Systems recordings, as ``nsys export --type sqlite`` writes them: one process that used a GPU is one rank.
 
-Tables and columns differ between versions, and with what was traced: what is missing is noted, and only what nothing
-can be told without is asked for. Times are nanoseconds of the recording's own clock; ``ANALYSIS_DETAILS`` and
-``TARGET_INFO_SESSION_START_TIME`` say what they are in UTC.
+Tables and columns differ between versions, and with what was traced: what is missing is noted, and only what
+is indispensable is required. Times are nanoseconds of the recording's own clock; ``ANALYSIS_DETAILS`` and
+``TARGET_INFO_SESSION_START_TIME`` relate them to UTC.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.imported_collectives import operation_name, take_collectives
-from argus.interop.imported_steps import marks_from
-from argus.interop.kineto import EPOCH_2000_NS, rank_in_name
-from argus.interop.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
-from argus.records import GPU_OP, GpuKind
+from argus.importers.kineto import EPOCH_2000_NS, rank_in_name
+from argus.importers.recordings.collectives import operation_name, take_collectives
+from argus.importers.recordings.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
+from argus.importers.recordings.steps import marks_from
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.records import GPU_OP, GpuKind
 
 SUFFIXES = (".sqlite", ".db", ".sqlite3")
 """How names of exported recordings end."""
@@ -101,8 +101,8 @@ class _Export:
             self._db.close()
             raise ArgusError(f"{path} has {len(tables):,} tables, which is no recording", EXPORT_HINT, EXIT_USAGE)
         for (table,) in tables:
-            found = self.rows("SELECT name FROM pragma_table_info(?)", (str(table),))
-            self.columns[str(table)] = {str(name).lower(): str(name) for (name,) in found}
+            columns = self.rows("SELECT name FROM pragma_table_info(?)", (str(table),))
+            self.columns[str(table)] = {str(name).lower(): str(name) for (name,) in columns}
 
     def close(self) -> None:
         self._db.close()
@@ -129,7 +129,8 @@ class _Export:
             raise self._unreadable(failure) from None
 
     def _whole(self) -> None:
-        """Sees whether the file is as long as its head says (https://www.sqlite.org/fileformat.html#the_database_header)."""
+        """Checks that the file is as long as its header declares
+        (https://www.sqlite.org/fileformat.html#the_database_header)."""
         with self.path.open("rb") as file:
             head = file.read(100)
             there = file.seek(0, os.SEEK_END)
@@ -149,20 +150,20 @@ class _Export:
 
     def _unreadable(self, failure: Exception) -> ArgusError:
         if self._steps_left < 0:
-            told = f"{self.path} takes far longer to read than a recording of its size: it is not read"
-            return ArgusError(told, EXPORT_HINT, EXIT_USAGE)
+            text = f"{self.path} takes far longer to read than a recording of its size: it is not read"
+            return ArgusError(text, EXPORT_HINT, EXIT_USAGE)
         return ArgusError(
             f"{self.path} cannot be read: {failure}{self._damaged()}", "It may be damaged. Export it again", EXIT_USAGE
         )
 
     def _damaged(self) -> str:
-        """Where SQLite's own check sees the first damage; empty: it does not say."""
-        # What SQLite says may hold the file's own bytes, which may be no UTF-8; or it says nothing.
+        """Where SQLite's own check finds the first damage; empty: it names no place."""
+        # SQLite's message may hold the file's own bytes, which may be no UTF-8, or be empty.
         with contextlib.suppress(sqlite3.Error, ValueError, TypeError):
-            (told,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+            (message,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             # "On tree page 655 cell 10: …", "Tree 12 page 34: …", "Page 7: never used"
-            if found := re.search(r"page (\d+)(?! of)", told, re.IGNORECASE):
-                return f", its page at byte {(int(found[1]) - 1) * self.page_bytes:,} is damaged"
+            if page := re.search(r"page (\d+)(?! of)", message, re.IGNORECASE):
+                return f", its page at byte {(int(page[1]) - 1) * self.page_bytes:,} is damaged"
         return ""
 
     def integers(self, sql: str, width: int) -> Int:
@@ -202,8 +203,8 @@ def read(path: Path, place: int, progress: Progress = lambda what, share: None) 
 
     Args:
         path: The file.
-        place: The first rank to give where nothing tells one.
-        progress: Told how far it is.
+        place: The first rank to give where the recording has none.
+        progress: Called with how far it is.
 
     Raises:
         ArgusError: It cannot be read, is no export, or has no GPU activity; in one line.
@@ -254,13 +255,13 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         recording.notes = list(notes)
         if number == 0:  # of the file, once
             recording.losses["rows_of_impossible_times"] = int(untimed)
-        mine = ops[of_process == process].copy()
-        mine["pid"] = recording.pid
-        own = calls[call_process == process].copy()
+        ops_of_process = ops[of_process == process].copy()
+        ops_of_process["pid"] = recording.pid
+        calls_of_process = calls[call_process == process].copy()
         for name in ("start_ns", "end_ns"):
-            mine[name] += np.uint64(base)
-        own["ts_ns"] += base
-        connect(recording, own, mine)
+            ops_of_process[name] += np.uint64(base)
+        calls_of_process["ts_ns"] += base
+        connect(recording, calls_of_process, ops_of_process)
         named = [each for each in ranges if each[3] >> 24 == process]
         take_collectives(recording, _collectives(named, base), {})
         recording.ranges = [(text, begin + base, end + base, tid & 0xFFFFFF) for text, begin, end, tid in named]
@@ -367,9 +368,9 @@ def _ranges(export: _Export) -> list[tuple[str, int, int, int]]:
 
 def _collectives(ranges: list[tuple[str, int, int, int]], base: int) -> list[CpuRange]:
     """Collectives of PyTorch's ``record_param_comms`` and ``nccl:`` ranges, and where it has none, of NCCL's own."""
-    found = sorted(((tid & 0xFFFFFF, begin, -end, text) for text, begin, end, tid in ranges))
+    ordered = sorted(((tid & 0xFFFFFF, begin, -end, text) for text, begin, end, tid in ranges))
     out: list[CpuRange] = []
-    for tid, begin, end, text in found:
+    for tid, begin, end, text in ordered:
         of_torch = text.startswith(("nccl:", "record_param_comms"))
         if not of_torch and not re.match(r"nccl[A-Z]", text):
             continue

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from argus import __version__
-from argus.interop.imported import flush_whole, new_run
 from argus.store.open import Store
+from argus.store.runs import flush_whole, new_run
 from argus.store.writer import Writer
 
 _WITHOUT_HOST = frozenset({"parallel_layout", "communicators", "dumped_groups", "dumped_calls"})
 """Tables that have no column for it."""
 HOST = "unknown"
-"""The host of ranks of which a recording does not tell one."""
+"""The host of ranks for which a recording names none."""
 
 
 @dataclass
-class Told:
+class ImportReport:
     """What is known of a recording when all of it was read.
 
     Attributes:
@@ -31,8 +31,8 @@ class Told:
         begin_ns, end_ns: When it began and ended, wall-clock ns.
         world_size: Ranks of the whole job; 0: not known.
         hosts: Of each of ``ranks``; empty: not known.
-        rank_source: What told the ranks, for ``ranks.rank_source``; empty: their order, if hosts are known, else the
-            recording.
+        rank_source: Where the ranks come from, for ``ranks.rank_source``; empty: their order, if hosts are known, else
+            the recording.
         counters: What was guessed or left out, by name. None of it is a loss.
         losses: What could not be read, by name.
     """
@@ -48,7 +48,12 @@ class Told:
 
 
 def store_run(
-    store: Store, job: str, source: str, told: Told, tables: Iterable[tuple[str, Mapping[str, Any]]], path: str
+    store: Store,
+    job: str,
+    source: str,
+    report: ImportReport,
+    tables: Iterable[tuple[str, Mapping[str, Any]]],
+    path: str,
 ) -> int:
     """Stores a recording as a new run.
 
@@ -56,7 +61,7 @@ def store_run(
         store: Where to.
         job: Name of the job.
         source: Which importer: ``jobs.launcher``.
-        told: Filled in at the latest when ``tables`` has ended.
+        report: Filled in at the latest when ``tables`` has ended.
         tables: Table names and columns without ``job``, ``run``, ``host``, in batches. May be read while it is stored.
         path: File, for ``ranks.command``.
 
@@ -72,9 +77,9 @@ def store_run(
 
         def session(version: int, *, ended: bool) -> None:
             writer.append("jobs", {
-                **shared, "started": np.array([told.begin_ns], np.int64),
-                "ended": np.array([told.end_ns], np.int64) if ended else [None],
-                "world_size": told.world_size, "launcher": source, "mono_offset_ns": 0,
+                **shared, "started": np.array([report.begin_ns], np.int64),
+                "ended": np.array([report.end_ns], np.int64) if ended else [None],
+                "world_size": report.world_size, "launcher": source, "mono_offset_ns": 0,
                 "argus_version": __version__, "version": version,
             })  # fmt: skip
 
@@ -84,21 +89,21 @@ def store_run(
             where = {} if table in _WITHOUT_HOST else {"host": HOST}
             writer.append(table, {"job": job, "run": run, **where, **columns})
             flush_whole(writer, job, run)
-        if told.ranks:
+        if report.ranks:
             writer.append("ranks", {
-                **shared, "host": told.hosts or HOST, "rank": np.array(told.ranks, np.uint32), "pid": 0,
-                "local_rank": -1, "rank_source": told.rank_source or ("order" if told.hosts else "trace"),
-                "started": np.full(len(told.ranks), told.begin_ns, np.int64), "exe": "", "command": path,
-                "libraries": [[] for _ in told.ranks], "probes": 0, "state": "imported", "version": version,
+                **shared, "host": report.hosts or HOST, "rank": np.array(report.ranks, np.uint32), "pid": 0,
+                "local_rank": -1, "rank_source": report.rank_source or ("order" if report.hosts else "trace"),
+                "started": np.full(len(report.ranks), report.begin_ns, np.int64), "exe": "", "command": path,
+                "libraries": [[] for _ in report.ranks], "probes": 0, "state": "imported", "version": version,
             })  # fmt: skip
-        found = [(name, value, True) for name, value in told.losses.items()]
-        found += [(name, value, False) for name, value in told.counters.items()]
-        if found:
+        counters = [(name, value, True) for name, value in report.losses.items()]
+        counters += [(name, value, False) for name, value in report.counters.items()]
+        if counters:
             writer.append("coverage", {
-                **shared, "counter": [name for name, _, _ in found],
-                "value": np.array([value for _, value, _ in found], np.uint64),
-                "loss": np.array([loss for _, _, loss in found], bool),
-                "ts": np.full(len(found), told.end_ns, np.int64), "version": version,
+                **shared, "counter": [name for name, _, _ in counters],
+                "value": np.array([value for _, value, _ in counters], np.uint64),
+                "loss": np.array([loss for _, _, loss in counters], bool),
+                "ts": np.full(len(counters), report.end_ns, np.int64), "version": version,
             })  # fmt: skip
         session(version + 1, ended=True)
         flush_whole(writer, job, run)

@@ -1,7 +1,7 @@
 """Tables that other programs wrote, read in blocks of text columns: CSV, JSON lines, Parquet, also packed with gzip.
 
-What a file is, its first bytes say, not its name. Every value comes as text, an absent one as empty text: columns of
-logs change their type from block to block, and errors then name the row.
+The format of a file is detected by its first bytes, not by its name. Every value comes as text, an absent one as empty
+text: columns of logs change their type from block to block, and errors then name the row.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.text import printable
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
+from argus.model.units import mebibytes
 
 BLOCK_BYTES = 8 << 20
 LONGEST_LINE = 1 << 20
@@ -41,23 +42,23 @@ def find(paths: Sequence[Path]) -> list[Path]:
     Raises:
         ArgusError: One does not exist, or a folder or a pattern has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(one for one in path.iterdir() if one.name.endswith(SUFFIXES) and one.is_file())
             if not inside:
                 raise ArgusError(f"{path} has no {', '.join(SUFFIXES)} file", "", EXIT_USAGE)
-            found += inside
+            files += inside
         elif path.exists():
-            found.append(path)
+            files.append(path)
         elif glob.has_magic(str(path)):
             inside = [Path(one) for one in sorted(glob.glob(str(path))) if Path(one).is_file()]
             if not inside:
                 raise ArgusError(f"no file matches {path}", "", EXIT_USAGE)
-            found += inside
+            files += inside
         else:
             raise ArgusError(f"there is no file {path}", "", EXIT_USAGE)
-    return found
+    return files
 
 
 def number_in(path: Path) -> int | None:
@@ -147,11 +148,11 @@ def _csv(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[Mapping
                     yield {name: batch.column(name) for name in wanted}
     except (OSError, ValueError, pa.ArrowException) as failure:
         # Of a row of too many columns or too few, the message ends with its text.
-        said = _COLUMNS.match(str(failure))
-        where = _row_of(path, said[2], packed=packed) if said is not None else ""
+        matched = _COLUMNS.match(str(failure))
+        where = _row_of(path, matched[2], packed=packed) if matched is not None else ""
         where = where or (f", after row {rows}" if rows else " cannot be read")
         hint = "Is the file whole?" if rows else "Is it text with commas?"
-        raise ArgusError(f"{path}{where}: {said[1] if said else why(failure)}", hint, EXIT_USAGE) from None
+        raise ArgusError(f"{path}{where}: {matched[1] if matched else why(failure)}", hint, EXIT_USAGE) from None
 
 
 def _names(path: Path, schema: pa.Schema) -> list[str]:
@@ -185,10 +186,10 @@ def _json_lines(path: Path, wanted: Sequence[str], *, packed: bool) -> Iterator[
     row = 0
 
     def block() -> Mapping[str, pa.Array]:
-        found = {name: pa.array(values, pa.string()) for name, values in columns.items()}
+        arrays = {name: pa.array(values, pa.string()) for name, values in columns.items()}
         for values in columns.values():
             values.clear()
-        return found
+        return arrays
 
     for line in _lines(path, packed=packed):
         row += 1
@@ -268,7 +269,7 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Arra
                 size = file.metadata.row_group(group).total_byte_size
                 if size > LARGEST_GROUP:
                     raise ArgusError(
-                        f"{path}: row group {group} has {size >> 20:,} MiB, over {LARGEST_GROUP >> 20:,} MiB",
+                        f"{path}: row group {group} has {mebibytes(size)}, over {mebibytes(LARGEST_GROUP)}",
                         "Write smaller row groups",
                         EXIT_USAGE,
                     )
@@ -284,5 +285,5 @@ def _parquet(path: Path, wanted: Sequence[str]) -> Iterator[Mapping[str, pa.Arra
 
 
 def why(failure: BaseException) -> str:
-    """The first line of what an exception says."""
+    """The first line of an exception's message."""
     return printable((str(failure).splitlines() or [type(failure).__name__])[0][:160])

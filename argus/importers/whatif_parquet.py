@@ -1,9 +1,10 @@
 """Traces of pipeline-parallel training as StragglerAnalysis publishes them: a Parquet file with one row an operation,
-and a YAML file that says how the job is split.
+and a YAML file that describes how the job is split.
 
 Columns: ``step``, ``optype``, ``start_ts`` and ``duration`` (seconds), ``dp_rank``, ``stage``, ``rank``, ``seq_id``
 (number among operations of one type of a rank in a step), ``mc`` and ``gmc`` (model chunk within the stage and within
-the model) and ``mb_id`` (micro-batch). What can be told from others may be missing. Rows may be in any order.
+the model) and ``mb_id`` (micro-batch). Columns that can be inferred from others may be missing. Rows may be in any
+order.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from argus.diagnose.whatif import Layout, Operations
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop.rows import Told, store_run
+from argus.diagnose.whatif.dependencies import Layout, Operations
+from argus.importers.rows import ImportReport, store_run
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.store.open import Store
 
 Int = NDArray[np.int64]
@@ -43,13 +44,13 @@ _UNREADABLE = (OSError, ValueError, pa.ArrowException)
 
 @dataclass(frozen=True)
 class Trace:
-    """What a file tells.
+    """What a file holds.
 
     Attributes:
         name: The job's name in the metadata; empty: none.
         operations: ``start_ns`` counts from the file's own zero.
         microbatch: Of each operation, -1: none. Shape (operations,).
-        told: What was guessed or left out.
+        report: What was guessed or left out.
         notes: The same in words.
     """
 
@@ -58,7 +59,7 @@ class Trace:
     layout: Layout
     operations: Operations
     microbatch: Int
-    told: Told
+    report: ImportReport
     notes: list[str]
 
 
@@ -114,7 +115,7 @@ def read(path: Path, meta: Path | None) -> Trace:
 
     Args:
         path: The Parquet file.
-        meta: The YAML file; None: the job is split as the trace's ranks and stages say, without data-sequence groups.
+        meta: The YAML file; None: the job is split by the trace's ranks and stages, without data-sequence groups.
 
     Raises:
         ArgusError: A file cannot be read, is of another kind, lacks a column, or a row has no sense.
@@ -143,12 +144,12 @@ def read(path: Path, meta: Path | None) -> Trace:
         )
     if not table.num_rows:
         raise ArgusError(f"{path} has no rows", "", EXIT_USAGE)
-    told = Told(world_size=layout.world)
+    report = ImportReport(world_size=layout.world)
     notes: list[str] = []
 
     def column(key: str, default: Int | int) -> Int:
         if key not in table.column_names:
-            told.counters[f"column_{key}_missing"] = 1
+            report.counters[f"column_{key}_missing"] = 1
             made: Int = np.broadcast_to(np.asarray(default, np.int64), table.num_rows).copy()
             return made
         values = table[key]
@@ -162,20 +163,20 @@ def read(path: Path, meta: Path | None) -> Trace:
     length, duration_ns = _seconds(path, "duration", table["duration"])
     below = duration_ns < 0
     if below.any():
-        told.counters["durations_below_zero"] = int(below.sum())
+        report.counters["durations_below_zero"] = int(below.sum())
         duration_ns[below] = 0
         length = np.where(below, length.dtype.type(0), length)
     # The sum in the file's own precision, which is what its published answers are made from.
     end_ns = _nanoseconds(start + length)
     chunk = column("mc", -1)
-    stage, dp_rank, rank = _places(table, column, layout, told)
+    stage, dp_rank, rank = _places(table, column, layout, report)
     stages = max(layout.pipeline, int(stage.max()) + 1)
     if meta is not None:
-        for what, found, size in (("stage", stage, layout.pipeline), ("dp_rank", dp_rank, layout.data)):
-            if int(found.max()) >= size:
-                row = int(np.argmax(found))
+        for what, places, size in (("stage", stage, layout.pipeline), ("dp_rank", dp_rank, layout.data)):
+            if int(places.max()) >= size:
+                row = int(np.argmax(places))
                 raise ArgusError(
-                    f"{path}, row {row}: {what} is {found[row]}, but {meta} says there are {size}",
+                    f"{path}, row {row}: {what} is {places[row]}, but by {meta} there are {size}",
                     "Is it the metadata of this trace?",
                     EXIT_USAGE,
                 )
@@ -190,13 +191,13 @@ def read(path: Path, meta: Path | None) -> Trace:
         step=step, rank=rank, stage=stage, dp_rank=dp_rank, op=op, seq=seq, chunk=chunk, global_chunk=global_chunk,
         start_ns=start_ns, end_ns=end_ns, duration_ns=duration_ns, names=names,
     )  # fmt: skip
-    told.ranks = np.unique(rank).tolist()
-    return Trace(path, name, layout, operations, column("mb_id", -1), told, notes)
+    report.ranks = np.unique(rank).tolist()
+    return Trace(path, name, layout, operations, column("mb_id", -1), report, notes)
 
 
-def _places(table: pa.Table, column: Any, layout: Layout, told: Told) -> tuple[Int, Int, Int]:
-    """Stage, data-parallel rank and global rank of each row. A missing one is told by the others, in Megatron's order:
-    data-parallel ranks are neighbours within a stage."""
+def _places(table: pa.Table, column: Any, layout: Layout, report: ImportReport) -> tuple[Int, Int, Int]:
+    """Stage, data-parallel rank and global rank of each row. A missing one is inferred from the others, in Megatron's
+    order: data-parallel ranks are neighbours within a stage."""
     width = layout.tensor * layout.sequence
     rank = column("rank", -1)
     stage = column("stage", np.where(rank >= 0, rank // (width * layout.data), 0))
@@ -235,14 +236,14 @@ def _whole(path: Path, key: str, values: pa.ChunkedArray, *, least: int) -> Int:
     if values.null_count:
         raise ArgusError(f"{path}, row {_first_null(values)}: {key} is empty", "Each row needs one", EXIT_USAGE)
     try:
-        found: Int = values.cast(pa.int64()).to_numpy().astype(np.int64)
+        integers: Int = values.cast(pa.int64()).to_numpy().astype(np.int64)
     except pa.ArrowException as failure:
         raise ArgusError(f"{path}: {key} is not of whole numbers: {_why(failure)}", "", EXIT_USAGE) from None
-    wrong = (found < least) | (found > 2**31 - 1)
+    wrong = (integers < least) | (integers > 2**31 - 1)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ArgusError(f"{path}, row {row}: {key} is {found[row]}", f"It must be {least} or more", EXIT_USAGE)
-    return found
+        raise ArgusError(f"{path}, row {row}: {key} is {integers[row]}", f"It must be {least} or more", EXIT_USAGE)
+    return integers
 
 
 def _seconds(path: Path, key: str, values: pa.ChunkedArray) -> tuple[NDArray[Any], Int]:
@@ -251,13 +252,13 @@ def _seconds(path: Path, key: str, values: pa.ChunkedArray) -> tuple[NDArray[Any
         raise ArgusError(f"{path}, row {_first_null(values)}: {key} is empty", "Each row needs one", EXIT_USAGE)
     if not (pa.types.is_floating(values.type) or pa.types.is_integer(values.type)):
         raise ArgusError(f"{path}: {key} is of the type {values.type}", "It must be seconds", EXIT_USAGE)
-    found = values.to_numpy()
+    seconds = values.to_numpy()
     # 2^62 ns are 146 years: beyond, sums would not fit.
-    wrong = ~np.isfinite(found) | (np.abs(found.astype(np.float64)) > 2**62 / 1e9)
+    wrong = ~np.isfinite(seconds) | (np.abs(seconds.astype(np.float64)) > 2**62 / 1e9)
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise ArgusError(f"{path}, row {row}: {key} is {found[row]}", "It must be a number of seconds", EXIT_USAGE)
-    return found, _nanoseconds(found)
+        raise ArgusError(f"{path}, row {row}: {key} is {seconds[row]}", "It must be a number of seconds", EXIT_USAGE)
+    return seconds, _nanoseconds(seconds)
 
 
 def _nanoseconds(seconds: NDArray[Any]) -> Int:
@@ -269,7 +270,7 @@ def _first_null(values: pa.ChunkedArray) -> int:
 
 
 def _damaged(path: Path) -> str:
-    """Which part of a file cannot be read; empty: it does not say."""
+    """Which part of a file cannot be read; empty: not known."""
     try:
         there = path.stat().st_size
         with path.open("rb") as file:
@@ -327,14 +328,14 @@ def write(store: Store, job: str, trace: Trace) -> int:
     np.maximum.at(end, step, operations.end_ns)
     now = time.time_ns()
     if np.any(begin[1:] < end[:-1]):
-        trace.told.counters["steps_laid_end_to_end"] = len(steps)
+        trace.report.counters["steps_laid_end_to_end"] = len(steps)
         lengths = end - begin
         shift = now + np.cumsum(lengths) - lengths - begin
     else:
         shift = np.full(len(steps), now - int(begin[0]))
-    trace.told.begin_ns = int((begin + shift).min())
-    trace.told.end_ns = int((end + shift).max())
-    return store_run(store, job, "whatif", trace.told, _tables(trace, step, shift), str(trace.path))
+    trace.report.begin_ns = int((begin + shift).min())
+    trace.report.end_ns = int((end + shift).max())
+    return store_run(store, job, "whatif", trace.report, _tables(trace, step, shift), str(trace.path))
 
 
 def _tables(trace: Trace, step: Int, shift: Int) -> Iterator[tuple[str, Mapping[str, Any]]]:

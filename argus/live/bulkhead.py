@@ -15,16 +15,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from argus import debug
-from argus.text import printable
+from argus.model.text import printable
+from argus.system import debug
 
 STALL_S = 1.0
 """The rings hold a second of the densest load. A loop that has not turned for longer works late; its rings are read for
 it (``draining``)."""
 _LOOKS_S = 0.25
 """How often the watchdog looks."""
-_SAID = 32
-"""Failures of which a line is said; all are counted."""
+_REPORTED = 32
+"""Failures that are reported with a line; all are counted."""
 
 
 OWNERS = 1024
@@ -65,7 +65,7 @@ class _Guard:
 
 
 class Bulkheads:
-    """Counts what failed, and says each kind of failure once.
+    """Counts what failed, and reports each kind of failure once.
 
     Args:
         note: Called with a line for people.
@@ -79,7 +79,7 @@ class Bulkheads:
         self._note = note
         self.counters: Counter[str] = Counter()
         self.doing = ""
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         self._of_anybody: Counter[str] = Counter()
         """Of them, those that may concern any job."""
         self._of_user: dict[int, Counter[str]] = {}
@@ -109,7 +109,7 @@ class Bulkheads:
 
         def failed(failure: Exception) -> None:
             self._count("turns_failed", job)
-            self._say(f"{name} failed", failure, "the rest of the trace goes on")
+            self._report(f"{name} failed", failure, "the rest of the trace goes on")
 
         return _Guard(self, name, failed)
 
@@ -118,7 +118,7 @@ class Bulkheads:
 
         def failed(failure: Exception) -> None:
             self._count("job_turns_failed", job)
-            self._say(f"job {job.name}: what came of it could not be worked on", failure, "other jobs go on")
+            self._report(f"job {job.name}: what came of it could not be worked on", failure, "other jobs go on")
 
         return _Guard(self, f"job {job.name}", failed)
 
@@ -143,20 +143,20 @@ class Bulkheads:
 
         def failed(failure: Exception) -> None:
             self._count("processes_quarantined", job, user(pid) if job is None else -1)
-            self._say(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
+            self._report(f"process {pid} is left alone: its {part} could not be read", failure, "the others go on")
             with self.part(f"leaving process {pid} alone", job):
                 quarantine()
 
         return _Guard(self, f"{part} of process {pid}", failed)
 
-    def _say(self, what: str, failure: Exception, so: str) -> None:
-        if what in self._said or len(self._said) >= _SAID:
+    def _report(self, what: str, failure: Exception, so: str) -> None:
+        if what in self._reported or len(self._reported) >= _REPORTED:
             return
-        self._said.add(what)
+        self._reported.add(what)
         where = debug.crash(failure)
         trace = f"; the traceback is in {where}" if where else ""
-        said = str(failure).partition("\n")[0][:200]
-        self._note(printable(f"{what} ({type(failure).__name__}: {said}); {so}{trace}"))
+        message = str(failure).partition("\n")[0][:200]
+        self._note(printable(f"{what} ({type(failure).__name__}: {message}); {so}{trace}"))
 
 
 class Watchdog:
@@ -218,6 +218,10 @@ class Watchdog:
         doing = self._doing()
         at = f", at: {doing}" if doing else ""
         self._report(printable(f"the loop has not turned for {late_s:.1f} s{at}; the rings are read meanwhile"))
+
+    def counters(self) -> dict[str, tuple[int, bool]]:
+        """By name: the value, and whether a value above 0 is a loss."""
+        return {"loop_stalls": (self.stalls, False), "relief_failed": (self.failures, True)}
 
     def start(self) -> None:
         """Looks every quarter of a second, in a thread."""

@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from argus import files
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system import files
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -57,26 +57,26 @@ class Watched:
     def __init__(self, up: int, down: int) -> None:
         self._up = up
         self._down = down
-        self.said_ready = False
+        self.is_ready = False
 
     def ready(self) -> None:
         """From here on the command may run."""
-        self.said_ready = True
-        self._say("ready")
+        self.is_ready = True
+        self._send("ready")
 
     def off(self, reason: str) -> None:
         """There will be no tracing."""
-        self._say(f"off {reason}")
+        self._send(f"off {reason}")
 
     def finished(self, code: int) -> None:
         """Everything is stored."""
-        self._say(f"finished {code}")
+        self._send(f"finished {code}")
 
     def over(self) -> bool:
         """Whether the command has ended, or whoever waits for it is gone."""
         return bool(select.select([self._down], [], [], 0)[0])
 
-    def _say(self, text: str) -> None:
+    def _send(self, text: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more
             os.write(self._up, text.replace("\n", " ").encode(errors="backslashreplace")[:4000] + b"\n")
 
@@ -122,7 +122,7 @@ class Watcher:
         return "off: " + (line.removeprefix("off ") or "it ended at once")
 
     def finish(self) -> None:
-        """Tells it that the command has ended, and waits until everything is stored."""
+        """Reports to it that the command has ended, and waits until everything is stored."""
         self._hang_up()
         while line := self._line(None):
             if line.startswith("finished "):
@@ -142,7 +142,7 @@ class Watcher:
             self._down = -1
 
     def _line(self, timeout_s: float | None) -> str | None:
-        """The next line it says; empty: it is gone; None: it has not said one in time."""
+        """The next line it sends; empty: it is gone; None: none came in time."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._heard:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -167,19 +167,19 @@ def _watch(watched: Watched, work: Callable[[Watched], int], output: int) -> Non
         for number in _HANDED_ON:
             # Not SIG_IGN: what it starts in turn would inherit that.
             signal.signal(number, lambda _number, _frame: None)
-        watched._say(str(os.getpid()))
+        watched._send(str(os.getpid()))
         code = work(watched)
     except ArgusError as failure:
         code = failure.exit_code
-        if watched.said_ready:
+        if watched.is_ready:
             print(f"argus: {failure}", file=sys.stderr)
         else:
             watched.off(str(failure))
     except BaseException as failure:
-        from argus import debug
+        from argus.system import debug
 
         where = debug.traceback_of(failure)
-        if watched.said_ready:
+        if watched.is_ready:
             print(f"argus: tracing ended: {type(failure).__name__}: {failure}. {where}", file=sys.stderr)
         else:
             watched.off(f"{type(failure).__name__}: {failure}")
@@ -187,7 +187,7 @@ def _watch(watched: Watched, work: Callable[[Watched], int], output: int) -> Non
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        if watched.said_ready:
+        if watched.is_ready:
             watched.finished(code)
         os._exit(code)
 
@@ -200,7 +200,7 @@ def likely_libraries(command: Sequence[str], environment: Mapping[str, str]) -> 
 
     A guess that fails costs nothing: what is loaded instead is found when it is there.
     """
-    found: list[Path] = []
+    libraries: list[Path] = []
     programs: list[Path] = []
     for word in command[:16]:
         exe = shutil.which(word, path=environment.get("PATH"))
@@ -208,17 +208,17 @@ def likely_libraries(command: Sequence[str], environment: Mapping[str, str]) -> 
             programs.append(Path(exe))
     for program in programs:
         with contextlib.suppress(OSError):
-            found += _linked(program, environment)
+            libraries += _linked(program, environment)
             interpreter = _interpreter(program)
             # Not resolved: a virtual environment's link leads out of it.
             for package in interpreter.parent.parent.glob("lib/python3*/site-packages/nvidia/*/lib"):
-                found += package.glob("*.so*")
+                libraries += package.glob("*.so*")
     folders = [Path(word) for word in environment.get("LD_LIBRARY_PATH", "").split(":") if word]
     for folder in [*folders, *map(Path, _SYSTEM_FOLDERS)]:
         with contextlib.suppress(OSError):
-            found += [folder / name for name in ("libcuda.so.1",) if (folder / name).exists()]
+            libraries += [folder / name for name in ("libcuda.so.1",) if (folder / name).exists()]
     unique: dict[tuple[int, int], Path] = {}
-    for path in found:
+    for path in libraries:
         if path.name.startswith(_LIBRARIES) or path in programs:
             with contextlib.suppress(OSError):
                 stat = os.stat(path)

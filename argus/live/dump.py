@@ -1,8 +1,7 @@
 """What every thread of some processes does at one instant, without stopping any of them.
 
-A thread that waits is read from outside: its stack cannot change before it runs, and whether it ran meanwhile is told
-by the kernel's count of its switches. A thread that runs is sampled in the kernel, some hundred times a second, for a
-moment.
+A thread that waits is read from outside: its stack cannot change before it runs, and the kernel's count of its switches
+shows whether it ran meanwhile. A thread that runs is sampled in the kernel, some hundred times a second, for a moment.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.blocked import assemble, read_blocked
-from argus.capture.code import CodeResolver
-from argus.capture.python import Interpreter, PythonProcess, find_interpreter
-from argus.capture.stacks import RawStack, StackProbes
-from argus.capture.symbols import Symbols
-from argus.capture.targets import PROC, inspect
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.semantics.stacks import Stack
+from argus.capture.blocked import assemble, read_blocked
+from argus.capture.process.symbols import Symbols
+from argus.capture.process.targets import PROC, inspect
+from argus.capture.python.code import CodeResolver
+from argus.capture.python.interpreter import Interpreter, PythonProcess, find_interpreter
+from argus.capture.sampler import RawStack, StackProbes
+from argus.model import records
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.stacks import Stack
 
 RATE_HZ = 997
 """Of the sampler while it lasts: a thread that runs is met within milliseconds."""
@@ -41,7 +40,7 @@ class ThreadStack:
         state: "running", "waiting", "stopped" (a signal or a debugger), or "unknown".
         reason: What it waits for (``argus.capture.offcpu``); empty: it runs.
         gil: Whether it holds the GIL.
-        stack: None: it could not be told, ``note`` says why.
+        stack: None: it could not be read, ``note`` says why.
         note: For people: also why a stack lacks its Python frames, where that is so of the whole process.
     """
 
@@ -65,13 +64,13 @@ class _Process:
 
     @classmethod
     def open(cls, pid: int) -> _Process:
-        inspect(pid).close()  # tells what cannot be looked at: threads, zombies, the kernel's own
+        inspect(pid).close()  # refuses what cannot be read: threads, zombies, the kernel's own
         try:
-            found = find_interpreter(pid)
-            process = cls(pid, Symbols(pid), found)
-            if found is not None and found.layout is not None:
-                process.python = PythonProcess(pid, found)
-                process.resolver = CodeResolver(process.python, found.layout)
+            interpreter = find_interpreter(pid)
+            process = cls(pid, Symbols(pid), interpreter)
+            if interpreter is not None and interpreter.layout is not None:
+                process.python = PythonProcess(pid, interpreter)
+                process.resolver = CodeResolver(process.python, interpreter.layout)
         except PermissionError as reason:
             raise ArgusError(f"process {pid} may not be looked at", "Run Argus with sudo", EXIT_UNAVAILABLE) from reason
         except OSError as reason:
@@ -91,12 +90,12 @@ class _Process:
         self.symbols.close()
 
 
-def dump(pids: Iterable[int], found_by_argus: Iterable[int] = ()) -> list[ThreadStack]:
+def dump(pids: Iterable[int], discovered: Iterable[int] = ()) -> list[ThreadStack]:
     """Every thread of these processes, in the order of process and thread numbers.
 
     Args:
         pids: Processes that somebody has named.
-        found_by_argus: Others. One that cannot be looked at is one thread without a stack, and a note why: of a job
+        discovered: Others. One that cannot be looked at is one thread without a stack, and a note why: of a job
             with a rank that died, the rest is seen all the same.
 
     Raises:
@@ -108,13 +107,13 @@ def dump(pids: Iterable[int], found_by_argus: Iterable[int] = ()) -> list[Thread
     try:
         for pid in pids:
             processes.append(_Process.open(pid))
-        for pid in found_by_argus:
+        for pid in discovered:
             try:
                 processes.append(_Process.open(pid))
             except ArgusError as failure:
                 refused.append(ThreadStack(pid, pid, "", "unknown", note=failure.message))
-        found = {key: stack for process in processes for key, stack in _waiting(process).items()}
-        running = {key for key, one in found.items() if one.stack is None and one.state == "running"}
+        stacks = {key: stack for process in processes for key, stack in _waiting(process).items()}
+        running = {key for key, one in stacks.items() if one.stack is None and one.state == "running"}
         if running:
             why = ""
             try:
@@ -122,18 +121,18 @@ def dump(pids: Iterable[int], found_by_argus: Iterable[int] = ()) -> list[Thread
             except ArgusError as failure:
                 why = f"it runs, and cannot be sampled: {failure.message}"
             if probes is not None:
-                found |= _running(processes, probes, running, found)
+                stacks |= _running(processes, probes, running, stacks)
                 # A thread that did not run after all waits now.
                 for process in processes:
-                    missing = {key for key in running if key[0] == process.pid and found[key].stack is None}
+                    missing = {key for key in running if key[0] == process.pid and stacks[key].stack is None}
                     if missing:
-                        found |= {key: one for key, one in _waiting(process, missing).items() if one.stack is not None}
+                        stacks |= {key: one for key, one in _waiting(process, missing).items() if one.stack is not None}
                 why = "it ran, and was not met on a CPU"
             for key in running:
-                if found[key].stack is None:
-                    found[key] = replace(found[key], note=why)
+                if stacks[key].stack is None:
+                    stacks[key] = replace(stacks[key], note=why)
         notes = {process.pid: process.note for process in processes}
-        threads = [replace(one, note=one.note or notes[one.pid]) for one in found.values()]
+        threads = [replace(one, note=one.note or notes[one.pid]) for one in stacks.values()]
         return sorted(threads + refused, key=lambda one: (one.pid, one.tid))
     finally:
         if probes is not None:
@@ -144,15 +143,15 @@ def dump(pids: Iterable[int], found_by_argus: Iterable[int] = ()) -> list[Thread
 
 def _waiting(process: _Process, only: set[tuple[int, int]] | None = None) -> dict[tuple[int, int], ThreadStack]:
     """Threads of a process, with the stacks of those that do not run."""
-    found = {}
+    stacks = {}
     holder = process.python.gil_holder() if process.python is not None else None
     states = process.python.thread_states() if process.python is not None else None
     for tid in _threads(process.pid):
         if only is None or (process.pid, tid) in only:
             one = _read(process, tid, states)
             if one is not None:
-                found[(process.pid, tid)] = replace(one, gil=holder == tid)
-    return found
+                stacks[(process.pid, tid)] = replace(one, gil=holder == tid)
+    return stacks
 
 
 def _read(process: _Process, tid: int, states: dict[int, int] | None) -> ThreadStack | None:
@@ -160,22 +159,22 @@ def _read(process: _Process, tid: int, states: dict[int, int] | None) -> ThreadS
     try:
         name = (PROC / str(process.pid) / "task" / str(tid) / "comm").read_text(errors="replace").rstrip("\n")
         layout = process.interpreter.layout if process.interpreter is not None else None
-        found = read_blocked(process.pid, tid, process.symbols, process.python, process.resolver, layout, states)
+        blocked = read_blocked(process.pid, tid, process.symbols, process.python, process.resolver, layout, states)
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as failure:
         return ThreadStack(process.pid, tid, "", "unknown", note=f"it may not be read: {failure.strerror}")
-    if found is None:
+    if blocked is None:
         return ThreadStack(process.pid, tid, name, "running")
-    state = "stopped" if found.stopped else "waiting"
-    return ThreadStack(process.pid, tid, name, state, found.reason, stack=found.stack)
+    state = "stopped" if blocked.stopped else "waiting"
+    return ThreadStack(process.pid, tid, name, state, blocked.reason, stack=blocked.stack)
 
 
 def _running(
     processes: list[_Process],
     probes: StackProbes,
     wanted: set[tuple[int, int]],
-    known: dict[tuple[int, int], ThreadStack],
+    waiting: dict[tuple[int, int], ThreadStack],
 ) -> dict[tuple[int, int], ThreadStack]:
     """Stacks of threads that run, sampled until each was met or the time is up."""
     by_pid = {process.pid: process for process in processes}
@@ -185,10 +184,10 @@ def _running(
             probes.set_python(pid, process.interpreter.layout)
             probes.set_threads(pid, process.python.thread_states())
         probes.add_target(pid)  # last, or the first samples would lack their Python stacks
-    found: dict[tuple[int, int], ThreadStack] = {}
+    stacks: dict[tuple[int, int], ThreadStack] = {}
     raw: dict[int, RawStack] = {}
     deadline = time.monotonic() + SAMPLE_S
-    while wanted - found.keys():
+    while wanted - stacks.keys():
         final = time.monotonic() >= deadline
         drained = probes.drain(final=final)
         for pid, code in drained.codes:
@@ -205,11 +204,11 @@ def _running(
             with contextlib.suppress(OSError):
                 stack = assemble(process.symbols, process.resolver, one.frames, one.native, int(one.head["flags"]))
                 holds = bool(int(row["what"]) & records.WHAT_GIL)
-                found[key] = replace(known[key], stack=stack, gil=holds)
+                stacks[key] = replace(waiting[key], stack=stack, gil=holds)
         if final:
             break
         time.sleep(0.01)
-    return found
+    return stacks
 
 
 def _newest(counts: NDArray[np.void]) -> NDArray[np.void]:

@@ -15,17 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
-from argus import installation, privileges
-from argus.capture import bcc, calls
-from argus.capture.bpf import MINIMUM_KERNEL, Backend, Probes, kernel_version
-from argus.capture.code import CodeResolver
-from argus.capture.elf import Elf
-from argus.capture.mapped import open_file
-from argus.capture.python import PythonProcess, find_interpreter
-from argus.capture.stacks import StackProbes
-from argus.capture.targets import Library, executable_mappings, sees_host_pids
+from argus.capture.kernel import bcc
+from argus.capture.kernel.links import Backend
+from argus.capture.probes import MINIMUM_KERNEL, Probes, kernel_version
+from argus.capture.process.elf import Elf
+from argus.capture.process.mapped import open_file
+from argus.capture.process.targets import Library, executable_mappings, sees_host_pids
+from argus.capture.python.code import CodeResolver
+from argus.capture.python.interpreter import PythonProcess, find_interpreter
+from argus.capture.sampler import StackProbes
 from argus.cupti import build
-from argus.errors import ArgusError
+from argus.model import calls
+from argus.model.errors import ArgusError
+from argus.system import installation, privileges
 
 PROBE_CALLS = 7
 """Calls the self-test makes: a prime, so that a multiple of what was made cannot pass."""
@@ -91,10 +93,10 @@ def check_all() -> list[Feature]:
 
 def _installation() -> State:
     """Whether root alone may change what root runs as ``argus``."""
-    found = installation.changeable()
-    if found is None:
+    changeable = installation.changeable()
+    if changeable is None:
         return State(True, "root alone may change what root runs")
-    part, reason = found
+    part, reason = changeable
     return State(False, f"others can become root when root runs it: {part}: {reason}", installation.fix(part))
 
 
@@ -255,15 +257,15 @@ def _store_engine() -> State:
 
 
 def _cupti() -> State:
-    """What Argus itself needs. CUPTI is the process's own: `argus trace` tells per process whether it has one."""
+    """What Argus itself needs. CUPTI is the process's own: `argus trace` reports per process whether it has one."""
     try:
         helper = build.library()
     except ArgusError as missing:
         return State(False, missing.message, missing.hint)
     if importlib.util.find_spec("cupti") is None:
         return State(False, "cupti-python, which knows CUPTI's records, is not installed", "pip install cupti-python")
-    known = importlib.metadata.version("cupti-python")
-    return State(True, f"GPU times of armed processes (argus run, argus arm); cupti-python {known}, helper {helper}")
+    version = importlib.metadata.version("cupti-python")
+    return State(True, f"GPU times of armed processes (argus run, argus arm); cupti-python {version}, helper {helper}")
 
 
 def _nvml() -> State:

@@ -118,8 +118,8 @@ def describe(name: str, value: int) -> str:
 def numbered(sentence: str, value: int) -> str:
     """A sentence with its number, in the singular or the plural, as :data:`SENTENCES` writes them."""
 
-    def choose(found: re.Match[str]) -> str:
-        one, _, many = found[1].rpartition("|")
+    def choose(match: re.Match[str]) -> str:
+        one, _, many = match[1].rpartition("|")
         return one if value == 1 else many
 
     return re.sub(r"\[([^]]*)\]", choose, sentence).replace("{n}", f"{value:,}")

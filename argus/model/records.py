@@ -1,6 +1,6 @@
 """Every record that crosses a boundary: one numpy dtype each, with units.
 
-The first three mirror ``bpf/argus.h``; ``tests/unit/test_records.py`` compiles the header and compares sizes and
+The first three mirror ``bpf/argus.h``; ``tests/unit/model/test_records.py`` compiles the header and compares sizes and
 offsets. Times are CLOCK_MONOTONIC nanoseconds of the host; a duration of -1 means "not measured".
 """
 
@@ -67,7 +67,7 @@ COLLECTIVE = np.dtype(
 """``struct argus_collective``: one collective operation of one process."""
 
 NAME_LEN = 176
-"""Room for a name in a control record, its closing 0 included (``bpf/argus.h`` says why so much)."""
+"""Room for a name in a control record, its closing 0 included (``bpf/argus.h`` explains why so much)."""
 
 MARK_NAME_LEN = 96
 """Bytes of a mark's name that are kept."""
@@ -102,7 +102,8 @@ MATH = np.dtype(
         ("reserved", "<u2"),
     ]
 )
-"""``struct argus_math``: one call of cuBLAS or of PyTorch's attention, with what tells what it multiplies."""
+"""``struct argus_math``: one call of cuBLAS or of PyTorch's attention, with the arguments that define what it
+multiplies."""
 
 CONTROL = np.dtype(
     [
@@ -234,7 +235,7 @@ GPU_LAUNCH_MATCHED = 1
 GPU_LAUNCH_PROBED = 2
 """``GPU_OP.flags``: a probe saw the launch as well; ``launch_ns`` is then that row's ``ts`` in ``launches``."""
 GPU_START_CLAMPED = 4
-"""``GPU_OP.flags``: it was said to start before its launch began; ``start_ns`` was raised to ``launch_ns``."""
+"""``GPU_OP.flags``: its recorded start was before its launch began; ``start_ns`` was raised to ``launch_ns``."""
 
 HOST_OP = np.dtype(
     [
@@ -255,7 +256,7 @@ HOST_OP = np.dtype(
 
 ``kind``: ``HostKind``. ``code``: callback id of an API call, CUpti_ActivitySynchronizationType,
 CUpti_ActivityOverheadKind, CUpti_ActivityJitOperationType, module id, or CUpti_ActivityFlag of a marker. ``tid``: the
-thread as the process itself sees it; 0: the record does not tell. A marker has ``start_ns`` = ``end_ns``.
+thread as the process itself sees it; 0: the record does not have it. A marker has ``start_ns`` = ``end_ns``.
 """
 
 

@@ -36,8 +36,8 @@ def harmless(text: str, *, styled: bool = False) -> str:
     return "".join(parts)
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def printable(text: str) -> str:

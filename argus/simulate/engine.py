@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.schedule import BACKWARD, Op, schedule
+from argus.semantics.groups.schedule import BACKWARD, Op, schedule
 from argus.simulate.faults import Effects, Fault
 from argus.simulate.mesh import Mesh
 from argus.simulate.noise import Dice, Noise, StepNoise
@@ -78,7 +78,7 @@ class Made:
 
 @dataclass
 class Step:
-    """One step of all ranks. Times in ns; shapes (pp, dp, tp) unless said.
+    """One step of all ranks. Times in ns; shapes (pp, dp, tp) unless noted.
 
     Attributes:
         number: From 0.
@@ -160,7 +160,7 @@ def play(
         faults: What is wrong; their ranks are chosen (:func:`argus.simulate.faults.choose`).
         steps: How many.
         seed: Of the noise, which faults do not change.
-        p2p_calls, tp_calls: Micro-batches whose sends and receives, and tensor-parallel all-reduces, are told.
+        p2p_calls, tp_calls: Micro-batches whose sends and receives, and tensor-parallel all-reduces, are recorded.
 
     Raises:
         ArgusError: The schedule does not fit the mesh.
@@ -293,7 +293,7 @@ class _Player:
         cpu = state.cpu[stage]
         ready = np.maximum(state.gpu[stage], cpu + LATENCY_NS)
         start = ready
-        told = op.batch < self.p2p_calls
+        records_p2p = op.batch < self.p2p_calls
         if op.needs is not None:
             sender, place = op.needs
             sent = turn.ends[sender][place]
@@ -306,7 +306,7 @@ class _Player:
             phases["send_recv"][stage] += exposed
             phases["pipeline_bubble"][stage] += start - ready - exposed
             turn.hidden["send_recv"][stage] += transfer - exposed
-            if told:
+            if records_p2p:
                 # What is received ahead takes as long, on a stream of its own.
                 begin, end = (np.minimum(ready, sent), sent + transfer) if ahead else (ready, start)
                 calls.append(Made(Call("pp", "Recv", P2P_ELEMENTS, sender), cpu.copy(), begin, end))
@@ -352,12 +352,12 @@ class _Player:
         turn.ends[stage].append(end)
         towards = -1 if backward else 1
         passed_on = 0 <= stage + towards < mesh.pp or (mesh.pp > 1 and 0 <= op.chunk + towards < mesh.vpp)
-        if told and passed_on:
+        if records_p2p and passed_on:
             to = (stage + towards) % mesh.pp
             slower = np.maximum(effects.link[stage], effects.link[to])
             call = Call("pp", "Send", P2P_ELEMENTS, to)
             calls.append(Made(call, after.copy(), end, end + program.p2p_ms * 1e6 * slower))
-        state.cpu[stage] = after + (CALL_NS if told and passed_on else 0)
+        state.cpu[stage] = after + (CALL_NS if records_p2p and passed_on else 0)
         state.gpu[stage] = gpu
 
     def _reduce(self, turn: _Turn, stage: int, start: Float, end: Float, called: Callable[[float], Float]) -> Float:

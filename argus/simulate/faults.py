@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
 
@@ -21,7 +21,7 @@ DOSES = ("loud", "quiet", "masked")
 
 @dataclass
 class Effects:
-    """What faults do to a step. Shapes (pp, dp, tp) unless said; 1 or 0 where nothing is wrong.
+    """What faults do to a step. Shapes (pp, dp, tp) unless noted; 1 or 0 where nothing is wrong.
 
     Attributes:
         step_ns: What a step takes without faults, waits and communication: what some doses are shares of.
@@ -64,7 +64,7 @@ class Fault:
         dose: loud, quiet or masked: :attr:`doses` has the numbers.
         ranks: Global ranks; empty: chosen by the seed.
         half: Chooses half of the data-parallel ranks of a stage.
-        since: First step; -1: as :attr:`begins` says.
+        since: First step; -1: by :attr:`begins`.
         lasts: Steps; 0: until the end.
         ramp: Steps over which it grows to its full size.
         number: Of this fault in the job.
@@ -75,7 +75,7 @@ class Fault:
     phase: ClassVar[str] = ""
     doses: ClassVar[dict[str, float]] = {}
     begins: ClassVar[float] = 0.0
-    """When it begins unless told, as a share of the steps."""
+    """When it begins unless given, as a share of the steps."""
 
     dose: str = "loud"
     ranks: tuple[int, ...] = ()
@@ -110,15 +110,15 @@ class Fault:
         """Whether it does anything in a step."""
         return True
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        """The same, on the ranks of ``mine``, shape (pp, dp, tp)."""
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        """The same, on the ranks of ``of_ranks``, shape (pp, dp, tp)."""
 
     def configure(self, program: Program, mesh: Mesh) -> Program:
         """The program that the job with the fault runs, where that is what is wrong."""
         return program
 
     def alike(self, mesh: Mesh) -> tuple[int, ...]:
-        """Ranks that no record tells from its own: had it been theirs, all rows would be the same."""
+        """Ranks that no record distinguishes from its own: had it been theirs, all rows would be the same."""
         return self.ranks
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
@@ -137,8 +137,8 @@ class ComputeStraggler(Fault):
     kind, phase = "compute_straggler", "backward"
     doses: ClassVar = {"loud": 2.0, "quiet": 1.2, "masked": 1.08}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.compute[mine] *= 1 + (self.size - 1) * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.compute[of_ranks] *= 1 + (self.size - 1) * level
 
 
 class MaskedComputeStraggler(ComputeStraggler):
@@ -165,8 +165,8 @@ class LinkDegradation(Fault):
     kind, phase = "link_degradation", "communication"
     doses: ClassVar = {"loud": 8.0, "quiet": 3.0, "masked": 1.7}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.link[mine] *= 1 + (self.size - 1) * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.link[of_ranks] *= 1 + (self.size - 1) * level
 
     def alike(self, mesh: Mesh) -> tuple[int, ...]:
         """Those that take part in the same transfers between hosts or stages."""
@@ -213,8 +213,8 @@ class StageImbalance(Fault):
     kind, phase = "stage_imbalance", "backward"
     doses: ClassVar = {"loud": 1.6, "quiet": 1.2, "masked": 1.08}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.layers[mine] *= 1 + (self.size - 1) * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.layers[of_ranks] *= 1 + (self.size - 1) * level
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         if mesh.pp == 1:
@@ -228,10 +228,10 @@ class SequenceImbalance(Fault):
     kind, phase = "sequence_imbalance", "forward"
     doses: ClassVar = {"loud": 0.6, "quiet": 0.25, "masked": 0.12}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
         spread = self.size * level
         drawn = np.exp(spread * rng.standard_normal(effects.lengths.shape) - spread**2 / 2)
-        effects.lengths *= np.where(mine.any(axis=(0, 2)), drawn, 1.0)
+        effects.lengths *= np.where(of_ranks.any(axis=(0, 2)), drawn, 1.0)
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         return tuple(range(mesh.size))
@@ -246,10 +246,10 @@ class _Sometimes(Fault):
         turn, place = divmod(step - self.since, self.period)
         return place == int(np.random.default_rng([self.seed, self.number, turn, 78]).integers(self.period))
 
-    def struck(self, mine: Bool, level: float, effects: Effects, rng: np.random.Generator) -> Float:
+    def struck(self, of_ranks: Bool, level: float, effects: Effects, rng: np.random.Generator) -> Float:
         """How long, ns, shape (pp, dp, tp): its size is a share of the step, less or more by a fifth."""
         took = level * self.size * effects.step_ns * math.exp(0.2 * rng.standard_normal())
-        return np.where(mine, took, 0.0)
+        return np.where(of_ranks, took, 0.0)
 
 
 class JitStall(_Sometimes):
@@ -258,8 +258,8 @@ class JitStall(_Sometimes):
     kind, phase = "jit_stall", "forward"
     doses: ClassVar = {"loud": 3.0, "quiet": 1.0, "masked": 0.4}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.module_ns += self.struck(mine, level, effects, rng)
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.module_ns += self.struck(of_ranks, level, effects, rng)
 
 
 class KernelIssueStall(Fault):
@@ -269,8 +269,8 @@ class KernelIssueStall(Fault):
     kind, phase = "kernel_issue_stall", "idle"
     doses: ClassVar = {"loud": 8.0, "quiet": 3.7, "masked": 3.2}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.launch[mine] *= 1 + (self.size - 1) * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.launch[of_ranks] *= 1 + (self.size - 1) * level
 
 
 class DataLoading(Fault):
@@ -279,8 +279,8 @@ class DataLoading(Fault):
     kind, phase = "data_loading", "data_loading"
     doses: ClassVar = {"loud": 0.6, "quiet": 0.15, "masked": 0.07}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.data_ns += mine * (level * self.size * effects.step_ns * math.exp(0.15 * rng.standard_normal()))
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.data_ns += of_ranks * (level * self.size * effects.step_ns * math.exp(0.15 * rng.standard_normal()))
 
 
 class GcPause(_Sometimes):
@@ -290,8 +290,8 @@ class GcPause(_Sometimes):
     period = 4
     doses: ClassVar = {"loud": 1.0, "quiet": 0.4, "masked": 0.2}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.pause_ns += self.struck(mine, level, effects, rng)
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.pause_ns += self.struck(of_ranks, level, effects, rng)
 
 
 class HostContention(Fault):
@@ -301,10 +301,10 @@ class HostContention(Fault):
     kind, phase = "host_contention", "idle"
     doses: ClassVar = {"loud": 0.8, "quiet": 0.2, "masked": 0.08}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        wait = level * self.size * effects.step_ns * np.exp(0.4 * rng.standard_normal(mine.shape))
-        effects.queued_ns += mine * wait
-        effects.launch[mine] *= 1 + self.size * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        wait = level * self.size * effects.step_ns * np.exp(0.4 * rng.standard_normal(of_ranks.shape))
+        effects.queued_ns += of_ranks * wait
+        effects.launch[of_ranks] *= 1 + self.size * level
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         return tuple(np.flatnonzero(mesh.host == int(rng.integers(mesh.hosts))).tolist())
@@ -317,21 +317,21 @@ class Regression(Fault):
     doses: ClassVar = {"loud": 1.6, "quiet": 1.2, "masked": 1.08}
     begins = 0.5
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.compute[mine] *= 1 + (self.size - 1) * level
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.compute[of_ranks] *= 1 + (self.size - 1) * level
 
     def choose(self, mesh: Mesh, rng: np.random.Generator) -> tuple[int, ...]:
         return tuple(range(mesh.size))
 
 
 class Jitter(_Sometimes):
-    """A rank is held up in one of ten steps, and nothing tells by what: share of a step."""
+    """A rank is held up in one of ten steps, and nothing shows by what: share of a step."""
 
     kind, phase = "jitter", "idle"
     doses: ClassVar = {"loud": 3.0, "quiet": 1.0, "masked": 0.4}
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.stall_ns += self.struck(mine, level, effects, rng)
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.stall_ns += self.struck(of_ranks, level, effects, rng)
 
 
 class Hang(Fault):
@@ -341,11 +341,11 @@ class Hang(Fault):
     doses: ClassVar = {"loud": 300.0, "quiet": 90.0, "masked": 45.0}
     begins = 0.6
 
-    def act(self, level: float, mine: Bool, effects: Effects, rng: np.random.Generator) -> None:
-        effects.dead |= mine
+    def act(self, level: float, of_ranks: Bool, effects: Effects, rng: np.random.Generator) -> None:
+        effects.dead |= of_ranks
 
 
-KINDS: dict[str, type[Fault]] = {
+FAULTS: dict[str, type[Fault]] = {
     one.kind: one
     for one in (
         ComputeStraggler, MaskedComputeStraggler, LinkDegradation, PipelineBubble, StageImbalance, SequenceImbalance,
@@ -356,19 +356,19 @@ KINDS: dict[str, type[Fault]] = {
 
 
 def parse(text: str) -> Fault:
-    """A fault as the command line tells it: ``KIND[:DOSE][:ranks=0,3-5|:half][:from=STEP][:steps=N][:ramp=N]``.
+    """A fault as the command line gives it: ``KIND[:DOSE][:ranks=0,3-5|:half][:from=STEP][:steps=N][:ramp=N]``.
 
     Raises:
         ArgusError: It does not.
     """
     kind, *rest = text.split(":")
-    if kind not in KINDS:
-        raise ArgusError(f"there is no fault '{kind}'", f"Known: {', '.join(KINDS)}", EXIT_USAGE)
-    fault = KINDS[kind]()
+    if kind not in FAULTS:
+        raise ArgusError(f"there is no fault '{kind}'", f"Known: {', '.join(FAULTS)}", EXIT_USAGE)
+    fault = FAULTS[kind]()
     for part in rest:
-        name, told, value = part.partition("=")
+        name, equals, value = part.partition("=")
         try:
-            if not told and name in DOSES:
+            if not equals and name in DOSES:
                 fault.dose = name
             elif part == "half":
                 fault.half = True
@@ -387,11 +387,11 @@ def parse(text: str) -> Fault:
 
 
 def _ranks(text: str) -> tuple[int, ...]:
-    found: list[int] = []
+    ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        found += range(int(first), int(last if dash else first) + 1)
-    return tuple(found)
+        ranks += range(int(first), int(last if dash else first) + 1)
+    return tuple(ranks)
 
 
 def settle(faults: list[Fault], mesh: Mesh, steps: int, seed: int) -> list[Fault]:

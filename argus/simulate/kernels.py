@@ -98,8 +98,8 @@ class Kernels:
             return np.arange(len(self._group))
         parts = []
         for number in np.unique(self._group).tolist():
-            mine = np.flatnonzero(self._group == number)
-            parts.append(mine[np.arange(max(1, round(layers * len(mine)))) % len(mine)])
+            of_group = np.flatnonzero(self._group == number)
+            parts.append(of_group[np.arange(max(1, round(layers * len(of_group)))) % len(of_group)])
         return np.concatenate(parts)
 
     def tables(self, *, final: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:

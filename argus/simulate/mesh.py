@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 Int = NDArray[np.int64]
 
@@ -98,7 +98,7 @@ class Mesh:
         """Communicators of each dimension: shape (groups, members), members in order. A dimension of one rank has none,
         and ``world`` is left out where it is the same as ``dp``."""
         ranks = self.ranks
-        found = {
+        groups = {
             "tp": ranks.reshape(-1, self.tp),
             "ep": ranks.reshape(self.pp, self.dp // self.ep, self.ep, self.tp).swapaxes(2, 3).reshape(-1, self.ep),
             "dp": ranks.swapaxes(1, 2).reshape(-1, self.dp),
@@ -106,5 +106,5 @@ class Mesh:
             "world": ranks.reshape(1, -1),
         }
         if self.dp == self.size:
-            del found["world"]
-        return {name: members for name, members in found.items() if members.shape[1] > 1}
+            del groups["world"]
+        return {name: members for name, members in groups.items() if members.shape[1] > 1}

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus import __version__
-from argus.capture.launches import dictionary
 from argus.simulate.engine import CALL_NS, LATENCY_NS, OPTIMIZER_KERNELS, PHASES, Made, Step
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import BACKWARD_WORK, Program
+from argus.tables.arrow import dictionary
 
 Columns = dict[str, Any]
 Int = NDArray[np.int64]
@@ -21,11 +21,11 @@ Int = NDArray[np.int64]
 DIMENSIONS = ("tp", "ep", "dp", "pp", "world")
 COMMUNICATION = ("all_reduce", "all_to_all", "send_recv", "pipeline_bubble")
 WALL_ERROR_NS = 50_000_000
-"""What a host's kernel says of its clock that NTP keeps (adjtimex: maxerror)."""
+"""The error that a host's kernel reports for its clock that NTP keeps (adjtimex: maxerror)."""
 LARGE = 1024
 """Of jobs of more ranks only NCCL's kernels among data-parallel and all ranks are stored, and fewer launches, to be
 quick."""
-UNTOLD = (("kernel", "multi_tensor_adam"), ("kernel", "first"))
+NOT_SUMMED = (("kernel", "multi_tensor_adam"), ("kernel", "first"))
 SAMPLED_NS = 1e9 / 97
 """Stacks are sampled so often."""
 P2P = ("Send", "Recv")
@@ -121,19 +121,19 @@ class Rows:
                 "joined_by": "unique_id", "error": "", "version": version,
             }  # fmt: skip
             host = mesh.host[members]
-            found = [
+            commands = [
                 (self.hosts[one], int(number[group]), members[group][host[group] == one].tolist())
                 for group in range(groups)
                 for one in np.unique(host[group]).tolist()
             ]
             yield "parallel_groups", {
-                "host": [one[0] for one in found], "comm_group": [one[1] for one in found],
-                "dimension": dimension, "ranks": [one[2] for one in found], "nranks": size, "confidence": 0.9,
+                "host": [one[0] for one in commands], "comm_group": [one[1] for one in commands],
+                "dimension": dimension, "ranks": [one[2] for one in commands], "nranks": size, "confidence": 0.9,
                 "why": WHY[dimension], "version": version, "superseded": 0,
             }  # fmt: skip
 
     def layout(self, version: int) -> Iterator[tuple[str, Columns]]:
-        """How the job is split: a recording may tell it, a live trace does not."""
+        """How the job is split: a recording may have it, a live trace does not."""
         mesh = self.mesh
         sizes = {"dp": mesh.dp, "pp": mesh.pp, "tp": mesh.tp, "sp": 1, "vpp": mesh.vpp, "world_size": mesh.size}
         yield "parallel_layout", {**sizes, "source": "simulate", "version": version}
@@ -258,13 +258,13 @@ class Rows:
                 ("ns", ns),
             ):  # fmt: skip
                 parts[name].append(values[there])
-        found = {name: np.concatenate(values) for name, values in parts.items()}
-        ranks = found["rank"]
+        columns = {name: np.concatenate(values) for name, values in parts.items()}
+        ranks = columns["rank"]
         yield "collectives", {
-            **self._who(ranks, thread=True), **{name: found[name] for name in ("comm", "seq", "count", "peer")},
-            "op": dictionary(found["op"], list(OPS)), "bytes": found["count"] * ELEMENT_BYTES, "dtype": "bfloat16",
-            "redop": dictionary((found["op"] == 0).astype(np.int32), ["", "sum"]), "stream": 7,
-            "ts": self.wall(found["ns"], ranks), "duration_ns": int(CALL_NS), "result": 0, "in_group": False,
+            **self._who(ranks, thread=True), **{name: columns[name] for name in ("comm", "seq", "count", "peer")},
+            "op": dictionary(columns["op"], list(OPS)), "bytes": columns["count"] * ELEMENT_BYTES, "dtype": "bfloat16",
+            "redop": dictionary((columns["op"] == 0).astype(np.int32), ["", "sum"]), "stream": 7,
+            "ts": self.wall(columns["ns"], ranks), "duration_ns": int(CALL_NS), "result": 0, "in_group": False,
         }  # fmt: skip
 
     def _kernel_events(self, steps: Sequence[Step]) -> Iterator[tuple[str, Columns]]:
@@ -278,18 +278,18 @@ class Rows:
                 *((name, np.concatenate([getattr(each, name).ravel() for each in made])) for name in TIMES),
             ):  # fmt: skip
                 parts[name].append(values)
-        found = {name: np.concatenate(values) for name, values in parts.items() if values}
-        if not found:
+        columns = {name: np.concatenate(values) for name, values in parts.items() if values}
+        if not columns:
             return
-        ranks, count = found["rank"], len(found["rank"])
-        begin, called = self.wall(found["begin"], ranks), self.wall(found["at"], ranks)
+        ranks, count = columns["rank"], len(columns["rank"])
+        begin, called = self.wall(columns["begin"], ranks), self.wall(columns["at"], ranks)
         # A kernel that waited for its stream was launched in the call, and began later.
         begin = np.maximum(begin, called + 1500)
         none = np.zeros(count, np.uint32)
         yield "kernel_events", {
             **self._who(ranks), "device": ranks % self.mesh.per_host, "context": 1, "stream": 20, "kind": "kernel",
-            "name": dictionary((found["op"] > 0).astype(np.int32), list(NCCL)), "ts": begin,
-            "duration_ns": np.maximum(self.wall(found["end"], ranks) - begin, 1000), "launch_ts": called + 1000,
+            "name": dictionary((columns["op"] > 0).astype(np.int32), list(NCCL)), "ts": begin,
+            "duration_ns": np.maximum(self.wall(columns["end"], ranks) - begin, 1000), "launch_ts": called + 1000,
             "issue_latency_ns": begin - called - 1000, "launch_tid": 10_000 + ranks % self.mesh.per_host,
             "launch_probed": False, "correlation": none, "graph": 0, "graph_node": 0,
             "grid": np.full((count, 3), [24, 1, 1], np.uint32), "block": np.full((count, 3), [544, 1, 1], np.uint16),
@@ -331,12 +331,12 @@ class Rows:
                     parts[name].append(values)
         if not took:
             return
-        found = {name: np.concatenate(values) for name, values in parts.items()}
-        ranks = found["rank"]
+        columns = {name: np.concatenate(values) for name, values in parts.items()}
+        ranks = columns["rank"]
         yield "gpu_collectives", {
-            **self._who(ranks), "device": ranks % self.mesh.per_host, "step": found["step"],
-            "ts": self.wall(found["at"], ranks), "op": dictionary(found["op"], list(GPU_OPS)),
-            **{name: found[name] for name in ("comm", "peer", "calls", "bytes")},
+            **self._who(ranks), "device": ranks % self.mesh.per_host, "step": columns["step"],
+            "ts": self.wall(columns["at"], ranks), "op": dictionary(columns["op"], list(GPU_OPS)),
+            **{name: columns[name] for name in ("comm", "peer", "calls", "bytes")},
             "duration_ns": np.maximum(np.concatenate(took), 1000).astype(np.int64),
             "shortest_ns": np.maximum(np.concatenate(shortest), 1000).astype(np.int64),
         }  # fmt: skip
@@ -350,7 +350,7 @@ class Rows:
         ns, inside, place, ranks = [], [], [], []
         for step in steps:
             for key, (at, took) in step.launches.items():
-                if self.few_kernels and key in UNTOLD:
+                if self.few_kernels and key in NOT_SUMMED:
                     continue
                 there = slice(None) if key[0] != "module" else took.ravel() > 0
                 ns.append(at.ravel()[there])
@@ -385,7 +385,7 @@ class Rows:
             }  # fmt: skip
 
     def _usage(self, steps: Sequence[Step]) -> Iterator[tuple[str, Columns]]:
-        """What the kernel says of each main thread, every second or step, whichever is longer."""
+        """What the kernel accounts of each main thread, every second or step, whichever is longer."""
         often = max(1, round(1e9 / max(float(np.median(steps[0].cpu_end - steps[0].cpu_begin)), 1.0)))
         for place in range(0, len(steps), often):
             some = steps[place : place + often]

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.interop.imported import flush_whole, new_run
 from argus.simulate.engine import Step, play
 from argus.simulate.faults import Fault, Hang, settle
 from argus.simulate.kernels import Kernels
@@ -19,6 +18,7 @@ from argus.simulate.noise import Noise
 from argus.simulate.program import Program
 from argus.simulate.rows import Rows
 from argus.store.open import Store
+from argus.store.runs import flush_whole, new_run
 from argus.store.writer import Writer
 
 BLOCK = 40_000
@@ -58,7 +58,7 @@ class Spec:
     def __post_init__(self) -> None:
         settle(self.faults, self.mesh, self.steps, self.seed)
 
-    def told_ranks(self) -> list[int]:
+    def summarised_ranks(self) -> list[int]:
         """Ranks whose kernels are summed up."""
         faulty = [rank for fault in self.faults for rank in fault.ranks]
         others = np.linspace(0, self.mesh.size - 1, self.kernels).astype(int).tolist()
@@ -115,7 +115,7 @@ def write(
         store: Where to.
         job: Its name.
         spec: What to simulate.
-        progress: Told what is done, and the share of it.
+        progress: Called with what is done, and the share of it.
         run: Number of the run; None: the time.
         start_ns: Wall-clock time at which it begins; None: that of the run.
 
@@ -143,7 +143,7 @@ def write(
         store_all(rows.ranks(version))
         if spec.layout:
             store_all(rows.layout(version))
-        summed = Kernels(rows, spec.program, spec.told_ranks(), spec.seed) if spec.kernels else None
+        summed = Kernels(rows, spec.program, spec.summarised_ranks(), spec.seed) if spec.kernels else None
         for step in spec.play():
             block.append(step)
             hung = step.spent

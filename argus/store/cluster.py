@@ -1,4 +1,4 @@
-"""The schema of one server as that of a cluster: the same files, rendered.
+"""The tables of one server as those of a cluster: the same statements, rendered.
 
 Every table ``t`` becomes ``t_local`` on each node, replicated within its shard, and ``t``, a Distributed table over
 them. Rows go to shards by ``cityHash64(job, rank)``, so that a rank's rows are together and rows that replace one
@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 LOCAL = "_local"
-MIGRATIONS = "schema_migrations"
+VERSIONS = "schema_migrations"
 
 _TABLE = re.compile(r"CREATE TABLE IF NOT EXISTS (\w+)")
 _ENGINE = re.compile(r"\bENGINE = (\w*MergeTree)(?:\(([^)]*)\))?")
@@ -61,18 +61,19 @@ def render(statement: str, cluster: Cluster) -> list[str]:
         assert source, statement
         rest = re.sub(rf"\b{source.group(1)}\b", source.group(1) + LOCAL, rest)
         return [f"CREATE MATERIALIZED VIEW IF NOT EXISTS {name}{on} TO {target}{LOCAL}{rest}"]
-    if view := re.match(r"CREATE (?:VIEW IF NOT EXISTS|OR REPLACE VIEW) (\w+)", statement):
+    if view := re.match(r"CREATE OR REPLACE VIEW (\w+)", statement):
         return [view.group(0) + on + statement[view.end() :]]
     if altered := re.match(r"ALTER TABLE (\w+)\s+(.*)", statement, re.DOTALL):
         name, change = altered.groups()
         change = change.replace("non_replicated_deduplication_window", "replicated_deduplication_window")
         if not cluster.replicas:
             change = change.replace("replicated_deduplication_window", "non_replicated_deduplication_window")
-        tables = (
-            [name + LOCAL]
-            if re.match(r"MODIFY (SETTING|TTL|COLUMN \w+ CODEC)|ADD INDEX", change)
-            else [name + LOCAL, name]
-        )
+        if name == VERSIONS and not cluster.replicas:
+            tables = [name]
+        elif re.match(r"MODIFY (SETTING|TTL|COLUMN \w+ CODEC)|ADD INDEX", change):
+            tables = [name + LOCAL]
+        else:
+            tables = [name + LOCAL, name]
         return [f"ALTER TABLE {table}{on} {change}" for table in tables]
     if statement.startswith("INSERT INTO"):
         return []  # what an older schema had stored: there is none, clusters begin with this form
@@ -81,7 +82,7 @@ def render(statement: str, cluster: Cluster) -> list[str]:
 
 def _tables(statement: str, name: str, cluster: Cluster) -> list[str]:
     on, local = cluster.everywhere, name + LOCAL
-    if name == MIGRATIONS and not cluster.replicas:
+    if name == VERSIONS and not cluster.replicas:
         return [statement]  # each shard is initialised by itself, and has a state of its own
     made = statement.replace(f"CREATE TABLE IF NOT EXISTS {name}", f"CREATE TABLE IF NOT EXISTS {local}{on}", 1)
     engine = _ENGINE.search(made)

@@ -32,22 +32,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from argus import files, heap
-from argus.limits import unbounded
 from argus.store import limits
+from argus.store.failures import FULL
+from argus.system import files, memory
+from argus.system.limits import unbounded
 
 LINGER_S = 2.0
 """How long the engine outlives its last client: the next command of a shell line then finds it warm."""
 MEASURE_S = 10.0
 """How often the store's size is measured. What is inserted meanwhile is added as it came, which is more than what it
 takes up: compressed, that is 5 MB at 50,000 operations a second."""
-FULL = "the store has reached its bound (ARGUS_STORE_MAX) of"
 MAX_THREADS = 4
 """Threads of one query. The engine shares the node with the job that is being traced."""
 
 # chdb starts 128 threads the first time that it removes parts, which keep 20 MB and more, and lets parts that were
 # merged into others (250 a minute of one tracer) stay for up to 5 minutes; its caches may hold 5 GB each. Threads and
-# parts can be told by a file only (``scripts/bench memory``). What conditions select is not remembered: an entry takes
+# parts can be set in a file only (``scripts/bench memory``). What conditions select is not remembered: an entry takes
 # 400 bytes and not the 64 that are counted, and a diagnosis that goes on asks 400 times a minute, never twice the same.
 CONFIG = """<clickhouse>
     <max_parts_cleaning_thread_pool_size>2</max_parts_cleaning_thread_pool_size>
@@ -168,7 +168,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     def give_back(self) -> None:
         """Gives freed memory back to the system: Python's, and the engine's, whose allocator keeps what a large query
         took for the next one."""
-        heap.trim()
+        memory.trim()
         with contextlib.suppress(Exception), contextlib.closing(self.chdb.connect(self.target)) as handle:
             handle.query("SYSTEM JEMALLOC PURGE")  # an engine with another allocator refuses
 
@@ -373,7 +373,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
         with contextlib.suppress(OSError):
             os.unlink("config.xml", dir_fd=own)
     threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
-    heap.settle()  # before there are threads that it could concern
+    memory.settle()  # before there are threads that it could concern
     database = f"/proc/self/fd/{own}/db"
     target = f"{database}?max_threads={threads}&max_server_memory_usage_to_ram_ratio=0.25"
     try:
@@ -402,7 +402,7 @@ def serve(folder: Path, starter: str, ready: int) -> None:
 
 def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> None:
     """Looks after the engine until its last client has gone, its folder is another's, or ``stop`` is set."""
-    trim_due = time.monotonic() + heap.TRIM_S
+    trim_due = time.monotonic() + memory.TRIM_S
     measure_due = 0.0
     while True:
         if time.monotonic() >= measure_due:
@@ -412,7 +412,7 @@ def _tend(server: _Server, stop: threading.Event, ours: Callable[[], bool]) -> N
         server.cancel_abandoned()
         if time.monotonic() >= trim_due:
             server.give_back()
-            trim_due = time.monotonic() + heap.TRIM_S
+            trim_due = time.monotonic() + memory.TRIM_S
         if not ours():
             return  # the folder was removed: whoever comes next makes it anew, and an engine for it
         with server.guard:

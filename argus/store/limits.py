@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 STORE_BYTES = 100 << 30
 """What an embedded store may take up where ``ARGUS_STORE_MAX`` says nothing: two days of single CUDA calls at 50,000

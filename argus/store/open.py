@@ -13,9 +13,7 @@ import fcntl
 import importlib.util
 import logging
 import os
-import re
 import select
-import shlex
 import socket
 import struct
 import subprocess
@@ -24,15 +22,15 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
-from argus import files, secrets
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import limits
-from argus.store.engine import FULL, socket_address
+from argus.store.engine import socket_address
+from argus.store.failures import AUTHENTICATION, REACH_HINT, code_of, disk_full, explain, first_line, spool_not_queried
+from argus.store.url import ROOTS_STORE, Target, parse_url, password_of_environment, truth
+from argus.system import files, secrets
 
 LEASE_TIMEOUT_S = 30.0
 """How long to wait for another process to let go of an embedded store."""
@@ -41,19 +39,6 @@ CONNECT_S = 30
 QUERY_S = 3600
 """How long it may take to answer later."""
 
-_PASSING = {159, 201, 202, 203, 209, 210, 225, 236, 241, 242, 243, 252, 279, 319, 394, 999}
-"""Codes of what may pass: timeouts, memory limits, quotas, too many queries or parts, no space, trouble with Keeper or
-network, a read-only replica, a shutdown."""
-_DISK = {74, 75, 76, 88, 107, 1000, 1001}
-"""Codes of trouble with the store's own files: a disk that failed and is read-only since, a folder that is gone, wrong
-rights. They come as CANNOT_OPEN_FILE and its like, or as what the C++ library says (POCO_EXCEPTION, STD_EXCEPTION)."""
-READONLY = 164
-_FORBIDDEN = {READONLY, 497}
-"""Codes of what this user may not do, until somebody grants it: READONLY, ACCESS_DENIED."""
-_UNKNOWN_TABLE = 60
-_TIMEOUT_EXCEEDED = 159
-_UNKNOWN_DATABASE = 81
-_NO_SPACE = 243
 _INSERT = {
     # An imported trace may span months; ClickHouse's own limit is 100 partitions (days) in one insert.
     "max_partitions_per_insert_block": 5000,
@@ -65,139 +50,6 @@ _INSERT = {
     # Of a cluster: acknowledged means that every shard has its rows.
     "distributed_foreground_insert": 1,
 }
-_AUTHENTICATION = {192, 193, 194, 516}
-
-
-def default_url() -> str:
-    """The store used where neither ``--store`` nor ``ARGUS_STORE`` names one.
-
-    Raises:
-        ArgusError: There is no home to have it in.
-    """
-    if os.geteuid() == 0:
-        return _ROOTS_STORE
-    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    if not home.startswith("/"):
-        raise ArgusError("no store is named, and this user has no home", "Name one: --store chdb:///folder", EXIT_USAGE)
-    return "chdb://" + re.sub("[%?#]", lambda found: quote(found.group()), home) + "/argus"
-
-
-@dataclass
-class Target:
-    """A parsed store URL."""
-
-    url: str
-    """The URL as shown to people; holds no password."""
-    path: Path | None = None
-    """Folder of an embedded store; None for a server or a spool."""
-    spool: Path | None = None
-    """Folder of a spool; None for a store that can be queried."""
-    host: str = ""
-    port: int = 0
-    user: str = "default"
-    database: str = "default"
-    secure: bool = False
-    options: dict[str, str] = field(default_factory=dict)
-
-
-def parse_url(url: str | None = None) -> Target:
-    """Parses a store URL: the argument, else ``ARGUS_STORE``, else the default.
-
-    Raises:
-        ArgusError: The URL is malformed, of an unknown kind, or holds a password.
-    """
-    url = url or os.environ.get("ARGUS_STORE") or default_url()
-    try:
-        parts = urlsplit(url)
-        password = parts.password
-    except ValueError as wrong:
-        raise ArgusError(f"bad store URL: {wrong}", _URL_HINT, EXIT_USAGE) from None
-    try:
-        port = parts.port
-    except ValueError:
-        # Not quoted: what stands there may be a part of a password that has a slash in it.
-        raise ArgusError("bad store URL: the port is no number up to 65535", _URL_HINT, EXIT_USAGE) from None
-    if password is not None or "password" in parse_qs(parts.query):
-        raise ArgusError(
-            "the store URL holds a password, which every user of the machine can read in the process list",
-            "Take it out, and put it in ARGUS_STORE_PASSWORD or in a file that ARGUS_STORE_PASSWORD_FILE names",
-            EXIT_USAGE,
-        )
-    if parts.scheme in ("chdb", "spool"):
-        path = unquote(parts.path)
-        if parts.netloc or not path.startswith("/") or path == "/":
-            example = f"{parts.scheme}:///var/lib/argus"
-            raise ArgusError(f"'{url}' names no folder", f"Write three slashes: {example}", EXIT_USAGE)
-        if parts.query or parts.fragment:
-            what = "an embedded store" if parts.scheme == "chdb" else "a spool"
-            raise ArgusError(f"'{url}' has options, but {what} takes none", _URL_HINT, EXIT_USAGE)
-        folder = Path(os.path.realpath(path))
-        if parts.scheme == "chdb" and "?" in str(folder):  # where chdb takes the rest for settings
-            raise ArgusError(
-                f"the folder of an embedded store may have no '?' in its name: {folder}", _URL_HINT, EXIT_USAGE
-            )
-        return Target(url=url, path=folder) if parts.scheme == "chdb" else Target(url=url, spool=folder)
-    if parts.scheme == "clickhouse":
-        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        if unknown := set(options) - {"secure", "verify", "ca_cert"}:
-            raise ArgusError(
-                f"unknown option '{sorted(unknown)[0]}' in the store URL", "Known: secure, verify, ca_cert", EXIT_USAGE
-            )
-        if not parts.hostname:
-            raise ArgusError(f"'{url}' names no host", _URL_HINT, EXIT_USAGE)
-        database = unquote(parts.path.strip("/")) or "default"
-        if "/" in database:
-            raise ArgusError(f"'{url}' names no database", _URL_HINT, EXIT_USAGE)
-        secure = _truth("secure", options.get("secure", "true" if port in (443, 8443) else "false"))
-        return Target(
-            url=url,
-            host=parts.hostname,
-            port=port or (8443 if secure else 8123),
-            user=unquote(parts.username or "default"),
-            database=database,
-            secure=secure,
-            options=options,
-        )
-    raise ArgusError(f"unknown kind of store in '{urlunsplit(parts._replace(query=''))}'", _URL_HINT, EXIT_USAGE)
-
-
-_URL_HINT = "Use chdb:///folder, clickhouse://user@host:8443/database?secure=true or spool:///folder"
-
-
-def _truth(name: str, value: str) -> bool:
-    if value.lower() in ("true", "1", "yes", "on", ""):
-        return True
-    if value.lower() in ("false", "0", "no", "off"):
-        return False
-    raise ArgusError(f"'{value}' is no value for '{name}' in the store URL", "Use true or false", EXIT_USAGE)
-
-
-def _password() -> str:
-    if (password := secrets.password()) is not None:
-        return password
-    if name := os.environ.get("ARGUS_STORE_PASSWORD_FILE"):
-        try:
-            return Path(name).read_text().rstrip("\r\n")
-        except (OSError, ValueError) as failure:
-            reason = failure.strerror if isinstance(failure, OSError) else "it is no text in UTF-8"
-            raise ArgusError(
-                f"cannot read the password file '{name}': {reason}", "See ARGUS_STORE_PASSWORD_FILE", EXIT_UNAVAILABLE
-            ) from None
-    return ""
-
-
-def clear_text_warning(url: str) -> str:
-    """What to warn of where the password for a store would go over the network unencrypted; empty: nothing."""
-    try:
-        target = parse_url(url)
-    except ArgusError:
-        return ""  # whoever opens it says what is wrong
-    local = target.host in ("localhost", "::1") or target.host.startswith("127.")
-    has_password = secrets.password() or os.environ.get("ARGUS_STORE_PASSWORD_FILE")
-    if not target.host or target.secure or local or not has_password:
-        return ""
-    where = f"{target.host}:{target.port}"
-    return f"the password and all rows go to {where} unencrypted: write clickhouse://…:8443/…?secure=true"
 
 
 class Store:
@@ -269,7 +121,7 @@ class Store:
         try:
             yield client
         except Exception as failure:
-            if code_of(failure) in _AUTHENTICATION:
+            if code_of(failure) in AUTHENTICATION:
                 # Passwords change, in the file that holds them too: it is read when the next connection is made.
                 with self._guard:
                     if self._client is client:
@@ -278,7 +130,7 @@ class Store:
 
     def begin(self) -> None:
         """Starts to connect, in a thread of its own: an embedded engine takes a second to start. What goes wrong is
-        told by the first lease."""
+        reported by the first lease."""
         if self.target.spool is None:
             threading.Thread(target=self._connect_ahead, name="argus-connect", daemon=True).start()
 
@@ -287,13 +139,13 @@ class Store:
             pass
 
     def insert(self, table: str, rows: Any, token: str, timeout_s: float = LEASE_TIMEOUT_S) -> None:
-        """Stores rows (an Arrow table of ``writer.to_arrow``'s types); of a token that was stored before, nothing.
+        """Stores rows (an Arrow table of ``arrow.to_arrow``'s types); of a token that was stored before, nothing.
 
         Raises:
-            ArgusError: They are not stored, or perhaps not; ``transient`` tells whether trying again may help.
+            ArgusError: They are not stored, or perhaps not; ``transient`` says whether trying again may help.
         """
         if self.target.spool is not None:
-            from argus.store import spool
+            from argus.store import spool  # numpy and Arrow, which others need only later
 
             # The folder is listed once: from then on this store knows the number of its newest file.
             file = spool.write(
@@ -384,7 +236,7 @@ class Store:
                     pool_mgr=_unix_pool(target.path),
                     **common,
                 )
-            verify = _truth("verify", target.options.get("verify", "true"))
+            verify = truth("verify", target.options.get("verify", "true"))
             if not verify:
                 import urllib3
 
@@ -394,11 +246,11 @@ class Store:
                 host=target.host,
                 port=target.port,
                 username=target.user,
-                password=_password(),
+                password=password_of_environment(),
                 database=target.database,
                 verify=verify,
                 ca_cert=_authority(target),
-                # What is asked to begin with takes no time: a server that hangs is told from a query that takes long.
+                # What is asked first takes no time: so a server that hangs is distinguished from a long query.
                 **{**common, "send_receive_timeout": CONNECT_S},
             )
             client.timeout = Timeout(connect=common["connect_timeout"], read=QUERY_S)
@@ -415,7 +267,7 @@ class Store:
             where = str(target.path) if target.path is not None else f"{target.host}:{target.port}"
             why = first_line(str(failure)) or type(failure).__name__
             raise ArgusError(
-                f"{where} does not answer as ClickHouse does: {why}", _REACH_HINT, EXIT_UNAVAILABLE
+                f"{where} does not answer as ClickHouse does: {why}", REACH_HINT, EXIT_UNAVAILABLE
             ) from None
         except BaseException:
             self._drop()
@@ -423,65 +275,7 @@ class Store:
 
     def explain(self, failure: Exception) -> ArgusError:
         """Turns an exception of clickhouse-connect into one line: what is wrong with the store or the query."""
-        code = getattr(failure, "code", None)
-        text = first_line(str(failure))
-        if code in _AUTHENTICATION:
-            return ArgusError(
-                f"{self.target.host} refused user '{self.target.user}'",
-                "Set ARGUS_STORE_PASSWORD or ARGUS_STORE_PASSWORD_FILE, and the user in the URL",
-                EXIT_UNAVAILABLE,
-            )
-        if code == _UNKNOWN_DATABASE:
-            return ArgusError(
-                f"there is no database '{self.database}' on {self.target.host}",
-                f"Create it and its tables: argus store init --store '{self.url}'",
-                EXIT_UNAVAILABLE,
-            )
-        if FULL in text:
-            hint = "Remove jobs (argus store rm), keep calls for less long (argus store init --raw-ttl), or raise it"
-            return ArgusError(text, hint, EXIT_UNAVAILABLE)
-        if code == _NO_SPACE or "No space left" in text:
-            return disk_full(self.url)
-        if code in _FORBIDDEN or (code is None and _readonly_setting(failure)):
-            return ArgusError(text, _RIGHTS_HINT, EXIT_UNAVAILABLE)
-        if code is None and transient(failure):
-            where = self.url if self.embedded else f"{self.target.host}:{self.target.port}"
-            reason, hint = _reason(failure, self.target)
-            return ArgusError(f"cannot reach the store {where}: {reason}", hint, EXIT_UNAVAILABLE)
-        # Whose query took longer than was allowed learns that, and not that the store is away.
-        passing = transient(failure) and code != _TIMEOUT_EXCEEDED
-        return ArgusError(text, "", EXIT_UNAVAILABLE) if passing else ArgusError(text)
-
-
-def spool_not_queried(target: Target) -> ArgusError:
-    """The error for a spool where something must be read."""
-    return ArgusError(
-        f"{target.url} is a spool, which cannot be queried: load it first",
-        load_command(target),
-        EXIT_USAGE,
-    )
-
-
-def load_command(target: Target) -> str:
-    """The command that brings a spool's rows into a store."""
-    return f"argus store load {shlex.quote(str(target.spool))}"
-
-
-def disk_full(where: str) -> ArgusError:
-    """The error for a store that has no room left."""
-    return ArgusError(f"{_FULL} on the disk of the store {where}", "Free some and try again", EXIT_UNAVAILABLE)
-
-
-_FULL = "no space is left"
-
-
-def is_full(failure: BaseException | None) -> bool:
-    """Whether a store has no room left (``disk_full``)."""
-    return isinstance(failure, ArgusError) and failure.message.startswith(_FULL)
-
-
-_RIGHTS_HINT = "docs/store.md lists the rights that Argus needs"
-_REACH_HINT = "See whether the server runs and the URL is right (--store, ARGUS_STORE)"
+        return explain(failure, self.target)
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:
@@ -498,106 +292,6 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
     if target.spool is not None and not create:
         raise spool_not_queried(target)
     return Store(target, create=create)
-
-
-def first_line(text: str) -> str:
-    """A ClickHouse error as one useful line: without the driver's preamble, version, stack trace and URL."""
-    text = re.sub(r"\s*\(for url [^)]*\)\s*\Z", "", text.strip())
-    if (start := text.find("DB::Exception: ")) >= 0:
-        text = text[start:]
-    text = text.split("Stack trace:")[0]
-    text = re.sub(r"(Code: \d+\. )?DB::Exception: ", "", text)
-    text = re.sub(r"\s*\(version [^)]*\)+\s*\Z", "", text.strip())
-    text = re.sub(r"\s*\(([A-Z][A-Z0-9_]+)\)\s*\Z", r" (\1)", text)
-    text = " ".join(text.split())
-    return text if len(text) <= 400 else text[:300] + " … " + text[-90:]
-
-
-def transient(failure: BaseException) -> bool:
-    """Whether the same request may succeed later: the store was away, busy or out of room, not wrong."""
-    if isinstance(failure, ArgusError):
-        return failure.exit_code == EXIT_UNAVAILABLE
-    if isinstance(failure, OSError):
-        return True
-    try:
-        from clickhouse_connect.driver.exceptions import Error
-    except ImportError:
-        return False
-    if not isinstance(failure, Error):
-        return False
-    code = getattr(failure, "code", None)
-    if code in _PASSING | _DISK | _FORBIDDEN:
-        return True
-    return code is None and (_network(failure) or _readonly_setting(failure))
-
-
-def _network(failure: BaseException) -> bool:
-    from urllib3.exceptions import HTTPError
-
-    seen: BaseException | None = failure
-    while seen is not None:
-        if isinstance(seen, (HTTPError, OSError)):
-            return True
-        seen = seen.__cause__ or seen.__context__
-    # ClickHouse gives each refusal a code: an answer without one is of something in between.
-    return bool(re.search(r"HTTP status \d|onnection|timed out", str(failure)))
-
-
-def _readonly_setting(failure: BaseException) -> bool:
-    """Whether the driver has refused a request since the user may change no settings (profiles with readonly = 1)."""
-    return bool(re.search(r"Setting \w+ is readonly", str(failure)))
-
-
-def code_of(failure: BaseException | None) -> int | None:
-    """ClickHouse's code of a failure, or of the one that it was made from; None: it has none."""
-    while failure is not None:
-        if (code := getattr(failure, "code", None)) is not None:
-            return int(code)
-        failure = failure.__cause__ or failure.__context__
-    return None
-
-
-def lacks_table(failure: BaseException) -> bool:
-    """Whether a request failed since a table is not there."""
-    return code_of(failure) == _UNKNOWN_TABLE
-
-
-def is_forbidden(failure: BaseException | None) -> bool:
-    """Whether a store refuses since its user lacks rights: that passes, but not by itself."""
-    return isinstance(failure, ArgusError) and failure.hint == _RIGHTS_HINT
-
-
-_CERTIFICATE = {
-    "has expired": ("its certificate has expired", "Renew it; verify=false in the URL believes any, for tests"),
-    "not yet valid": ("its certificate is not valid yet", "Compare the clocks of both machines"),
-    "mismatch": ("its certificate is for another name", "Write the host in the URL as the certificate has it"),
-    "": (
-        "its certificate is of an authority that is not trusted here",
-        "Name the authority's certificate in the URL: ca_cert=/path/ca.pem",
-    ),
-}
-"""What OpenSSL says of a certificate that it does not take (X509_verify_cert_error_string), and what to do about it."""
-
-
-def _reason(failure: BaseException, target: Target) -> tuple[str, str]:
-    """Why a server cannot be reached, and a hint."""
-    text = str(failure)
-    told = text.lower()
-    if "certificate_verify_failed" in told:
-        what, hint = next(found for phrase, found in _CERTIFICATE.items() if phrase in told)
-        if what == _CERTIFICATE[""][0] and (file := target.options.get("ca_cert")):
-            return f"its certificate is not of the authority in {file}", hint
-        return what, hint
-    if "wrong version number" in told or "record layer failure" in told:
-        return "TLS was tried on a port that speaks plain HTTP; secure=false", _REACH_HINT
-    ended = ("connection reset", "connection aborted", "remote end closed", "broken pipe")
-    if target.host and not target.secure and any(phrase in told for phrase in ended):
-        return "it ended the connection without an answer", "If the port speaks TLS, say so in the URL: secure=true"
-    for phrase in ("Connection refused", "Name or service not known", "timed out",
-                   "Temporary failure in name resolution", "No route to host", "Network is unreachable"):  # fmt: skip
-        if phrase.lower() in told:
-            return phrase.lower(), _REACH_HINT
-    return first_line(text), _REACH_HINT
 
 
 def _authority(target: Target) -> str | None:
@@ -791,7 +485,6 @@ def nothing_hint() -> str:
 
 
 _FOLDER_HINT = "Name another folder: --store chdb:///path"
-_ROOTS_STORE = "chdb:///var/lib/argus"
 
 
 def _forbidden(folder: Path) -> ArgusError:
@@ -811,7 +504,7 @@ def _forbidden(folder: Path) -> ArgusError:
         return ArgusError(
             f"not even root may use the store's folder {folder}, which belongs to {owner}",
             "A network file system may take root for nobody (root_squash): name a folder on a local disk, --store "
-            f"{_ROOTS_STORE}, or run this without sudo as its owner",
+            f"{ROOTS_STORE}, or run this without sudo as its owner",
             EXIT_UNAVAILABLE,
         )
     return ArgusError(

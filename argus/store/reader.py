@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spool
-from argus.store.open import LEASE_TIMEOUT_S, Store, first_line, nothing_hint
+from argus.store.failures import first_line
+from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
 from argus.store.schema import schema_state
 
 _NOT_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, EOFError, zlib.error)
@@ -108,12 +109,12 @@ def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
             return np.empty(0, dtype=object)
         # Few different ones, mostly: each is made once.
         coded = pa.chunked_array(values.chunks, pa.string()).combine_chunks().dictionary_encode()
-        words = np.array([*_texts(coded.dictionary), None], dtype=object)
+        words = np.array([*as_texts(coded.dictionary), None], dtype=object)
         places = coded.indices.fill_null(len(words) - 1) if coded.null_count else coded.indices
         return np.asarray(words[np.from_dlpack(places)])
     if pa.types.is_nested(values.type):
         out = np.empty(len(values), dtype=object)
-        out[:] = _texts(values)
+        out[:] = as_texts(values)
         return out
     if values.null_count or not pa.types.is_primitive(values.type) or pa.types.is_boolean(values.type):
         return np.asarray(values.to_numpy())
@@ -122,7 +123,7 @@ def _column(values: pa.ChunkedArray) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, values.type.to_pandas_dtype()), *parts])
 
 
-def _texts(values: pa.Array | pa.ChunkedArray) -> list[Any]:
+def as_texts(values: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Values as Python's. ClickHouse's strings are bytes: whoever may write to a store may have put anything there."""
     try:
         return list(values.to_pylist())
@@ -271,7 +272,7 @@ def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
         ArgusError: Nothing is stored, or not of that job.
     """
     if store.exists():
-        # Sessions and steps tell it at once. Only where neither is there, calls are looked through.
+        # Sessions and steps show it at once. Only where neither is there, calls are looked through.
         with contextlib.suppress(ArgusError):
             newest = query_columns(store, _NEWEST, {"job": job or "", "any": int(job is None)})
             if len(newest["run"]):

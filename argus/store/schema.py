@@ -1,60 +1,43 @@
-"""The tables: ``schemas/NNN_*.sql`` applied in order, each once."""
+"""The tables of a store: made, upgraded to the version that ``schemas/`` describes, and stamped with it."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.resources import resource_dir
+from argus import __version__
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import schema_files, spool
 from argus.store.cluster import LOCAL, Cluster, render
-from argus.store.open import LEASE_TIMEOUT_S, Store, lacks_table, spool_not_queried
-from argus.store.statements import split_statements
+from argus.store.failures import lacks_table, spool_not_queried
+from argus.store.open import LEASE_TIMEOUT_S, Store
 
 DEFAULT_TTL = "INTERVAL 30 DAY"
 """How long rows are kept."""
 DEFAULT_RAW_TTL = "INTERVAL 2 DAY"
 """How long single CUDA calls are kept: they are by far the most rows."""
 
-_MIGRATIONS = """
+_VERSIONS = """
 CREATE TABLE IF NOT EXISTS schema_migrations
 (
-  version UInt32 COMMENT 'Number of the file in schemas/',
-  name String COMMENT 'Name of the file',
-  checksum String COMMENT 'SHA-256 of the file',
-  applied DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'When it was applied'
+  version UInt32 COMMENT 'Version that the tables were brought to',
+  name String COMMENT 'Argus that did so; up to version 25 the file that was applied',
+  checksum String COMMENT 'SHA-256 of the statements, comments left out; up to version 25 of the file',
+  applied DateTime64(3, 'UTC') DEFAULT now64(3) COMMENT 'When it did'
 ) ENGINE = ReplacingMergeTree ORDER BY version
-COMMENT 'Which schema files were applied'
+COMMENT 'Which versions of the tables this store has had'
 """
+_LAST_NUMBERED = 25
+"""Up to this version each was a file of its own, and a store has a row of each that was applied. From the next one on a
+row is a stamp: all that the version has is there."""
 
-ROLLUP = "_rollup"
-"""How the names of tables end that materialised views write to."""
 _UNITS = {"s": "SECOND", "m": "MINUTE", "h": "HOUR", "d": "DAY", "w": "WEEK", "y": "YEAR"}
 _UNIT_DAYS = {"SECOND": 1 / 86400, "MINUTE": 1 / 1440, "HOUR": 1 / 24, "DAY": 1, "WEEK": 7, "MONTH": 31, "YEAR": 366}
 _MAX_TTL_DAYS = 3660
 """Ten years. DateTime ends in 2106, and a sum beyond it wraps round: the rows would expire at once."""
-
-
-EQUIVALENT = {1: ("a293423f2a31dcc26fe6305b93a83a35dd4879d009d38f75d5dc900ceb558696",)}
-"""Checksums of older forms of a file that differ in nothing but the order of rows on disk."""
-
-
-@dataclass(frozen=True)
-class Migration:
-    """One file of ``schemas/``."""
-
-    version: int
-    name: str
-    text: str
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the file, before placeholders are filled."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -62,25 +45,14 @@ class SchemaState:
     """What a store has against what this Argus knows."""
 
     version: int
-    """Newest migration applied; 0: none."""
+    """Version of the store's tables; 0: there are none."""
     known: int
-    """Newest migration this Argus has."""
+    """Version that this Argus makes."""
     changed: list[str] = field(default_factory=list)
-    """Applied migrations whose file has changed since."""
+    """``schemas``, where the store's tables were made from other statements that are of the same version."""
     missing: list[int] = field(default_factory=list)
-    """Migrations this Argus has that were not applied. One may be older than ``version``: of two that are made at the
-    same time, the one with the higher number may be done first."""
-
-
-def migrations() -> list[Migration]:
-    """The schema files in order of application."""
-    found = [
-        Migration(int(path.name[:3]), path.name, path.read_text(encoding="utf-8"))
-        for path in sorted(resource_dir("schemas").glob("[0-9][0-9][0-9]_*.sql"))
-    ]
-    if not found or found[0].version != 1 or len({m.version for m in found}) != len(found):
-        raise ArgusError("the schema files of this installation are incomplete", "Install Argus again")
-    return found
+    """Versions that the store was not brought to; empty: it is up to date. Up to 25 one may be older than ``version``:
+    of two that were made at the same time, the one with the higher number may have been done first."""
 
 
 def interval(text: str) -> str:
@@ -110,31 +82,23 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
     if client is None:
         with store.lease() as leased:
             return schema_state(store, leased)
-    known = {m.version: m for m in migrations()}
-    newest = max(known)
+    newest = schema_files.VERSION
+    every = range(1, newest + 1)
     if not client.command("EXISTS TABLE schema_migrations"):
-        return SchemaState(0, newest, missing=sorted(known))
-    rows = client.query("SELECT version, name, checksum FROM schema_migrations FINAL ORDER BY version").result_rows
-    version = max((int(row[0]) for row in rows), default=0)
+        return SchemaState(0, newest, missing=list(every))
+    rows = client.query("SELECT version, checksum FROM schema_migrations FINAL ORDER BY version").result_rows
+    recorded = {int(version): checksum for version, checksum in rows}
+    version = max(recorded, default=0)
     if version > newest:
         raise ArgusError(
             f"the store {store.url} was written by a newer Argus (schema {version}; this one knows {newest})",
             "Upgrade Argus, or name another store with --store",
             EXIT_UNAVAILABLE,
         )
-    applied = {int(row[0]) for row in rows}
-    if stranger := sorted(applied - set(known)):
-        raise ArgusError(
-            f"the store {store.url} has schema {stranger[0]}, which this Argus does not know",
-            "Upgrade Argus, or name another store with --store",
-            EXIT_UNAVAILABLE,
-        )
-    changed = [
-        name
-        for number, name, checksum in rows
-        if checksum not in (known[int(number)].checksum, *EQUIVALENT.get(int(number), ()))
-    ]
-    return SchemaState(version, newest, changed, sorted(set(known) - applied))
+    complete = version if version > _LAST_NUMBERED else 0
+    missing = [number for number in every if number > complete and number not in recorded]
+    differs = recorded.get(newest, schema_files.checksum()) != schema_files.checksum()
+    return SchemaState(version, newest, ["schemas"] if differs else [], missing)
 
 
 def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> SchemaState:
@@ -146,11 +110,8 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
         ArgusError: The store cannot be reached, was written by a newer Argus, or is a server without the tables.
     """
     if store.target.spool is not None:
-        from argus.store import spool
-
         spool.prepare(store.target.spool)
-        newest = migrations()[-1].version
-        return SchemaState(newest, newest)
+        return SchemaState(schema_files.VERSION, schema_files.VERSION)
     with store.lease(timeout_s) as client:
         state = _state(store, client)
         if not state.missing:
@@ -176,7 +137,7 @@ def init_schema(
 ) -> SchemaState:
     """Creates or upgrades the tables, and the database of a server where it lacks.
 
-    Safe to run twice, also at the same time: every statement creates only what does not exist.
+    Safe to run twice, also at the same time: tables are made and altered where they lack something, views are replaced.
 
     Args:
         store: The store.
@@ -184,7 +145,7 @@ def init_schema(
         raw_ttl: The same for single CUDA calls.
         timeout_s: How long to wait for the store.
         cluster: Name of a cluster of servers: tables are made on all of it (``cluster.render``). Tables that are there
-            already tell it themselves.
+            already report it themselves.
         replicas: Whether they are replicated; otherwise they are made on this node only, as a shard of its own.
 
     Raises:
@@ -209,34 +170,40 @@ def init_schema(
                 "raw_ttl": interval(raw_ttl or _kept(client, "launches") or DEFAULT_RAW_TTL),
             }
 
-            def rendered(statement: str) -> list[str]:
-                filled = _fill(statement, values)
-                return [filled] if form is None else render(filled, form)
+            def carry_out(*statements: str) -> None:
+                for statement in statements:
+                    filled = _fill(statement, values)
+                    for each in [filled] if form is None else render(filled, form):
+                        _make(client, each)
 
-            for statement in rendered(_MIGRATIONS.strip()):
-                client.command(statement)
-            for migration in migrations():
-                if migration.version in before.missing:
-                    for statement in split_statements(migration.text):
-                        for each in rendered(statement):
-                            _make(client, each)
-                    client.command(
-                        "INSERT INTO schema_migrations (version, name, checksum)"
-                        " SELECT {v:UInt32}, {n:String}, {c:String}",
-                        settings={"distributed_foreground_insert": 1},
-                        parameters={"v": migration.version, "n": migration.name, "c": migration.checksum},
-                    )
-                elif explicit:
-                    for alter in _ttl_changes(migration.text, values, explicit):
-                        for each in [alter] if form is None else render(alter, form):
-                            client.command(each)
+            carry_out(_VERSIONS.strip())
+            if before.missing:
+                _bring_up_to_date(client, carry_out, before.missing)
+            if before.version:
+                carry_out(*_ttl_changes(explicit))
             return schema_state(store, client)
         except Error as failure:
             raise store.explain(failure) from None
 
 
+def _bring_up_to_date(client: Any, carry_out: Callable[..., None], missing: list[int]) -> None:
+    """Makes what a store lacks, and stamps it with the version. Tables hold rows, so they are altered; views hold none,
+    so they are all made anew."""
+    there = client.command("EXISTS TABLE jobs")
+    carry_out(*schema_files.tables().values(), *schema_files.feeds().values())
+    for upgrade in schema_files.upgrades() if there else ():
+        if upgrade.version in missing:
+            carry_out(*upgrade.statements)
+    carry_out(*schema_files.views().values())
+    client.command(
+        "INSERT INTO schema_migrations (version, name, checksum) SELECT {v:UInt32}, {n:String}, {c:String}",
+        settings={"distributed_foreground_insert": 1},
+        parameters={"v": schema_files.VERSION, "n": f"argus {__version__}", "c": schema_files.checksum()},
+    )
+
+
 def _make(client: Any, statement: str) -> None:
-    """Carries out a statement of a migration. A view that it reads is gone for a moment where another process, which
+    """Carries out a statement. A view that it reads is gone for a moment where another process, which
     makes the same tables, replaces it."""
     from clickhouse_connect.driver.exceptions import Error
 
@@ -316,84 +283,12 @@ def _fill(statement: str, values: dict[str, str]) -> str:
     return _CODEC_COMMENT.sub(r"\2 \1", statement)
 
 
-def _ttl_changes(text: str, values: dict[str, str], explicit: set[str]) -> list[str]:
+def _ttl_changes(explicit: set[str]) -> list[str]:
+    """The statements that change how long tables keep rows, where ``ttl`` or ``raw_ttl`` was given."""
     changes = []
-    for statement in split_statements(text):
-        table = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement)
+    for name, statement in schema_files.tables().items():
         rule = re.search(r"^TTL (.*\{\{(\w+)\}\}.*)$", statement, re.MULTILINE)
-        if table and rule and rule.group(2) in explicit:
+        if rule and rule.group(2) in explicit:
             # Rows already stored keep their dates; only whole parts are dropped, so nothing is rewritten.
-            changes.append(f"ALTER TABLE {table.group(1)} MODIFY TTL {_fill(rule.group(1), values)} "
-                           "SETTINGS materialize_ttl_after_modify = 0")  # fmt: skip
+            changes.append(f"ALTER TABLE {name} MODIFY TTL {rule.group(1)} SETTINGS materialize_ttl_after_modify = 0")
     return changes
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table, as the schema files declare it."""
-
-    name: str
-    type: str
-    """ClickHouse type."""
-    optional: bool
-    """Whether a row may leave it out: it has a default."""
-
-
-@functools.cache
-def table_keys() -> dict[str, tuple[str, ...]]:
-    """The columns of the sorting key of every table that keeps each row it is given: those that keep only the newest
-    are not here. Parts of a key that are made from a column (its minute) are left out."""
-    keys = {}
-    for migration in migrations():
-        for statement in split_statements(migration.text):
-            made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)", statement)
-            engine = re.search(r"^\) ENGINE = MergeTree\s(?:.*\s)?ORDER BY \((.*)\)$", statement, re.MULTILINE)
-            if made and engine:
-                names = (name.strip() for name in _split_commas(engine.group(1)))
-                keys[made.group(1)] = tuple(name for name in names if name.isidentifier())
-    return keys
-
-
-_COLUMN = re.compile(r"(\w+)\s+(.+?)(?=\s+(?:DEFAULT|MATERIALIZED|ALIAS|CODEC|COMMENT|TTL)\b|$)", re.DOTALL)
-
-
-@functools.cache
-def table_columns() -> dict[str, dict[str, Column]]:
-    """The columns of every table that rows can be written to, read from the schema files: no store is asked.
-
-    Rollups are not among them: only materialised views write there.
-    """
-    tables: dict[str, dict[str, Column]] = {}
-    for migration in migrations():
-        for statement in split_statements(migration.text):
-            made = re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*)\n\)", statement, re.DOTALL)
-            if made and made.group(1).endswith(ROLLUP):
-                continue
-            if made:
-                tables[made.group(1)] = {c.name: c for c in map(_column, _split_commas(made.group(2)))}
-            elif added := re.match(r"ALTER TABLE (\w+)\s+(ADD COLUMN .*)", statement, re.DOTALL):
-                for part in _split_commas(added.group(2)):
-                    text = re.sub(r"\AADD COLUMN (IF NOT EXISTS )?|\s+(AFTER \w+|FIRST)\Z", "", part)
-                    column = _column(text)
-                    # Rows of an older writer lack it, so ClickHouse fills the type's default.
-                    tables[added.group(1)][column.name] = Column(column.name, column.type, True)
-    return tables
-
-
-def _column(text: str) -> Column:
-    match = _COLUMN.match(text.strip())
-    assert match, text
-    return Column(match.group(1), match.group(2).strip(), bool(re.search(r"\s(DEFAULT|MATERIALIZED|ALIAS)\s", text)))
-
-
-def _split_commas(text: str) -> list[str]:
-    parts, depth, current = [], 0, ""
-    for token in re.findall(r"'(?:[^'\\]|\\.|'')*'|[(),]|[^'(),]+", text):
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if token == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += token
-    parts.append(current.strip())
-    return [part for part in parts if part]

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus import files
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import limits, spool
-from argus.store.open import Target
+from argus.store.url import Target
+from argus.system import files
 
 MAX_BYTES = 4 << 30
 """What the batches for one store may take up on disk, of all writers together. An hour of ten hosts' rows at the volume
@@ -286,14 +286,14 @@ class Others:
                     # Asked before it is listed: what comes in between is seen the next time.
                     if (now := changed_ns(path)) != changed:
                         sizes = {name: sizes.get(name) or _size(path / name) for _, name in spool.names(path)}
-                    # Clocks of file systems are coarse: of a folder that changes now, the next change may not be told.
+                    # Clocks of file systems are coarse: of a folder that changes now, the next change may not show.
                     self._known[path] = now if time.time_ns() - now > 1_000_000_000 else -1, sizes
             self._bytes = sum(sum(sizes.values()) for _, sizes in self._known.values())
         return self._bytes
 
 
 def changed_ns(folder: Path) -> int:
-    """When a file of a folder was made or taken away last, as the file system tells it; -1: not known."""
+    """When a file of a folder was made or taken away last, as the file system has it; -1: not known."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:

@@ -1,40 +1,34 @@
 """A spool: rows as files in a folder, for a machine that has neither an engine nor a server at hand.
 
 Every batch that the writer would send becomes one file ``NNNNNN-<table>.arrow`` (Arrow IPC, compressed) that holds, in
-its schema's metadata, the table, the batch's deduplication token and a checksum of the whole file. ``load`` sends the
-files to a store under the same tokens, so that a folder loaded twice is stored once. What a writer spills to disk while
-its store is away (``spill.py``) has the same form.
+its schema's metadata, the table, the batch's deduplication token and a checksum of the whole file. ``load.py`` sends
+the files to a store under the same tokens, so that a folder loaded twice is stored once. What a writer spills to disk
+while its store is away (``spill.py``) has the same form.
 
 A file appears whole or not at all; its number is the order of writing. Several tracers may share a folder.
 
 What a file says is compared with the schema before anything is sent: its table, its columns, the form of its token. A
-folder that others may write to is refused (``argus.files``).
+folder that others may write to is refused (``argus.system.files``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import time
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from argus import files
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import limits
-
-if TYPE_CHECKING:
-    from argus.store.open import Store
+from argus.store.failures import disk_full
+from argus.store.schema_files import table_columns
+from argus.system import files
 
 _NAME = re.compile(r"(\d{6,})-(\w+)\.arrow")
 _TABLE, _TOKEN, _DOUBT, _SUM = b"argus.table", b"argus.token", b"argus.doubt", b"argus.sum"
@@ -45,12 +39,7 @@ _GOOD_TOKEN = re.compile(r"[^\W_][\w./:@+-]{0,299}", re.ASCII)
 """``writer.py`` makes tokens of who writes, a session, the table and a number."""
 MAX_FILE_BYTES = 512 << 20
 """A larger file is not read: a batch has at most ``writer.MAX_BYTES`` in memory, and less on disk."""
-_MAX_JOURNAL_BYTES = 64 << 20
-"""Of half a million files."""
-_UNFINISHED = ".part"
-_JOURNAL = ".loaded"
-"""Which files are in which store. A store itself remembers only the newest 1000 tokens of a table, and of those with a
-partition for each day of storing only that day's."""
+UNFINISHED = ".part"
 
 
 def prepare(folder: Path) -> None:
@@ -87,7 +76,7 @@ def write(
         folder: The spool.
         table: The table of the rows.
         token: The batch's deduplication token.
-        rows: Of ``writer.to_arrow``'s types.
+        rows: Of ``arrow.to_arrow``'s types.
         sent_s: When the rows were first sent and no answer came, Unix time: a store may have them; 0: they were not.
         number: The lowest number that the file may get, where the caller knows it; 0: the folder is listed.
         sync: Whether to return only when the file would outlive a power cut (``fsync`` of file and folder).
@@ -116,7 +105,7 @@ def _write(folder: int, table: str, data: memoryview, number: int, sync: bool) -
     """Writes a file with the next free number into a folder, and returns its name."""
     while True:
         whole = f"{number:06}-{table}.arrow"
-        part = whole + _UNFINISHED
+        part = whole + UNFINISHED
         try:
             # Whoever makes the unfinished file owns the number.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -183,8 +172,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def _refused(folder: Path, failure: OSError) -> ArgusError:
-    from argus.store.open import disk_full
-
     if failure.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(f"spool://{folder}")
     reason = failure.strerror or str(failure)
@@ -248,10 +235,10 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         with files.opened(file.parent) as folder:
             data = bytearray(files.read_at(folder, file.name, MAX_FILE_BYTES))
         places = _sum_places(data)
-        told = {bytes(data[place : place + len(_ZERO)]) for place in places}
+        ends = {bytes(data[place : place + len(_ZERO)]) for place in places}
         for place in places:
             data[place : place + len(_ZERO)] = _ZERO
-        if (places or summed) and told != {f"{zlib.crc32(data):08x}".encode()}:
+        if (places or summed) and ends != {f"{zlib.crc32(data):08x}".encode()}:
             raise Damaged(f"{file.name} is damaged: its checksum is wrong")
         rows = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         rows.validate(full=True)
@@ -278,8 +265,6 @@ def _check_names(file: Path, table: str, token: str, columns: list[str]) -> None
     Raises:
         Foreign: One is none of Argus's.
     """
-    from argus.store.schema import table_columns
-
     known = table_columns().get(table)
     if known is None:
         raise Foreign(f"{file.name} is for the table {table[:80]!r}, which this Argus does not have")
@@ -299,168 +284,3 @@ def newest_run(folder: Path) -> int:
             with contextlib.suppress(ArgusError):
                 newest = max(newest, int(np.max(read(file).rows.column("run").to_numpy(), initial=0)))
     return newest
-
-
-@dataclass
-class Loaded:
-    """What became of a spool's files."""
-
-    rows: Counter[str] = field(default_factory=Counter)
-    """Rows that were sent, by table."""
-    files: int = 0
-    known: int = 0
-    """Files that had been loaded into this store before."""
-    unfinished: int = 0
-    """Files whose writer was killed, or still writes."""
-    trouble: list[str] = field(default_factory=list)
-    """A line for each file that could not be loaded."""
-
-
-def check_target(store: Store) -> None:
-    """Refuses to load files into files.
-
-    Raises:
-        ArgusError: The store is a spool itself.
-    """
-    if store.spooled:
-        raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
-
-
-def load(folder: Path, store: Store, *, remove: bool = False, progress: Callable[[int, int], None]) -> Loaded:
-    """Sends the files of a spool to a store, in the order they were written.
-
-    Args:
-        folder: The spool.
-        store: Where to. An embedded one is made if there is something to load.
-        remove: Delete each file once it is stored.
-        progress: Called with (files done, files in all) before each file and at the end.
-
-    Raises:
-        ArgusError: There is no such folder, it holds no file of a spool, or the store cannot be reached.
-    """
-    from argus.store.open import LEASE_TIMEOUT_S, transient
-    from argus.store.schema import ensure_schema
-    from argus.store.writer import replay
-
-    check_target(store)
-    with _alone(folder):
-        if folder.is_dir():
-            os.close(_readable(folder))
-        batches = [file for _, file in batch_files(folder)]
-        if not batches:
-            what = "holds no file of a spool" if folder.is_dir() else "is no folder"
-            raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
-        ensure_schema(store)
-        result = Loaded(unfinished=sum(name.endswith(_UNFINISHED) for name in os.listdir(folder)))
-        identity = _identity(store)
-        loaded_before, noted = _journal(folder, identity)
-        age_s = max(0.0, time.time() - noted) if noted else 0.0
-        asked: set[str] = set()
-        again = False
-        for done, file in enumerate(batches):
-            progress(done, len(batches))
-            try:
-                batch = read(file)
-                known = batch.token in loaded_before
-                if not known:
-                    # A load that was killed, or could not write its journal, has left batches of which nobody knows.
-                    # They are the first ones: of each table one is looked for, and each if one was there.
-                    if again or batch.table not in asked:
-                        asked.add(batch.table)
-                        known = not replay(store, replace(batch, doubt=True), age_s, LEASE_TIMEOUT_S)
-                        again |= known
-                    else:
-                        store.insert(batch.table, batch.rows, batch.token)
-                    _note(folder, identity, batch.token)
-                result.known += known
-                result.files += not known
-                if not known:
-                    result.rows[batch.table] += batch.rows.num_rows
-            except ArgusError as failure:
-                if transient(failure):
-                    raise
-                told = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
-                result.trouble.append(told)
-                continue
-            if remove:
-                file.unlink()
-        progress(len(batches), len(batches))
-        if remove and not result.trouble:
-            (folder / _JOURNAL).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-    return result
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keeps others from loading a folder at the same time: the one behind would send what the store has forgotten.
-
-    Raises:
-        ArgusError: Somebody loads it.
-    """
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        fd = -1  # whoever lists it says what is wrong
-    try:
-        if fd >= 0:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ArgusError(
-                    f"{folder} is being loaded by another process",
-                    "Wait for it; what it has loaded will not be loaded again",
-                    EXIT_UNAVAILABLE,
-                ) from None
-            except OSError:
-                pass  # a file system without locks
-        yield
-    finally:
-        if fd >= 0:
-            os.close(fd)
-
-
-def _readable(folder: Path) -> int:
-    """A descriptor of a spool's folder that is to be loaded.
-
-    Raises:
-        ArgusError: It cannot be read, or others may change it.
-    """
-    try:
-        return files.open_folder(folder)
-    except files.Untrusted as failure:
-        hint = failure.fix or "Name the folder itself"
-        raise ArgusError(f"{folder} is not loaded: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
-    except OSError as failure:
-        raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
-
-
-def _identity(store: Store) -> str:
-    """What tells this store from one that was made at the same place later."""
-    with store.lease() as client:
-        return str(client.command("SELECT min(toUnixTimestamp64Milli(applied)) FROM schema_migrations"))
-
-
-def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
-    """The tokens that were loaded into a store, and when the newest was, Unix time; 0: none."""
-    try:
-        with files.opened(folder) as fd:
-            lines = files.read_at(fd, _JOURNAL, _MAX_JOURNAL_BYTES).decode(errors="replace").splitlines()
-            written = os.stat(_JOURNAL, dir_fd=fd, follow_symlinks=False).st_mtime
-    except FileNotFoundError:
-        return set(), 0.0
-    except files.Untrusted as failure:
-        # What is in the store would be sent again, and what others wrote there not at all.
-        hint = f"Remove it: rm {folder / _JOURNAL}"
-        raise ArgusError(f"{folder / _JOURNAL} is not used: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
-    except OSError:
-        return set(), 0.0
-    tokens = {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
-    return tokens, written if tokens else 0.0
-
-
-def _note(folder: Path, identity: str, token: str) -> None:
-    # A folder that may only be read can be loaded too; the next time, its batches are looked for in the store.
-    with contextlib.suppress(OSError), files.opened(folder) as fd:
-        files.append_at(fd, _JOURNAL, f"{identity} {token}\n".encode())

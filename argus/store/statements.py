@@ -1,11 +1,11 @@
-"""What can be told about a piece of SQL without running it."""
+"""What a piece of SQL is, without running it."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 
 # In this order: a comment mark inside a string is text, and a quote inside a comment is too.
 _TOKEN = re.compile(

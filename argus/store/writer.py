@@ -13,30 +13,25 @@ writer left on disk is stored by the next writer that spills for the same store,
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from argus import debug, redact
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill, spool
-from argus.store.open import LEASE_TIMEOUT_S, Store, is_forbidden, lacks_table, transient
-from argus.store.schema import Column, ensure_schema, table_columns, table_keys
-
-Values: TypeAlias = "npt.NDArray[Any] | Sequence[Any] | str | int | float | bool | None"
-"""One column of a batch. A single value stands for all rows."""
+from argus.store.arrow import Values, joined, to_arrow, without_folders
+from argus.store.failures import is_forbidden, lacks_table, transient
+from argus.store.open import Store
+from argus.store.replay import ROLLED_UP, insert_again, look_up, replay, sent_before_s, token_forgotten
+from argus.store.schema import ensure_schema
+from argus.system import debug
 
 FLUSH_ROWS = 200_000
 """A table with so many rows waiting is sent at once."""
@@ -48,14 +43,6 @@ SPILL_BYTES = 64 << 20
 """So much in memory goes to disk also while the store takes rows, but too slowly."""
 STUCK_S = 5.0
 """An insert that has had no answer for so long: what waits behind it goes to disk."""
-DOUBT_S = 20.0
-"""After so long the batches of other writers may have pushed a token out of the store's memory (1000 blocks a table).
-With many hosts it is sooner: a batch whose answer was lost is always looked for before it is sent again."""
-DOUBT_ROLLED_UP_S = 600.0
-"""The same for a table with a rollup. Sending again under the token also repairs a rollup that a kill left behind;
-being found in the table says nothing of it. Such tables remember 20,000 blocks (schemas/009_rollups.sql): 30 a second
-for so long."""
-ROLLED_UP = ("iterations",)
 ADOPT_S = 60.0
 """How often to look for what writers that are gone have left on disk."""
 REFERS = {
@@ -103,13 +90,17 @@ class Report:
     dropped: dict[str, int] = field(default_factory=dict)
     """Rows that were lost: too much waited, the store refused them, or it was still away at the end."""
     last_error: str = ""
-    """Why, as the store said it last; empty: nothing went wrong."""
+    """Why, in the store's last words; empty: nothing went wrong."""
     on_disk: dict[str, int] = field(default_factory=dict)
     """Rows that wait on disk for the store, and for whoever writes to it next."""
 
 
+# Over 500 lines: the thread that sends and the callers share its lock and buffers.
 class Writer:
     """Collects rows and stores them.
+
+    One class of some 600 lines: rows in memory, on disk and on their way are one queue, under one lock, which two
+    threads and every caller share.
 
     Used from one thread, ``maybe_flush`` and ``flush`` send in the calling thread. After ``start`` a thread of its own
     sends, and neither blocks. Every method may be called from any thread.
@@ -222,7 +213,7 @@ class Writer:
         """
         converted = to_arrow(table, rows)
         if not self._paths and table in PATHS_IN:
-            converted = _without_folders(converted)
+            converted = without_folders(converted)
         count = int(converted.num_rows)
         if count == 0:
             return 0
@@ -267,7 +258,7 @@ class Writer:
                 Where the user has no right to store them, it is a second or two.
 
         Returns:
-            Whether every row that was appended has been stored; ``last_error`` tells why not.
+            Whether every row that was appended has been stored; ``last_error`` has the reason.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -372,7 +363,7 @@ class Writer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- inside; the condition's lock is held where nothing else is said -------------------------------------------
+    # ---- inside; the condition's lock is held where nothing else is stated -------------------------------------------
 
     def _seal(self, table: str) -> None:
         for other in REFERS.get(table, ()):
@@ -384,7 +375,7 @@ class Writer:
         for part in parts:
             alike.setdefault(tuple(part.column_names), []).append(part)
         for group in alike.values():
-            rows = _joined(group)
+            rows = joined(group)
             self._bytes += rows.nbytes - sum(part.nbytes for part in group)
             sequence = self._sequence[table]
             self._sequence[table] += 1
@@ -513,7 +504,7 @@ class Writer:
             batch.doubt_since, batch.sent_s = time.monotonic(), time.time()
             self.store.insert(batch.table, rows, batch.token, _LEASE_S)
             return
-        forgotten = _forgotten(batch.table, time.monotonic() - since)
+        forgotten = token_forgotten(batch.table, time.monotonic() - since)
         # How long the token is remembered depends on how many write. To look is cheap, and seldom needed.
         if (forgotten or batch.table not in ROLLED_UP) and self._holds(batch.table, rows, forgotten):
             return
@@ -693,7 +684,7 @@ class Writer:
             self._next_adoption = time.monotonic() + ADOPT_S
 
     def _replay(self, file: Path, batch: spool.Spooled) -> None:
-        replay(self.store, batch, _age_s(file, batch), _LEASE_S, self._holds, self._sent_again)
+        replay(self.store, batch, sent_before_s(file, batch), _LEASE_S, self._holds, self._sent_again)
 
     def _left_in(self, folder: spill.Folder) -> deque[Path]:
         """The batches in a folder. Adopting is interrupted for each batch of this writer's own: the folder is listed
@@ -702,12 +693,6 @@ class Writer:
         return left if left and changed == spill.changed_ns(folder.path) else deque(folder.files())
 
 
-_MOMENTS = (
-    ("DateTime64(9", "fromUnixTimestamp64Nano({}, 'UTC')"),
-    ("DateTime64(6", "fromUnixTimestamp64Micro({}, 'UTC')"),
-    ("DateTime64(3", "fromUnixTimestamp64Milli({}, 'UTC')"),
-    ("DateTime", "toDateTime({}, 'UTC')"),
-)
 _COUNTERS = (
     "rows_spilled",
     "spill_rows_adopted",
@@ -721,400 +706,7 @@ _COUNTERS = (
 _LOSSES = ("rows_too_large", "spill_files_damaged", "spill_files_refused", "batches_in_part", "batches_rolled_up_twice")
 
 
-def _without_folders(rows: pa.Table) -> pa.Table:
-    """Rows whose texts have the last components of absolute paths only."""
-    columns = [_shortened(column) for column in rows.columns]
-    return pa.table(columns, names=rows.column_names)
-
-
-def _shortened(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks()
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return pa.DictionaryArray.from_arrays(array.indices, _shortened(pa.chunked_array([array.dictionary])))
-    if pa.types.is_list(kind):
-        values = _shortened(pa.chunked_array([array.values]))
-        return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null() if array.null_count else None)
-    if pa.types.is_string(kind):
-        return pc.replace_substring_regex(array, pattern=redact.PATH, replacement=r"\1")
-    return array
-
-
 def _unlink(file: Path | None) -> None:
     if file is not None:
         with contextlib.suppress(OSError):
             file.unlink()
-
-
-def _forgotten(table: str, age_s: float) -> bool:
-    """Whether a store may not remember the token of a batch any more that was sent so long ago."""
-    return age_s > (DOUBT_ROLLED_UP_S if table in ROLLED_UP else DOUBT_S)
-
-
-def replay(
-    store: Store,
-    batch: spool.Spooled,
-    age_s: float,
-    timeout_s: float,
-    holds_it: Callable[[str, pa.Table, bool], bool] | None = None,
-    sent_again: Callable[[str, bool], None] = lambda table, anew: None,
-) -> bool:
-    """Stores a batch that a writer left on disk, unless the store has it. Returns whether it was sent.
-
-    It was perhaps stored just before its writer was killed, so long ago that its token is forgotten.
-
-    Args:
-        store: Where to.
-        batch: What was on disk.
-        age_s: How long ago it may have been sent first; 0: not known.
-        timeout_s: How long to wait for the store.
-        holds_it: Asks the store for (table, rows, whether the token may be forgotten); None: ``holds`` does.
-        sent_again: Told (table, what ``insert_again`` returns).
-
-    Raises:
-        ArgusError: As ``Store.insert``.
-    """
-    forgotten = age_s <= 0 or _forgotten(batch.table, age_s)
-    if forgotten or (batch.doubt and batch.table not in ROLLED_UP):
-        known = holds_it(batch.table, batch.rows, forgotten) if holds_it else holds(store, batch.table, batch.rows)
-        if known:
-            return False
-    if forgotten or batch.doubt:
-        sent_again(batch.table, insert_again(store, batch.table, batch.rows, batch.token, timeout_s))
-    else:
-        store.insert(batch.table, batch.rows, batch.token, timeout_s)
-    return True
-
-
-def insert_again(store: Store, table: str, rows: pa.Table, token: str, timeout_s: float) -> bool:
-    """Stores a batch that was sent before and is not there, or perhaps is.
-
-    ClickHouse notes a block's token before the block is in place (``MergeTreeSink``: the deduplication log, then the
-    part's name). An engine that was killed between the two takes the token for stored, and the rows are nowhere. A
-    living one does both under one lock: rows that are not there after their token was taken are in no one's hands, and
-    are sent under another token. Copies of a replicated table note the token along with the block, and may lag: there,
-    and of shards, the token is believed.
-
-    Returns:
-        Whether rows were sent under another token because the store had lost them. Of a table with a rollup that has
-        them twice.
-
-    Raises:
-        ArgusError: As ``Store.insert``.
-    """
-    if table not in table_keys() and not store.spooled:
-        # What keeps the newest version of a row does not mind a repetition.
-        store.insert(table, rows, f"{token}/{uuid.uuid4().hex[:8]}", timeout_s)
-        return False
-    store.insert(table, rows, token, timeout_s)
-    if store.spooled or _distributed(store, table):
-        return False
-    with store.lease(timeout_s):
-        found, asked = look_up(store, table, rows)
-    if found or not asked:
-        return False
-    store.insert(table, rows, f"{token}/lost", timeout_s)
-    return True
-
-
-def _age_s(file: Path, batch: spool.Spooled) -> float:
-    """How long ago a batch may have been sent first; 0: not known, as where the clock was set back."""
-    try:
-        written = file.stat().st_mtime
-    except OSError:
-        return 0.0
-    return max(0.0, time.time() - min(written, batch.sent_s or written))
-
-
-def load_spilled(
-    store: Store, folder: Path, *, progress: Callable[[int, int], None] = lambda done, files: None
-) -> spool.Loaded:
-    """Stores what writers that are gone have left on disk for a store. Files that cannot be stored are set aside.
-
-    Args:
-        store: Where to. An embedded one is made if there is something to load.
-        folder: The store's folder (``spill.place``), or another one's, where it was copied from.
-        progress: Called with (files done, files in all) before each file and at the end.
-
-    Raises:
-        ArgusError: The store cannot be reached, or is a spool itself.
-    """
-    spool.check_target(store)
-    result = spool.Loaded()
-    files, done = spill.waiting(folder).files, 0
-    if files:
-        ensure_schema(store)
-    for abandoned in spill.abandoned(folder):
-        try:
-            for file in abandoned.files():
-                progress(min(done, files - 1), files)
-                done += 1
-                try:
-                    batch = spool.read(file, summed=True)
-                    if replay(store, batch, _age_s(file, batch), LEASE_TIMEOUT_S):
-                        result.rows[batch.table] += batch.rows.num_rows
-                        result.files += 1
-                    else:
-                        result.known += 1
-                except ArgusError as failure:
-                    if transient(failure):
-                        raise
-                    told = f"{failure.message} (set aside: {abandoned.set_aside(file)})"
-                    result.trouble.append(told)
-                    continue
-                file.unlink()
-        finally:
-            abandoned.close()
-    if files:
-        progress(files, files)
-    return result
-
-
-def holds(store: Store, table: str, rows: pa.Table) -> bool:
-    """Whether a store has a batch already (``look_up``).
-
-    Raises:
-        ArgusError: The store cannot be asked.
-    """
-    found, asked = look_up(store, table, rows)
-    return 0 < asked == found
-
-
-def look_up(store: Store, table: str, rows: pa.Table) -> tuple[int, int]:
-    """Looks for a batch in a store by some of its rows. Returns how many of how many are there.
-
-    A batch is stored whole, or (where it spans days, which are partitions) a day at a time from the first on: the first
-    and the last row are looked for. Of a Distributed table each shard may have its part or not: there it is the first
-    and the last row of each rank, of up to 64. Tables that keep the newest version of a row do not mind a repetition:
-    nothing is looked for, (0, 0).
-
-    Raises:
-        ArgusError: The store cannot be asked.
-    """
-    types = table_columns().get(table, {})
-    # What compares exactly.
-    names = [
-        name
-        for name in rows.column_names
-        if name in types and name != "stored" and not re.search(r"Array|Map|Float|Nullable", types[name].type)
-    ]
-    key = [name for name in table_keys().get(table, ()) if name in names]
-    if not key or not rows.num_rows:
-        return 0, 0
-    found = 0
-    try:
-        places = _telling(rows, key, by_shard=_distributed(store, table))
-        for place in places:
-            found += _has_row(store, table, rows.slice(place, 1), {name: types[name].type for name in names})
-    except ArgusError as failure:
-        # Whatever it is, the rows are not to blame: they wait.
-        raise ArgusError(failure.message, failure.hint, EXIT_UNAVAILABLE) from None
-    return found, len(places)
-
-
-def _distributed(store: Store, table: str) -> bool:
-    if store.embedded:
-        return False
-    from argus.store.reader import query_columns
-
-    engines = "SELECT engine FROM system.tables WHERE database = currentDatabase() AND name = {table:String}"
-    return bool(query_columns(store, engines, {"table": table})["engine"].tolist() == ["Distributed"])
-
-
-def _telling(rows: pa.Table, key: list[str], *, by_shard: bool) -> list[int]:
-    """The places of the rows by which a batch is told."""
-    order = ["ts"] if "ts" in rows.column_names else key
-    plain = {}
-    for name in {*order, *(each for each in ("job", "rank") if each in rows.column_names)}:
-        values = rows[name]
-        plain[name] = values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
-    sorted_by = pc.sort_indices(pa.table(plain), [(name, "ascending") for name in order]).to_pylist()
-    if not by_shard:
-        return sorted({sorted_by[0], sorted_by[-1]})
-    shards = [plain[name].to_pylist() for name in ("job", "rank") if name in plain]
-    ends: dict[tuple[Any, ...], list[int]] = {}
-    for place in sorted_by:
-        pair = ends.setdefault(tuple(values[place] for values in shards), [place, place])
-        pair[1] = place
-    return sorted({place for pair in list(ends.values())[:64] for place in pair})
-
-
-def _has_row(store: Store, table: str, row: pa.Table, types: Mapping[str, str]) -> bool:
-    from argus.store.reader import query_columns
-
-    tests: list[str] = []
-    values: dict[str, Any] = {}
-    for k, (name, kind) in enumerate(types.items()):
-        value = row[name].cast(pa.int64())[0].as_py() if "Date" in kind else row[name][0].as_py()
-        plain = "Int64" if "Date" in kind else re.sub(r"LowCardinality\((.*)\)", r"\1", kind)
-        told = f"{{p{k}:{plain}}}"
-        if "Date" in kind:
-            # A constant on that side, so that the sorting key and the partitions are used.
-            told = next(made for prefix, made in _MOMENTS if kind.startswith(prefix)).format(told)
-        values[f"p{k}"] = value
-        tests.append(f"`{name}` = {told}")
-    found = query_columns(store, f"SELECT count() AS n FROM `{table}` WHERE {' AND '.join(tests)}", values)
-    return int(found["n"][0]) > 0
-
-
-def _joined(parts: list[pa.Table]) -> pa.Table:
-    """Tables of the same columns as one, in one piece."""
-    schema = pa.schema(
-        [
-            # What one append gave as a single value, another may have given row by row.
-            first
-            if all(part.schema.field(k).type == first.type for part in parts)
-            else pa.field(first.name, pa.string())
-            for k, first in enumerate(parts[0].schema)
-        ]
-    )
-    # One dictionary a column: Arrow's file format cannot replace one between batches.
-    return pa.concat_tables([part.cast(schema) for part in parts]).unify_dictionaries().combine_chunks()
-
-
-def to_arrow(table: str, rows: pa.Table | Mapping[str, Values]) -> pa.Table:
-    """Converts columns to what the table's ClickHouse types take, copying them.
-
-    Raises:
-        ValueError: No such table, a column is missing, unknown, of another length, or does not fit its type.
-    """
-    tables = table_columns()
-    if table not in tables:
-        raise ValueError(f"there is no table '{table}' (known: {', '.join(sorted(tables))})")
-    columns = tables[table]
-    given = rows.column_names if isinstance(rows, pa.Table) else list(rows)
-    if unknown := [name for name in given if name not in columns]:
-        raise ValueError(f"table '{table}' has no column {', '.join(unknown)} (it has {', '.join(columns)})")
-    if missing := [c.name for c in columns.values() if not c.optional and c.name not in given]:
-        raise ValueError(f"rows for table '{table}' lack the column {', '.join(missing)}")
-    lengths = {name: _length(rows[name]) for name in given}
-    counts = Counter(n for n in lengths.values() if n is not None)
-    count = counts.most_common(1)[0][0] if counts else 1
-    if wrong := [f"{name}: {n}" for name, n in lengths.items() if n is not None and n != count]:
-        raise ValueError(f"the columns for table '{table}' differ in length: {', '.join(wrong)}, others {count}")
-    return pa.table(
-        {name: _convert(table, rows[name], column, count) for name, column in columns.items() if name in given}
-    )
-
-
-def _length(values: Values) -> int | None:
-    if isinstance(values, (str, bytes, int, float, bool, np.generic)) or values is None:
-        return None
-    return len(values)
-
-
-_INTEGERS = {
-    f"{sign}Int{bits}": getattr(pa, f"{sign.lower()}int{bits}")() for sign in ("", "U") for bits in (8, 16, 32, 64)
-}
-_FLOATS = {"Float32": pa.float32(), "Float64": pa.float64()}
-_TIMES = {"DateTime64(9": "ns", "DateTime64(6": "us", "DateTime64(3": "ms", "DateTime": "s"}
-
-
-def _arrow_type(clickhouse: str) -> pa.DataType:
-    for wrapper in ("Nullable(", "LowCardinality("):
-        if clickhouse.startswith(wrapper):
-            return _arrow_type(clickhouse[len(wrapper) : -1])
-    if clickhouse.startswith("Array("):
-        return pa.list_(_arrow_type(clickhouse[6:-1]))
-    if clickhouse.startswith("Map("):
-        key, _, value = clickhouse[4:-1].partition(",")
-        return pa.map_(_arrow_type(key.strip()), _arrow_type(value.strip()))
-    for prefix, unit in _TIMES.items():
-        if clickhouse == prefix or clickhouse.startswith((prefix + ",", prefix + ")", prefix + "(")):
-            return pa.timestamp(unit, tz="UTC")
-    if clickhouse == "Bool":
-        return pa.bool_()
-    if clickhouse == "String":
-        return pa.string()
-    found = _INTEGERS.get(clickhouse) or _FLOATS.get(clickhouse)
-    if found is None:
-        raise ValueError(f"Argus does not write the type {clickhouse}")
-    return found
-
-
-def _convert(table: str, values: Any, column: Column, count: int) -> pa.Array:
-    try:
-        kind = _arrow_type(column.type)
-        if _length(values) is None:
-            one = _array([values.item() if isinstance(values, np.generic) else values], kind)
-            repeated = pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), one)
-            array = repeated if pa.types.is_string(kind) else repeated.cast(kind)
-        else:
-            array = _array(values, kind)
-        if array.null_count and "Nullable(" not in column.type:
-            raise ValueError("some are missing (null)")
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
-        raise ValueError(
-            f"column '{column.name}' of table '{table}' ({column.type}) does not take these values: {failure}"
-        ) from None
-    return array
-
-
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-        values = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) else values
-    if pa.types.is_list(kind) and isinstance(values, np.ndarray) and values.ndim == 2:
-        offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-        return pa.ListArray.from_arrays(offsets, _array(values.reshape(-1), kind.value_type))
-    if isinstance(values, np.ma.MaskedArray):
-        data = np.array(values.data, order="C")
-        array = pa.array(data, mask=np.ma.getmaskarray(values))
-    elif isinstance(values, np.ndarray):
-        if values.ndim != 1:
-            raise ValueError(f"{values.ndim} dimensions")
-        # A copy: pyarrow would keep pointing into the caller's ring buffer.
-        data = np.array(values, order="C", dtype=values.dtype.newbyteorder("="))
-        if data.dtype.kind == "S":
-            data = np.char.decode(data, "utf-8", "replace")
-        array = pa.array(data, from_pandas=False)
-    elif isinstance(values, pa.Array):
-        array = values
-    elif pa.types.is_timestamp(kind):
-        return _times(values, kind)
-    else:
-        try:
-            return pa.array(list(values), type=kind)
-        except UnicodeEncodeError:  # names of files that are no UTF-8 come as lone surrogates
-            return pa.array(_storable(values), type=kind)
-    if pa.types.is_timestamp(kind):
-        return _times(array, kind)
-    if pa.types.is_dictionary(array.type):
-        return array.cast(_DICTIONARY if pa.types.is_string(kind) else kind)
-    if pa.types.is_boolean(kind) and pa.types.is_integer(array.type):
-        return pc.not_equal(array, 0)
-    if pa.types.is_integer(kind) and pa.types.is_boolean(array.type):
-        array = array.cast(pa.uint8())
-    return array.cast(kind)
-
-
-def _storable(value: Any) -> Any:
-    """Strings as valid UTF-8, whatever bytes they came from, also within lists and maps."""
-    if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode() if _LONE.search(value) else value
-    if isinstance(value, Mapping):
-        return {_storable(name): _storable(each) for name, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return [_storable(each) for each in value]
-    return value
-
-
-_LONE = re.compile("[\ud800-\udfff]")
-
-
-def _times(values: Any, kind: pa.DataType) -> pa.Array:
-    """Nanoseconds since 1970 (or timestamps) as the column's timestamps, rounded down to its unit."""
-    array = values if isinstance(values, pa.Array) else pa.array(list(values))
-    if pa.types.is_floating(array.type):
-        raise ValueError("a float cannot hold a time in nanoseconds exactly; give int64")
-    if pa.types.is_null(array.type):
-        return array.cast(kind)
-    if not pa.types.is_timestamp(array.type):
-        array = array.cast(pa.int64()).cast(pa.timestamp("ns", tz="UTC"))
-    elif array.type.tz is None:
-        array = array.cast(pa.timestamp(array.type.unit, tz="UTC"))
-    return array if array.type == kind else pc.floor_temporal(array, unit=_UNIT[kind.unit]).cast(kind)
-
-
-_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
-_UNIT = {"ns": "nanosecond", "us": "microsecond", "ms": "millisecond", "s": "second"}

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from argus import files, redact
+from argus.system import files, redact
 
 KEPT = 20
 """Logs that are kept, newest first."""
@@ -118,7 +118,7 @@ def crash(failure: BaseException) -> Path | None:
 
 
 def traceback_of(failure: BaseException) -> str:
-    """``crash``, and a sentence for people that says where."""
+    """``crash``, and a sentence for people that names the place."""
     where = crash(failure)
     return f"The traceback is in {where}" if where else f"Its traceback is lost: {folder()} cannot be written"
 

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from argus import files
+from argus.system import files
 
 MAX_BYTES = 64 << 20
 """A larger file is not read: no entry is nearly as large."""

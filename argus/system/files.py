@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from argus.model.units import mebibytes
+
 UNFINISHED = ".new-"
 """How names of files begin that are not whole yet."""
 MAX_LINKS = 40
@@ -28,7 +30,7 @@ _former_umask: int | None = None
 
 
 class Untrusted(PermissionError):
-    """Somebody else may change a file or folder, or has chosen what it is. ``strerror`` says who or how."""
+    """Somebody else may change a file or folder, or has chosen what it is. ``strerror`` names who or how."""
 
     def __init__(self, path: object, reason: str, fix: str = "") -> None:
         super().__init__(errno.EPERM, reason, str(path))
@@ -133,7 +135,7 @@ def read_at(folder: int, name: str, max_bytes: int) -> bytes:
     """
     with open(open_at(folder, name, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {max_bytes >> 20} MiB", name)
+            raise OSError(errno.EFBIG, f"it is larger than {mebibytes(max_bytes)}", name)
         return file.read(max_bytes)
 
 
@@ -181,13 +183,19 @@ def append_at(folder: int, name: str, data: bytes) -> None:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A new file that gets a name at the end, and is removed where that fails. What had the name is replaced, and never
-    written to: the folder may be one that others write to. Its mode is the umask's.
+    written to: the folder may be one that others write to. Its mode is the umask's. A character device, such as
+    /dev/null, is written to instead: root could replace it.
 
     Raises:
         Untrusted: A link of somebody else's is on the way to the folder.
         OSError: It cannot be written. The old one is still there.
     """
     folder = open_output_folder(path.parent)
+    if (device := _open_device(folder, path.name)) is not None:
+        os.close(folder)
+        with open(device, "wb") as file:
+            yield file
+        return
     new = UNFINISHED + uuid.uuid4().hex
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -200,6 +208,30 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         os.close(folder)
+
+
+def _open_device(folder: int, name: str) -> int | None:
+    """A descriptor to write to a character device, or, by a link of a folder that only its owner may change, to a
+    terminal or pipe, or by one of /dev (such as /dev/stdout) to any file; None: it is neither.
+
+    Raises:
+        OSError: It cannot be opened, nobody reads the pipe, or it is a block device.
+    """
+    try:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if linked := stat.S_ISLNK(status.st_mode) and not distrust(os.fstat(folder)):
+            status = os.stat(name, dir_fd=folder)
+    except OSError:
+        return None
+    if stat.S_ISBLK(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a block device")
+    in_dev = linked and os.path.samestat(os.fstat(folder), os.stat("/dev"))
+    if not (stat.S_ISCHR(status.st_mode) or in_dev or (linked and stat.S_ISFIFO(status.st_mode))):
+        return None
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if linked else os.O_NOFOLLOW)
+    device = os.open(name, flags, dir_fd=folder)
+    os.set_blocking(device, True)
+    return device
 
 
 def open_output_folder(folder: Path) -> int:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from argus import files
+from argus.system import files
 
 _PACKAGES = ("argus", "argus.cli")
 
@@ -29,11 +29,11 @@ def changeable(words: Iterable[str] = ()) -> tuple[Path, str] | None:
     """
     for part in (*words, *_parts()):
         try:
-            found = files.changeable(Path(part))
+            who = files.changeable(Path(part))
         except OSError:
             continue  # it is not there: nothing of it runs
-        if found is not None:
-            return found
+        if who is not None:
+            return who
     return None
 
 

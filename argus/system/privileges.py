@@ -13,7 +13,7 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
-from argus.capture.syscalls import bpf
+from argus.system.syscalls import bpf
 
 BITS = {
     "DAC_READ_SEARCH": 2,

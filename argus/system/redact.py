@@ -72,12 +72,12 @@ _BEARER = re.compile(r"((?:bearer|basic)\s{1,8})[\w.~+/=-]{8,}", re.IGNORECASE)
 
 def redacted(words: Sequence[str]) -> list[str]:
     """The words of a command line with ``***`` for what looks like a secret."""
-    found: list[str] = []
+    arguments: list[str] = []
     hides = False
     program = _Program()
     for word in words:
         if hides and not (word.startswith("--") and len(word) > 2):
-            found.append(REDACTED)
+            arguments.append(REDACTED)
             hides = False
             continue
         short = program.password_option(word)
@@ -85,15 +85,15 @@ def redacted(words: Sequence[str]) -> list[str]:
         option = name.startswith("-")
         hides = word == short or (option and not sign and _is_secret(name))
         if short and word != short:
-            found.append(f"{short}{REDACTED}")
+            arguments.append(f"{short}{REDACTED}")
             continue
         if sign and value and _is_secret(name) and (option or re.fullmatch(r"[+~]*[\w.@/-]+", name)):
-            found.append(f"{name}={REDACTED}")
+            arguments.append(f"{name}={REDACTED}")
         elif any(character.isspace() for character in word):
-            found.append(_in_text(word))  # a script for a shell, say
+            arguments.append(_in_text(word))  # such as a script for a shell
         else:
-            found.append(_forms(word))
-    return found
+            arguments.append(_forms(word))
+    return arguments
 
 
 class _Program:
@@ -158,7 +158,7 @@ def without_folders(text: str) -> str:
 
 def host(name: str, what: Collection[str]) -> str:
     """A host's name, or with ``hosts`` one made of its hash: the same in each trace, so that hosts can be compared. Who
-    knows a name can tell whether it is this host's."""
+    knows a name can check whether it is this host's."""
     return f"host-{hashlib.sha256(name.encode()).hexdigest()[:10]}" if "hosts" in what else name
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def resource_dir(name: str) -> Path:

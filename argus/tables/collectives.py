@@ -10,70 +10,31 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import calls
-from argus.capture.launches import Origin, dictionary
+from argus.model import calls, records
+from argus.model.event_kinds import DTYPE_CODES, DTYPE_WORDS, GROUP_CALLS, NO_DTYPE, TORCH_CALLS, payload_bytes
+from argus.tables.arrow import Origin, dictionary
 
 _OPS = [call.kind for call in calls.CALLS]
 _OP_WORDS = list(dict.fromkeys(_OPS))
 _OP_CODE = np.array([_OP_WORDS.index(op) for op in _OPS], dtype=np.int32)
-_COLLECTIVE = np.array([call.shape in (calls.Shape.COLLECTIVE, calls.Shape.C10D) for call in calls.CALLS])
-_GROUP = np.array([call.shape in (calls.Shape.GROUP_START, calls.Shape.GROUP_END) for call in calls.CALLS])
 _NO_TENSORS = np.array([call.kind == "Barrier" for call in calls.CALLS])
-_OF_TORCH = np.array([call.layer is calls.Layer.TORCH for call in calls.CALLS])
 GENERATION_BITS = 48
 """Addresses of user space have no more; the bits above count the process groups that were at one address."""
 KEPT_ENDS = 64
 """Ends of process groups at one address: calls of groups before these have been drained."""
 KEPT_ADDRESSES = 4096
 """Addresses of which ends are known, those where a group ended last: four times as many as communicators are remembered
-(``argus.roster``), so that groups at an address that begins with the first generation again meet no older ones."""
+(``argus.live.roster``), so that groups at an address that begins with the first generation again meet no older ones."""
 _PROCESS_GROUP_ENDED = [call.id for call in calls.CALLS if call.kind == "comm_end" and call.layer is calls.Layer.TORCH]
-_ABOUT_COMMUNICATORS = np.array([call.kind.startswith("comm_") for call in calls.CALLS])
-_NO_TYPE, _UNKNOWN = 0, 1
-_TYPES = {
-    code: (name, size) for code, (name, size) in enumerate(zip(calls.NCCL_DTYPES, calls.NCCL_DTYPE_BYTES, strict=True))
-}
-_TYPES |= {calls.TORCH_DTYPE + code: named for code, named in calls.TORCH_DTYPES.items()}
-_DTYPE_WORDS = list(dict.fromkeys(["", "unknown", *(name for name, _ in _TYPES.values())]))
-_DTYPE_CODE = np.full(256, _UNKNOWN, np.int32)
-_DTYPE_BYTES = np.zeros(256, np.uint64)
-for _code, (_name, _size) in _TYPES.items():
-    _DTYPE_CODE[_code], _DTYPE_BYTES[_code] = _DTYPE_WORDS.index(_name), _size
 _REDOP_WORDS = [*calls.NCCL_REDOPS, "custom", ""]
 _NO_REDOP = 255
 
 
-def is_collective(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which records are collectives: every member calls them (not Send, Recv or group marks). Shape (n,)."""
-    mask: NDArray[np.bool_] = _COLLECTIVE[collectives["call"]]
-    return mask
-
-
-def tells_count(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which records have a process group's own count of collectives, plus 1, in ``stream``. Shape (n,)."""
-    mask: NDArray[np.bool_] = _OF_TORCH[collectives["call"]] & (collectives["stream"] > 0)
-    return mask
-
-
-def of_nccl(collectives: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which records are of NCCL's communicators, sends and receives included. Shape (n,)."""
-    mask: NDArray[np.bool_] = ~_OF_TORCH[collectives["call"]] & ~_GROUP[collectives["call"]]
-    return mask
-
-
-def payload_bytes(collectives: NDArray[np.void]) -> NDArray[np.uint64]:
-    """Elements times element size, as passed to the call. Shape (n,)."""
-    size = _DTYPE_BYTES[collectives["dtype"]]
-    nbytes: NDArray[np.uint64] = np.where(_GROUP[collectives["call"]], 0, collectives["count"] * size)
-    return nbytes.astype(np.uint64)
-
-
 def to_table(collectives: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32]) -> pa.Table:
-    """Rows of the table ``collectives``. Arguments as in ``argus.capture.launches.to_table``."""
-    group = _GROUP[collectives["call"]]
-    dtype = _DTYPE_CODE[collectives["dtype"]]
-    dtype[group | _NO_TENSORS[collectives["call"]]] = _NO_TYPE
+    """Rows of the table ``collectives``. Arguments as in ``argus.tables.launches.to_table``."""
+    group = GROUP_CALLS[collectives["call"]]
+    dtype = DTYPE_CODES[collectives["dtype"]]
+    dtype[group | _NO_TENSORS[collectives["call"]]] = NO_DTYPE
     redop = np.minimum(collectives["redop"], len(calls.NCCL_REDOPS)).astype(np.int32)
     redop[collectives["redop"] == _NO_REDOP] = len(_REDOP_WORDS) - 1
     return pa.table(
@@ -84,26 +45,19 @@ def to_table(collectives: NDArray[np.void], origin: Origin, ranks: NDArray[np.ui
             "seq": np.ascontiguousarray(collectives["seq"]),
             "bytes": payload_bytes(collectives),
             "count": np.ascontiguousarray(collectives["count"]),
-            "dtype": dictionary(dtype, _DTYPE_WORDS),
+            "dtype": dictionary(dtype, DTYPE_WORDS),
             "redop": dictionary(redop, _REDOP_WORDS),
             "peer": np.ascontiguousarray(collectives["peer"]),
-            "stream": np.where(_OF_TORCH[collectives["call"]], 0, collectives["stream"]).astype(np.uint64),
+            "stream": np.where(TORCH_CALLS[collectives["call"]], 0, collectives["stream"]).astype(np.uint64),
             "in_group": (collectives["flags"] & records.FLAG_IN_GROUP) != 0,
         }
     )
 
 
-def about_communicators(control: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which control records make, ask or end a communicator. Shape (n,)."""
-    known = control["call"] < len(calls.CALLS)
-    mask: NDArray[np.bool_] = known & _ABOUT_COMMUNICATORS[np.minimum(control["call"], len(calls.CALLS) - 1)]
-    return mask
-
-
 def communicator_calls(control: NDArray[np.void], origin: Origin, ranks: NDArray[np.uint32]) -> pa.Table:
     """Rows of the table ``communicator_calls``, from control records about communicators: a few a process.
 
-    Arguments as in ``argus.capture.launches.to_table``.
+    Arguments as in ``argus.tables.launches.to_table``.
     """
     ids = [row["data"][: int(row["name_len"])].tobytes().hex() for row in control]
     return pa.table(
@@ -122,8 +76,8 @@ def communicator_calls(control: NDArray[np.void], origin: Origin, ranks: NDArray
 
 
 class Generations:
-    """Tells process groups of PyTorch apart that were at one address one after the other: a program may destroy all of
-    its groups and begin again, for ever."""
+    """Distinguishes process groups of PyTorch that were at one address in turn: a program may destroy all of its
+    groups and begin again, for ever."""
 
     def __init__(self) -> None:
         self._ended: dict[tuple[int, int], tuple[int, list[int]]] = {}
@@ -147,7 +101,7 @@ class Generations:
             event["handle"] += _above(before + len(ends) - 1)
         for key in list(itertools.islice(self._ended, max(len(self._ended) - KEPT_ADDRESSES, 0))):
             del self._ended[key]
-        of_torch = np.flatnonzero(_OF_TORCH[called["call"]]) if self._ended else ()
+        of_torch = np.flatnonzero(TORCH_CALLS[called["call"]]) if self._ended else ()
         if not len(of_torch):
             return
         columns = called["pid"][of_torch].astype(np.uint64), called["comm"][of_torch]
@@ -155,9 +109,9 @@ class Generations:
         for place, (pid, handle) in enumerate(keys.tolist()):
             if (known := self._ended.get((pid, handle))) is not None:
                 before, ends = known
-                mine = of_torch[which.ravel() == place]
-                generation = before + np.searchsorted(ends, called["ts_ns"][mine])
-                called["comm"][mine] += _above(generation.astype(np.uint64))
+                of_place = of_torch[which.ravel() == place]
+                generation = before + np.searchsorted(ends, called["ts_ns"][of_place])
+                called["comm"][of_place] += _above(generation.astype(np.uint64))
 
     def forget(self, pids: Collection[int]) -> None:
         """Drops what is known of processes that have ended."""

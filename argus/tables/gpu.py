@@ -8,29 +8,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.launches import Origin, constant, dictionary, triples
-from argus.capture.names import demangle_all
-from argus.records import GpuKind, HostKind
-
-_COPIES = {
-    1: "memcpy_h2d",
-    2: "memcpy_d2h",
-    3: "memcpy_h2d",
-    4: "memcpy_d2h",
-    5: "memcpy_d2d",
-    6: "memcpy_d2d",
-    7: "memcpy_d2d",
-    8: "memcpy_d2d",
-    9: "memcpy_h2h",
-    10: "memcpy_p2p",
-}
-"""CUpti_ActivityMemcpyKind; arrays of textures count as what they lie in."""
-KINDS = ["kernel", "memset", "memcpy", *dict.fromkeys(_COPIES.values())]
-"""``kernel_events.kind``."""
-_COPY_CODE = np.full(256, KINDS.index("memcpy"), np.int32)
-for _number, _word in _COPIES.items():
-    _COPY_CODE[_number] = KINDS.index(_word)
+from argus.capture.process.names import demangle_all
+from argus.model import records
+from argus.model.event_kinds import EVENT_KINDS, op_kinds
+from argus.model.records import GpuKind, HostKind
+from argus.tables.arrow import Origin, constant, dictionary, triples
 
 _WORDS: dict[HostKind, dict[int, str]] = {
     HostKind.SYNCHRONIZATION: {  # CUpti_ActivitySynchronizationType
@@ -109,14 +91,6 @@ def _common(origin: Origin, rank: int, pid: int, count: int) -> dict[str, object
     }
 
 
-def op_kinds(ops: NDArray[np.void]) -> NDArray[np.int32]:
-    """What operations are: places in ``KINDS``. ``ops``: ``records.GPU_OP``, shape (n,)."""
-    kinds = np.where(ops["kind"] == GpuKind.KERNEL, 0, 1).astype(np.int32)
-    copies = ops["kind"] == GpuKind.MEMCPY
-    kinds[copies] = _COPY_CODE[ops["copy"][copies]]
-    return kinds
-
-
 def kernel_events(ops: NDArray[np.void], origin: Origin, rank: int, pid: int, names: Names) -> pa.Table:
     """Rows of the table ``kernel_events``.
 
@@ -134,7 +108,7 @@ def kernel_events(ops: NDArray[np.void], origin: Origin, rank: int, pid: int, na
         {
             **_common(origin, rank, pid, len(ops)),
             **{name: np.ascontiguousarray(ops[name]) for name in ("device", "context", "stream")},
-            "kind": dictionary(op_kinds(ops), KINDS),
+            "kind": dictionary(op_kinds(ops), EVENT_KINDS),
             "name": _used(names.of(ops["name"]), names.words),
             "ts": _times(start, origin.mono_offset_ns),
             "duration_ns": ops["end_ns"].astype(np.int64) - start,
@@ -172,13 +146,13 @@ def gpu_host_events(
     words, codes = [*names.words], names.of(events["name"])
     places = {word: place for place, word in enumerate(words)}
     for kind, known in _WORDS.items():
-        mine = events["kind"] == kind
-        for code in np.unique(events["code"][mine]).tolist():
+        of_kind = events["kind"] == kind
+        for code in np.unique(events["code"][of_kind]).tolist():
             word = known.get(code, "")
             place = places.setdefault(word, len(words))
             if place == len(words):
                 words.append(word)
-            codes[mine & (events["code"] == code)] = place
+            codes[of_kind & (events["code"] == code)] = place
     start, end = events["start_ns"].astype(np.int64), events["end_ns"].astype(np.int64)
     timed = start > 0
     return pa.table(

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.launches import Origin, constant, dictionary
+from argus.model import records
+from argus.tables.arrow import Origin, constant, dictionary
 
 if TYPE_CHECKING:
-    from argus.semantics.stacks import Frame, Stack
+    from argus.model.stacks import Frame, Stack
 
 Words: TypeAlias = "Sequence[str] | pa.Array"
 """A string for each row: a list, or an Arrow array (dictionary-encoded or not)."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from scipy import special
 
 from argus.compress.bins import BINS, CENTER_LOG, PER_NEPER, bins_of
 from argus.compress.fidelity import quantile_error, w1
@@ -29,7 +29,7 @@ QUANTILES = (0.01, 0.5, 0.9, 0.99, 0.999)
 FAR = 10
 """Launches that take so many times their kernel's median are outliers."""
 NEAR = 0.1
-"""An outlier is told if what is stored has one that is so much longer or shorter at most."""
+"""An outlier is kept if the stored form has one of its duration, give or take this share."""
 
 
 def _clusters(counts: Ints) -> list[Ints]:
@@ -52,7 +52,7 @@ def triples(samples: list[Floats]) -> list[Floats]:
     return out
 
 
-_NORMAL = np.array([statistics.NormalDist().inv_cdf((j + 0.5) / 64) for j in range(64)])
+_NORMAL = special.ndtri((np.arange(64) + 0.5) / 64)
 
 
 def decode_triples(rows: Floats) -> tuple[Floats, Floats]:
@@ -158,14 +158,14 @@ def grid(value: Floats, weight: Floats, q: Floats) -> Floats:
 
 
 def outliers(sample: Floats, value: Floats, weight: Floats) -> tuple[int, int]:
-    """How many outliers a sample has, and of how many the points tell the duration: the longest, the second longest
+    """How many outliers a sample has, and of how many the points have the duration: the longest, the second longest
     and so on are each compared with what lies as far from the end."""
     longest = np.sort(sample[sample > FAR * np.median(sample)])[::-1]
     if not len(longest):
         return 0, 0
     scaled = weight * (len(sample) / weight.sum())
-    told = grid(value, scaled, 1 - (np.arange(len(longest)) + 0.5) / len(sample))
-    return len(longest), int(np.sum(np.abs(told / longest - 1) <= NEAR))
+    decoded = grid(value, scaled, 1 - (np.arange(len(longest)) + 0.5) / len(sample))
+    return len(longest), int(np.sum(np.abs(decoded / longest - 1) <= NEAR))
 
 
 class Table:
@@ -187,14 +187,16 @@ class Table:
         ]
 
     def add(self, name: str, size: float, samples: list[Floats], found: list[Points]) -> float:
-        """Adds a form. ``found``: what it tells of each sample. Returns the mean of W1 over the mean."""
+        """Adds a form. ``found``: what it decodes for each sample. Returns the mean of W1 over the mean."""
         distance = [w1(sample, *points) for sample, points in zip(samples, found, strict=True)]
         q = np.array(QUANTILES)
         errors = np.mean(
             [quantile_error(sample, grid(*points, q), q) for sample, points in zip(samples, found, strict=True)], axis=0
         )
-        there, told = np.sum([outliers(sample, *points) for sample, points in zip(samples, found, strict=True)], axis=0)
-        share = float(told / there) if there else math.nan
+        there, close = np.sum(
+            [outliers(sample, *points) for sample, points in zip(samples, found, strict=True)], axis=0
+        )
+        share = float(close / there) if there else math.nan
         mean, median = float(np.mean(distance)), float(np.median(distance))
         self.lines.append(
             f"{name:<34} {size:>11.4g} {100 * mean:>8.3f} {100 * median:>8.3f} "

@@ -19,9 +19,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import ArgusError
-from argus.interop import kineto, nsys
-from argus.records import GpuKind
+from argus.importers import kineto, nsys
+from argus.model.errors import ArgusError
+from argus.model.records import GpuKind
 from argus.simulate.kernels import Kernels
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec
@@ -215,19 +215,19 @@ def record_fake_gpu(store: Store, *, stacks: bool = False) -> None:
     if os.geteuid() != 0 or not PROGRAM.exists():
         raise ArgusError("tracing needs root, and the fake GPU: scripts/setup")
     args = ["--steps", "0", "--layers", "24", "--forward-us", "24000", "--backward-us", "40000"]
-    with tempfile.TemporaryFile() as said, Job(RECORDED_RANKS, args, {"FAKEGPU_JITTER": "0.02"}, cupti=True) as job:
+    with tempfile.TemporaryFile() as output, Job(RECORDED_RANKS, args, {"FAKEGPU_JITTER": "0.02"}, cupti=True) as job:
         time.sleep(1)
         words = [word for pid in job.pids for word in ("--pid", str(pid))]
-        told = ["--raw", "all", "--no-diagnose", "--duration", str(RECORDED_S), "--store", store.url]
-        told += [] if stacks else ["--no-stacks"]
-        command = [sys.executable, "-m", "argus.cli.main", "trace", *words, *told]
+        options = ["--raw", "all", "--no-diagnose", "--duration", str(RECORDED_S), "--store", store.url]
+        options += [] if stacks else ["--no-stacks"]
+        command = [sys.executable, "-m", "argus.cli.main", "trace", *words, *options]
         try:
-            code = subprocess.run(command, stdout=said, stderr=said, check=False, timeout=300).returncode
+            code = subprocess.run(command, stdout=output, stderr=output, check=False, timeout=300).returncode
         except subprocess.TimeoutExpired:
             code = -1
         if code != 0:
-            said.seek(0)
-            raise ArgusError(f"argus trace failed: {said.read().decode(errors='replace')[-400:]}")
+            output.seek(0)
+            raise ArgusError(f"argus trace failed: {output.read().decode(errors='replace')[-400:]}")
 
 
 def recorded(store: Store) -> tuple[Recorded, list[int], int]:
@@ -258,8 +258,8 @@ def recorded(store: Store) -> tuple[Recorded, list[int], int]:
     launches = {}
     for r in ranks:
         for s in range(first, last + 1):
-            mine = (rank == r) & (step == s)
-            launches[r, s - first] = (kind[mine], start[mine], took[mine])
+            of_step = (rank == r) & (step == s)
+            launches[r, s - first] = (kind[of_step], start[of_step], took[of_step])
     job = Recorded([of[number] for number in ids.tolist()], len(ranks), last - first + 1, launches)
     return job, ids.tolist(), first
 

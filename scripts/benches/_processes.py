@@ -10,14 +10,14 @@ from collections import Counter as Tally
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
+from scipy import special
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 
 LEAST_READINGS = 20
-"""Fewer say nothing about how they scatter."""
+"""Fewer do not show how they scatter."""
 _MOST_CORRELATION = 0.9
 """Of one reading with the next: what is left of twenty readings is one then."""
 
@@ -48,8 +48,8 @@ class Slope:
 def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
     """Least squares, with an interval that holds for readings that follow each other.
 
-    Residuals that follow each other (memory does) say less than as many that do not: n readings with the correlation r
-    from one to the next count as n (1 - r) / (1 + r), in the variance and in Student's t.
+    Residuals that follow each other (memory does) carry less information than as many that do not: n readings with the
+    correlation r from one to the next count as n (1 - r) / (1 + r), in the variance and in Student's t.
 
     Raises:
         ArgusError: There are too few readings.
@@ -70,17 +70,8 @@ def slope(times: Sequence[float], values: Sequence[float]) -> Slope:
 
 
 def _student(freedom: float) -> float:
-    """The 97.5 % point of Student's t, by its series in 1 / freedom (Abramowitz and Stegun, 26.7.5): within 2 % from
-    three degrees of freedom on; below them 12.7 and 4.3, its values at one and two."""
-    if freedom < 3:
-        return 12.706 if freedom < 2 else 4.303
-    z = NormalDist().inv_cdf(0.975)
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
+    """The 97.5 % point of Student's t."""
+    return float(special.stdtrit(freedom, 0.975))
 
 
 @dataclass

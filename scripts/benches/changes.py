@@ -1,9 +1,10 @@
-"""Changes of step times told online: false alarms on healthy series against what is allowed, and how soon faults show.
+"""Changes of step times detected online: false alarms on healthy series against what is allowed, and how soon faults
+show.
 
 Healthy series have what real ones have: heavy tails, steps that hang together, warm-up, evaluations, checkpoints,
 sequence lengths that vary. The reference on the same series is a sliding window: the mean of the newest 50 steps over
 the shortest of the last 50 means is above 1.05 (how EROICA is triggered). Rows of faults are steps from the onset to
-when it is told. The ratio is the reference's false alarms over ours (half an alarm where there was none).
+when it is reported. The ratio is the reference's false alarms over ours (half an alarm where there was none).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.online import Detector
+from argus.diagnose.iteration.changes import Detector
 from benches import Result
 
 Float = NDArray[np.float64]
@@ -58,17 +59,17 @@ HEALTHY: dict[str, Callable[[np.random.Generator], Float]] = {
 
 
 def _alarms(times: Float, work: Float | None = None) -> tuple[int, list[int], float]:
-    """False alarms, the steps in which the first of each series was told, and the time it took, s."""
+    """False alarms, the steps in which the first of each series was reported, and the time it took, s."""
     detector = Detector(len(times), alarms=len(times), work=0 if work is None else work.shape[2])
-    told: dict[int, int] = {}
+    first_alarm: dict[int, int] = {}
     count = 0
     began = time.perf_counter()
     for step in range(times.shape[1]):
         for event in detector.feed(step, times[:, step], None if work is None else work[:, step]):
             if event.kind in CHANGES:
                 count += 1
-                told.setdefault(event.series, step)
-    return count, list(told.values()), time.perf_counter() - began
+                first_alarm.setdefault(event.series, step)
+    return count, list(first_alarm.values()), time.perf_counter() - began
 
 
 def _sliding(times: Float) -> int:
@@ -104,13 +105,13 @@ def run(rounds: int) -> Result:
         for growth in (1.06, 1.1, 1.3):
             slow = _quiet(rng)[some, :1200]
             slow[:, ONSET:] *= growth
-            _, told, _ = _alarms(slow)
-            rows.setdefault(f"+{growth - 1:.0%} at once: steps until told", []).append(float(np.median(told)) - ONSET)
-            more[f"found_{growth}"] = len(told) / 100
+            _, alarms, _ = _alarms(slow)
+            rows.setdefault(f"+{growth - 1:.0%} at once: steps to report", []).append(float(np.median(alarms)) - ONSET)
+            more[f"found_{growth}"] = len(alarms) / 100
         ramp = _quiet(rng)[some] * np.exp(np.maximum(np.arange(STEPS) - ONSET, 0) * 2e-4)
-        _, told, _ = _alarms(ramp)
-        rows.setdefault("0.02 % a step: steps until told", []).append(float(np.median(told)) - ONSET)
-        more["found_ramp"] = len(told) / 100
+        _, alarms, _ = _alarms(ramp)
+        rows.setdefault("0.02 % a step: steps to report", []).append(float(np.median(alarms)) - ONSET)
+        more["found_ramp"] = len(alarms) / 100
     more["us_a_step_and_series"] = took / fed * 1e6
     return Result(
         "changes of step times, 1 false alarm in a million steps allowed", "", rows, theirs / max(ours, 0.5), more

@@ -4,7 +4,7 @@ Rows are those of a job that ``argus simulate`` makes, and of a job on the fake 
 everything on (left out where nothing can be traced). Each table is copied into tables that differ in one thing: all
 columns with the same codec (of those a type can have), or another order key. Bytes are those after OPTIMIZE FINAL, of
 parts with a file a column. Queries run with the copy in the table's place, ``REPEAT`` times each, and cost CPU time of
-the engine. What a rank stores in a day is told at the rates of these two jobs.
+the engine. What a rank stores in a day is given at the rates of these two jobs.
 
 Reference: the engine's default, LZ4 for every column. The ratio is its bytes over those of the present codecs, of all
 tables together.
@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from argus.diagnose import sql
-from argus.errors import ArgusError
+from argus.diagnose.read import queries
+from argus.model.errors import ArgusError
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec, write
 from argus.store.open import Store, open_store
@@ -56,11 +56,11 @@ TIMED = KEYS.keys() - {"kernel_summaries", "stacks"}
 _NEWEST = "job = {job:String} AND ts > (SELECT max(ts) FROM $table WHERE job = {job:String}) - INTERVAL 5 SECOND"
 _RANK = "job = {job:String} AND rank = 1"
 QUERIES: dict[str, dict[str, str]] = {
-    "iterations": {"STEPS": sql.STEPS, "LATENESS": sql.LATENESS},
-    "collectives": {"LATENESS": sql.LATENESS, "LAST": sql.LAST, "LAST_CALLS": sql.LAST_CALLS},
-    "phases": {"PHASE_TIME": sql.PHASE_TIME},
-    "gpu_phases": {"GPU_PHASE_TIME": sql.GPU_PHASE_TIME},
-    "kernel_summaries": {"KERNEL_TIME": sql.KERNEL_TIME, "SLOWER": sql.SLOWER},
+    "iterations": {"STEPS": queries.STEPS, "LATENESS": queries.LATENESS},
+    "collectives": {"LATENESS": queries.LATENESS, "LAST": queries.LAST, "LAST_CALLS": queries.LAST_CALLS},
+    "phases": {"PHASE_TIME": queries.PHASE_TIME},
+    "gpu_phases": {"GPU_PHASE_TIME": queries.GPU_PHASE_TIME},
+    "kernel_summaries": {"KERNEL_TIME": queries.KERNEL_TIME, "SLOWER": queries.SLOWER},
     "gpu_steps": {"a rank": f"SELECT step, idle_ns FROM gpu_steps WHERE {_RANK} ORDER BY step"},
     "kernel_events": {
         "newest 5 s": f"SELECT rank, name, sum(duration_ns) FROM kernel_events WHERE {_NEWEST} GROUP BY rank, name",
@@ -75,7 +75,7 @@ QUERIES: dict[str, dict[str, str]] = {
         "a rank": f"SELECT stack_id, sum(ns) FROM stack_samples WHERE {_RANK} GROUP BY stack_id",
     },
 }
-"""Of a diagnosis by its name in argus/diagnose/sql.py, or such as it is asked otherwise."""
+"""Of a diagnosis by its name in argus/diagnose/read/queries/, or such as it is asked otherwise."""
 RANKS, STEPS, SUMMED = 256, 60, 32
 """Of the simulated job; ranks whose kernels are summed up."""
 SEED = 23
@@ -84,7 +84,7 @@ WORTH = 0.02
 """A column's best codec is shown if it saves that share of its table."""
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(f"bench: {text} …", file=sys.stderr, flush=True)
 
 
@@ -180,11 +180,13 @@ def _keys(store: Store, client: Any, table: str, rows: int, values: dict[str, An
     for key in (present, *KEYS[table]):
         size = sum(_copy(client, table, key, columns).values())
         client.command(f"EXCHANGE TABLES {table} AND {table}_other")
-        told = []
+        timings = []
         for name, text in QUERIES.get(table, {}).items():
-            told.append(f"{name} {_asked_ms(store, client, text.replace('$table', table), values):.0f} ms")
+            timings.append(f"{name} {_asked_ms(store, client, text.replace('$table', table), values):.0f} ms")
         client.command(f"EXCHANGE TABLES {table} AND {table}_other")
-        lines.append(f"{table if key == present else '':<18}{size / rows:>8.2f}  {key:<52}  {'; '.join(told)}".rstrip())
+        lines.append(
+            f"{table if key == present else '':<18}{size / rows:>8.2f}  {key:<52}  {'; '.join(timings)}".rstrip()
+        )
     client.command(f"DROP TABLE {table}_other")
     return lines
 
@@ -217,10 +219,10 @@ def run(rounds: int) -> Result:
         open_store(f"chdb://{folder}/store") as store,
     ):
         ensure_schema(store)
-        _say("a simulated job")
+        _progress("a simulated job")
         spec = Spec(Mesh(dp=ranks // 8, tp=2, pp=4), steps=steps, seed=SEED, kernels=summed)
         write(store, "simulated", spec)
-        _say("a traced one")
+        _progress("a traced one")
         try:
             record_fake_gpu(store, stacks=True)
         except ArgusError as failure:
@@ -237,7 +239,7 @@ def run(rounds: int) -> Result:
                 if not found.result_rows:
                     print(f"{table}: no rows")
                     continue
-                _say(table)
+                _progress(table)
                 # Queries are of the job with most rows.
                 job, run_of, _ = found.result_rows[0]
                 rows = sum(count for *_, count in found.result_rows)

@@ -7,7 +7,7 @@ by ``argus trace`` there and then, where the rows that the trace has stored are 
 stored one by one (left out where nothing can be traced).
 
 Of each: what is stored goes through a store, bytes are those on its disk after OPTIMIZE FINAL of all columns, and W1
-over the mean, quantiles and outliers (longer than ten times their kernel's median; told: to a tenth of their duration)
+over the mean, quantiles and outliers (longer than ten times their kernel's median; kept: to a tenth of their duration)
 are of what is decoded from the store's answer. Then faults are planted on the launches of one rank, one kind of kernel
 at a time: 5 % slower; 4 % shorter or longer at the same mean; spikes ten times as frequent. Scores are of one rank,
 step and kind against the median of the other ranks; those of spikes count outliers of a rank.
@@ -43,10 +43,11 @@ import pyarrow as pa
 from argus.compress.decode import decode_escapes, decode_summaries
 from argus.compress.fidelity import auc, power, recall
 from argus.compress.kernels import Compressor
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store.open import Store, open_store
 from argus.store.reader import query
-from argus.store.schema import ensure_schema, table_columns
+from argus.store.schema import ensure_schema
+from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
 from benches import Result
 from benches._forms import (
@@ -93,7 +94,7 @@ SKETCHED = 240
 """Samples at most of which sketches are made."""
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(f"bench: {text} …", file=sys.stderr, flush=True)
 
 
@@ -201,7 +202,7 @@ def _bytes(store: Store) -> dict[str, float]:
 
 def _column_bytes(store: Store, table: str, without: set[str]) -> float:
     with store.lease() as client:
-        # Parts of one file for all columns do not tell the columns' sizes.
+        # Parts of one file for all columns do not have the columns' sizes.
         client.command(f"ALTER TABLE {table} MODIFY SETTING min_bytes_for_wide_part = 0")
         client.command(f"OPTIMIZE TABLE {table} FINAL SETTINGS optimize_skip_merged_partitions = 0")
         found = client.query(
@@ -273,8 +274,8 @@ def _compared(
     samples = [history.of(rank, step)[kind] for kind, rank, step in keys]
     groups = len(keys) / len(tested)
     table = Table(title, "B/rank-step", key)
-    mine = sum(_bytes(store).values()) / (job.ranks * job.steps)
-    table.add("ours", mine, samples, [stored.of(ids[kind], rank, first + step) for kind, rank, step in keys])
+    own_bytes = sum(_bytes(store).values()) / (job.ranks * job.steps)
+    table.add("ours", own_bytes, samples, [stored.of(ids[kind], rank, first + step) for kind, rank, step in keys])
     reference = triples(samples)
     store_triples(store, key, [(ids[kind], rank, step) for kind, rank, step in keys], reference)
     sizes = {}
@@ -291,19 +292,19 @@ def _compared(
         forms[name] = form, size
     pooled = {}
     for name, (form, size) in forms.items():
-        steps = max(1, math.ceil(size / mine))
+        steps = max(1, math.ceil(size / own_bytes))
         while steps <= job.steps:
             found = form([history.together(*keys[k], steps) for k in some])
             each = sum(row[2] for row in found) / len(few) * groups / steps
             if name == "triples":  # their table's columns are smaller than their arrays
                 each = size / steps
-            if each <= mine:
+            if each <= own_bytes:
                 if steps > 1:
                     table.add(f"{name}, {steps} steps together", each, few, [row[:2] for row in found])
                 if steps > 1 or name != "triples":  # those are looked at step by step in any case
                     pooled[name] = Pooled(form, steps)
                 break
-            steps = max(steps + 1, math.ceil(steps * each / mine))
+            steps = max(steps + 1, math.ceil(steps * each / own_bytes))
         else:
             table.lines.append(f"{name}: never as small as ours in {job.steps} steps")
     return table, pooled
@@ -422,7 +423,7 @@ def _joined(parts: list[Any]) -> Any:
 def _detection(
     job: Job, title: str, key: str, pooled: dict[str, Pooled], steps: int, window: int
 ) -> tuple[dict[str, float], list[str]]:
-    """How well each form tells faults of ``CASES`` on the last rank.
+    """How well each form reveals faults of ``CASES`` on the last rank.
 
     Args:
         job: Without faults.
@@ -456,14 +457,14 @@ def _detection(
     counts: dict[tuple[str, str], Floats] = {}
     for case in ("healthy", *CASES):
         ranks = [sick] if case in CASES else list(range(job.ranks))
-        mine = copy.deepcopy(compressor)
+        copied = copy.deepcopy(compressor)
         now = dict(newest)
         for step in range(warm, warm + steps):
             for rank in range(job.ranks):
                 if case in CASES and rank == sick:
                     now[rank, step] = planted(case, now[rank, step], (rank, step))
-                feed(mine, rank, step, now[rank, step])
-        stored = _of_take(before, mine.take(final=True))
+                feed(copied, rank, step, now[rank, step])
+        stored = _of_take(before, copied.take(final=True))
         found = {form: np.full((len(ranks), steps, kinds, len(GRID)), np.nan) for form in forms}
         far = {form: np.zeros((len(ranks), steps)) for form in forms}
         for r, rank in enumerate(ranks):
@@ -534,12 +535,12 @@ def _judged(
 
 
 EXTRA = {"low", "high", "trend", "spikes", "spike_sum", "spike_max", "reason"}
-"""Columns of rows that say what triples do not."""
+"""Columns of rows with information that triples lack."""
 KEYS = {"job", "run", "rank", "host", "kernel_id", "kernel", "step", "steps", "template", "stored"}
 
 
 def _row_bytes(store: Store) -> tuple[float, float]:
-    """Bytes of rows and spikes without keys: of columns for what triples say too, and of all."""
+    """Bytes of rows and spikes without keys: of columns that triples have too, and of all."""
     tables = ("kernel_summaries", "kernel_escapes")
     spikes = _column_bytes(store, "kernel_spikes", KEYS)
     return tuple(sum(_column_bytes(store, t, KEYS | more) for t in tables) + spikes for more in (EXTRA, set()))  # type: ignore[return-value]
@@ -568,7 +569,11 @@ def _real(store: Store, groups: list[tuple[Kernel, Ints, Ints]], least: int, win
     cuts = [np.array_split(np.arange(len(start)), windows) for _, start, _ in groups]
     many = len(groups) * windows
     late = [k * windows + window for k in range(len(groups)) for window in range(windows // 2, windows)]
-    samples = [duration[mine].astype(float) for cut, (*_, duration) in zip(cuts, groups, strict=True) for mine in cut]
+    samples = [
+        duration[window_places].astype(float)
+        for cut, (*_, duration) in zip(cuts, groups, strict=True)
+        for window_places in cut
+    ]
     tested = [samples[place] for place in late]
     others: tuple[list[tuple[int, int, int]], list[Floats]] = ([], [])
     ids: list[int] = []
@@ -579,8 +584,8 @@ def _real(store: Store, groups: list[tuple[Kernel, Ints, Ints]], least: int, win
         ids = ours.ids
         for window in range(windows):
             for k, (_, start, duration) in enumerate(groups):
-                mine = cuts[k][window]
-                ours.feed(k, window, (np.full(len(mine), k), start[mine], duration[mine]))
+                window_places = cuts[k][window]
+                ours.feed(k, window, (np.full(len(window_places), k), start[window_places], duration[window_places]))
         ours.write(final=True)
         stored = _read(store)
         same, every = ((now - was) / many for now, was in zip(_row_bytes(store), before, strict=True))
@@ -669,9 +674,9 @@ def _scipy_speed(events: int) -> float:
     some = range(0, KINDS, 6)
     used = 0
     for k in some:
-        mine = log[kind == k]
-        used += len(mine)
-        gaussian_kde(mine)(np.linspace(mine.min(), mine.max(), 256))
+        of_kind = log[kind == k]
+        used += len(of_kind)
+        gaussian_kde(of_kind)(np.linspace(of_kind.min(), of_kind.max(), 256))
     return used / (time.process_time() - begin)
 
 
@@ -679,7 +684,7 @@ def run(rounds: int) -> Result:
     quick = rounds <= 1
     begun = time.perf_counter()
     rows: dict[str, list[float]] = {}
-    _say("speed")
+    _progress("speed")
     for _ in range(min(rounds, 3)):
         for name, value in (
             ("ours, 100,000 launches a batch", _speed(100_000, 10)),
@@ -700,21 +705,21 @@ def run(rounds: int) -> Result:
         open_store(f"chdb://{name}/store") as store,
     ):
         ensure_schema(store)
-        _say("the synthetic job")
+        _progress("the synthetic job")
         table, pooled = _synthetic(store, 24 if quick else STEPS, 1 if quick else 4)
         show(table.figures, table.lines)
-        _say("faults in it")
+        _progress("faults in it")
         show(*_detection(Stream(5), "synthetic", "synthetic", pooled, looked_at, 1))
         if not quick:
-            _say("several steps a row")
+            _progress("several steps a row")
             more.update(_pooling(store, 60))
         groups = real_groups(100) if REFERENCE.is_dir() else []
         if groups:
-            _say("real traces")
+            _progress("real traces")
             for least, windows in ((100, 4), (200, 8)):
                 table = _real(store, groups, least, windows)
                 show(table.figures, table.lines)
-            _say("faults in jobs drawn from them")
+            _progress("faults in jobs drawn from them")
             drawn = Drawn(groups, 8, 40, 13)
             stored, ids = _stored_job(store, drawn)
             tested = [(rank, step) for rank in range(drawn.ranks) for step in range(36, 40)]
@@ -723,7 +728,7 @@ def run(rounds: int) -> Result:
             show(*_detection(drawn, "drawn from real traces", "drawn", pooled, looked_at, 2))
         else:
             print(f"real traces: left out, there are none in {REFERENCE} (ARGUS_REFERENCE_DATA)\n")
-        _say("a simulated job")
+        _progress("a simulated job")
         made = simulated(8, 40 if quick else 60, 17)
         stored, ids = _stored_job(store, made)
         tested = [(rank, step) for rank in range(made.ranks) for step in range(made.steps - 4, made.steps)]
@@ -732,7 +737,7 @@ def run(rounds: int) -> Result:
         )
         show(table.figures, table.lines)
         show(*_detection(made, "simulated", "simulated", pooled, looked_at, 4))
-        _say("a job on the fake GPU, traced")
+        _progress("a job on the fake GPU, traced")
         try:
             job, table, pooled = _recorded(Path(name), 10)
             show(table.figures, table.lines)
@@ -740,8 +745,8 @@ def run(rounds: int) -> Result:
         except ArgusError as failure:
             print(f"fake GPU: left out, {failure}\n")
     for size, label in (("100,000", "100k"), ("1,000,000", "1M")):
-        mine, other = rows[f"ours, {size} launches a batch"], rows[f"scipy, {size}"]
-        more[f"speedup_over_scipy_{label}"] = statistics.median(mine) / statistics.median(other)
+        own, other = rows[f"ours, {size} launches a batch"], rows[f"scipy, {size}"]
+        more[f"speedup_over_scipy_{label}"] = statistics.median(own) / statistics.median(other)
     more["seconds"] = time.perf_counter() - begun
     ratio = more["triples_f32_w1"] / more["w1"]
     return Result("kernel durations compressed", "M events/s/core", rows, ratio, more)

@@ -33,7 +33,7 @@ import numpy as np
 from argus.cupti import build as helper
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import decode
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from benches import Result
 
 NAMES = 300
@@ -205,7 +205,7 @@ class _Ours:
         self.records = collector.records
         self.counters = {name: value for name, (value, _) in collector.counters().items()}
         self.lost = {name: value for name, (value, loss) in collector.counters().items() if loss and value}
-        self.layouts = collector._layouts
+        self.layouts = collector.buffers.layouts
 
 
 def _null(target: Target, cupti: str, real: bool, *words: object) -> dict[str, Any]:

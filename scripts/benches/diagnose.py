@@ -6,7 +6,7 @@ Each measurement is a process of its own with an engine of its own. A plot shows
 steps, which other work on the machine changes less than the wall time. There is no reference to compare with: the ratio
 is the five seconds that a diagnosis may take, over the longest that one took (median of the rounds).
 
-``ARGUS_BENCH_STEPS`` is how many steps the jobs have (100); of longer ones prefixes are judged as well. What goes
+``ARGUS_BENCH_STEPS`` is how many steps the jobs have (100); of longer ones prefixes are diagnosed as well. What goes
 beyond 100 steps repeats the second half of them, slow steps all, in the tables that a diagnosis reads: simulating 1,000
 steps of 10,240 ranks would take ten minutes. ``ARGUS_BENCH_STORES`` names a folder that keeps the jobs for the next
 time (those of 10,240 ranks and 1,000 steps have 1 GB each); else they are dropped. ``ARGUS_BENCH_RANKS`` chooses among
@@ -19,6 +19,7 @@ drifting by up to 20 ppm. Then a diagnosis lines them up first. ``ARGUS_BENCH_CL
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -34,10 +35,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from argus.diagnose import run as judging
-from argus.diagnose.follow import Follower
-from argus.diagnose.watch import SETTINGS
-from argus.errors import ArgusError
+from argus.diagnose.follow.follow import Follower
+from argus.diagnose.follow.watch import SETTINGS
+from argus.diagnose.stored import diagnose_store
+from argus.model.errors import ArgusError
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
@@ -49,7 +50,7 @@ MAY_TAKE_S = 5.0
 GIVEN_UP_S = 300.0
 """A measurement that takes longer is given up."""
 MERGED_S = 900.0
-"""So long the engine may take to merge what was stored; then it is judged as it is."""
+"""So long the engine may take to merge what was stored; then it is diagnosed as it is."""
 MESHES = (Mesh(dp=4, tp=4, pp=4), Mesh(dp=16, tp=8, pp=8), Mesh(dp=80, tp=8, pp=16))
 PREFIXES = (100, 300, 1000)
 SINCE = 50
@@ -58,24 +59,24 @@ REPEATED = ("iterations", "collectives", "launches", "gpu_steps", "gpu_phases", 
 BY_TIME = {"collectives": "ts", "launches": "ts", "kernel_events": "launch_ts"}
 """Tables without steps, and the time by which their rows belong to one."""
 LEVELS = {
-    "hosts": ("prepare",),
-    "hang": ("find_hang",),
-    "lateness": ("_lateness", "find_stragglers"),
-    "gpus": ("gpu.read", "gpu.judge", "_kept_waiting"),
-    "links": ("links.read", "links.judge"),
-    "why": ("_onset", "_judge"),
-    "regression": ("_regression", "_slower"),
-    "kernels": ("single_kernels.judge",),
-    "jitter": ("find_jitter", "explain_jitter"),
-    "what if": ("_what_if",),
-    "behaviour": ("_behaviour",),
-    "health": ("node_health.add",),
+    "hosts": ("stored.prepare",),
+    "hang": ("iteration.hang.detect",),
+    "lateness": ("ranks.late_ranks.detect",),
+    "gpus": ("read.gpu_times.read", "ranks.slow_gpus.detect"),
+    "links": ("read.transfers.read", "ranks.links.detect"),
+    "why": ("ranks.late_ranks.onset_of", "causes.lost_time.explain"),
+    "regression": ("iteration.growth.detect",),
+    "kernels": ("kernels.distributions.detect",),
+    "jitter": ("iteration.stalls.detect",),
+    "what if": ("whatif.relief.add",),
+    "behaviour": ("causes.behaviour.add",),
+    "health": ("causes.node_health.add",),
 }
-"""Functions of argus.diagnose.run by the level of the diagnosis that they are; ``start`` is the engine's, and what is
-left is ``steps``."""
+"""Functions of argus.diagnose by the level of the diagnosis that they are; ``start`` is the engine's, and what is left
+is ``steps``."""
 
 
-def _say(text: str) -> None:
+def _progress(text: str) -> None:
     print(f"bench: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -94,7 +95,7 @@ def _job(mesh: Mesh, steps: int, skewed: bool) -> Iterator[tuple[str, int, list[
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             with open_store(url) as store:
-                _say(f"{folder.name}: {SIMULATED} steps are simulated")
+                _progress(f"{folder.name}: {SIMULATED} steps are simulated")
                 made = write(store, "bench", spec)
                 _repeat(store, spec, made.run, steps)
                 _merged(store)
@@ -116,22 +117,22 @@ def _repeat(store: Store, spec: Spec, run: int, steps: int) -> None:
         return f"transform(toString(host), {names}, {values}, toInt64(0))" if any(values) else "0"
 
     ahead, drift = of_host(rows.offset_ns.tolist()), of_host(rows.drift_ppb.tolist())
-    mine = f"job = 'bench' AND run = {run}"
+    of_run = f"job = 'bench' AND run = {run}"
     with store.lease() as client:
         ends = "max(toUnixTimestamp64Nano(ts)) - min(toUnixTimestamp64Nano(ts))"
         first, took = client.query(
             f"SELECT minIf(toUnixTimestamp64Nano(ts), step = {SINCE}), toInt64(({ends}) / {block - 1}) * {block} "
-            f"FROM iterations WHERE {mine} AND rank = 0 AND step >= {SINCE} AND step < {SIMULATED}"
+            f"FROM iterations WHERE {of_run} AND rank = 0 AND step >= {SINCE} AND step < {SIMULATED}"
         ).result_rows[0]
         for table in REPEATED:
-            _say(f"{table}: {len(turns)} times {block} steps more")
+            _progress(f"{table}: {len(turns)} times {block} steps more")
             own = f"toUnixTimestamp64Nano({BY_TIME.get(table, 'ts')}) - {ahead}"
             of_block = f"step >= {SINCE} AND step < {SIMULATED}"
             if table in BY_TIME:
                 of_block = f"{own} > {first} AND {own} <= {first} + {took}"
             # Once: the table grows.
             client.command(f"CREATE OR REPLACE TABLE bench_block AS {table}")
-            client.command(f"INSERT INTO bench_block SELECT * FROM {table} WHERE {mine} AND {of_block}")
+            client.command(f"INSERT INTO bench_block SELECT * FROM {table} WHERE {of_run} AND {of_block}")
             for turn in turns:
                 later = f"{turn * took} + intDiv({turn * took} * {drift}, 1000000000)"
                 changed = [f"addNanoseconds(ts, {later}) AS ts"]
@@ -144,7 +145,7 @@ def _repeat(store: Store, spec: Spec, run: int, steps: int) -> None:
 
 def _merged(store: Store) -> None:
     """Waits for the engine to have merged what was stored, as it has in a store that was filled over hours."""
-    _say("merging")
+    _progress("merging")
     until, idle = time.monotonic() + MERGED_S, 0
     with store.lease() as client:
         while idle < 5 and time.monotonic() < until:
@@ -235,11 +236,11 @@ def _diagnosed(url: str, run: int, until: int | None, known: list[int]) -> tuple
         for level, names in LEVELS.items():
             for name in names:
                 owner, _, attribute = name.rpartition(".")
-                place = getattr(judging, owner) if owner else judging
+                place = importlib.import_module(f"argus.diagnose.{owner}")
                 whole = getattr(place, attribute)
                 stack.enter_context(patch.object(place, attribute, meter.wrapped(level, whole)))
         meter.wrapped("start", _connect)(store)
-        verdict = judging.diagnose_store(store, "bench", run, steps=(None, until), keep=True)
+        verdict = diagnose_store(store, "bench", run, steps=(None, until), keep=True)
         meter.turn("")
         costs = meter.by_level
     last = list(costs.values())
@@ -258,7 +259,7 @@ def _followed(url: str, run: int, settings: dict[str, int], keep: bool, rounds: 
         for _ in range(1 + rounds):
             meter = _Meter(store)
             meter.begin()
-            follower.look()
+            follower.next_round()
             meter.turn("")
             out += meter.by_level.values()
     return out
@@ -291,7 +292,7 @@ def run(rounds: int) -> Result:
             for steps in sorted({*(prefix for prefix in PREFIXES if prefix < most), most}):
                 name = f"{mesh.size}x{steps}{'_clocks' * skewed}"
                 title = f"{mesh.size:,} ranks x {steps:,} steps{', own clocks' * skewed}"
-                _say(title)
+                _progress(title)
                 until = None if steps == most else steps - 1
                 found = [_alone(_diagnosed, url, number, until, known) for _ in range(rounds)]
                 rows[title] = [costs[""].wall_s for costs, _ in found]
@@ -304,7 +305,7 @@ def run(rounds: int) -> Result:
                     typical = sorted((costs for costs, _ in found), key=lambda costs: costs[""].cpu_s)[rounds // 2]
                     lines += ["", *_by_level(title, typical)]
             for who, settings, keep in (("diagnose --follow", {}, True), ("trace", dict(SETTINGS), False)):
-                _say(f"{mesh.size:,} ranks, rounds of argus {who}")
+                _progress(f"{mesh.size:,} ranks, rounds of argus {who}")
                 costs = _alone(_followed, url, number, settings, keep, rounds)
                 lines.append(f"  a round of argus {who}: {_middle(costs[1:])}; the first one: {_middle(costs[:1])}")
                 key = f"{who.split()[-1].strip('-')}_{mesh.size}{'_clocks' * skewed}"

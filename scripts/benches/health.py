@@ -3,9 +3,9 @@
 Four kinds of nodes: 160, 30, 6 and 4 peers. A third of the nodes gets one fault: a clock, temperature, disk or
 bandwidth that gets worse at once or over days, or a counter that starts to rise while jobs run. Values have what real
 ones have: offsets between nodes, a day's rhythm, jobs that come and go, heavy tails, bursts, missing days. A fault is
-due when its effect has reached twice what matters (``Watch.change``, ``COUNTERS``); found is one that is told within 24
-hours, of which the node has rows, after that. A false alarm is a node and day on which something is told that is not
-there. Everything is made up: this says how the method does on such values, not how real nodes degrade.
+due when its effect has reached twice what matters (``Watch.change``, ``COUNTERS``); found is one that is reported
+within 24 hours, of which the node has rows, after that. A false alarm is a node and day on which something is reported
+that is not there. All values are made up: this measures the method on such values, not how real nodes degrade.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CRC, ECC = "gpu_nvlink.crc_total", "gpu_ecc.corrected_total"
 
 @dataclass(frozen=True)
 class Fault:
-    """What was planted, where; the hours when it begins, is due, and is to be told at the latest."""
+    """What was planted, where; the hours when it begins, is due, and is to be reported at the latest."""
 
     node: int
     figure: str
@@ -108,23 +108,23 @@ def _judge(seed: int) -> dict[str, tuple[int, int, int]]:
     for nodes in KINDS:
         history, faults = _history(nodes, rng, 1)
         for name, method in (("ours", _ours), ("three sigma", _three_sigma)):
-            told: dict[tuple[int, str], list[int]] = {}
+            alarms: dict[tuple[int, str], list[int]] = {}
             for end in range(FIRST, HOURS + 1, EVERY):
                 for figure, values in history.items():
                     for node in method(figure, values[:, :end]):
-                        told.setdefault((node, figure), []).append(end)
+                        alarms.setdefault((node, figure), []).append(end)
             real = {(fault.node, fault.figure): fault for fault in faults}
             false = {
                 (node, end // 24)
-                for (node, figure), ends in told.items()
+                for (node, figure), ends in alarms.items()
                 for end in ends
                 if (node, figure) not in real or end <= real[node, figure].begins
             }
-            # Told before it is due is as good, once it has begun.
+            # Reported before it is due is as good, once it has begun.
             intime = [
                 fault
                 for key, fault in real.items()
-                if any(fault.begins < end <= fault.latest for end in told.get(key, []))
+                if any(fault.begins < end <= fault.latest for end in alarms.get(key, []))
             ]
             for place, count in enumerate((len(faults), len(intime), len(false))):
                 totals[name][place] += count

@@ -4,15 +4,15 @@ Three jobs on the fake GPU are traced at once, each by a tracer of its own into 
 times, stacks and the diagnosis on: ``steady`` (4 ranks, always the same step), ``changing`` (each step launches other
 grids, and a kernel and a Python function that were never seen before, as programs do that compile while they run) and
 ``churn`` (processes that come and go: programs that use the GPU for a moment, and others). Every 10 s
-``/proc/PID/smaps`` says what each process has. Told are what it has at a third of the time and at its end, pages of
-files left out (they are the system's, and shared with whoever maps them), the slope over the last two thirds (least
+The source is ``/proc/PID/smaps`` of each process. Reported are its memory at a third of the time and at its end, pages
+of files left out (they are the system's, and shared with whoever maps them), the slope over the last two thirds (least
 squares; 95 %, widened by the residuals' own correlation), and what each kind of mapping has at the end. ``flat``: the
 interval lies below ``FLAT_MB_MIN``. The ratio is that bound over the steepest slope's upper end.
 ``ARGUS_BENCH_MINUTES`` (12) and ``ARGUS_BENCH_JOBS`` (all three) shape it; a round (``--rounds 1``) takes so many
 minutes. ``ARGUS_BENCH_TABLES`` (1) divides the sizes of the tables that ``changing`` fills (``TABLES``): it takes half
 an hour and more to fill them as they are, and what is to be shown is that memory stays as it is once they are full.
 
-Also told: CPU time of tracer and engine for each event that was recorded (launches, collectives, operations of the
+Also reported: CPU time of tracer and engine for each event that was recorded (launches, collectives, operations of the
 GPU, samples), which is what streaming costs.
 """
 
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query
 from benches import Result
@@ -40,13 +40,13 @@ MINUTES = float(os.environ.get("ARGUS_BENCH_MINUTES", "12"))
 INTERVAL_S = 10.0
 SMALLER = int(os.environ.get("ARGUS_BENCH_TABLES", "1"))
 TABLES = (
-    "argus.stacks.KEPT_STACKS",
-    "argus.capture.code.MAX_CODES",
-    "argus.capture.code.MAX_CHAIN_BYTES",
-    "argus.capture.names.KEPT_HANDLES",
+    "argus.live.sampling.dictionary.KEPT_STACKS",
+    "argus.capture.python.code.MAX_CODES",
+    "argus.capture.python.code.MAX_CHAIN_BYTES",
+    "argus.capture.process.names.KEPT_HANDLES",
     "argus.compress.kernels.GROUPS",
-    "argus.cupti.collector.MAX_NAMES",
-    "argus.semantics.kernel_steps.MAX_KEYS",
+    "argus.cupti.buffers.MAX_NAMES",
+    "argus.semantics.gpu.kernel_steps.MAX_KEYS",
 )
 """Sizes of tables whose keys are code, kernels and shapes."""
 _WITH_SMALLER = """

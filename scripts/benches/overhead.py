@@ -1,4 +1,4 @@
-"""What a trace costs jobs, by their own step times, beside what Argus says: windows with and without it in turns.
+"""What a trace costs jobs, by their own step times, beside what Argus reports: windows with and without it in turns.
 
 Each job runs on while `argus trace` comes and goes: without, with the defaults, without, with no limit to what it may
 cost (the reference: every probe stays on), and so on. A job logs the end, the duration and the thread's CPU time of
@@ -13,8 +13,8 @@ matter less.
 
 Two CPUs may share a core, and each is half as fast while the other one computes: Argus's own work, of which there is
 most in its first second, would look like what probes cost. So the job has a CPU of its own, everything else has the
-others, and on those that share its core (where the machine does not say: on another one) an idle-priority loop computes
-all the time, with Argus and without.
+others, and on those that share its core (where the machine does not show which: on another one) an idle-priority loop
+computes all the time, with Argus and without.
 
 The ratio is what the C job loses by CPU time with every probe on, divided by what it loses with the defaults, after
 the first second.
@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from benches import Result
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ BUDGET_PERCENT = 1.0
 _PART_NS, _PART_STEPS = 5_000_000, 4
 """A part is so long, and has so many steps. Windows in which Argus sees more are 20 ms or more."""
 _BOOTSTRAPS = 2000
-_SAID = re.compile(r"overhead: ([\d.]+)% of the job's time")
+_REPORTED = re.compile(r"overhead: ([\d.]+)% of the job's time")
 _STEPS_DTYPE = np.dtype([("end", "<u8"), ("wall", "<u8"), ("cpu", "<u8"), ("gauge", "<u8")])
 
 
@@ -65,11 +65,12 @@ class Program:
 
 @dataclass
 class Window:
-    """Times on CLOCK_MONOTONIC, ns, between which all probes were on, and what Argus said (share of the job's time)."""
+    """Times on CLOCK_MONOTONIC, ns, between which all probes were on, and what Argus reported (share of the job's
+    time)."""
 
     begin: int
     end: int
-    said: float | None
+    reported: float | None
     attached_s: float
 
     def begin_of_start(self) -> int:
@@ -84,8 +85,8 @@ def run(rounds: int) -> Result:
     more: dict[str, float] = {}
     plot = [
         "",
-        f"slowdown in % [95% interval], budget {BUDGET_PERCENT:g}; said/measured: of the job's time, by CPU time",
-        f"{'program':<34}{'first s':>8} {'after, wall':>22} {'after, CPU':>22} {'said':>7} {'said/measured':>14}",
+        f"slowdown in % [95% interval], budget {BUDGET_PERCENT:g}; reported/measured: of the job's time, by CPU time",
+        f"{'program':<34}{'first s':>8} {'after, wall':>22} {'after, CPU':>22} {'report':>7} {'rep./measured':>14}",
     ]
     ratio = 1.0
     with tempfile.TemporaryDirectory(prefix="argus-overhead-") as folder, _steady_core():
@@ -146,14 +147,14 @@ def _cpus() -> tuple[set[int], set[int]]:
 @contextlib.contextmanager
 def _steady_core() -> Iterator[None]:
     """Keeps the CPUs busy that share the job's core, at idle priority."""
-    (mine,), others = _cpus()
+    (job_cpu,), others = _cpus()
     siblings: set[int] = set()
     with contextlib.suppress(OSError, ValueError):
-        topology = Path(f"/sys/devices/system/cpu/cpu{mine}/topology/thread_siblings_list").read_text()
+        topology = Path(f"/sys/devices/system/cpu/cpu{job_cpu}/topology/thread_siblings_list").read_text()
         for part in topology.strip().split(","):
             first, _, last = part.partition("-")
             siblings |= set(range(int(first), int(last or first) + 1))
-    chosen = siblings & others - {mine} or {max(others)}
+    chosen = siblings & others - {job_cpu} or {max(others)}
 
     def settle(cpu: int) -> None:
         os.sched_setaffinity(0, {cpu})
@@ -166,7 +167,7 @@ def _steady_core() -> Iterator[None]:
             start_new_session=True,
         )
         for cpu in chosen
-        if cpu != mine
+        if cpu != job_cpu
     ]
     try:
         yield
@@ -187,15 +188,15 @@ class Figures:
     after: tuple[float, float, float]
     after_cpu: tuple[float, float, float]
     whole_cpu: float
-    said: float
+    reported: float
     rounds: list[float]
     attached_s: float
 
     @property
     def ratio(self) -> float:
-        """What Argus said, against the same measured: both as shares of the job's time."""
+        """What Argus reported, against the same measured: both as shares of the job's time."""
         measured = self.whole_cpu / (1 + self.whole_cpu)
-        return self.said / measured if measured > 0 else float("inf")
+        return self.reported / measured if measured > 0 else float("inf")
 
     def figures(self) -> dict[str, float]:
         found = {
@@ -207,8 +208,8 @@ class Figures:
             "after, CPU, low, %": 100 * self.after_cpu[1],
             "after, CPU, high, %": 100 * self.after_cpu[2],
             "whole, CPU, %": 100 * self.whole_cpu,
-            "said, %": 100 * self.said,
-            "said/measured": self.ratio,
+            "reported, %": 100 * self.reported,
+            "reported/measured": self.ratio,
             "attached after, s": self.attached_s,
         }
         return {name: value for name, value in found.items() if np.isfinite(value)}  # else it is no JSON
@@ -220,7 +221,7 @@ def _line(name: str, found: Figures) -> str:
 
     return (
         f"{name:<34}{100 * found.first:>8.2f} {interval(found.after):>22} {interval(found.after_cpu):>22} "
-        f"{100 * found.said:>7.2f} {found.ratio:>14.2f}"
+        f"{100 * found.reported:>7.2f} {found.ratio:>14.2f}"
     )
 
 
@@ -280,10 +281,10 @@ def _trace(pid: int, folder: Path, seconds: float, unlimited: bool) -> Window:
     limit = ["--max-overhead", "100"] if unlimited else []
     command = [str(Path(sys.executable).with_name("argus")), "trace", "--pid", str(pid), "--plain", *limit]
     begun = time.monotonic_ns()
-    with open(folder / "said", "w") as said:
+    with open(folder / "output", "w") as output:
         process = subprocess.Popen(
             [*command, "--store", f"chdb://{folder}/store"],
-            stdout=said,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=lambda: os.sched_setaffinity(0, _cpus()[1]),
@@ -293,7 +294,7 @@ def _trace(pid: int, folder: Path, seconds: float, unlimited: bool) -> Window:
             deadline = time.monotonic() + 60
             while not _probes_of(process.pid):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise ArgusError(f"argus trace did not attach:\n{(folder / 'said').read_text()}")
+                    raise ArgusError(f"argus trace did not attach:\n{(folder / 'output').read_text()}")
                 time.sleep(0.02)
             begin = time.monotonic_ns()
             time.sleep(seconds)
@@ -303,7 +304,7 @@ def _trace(pid: int, folder: Path, seconds: float, unlimited: bool) -> Window:
         finally:
             process.kill()
             process.wait()
-    found = _SAID.search((folder / "said").read_text())
+    found = _REPORTED.search((folder / "output").read_text())
     return Window(begin, end, float(found[1]) / 100 if found else None, (begin - begun) / 1e9)
 
 
@@ -338,13 +339,13 @@ def _figures(steps: NDArray[np.void], windows: list[Window], traced: list[Window
         first.append(_parts(steps, window.begin, window.begin + second))
         whole.append(_parts(steps, window.begin, window.end))
     rounds = [_slowdown([p], [w], "cpu") for p, w in zip(plain, late, strict=True)]
-    said = [window.said for window in windows if window.said is not None]
+    reported = [window.reported for window in windows if window.reported is not None]
     return Figures(
         _slowdown(plain, first, "cpu"),
         _interval(rng, plain, late, "wall"),
         _interval(rng, plain, late, "cpu"),
         _slowdown(plain, whole, "cpu"),
-        float(np.mean(said)) if said else float("nan"),
+        float(np.mean(reported)) if reported else float("nan"),
         rounds,
         float(np.mean([window.attached_s for window in windows])),
     )

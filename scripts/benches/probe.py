@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 
 from argus.capture import prices
-from argus.capture.bpf import Probes
-from argus.capture.targets import Target, open_target
-from argus.errors import ArgusError
+from argus.capture.probes import Probes
+from argus.capture.process.targets import Target, open_target
+from argus.model.errors import ArgusError
 from benches import Result
 
 CALLS = 30_000
-KINDS = {
+INSTRUCTIONS = {
     "e": "driver call, entry probe, first instruction emulated",
     "s": "driver call, entry probe, first instruction single-stepped",
     "d": "cuLaunchKernel, entry probe (9 arguments read)",
@@ -65,7 +65,7 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
     time.sleep(0.05)
     target: Target = open_target(process.pid)
     rows: dict[str, list[float]] = {"any of them, untraced": []}
-    rows.update({name: [] for name in KINDS.values()})
+    rows.update({name: [] for name in INSTRUCTIONS.values()})
     rows.update({name: [] for name in WITH_EXITS.values()})
     attach_ms, detach_ms = [], []
     with_exits = Probes(launch_durations=True)
@@ -79,7 +79,7 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
             began = time.perf_counter()
             attachment = [entries.attach(library, process.pid, timed=False) for library in target.libraries]
             attach_ms.append((time.perf_counter() - began) * 1e3)
-            for kind, name in KINDS.items():
+            for kind, name in INSTRUCTIONS.items():
                 rows[name].append(per_call(kind))
                 entries.launches.drain()
                 entries.collectives.drain()
@@ -93,18 +93,18 @@ def _measure(process: subprocess.Popen[str], rounds: int) -> Result:
                 with_exits.launches.drain()
                 with_exits.collectives.drain()
             with_exits.detach(attachment)
-        prices.KINDS["ret"] = b"\xc3"
+        prices.INSTRUCTIONS["ret"] = b"\xc3"
         traps = prices.measure(entries._attach_to_self)
     finally:
         entries.close()
         with_exits.close()
         target.close()
-    ours, plain = rows[KINDS["r"]], rows[WITH_EXITS["r"]]
+    ours, plain = rows[INSTRUCTIONS["r"]], rows[WITH_EXITS["r"]]
     return Result(
         "time of one call in the target",
         "microseconds a call",
         rows,
-        statistics.median(theirs / mine for theirs, mine in zip(plain, ours, strict=True)),
+        statistics.median(theirs / own for theirs, own in zip(plain, ours, strict=True)),
         {
             "attach_ms": statistics.median(attach_ms),
             "detach_ms": statistics.median(detach_ms),

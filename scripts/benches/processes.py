@@ -6,7 +6,8 @@ nothing; ``workers``, ranks in Python on the fake GPU with four data-loader work
 ``argus trace --children`` traces their launcher with all defaults (stacks, diagnosis, an embedded store). From
 ``ARGUS_BENCH_SETTLE`` seconds (60) after the last process became a rank on, CPU time is counted for
 ``ARGUS_BENCH_SECONDS`` (60): of the tracer with all that it has started, and of the engine. The reference is ``top -b
--H -d 1`` in the same seconds, which reads every thread of the machine once a second, and tells how much CPU each takes.
+-H -d 1`` in the same seconds, which reads every thread of the machine once a second, and prints how much CPU each
+takes.
 
 ``ARGUS_BENCH_PROCESSES`` (10,100,500) and ``ARGUS_BENCH_KINDS`` (ranks,workers) shape it. A round takes some three
 minutes a number and kind. The ratio is that of the largest number: reference over Argus; below 1 Argus takes more.
@@ -24,7 +25,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query
 from benches import Result

@@ -1,8 +1,9 @@
 """Draining kernel-side events: Argus's columnar ring reader against bcc's per-event callback.
 
 One BPF program, run by uprobes on this very process, fills two equal rings with the same records (``struct
-argus_launch``). One is drained by ``argus.capture.ring.Ring``, the other by bcc's ``ring_buffer_consume`` with the
-cheapest possible callback (it counts). Both sides must see every record. The ratio is of drain rates, median of rounds.
+argus_launch``). One is drained by ``argus.capture.kernel.ring.Ring``, the other by bcc's ``ring_buffer_consume`` with
+the cheapest possible callback (it counts). Both sides must see every record. The ratio is of drain rates, median of
+rounds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import os
 import statistics
 import time
 
-from argus import records
-from argus.capture import bcc
-from argus.capture.preflight import own_library
-from argus.capture.ring import Ring
-from argus.resources import resource_dir
+from argus.capture.kernel import bcc
+from argus.capture.kernel.ring import Ring
+from argus.live.preflight import own_library
+from argus.model import records
+from argus.system.resources import resource_dir
 from benches import Result
 
 RING_BYTES = 16 << 20

@@ -19,16 +19,16 @@ import tracemalloc
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import BY_SYMBOL
-from argus.records import COLLECTIVE, GPU_LAUNCH_MATCHED, GPU_OP, LAUNCH, GpuKind
-from argus.semantics.gpu import GpuSteps
-from argus.semantics.gpu_phases import What as GpuWhat
-from argus.semantics.gpu_phases import communicates
-from argus.semantics.groups import COMMUNICATOR
-from argus.semantics.marked_steps import MarkedSteps
-from argus.semantics.phases import MARK, PhaseTracker, What
-from argus.semantics.range_names import Role
-from argus.semantics.steps import ITERATION, StepTracker
+from argus.model.calls import BY_SYMBOL
+from argus.model.records import COLLECTIVE, GPU_LAUNCH_MATCHED, GPU_OP, LAUNCH, GpuKind
+from argus.semantics.gpu.usage import GpuSteps
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.phases.cpu import MARK, PhaseTracker, What
+from argus.semantics.phases.gpu import What as GpuWhat
+from argus.semantics.phases.gpu import communicates
+from argus.semantics.steps.by_calls import ITERATION, StepTracker
+from argus.semantics.steps.by_marks import MarkedSteps
+from argus.semantics.steps.range_names import Role
 from benches import Result
 
 RANKS = 4
@@ -170,7 +170,7 @@ def _later(rows: NDArray[np.void], block: int) -> NDArray[np.void]:
 
 
 def _operations() -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """One rank's, and what they are: each of the calls launches one; the kernels' names tell of every other one."""
+    """One rank's, and what they are: each of the calls launches one; the kernels' names show every other one."""
     per_step = LAUNCHES + REDUCES
     place = np.arange(per_step)
     one = np.where(place % 2, GpuWhat.KERNEL, np.where(place < per_step // 3, GpuWhat.FORWARD, GpuWhat.BACKWARD))

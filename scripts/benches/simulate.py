@@ -1,7 +1,7 @@
 """A simulated job of 10,240 ranks and 100 steps, stored: wall time, rows a second, memory.
 
 There is no reference to compare with: the ratio is the minute that it may take, over the time that it takes. The engine
-alone is told as well, and CPU time, which other work on the machine does not change.
+alone is reported as well, and CPU time, which other work on the machine does not change.
 """
 
 from __future__ import annotations

@@ -2,21 +2,21 @@
 
 The target is a Python program whose main thread computes at a given depth while its other threads wait for a lock as
 deep, or compute too ("all": one of them has the GIL, and is on the CPU). Argus is its whole stack side
-(``argus.stacks.StackSide``, polled as ``argus trace`` does) with a writer that only counts, and the run time of its BPF
-programs by the kernel's clock. py-spy is ``py-spy record --format raw``, as it comes and with ``--nonblocking``. Both
-are measured while they sample, without their start, which stands below.
+(``argus.live.sides.stack_samples.StackSide``, polled as ``argus trace`` does) with a writer that only counts, and the
+run time of its BPF programs by the kernel's clock. py-spy is ``py-spy record --format raw``, as it comes and with
+``--nonblocking``. Both are measured while they sample, without their start, which stands below.
 
 ``ratio`` is the least that py-spy takes for a sample over what Argus takes, one thread, depth 10 and 40, either way of
 py-spy; ``of_goal`` the same over the goals (30 and 40 times), ``ratio_with_interrupts`` with the timer interrupts of
 all CPUs on Argus's side, which no clock of the kernel ascribes to anybody. Argus's BPF time is that of the whole
-machine: its tracepoints see everybody's context switches. What py-spy does not do, telling what threads wait for, is
+machine: its tracepoints see everybody's context switches. What py-spy does not do, recording what threads wait for, is
 left out in "nothing off the CPU" (``ratio_on_cpu_…``). On a busy machine the target is seldom on a CPU and often
-preempted: then Argus has few samples to spread its cost over, and the ratio says little.
+preempted: then Argus has few samples to spread its cost over, and the ratio means little.
 
 Slowdown is measured in pairs of windows, on and off (off: no timer, no tracepoint), by what the target gets done for
-its CPU time, and in wall time. Where the noise is far above the effect, three figures tell more: the BPF time for the
-target's CPU time at the default rate (of the sampling program, and of all); what the target loses for a sample at 250
-times the rate; and from both the estimate, whose interval is that of the second (``slowdown_percent_estimate``,
+its CPU time, and in wall time. Where the noise is far above the effect, three figures are more precise: the BPF time
+for the target's CPU time at the default rate (of the sampling program, and of all); what the target loses for a sample
+at 250 times the rate; and from both the estimate, whose interval is that of the second (``slowdown_percent_estimate``,
 ``_low``, ``_high``).
 """
 
@@ -38,33 +38,35 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from argus.capture import DEFAULT_OFF_CPU_NS, DEFAULT_RATE_HZ
-from argus.capture.launches import Origin
-from argus.capture.python import PythonProcess, find_interpreter
-from argus.capture.stacks import _PERF_EVENT_IOC_DISABLE, _PERF_EVENT_IOC_ENABLE, StackProbes, run_time_statistics
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.records import STACK_LOSS_COUNTERS, StackCounter
-from argus.roster import Job, Member
-from argus.stacks import CALM_ROWS_S, LONGEST_POLL_S, StackSide
-from argus.trace import IDLE_SLACK_S
+from argus.capture.python.interpreter import PythonProcess, find_interpreter
+from argus.capture.sampler import _PERF_EVENT_IOC_DISABLE, _PERF_EVENT_IOC_ENABLE, StackProbes, run_time_statistics
+from argus.live.job import Job, Member
+from argus.live.options import Options
+from argus.live.session import Session
+from argus.live.sides.stack_samples import CALM_ROWS_S, LONGEST_POLL_S, StackSide
+from argus.live.tracer import IDLE_SLACK_S
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.records import STACK_LOSS_COUNTERS, StackCounter
 from benches import Result
 
 RATE_HZ = 100
 """py-spy's default; Argus's is 19."""
 WARM_HZ, WARM_S = 2000, 2.0
 """So long, and so often, Argus samples a target before it is measured: most of its stacks are known then, as after some
-minutes of a job. ``new_stacks_a_sample`` tells how many were not."""
+minutes of a job. ``new_stacks_a_sample`` counts those that were not."""
 GOALS = {10: 30.0, 40: 40.0}
 """How much less CPU time than py-spy, by depth."""
 SLOWDOWN_GOAL_PERCENT = 0.1
 TIMES = 250
 """The rate is raised by so much where the slowdown is too small to be seen."""
 WORK_S, LOOK_S = 1.0, 1.0
-"""As in argus/trace.py, where no calls are probed."""
+"""As in argus/live/tracer.py, where no calls are probed."""
 CYCLE_S = CALM_ROWS_S
 """Argus is measured for so long: some of what it does comes round only then."""
 BLOCKS_A_SECOND = 20_000
@@ -230,28 +232,20 @@ class Ours:
 
     def __init__(self, rate_hz: int, off_cpu_ns: int | None = DEFAULT_OFF_CPU_NS) -> None:
         self.writer = _Writer()
-        self._versions = 0
         self.job = Job("bench", 1)
         before, began = time.process_time_ns(), time.monotonic_ns()
-        self.side = StackSide(
-            self.writer,  # type: ignore[arg-type]
-            lambda job: Origin(job.name, job.run, "bench", 0),
-            self._version,
-            rate_hz=rate_hz,
-            off_cpu_ns=off_cpu_ns,
-        )
+        options = Options(stacks=True, rate_hz=rate_hz, off_cpu_ns=off_cpu_ns)
+        session = Session(options, self.writer)  # type: ignore[arg-type]
+        session.roster = SimpleNamespace(jobs=[self.job])  # type: ignore[assignment]
+        self.side = StackSide(session)
         self.side.start()
         self.start_cpu_ns, self.start_ns = time.process_time_ns() - before, time.monotonic_ns() - began
-        if self.side._probes is None:
+        if not self.side.on:
             raise ArgusError(f"no stacks here: {self.side.state}", "Run the bench as root", EXIT_UNAVAILABLE)
-        self.probes: StackProbes = self.side._probes
+        self.probes: StackProbes = self.side._programs.probes
         self._switch = Switch(self.probes)
         self._work_due = self._look_due = 0.0
         self.off()
-
-    def _version(self) -> int:
-        self._versions += 1
-        return self._versions
 
     def on(self) -> None:
         self._switch.on()
@@ -263,17 +257,17 @@ class Ours:
         """Returns the CPU time that taking notice of the process took, ns."""
         self.job.members[pid] = Member(None, 0, "order")  # type: ignore[arg-type]
         before = time.process_time_ns()
-        self.side.look([self.job], time.monotonic())
+        self.side.look(time.monotonic())
         return time.process_time_ns() - before
 
     def remove(self, pid: int) -> None:
         del self.job.members[pid]
         self.side.poll(time.monotonic())
         self.side.work(time.monotonic())
-        self.side._forget(pid)
+        self.side._processes.remove(pid)
 
     def follow(self, seconds: float, until: Callable[[], bool] = _never) -> None:
-        """What ``argus.trace.Tracer.poll`` does for stacks."""
+        """What ``argus.live.tracer.Tracer.poll`` does for stacks."""
         end = time.monotonic() + seconds
         while (now := time.monotonic()) < end and not until():
             self.side.poll(now, slack_s=IDLE_SLACK_S)
@@ -282,7 +276,7 @@ class Ours:
                 self.side.work(now)
             if now + IDLE_SLACK_S >= self._look_due:
                 self._look_due = now + LOOK_S
-                self.side.look([self.job], now)
+                self.side.look(now)
             wake = min(self.side.due, self._work_due, self._look_due, end)
             if until is not _never:
                 wake = min(wake, now + 0.1)
@@ -349,16 +343,16 @@ class PySpy:
         self._process = subprocess.Popen(
             [_py_spy(), "record", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
         )
-        self._said = b""
+        self._output = b""
         deadline = time.monotonic() + 60
         assert self._process.stdout is not None
-        while b"Sampling process" not in self._said:
+        while b"Sampling process" not in self._output:
             ready = select.select([self._process.stdout], [], [], deadline - time.monotonic())[0]
             more = os.read(self._process.stdout.fileno(), 65536) if ready else b""
             if not more:
                 self._process.kill()
-                raise ArgusError(f"py-spy does not begin: {self._said.decode(errors='replace').strip()}")
-            self._said += more
+                raise ArgusError(f"py-spy does not begin: {self._output.decode(errors='replace').strip()}")
+            self._output += more
         self._began_ns = time.monotonic_ns()
         self.start_cpu_ns = _cpu_ns(self._process.pid)
         self.errors = 0
@@ -373,11 +367,11 @@ class PySpy:
         """Ends it. Returns how many samples it took a second."""
         self._process.send_signal(signal.SIGINT)
         ns = time.monotonic_ns() - self._began_ns
-        said = (self._said + self._process.communicate(timeout=60)[0]).decode(errors="replace")
+        output = (self._output + self._process.communicate(timeout=60)[0]).decode(errors="replace")
         self._folder.cleanup()
-        words = said.replace("'", " ").split()
+        words = output.replace("'", " ").split()
         if "Samples:" not in words:
-            raise ArgusError(f"py-spy failed: {said.strip()}")
+            raise ArgusError(f"py-spy failed: {output.strip()}")
         self.errors = int(words[words.index("Errors:") + 1])
         return int(words[words.index("Samples:") + 1]) / ns * 1e9
 
@@ -423,10 +417,10 @@ class Costs:
     def median(self, case: Case, who: str, figure: Callable[[Spent], float]) -> float:
         return statistics.median(map(figure, self.spent[case, who]))
 
-    def ratio(self, case: Case, who: str, extra_us: float = 0.0, mine: str = ARGUS) -> float:
+    def ratio(self, case: Case, who: str, extra_us: float = 0.0, whose: str = ARGUS) -> float:
         """Of the CPU time for a sample, py-spy's over Argus's: the median of the rounds."""
-        pairs = zip(self.spent[case, who], self.spent[case, mine], strict=True)
-        return statistics.median(theirs.us_a_sample / (own.us_a_sample + extra_us) for theirs, own in pairs)
+        pairs = zip(self.spent[case, who], self.spent[case, whose], strict=True)
+        return statistics.median(theirs.us_a_sample / (own_cost.us_a_sample + extra_us) for theirs, own_cost in pairs)
 
 
 def _idle_percent(ours: Ours, seconds: float) -> float:
@@ -772,7 +766,7 @@ def run(rounds: int) -> Result:
             more[f"cpu_percent_{key}_{name}"] = costs.median(case, who, lambda spent: spent.percent)
         for who in (PLAIN, NONBLOCKING):
             more[f"ratio_{KEYS[who]}_{name}"] = costs.ratio(case, who)
-            more[f"ratio_on_cpu_{KEYS[who]}_{name}"] = costs.ratio(case, who, mine=ON_CPU)
+            more[f"ratio_on_cpu_{KEYS[who]}_{name}"] = costs.ratio(case, who, whose=ON_CPU)
         more[f"bpf_us_a_sample_{name}"] = costs.median(case, ARGUS, lambda one: one.bpf_ns / 1e3 / max(one.samples, 1))
         more[f"new_stacks_a_sample_{name}"] = costs.median(
             case, ARGUS, lambda one: one.new_stacks / max(one.samples, 1)

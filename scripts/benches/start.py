@@ -36,7 +36,8 @@ from benches import Result
 _PROGRAM = """
 import json, sys, time
 begin, cpu = time.monotonic(), time.process_time()
-from argus.capture import bcc, bpf, compile, stacks
+from argus.capture.kernel import bcc, compile
+from argus.capture import probes as bpf, sampler as stacks
 if sys.argv[1] == "bcc":
     def with_bcc(text, flags, what):
         made = bcc.load().BPF(text=text.encode(), cflags=[f"-I{bpf.resource_dir('bpf')}", *flags])
@@ -90,7 +91,7 @@ _MARKS = {
     "first step stored": "stored: first rows of iterations",
     "first verdict": "verdict: ",
 }
-"""What the debug log says, by what it means."""
+"""Lines of the debug log, by what they mean."""
 _TRACED_S = 12.0
 """The first verdict that is not provisional comes after some ten seconds."""
 _SPIED_S = 1
@@ -108,7 +109,7 @@ def _job() -> Iterator[int]:
 
 
 def _trace(pid: int, cache: Path, scratch: Path) -> dict[str, float]:
-    """Seconds from the start of ``argus trace`` to what its log tells."""
+    """Seconds from the start of ``argus trace`` to the events in its log."""
     logs = scratch / "argus"
     shutil.rmtree(logs, ignore_errors=True)
     words = ["trace", "--debug", "--plain", "--pid", str(pid), "--duration", str(_TRACED_S)]

@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from argus.diagnose import sql
+from argus.diagnose.read import queries
+from argus.store.arrow import to_arrow
+from argus.store.load import load_spilled
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema
 from argus.store.spill import Place
-from argus.store.writer import Writer, load_spilled, to_arrow
+from argus.store.writer import Writer
 from benches import Result
 from benches._large_job import LargeJob
 
@@ -136,7 +138,7 @@ def _large(folder: Path, ranks: int, steps: int) -> tuple[dict[str, float], floa
                 "ranks": [37, 0, 1, 2, 3, 4, 5, 6, 7], "members": list(range(40)), "left_out": [], "since_ns": 0,
             }  # fmt: skip
             used = store.engine_cpu_s()
-            for name, text in {**{name: getattr(sql, name) for name in DIAGNOSIS}, **USERS}.items():
+            for name, text in {**{name: getattr(queries, name) for name in DIAGNOSIS}, **USERS}.items():
                 given = {key: value for key, value in values.items() if f"{{{key}:" in text}
                 took = []
                 for _ in range(3):

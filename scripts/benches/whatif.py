@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from argus.diagnose import whatif
-from argus.diagnose.whatif import COMMUNICATION, MERGED, OPTIMIZER, Layout, Operations
-from argus.interop import whatif_parquet
+from argus.diagnose.whatif import dependencies
+from argus.diagnose.whatif.dependencies import COMMUNICATION, MERGED, OPTIMIZER, Layout, Operations
+from argus.importers import whatif_parquet
 from benches import Result
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,13 +43,13 @@ def run(rounds: int) -> Result:
     for turn in range(rounds + 1):
         for name, trace in traces.items():
             began = time.perf_counter()
-            ours = whatif.answer(whatif.build(trace.operations, trace.layout))
+            ours = dependencies.answer(dependencies.build(trace.operations, trace.layout))
             middle = time.perf_counter()
             theirs = _Reference(trace.operations, trace.layout).answer()
             end = time.perf_counter()
-            mine = _flat(ours)
-            worst = max(abs(mine[key] - theirs[key]) for key in theirs)
-            if mine.keys() != theirs.keys() or worst > 1e-9:
+            our_answers = _flat(ours)
+            worst = max(abs(our_answers[key] - theirs[key]) for key in theirs)
+            if our_answers.keys() != theirs.keys() or worst > 1e-9:
                 raise SystemExit(f"whatif bench: the answers on {name} differ by {worst:g}")
             if turn:  # the first round pays for imports and page faults on both sides
                 rows.setdefault(f"{name}: Argus", []).append(middle - began)
@@ -64,14 +64,14 @@ def run(rounds: int) -> Result:
 
 def _made() -> whatif_parquet.Trace:
     sys.path.insert(0, str(ROOT))
-    from tests.unit import training_job
+    from tests.builders import training_job
 
     columns = training_job.rows(microbatches=32, steps=44, fault=training_job.slow_worker(0, 0, 2.4))
     with tempfile.TemporaryDirectory() as folder:
         return whatif_parquet.read(*training_job.write(Path(folder), columns))
 
 
-def _flat(answers: whatif.WhatIf) -> dict[str, float]:
+def _flat(answers: dependencies.WhatIf) -> dict[str, float]:
     found = {"S": answers.slowdown, "M_W": answers.workers.share, "M_S": answers.last_stage.share}
     for what, values in (("op", answers.by_op), ("dp", answers.by_dp), ("stage", answers.by_stage)):
         found |= {f"{what} {key}": value for key, value in values.items()}
@@ -96,11 +96,13 @@ class _Reference:
         """What waits for what, by names."""
         one = operations.take((operations.dp_rank == 0) & (operations.step == operations.step.min()))
         names = [f"{one.names[o]}_{q}_{s}" for o, q, s in zip(one.op, one.seq, one.stage, strict=True)]
-        template = whatif._Nodes(
+        template = dependencies._Nodes(
             one.op, one.stage, one.seq, one.chunk, one.global_chunk, one.start_ns, one.end_ns, one.names
         )
         stages = int(one.stage.max()) + 1
-        depends, groups = whatif._dependencies(template, stages, self.dp * layout.sequence > 1, whatif.Tally())
+        depends, groups = dependencies._dependencies(
+            template, stages, self.dp * layout.sequence > 1, dependencies.Tally()
+        )
         return (
             {name: [names[other] for other in depends.get(node, [])] for node, name in enumerate(names)},
             [[names[node] for node in members] for members, _ in groups],
@@ -121,7 +123,7 @@ class _Reference:
         some.loc[alone, "group"] += "/" + some.dp_rank[alone].astype(str)
         transfer = some.end_ns - some.groupby(["step", "group"]).start_ns.transform("max")
         frame = frame.assign(took=frame.duration_ns.astype(float))
-        frame.loc[communicates, "took"] = transfer.where(transfer > whatif.NO_TRANSFER_NS, 0).astype(float)
+        frame.loc[communicates, "took"] = transfer.where(transfer > dependencies.NO_TRANSFER_NS, 0).astype(float)
         usual = frame.optype.isin(COMMUNICATION)
         ideal = frame.took.copy()
         ideal[~usual] = frame[~usual].groupby("optype").took.transform("mean")

@@ -167,21 +167,21 @@ def main() -> None:
             break
         count = int(number)
         for name, call in calls.items():
-            told: dict[str, Any] = {"caller": name, "calls": count}
+            report: dict[str, Any] = {"caller": name, "calls": count}
             try:
                 sync()
                 time.sleep(0.01)
-                told["begin_ns"] = time.monotonic_ns()
+                report["begin_ns"] = time.monotonic_ns()
                 if verb == "profile":
-                    told["kernels"] = profiled(call, count, sync)
+                    report["kernels"] = profiled(call, count, sync)
                 else:
                     for _ in range(count):
                         call()
                     sync()
             except Exception as failure:
-                told["error"] = f"{type(failure).__name__}: {failure}"[:500]
-            told["end_ns"] = time.monotonic_ns()
-            print(json.dumps(told), flush=True)
+                report["error"] = f"{type(failure).__name__}: {failure}"[:500]
+            report["end_ns"] = time.monotonic_ns()
+            print(json.dumps(report), flush=True)
         print(json.dumps({"done": verb}), flush=True)
 
 

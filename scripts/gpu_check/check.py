@@ -23,13 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.gpu.common import Context, format_table, write_json  # noqa: E402 - the folder may not be installed
-from tests.gpu.parts import BESIDE, LIMIT_S, ORDER, REAL_ONLY  # noqa: E402
+from scripts.gpu_check.common import Context, format_table, write_json  # noqa: E402 - the folder may not be installed
+from scripts.gpu_check.parts import BESIDE, LIMIT_S, ORDER, REAL_ONLY  # noqa: E402
 
 
 def run_part(options: argparse.Namespace) -> int:
     """One part, in this process."""
-    module = importlib.import_module(f"tests.gpu.parts.{options.part}")
+    module = importlib.import_module(f"scripts.gpu_check.parts.{options.part}")
     ctx = Context(
         options.out, options.scratch, options.python, options.fake, time.monotonic() + options.time_limit, options.part
     )
@@ -52,7 +52,7 @@ class Running:
     def __init__(self, name: str, options: argparse.Namespace, limit_s: float) -> None:
         self.name, self.began, self.limit_s = name, time.monotonic(), limit_s
         self.log = options.scratch / f"{name}.log"
-        command = [sys.executable, "-m", "tests.gpu.check", "--part", name, "--out", options.out]
+        command = [sys.executable, "-m", "scripts.gpu_check.check", "--part", name, "--out", options.out]
         command += ["--scratch", options.scratch, "--python", options.python, "--time-limit", str(limit_s)]
         command += ["--fake"] if options.fake else []
         environment = dict(os.environ, PYTHONUNBUFFERED="1")
@@ -103,10 +103,10 @@ def run_parts(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
         (options.out / "report.txt").write_text(report(results))
         checks = results["parts"][part.name].get("checks", [])
         failed = [c["what"] for c in checks if c["passed"] is False]
-        told = f"{len(checks) - len(failed)} of {len(checks)} checks" + (
+        text = f"{len(checks) - len(failed)} of {len(checks)} checks" + (
             f", FAILED: {'; '.join(failed)}" if failed else ""
         )
-        print(f"{part.name:<10} {results['parts'][part.name]['seconds']:>6.1f} s  {told}", flush=True)
+        print(f"{part.name:<10} {results['parts'][part.name]['seconds']:>6.1f} s  {text}", flush=True)
 
     waiting, running = list(names), []
     while waiting or running:

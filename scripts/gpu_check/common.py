@@ -62,7 +62,7 @@ class Context:
         write_json(self.scratch / f"part-{self.name}.json", self.values)
 
     def check(self, what: str, passed: bool | None, detail: str = "") -> None:
-        """Adds a verdict: passed, failed, or None: could not be told."""
+        """Adds a verdict: passed, failed, or None: undecided."""
         self.values.setdefault("checks", []).append({"what": what, "passed": passed, "detail": detail})
         self.save()
         word = {True: "pass", False: "FAIL", None: "????"}[passed]
@@ -215,7 +215,7 @@ class Child:
         """The next line that is JSON.
 
         Raises:
-            PartFailed: None came in time, the program ended, or it says that something failed.
+            PartFailed: None came in time, the program ended, or it reports an error.
         """
         until = time.monotonic() + timeout_s
         while True:
@@ -228,10 +228,10 @@ class Child:
                 raise PartFailed(f"the program ended with {self.process.returncode}: {self.last_words()}")
             if line.startswith("{"):
                 with contextlib.suppress(ValueError):
-                    told: dict[str, Any] = json.loads(line)
-                    if "error" in told:
-                        raise PartFailed(str(told["error"]))
-                    return told
+                    answer: dict[str, Any] = json.loads(line)
+                    if "error" in answer:
+                        raise PartFailed(str(answer["error"]))
+                    return answer
 
     def ask(self, command: str, timeout_s: float = 60.0) -> dict[str, Any]:
         self.send(command)
@@ -287,7 +287,7 @@ def target_environment(armed: bool = False, **more: str) -> dict[str, str]:
 
 
 def training(ctx: Context, *words: str, armed: bool = False, name: str = "", **env: str) -> Child:
-    """Starts tests/gpu/train_step.py, or what stands for it on the fake GPU. Its first answer comes when it is warm."""
+    """Starts train_step.py, or what stands for it on the fake GPU. Its first answer comes when it is warm."""
     if ctx.fake:
         command = [sys.executable, HERE / "fake_step.py", *words]
         env.setdefault("FAKEGPU_JITTER", "0")
@@ -304,8 +304,8 @@ def cupti_folder(ctx: Context) -> str:
     """Where the CUPTI is that comes with PyTorch, else that of the toolkit; "" where there is none."""
     if ctx.fake:
         return str(FAKE_BUILD)
-    told = subprocess.run([ctx.python, "-c", "import sys; print(*sys.path, sep='\\n')"], capture_output=True, text=True)
-    for folder in filter(None, told.stdout.splitlines()):
+    done = subprocess.run([ctx.python, "-c", "import sys; print(*sys.path, sep='\\n')"], capture_output=True, text=True)
+    for folder in filter(None, done.stdout.splitlines()):
         if found := sorted(Path(folder).glob("nvidia/*/lib/libcupti.so.*")):
             return str(found[-1].parent)
     for pattern in ("cuda*/extras/CUPTI/lib64/libcupti.so.*", "cuda*/targets/*/lib/libcupti.so.*"):
@@ -363,7 +363,7 @@ def compile_launcher(ctx: Context, static: bool) -> Path:
 
 
 class Session(Child):
-    """Argus in a process of its own, tracing into a spool (tests/gpu/session.py).
+    """Argus in a process of its own, tracing into a spool (scripts/gpu_check/session.py).
 
     Args:
         layers: Of ``uprobes``, ``kernels`` (GPU times), ``api`` (with launches by CUPTI).
@@ -380,7 +380,7 @@ class Session(Child):
         environment = dict(os.environ, PYTHONUNBUFFERED="1")
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         environment.pop("CUDA_INJECTION64_PATH", None)
-        command = [sys.executable, "-m", "tests.gpu.session", "--layers", layers, "--spool", str(self.spool)]
+        command = [sys.executable, "-m", "scripts.gpu_check.session", "--layers", layers, "--spool", str(self.spool)]
         super().__init__(
             [*command, "--job", job, *words], env=environment, log=ctx.scratch / f"{ctx.name}-{name}.log", cwd=ROOT
         )
@@ -407,22 +407,22 @@ class Session(Child):
 
     def stop(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """Ends the session; returns counters, losses and states."""
-        told = self.ask("stop", timeout_s)
+        answer = self.ask("stop", timeout_s)
         self.close()
-        return told
+        return answer
 
     def off(self, timeout_s: float = 30.0) -> dict[str, Any]:
         """Ends one of several sessions (``again``), and waits until the next could begin."""
-        told = self.ask("stop", timeout_s)
+        answer = self.ask("stop", timeout_s)
         self.prepared(timeout_s)
-        return told
+        return answer
 
     def rows(self, table: str) -> Any:
         return spool_rows(self.spool, table)
 
 
 def begin_session(ctx: Context, pids: Sequence[int], name: str, session: Session | None = None, **more: str) -> Session:
-    """A session of everything that has begun; without probes where they do not work, which the report tells.
+    """A session of everything that has begun; without probes where they do not work, which the report notes.
 
     Args:
         session: One that was made for it before, so that it may be prepared by now.
@@ -534,12 +534,12 @@ def compare(
         for name, duration in events:
             word = known.setdefault(name, normal(name))
             group.setdefault(word, []).append(duration)
-    mine, reference = ({name: len(d) for name, d in group.items()} for group in grouped)
-    matched = sum(min(count, mine.get(name, 0)) for name, count in reference.items())
-    missing = {n: c - mine.get(n, 0) for n, c in reference.items() if c > mine.get(n, 0)}
-    extra = {n: c - reference.get(n, 0) for n, c in mine.items() if c > reference.get(n, 0)}
+    own, reference = ({name: len(d) for name, d in group.items()} for group in grouped)
+    matched = sum(min(count, own.get(name, 0)) for name, count in reference.items())
+    missing = {n: c - own.get(n, 0) for n, c in reference.items() if c > own.get(n, 0)}
+    extra = {n: c - reference.get(n, 0) for n, c in own.items() if c > reference.get(n, 0)}
     details = []
-    for name in mine.keys() & reference.keys():
+    for name in own.keys() & reference.keys():
         our, their = (float(np.median(group[name])) for group in grouped)
         if their > 0:
             details.append((sum(grouped[1][name]), name, len(grouped[1][name]), their, our / their - 1))
@@ -583,7 +583,7 @@ def demangle(name: str) -> str:
 
 
 def normal_name(name: str) -> str:
-    """A kernel's name however it was told."""
+    """A kernel's name in one form, whatever tool recorded it."""
     return re.sub(r"\s+", "", demangle(name))
 
 
@@ -614,7 +614,7 @@ def bootstrap_median(values: Sequence[float], *, rounds: int = 2000, seed: int =
 
 
 def at_most(limit: float, found: tuple[float, float, float]) -> bool | None:
-    """Whether a value (value, low, high) keeps to a limit; None: its interval says neither."""
+    """Whether a value (value, low, high) keeps to a limit; None: its interval shows neither."""
     _, low, high = found
     return True if high <= limit else False if low > limit else None
 

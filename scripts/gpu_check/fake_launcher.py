@@ -37,9 +37,9 @@ def main() -> None:
             if before >= begin:
                 found.append(((launched if verb == "window" else time.monotonic_ns()) - before) / batch)
             time.sleep(pause / 1e6)
-        told = {"batches": len(found), "late": 0, "launches": len(found) * batch}
+        summary = {"batches": len(found), "late": 0, "launches": len(found) * batch}
         median, least = (statistics.median(found), min(found)) if found else (0, 0)
-        print(json.dumps({**told, "median_ns": median, "min_ns": least}), flush=True)
+        print(json.dumps({**summary, "median_ns": median, "min_ns": least}), flush=True)
 
 
 if __name__ == "__main__":

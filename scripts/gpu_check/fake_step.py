@@ -98,11 +98,11 @@ class Trainer:
         return {"begin_ns": marks[0], "end_ns": marks[-1], "steps": count, "step_ns": lengths}
 
     def profile(self, count: int, file: str) -> dict[str, Any]:
-        told = self.steps(count)
+        summary = self.steps(count)
         events = [["kernel", name, 0, KERNEL_NS / 1e3, 0] for name, _ in self.kernels] * count
         events += [["gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 0, 1.0, 0]] * count
         Path(file).write_text(json.dumps({"events": events}))
-        return {**told, "kernels": len(self.kernels) * count, "copies": count, "trace_bytes": 0}
+        return {**summary, "kernels": len(self.kernels) * count, "copies": count, "trace_bytes": 0}
 
     def profiler(self) -> Profiler:
         return Profiler(self)

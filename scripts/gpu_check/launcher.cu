@@ -50,7 +50,7 @@ __global__ void argus_gate(volatile uint32_t *gate, uint64_t most_ns) {
 	}
 }
 
-static void tell(const char *more, std::vector<double> &batches) {
+static void report(const char *more, std::vector<double> &batches) {
 	std::sort(batches.begin(), batches.end());
 	size_t n = batches.size();
 	printf("{%s, \"batches\": %zu, \"median_ns\": %.1f, \"min_ns\": %.1f}\n", more, n, n ? batches[n / 2] : 0.0,
@@ -144,7 +144,7 @@ int main() {
 					;
 			}
 			snprintf(text, sizeof text, "\"launches\": %lld", launched);
-			tell(text, batches);
+			report(text, batches);
 		} else if (!strcmp(verb, "gpu")) {
 			long long window = 0, batch = 1, kernel_ns = 0, late = 0;
 			sscanf(line, "%*s %lld %lld %lld", &window, &batch, &kernel_ns);
@@ -167,7 +167,7 @@ int main() {
 					batches.push_back(ms * 1e6 / batch);
 			}
 			snprintf(text, sizeof text, "\"late\": %lld", late);
-			tell(text, batches);
+			report(text, batches);
 		} else {
 			printf("{\"error\": \"unknown command\"}\n");
 		}

@@ -1,6 +1,6 @@
 """One session of Argus as a process of its own, on command.
 
-    python -m tests.gpu.session --pid N --layers uprobes,kernels,api --spool DIR
+    python -m scripts.gpu_check.session --pid N --layers uprobes,kernels,api --spool DIR
 
 It answers ``{"prepared": …}`` once all is loaded and compiled, so that what follows ``start`` is what a target feels.
 Then, on lines of standard input: ``start`` (attach and begin), ``state``, ``stop``. Meanwhile it polls as
@@ -26,18 +26,24 @@ from typing import Any
 
 import numpy as np
 
-import argus.trace as trace_module
-from argus.capture.bpf import Probes
+import argus.live.tracer as trace_module
+from argus.capture.probes import Probes
 from argus.cupti import layouts
 from argus.cupti.collector import Collector, CuptiOptions
-from argus.errors import ArgusError
-from argus.records import GPU_LAUNCH_MATCHED, HostKind
+from argus.live.clock import mono_offset_ns
+from argus.live.cost.governor import DEFAULT_BUDGET
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model.errors import ArgusError
+from argus.model.records import GPU_LAUNCH_MATCHED, HostKind
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
-from argus.trace import Options, Tracer
 
 POLL_S = 0.02
+KEEP_ALL = 100.0
+"""A budget that nothing exceeds: a burst of calls in an idle program may cost more than 1 % of its time, and then some
+are no longer probed."""
 
 
 def answer(**values: Any) -> None:
@@ -51,7 +57,7 @@ class Tap:
         self.file = open(file, "ab")  # noqa: SIM115 - for as long as the process lives
 
     def put_on(self, collector: Any) -> None:
-        decode = collector._decode
+        decode = collector.buffers._decode
 
         def tapped(buffer: Any, index: Any, replaced: bool) -> Any:
             raw, places = buffer.tobytes(), index.tobytes()
@@ -61,7 +67,7 @@ class Tap:
             self.file.flush()
             return decode(buffer, index, replaced)
 
-        collector._decode = tapped
+        collector.buffers._decode = tapped
 
 
 _TAP = struct.Struct("<IIIII")
@@ -93,7 +99,7 @@ class Direct:
         how = CuptiOptions(api=api, walks_outside=options.tap is None)
         self.collectors = [Collector(pid, how) for pid in options.pid]
         self._batches: dict[int, list[Any]] = {pid: [] for pid in options.pid}
-        self._offset = trace_module.mono_offset_ns()
+        self._offset = mono_offset_ns()
 
     def start(self) -> None:
         ensure_schema(self._store)
@@ -126,8 +132,8 @@ class Direct:
         return self.lost()
 
     def _write(self) -> None:
-        from argus.capture import gpu_rows
-        from argus.capture.launches import Origin
+        from argus.tables import gpu as gpu_rows
+        from argus.tables.arrow import Origin
 
         origin = Origin(self._job, int(time.time()), "gpu-check", self._offset)
         writer = Writer(self._store, source="gpu-check")
@@ -180,6 +186,7 @@ def make_tracer(options: argparse.Namespace, layers: set[str]) -> Any:
         children=options.children,
         cupti="auto" if gpu_times else "off",
         cupti_options=CuptiOptions(api="api" in layers),
+        max_overhead=KEEP_ALL if options.whole else DEFAULT_BUDGET,
     )
     # Compiling takes seconds, and is no part of what a target feels: it is done before ``start``.
     global _made
@@ -214,7 +221,7 @@ def collectors(tracer: Any) -> list[Any]:
 
 
 def states(tracer: Any, known: list[Any] | None = None) -> dict[str, Any]:
-    """What Argus says about itself."""
+    """What Argus reports about itself."""
     found: dict[str, Any] = {}
     for collector in collectors(tracer) if known is None else known:
         found[f"process {collector.pid}"] = collector.text
@@ -241,6 +248,7 @@ def main() -> int:
     parser.add_argument("--children", action="store_true")
     parser.add_argument("--tap", type=Path)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="keep every probe, whatever it costs: calls are counted")
     options = parser.parse_args()
     while (code := one(options)) == 0 and options.again:
         shutil.rmtree(options.spool, ignore_errors=True)

@@ -207,7 +207,7 @@ class Trainer:
     def steps(self, count: int) -> dict[str, Any]:
         """Steps between two synchronisations. Each step's time is that between the ends of two."""
         self.sync()
-        time.sleep(0.005)  # a gap on the GPU, so that what belongs to the steps is told by time
+        time.sleep(0.005)  # a gap on the GPU, so that what belongs to the steps is separated by time
         begin = time.monotonic_ns()
         marks = [begin]
         for _ in range(count):

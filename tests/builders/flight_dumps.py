@@ -199,10 +199,10 @@ def _complete(job: Job, hang: Hang, calls: dict[tuple[str, int], dict[int, _Call
     front = dict.fromkeys(hang.calls, 0)
 
     def first(rank: int) -> _Call | None:
-        mine = hang.calls[rank]
-        while front[rank] < len(mine) and mine[front[rank]].completed:
+        own = hang.calls[rank]
+        while front[rank] < len(own) and own[front[rank]].completed:
             front[rank] += 1
-        return mine[front[rank]] if front[rank] < len(mine) else None
+        return own[front[rank]] if front[rank] < len(own) else None
 
     while moved:
         moved = False
@@ -258,15 +258,14 @@ def dump(hang: Hang, rank: int, version: str = "2.9", *, active: bool = False, r
     """What a rank dumps."""
     minor = int(version.split(".")[1])
     found: dict[str, Any] = {"version": version, "entries": entries(hang, rank, version, active=active, ring=ring)}
-    mine = {name: group for name, group in hang.job.groups.items() if rank in group[1]}
+    own = {name: group for name, group in hang.job.groups.items() if rank in group[1]}
     if minor >= 2:
         found["pg_config"] = {
-            name: {"name": name, "desc": description, "ranks": str(ranks)}
-            for name, (description, ranks) in mine.items()
+            name: {"name": name, "desc": description, "ranks": str(ranks)} for name, (description, ranks) in own.items()
         }
     if minor >= 3:
         status: dict[str, dict[str, int]] = {}
-        for name in mine:
+        for name in own:
             calls = [call for call in hang.calls[rank] if call.item.group == name]
             last = [(call.p2p_seq if call.item.peer >= 0 else call.seq) for call in calls]
             done = [number for call, number in zip(calls, last, strict=True) if call.completed]

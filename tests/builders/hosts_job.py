@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import CALLS
-from argus.records import COLLECTIVE, CONTROL, LAUNCH
-from argus.semantics.steps import METHODS
+from argus.model.calls import CALLS
+from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
+from argus.semantics.steps.by_calls import METHODS
 from argus.store.open import Store
 from argus.store.writer import Writer
-
-from .stored_job import WALL, analyse
-from .synthetic_job import ALL_REDUCE, H2D, INIT, KERNEL, MS, SYNC, Job, RankRecords
+from tests.builders.stored_job import WALL, analyse
+from tests.builders.synthetic_job import ALL_REDUCE, H2D, INIT, KERNEL, MS, SYNC, Job, RankRecords
 
 
 @dataclass
@@ -152,8 +151,8 @@ def play(world: World) -> list[Seen]:
             own["comm"] = [row[2] for row in calls[r] if row[0] >= cut]
             own["seq"] = called[:, 3]
             for g in groups:
-                mine = own["comm"] == handles[r, g]
-                own["seq"][mine] -= own["seq"][mine].min()
+                selected = own["comm"] == handles[r, g]
+                own["seq"][selected] -= own["seq"][selected].min()
             own["call"], own["duration_ns"], own["dtype"], own["peer"] = ALL_REDUCE, 4000, 7, -1
             control = np.zeros(len(groups) if world.made and world.attach_ms[h] == 0 else 0, CONTROL)
             for i, g in enumerate(groups if len(control) else ()):

@@ -157,12 +157,12 @@ class Simulation:
         number = int(self.correlation[rank])
         self.emit(rank, "cuda_runtime", call, at, inside, tid, correlation=number, cbid=211)
         device = rank % max(1, self.job.ranks // self.job.hosts)
-        told: dict[str, Any] = {"device": device, "context": 1, "stream": stream, "correlation": number}
+        arguments: dict[str, Any] = {"device": device, "context": 1, "stream": stream, "correlation": number}
         if category == "kernel":
-            told |= {"grid": [64, 2, 1], "block": [128, 1, 1], "registers per thread": 64, "shared memory": 0}
+            arguments |= {"grid": [64, 2, 1], "block": [128, 1, 1], "registers per thread": 64, "shared memory": 0}
         else:
-            told |= {"bytes": 1 << 20, "memory bandwidth (GB/s)": 20.0}
-        self.emit(rank, category, name, start, took, stream, **(told | more))
+            arguments |= {"bytes": 1 << 20, "memory bandwidth (GB/s)": 20.0}
+        self.emit(rank, category, name, start, took, stream, **(arguments | more))
 
     def collective(
         self, kind: str, op: str, elements: int, us: float, tid: int, members: Sequence[int] | None = None,
@@ -182,17 +182,17 @@ class Simulation:
             end = ready.max() + lasts + 3 * self.random.random(len(ranks))
             number = self.numbers.get((kind, place), 7)
             self.numbers[kind, place] = number + 1
-            told = self._described(kind, place, group, op, elements, number)
+            described = self._described(kind, place, group, op, elements, number)
             for i, rank in enumerate(group):
-                self._comms(rank, kind, op, elements, told, float(at[i]), float(ready[i]), float(end[i]), tid)
+                self._comms(rank, kind, op, elements, described, float(at[i]), float(ready[i]), float(end[i]), tid)
             self.free[kind][ranks] = end
             if blocks:
                 self.free["compute"][ranks] = end
             self.cpu[ranks] += 10.0
 
     def _comms(
-        self, rank: int, kind: str, op: str, elements: int, told: dict[str, Any], at: float, ready: float, end: float,
-        tid: int
+        self, rank: int, kind: str, op: str, elements: int, described: dict[str, Any], at: float, ready: float,
+        end: float, tid: int
     ) -> None:  # fmt: skip
         new = self.job.version in ("2.3", "2.6")
         spelt = {"allreduce": "AllReduce", "allgather": "AllGather", "reduce_scatter": "ReduceScatter"}[op]
@@ -202,14 +202,14 @@ class Simulation:
             kernel = f"ncclDevKernel_{spelt}_RING_LL_Sum_bf16(ncclDevComm*, unsigned long, ncclWork*)"
         else:
             kernel = f"ncclKernel_{spelt}_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
-        around = dict(told)
+        around = dict(described)
         if not new:
             around = {"Input Dims": [[elements]], "Input type": ["float"]}
         self.emit(rank, "cpu_op", "record_param_comms", at - 8, 24.0, tid, **around)
         self.emit(rank, "user_annotation", f"nccl:{op.replace('allr', 'all_r').replace('allg', 'all_g')}",
                   at - 6, 20.0, tid)  # fmt: skip
         self._pair(rank, "cudaLaunchKernelExC" if new else "cudaLaunchKernel", kernel, at, 6.0, ready, end - ready,
-                   STREAMS[kind], tid, **(told if new else {}))  # fmt: skip
+                   STREAMS[kind], tid, **(described if new else {}))  # fmt: skip
 
     def _described(
         self, kind: str, place: int, group: list[int], op: str, elements: int, number: int
@@ -217,7 +217,7 @@ class Simulation:
         if not self.job.described or self.job.version not in ("2.3", "2.6"):
             return {}
         names = {"dp": "0" if self.job.tp == self.job.pp == 1 else str(10 + place), "tp": str(40 + place)}
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "Collective name": {"allgather": "_allgather_base", "reduce_scatter": "_reduce_scatter_base"}.get(op, op),
             "In msg nelems": elements, "Out msg nelems": elements, "Group size": len(group), "dtype": "BFloat16",
             "In split size": "[]", "Out split size": "[]",
@@ -225,8 +225,8 @@ class Simulation:
             "Process Group Ranks": str(group),
         }  # fmt: skip
         if self.job.seq:
-            told["Seq"] = number
-        return told
+            described["Seq"] = number
+        return described
 
     def send(self, sender: int, receiver: int, us: float) -> None:
         """A pipeline's transfer: both sides' kernels end together, and the receiver computes after it."""
@@ -237,15 +237,15 @@ class Simulation:
         kernel = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
         group = next(group for group in self.names["pp"] if sender in group)
         for i, rank in enumerate(both.tolist()):
-            told: dict[str, Any] = {}
+            described: dict[str, Any] = {}
             if self.job.described and self.job.version in ("2.3", "2.6"):
-                told = {"Collective name": ("send", "recv")[i], "In msg nelems": 4096 * 512, "Group size": 2,
+                described = {"Collective name": ("send", "recv")[i], "In msg nelems": 4096 * 512, "Group size": 2,
                         "dtype": "BFloat16", "Process Group Name": f"9{group[0]}",
                         "Process Group Ranks": str(group)}  # fmt: skip
-                told["Dst Rank" if i == 0 else "Src Rank"] = receiver if i == 0 else sender
-            self.emit(rank, "cpu_op", "record_param_comms", float(self.cpu[rank]) - 8, 24.0, MAIN, **told)
+                described["Dst Rank" if i == 0 else "Src Rank"] = receiver if i == 0 else sender
+            self.emit(rank, "cpu_op", "record_param_comms", float(self.cpu[rank]) - 8, 24.0, MAIN, **described)
             self._pair(rank, "cudaLaunchKernelExC", kernel, float(self.cpu[rank]), 6.0, float(ready[i]),
-                       float(end - ready[i]), STREAMS["pp"], MAIN, **told)  # fmt: skip
+                       float(end - ready[i]), STREAMS["pp"], MAIN, **described)  # fmt: skip
         self.free["pp"][both] = end
         self.free["compute"][receiver] = max(float(self.free["compute"][receiver]), float(end))
 
@@ -351,6 +351,16 @@ def host_of(job: Job, rank: int) -> int:
     return rank * job.hosts // job.ranks
 
 
+def step_times(job: Job) -> Float:
+    """What each step of the job takes, us, shape (steps,)."""
+    simulation = Simulation(job)
+    ends = [float(simulation.cpu.max())]
+    for _ in range(job.steps):
+        simulation.train()
+        ends.append(float(simulation.cpu.max()))
+    return np.diff(ends)
+
+
 def make(job: Job, folder: Path) -> list[Path]:
     """Runs a job and writes its traces. Returns the files, by rank."""
     simulation = Simulation(job)
@@ -416,16 +426,16 @@ KINDS = {
 def right(job: Job, verdict: dict[str, Any]) -> str:
     """Why a verdict is wrong; empty: it is right."""
     found = verdict["findings"]
-    said = ", ".join(f"{one['kind']} {one['ranks']} {one['confidence']:.0%}" for one in found) or verdict["status"]
+    output = ", ".join(f"{one['kind']} {one['ranks']} {one['confidence']:.0%}" for one in found) or verdict["status"]
     if job.fault == "healthy":
-        return "" if verdict["status"] == "healthy" else f"{said}: {verdict['reason'][:160]}"
+        return "" if verdict["status"] == "healthy" else f"{output}: {verdict['reason'][:160]}"
     if verdict["status"] != "degraded" or not found:
-        return f"{said}: {verdict['reason'][:160]}"
+        return f"{output}: {verdict['reason'][:160]}"
     first = found[0]
     ranks: set[int] = set() if job.fault == "regression" else {job.victim}
     if job.fault == "link":
         ranks = set(next(group for group in job.groups("dp") if job.victim in group))
     if first["kind"] not in KINDS[job.fault] or (set(first["ranks"]) != ranks):
-        return said
+        return output
     others = [one for one in found[1:] if set(one["ranks"]) - ranks]
-    return f"besides: {said}" if others else ""
+    return f"besides: {output}" if others else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from argus.diagnose.standing import Standing
+from argus.diagnose.follow.standing import Standing
 from argus.diagnose.verdict import Finding
-from argus.gpu import GpuView
-from argus.stack_view import HotLine, HotStack, StackView
-from argus.view import JobView, RankView, View
+from argus.live.display.stack_view import HotLine, HotStack, StackView
+from argus.live.display.view import JobView, RankView, View
+from argus.live.gpu.describe import GpuView
 
 JOB = "llama-7b-pretrain"
 STACKS = StackView(
@@ -58,6 +58,7 @@ def a_finding(rank: int, **more: Any) -> Finding:
     fields: dict[str, Any] = {
         "kind": "compute_straggler", "ranks": [rank], "hosts": ["gpu-node-17"], "steps": [320, 640], "phase": "forward",
         "kernels": [], "slowdown": 1.35, "share": 0.98, "confidence": 0.93, "level": "kernel",
+        "id": "0123456789ab", "owner": "infrastructure",
         "evidence": [{"text": text, "sql": "SELECT 1"} for text in texts],
         "action": f"Check the GPU of rank {rank} on gpu-node-17: clocks, power limit and temperature (nvidia-smi -q), "
         "and whether another process uses it",

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import phase_times, sql
-from argus.diagnose.step_times import Judged
+from argus.diagnose.case import Logged
+from argus.diagnose.ranks import phase_times
+from argus.diagnose.read import queries
+from argus.diagnose.suspect import Suspect
 
 Float = NDArray[np.float64]
 
@@ -162,15 +164,17 @@ def rows(log: Log, unit: float = 1e6) -> tuple[dict[str, Any], dict[str, Any]]:
     return times, found
 
 
-def judge_rows(times: dict[str, Any], phases: dict[str, Any], newest_ns: float, threshold: float = 0.05) -> Judged:
+def judge_rows(
+    times: dict[str, Any], phases: dict[str, Any], newest_ns: float, threshold: float = 0.05
+) -> tuple[list[Suspect], Logged]:
     """What is concluded from rows of ``iterations`` and ``phases``, without a store."""
 
     def query(text: str, params: Any) -> dict[str, Any]:
-        if text == sql.LOGGED_PHASES:
+        if text == queries.LOGGED_PHASES:
             return {"n": np.array([len(phases["rank"])])}
-        return times if text == sql.STEP_TIMES else phases
+        return times if text == queries.STEP_TIMES else phases
 
     params = {"job": "logged", "run": 1, "first": 0, "last": int(times["step"].max())}
-    found = phase_times.judge(query, params, {}, threshold, newest_ns)
+    found = phase_times.slow_ranks(query, params, {}, threshold, newest_ns)
     assert found is not None
     return found

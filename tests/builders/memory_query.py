@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.observed import ON_CPUS
-
-from .stored_job import analyse
-from .synthetic_job import H2D, MODULE, SYNC, Job
+from argus.diagnose.read import queries
+from argus.diagnose.read.observed import ON_CPUS
+from tests.builders.stored_job import analyse
+from tests.builders.synthetic_job import H2D, MODULE, SYNC, Job
 
 _GPU_TIMES = (
     *(
@@ -37,49 +36,49 @@ class MemoryQuery:
         if "first" in params:
             steps = steps[(steps["step"] >= params["first"]) & (steps["step"] <= params["last"])]
         empty = np.empty(0, np.int64)
-        if text == sql.SPAN:
+        if text == queries.SPAN:
             return {
                 "first": np.array([steps["step"].min(initial=2**31)]),
                 "last": np.array([steps["step"].max(initial=0)]),
                 "n": np.array([len(steps)]),
             }
-        if text == sql.LAST_LOOK:
+        if text == queries.LAST_LOOK:
             # A synthetic job is like an imported one: nobody looked at it, so it cannot be seen to hang.
             return {name: np.array([0]) for name in ("looked_ns", "stepped_ns", "called_ns", "now_ns")}
-        if text == sql.NODE_HEALTH:
+        if text == queries.NODE_HEALTH:
             return dict.fromkeys(("host", "check", "status", "text", "ts_ns"), empty)
-        if text == sql.GROUPS:
+        if text == queries.GROUPS:
             return dict.fromkeys(("host", "comm_group", "dimension", "ranks"), empty)
-        if text == sql.GPU_TIMES:
+        if text == queries.GPU_TIMES:
             return {"rank": empty, "step": empty, **dict.fromkeys(_GPU_TIMES, empty)}
-        if text == sql.TRANSFERS:
+        if text == queries.TRANSFERS:
             return dict.fromkeys(("comm_group", "op", "one", "other", "step", "took_ns", "calls", "bytes"), empty)
-        if text == sql.TRANSFER_RANKS:
+        if text == queries.TRANSFER_RANKS:
             return dict.fromkeys(("comm_group", "op", "one", "other", "ranks"), empty)
-        if text == sql.ISSUE:
+        if text == queries.ISSUE:
             return dict.fromkeys(("rank", "step", "p50_ns", "p99_ns", "void_share"), empty)
-        if text == sql.PATTERNS:
+        if text == queries.PATTERNS:
             return dict.fromkeys(("kind", "function", "rank", "beta", "mu", "sigma"), empty)
-        if text == sql.SPAN_NS:
+        if text == queries.SPAN_NS:
             return {"end_ns": empty}  # nothing is known of threads
-        if text == sql.LOADING:
+        if text == queries.LOADING:
             return {"rank": empty, "loading_ns": empty}
-        if text == sql.OPERATIONS:
+        if text == queries.OPERATIONS:
             return {"step": empty}
-        if text == sql.ONLY_STEPS:
+        if text == queries.ONLY_STEPS:
             return {"calls": np.array([1]), "found": np.array([len(steps)])}
-        if text == sql.STATES:
+        if text == queries.STATES:
             return {"rank": empty, "state": empty, "host": empty}
         if text == ON_CPUS:
             return {"alone": np.array([0])}
-        if text == sql.SESSIONS:
+        if text == queries.SESSIONS:
             return {"open": np.array([0]), "world_size": np.array([0])}
-        if text == sql.COVERAGE:
+        if text == queries.COVERAGE:
             return {"counter": empty, "value": empty}
-        if text == sql.HOSTS:
+        if text == queries.HOSTS:
             ranks = np.arange(len(self.job.ranks))
             return {"rank": ranks, "host": np.array([f"node-{r // 8}" for r in ranks])}
-        if text == sql.ALIGNMENT:
+        if text == queries.ALIGNMENT:
             ok = self.groups["error"] == ""
             error = self.groups["error"][~ok]
             return {
@@ -87,7 +86,7 @@ class MemoryQuery:
                 "ranks": np.array([len(np.unique(self.groups["rank"]))]),
                 "why": error[:1] if len(error) else np.array([""]),
             }
-        if text == sql.STEPS:
+        if text == queries.STEPS:
             numbers = np.unique(steps["step"])
             rows = [steps[steps["step"] == n] for n in numbers]
             return {
@@ -97,9 +96,9 @@ class MemoryQuery:
                 "confidence": np.array([np.median(r["confidence"]) for r in rows]),
                 "ranks": np.array([len(r) for r in rows]),
             }
-        if text == sql.WORK:
+        if text == queries.WORK:
             return self._work(steps, params["ranks"])
-        if text == sql.SLOWER:
+        if text == queries.SLOWER:
             ranks = np.unique(steps["rank"])
             before = [
                 np.median(steps["duration_ns"][(steps["rank"] == r) & (steps["step"] < params["onset"])]) for r in ranks
@@ -109,14 +108,14 @@ class MemoryQuery:
                 for r in ranks
             ]
             return {"rank": ranks, "before_ns": np.array(before), "after_ns": np.array(after)}
-        if text == sql.CPU_TIME:
+        if text == queries.CPU_TIME:
             return self._cpu_time(steps, params["ranks"])
-        if text in (sql.PHASE_TIME, sql.GPU_PHASE_TIME):
+        if text in (queries.PHASE_TIME, queries.GPU_PHASE_TIME):
             return {name: np.empty(0) for name in ("rank", "step", "phase", "duration_ns")}
-        if text == sql.KERNEL_TIME:
+        if text == queries.KERNEL_TIME:
             return {name: np.empty(0) for name in ("kernel_id", "kernel", "rank", "launches", "spent_ns", "steps")}
         late = self._late(steps)
-        if text == sql.LATENESS:
+        if text == queries.LATENESS:
             return late
         by_step: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(lambda: -np.inf))
         for rank, step, peak in zip(
@@ -124,7 +123,7 @@ class MemoryQuery:
         ):
             by_step[step][rank] = max(by_step[step][rank], peak)
         numbers = sorted(by_step)
-        if text == sql.LEAD:
+        if text == queries.LEAD:
             wanted, members = set(params["ranks"]), set(params["members"])
             by_step = {n: {r: v for r, v in late.items() if r in members} for n, late in by_step.items()}
             numbers = [n for n in numbers if wanted & set(by_step[n]) and set(by_step[n]) - wanted]
@@ -133,7 +132,7 @@ class MemoryQuery:
                 "suspects_ns": np.array([max(v for r, v in by_step[n].items() if r in wanted) for n in numbers]),
                 "others_ns": np.array([max(v for r, v in by_step[n].items() if r not in wanted) for n in numbers]),
             }
-        assert text == sql.LAST
+        assert text == queries.LAST
         top = [sorted(by_step[n].items(), key=lambda item: -item[1])[:2] for n in numbers]
         return {
             "step": np.array(numbers),
@@ -183,15 +182,15 @@ class MemoryQuery:
             number = np.full(len(use), -1)
             for i, (rank, _, _) in enumerate(parts):
                 own = steps[steps["rank"] == rank]
-                mine = reference == i
-                ts = times[i, use[mine]]
+                selected = reference == i
+                ts = times[i, use[selected]]
                 ends = (own["ts_ns"] + own["duration_ns"]).astype(np.int64)
                 place = np.searchsorted(ends, ts)
                 ok = place < len(own)
                 ok[ok] &= ts[ok] > own["ts_ns"][place[ok]].astype(np.int64)
                 found = np.full(len(ts), -1)
                 found[ok] = own["step"][place[ok]]
-                number[mine] = found
+                number[selected] = found
             for step in np.unique(number[number >= 0]).tolist():
                 values = late[:, number == step]
                 rows = np.flatnonzero(~np.isnan(values).all(axis=1))
@@ -212,10 +211,10 @@ class MemoryQuery:
             ts, inside = calls["ts_ns"].astype(np.int64), np.maximum(calls["duration_ns"], 0)
             for row in steps[steps["rank"] == rank]:
                 begin, end = int(row["ts_ns"]), int(row["ts_ns"] + row["duration_ns"])
-                mine = slice(np.searchsorted(ts, begin, side="right"), np.searchsorted(ts, end, side="right"))
-                before = np.maximum.accumulate(np.concatenate([[begin], (ts + inside)[mine]]))[:-1]
-                gaps = np.maximum(ts[mine] - before, 0)
-                call, spent = calls["call"][mine], inside[mine]
+                own = slice(np.searchsorted(ts, begin, side="right"), np.searchsorted(ts, end, side="right"))
+                before = np.maximum.accumulate(np.concatenate([[begin], (ts + inside)[own]]))[:-1]
+                gaps = np.maximum(ts[own] - before, 0)
+                call, spent = calls["call"][own], inside[own]
                 if len(call):
                     rows.append(
                         (

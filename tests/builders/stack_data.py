@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from argus.capture.launches import Origin
-from argus.capture.stack_rows import to_stacks
-from argus.semantics.stacks import Frame, Stack
+from argus.model.stacks import Frame, Stack
 from argus.store.writer import Writer
+from argus.tables.arrow import Origin
+from argus.tables.stacks import to_stacks
 
 T0 = 1_700_000_000_000_000_000
 MS = 1_000_000

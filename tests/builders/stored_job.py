@@ -7,13 +7,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import CALLS
-from argus.semantics.groups import RankCalls, find_groups
-from argus.semantics.steps import ITERATION, METHODS, StepTracker
+from argus.model.calls import CALLS
+from argus.semantics.groups.communicators import RankCalls, find_groups
+from argus.semantics.steps.by_calls import ITERATION, METHODS, StepTracker
 from argus.store.open import Store
 from argus.store.writer import Writer
-
-from .synthetic_job import H2D, KERNEL, Job, RankRecords
+from tests.builders.synthetic_job import H2D, KERNEL, Job, RankRecords
 
 WALL = 1_700_000_000_000_000_000
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import BY_SYMBOL
-from argus.records import COLLECTIVE, CONTROL, LAUNCH
+from argus.model.calls import BY_SYMBOL
+from argus.model.records import COLLECTIVE, CONTROL, LAUNCH
 
 MS = 1_000_000
 KERNEL = BY_SYMBOL["cudaLaunchKernel"].id
@@ -234,9 +234,9 @@ def simulate(
         coll["duration_ns"], coll["dtype"], coll["peer"] = 2000, 7, -1
         kernels, other, coll = (a[a["ts_ns"] >= cut[r]] for a in (kernels, other, coll))
         for h in np.unique(coll["comm"]).tolist():
-            mine = coll["comm"] == h
-            first_call[r, h] = int(coll["seq"][mine].min())
-            coll["seq"][mine] -= coll["seq"][mine].min()
+            own = coll["comm"] == h
+            first_call[r, h] = int(coll["seq"][own].min())
+            coll["seq"][own] -= coll["seq"][own].min()
         if drop:
             kernels = kernels[rng.random(len(kernels)) >= drop]
             coll = coll[rng.random(len(coll)) >= drop]

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernel.conftest import wait_until
 from tests.stores import new_store
-
-from ..kernel.conftest import wait_until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
 
@@ -60,14 +59,14 @@ def start_trace(store_url: str, *words: str) -> subprocess.Popen[str]:
 
 
 def attached(tracing: subprocess.Popen[str]) -> list[str]:
-    """Waits until the trace says what it attached to; returns what it said."""
+    """Waits until the trace prints what it attached to; returns its output."""
     assert tracing.stdout is not None
-    said = []
+    output = []
     for line in tracing.stdout:
-        said.append(line)
+        output.append(line)
         if "probes on" in line and "libnccl" in line:
-            return said
-    pytest.fail("argus trace ended early: " + "".join(said))
+            return output
+    pytest.fail("argus trace ended early: " + "".join(output))
 
 
 class Log:

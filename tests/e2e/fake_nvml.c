@@ -9,7 +9,7 @@ enum { SUCCESS = 0, NOT_SUPPORTED = 3 };
 
 static int failed;
 
-static long long told(const char *key, long long otherwise)
+static long long configured(const char *key, long long otherwise)
 {
 	char line[256], name[128], word[64];
 	long long number = otherwise;
@@ -37,19 +37,19 @@ static long long of(void *device, const char *what, long long otherwise)
 {
 	char key[128];
 	snprintf(key, sizeof key, "gpu%d.%s", (int)(long)device - 1, what);
-	return told(key, otherwise);
+	return configured(key, otherwise);
 }
 
-#define SYSTEM(name) int nvmlSystemGet##name(char *out, unsigned size) { snprintf(out, size, "%lld.1", told(#name, 570)); return failed; }
+#define SYSTEM(name) int nvmlSystemGet##name(char *out, unsigned size) { snprintf(out, size, "%lld.1", configured(#name, 570)); return failed; }
 #define UINT(name, healthy) int nvmlDeviceGet##name(void *d, unsigned *out) { *out = of(d, #name, healthy); return failed; }
 #define UINT2(name, healthy) int nvmlDeviceGet##name(void *d, unsigned kind, unsigned *out) { (void)kind; *out = of(d, #name, healthy); return failed; }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; told("Init", 0); return failed; }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; configured("Init", 0); return failed; }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) { return code == 15 ? "GPU is lost" : "some error"; }
 SYSTEM(DriverVersion)
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { *out = 12080; return 0; }
-int nvmlDeviceGetCount_v2(unsigned *out) { *out = told("Count", 2); return failed; }
+int nvmlDeviceGetCount_v2(unsigned *out) { *out = configured("Count", 2); return failed; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out) { *out = (void *)(long)(index + 1); of(*out, "Handle", 0); return failed; }
 int nvmlDeviceGetName(void *d, char *out, unsigned size) { snprintf(out, size, "NVIDIA H%lld", of(d, "Name", 100)); return failed; }
 UINT(PersistenceMode, 1)

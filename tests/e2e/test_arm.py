@@ -14,7 +14,7 @@ import pytest
 
 from argus.cli.main import main
 from argus.cupti import arm, build
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 
 ARMED = """
 import ctypes, sys
@@ -55,7 +55,7 @@ def test_a_copy_of_the_helper_that_is_set_already_counts_as_armed() -> None:
     assert (armed.state, dict(armed.changes)) == ("on", {})
 
 
-def test_without_the_helper_nothing_is_armed_and_it_is_said_how_to_get_it(
+def test_without_the_helper_nothing_is_armed_and_the_way_to_get_it_is_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(build, "PACKAGE", tmp_path)
@@ -108,8 +108,8 @@ def variable(python: str, *words: str, **environment: str) -> str:
         [python, *words, "-c", code], capture_output=True, text=True, check=True, env={**plain, **environment}
     )
     assert done.stderr == ""
-    said = done.stdout.strip()
-    return "" if said == "None" else said[2:-1]
+    output = done.stdout.strip()
+    return "" if output == "None" else output[2:-1]
 
 
 def test_an_interpreter_is_armed_and_disarmed(python: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_only_a_process_that_started_the_helper_is_armed(
     assert process.returncode == 0
 
 
-def test_a_file_that_looks_like_the_helpers_memory_is_told_apart(tmp_path: Path) -> None:
+def test_a_file_that_looks_like_the_helpers_memory_is_distinguished(tmp_path: Path) -> None:
     code = (
         "import mmap, os; f = os.memfd_create('argus-cupti'); os.ftruncate(f, 4096); m = mmap.mmap(f, 4096); "
         "print('ready', flush=True); input()"

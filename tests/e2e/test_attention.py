@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture.bpf import Probes
-from argus.capture.calls import CALLS, Shape
-from argus.capture.targets import find_libraries
-from argus.records import LOSS_COUNTERS
-from argus.records import Counter as Kernel
-from argus.semantics.flops import launched_by
-from argus.semantics.products import Products
+from argus.capture.probes import Probes
+from argus.capture.process.targets import find_libraries
+from argus.model.calls import CALLS, Shape
+from argus.model.records import LOSS_COUNTERS
+from argus.model.records import Counter as Kernel
+from argus.semantics.gpu.flops import launched_by
+from argus.semantics.gpu.products import Products
 
 pytestmark = [
     pytest.mark.kernel,
@@ -66,7 +66,7 @@ def test_calls_operations_and_kernels_are_the_program_s(fakegpu: Path) -> None:
         assert probes.attach_optional("math") == 0
         program.stdin.write("\n")
         program.stdin.flush()
-        # The newest call of a thread is told when it has ended.
+        # The newest call of a thread is reported when it has ended.
         assert program.wait(60) == 0
         found, launches = probes.math.drain(), probes.launches.drain()
         counters = probes.counters()

@@ -17,9 +17,8 @@ import pytest
 from run import BUILD
 
 from argus.diagnose.verdict import json_schema
-
-from ..kernel.conftest import wait_until
-from .conftest import argus_with, attached, pid_words, start_trace
+from tests.e2e.conftest import argus_with, attached, pid_words, start_trace
+from tests.kernel.conftest import wait_until
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -98,11 +97,11 @@ def test_a_rank_that_collects_garbage_and_one_that_hangs(training: Training) -> 
     assert where in " ".join(evidence["text"] for evidence in finding["evidence"])
 
     training.fault(1, "hang")
-    # Steps have ended for 3 s, and what waits is told every 2 s.
+    # Steps have ended for 3 s, and what waits is reported every 2 s.
     time.sleep(6)
     tracing.send_signal(signal.SIGINT)
-    said, _ = tracing.communicate(timeout=60)
-    assert tracing.returncode == 0, said
+    output, _ = tracing.communicate(timeout=60)
+    assert tracing.returncode == 0, output
     verdict = training.verdict("--hang-after", "2")
     assert verdict["status"] == "hung", verdict
     (finding,) = verdict["findings"]
@@ -141,8 +140,8 @@ def test_a_rank_that_shares_its_cpu_is_named(training: Training) -> None:
         time.sleep(5)
         training.wait_for_steps(1)
         tracing.send_signal(signal.SIGINT)
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
         verdict = training.verdict()
     finally:
         for process in busy:

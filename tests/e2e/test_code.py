@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from argus.capture import python_layouts as layouts
-from argus.capture.code import _DECODERS, HIDDEN, CodeResolver, PythonFrame
-from argus.capture.python import PythonProcess, check_of, find_interpreter
-from argus.records import CODE, FRAME, FRAME_ENTRY, PYTHON
+from argus.capture.python import layouts
+from argus.capture.python.code import _DECODERS, HIDDEN, CodeResolver, PythonFrame
+from argus.capture.python.interpreter import PythonProcess, check_of, find_interpreter
+from argus.model.records import CODE, FRAME, FRAME_ENTRY, PYTHON
 from tests.e2e.python_programs import Running
 from tests.pythons import pythons
 
@@ -42,11 +42,11 @@ def _rows(frames: list[PythonFrame | None]) -> list[tuple[str, str, int] | None]
 
 def test_every_stack_is_what_cpython_says_itself(python: str) -> None:
     with Running(python, "blocked.py") as program:
-        said = {int(tid): frames for tid, frames in json.loads(program.line()).items()}
+        output = {int(tid): frames for tid, frames in json.loads(program.line()).items()}
         process, resolver = _attach(program.pid)
-        assert len(said) > 20
+        assert len(output) > 20
         for _ in range(2):
-            for tid, expected in said.items():
+            for tid, expected in output.items():
                 frames = process.walk(tid)
                 assert frames is not None
                 assert _rows(resolver.resolve(frames)) == [tuple(frame[:3]) for frame in expected]
@@ -55,7 +55,7 @@ def test_every_stack_is_what_cpython_says_itself(python: str) -> None:
                 ]
         assert resolver.counters == {"python_frames_unresolved": 0, "python_code_reused": 0, "python_lines_unknown": 0}
         program.end()
-        # The process is gone: nothing is told of it, nor made up.
+        # The process is gone: nothing is reported of it, nor made up.
         assert resolver.resolve(frames) == [None] * len(frames)
         assert process.thread_states() == {}
         assert process.walk(tid) is None
@@ -74,35 +74,35 @@ def test_code_that_replaced_another_is_not_taken_for_it(python: str, names: tupl
             # Not every one is looked at, or an address would show its two or three functions in turn.
             for _ in range(number * 7 % 5):
                 program.line()
-                program.tell()
-            said = program.line().strip()
+                program.send()
+            output = program.line().strip()
             frames = _walk(process, tid)
             named = resolver.resolve(frames)
             (position,) = [at for at, frame in enumerate(named) if frame is not None and frame.file.startswith("<made")]
             function, file, line = _rows(named)[position] or ("", "", 0)
-            assert f"{function} {file} {line}" == said
+            assert f"{function} {file} {line}" == output
             addresses.add(int(frames["code"][position]))
-            expected.add(said)
-            program.tell()
+            expected.add(output)
+            program.send()
         # Else the test would show nothing: an address must have meant several functions.
         assert len(addresses) < len(expected) / 2
         process.close()
 
 
-def test_a_frame_whose_code_is_gone_is_not_told(python: str) -> None:
+def test_a_frame_whose_code_is_gone_is_not_reported(python: str) -> None:
     with Running(python, "churn.py") as program:
         tid = int(program.line())
         process, resolver = _attach(program.pid)
         for _ in range(20):
-            said = program.line().strip()
+            output = program.line().strip()
             frames = _walk(process, tid)
-            program.tell()
+            program.send()
             program.line()
             named = resolver.resolve(frames)
             made = [row for row in _rows(named) if row and row[1].startswith("<made")]
             # At best it is still what it was.
-            assert [f"{function} {file} {line}" for function, file, line in made] in ([], [said])
-            program.tell()
+            assert [f"{function} {file} {line}" for function, file, line in made] in ([], [output])
+            program.send()
         unresolved = resolver.counters["python_frames_unresolved"]
         assert unresolved
         assert resolver.counters["python_code_reused"] <= unresolved
@@ -280,7 +280,7 @@ def test_other_code_at_the_address_is_counted(here: tuple[_Here, CodeResolver]) 
 
 
 @pytest.mark.parametrize("count", [0, 0x7F12_3456_7890, 0x7_F123_4567])
-def test_a_code_object_that_was_freed_is_not_told(here: tuple[_Here, CodeResolver], count: int) -> None:
+def test_a_code_object_that_was_freed_is_not_reported(here: tuple[_Here, CodeResolver], count: int) -> None:
     """Its tables are freed before it: all else is still in place when another's lines lie there."""
     made, resolver = here
     frame = made.frame(made.text(b"f"), made.text(b"f.py"), made.data(bytes([0x80 | 11 << 3, 0, 0])))
@@ -333,7 +333,7 @@ def test_what_the_kernel_sent_needs_no_memory(here: tuple[_Here, CodeResolver]) 
     assert fresh.chain(frame) is fresh.chain(frame)
     frame["firstlineno"] |= FRAME_ENTRY
     assert fresh.chain(frame).entries == (True,)
-    # Another code object of the same address: nobody told of that one.
+    # Another code object of the same address: that one was not announced.
     for field in ("content", "check"):
         other = frame.copy()
         other[field] += 1

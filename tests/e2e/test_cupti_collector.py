@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.cupti import build, collector, layouts, shared
+from argus.cupti import buffers, build, collector, layouts, libraries, shared
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.shared import Command, SlotState, State
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="map_files is root's")
 VERSION = 130200
 OPTIONS = CuptiOptions(buffers=4, buffer_bytes=16384)
 
-# Maps the memory as the helper does, and other files as a process with CUDA would; then does as it is told.
+# Maps the memory as the helper does, and other files as a process with CUDA would; then executes commands.
 PROCESS = """
 import mmap, os, sys
 flags, total = int(sys.argv[1]), int(sys.argv[2])
@@ -75,7 +75,7 @@ class Process:
         self.known = layouts.for_version(VERSION)
         self.sequence = 0
 
-    def tell(self, word: str) -> str:
+    def send(self, word: str) -> str:
         assert self.child.stdin
         assert self.child.stdout
         self.child.stdin.write(word + "\n")
@@ -274,21 +274,21 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules that are loaded again have their names elsewhere; names that are new have no room in the end."""
-    monkeypatch.setattr(collector, "MAX_NAMES", 20)
+    monkeypatch.setattr(buffers, "MAX_NAMES", 20)
     one = switch_on(process)
-    memory = one._texts = Memory()  # type: ignore[assignment]
-    one._walk = lambda buffer, table: (np.zeros(1, np.uint32), 0)
+    memory = one.buffers.texts = Memory()  # type: ignore[assignment]
+    one.buffers.walk = lambda buffer, table: (np.zeros(1, np.uint32), 0)
 
     def named(flush: int, pointer: int, text: str) -> str:
         """What a kernel is called whose record points at a text."""
         memory.texts[pointer] = text
         process.memory.store("flushes", flush)
-        batch = one._decode_full(process.memory, process.kernels(1, name=pointer).view("u1"))
+        batch = one.buffers._decode_full(process.memory, process.kernels(1, name=pointer).view("u1"))
         return one.names[int(batch.gpu["name"][0])]
 
     for flush in range(1, 200):
         assert named(flush, 0x1000 * flush, f"gemm_{flush % 3}") == f"gemm_{flush % 3}"
-        assert len(one._pointers) <= 21
+        assert len(one.buffers.pointers) <= 21
     assert len(one.names) == 4, "each text once, and the empty one"
     for flush in range(200, 400):
         text = f"fused_{flush}"
@@ -397,7 +397,7 @@ def test_a_cupti_that_argus_does_not_know_is_left_alone(process: Process) -> Non
     assert process.waiting() is None
 
 
-def test_a_silent_helper_is_said_to_be_and_may_answer_later(process: Process) -> None:
+def test_a_silent_helper_is_reported_silent_and_may_answer_later(process: Process) -> None:
     one = Collector(process.pid, OPTIONS)
     one.poll(now())
     one.poll(now() + 4)
@@ -615,7 +615,7 @@ def test_without_the_compiled_helper_what_is_left_is_a_loss(
 def test_a_process_that_runs_another_program_is_let_go(process: Process) -> None:
     one = switch_on(process)
     process.fill(0, process.kernels(1))
-    assert process.tell("exec") == "ready"
+    assert process.send("exec") == "ready"
     batches = one.poll(now() + 2)
     assert [batch.gpu["correlation"].tolist() for batch in batches] == [[1]]
     assert one.text == "off: the process runs another program now (exec)"
@@ -623,7 +623,7 @@ def test_a_process_that_runs_another_program_is_let_go(process: Process) -> None
 
 
 def test_a_forked_child_is_not_armed(process: Process) -> None:
-    one = Collector(int(process.tell("fork")), OPTIONS)
+    one = Collector(int(process.send("fork")), OPTIONS)
     one.poll(now())
     assert one.text == "waiting: the process is not armed (its parent was)"
     one.close()
@@ -657,16 +657,16 @@ def test_where_cupti_may_be(start: Callable[..., Process], tmp_path: Path) -> No
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x")
     in_wheel, of_12, in_toolkit = (str(files[place]) for place in (1, 2, 5))
-    found = collector.candidates(start(files[0], files[4]).pid)
+    found = libraries.candidates(start(files[0], files[4]).pid)
     assert found[:2] == [in_wheel, in_toolkit]
     assert not any(path.endswith(".so.12") for path in found)
     # Without a runtime either may be right.
-    found = collector.candidates(start(files[3]).pid)
+    found = libraries.candidates(start(files[3]).pid)
     assert found[:2] == [in_wheel, of_12]
     # What is loaded already comes first, whatever its name.
-    assert collector.candidates(start(files[3], files[6]).pid)[0] == str(files[6])
-    assert collector._candidate_lines(["/a\nb", "/c", "/" + "d" * 5000, "/e"]) == b"/c\n/e\n"
-    assert collector.candidates(2**22 + 1) == []
+    assert libraries.candidates(start(files[3], files[6]).pid)[0] == str(files[6])
+    assert libraries.candidate_lines(["/a\nb", "/c", "/" + "d" * 5000, "/e"]) == b"/c\n/e\n"
+    assert libraries.candidates(2**22 + 1) == []
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_where_cupti_may_be(start: Callable[..., Process], tmp_path: Path) -> No
     ],
 )
 def test_the_major_version_comes_of_the_runtime(names: list[str], majors: set[int]) -> None:
-    assert collector._majors(names) == majors
+    assert libraries._majors(names) == majors
 
 
 def test_options_that_cannot_be_are_refused() -> None:

@@ -16,10 +16,9 @@ import pytest
 from run import Job
 
 from argus.diagnose.verdict import json_schema
+from tests.e2e.conftest import Argus, Log, argus_with, attached, pid_words, start_trace, wait_for_silence
+from tests.kernel.conftest import wait_for_cuda, wait_until
 from tests.stores import new_store
-
-from ..kernel.conftest import wait_for_cuda, wait_until
-from .conftest import Argus, Log, argus_with, attached, pid_words, start_trace, wait_for_silence
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -91,8 +90,8 @@ class Traced:
 
     def finish(self) -> dict[str, Any]:
         """Waits for the trace and returns the verdict."""
-        said, _ = self._tracing.communicate(timeout=120)
-        assert self._tracing.returncode == 0, said
+        output, _ = self._tracing.communicate(timeout=120)
+        assert self._tracing.returncode == 0, output
         assert set(self.job.poll()) == {None}
         self.job.close()
         return verdict_of(argus_with(self.store_url))
@@ -110,7 +109,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
 
     def call(name: str) -> Traced:
         for one in list(FAULTY)[(at := list(FAULTY).index(name)) : at + 2]:
-            # What is rare is told from what a busy machine does: that job has the machine for itself.
+            # What is rare is distinguished from what a busy machine does: that job has the machine for itself.
             if one not in started and (one == name or "stalls" not in (one, name)):
                 started[one] = Traced(tmp_path_factory.mktemp("faulty"), FAULTY[one])
         return started[name]
@@ -198,8 +197,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Argus:
         # What counts as silence is 20 steps, 5 s before a verdict is in doubt and --hang-after before it is a hang.
         wait_for_silence(log, max(6.0, 25 * statistics.median(log.lengths_s())))
         tracing.send_signal(signal.SIGINT)
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
         assert job.poll() == [None] * 4
     return argus_with(store_url)
 
@@ -234,8 +233,8 @@ def test_a_rank_that_was_killed_is_named_as_soon_as_the_others_stand(
         # 20 steps, and 5 s: a process that is no more need not be waited for the 30 s of --hang-after.
         wait_for_silence(log, max(6.5, 25 * statistics.median(log.lengths_s())))
         tracing.send_signal(signal.SIGINT)
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
     verdict = verdict_of(argus)
     assert verdict["status"] == "hung", verdict
     (finding,) = verdict["findings"]
@@ -251,8 +250,8 @@ def test_a_job_that_ended_does_not_hang(argus: Argus, store_url: str, tmp_path: 
         tracing = start_trace(store_url, *pid_words(job.pids), "--no-stacks")
         attached(tracing)
         go.touch()
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
     verdict = verdict_of(argus, "--hang-after", "0.1")
     assert verdict["status"] in ("healthy", "inconclusive"), verdict
     assert verdict["coverage"]["ended"] is True
@@ -266,7 +265,7 @@ def test_an_empty_store_says_what_to_do(tmp_path: Path) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_a_job_that_hung_before_it_was_traced_is_told(argus: Argus, tmp_path: Path) -> None:
+def test_a_job_that_hung_before_it_was_traced_is_reported(argus: Argus, tmp_path: Path) -> None:
     log = Log(tmp_path, 4)
     with Job(ranks=4, args=log.args, env={"FAKEGPU_HANG_RANK": "1", "FAKEGPU_HANG_STEP": "2"}) as job:
         wait_until(lambda: log.steps() >= 1, what="the job's first step")

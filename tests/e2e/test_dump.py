@@ -14,17 +14,17 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from argus.capture.python import Interpreter
-from argus.capture.targets import Identity
+from argus.capture.process.targets import Identity
+from argus.capture.python.interpreter import Interpreter
 from argus.cli.dump import _grouped, command
-from argus.dump import ThreadStack
-from argus.errors import ArgusError
-from argus.semantics.stacks import Frame, Stack
+from argus.live.dump import ThreadStack
+from argus.model.errors import ArgusError
+from argus.model.stacks import Frame, Stack
 
 pytestmark = pytest.mark.core
 
 
-def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_python_frames_are_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Native frames alone look like a program without Python."""
     if os.geteuid():
         pytest.skip("reading another process's stack needs root")
@@ -36,11 +36,11 @@ def test_why_python_frames_are_missing_is_said(monkeypatch: pytest.MonkeyPatch) 
             assert time.monotonic() < deadline
             time.sleep(0.005)
         words = ["--pid", str(sleep.pid)]
-        said = "Python frames are off: free-threaded CPython 3.14 is not supported"
+        output = "Python frames are off: free-threaded CPython 3.14 is not supported"
         assert "Python frames are" not in CliRunner().invoke(command, words).output
-        monkeypatch.setattr("argus.dump.find_interpreter", lambda pid: refused)
-        assert f"process {sleep.pid}: {said}" in CliRunner().invoke(command, words).output.splitlines()
-        assert f'"note": "{said}"' in CliRunner().invoke(command, [*words, "--format", "json"]).output
+        monkeypatch.setattr("argus.live.dump.find_interpreter", lambda pid: refused)
+        assert f"process {sleep.pid}: {output}" in CliRunner().invoke(command, words).output.splitlines()
+        assert f'"note": "{output}"' in CliRunner().invoke(command, [*words, "--format", "json"]).output
     finally:
         sleep.kill()
         sleep.wait()

@@ -131,12 +131,12 @@ def test_a_key_draws_the_same_whatever_was_drawn_before(program: Path, tmp_path:
     assert len(set(one)) > 1
 
 
-@pytest.mark.parametrize("told", [0, 3])
-def test_all_ranks_end_after_the_same_step(program: Path, tmp_path: Path, told: int) -> None:
+@pytest.mark.parametrize("is_reported", [0, 3])
+def test_all_ranks_end_after_the_same_step(program: Path, tmp_path: Path, is_reported: int) -> None:
     log = tmp_path / "log"
     with Job(4, [SHAPES["pp_1f1b"].write(tmp_path), "--log", str(log)], program=program) as job:
-        wait_for_steps(log, told, 3)
-        os.kill(job.pids[told], signal.SIGTERM)
+        wait_for_steps(log, is_reported, 3)
+        os.kill(job.pids[is_reported], signal.SIGTERM)
         assert job.wait(20) == [0] * 4
     _, steps = truth(log, 4)
     assert len({len(own) for own in steps}) == 1
@@ -190,7 +190,7 @@ def test_a_bad_plan_is_refused(program: Path, tmp_path: Path, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["step\nsync\nend\n", "step\nnothing\nend\n"], "no such instruction: nothing"),
         (["group a split 0 0\nstep\nend\n", "step\nallreduce world 1 f32\nend\n"], "0 splits, but rank 0 has 1"),
@@ -199,13 +199,13 @@ def test_a_bad_plan_is_refused(program: Path, tmp_path: Path, text: str) -> None
     ],
 )
 def test_plans_that_do_not_fit_together_are_refused_by_all(
-    program: Path, tmp_path: Path, texts: list[str], said: str
+    program: Path, tmp_path: Path, texts: list[str], message: str
 ) -> None:
     with Job(2, [plan(tmp_path, *texts)], program=program, stderr=subprocess.PIPE) as job:
         assert job.wait(20) == [2, 2]
         for process in job.processes:
             assert process.stderr is not None
-            assert said in process.stderr.read().decode()
+            assert message in process.stderr.read().decode()
 
 
 def test_a_wrong_command_line_is_refused(program: Path, tmp_path: Path) -> None:

@@ -455,7 +455,7 @@ def test_records_reserved_at_the_launch_are_completed_at_the_end(script):
 # ---- subscribers and the end
 
 
-def test_a_subscriber_is_told_of_calls_and_alone(script):
+def test_a_subscriber_is_notified_of_calls_and_alone(script):
     assert script("""
         one, two = P(), P()
         ok(cupti.cuptiSubscribe(C.byref(one), helper.client_told, None))
@@ -499,17 +499,17 @@ def test_finalize_takes_all_of_it_away_and_a_new_start_is_as_the_first(script):
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("ok(cupti.cuptiFinalize())", "cuptiFinalize outside"),
         ("client.flush_in_callback = 1; setup(); enable(KERNEL); launch(); sync(); flush()", "FlushAll inside"),
         ("client.misalign = 4; setup(); enable(KERNEL); launch(); sync(); flush()", "aligned"),
     ],
 )
-def test_strict_ends_a_client_that_does_what_must_not_be(fakegpu, body, said):
+def test_strict_ends_a_client_that_does_what_must_not_be(fakegpu, body, message):
     done = run_script(fakegpu, body, FAKEGPU_CUPTI_STRICT="1")
     assert done.returncode == -signal.SIGABRT
-    assert said in done.stderr
+    assert message in done.stderr
     assert run_script(fakegpu, "ok(cupti.cuptiFinalize())").returncode == 0
 
 
@@ -525,7 +525,7 @@ def test_somebody_else_may_be_subscribed_for_ever_or_for_a_while(script):
     assert script(body) == [0, 39, 39, 39]
 
 
-def test_a_function_fails_as_told(script):
+def test_a_function_fails_as_set(script):
     assert script(
         """
         text = C.c_char_p(); ok(cupti.cuptiGetResultString(39, C.byref(text)))
@@ -654,12 +654,12 @@ def test_under_load_every_kernel_is_recorded_once_and_exactly(fakegpu, tmp_path,
         assert job.wait(60) == [0]
         assert job.processes[0].stderr is not None
         assert job.processes[0].stderr.read() == b""
-    said = json.loads(log.read_text())
-    ran, names = ops_log(tmp_path / "ops", said["pid"])
-    seen = np.fromfile(f"{tmp_path}/records.{said['pid']}", cupti.activity_kernel10_dtype)
-    assert said["launches"] == len(ran) == len(seen) == launches
+    output = json.loads(log.read_text())
+    ran, names = ops_log(tmp_path / "ops", output["pid"])
+    seen = np.fromfile(f"{tmp_path}/records.{output['pid']}", cupti.activity_kernel10_dtype)
+    assert output["launches"] == len(ran) == len(seen) == launches
     by_name = {name: ran[ran["name"] == number] for number, name in enumerate(names, 1)}
-    for name, expected in said["kernels"].items():
+    for name, expected in output["kernels"].items():
         assert len(by_name[name]) == expected["count"]
         if own["FAKEGPU_JITTER"] == "0" and "--graph" not in args:
             assert (by_name[name]["end_ns"] - by_name[name]["start_ns"]).sum() == expected["ns"]
@@ -671,11 +671,11 @@ def test_under_load_every_kernel_is_recorded_once_and_exactly(fakegpu, tmp_path,
     assert np.array_equal(seen["end"], ran["end_ns"])
     assert np.array_equal(seen["stream_id"], ran["stream"])
     assert len({(pointer, name) for pointer, name in zip(seen["name"], ran["name"], strict=True)}) == len(names)
-    elapsed_s = (said["end_ns"] - said["start_ns"]) / 1e9
+    elapsed_s = (output["end_ns"] - output["start_ns"]) / 1e9
     print(f"{launches / elapsed_s:,.0f} kernels/s")
 
 
-def test_the_log_of_operations_tells_what_ran_while_nobody_watched(fakegpu, tmp_path):
+def test_the_log_of_operations_records_what_ran_while_nobody_watched(fakegpu, tmp_path):
     log = tmp_path / "log"
     with Job(2, ["--steps", "3", "--log", str(log)], env={"FAKEGPU_OPS_LOG": str(tmp_path / "ops")}) as job:
         assert job.wait(30) == [0, 0]

@@ -288,8 +288,8 @@ def test_a_fault_is_planted_and_lifted_while_the_job_runs(fakegpu, tmp_path):
         time.sleep(0.8)
         assert job.terminate() == [0, 0]
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    mine = [line for line in lines if line["rank"] == 0 and "step" in line]
-    periods = [(b["start_ns"] - a["start_ns"]) / 1e6 for a, b in itertools.pairwise(mine)]
+    own = [line for line in lines if line["rank"] == 0 and "step" in line]
+    periods = [(b["start_ns"] - a["start_ns"]) / 1e6 for a, b in itertools.pairwise(own)]
     assert statistics.median(periods[:8]) < 45
     assert statistics.median(periods[-8:]) < 45
     assert sum(period > 90 for period in periods) >= 5

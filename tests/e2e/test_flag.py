@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import run as fakegpu
 
-from ..kernel.conftest import wait_for_cuda, wait_until
-from .conftest import Argus, pid_words, start_trace
+from tests.e2e.conftest import Argus, pid_words, start_trace
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytestmark = [pytest.mark.kernel]
 
@@ -39,9 +39,9 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
             lambda: len(rows(f"SELECT rank FROM raw_windows {asked}")) == 2, 60, "the moment to be stored on both ranks"
         )
         job.send_signal(signal.SIGTERM)
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
-        assert "coverage: complete" in said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
+        assert "coverage: complete" in output
     windows = rows(
         f"SELECT rank, toUnixTimestamp64Nano(ts) - o AS begin, duration_ns, why, whole, operations FROM raw_windows"
         f" CROSS JOIN (SELECT any(mono_offset_ns) AS o FROM jobs FINAL) AS j {asked} ORDER BY rank"
@@ -58,9 +58,9 @@ def test_a_moment_that_is_flagged_is_stored_whole(argus: Argus, store_url: str, 
         nccl = np.isin(ops["name"], [n + 1 for n, name in enumerate(names) if name.startswith("ncclDevKernel")])
         ran = ~nccl & (ops["end_ns"] > begin) & (ops["start_ns"] < end)
         of_rank = [(row["begin"], row["duration_ns"]) for row in stored if row["rank"] == window["rank"]]
-        mine = sorted(at for at, took in of_rank if at < end and at + took > begin)
-        assert mine == sorted(ops["start_ns"][ran].tolist())
-        assert 0 < window["operations"] <= len(mine)
+        own = sorted(at for at, took in of_rank if at < end and at + took > begin)
+        assert own == sorted(ops["start_ns"][ran].tolist())
+        assert 0 < window["operations"] <= len(own)
         # the summaries have what was recorded, one by one or not
         recorded = ops[-int(total["n"]) :]
         assert 0 < len(recorded) <= len(ops)

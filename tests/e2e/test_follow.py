@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from argus.capture import follow
-from argus.capture.follow import Family
+from argus.capture.process import follow
+from argus.capture.process.follow import Family
 
 pytestmark = pytest.mark.core
 
@@ -31,6 +31,16 @@ class Door:
     def remove_target(self, pid: int) -> None:
         self.inside.discard(pid)
 
+    def follow_forks(self) -> None: ...
+
+    forks = "on"
+
+    def is_target(self, pid: int) -> bool:
+        return pid in self.inside
+
+    def target_pids(self) -> list[int]:
+        return list(self.inside)
+
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
@@ -46,7 +56,7 @@ def family(door: Door) -> Family:
     return made
 
 
-def test_a_fork_is_let_through_at_once_and_told_once(child: subprocess.Popen[bytes]) -> None:
+def test_a_fork_is_let_through_at_once_and_reported_once(child: subprocess.Popen[bytes]) -> None:
     door = Door()
     door.before[child.pid] = 3
     its = family(door)
@@ -78,7 +88,7 @@ def test_a_fork_that_comes_while_processes_are_looked_at_has_not_ended(
     assert its.refresh() == ([child.pid], [])
 
 
-def test_a_child_that_ended_before_it_was_looked_at_is_told_as_ended(child: subprocess.Popen[bytes]) -> None:
+def test_a_child_that_ended_before_it_was_read_is_reported_as_ended(child: subprocess.Popen[bytes]) -> None:
     door = Door()
     its = family(door)
     its._forked(os.getpid(), child.pid)
@@ -90,3 +100,33 @@ def test_a_child_that_ended_before_it_was_looked_at_is_told_as_ended(child: subp
     assert child.pid not in its
     assert door.inside == {os.getpid()}
     assert its.refresh() == ([], [])
+
+
+class Deaf:
+    """A fork watcher whose events were all dropped."""
+
+    state, missed = "on", 0
+
+    def __init__(self, on_fork: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_children_that_only_the_kernel_has_noticed_join_and_are_forgotten(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "ForkWatcher", Deaf)
+    monkeypatch.setattr(follow, "descendants", lambda pids: [])
+    door = Door()
+    its = Family(door, follow=True)  # type: ignore[arg-type]
+    its.admit([os.getpid()])
+    ended = 4194302
+    door.inside |= {child.pid, ended}  # as the kernel lets them through
+    assert its.includes(child.pid), "its calls have arrived"
+    assert not its.includes(4194301)
+    joined, gone = its.refresh()
+    assert (joined, gone) == ([ended], [ended])
+    its.dismiss(ended)
+    assert door.inside == {os.getpid(), child.pid}
+    assert its.refresh() == ([], [])
+    its.let_go()

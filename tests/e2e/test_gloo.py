@@ -15,12 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture.pytorch import LAYOUTS
+from argus.capture.process.pytorch import LAYOUTS
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from ..kernel.conftest import wait_until
-from .conftest import argus_with, pid_words, ranks_of, start_trace
+from tests.e2e.conftest import argus_with, pid_words, ranks_of, start_trace
+from tests.kernel.conftest import wait_until
 
 pytestmark = [
     pytest.mark.kernel,
@@ -61,11 +60,11 @@ def test_every_call_is_there(job: list[subprocess.Popen[bytes]], tmp_path: Path)
         wait_until(lambda: all((tmp_path / f"done-{rank}").exists() for rank in (0, 1)), 60, "the job's calls")
         assert [process.poll() for process in job] == [None, None]
         tracing.send_signal(signal.SIGINT)
-        said = first + tracing.communicate(timeout=90)[0]
+        output = first + tracing.communicate(timeout=90)[0]
     finally:
         tracing.kill()
         tracing.wait()
-    assert "coverage: complete" in said
+    assert "coverage: complete" in output
     with open_store(url, create=False) as store:
         rows = query_columns(
             store,
@@ -79,15 +78,15 @@ def test_every_call_is_there(job: list[subprocess.Popen[bytes]], tmp_path: Path)
         )
     calls = list(zip(*(rows[name].tolist() for name in rows), strict=True))
     for rank, expected in EXPECTED.items():
-        mine = [call for call in calls if call[0] == rank]
-        assert Counter(call[1:4] for call in mine) == expected
-        assert {call[6] for call in mine if call[1] in ("Send", "Recv")} == {1 - rank}
-        assert {call[7] for call in mine} == {-1}
-        handles = {call[4] for call in mine}
+        own = [call for call in calls if call[0] == rank]
+        assert Counter(call[1:4] for call in own) == expected
+        assert {call[6] for call in own if call[1] in ("Send", "Recv")} == {1 - rank}
+        assert {call[7] for call in own} == {-1}
+        handles = {call[4] for call in own}
         assert len(handles) == 2
         for handle in handles:
             for kinds in (("Send", "Recv"), {op for op, *_ in expected} - {"Send", "Recv"}):
-                numbers = [call[5] for call in mine if call[4] == handle and call[1] in kinds]
+                numbers = [call[5] for call in own if call[4] == handle and call[1] in kinds]
                 assert numbers == list(range(len(numbers)))
     # Both groups, lined up to the call, although they were made before the trace began.
     found = list(zip(*(groups[name].tolist() for name in groups), strict=True))
@@ -113,7 +112,9 @@ def test_the_layout_is_that_of_the_installed_pytorch() -> None:
 
     layout = LAYOUTS.get((platform.machine(), *map(int, torch.__version__.split(".")[:2])))
     if layout is None or layout.group is None:
-        pytest.skip(f"PyTorch {torch.__version__} on {platform.machine()} is not in argus.capture.pytorch.LAYOUTS")
+        pytest.skip(
+            f"PyTorch {torch.__version__} on {platform.machine()} is not in argus.capture.process.pytorch.LAYOUTS"
+        )
     with ranks_of(PROGRAM.with_name("torch_layout.py"), 3) as processes:
         output = processes[2].communicate(timeout=60)[0]
     found = json.loads(output)
@@ -126,17 +127,17 @@ def test_the_layout_is_that_of_the_installed_pytorch() -> None:
     assert layout.group.counter in found["group_counter"]
 
 
-def test_process_groups_that_come_and_go_are_told_apart(tmp_path: Path) -> None:
+def test_process_groups_that_come_and_go_are_distinguished(tmp_path: Path) -> None:
     """Each new one may lie where the one before did, and counts its collectives from the start."""
     url = f"chdb://{tmp_path}/store"
     with ranks_of(PROGRAM.with_name("gloo_again.py"), 2, str(tmp_path), "{rank}") as processes:
         files = [tmp_path / f"ends-{rank}" for rank in (0, 1)]
         wait_until(lambda: all(file.exists() and file.stat().st_size > 200 for file in files), 60, "the job's steps")
         words = [*pid_words([process.pid for process in processes]), "--steps", "150", "--duration", "60"]
-        said = argus_with(url)("trace", *words).stdout
+        output = argus_with(url)("trace", *words).stdout
         (tmp_path / "stop").touch()
         assert [process.wait(60) for process in processes] == [0, 0]
-    assert "coverage: complete" in said
+    assert "coverage: complete" in output
     with open_store(url, create=False) as store:
         rows = query_columns(
             store,
@@ -148,12 +149,12 @@ def test_process_groups_that_come_and_go_are_told_apart(tmp_path: Path) -> None:
     shifts = set()
     for rank, file in enumerate(files):
         numbers, ends = np.loadtxt(file, np.int64).T
-        mine = rows["rank"] == rank
-        assert mine.sum() >= 150
+        own = rows["rank"] == rank
+        assert own.sum() >= 150
         # The program notes the time just after its optimiser.
-        theirs = numbers[np.searchsorted(ends, rows["end"][mine])]
-        assert np.array_equal(np.diff(theirs), np.ones(mine.sum() - 1))
-        shifts |= set((theirs - rows["step"][mine].astype(int)).tolist())
+        theirs = numbers[np.searchsorted(ends, rows["end"][own])]
+        assert np.array_equal(np.diff(theirs), np.ones(own.sum() - 1))
+        shifts |= set((theirs - rows["step"][own].astype(int)).tolist())
     assert len(shifts) == 1
 
 
@@ -172,10 +173,10 @@ def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None
         wait_until(
             lambda: "libtorch_python" in Path(f"/proc/{program.pid}/maps").read_text(), 60, "PyTorch to be loaded"
         )
-        said = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "12").stdout
+        output = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "12").stdout
     finally:
         program.kill()
         program.wait()
-    assert "are seen in windows, since nothing else marks steps" in said
-    assert "coverage: incomplete (" in said
-    assert "PyTorch's ranges not observed for some of the time, since it cost too much" in said
+    assert "are seen in windows, since nothing else marks steps" in output
+    assert "coverage: incomplete (" in output
+    assert "PyTorch's ranges not observed for some of the time, since it cost too much" in output

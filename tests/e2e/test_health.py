@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from argus.errors import ArgusError
 from argus.health import config, isolate
 from argus.health.check import Look, Result, worst
 from argus.health.output import details
 from argus.health.run import Run, State, _remember
-
-from .health_node import MAIN, Node
+from argus.model.errors import ArgusError
+from tests.e2e.health_node import MAIN, Node
 
 
 @pytest.fixture
@@ -42,11 +41,11 @@ def test_plugins_that_misbehave_disturb_nobody(node: Node, tmp_path: Path) -> No
     node.plugin("leaves", f"setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $! > {tmp_path}/left.pid; echo done")
     names = ["good", "warns", "fails", "hangs", "crashes", "garbage", "endless", "eats", "leaves", "memory"]
     code, output, _ = node.health("--format", "json", *(word for name in names for word in ("--only", name)))
-    told = json.loads(output)
-    found = {result["name"]: (result["status"], result["text"]) for result in told["results"]}
+    reported = json.loads(output)
+    found = {result["name"]: (result["status"], result["text"]) for result in reported["results"]}
     assert code == 2
     assert found["good"] == ("ok", "fine")
-    assert next(r for r in told["results"] if r["name"] == "good")["figures"] == {"speed": 17.5, "heat": 40.0}
+    assert next(r for r in reported["results"] if r["name"] == "good")["figures"] == {"speed": 17.5, "heat": 40.0}
     assert found["warns"] == ("warning", "too warm")
     assert found["fails"] == ("critical", "broken")
     assert found["hangs"][0] == "unknown"
@@ -61,8 +60,8 @@ def test_plugins_that_misbehave_disturb_nobody(node: Node, tmp_path: Path) -> No
     for name in ("hangs", "grandchild", "left"):
         pid = int((tmp_path / f"{name}.pid").read_text())
         assert not isolate.alive(isolate.identity(pid)), name
-    assert told["cpu_s"] > 0
-    assert told["rss_bytes"] > 1 << 20
+    assert reported["cpu_s"] > 0
+    assert reported["rss_bytes"] > 1 << 20
 
 
 TASKS = """
@@ -124,7 +123,7 @@ config.builtin()
 codes = []
 for k in range(100):
     if os.fork() == 0:
-        os.dup2(os.open({str(tmp_path / "said")!r} + str(k), os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(os.open({str(tmp_path / "output")!r} + str(k), os.O_CREAT | os.O_WRONLY), 1)
         code = main({node.command("--only", "slow", "--no-store")[3:]!r})
         sys.stdout.flush()
         os._exit(code)
@@ -136,11 +135,11 @@ print(sorted(set(codes)))
     (tmp_path / "go").touch()
     output, _ = first.communicate(timeout=60)
     assert done.stdout.strip() == "[3]"  # never ok: nothing is known
-    assert "another run is under way" in (tmp_path / "said0").read_text()
+    assert "another run is under way" in (tmp_path / "output0").read_text()
     assert (tmp_path / "ran").read_text() == "x\n"
     assert first.returncode == 0
     assert "all is well" in output
-    # From now on one that comes too early tells what the last run found.
+    # From now on one that comes too early prints what the last run found.
     (tmp_path / "go").unlink()
     first = node.start("--only", "slow", "--no-store")
     while (tmp_path / "ran").read_text() != "x\nx\n":
@@ -240,7 +239,7 @@ def test_what_may_not_be_read_is_unknown(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("totl_s = 3", "there is no setting 'totl_s'"),
         ("[memroy]\nwarning = 1", r"there is no \[memroy\] 'memroy'"),
@@ -253,9 +252,9 @@ def test_what_may_not_be_read_is_unknown(node: Node) -> None:
         ("x", "is no TOML"),
     ],
 )
-def test_wrong_settings_are_named(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_settings_are_named(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.toml").write_text(text)
-    with pytest.raises(ArgusError, match=said) as failure:
+    with pytest.raises(ArgusError, match=message) as failure:
         config.load(tmp_path / "x.toml")
     if "swop" in text or "memroy" in text:
         assert "Did you mean" in failure.value.hint
@@ -381,17 +380,23 @@ def _as_nobody(folder: Path) -> None:
     words += [sys.executable, "-c", MAIN, "health", "--format", "json"]
     done = subprocess.run([*words, "--config", str(settings)], capture_output=True, text=True, cwd="/")
     assert done.stderr == ""
-    told = json.loads(done.stdout)
-    assert done.returncode == told["exit_code"] == {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}[told["status"]]
-    assert {result["name"] for result in told["results"]} == {c.name for c in config.builtin() if c.kind == "builtin"}
-    for result in told["results"]:
+    reported = json.loads(done.stdout)
+    assert (
+        done.returncode
+        == reported["exit_code"]
+        == {"ok": 0, "warning": 1, "critical": 2, "unknown": 3}[reported["status"]]
+    )
+    assert {result["name"] for result in reported["results"]} == {
+        c.name for c in config.builtin() if c.kind == "builtin"
+    }
+    for result in reported["results"]:
         assert result["text"]
         assert "crashed" not in result["text"], result
-    kernel_log = next(result for result in told["results"] if result["name"] == "kernel_log")
+    kernel_log = next(result for result in reported["results"] if result["name"] == "kernel_log")
     if Path("/dev/kmsg").exists() and Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() == "1":
         assert (kernel_log["status"], "run it as root" in kernel_log["text"]) == ("unknown", True)
-    assert 0 < told["cpu_s"] < told["wall_s"] * 8
-    assert 10 << 20 < told["rss_bytes"] < 1 << 30
+    assert 0 < reported["cpu_s"] < reported["wall_s"] * 8
+    assert 10 << 20 < reported["rss_bytes"] < 1 << 30
     # Without settings there is nowhere to write: one clear line.
     done = subprocess.run(words, capture_output=True, text=True, cwd="/")
     assert done.returncode == 3
@@ -407,5 +412,5 @@ def test_checks_with_nothing_to_look_at_take_one_line() -> None:
     run = Run("node", 1, results, 0.1, 0.1, 1 << 20)
     lines = details(run).splitlines()
     assert lines[1].split() == ["ok", "clock", "synchronised"]
-    assert lines[2] == "  absent    nothing to look at for gpu, infiniband (--format json says why)"
+    assert lines[2] == "  absent    nothing to look at for gpu, infiniband (--format json gives the reasons)"
     assert len(lines) == 4

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from argus import installation
 from argus.cli.main import main
 from argus.health import cron
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from argus.system import installation
 from tests.lacking import needs_mounts
 
 
@@ -63,7 +63,7 @@ def test_a_real_cron_runs_it(tmp_path: Path) -> None:
     """In namespaces of its own, whose /etc/cron.d is the test's. Cron takes a table as a whole or not at all; the line
     stands there a second time, for cron's start, so that nobody waits for a minute to pass."""
     needs_mounts()
-    table, spool, sink = tmp_path / "cron.d", tmp_path / "spool", tmp_path / "said"
+    table, spool, sink = tmp_path / "cron.d", tmp_path / "spool", tmp_path / "output"
     for folder in (table, spool):
         folder.mkdir()
     (tmp_path / "plugins").mkdir()
@@ -76,7 +76,7 @@ def test_a_real_cron_runs_it(tmp_path: Path) -> None:
     mails = tmp_path / "mails"
     plan = cron.Plan(1, ("--config", str(tmp_path / "health.toml"), "--only", "bad"), mail="root", jitter_s=1)
     cron.install(plan, systemd=False, cron_file=table / "argus-health")
-    # Cron without a mailer drops what was said: logged by `logger` in real use; here it is a file.
+    # Cron without a mailer drops the output: logged by `logger` in real use; here it is a file.
     text = (table / "argus-health").read_text()
     text = text.replace("--only bad", f"--only bad > {mails} 2>&1")
     line = text.splitlines()[-1]

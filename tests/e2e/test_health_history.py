@@ -18,8 +18,7 @@ from argus.health.trend import Matrix, Watch, busy_share, deviations, median, ri
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-
-from .health_node import Node
+from tests.e2e.health_node import Node
 
 LOW = Watch(-1, 0.05, False, "its speed")
 
@@ -39,7 +38,7 @@ def test_median() -> None:
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 30])
-def test_a_sudden_and_a_slow_change_are_told_and_nothing_else(nodes: int) -> None:
+def test_a_sudden_and_a_slow_change_are_reported_and_nothing_else(nodes: int) -> None:
     values = speeds(nodes)
     assert deviations(values, LOW) == []
     sudden = values.copy()
@@ -114,14 +113,14 @@ def test_what_is_stored_and_who_is_to_be_drained(tmp_path: Path) -> None:
     advice = {host: node.advice for host, node in found.items()}
     assert advice == {"node0": "ok", "node1": "drain", **dict.fromkeys(["node2", "node3", "node4", "node5"], "watch")}
     assert next(iter(found)) == "node1"
-    told = {host: [(r.kind, r.name, r.text) for r in node.reasons] for host, node in found.items()}
-    assert told["node1"] == [("check", "xid", "Xid 79")]
-    assert told["node2"][0][:2] == ("trend", "gpu_clocks.busy_clock_mhz/gpu0")
-    assert "its clock under load of gpu0 is 15" in told["node2"][0][2]
-    assert told["node3"][0][:2] == ("trend", "gpu_nvlink.crc_total/gpu0")
-    assert "only while jobs ran" in told["node3"][0][2]
-    assert told["node4"] == [("facts", "driver", "driver is 535; 5 of 6 nodes of its kind have 570")]
-    assert told["node5"] == [("silent", "argus", "nothing came for 10 h")]
+    reported = {host: [(r.kind, r.name, r.text) for r in node.reasons] for host, node in found.items()}
+    assert reported["node1"] == [("check", "xid", "Xid 79")]
+    assert reported["node2"][0][:2] == ("trend", "gpu_clocks.busy_clock_mhz/gpu0")
+    assert "its clock under load of gpu0 is 15" in reported["node2"][0][2]
+    assert reported["node3"][0][:2] == ("trend", "gpu_nvlink.crc_total/gpu0")
+    assert "only while jobs ran" in reported["node3"][0][2]
+    assert reported["node4"] == [("facts", "driver", "driver is 535; 5 of 6 nodes of its kind have 570")]
+    assert reported["node5"] == [("silent", "argus", "nothing came for 10 h")]
 
 
 def test_results_wait_on_disk_and_are_stored_once(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pytest
 
 from argus.health import config
 from argus.health.check import Absent, Blind, Look, Result
+from tests.e2e import test_health_gpu
+from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
-
-from . import test_health_gpu
-from .health_node import Node
 
 CHECKS = {check.name: check for check in config.builtin()}
 CPUS = "sys/devices/system/cpu"
@@ -135,7 +134,7 @@ file = os.open(sys.argv[1] + "/blocks", os.O_RDONLY | os.O_DIRECT); block = mmap
 while 1: [os.preadv(file, [block], k << 20) for k in range(16)]""",
     "rest": "import time; time.sleep(600)",
 }
-SAID = {
+MESSAGES = {
     "cpu": r"tasks waited for a CPU for \d+% of the last minute",
     "memory": r"everything stood still for memory for \d+% of the last minute",
     "io": r"everything stood still for I/O for \d+% of the last minute",
@@ -178,15 +177,15 @@ def test_pressure_under_real_load(tmp_path: Path) -> None:
                 (pressure / what).symlink_to(groups[group] / f"{what}.pressure")
             return look(tmp_path, "pressure", {}, cpu=0.02, memory=0.005, io=0.005)
 
-        loaded, deadline = {what: what for what in SAID}, time.monotonic() + 60
+        loaded, deadline = {what: what for what in MESSAGES}, time.monotonic() + 60
         while (result := found(loaded)).text.count("of the last minute") < 3 and time.monotonic() < deadline:
             time.sleep(0.5)
         assert result.status == "warning"
-        assert all(re.search(pattern, result.text) for pattern in SAID.values()), result.text
-        for what in SAID:
-            alone = found({other: other if other == what else "rest" for other in SAID})
-            assert re.fullmatch(SAID[what], alone.text), alone
-        rest = found(dict.fromkeys(SAID, "rest"))
+        assert all(re.search(pattern, result.text) for pattern in MESSAGES.values()), result.text
+        for what in MESSAGES:
+            alone = found({other: other if other == what else "rest" for other in MESSAGES})
+            assert re.fullmatch(MESSAGES[what], alone.text), alone
+        rest = found(dict.fromkeys(MESSAGES, "rest"))
         assert (rest.status, rest.text) == ("ok", "CPU 0%, memory 0%, I/O 0%")
     finally:
         for process in processes:
@@ -223,7 +222,7 @@ def test_disks_that_are_full(tmp_path: Path) -> None:
         node.before = ["unshare", "--mount", "sh", "-c", script, "sh"]
 
     names = ("--only", "disks_full", "--only", "read_only", "--format", "json")
-    said = []
+    printed = []
     for commands in (
         ["true"],
         [f"head -c 9600k /dev/zero > {disk}/x"],
@@ -236,15 +235,17 @@ def test_disks_that_are_full(tmp_path: Path) -> None:
         results = {r["name"]: r for r in json.loads(output)["results"]}
         worst = {result["status"] for result in results.values()} - {"ok"}
         assert code == (2 if "critical" in worst else 1 if worst else 0)
-        said.append([(results[name]["status"], results[name]["text"]) for name in ("disks_full", "read_only")])
-    assert str(disk) not in said[0][0][1] or said[0][0][0] == "ok"
-    assert said[1][0][0] in ("warning", "critical")
-    assert f"{disk}: 94% of its space used" in said[1][0][1]
-    assert said[2][0][0] == "critical"
-    assert f"{disk}: 100% of its space used" in said[2][0][1]
-    assert f"{disk}: 96% of its inodes used" in said[3][0][1] or f"{disk}: 97% of its inodes used" in said[3][0][1]
-    assert said[4][1] == ("critical", f"{disk} cannot be written: {disk} is read-only")
-    assert [each[1][0] for each in said[:4]] == ["ok"] * 4
+        printed.append([(results[name]["status"], results[name]["text"]) for name in ("disks_full", "read_only")])
+    assert str(disk) not in printed[0][0][1] or printed[0][0][0] == "ok"
+    assert printed[1][0][0] in ("warning", "critical")
+    assert f"{disk}: 94% of its space used" in printed[1][0][1]
+    assert printed[2][0][0] == "critical"
+    assert f"{disk}: 100% of its space used" in printed[2][0][1]
+    assert (
+        f"{disk}: 96% of its inodes used" in printed[3][0][1] or f"{disk}: 97% of its inodes used" in printed[3][0][1]
+    )
+    assert printed[4][1] == ("critical", f"{disk} cannot be written: {disk} is read-only")
+    assert [each[1][0] for each in printed[:4]] == ["ok"] * 4
 
 
 def test_a_stuck_task(tmp_path: Path) -> None:
@@ -277,10 +278,10 @@ WELL = {"smart_status": {"passed": True}}
 LOG = "nvme_smart_health_information_log"
 SMART: dict[str, tuple[Any, str, str]] = {
     "good": ({**WELL, LOG: {"percentage_used": 3}}, "ok", "1 disks"),
-    "fails": ({"smart_status": {"passed": False}}, "critical", "sda says that it fails"),
+    "fails": ({"smart_status": {"passed": False}}, "critical", "sda reports that it fails"),
     "worn": ({**WELL, LOG: {"percentage_used": 95}}, "warning", "95% of its life used"),
     "no spare": ({**WELL, LOG: {"available_spare": 5}}, "warning", "5% spare left"),
-    "warns itself": ({**WELL, LOG: {"critical_warning": 4}}, "critical", "sda says that it fails"),
+    "warns itself": ({**WELL, LOG: {"critical_warning": 4}}, "critical", "sda reports that it fails"),
     "refused": ({"smartctl": {"messages": [{"string": "Permission denied"}]}}, "unknown", "Permission denied"),
     "garbage": ("<html>", "unknown", "answered no JSON"),
 }
@@ -338,10 +339,10 @@ print(result.status, result.text)
 """
     node = Node(tmp_path)
     node.file(CLOCK, "hpet")
-    status, said = node.check("clock")  # and the exit code is 2
-    assert (status, "time is counted by hpet, which is slow" in said) == ("critical", True)
+    status, output = node.check("clock")  # and the exit code is 2
+    assert (status, "time is counted by hpet, which is slow" in output) == ("critical", True)
     node.file(CLOCK, "tsc")
-    for status, error, said in (
+    for status, error, output in (
         (1, 2000, "ok tsc, right to 2 ms"),
         (1, 300000, "warning may be wrong by 0.3 s"),
         (1, 9000000, "critical may be wrong by 9.0 s"),
@@ -355,7 +356,7 @@ print(result.status, result.text)
         }
         words = [sys.executable, "-c", program, str(tmp_path / "root")]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.startswith(said), done.stdout
+        assert done.stdout.startswith(output), done.stdout
 
 
 def test_without_sources(tmp_path: Path) -> None:

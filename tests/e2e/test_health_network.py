@@ -19,8 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from argus.health.check import Absent, Blind, Look, Result
 from argus.health.checks import devlink, infiniband, pause
 from argus.health.checks._links import Link
-
-from .health_node import Node, Server
+from tests.e2e.health_node import Node, Server
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"), reason="makes network namespaces: needs root and ip"
@@ -224,9 +223,9 @@ def attribute(kind: int, value: bytes) -> bytes:
 def message(command: int, *attributes: bytes) -> Any:
     body = struct.pack("=BBH", command, 1, 0) + attribute(BUS, b"pci\0") + attribute(DEVICE, b"0000:5e:00.0\0")
     body += b"".join(attributes)
-    told = devlinkcmd(struct.pack("=IHHII", 16 + len(body), 30, 2, 1, 0) + body)
-    told.decode()
-    return told
+    reported = devlinkcmd(struct.pack("=IHHII", 16 + len(body), 30, 2, 1, 0) + body)
+    reported.decode()
+    return reported
 
 
 def reporter(name: bytes, state: int = 0, errors: int = 0, port: int | None = None) -> Any:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from argus.health.checks import _gemm
-
-from .health_node import Node
-from .test_health_gpu import Gpus, library
+from tests.e2e.health_node import Node
+from tests.e2e.test_health_gpu import Gpus, library
 
 __all__ = ["library"]
 

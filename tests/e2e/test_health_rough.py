@@ -16,18 +16,17 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.errors import ArgusError
 from argus.health import config, isolate
 from argus.health.check import Absent, Blind, Look, Result, readable
 from argus.health.checks import _mounts, cpu_frequency, edac, kernel_log, stuck
 from argus.health.history import rows
 from argus.health.report import report
 from argus.health.run import Run
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.writer import Writer
+from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
-
-from .health_node import Node
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or becomes another user: needs root")
 
@@ -54,12 +53,15 @@ def test_what_plugins_may_say(node: Node, tmp_path: Path) -> None:
     names = ["huge", "listed", "figures", "memory_sh", "a_b_c"]
     code, output, _ = node.health("--format", "json", *(word for name in names for word in ("--only", name)))
     assert code == 1
-    told = {result["name"]: result for result in json.loads(output)["results"]}
-    assert told["huge"]["figures"] == {"b": 2.0}
-    assert (told["listed"]["status"], told["listed"]["text"]) == ("unknown", "gave the status [], which is none")
-    assert told["figures"]["figures"] == {"a": 1500.0, "d": -2.0, "e": 0.5}
-    assert told["memory_sh"]["text"] == "not the memory"
-    assert told["a_b_c"]["status"] == "warning"
+    reported = {result["name"]: result for result in json.loads(output)["results"]}
+    assert reported["huge"]["figures"] == {"b": 2.0}
+    assert (reported["listed"]["status"], reported["listed"]["text"]) == (
+        "unknown",
+        "gave the status [], which is none",
+    )
+    assert reported["figures"]["figures"] == {"a": 1500.0, "d": -2.0, "e": 0.5}
+    assert reported["memory_sh"]["text"] == "not the memory"
+    assert reported["a_b_c"]["status"] == "warning"
     (tmp_path / "plugins" / "broken").write_text("#!/nonexistent\n")
     (tmp_path / "plugins" / "broken").chmod(0o755)
     assert node.check("broken") == ("unknown", "cannot be run: No such file or directory")
@@ -118,13 +120,13 @@ def test_what_was_found_before_it_went_wrong_counts(node: Node, tmp_path: Path) 
     node.settings["check_s"] = 1.0
     code, output, _ = node.health("--format", "json", *(word for name in names for word in ("--only", name)))
     assert code == 2
-    told = results(output)
-    assert {status for status, _ in told.values()} == {"critical"}
-    assert told["crashes"][1].startswith("gpu0 is broken; crashed: ZeroDivisionError: division by zero (")
-    assert told["hangs"][1] == "gpu0 is broken; did not answer within 1 s, at: gpu1"
-    assert told["blind"][1] == "gpu0 is broken; gpu1 is lost"
-    assert told["gone"][1] == "gpu0 is broken; there is no gpu1"
-    assert told["scribbles"][1] == "gpu0 is broken"
+    reported = results(output)
+    assert {status for status, _ in reported.values()} == {"critical"}
+    assert reported["crashes"][1].startswith("gpu0 is broken; crashed: ZeroDivisionError: division by zero (")
+    assert reported["hangs"][1] == "gpu0 is broken; did not answer within 1 s, at: gpu1"
+    assert reported["blind"][1] == "gpu0 is broken; gpu1 is lost"
+    assert reported["gone"][1] == "gpu0 is broken; there is no gpu1"
+    assert reported["scribbles"][1] == "gpu0 is broken"
     assert json.loads(output)["results"][0]["hint"] == "Replace it."
 
 
@@ -202,7 +204,7 @@ def test_a_disk_that_takes_no_writes(node: Node, tmp_path: Path) -> None:
         assert results(output) == {"oom": ("ok", "0 since boot"), "state": ("warning", text)}
 
 
-def test_a_run_that_never_ends_is_told(node: Node, tmp_path: Path) -> None:
+def test_a_run_that_never_ends_is_reported(node: Node, tmp_path: Path) -> None:
     node.settings["total_s"] = 1.0
     node.plugin("fine", "echo fine")
     assert node.health("--only", "fine")[0] == 0
@@ -220,8 +222,10 @@ def test_a_run_that_never_ends_is_told(node: Node, tmp_path: Path) -> None:
         lock = tmp_path / "state" / "lock"
         assert lock.read_text().strip() == isolate.identity(holder.pid)
         # As if it were an hour old: nobody waits for that here.
-        told = "import argus.health.run as r, sys; r._GRACE_S = -1.0; from argus.cli.main import main; sys.exit(main())"
-        words = [sys.executable, "-c", told, *node.command("--only", "fine", "--quiet", "--no-store")[3:]]
+        reported = (
+            "import argus.health.run as r, sys; r._GRACE_S = -1.0; from argus.cli.main import main; sys.exit(main())"
+        )
+        words = [sys.executable, "-c", reported, *node.command("--only", "fine", "--quiet", "--no-store")[3:]]
         done = subprocess.run(words, capture_output=True, text=True)
         assert done.returncode == 3
         assert f"earlier_run: process {holder.pid} has been at it for 0 min and does not end" in done.stdout
@@ -280,7 +284,7 @@ def test_what_is_ended_leaves_nothing(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("total_s = inf", "total_s cannot be more than 1,000,000"),
         ("total_s = nan", "nan is none"),
@@ -292,9 +296,9 @@ def test_what_is_ended_leaves_nothing(node: Node, tmp_path: Path) -> None:
         ("\udcff", "is no TOML"),
     ],
 )
-def test_garbage_for_settings(tmp_path: Path, text: str, said: str) -> None:
+def test_garbage_for_settings(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x.toml").write_text(text, errors="surrogateescape")
-    with pytest.raises(ArgusError, match=said) as failure:
+    with pytest.raises(ArgusError, match=message) as failure:
         config.load(tmp_path / "x.toml")
     assert failure.value.hint
     assert "\n" not in str(failure.value)
@@ -369,10 +373,10 @@ def test_what_would_be_written_is_printed(tmp_path: Path, capsys: pytest.Capture
     file = tmp_path / "argus-health"
     words = ["health", "install-cron", "--cron-file", str(file), "--every", "10"]
     assert main([*words, "--print"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert not file.exists()
     assert main(words) == 0
-    assert said == f"# {file}\n{file.read_text()}"
+    assert output == f"# {file}\n{file.read_text()}"
     capsys.readouterr()
     units = ["--systemd-timer", "--unit-folder", str(tmp_path), "--print"]
     assert main(["health", "install-cron", *units]) == 0
@@ -389,11 +393,11 @@ def test_a_crontab_that_would_not_run(
 
     def install(*words: str) -> str:
         code = main(["health", "install-cron", "--cron-file", str(file), *words])
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert (code == 0) == file.exists()
         assert code in (0, 3)
         file.unlink(missing_ok=True)
-        return said
+        return output
 
     assert "there is no user 'nosuchuser'" in install("--user", "nosuchuser")
     assert "unknown kind of store" in install("--store", "bogus://x")
@@ -422,7 +426,7 @@ def test_a_crontab_that_would_not_run(
     assert file.exists()
 
 
-def test_a_wrong_store_is_told(node: Node) -> None:
+def test_a_wrong_store_is_reported(node: Node) -> None:
     code, output, errors = node.health("--only", "memory", store="bogus://x")
     assert (code, output, "unknown kind of store in 'bogus://x'" in errors) == (3, "", True)
     node.settings["store"] = "clickhouse://a:secret@db/x"
@@ -431,7 +435,7 @@ def test_a_wrong_store_is_told(node: Node) -> None:
     node.settings["store"] = "off"
     code, _, errors = node.health("report", store="off")
     assert (code, "there is no history: store is off" in errors) == (3, True)
-    # A place that takes no files is told beside the result, which it does not change.
+    # A place that takes no files is reported beside the result, which it does not change.
     node.environment = {"ARGUS_SPILL_DIR": "/proc/none"}
     code, output, _ = node.health("--only", "memory", store="clickhouse://127.0.0.1:1/x")
     assert (code, ", history: cannot spill to /proc/none" in output) == (0, True)

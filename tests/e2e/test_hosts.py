@@ -17,9 +17,8 @@ import pytest
 
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from ..kernel.conftest import wait_for_cuda
-from .conftest import ARGUS, Log, argus_with, attached, pid_words
+from tests.e2e.conftest import ARGUS, Log, argus_with, attached, pid_words
+from tests.kernel.conftest import wait_for_cuda
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -41,7 +40,7 @@ def trace_on(host: str, store_url: str, *words: str) -> subprocess.Popen[str]:
 class Cluster:
     url: str
     folder: Path
-    said: dict[str, str]
+    output: dict[str, str]
 
     def query(self, sql: str) -> dict[str, Any]:
         with open_store(self.url, create=False) as store:
@@ -75,9 +74,9 @@ def cluster(fakegpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
             attached(traces[host])
             if len(traces) == 1:
                 time.sleep(LATER_S)
-        said = {host: trace.communicate(timeout=60)[0] for host, trace in traces.items()}
-        assert all(trace.returncode == 0 for trace in traces.values()), said
-    return Cluster(url, folder, said)
+        output = {host: trace.communicate(timeout=60)[0] for host, trace in traces.items()}
+        assert all(trace.returncode == 0 for trace in traces.values()), output
+    return Cluster(url, folder, output)
 
 
 def test_the_slow_rank_is_named_across_hosts(cluster: Cluster) -> None:
@@ -88,8 +87,8 @@ def test_the_slow_rank_is_named_across_hosts(cluster: Cluster) -> None:
     assert finding["phase"] == "backward"
     assert finding["kernels"][0].startswith("gemm")
     assert finding["level"] == "kernel"
-    said = " ".join(evidence["text"] for evidence in finding["evidence"])
-    assert "clocks of node-" in said
+    output = " ".join(evidence["text"] for evidence in finding["evidence"])
+    assert "clocks of node-" in output
     # What was cited shows it again.
     for evidence in finding["evidence"]:
         assert len(next(iter(cluster.query(evidence["sql"]).values())))
@@ -111,7 +110,7 @@ def test_clocks_of_one_machine_agree(cluster: Cluster) -> None:
 
 
 def test_steps_have_one_number_on_both_hosts(cluster: Cluster) -> None:
-    """The program's own log tells which step each of Argus's is."""
+    """The program's own log shows which step each of Argus's is."""
     cluster.diagnose()
     rows = cluster.query(
         "SELECT i.rank AS rank, i.step AS step, i.host_step AS own, toUnixTimestamp64Nano(i.ts) - j.offset"
@@ -124,11 +123,11 @@ def test_steps_have_one_number_on_both_hosts(cluster: Cluster) -> None:
         lines = [json.loads(line) for line in (cluster.folder / f"steps-{rank}").read_text().splitlines()]
         steps = [line for line in lines if "step" in line]
         begins = np.array([line["start_ns"] for line in steps])
-        mine = rows["rank"] == rank
-        assert mine.sum() > 60, rank
+        selected = rows["rank"] == rank
+        assert selected.sum() > 60, rank
         numbers = np.array([line["step"] for line in steps])
-        true = numbers[np.searchsorted(begins, rows["end"][mine].astype(np.int64), side="right") - 1]
-        shifts |= set((true - rows["step"][mine].astype(int)).tolist())
-        own |= set((true - rows["own"][mine].astype(int)).tolist())
+        true = numbers[np.searchsorted(begins, rows["end"][selected].astype(np.int64), side="right") - 1]
+        shifts |= set((true - rows["step"][selected].astype(int)).tolist())
+        own |= set((true - rows["own"][selected].astype(int)).tolist())
     assert len(shifts) == 1, shifts
     assert len(own) == 2, "the second host was attached to later, and began to count then"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from argus.cupti import arm, inject
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from tests import pythons as cpythons
 
 pytestmark = pytest.mark.kernel
@@ -98,15 +98,15 @@ def leftovers(pid: int | None = None) -> list[str]:
 )
 def test_a_native_program_is_injected_and_notices_nothing(program: str, start: Start, mode: str, alarm_us: int) -> None:
     process = start(program, mode, str(alarm_us), "30")
-    said = inject.inject(process.pid)
-    assert re.fullmatch(r"injected by ptrace: the process was stopped for \d+\.\d ms", said)
+    output = inject.inject(process.pid)
+    assert re.fullmatch(r"injected by ptrace: the process was stopped for \d+\.\d ms", output)
     assert [entry.state for entry in arm.armed_processes([process.pid])] == ["DORMANT"]
     assert inject.inject(process.pid) == "already armed"
     time.sleep(0.5)
     assert leftovers(process.pid) == []
     process.send_signal(signal.SIGUSR1)
-    told, _ = process.communicate(timeout=20)
-    assert process.returncode == 0, told
+    reported, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, reported
 
 
 IN_A_HANDLER = """
@@ -150,8 +150,8 @@ def test_a_process_that_is_always_in_the_loader_is_let_be(
         inject.inject(process.pid)
     assert leftovers(process.pid) == []
     process.send_signal(signal.SIGUSR1)
-    told, _ = process.communicate(timeout=20)
-    assert process.returncode == 0, told
+    reported, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, reported
 
 
 def test_a_process_that_ends_meanwhile_leaves_no_files(
@@ -181,8 +181,8 @@ def pythons() -> list[str]:
 @pytest.mark.parametrize("python", pythons())
 def test_a_python_program_is_injected(start: Start, python: str, mode: str) -> None:
     process = start(python, "-c", PYTHON_TARGET, mode)
-    said = inject.inject(process.pid)
-    assert said.startswith("injected by ptrace")
+    output = inject.inject(process.pid)
+    assert output.startswith("injected by ptrace")
     assert [entry.state for entry in arm.armed_processes([process.pid])] == ["DORMANT"]
     time.sleep(0.2)
     assert process.poll() is None

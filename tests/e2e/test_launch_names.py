@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus import records
-from argus.capture import calls
-from argus.capture.demangler import MAX_NAME
-from argus.capture.names import KernelNames
-from tests.unit.test_launches import control, unread
+from argus.capture.process.demangler import MAX_NAME
+from argus.capture.process.names import KernelNames
+from argus.model import calls, records
+from tests.unit.tables.test_launches import control, unread
 
 pytestmark = pytest.mark.core
 

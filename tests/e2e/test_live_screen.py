@@ -37,9 +37,9 @@ def is_as_before(terminal: Terminal) -> bool:
     return not terminal.in_alternate and terminal.cursor_shown and "DEGRADED" not in terminal.text
 
 
-def check_end(terminal: Terminal, said: str) -> None:
+def check_end(terminal: Terminal, message: str) -> None:
     """Waits until the program has ended with these words, and left the terminal as it was."""
-    terminal.wait(lambda: said in terminal.text and terminal.modes_after is not None, what=said)
+    terminal.wait(lambda: message in terminal.text and terminal.modes_after is not None, what=message)
     assert terminal.modes_after
     assert is_as_before(terminal)
 
@@ -121,13 +121,13 @@ def test_suspended_and_resumed() -> None:
         assert is_as_before(terminal)
 
 
-@pytest.mark.parametrize(("keys", "said"), [("\x03", "KeyboardInterrupt"), ("x", "a defect amid the picture")])
-def test_an_end_by_force_gives_the_terminal_back(keys: str, said: str) -> None:
+@pytest.mark.parametrize(("keys", "message"), [("\x03", "KeyboardInterrupt"), ("x", "a defect amid the picture")])
+def test_an_end_by_force_gives_the_terminal_back(keys: str, message: str) -> None:
     with Terminal(100, 30) as terminal:
         terminal.run(f"{PROGRAM} fail")
         terminal.wait(lambda: is_whole(terminal), what="a frame")
         terminal.type(keys)
-        check_end(terminal, said)
+        check_end(terminal, message)
 
 
 def test_ctrl_backslash_gives_the_terminal_back() -> None:

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from run import Job
 
+from tests.e2e.conftest import ARGUS, Argus, Log, pid_words
+from tests.kernel.conftest import wait_for_cuda
 from tests.terminal import Terminal
-
-from ..kernel.conftest import wait_for_cuda
-from .conftest import ARGUS, Argus, Log, pid_words
 
 pytestmark = pytest.mark.kernel
 
@@ -60,12 +59,13 @@ def test_the_late_rank_stands_first_and_the_verdict_ends_the_trace(store_url: st
         terminal.wait(lambda: terminal.modes_after is not None, what="the end")
         assert terminal.modes_after
         assert not terminal.in_alternate
-        said = terminal.text
+        output = terminal.text
         verdict, evidence, action, coverage, cost = (
-            said.index(words) for words in ("DEGRADED  fake_train", "   · rank 2", "   → ", "coverage: ", "overhead: ")
+            output.index(words)
+            for words in ("DEGRADED  fake_train", "   · rank 2", "   → ", "coverage: ", "overhead: ")
         )
         assert verdict < evidence < action < coverage < cost
-        assert re.search(r"^next: argus diagnose -v", said, re.M)
+        assert re.search(r"^next: argus diagnose -v", output, re.M)
 
 
 def test_suspended_resumed_and_interrupted(store_url: str) -> None:

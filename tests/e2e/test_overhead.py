@@ -1,4 +1,5 @@
-"""``--max-overhead``: a job that makes calls at an extreme rate is observed less, and told so; a usual one never is."""
+"""``--max-overhead``: a job that makes calls at an extreme rate is observed less, and that is reported; a usual one
+never is."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ import numpy as np
 import pytest
 from run import BUILD, Job
 
-from argus.capture import governor
+from argus.live.cost import governor
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-from argus.trace import Options, Tracer
-
-from ..kernel.conftest import wait_for_cuda, wait_until
-from .conftest import Argus, pid_words, start_trace
+from tests.e2e.conftest import Argus, pid_words, start_trace
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -33,7 +34,7 @@ def counters(store_url: str) -> dict[str, int]:
 
 
 def lines_until(tracing: subprocess.Popen[str], shares: int) -> list[str]:
-    """What a trace prints until it has said so often what it costs."""
+    """What a trace prints until it has printed so often what it costs."""
     assert tracing.stdout is not None
     lines: list[str] = []
     for line in tracing.stdout:
@@ -50,10 +51,10 @@ def test_a_job_that_launches_all_the_time_is_seen_in_windows(store_url: str) -> 
         tracing = start_trace(
             store_url, *pid_words(job.pids), "--max-overhead", "0.05", "--no-stacks", "--no-diagnose", "--plain"
         )
-        said = lines_until(tracing, 4)
+        output = lines_until(tracing, 4)
         tracing.send_signal(signal.SIGINT)
         rest, _ = tracing.communicate(timeout=60)
-    (note,) = [line for line in said if line.startswith("note: overhead: launches")]
+    (note,) = [line for line in output if line.startswith("note: overhead: launches")]
     assert re.fullmatch(
         r"note: overhead: launches are seen in windows \([0-9]+ ms every [0-9.]+ s\): observing takes [0-9.]+% of the "
         r"job's time, [0-9.]+% of it for this, above --max-overhead 0.05\n",
@@ -74,24 +75,24 @@ def test_a_job_that_launches_all_the_time_is_seen_in_windows(store_url: str) -> 
 
 
 def test_steps_stay_right_where_launches_are_seen_in_windows(store_url: str) -> None:
-    """A job without marks: its steps were told by launches and collectives together, and its collectives, alone, look
+    """A job without marks: its steps were found by launches and collectives together, and its collectives, alone, look
     as if each were a step."""
     with Job(2, ["--steps", "0"]) as job:
         wait_for_cuda(job.pids)
         tracing = start_trace(
             store_url, *pid_words(job.pids), "--max-overhead", "0.1", "--no-stacks", "--no-diagnose", "--plain"
         )
-        said = lines_until(tracing, 3)
+        output = lines_until(tracing, 3)
         tracing.send_signal(signal.SIGINT)
         rest, _ = tracing.communicate(timeout=60)
-    assert any(line.startswith("note: overhead: launches are seen in windows") for line in said), said
+    assert any(line.startswith("note: overhead: launches are seen in windows") for line in output), output
     with open_store(store_url, create=False) as store:
         steps = query_columns(store, "SELECT step, duration_ns, confidence, method FROM iterations WHERE rank = 0")
         calls = query_columns(store, "SELECT count() AS n FROM collectives WHERE rank = 0 AND op = 'AllReduce'")
         gap_ns = query_columns(
             store, "SELECT toUnixTimestamp64Nano(max(ts)) - toUnixTimestamp64Nano(min(ts)) AS n FROM collectives"
         )
-    assert "pulses" in steps["method"].tolist(), said
+    assert "pulses" in steps["method"].tolist(), output
     # Four all-reduces a step.
     per_step = int(calls["n"][0]) / len(steps["step"])
     assert 3.5 < per_step < 5.5, rest
@@ -102,7 +103,7 @@ def test_steps_stay_right_where_launches_are_seen_in_windows(store_url: str) -> 
 def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: str, tmp_path: Path) -> None:
     """101 launches, 13 copies, 17 collectives and a wait in 740 µs, whose first instructions are single-stepped.
 
-    What it was slowed is told by how many of its calls were seen, which other programs do not change. The limit is
+    What it was slowed is measured by how many of its calls were seen, which other programs do not change. The limit is
     generous: ``scripts/bench overhead`` has figures."""
     program, log = tmp_path / "launch_bound", tmp_path / "log"
     source = Path(__file__).parent / "programs" / "launch_bound.c"
@@ -113,12 +114,12 @@ def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: st
         time.sleep(2)
         tracing = start_trace(store_url, "--pid", str(job.pid), "--no-stacks", "--no-diagnose", "--plain")
         assert tracing.stdout is not None
-        said = []
+        output = []
         for line in tracing.stdout:
-            said.append(line)
+            output.append(line)
             # Beside other programs windows may be cut short, and a pulse is found in a later one.
-            counted = next((at for at, line in enumerate(said) if "are counted by" in line), len(said))
-            if len([line for line in said[counted:] if SHARE.search(line)]) == 2 or len(said) > 200:
+            counted = next((at for at, line in enumerate(output) if "are counted by" in line), len(output))
+            if len([line for line in output[counted:] if SHARE.search(line)]) == 2 or len(output) > 200:
                 break
         until_ns = time.monotonic_ns()
         tracing.send_signal(signal.SIGINT)
@@ -140,7 +141,7 @@ def test_a_job_that_its_launches_bound_is_slowed_for_a_moment_only(store_url: st
     # Of its 132 calls a step, seen throughout from the first moment on, a few are left.
     made = 132 * int(np.sum((begins > since) & (begins < until_ns)))
     assert counters(store_url)["hits"] < 0.25 * made
-    assert "collectives are seen in windows; steps are counted by one call of each" in "".join(said)
+    assert "collectives are seen in windows; steps are counted by one call of each" in "".join(output)
     # What is counted are the program's own steps, in order.
     assert set(steps["method"].tolist()) == {"pulses"}, rest
     own = np.searchsorted(begins, steps["ts"] - offset)
@@ -168,7 +169,7 @@ def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
             return tracer.jobs[0].ranks()[0].steps >= steps
 
         wait_until(lambda: polled(8), timeout_s=60, what="steps by marks")
-        tracer._overhead.governor.budget = 1e-9
+        tracer._budget.overhead.governor.budget = 1e-9
         wait_until(lambda: polled(0) and tracer.jobs[0].thinned is not None, timeout_s=60, what="the rung")
         before = tracer.jobs[0].ranks()[0].steps
         wait_until(lambda: polled(before + 100), timeout_s=60, what="steps by backward passes")

@@ -77,9 +77,10 @@ def test_the_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     inside = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(path.relative_to(root)) for path in (root / "argus").rglob("*.py")}
-    expected |= {str(path.relative_to(root)) for path in (root / "argus").rglob("*.json")}
+    expected |= {str(path.relative_to(root)) for path in (root / "argus").rglob("*.json") if "web" not in path.parts}
+    expected |= {f"argus/report/static/{name}" for name in ("page.js", "page.css", "LICENSES.txt")}
     expected |= {f"argus/cli/{path.name}" for path in (root / "cli").glob("*.py")}
-    expected |= {f"argus/schemas/{path.name}" for path in (root / "schemas").glob("*.sql")}
+    expected |= {f"argus/{path.relative_to(root)}" for path in (root / "schemas").rglob("*.sql")}
     expected |= {f"argus/{path.relative_to(root)}" for path in (root / "bpf").rglob("*") if path.is_file()}
     expected |= {str(path.relative_to(root)) for path in (root / "argus/cupti/helper").glob("*.[ch]")}
     expected.add("argus/py.typed")

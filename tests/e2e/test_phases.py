@@ -14,9 +14,8 @@ import pytest
 
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from ..kernel.conftest import wait_until
-from .conftest import argus_with, pid_words, ranks_of
+from tests.e2e.conftest import argus_with, pid_words, ranks_of
+from tests.kernel.conftest import wait_until
 
 pytestmark = [
     pytest.mark.kernel,
@@ -43,7 +42,7 @@ class Traced:
     """The job, and what it wrote itself."""
 
     url: str
-    said: str = ""
+    output: str = ""
     truth: list[dict[int, dict[str, int]]] = field(default_factory=list)
     shift: int = 0
     """The program's number of a step less Argus's."""
@@ -88,7 +87,7 @@ def trace(folder: Path, ranks: int, faults: tuple[str, ...], steps: int) -> Trac
         wait_until(lambda: all(file.exists() and file.stat().st_size > 2000 for file in truth), 120, "the job's steps")
         pids = pid_words([process.pid for process in processes])
         words = [*pids, "--steps", str(steps), "--duration", str(LONGEST_S)]
-        job.said = argus_with(job.url)("trace", *words, timeout=LONGEST_S + 60).stdout
+        job.output = argus_with(job.url)("trace", *words, timeout=LONGEST_S + 60).stdout
         (folder / "stop").touch()
         assert [process.wait(60) for process in processes] == [0] * len(processes)
     job.truth = [{(line := json.loads(text))["step"]: line for text in file.read_text().splitlines()} for file in truth]
@@ -105,7 +104,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Traced:
 
 def check_steps(job: Traced, least: int) -> int:
     """That every rank's steps are the program's, with one number on all. The program's number less Argus's."""
-    assert "coverage: complete" in job.said
+    assert "coverage: complete" in job.output
     shifts = set()
     for rank, own in enumerate(job.truth):
         numbers, begins, ends = job.steps(rank)
@@ -120,7 +119,7 @@ def check_steps(job: Traced, least: int) -> int:
             assert line["end_ns"] >= end  # it ends with the optimiser
             shifts.add(line["step"] - number)
     assert len(shifts) == 1
-    assert "where steps go: " in job.said
+    assert "where steps go: " in job.output
     methods = job.query("SELECT toString(method) AS method, min(confidence) AS sure FROM iterations GROUP BY method")
     assert methods == {"method": ["marks"], "sure": [1.0]}
     return shifts.pop()
@@ -134,10 +133,10 @@ def check_phases(job: Traced, rank: int, steps: range) -> None:
     """
     found = job.phases(rank)
     for phase in ("data_loading", "forward", "backward", "optimizer"):
-        mine = np.array([found[step][phase] for step in steps])
+        selected = np.array([found[step][phase] for step in steps])
         own = np.array([job.truth[rank][step + job.shift][phase] for step in steps])
-        telling = np.argsort(np.abs(mine - own))[: len(steps) - len(steps) // 20]
-        assert mine[telling].sum() == pytest.approx(own[telling].sum(), rel=EQUAL), (rank, steps, phase)
+        informative = np.argsort(np.abs(selected - own))[: len(steps) - len(steps) // 20]
+        assert selected[informative].sum() == pytest.approx(own[informative].sum(), rel=EQUAL), (rank, steps, phase)
 
 
 def test_phases_are_what_the_program_timed(traced: Traced) -> None:
@@ -154,7 +153,7 @@ def test_phases_are_what_the_program_timed(traced: Traced) -> None:
 
 
 def test_the_mesh_is_printed_and_stored(traced: Traced) -> None:
-    assert "\nmesh: dp 4\n  dp    data parallel: ranks 0-3 (all-reduces, in " in traced.said
+    assert "\nmesh: dp 4\n  dp    data parallel: ranks 0-3 (all-reduces, in " in traced.output
     groups = traced.query("SELECT toString(dimension) AS dimension, ranks, nranks FROM parallel_groups FINAL")
     assert groups["dimension"] == ["dp"]
     assert [list(ranks) for ranks in groups["ranks"]] == [[0, 1, 2, 3]]  # type: ignore[call-overload]
@@ -181,8 +180,8 @@ def test_a_sleep_shows_in_the_right_phase_of_the_right_rank(traced: Traced, faul
 def test_the_diagnosis_names_rank_and_phase(traced: Traced, fault: int) -> None:
     steps = traced.segment(fault)
     window = f"{steps[0]}:{steps[-1]}"
-    said = argus_with(traced.url)("diagnose", "--no-store", "--steps", window, "--format", "json").stdout
-    finding = json.loads(said)["findings"][0]
+    output = argus_with(traced.url)("diagnose", "--no-store", "--steps", window, "--format", "json").stdout
+    finding = json.loads(output)["findings"][0]
     kind = "data_loading" if FAULTS[fault] == "data_loading" else "compute_straggler"
     assert (finding["ranks"], finding["kind"], finding["phase"]) == ([fault], kind, FAULTS[fault])
     assert "FROM phases" in finding["evidence"][1]["sql"]

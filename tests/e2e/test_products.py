@@ -11,8 +11,7 @@ import pytest
 
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from .conftest import ARGUS
+from tests.e2e.conftest import ARGUS
 
 # GPU times come on too late for short jobs where others have the CPUs.
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
@@ -42,7 +41,7 @@ NS = {
     "sdpa": 35_000, "elementwise": 11_000,
 }  # fmt: skip
 UNKNOWN = {"attention": (5, 4 * 40_000 + 25_000), "gemm": (1, 20_000)}
-"""Kernels of a step, and their time, of which no call tells anything."""
+"""Kernels of a step, and their time, that no call describes."""
 CALLS_UNKNOWN = 4
 """Calls of a step whose work is not known: a window, packed sequences, tensors that do not add up."""
 STEPS, PEAK = 250, 20e12
@@ -74,7 +73,9 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
         counted = query_columns(
             store, "SELECT step_flops, told_share, mfu, flops_per_s * step_ns / 1e9 AS again FROM counted_flops"
         )
-        told = query_columns(store, "SELECT counter, value FROM coverage FINAL WHERE counter LIKE 'math%' ORDER BY 1")
+        reported = query_columns(
+            store, "SELECT counter, value FROM coverage FINAL WHERE counter LIKE 'math%' ORDER BY 1"
+        )
     keys = list(zip(*(rows[name].tolist() for name in ("operator", "dtype", "shape")), strict=True))
     assert sorted(PRODUCTS) == keys
     calls = int(rows["n"][0])
@@ -84,7 +85,7 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
     assert rows["kernels"].tolist() == [calls * PRODUCTS[key][1] for key in keys]
     assert rows["ns"].tolist() == [calls * PRODUCTS[key][2] for key in keys]
     assert rows["work"].tolist() == [float(calls * PRODUCTS[key][0]) for key in keys]
-    # What nothing tells, and what came before the probes, but for the kernel that is no attention by its name.
+    # What nothing describes, and what came before the probes, but for the kernel that is no attention by its name.
     before = STEPS - calls
     kinds = {kind: [value for key, value in PRODUCTS.items() if key[0].startswith("aten") == (kind != "gemm")]
              for kind in UNKNOWN}  # fmt: skip
@@ -97,7 +98,7 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
     per_s = [PRODUCTS[key][0] / PRODUCTS[key][2] * 1e9 for key in keys]
     assert fast["flops_per_s"].tolist() == pytest.approx(per_s)
     assert fast["peak_share"].tolist() == pytest.approx([each / PEAK for each in per_s])
-    # The first step that is told is not the program's first, and the last one not its last.
+    # The first step that is reported is not the program's first, and the last one not its last.
     step = sum(values[0] for values in PRODUCTS.values())
     assert counted["step_flops"][0] == pytest.approx(step * calls / STEPS, rel=0.02)
     assert counted["again"][0] == pytest.approx(counted["step_flops"][0])
@@ -108,7 +109,7 @@ def test_flops_are_the_program_s_and_times_the_gpu_s(fakegpu: Path, root: Path, 
     assert "counted FLOPs: " in done.stdout + done.stderr
     # The calls inside cublasGemmEx_64, and of one attention inside another, are none of their own.
     a_step = len(PRODUCTS) + CALLS_UNKNOWN
-    assert dict(zip(*(column.tolist() for column in told.values()), strict=True)) == {
+    assert dict(zip(*(column.tolist() for column in reported.values()), strict=True)) == {
         "math": pytest.approx(a_step * calls, abs=a_step), "math_dropped": 0,
         "math_calls_unknown": pytest.approx(CALLS_UNKNOWN * calls, abs=CALLS_UNKNOWN),
         "math_probes_detached": 0, "math_ring_discarded": 0,

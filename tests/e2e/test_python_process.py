@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture import python as capture
-from argus.capture import python_layouts as layouts
-from argus.capture.code import CodeResolver
-from argus.capture.python import Interpreter, PythonProcess, check_of, find_interpreter
-from argus.records import FRAME_ENTRY, NO_OFFSET
+from argus.capture.python import interpreter as capture
+from argus.capture.python import layouts
+from argus.capture.python.code import CodeResolver
+from argus.capture.python.interpreter import Interpreter, PythonProcess, check_of, find_interpreter
+from argus.model.records import FRAME_ENTRY, NO_OFFSET
 from tests.e2e.python_programs import FOLDER, Running
-from tests.pythons import free_threaded_pythons, pyenv_root, pythons
+from tests.pythons import NEWEST, OLDEST, free_threaded_pythons, pyenv_root, pythons
 
 PYTHONS = pythons()
 
@@ -45,7 +45,7 @@ def _until(true: Callable[[], Any], seconds: float = 30) -> Any:
 
 
 def _ask(program: Running, text: str) -> Any:
-    program.tell(text + "\n")
+    program.send(text + "\n")
     return json.loads(program.line())
 
 
@@ -160,12 +160,12 @@ def test_a_forked_child_has_its_own_state(python: str) -> None:
             os.kill(child, 9)
 
 
-def test_after_exec_nothing_is_told_of_the_old_program(python: str) -> None:
+def test_after_exec_nothing_is_reported_of_the_old_program(python: str) -> None:
     with Running(python, "process.py") as program:
         _ask(program, "threads")
         process = _attach(program.pid)
         assert process.thread_states()
-        program.tell("exec\n")
+        program.send("exec\n")
         _until(lambda: os.readlink(f"/proc/{program.pid}/exe").endswith("sleep"))
         assert process.thread_states() == {}
         assert process.walk(program.pid) is None
@@ -279,7 +279,7 @@ def test_a_process_that_begins_is_never_misjudged(python: str) -> None:
     """From exec to the first line of Python, every answer is true of its moment, and the last one is complete."""
     for _ in range(2):
         with Running(python, "process.py") as program:
-            program.tell("threads\n")
+            program.send("threads\n")
 
             def settled(pid: int = program.pid) -> Interpreter | None:
                 found = find_interpreter(pid)
@@ -555,19 +555,22 @@ def test_debug_offsets_that_cannot_be_used(made: _Made, version: tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
-        (0x031000F0, "off: CPython 3.16 is not supported (3.8 to 3.15 are)"),
+        (
+            (NEWEST[0] << 24) + (NEWEST[1] + 1 << 16) + 0xF0,
+            f"off: CPython 3.{NEWEST[1] + 1} is not supported (3.{OLDEST[1]} to 3.{NEWEST[1]} are)",
+        ),
         (0x030D00A1, "off: CPython 3.13 before its release candidates is not supported"),
         (0x020712F0, "off: its version number 0x20712f0 makes no sense"),
         (0x1030C00F0, "off: its version number 0x1030c00f0 makes no sense"),
     ],
 )
-def test_versions_that_are_not_known(made: _Made, value: int, says: str) -> None:
+def test_versions_that_are_not_known(made: _Made, value: int, message: str) -> None:
     made.set(made.base, 0, value)
     binary = capture._Binary(None, {})  # type: ignore[arg-type]
     found = capture._describe(os.getpid(), made.process.memory, binary, 0, {"Py_Version": made.base}, "made")
-    assert (found.state, found.layout, found.settled) == (says, None, True)
+    assert (found.state, found.layout, found.settled) == (message, None, True)
 
 
 def test_a_stripped_file_says_so(made: _Made) -> None:

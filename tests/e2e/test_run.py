@@ -16,9 +16,8 @@ import pytest
 from argus.cupti import arm, build
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.e2e.conftest import ARGUS, Log
 from tests.lacking import open_terminal
-
-from .conftest import ARGUS, Log
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -59,11 +58,11 @@ def test_a_command_is_traced_from_its_first_call(run: Run, store_url: str, fakeg
     assert "argus: tracing; GPU times: armed" in done.stderr
     assert "next: argus diagnose" in done.stderr
     assert "processes_probed_late" not in done.stderr
-    mine = "WHERE job = 'mine' AND run = 7"
-    assert count(store_url, f"SELECT count() AS n FROM launches {mine} AND kind = 'kernel' AND NOT in_nccl") == 1009
+    own = "WHERE job = 'mine' AND run = 7"
+    assert count(store_url, f"SELECT count() AS n FROM launches {own} AND kind = 'kernel' AND NOT in_nccl") == 1009
     # the command itself, not what stood in its place while it waited
     assert (
-        count(store_url, f"SELECT count() AS n FROM ranks FINAL {mine} AND command LIKE '%fake_train --exact 1009%'")
+        count(store_url, f"SELECT count() AS n FROM ranks FINAL {own} AND command LIKE '%fake_train --exact 1009%'")
         == 1
     )
 
@@ -81,11 +80,11 @@ def test_the_ranks_of_a_launcher_are_traced(run: Run, store_url: str, root: Path
 def test_a_command_is_judged_while_it_runs(store_url: str, root: Path, tmp_path: Path) -> None:
     """What is found goes to the log at once. Rounds come every 2 s here, every 10 s elsewhere."""
     often = (
-        "from argus.diagnose.watch import Watch; Watch.__init__.__defaults__ = (2.0,)\n"
-        "import sys; from cli.main import main; sys.exit(main(sys.argv[1:]))"
+        "from argus.diagnose.follow.watch import Watch; Watch.__init__.__defaults__ = (2.0,)\n"
+        "import sys; from argus.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     log, stop = tmp_path / "argus.log", tmp_path / "stop"
-    # The job ends when what was found has been told, or after half a minute.
+    # The job ends when the findings have been reported, or after half a minute.
     job = (
         f"{sys.executable} {root}/tests/fakegpu/run.py --ranks 3 --cupti --env FAKEGPU_SLOW_RANK=1"
         " --env FAKEGPU_SLOW_FACTOR=2 -- --steps 0 & pid=$!;"
@@ -175,8 +174,8 @@ def test_signals_reach_the_command_once(store_url: str) -> None:
         for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM):
             running.send_signal(number)
             time.sleep(0.1)
-        said, _ = running.communicate(timeout=60)
-    assert said == "[2, 10, 15]\n"
+        output, _ = running.communicate(timeout=60)
+    assert output == "[2, 10, 15]\n"
     assert running.returncode == 5
 
 
@@ -190,19 +189,19 @@ def test_ctrl_c_ends_the_command_and_argus_sums_up(store_url: str, tmp_path: Pat
         preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(follower)
-    said = b""
-    while b"argus: tracing" not in said:
-        said += os.read(leader, 4096)
+    output = b""
+    while b"argus: tracing" not in output:
+        output += os.read(leader, 4096)
     log.wait_for_steps(20)
     os.write(leader, b"\x03")
     try:
         while chunk := os.read(leader, 4096):
-            said += chunk
+            output += chunk
     except OSError:
         pass  # the other side is closed
     assert process.wait(30) == 0, "fake_train ends in good order"
-    assert b"launches" in said
-    assert b"argus diagnose" in said
+    assert b"launches" in output
+    assert b"argus diagnose" in output
     assert count(store_url, "SELECT count() AS n FROM launches") > 1000
 
 

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.semantics.gpu import time_in, union
+from argus.semantics.gpu.usage import time_in, union
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from .conftest import ARGUS, argus_with, pid_words
+from tests.e2e.conftest import ARGUS, argus_with, pid_words
 
 # GPU times come on too late for short jobs where others have the CPUs.
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
@@ -45,7 +44,7 @@ BEFORE_S = 1.5
 class Traced:
     url: str
     folder: Path
-    said: str
+    output: str
 
     def truth(self, shape: str, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers and beginnings of the program's steps; a line may be unfinished."""
@@ -79,12 +78,12 @@ def check_steps(job: Traced, shape: str, ranks: int, least: int) -> None:
         )
     shifts = set()
     for rank in range(ranks):
-        mine = rows["rank"] == rank
-        assert mine.sum() >= least, (shape, rank)
+        own = rows["rank"] == rank
+        assert own.sum() >= least, (shape, rank)
         numbers, begins = job.truth(shape, rank)
-        theirs = numbers[np.searchsorted(begins, rows["end"][mine], side="right") - 1]
+        theirs = numbers[np.searchsorted(begins, rows["end"][own], side="right") - 1]
         assert np.array_equal(np.diff(theirs), np.ones(len(theirs) - 1)), (shape, rank)
-        shifts |= set((theirs - rows["step"][mine].astype(int)).tolist())
+        shifts |= set((theirs - rows["step"][own].astype(int)).tolist())
     print(f"{shape}: {int(np.sum(rows['rank'] == 0))} steps, all of them the program's own, on {ranks} ranks")
     assert len(shifts) == 1, (shape, shifts)
 
@@ -132,12 +131,12 @@ def in_the_middle(request: pytest.FixtureRequest, fakegpu: Path, tmp_path_factor
             pids += job.pids
         time.sleep(BEFORE_S)
         words = ["--no-stacks", "--buffer-mb", "64", "--steps", "120" if ALL else "60", "--duration", "90"]
-        said = argus_with(url)("trace", *pid_words(pids), *words).stdout
+        output = argus_with(url)("trace", *pid_words(pids), *words).stdout
         for process in [process for job in jobs for process in job.processes]:
             process.terminate()
         for process in [process for job in jobs for process in job.processes]:
             process.wait(30)
-    return Traced(url, folder, said)
+    return Traced(url, folder, output)
 
 
 def shapes_of(request: pytest.FixtureRequest) -> tuple[str, ...]:
@@ -150,7 +149,7 @@ def test_steps_from_the_start(from_the_start: Traced, request: pytest.FixtureReq
     from shapes import SHAPES
 
     # Of a dozen processes that are forked at once, some call before they are let through: counted, and no step.
-    assert "dropped" not in from_the_start.said
+    assert "dropped" not in from_the_start.output
     for name in shapes_of(request):
         check_steps(from_the_start, name, SHAPES[name].ranks, STEPS - 2)
 
@@ -234,23 +233,23 @@ def check_phases(job: Traced, names: tuple[str, ...], least: int) -> None:
     for name in names:
         shares, worst, steps = {}, 0.0, []
         for rank in range(len(np.unique(rows["rank"][rows["job"] == name]))):
-            mine = (rows["job"] == name) & (rows["rank"] == rank)
-            begins, first = np.unique(rows["begin"][mine].astype(np.int64), return_index=True)
-            steps = rows["step"][mine][first].astype(int)
+            own = (rows["job"] == name) & (rows["rank"] == rank)
+            begins, first = np.unique(rows["begin"][own].astype(np.int64), return_index=True)
+            steps = rows["step"][own][first].astype(int)
             assert steps.tolist() == list(range(steps[0], steps[-1] + 1)), (name, rank)
             assert len(steps) >= least, (name, rank)
-            last = int(rows["duration_ns"][mine][rows["begin"][mine] == begins[-1]].sum())
+            last = int(rows["duration_ns"][own][rows["begin"][own] == begins[-1]].sum())
             edges = np.append(begins, begins[-1] + last)
             truth = {phase: int(spent.sum()) for phase, spent in timeline(
-                job.folder, name, int(rows["pid"][mine][0]), edges
+                job.folder, name, int(rows["pid"][own][0]), edges
             ).items()}  # fmt: skip
-            told = {
-                phase: int(rows["duration_ns"][mine & (rows["phase"] == phase)].sum())
-                for phase in {*truth, *rows["phase"][mine].tolist()}
+            reported = {
+                phase: int(rows["duration_ns"][own & (rows["phase"] == phase)].sum())
+                for phase in {*truth, *rows["phase"][own].tolist()}
             }
             total = sum(truth.values())
-            assert sum(told.values()) == total == edges[-1] - edges[0]
-            for phase, spent in told.items():
+            assert sum(reported.values()) == total == edges[-1] - edges[0]
+            for phase, spent in reported.items():
                 if truth.get(phase, 0) > 0.1 * total:
                     worst = max(worst, abs(spent / truth[phase] - 1))
                 # Of phases below a tenth of the step, 0.2 % of the step.
@@ -259,7 +258,7 @@ def check_phases(job: Traced, names: tuple[str, ...], least: int) -> None:
         print(f"{name}: {len(steps)} steps, phases within {worst:.2%} of the timeline")
         assert shares["forward"] > 0
         assert shares["backward"] > 0
-        assert (told.get("checkpoint", 0) > 0) == (name == "checkpoint")
+        assert (reported.get("checkpoint", 0) > 0) == (name == "checkpoint")
         assert (shares.get("pipeline_bubble", 0) > 0) == name.startswith(("pp", "tp_pp"))
 
 
@@ -291,11 +290,11 @@ def test_bus_bandwidth_is_the_link_s(from_the_start: Traced, request: pytest.Fix
 
 
 def test_the_time_in_each_communicator_is_its_kernels_time(from_the_start: Traced) -> None:
-    """Step by step: what ``gpu_collectives`` adds up is what the kernels took, and each is told its communicator."""
+    """Step by step: what ``gpu_collectives`` adds up is what the kernels took, and each has its communicator."""
     with open_store(from_the_start.url, create=False) as store:
-        told = query_columns(
+        reported = query_columns(
             store,
-            "SELECT g.job AS job, g.rank AS rank, g.step AS step, toInt64(sum(g.duration_ns)) AS told_ns,"
+            "SELECT g.job AS job, g.rank AS rank, g.step AS step, toInt64(sum(g.duration_ns)) AS reported_ns,"
             " toInt64(any(k.real_ns)) AS real_ns, countIf(g.comm = 0) AS unknown"
             " FROM gpu_collectives AS g JOIN (SELECT job, rank, step, sum(e.duration_ns) AS real_ns"
             "  FROM kernel_events AS e ASOF JOIN gpu_steps AS w ON e.job = w.job AND e.rank = w.rank AND e.ts >= w.ts"
@@ -303,17 +302,19 @@ def test_the_time_in_each_communicator_is_its_kernels_time(from_the_start: Trace
             "  GROUP BY job, rank, step) AS k ON g.job = k.job AND g.rank = k.rank AND g.step = k.step"
             " GROUP BY job, rank, step",
         )
-    assert len(told["told_ns"]) > STEPS
-    assert told["told_ns"].tolist() == told["real_ns"].tolist()
-    assert not told["unknown"].any()
+    assert len(reported["reported_ns"]) > STEPS
+    assert reported["reported_ns"].tolist() == reported["real_ns"].tolist()
+    assert not reported["unknown"].any()
 
 
 def test_utilization(from_the_start: Traced, request: pytest.FixtureRequest) -> None:
     """Of 6e11 operations a step and a peak of 2e13 a second: by the program's own step times, and what is printed."""
     from shapes import SHAPES
 
-    said = [line.split() for line in from_the_start.said.splitlines() if line.startswith("model FLOPs utilization: ")]
-    assert len(said) == len(shapes_of(request))
+    output = [
+        line.split() for line in from_the_start.output.splitlines() if line.startswith("model FLOPs utilization: ")
+    ]
+    assert len(output) == len(shapes_of(request))
     with open_store(from_the_start.url, create=False) as store:
         rows = query_columns(
             store,
@@ -327,18 +328,18 @@ def test_utilization(from_the_start: Traced, request: pytest.FixtureRequest) -> 
         # The program's first steps load its kernels, and are not all among Argus's.
         own_s = float(np.diff(begins)[5:].mean()) / 1e9
         assert 1 / inverse == pytest.approx(6e11 / ranks / own_s / 2e13, rel=0.05), job
-        told = [float(words[3].rstrip("%,")) / 100 for words in said if words[-2] == str(ranks)]
-        assert pytest.approx(6e11 / ranks / (average / 1e9) / 2e13, abs=0.001) in told, job
+        reported = [float(words[3].rstrip("%,")) / 100 for words in output if words[-2] == str(ranks)]
+        assert pytest.approx(6e11 / ranks / (average / 1e9) / 2e13, abs=0.001) in reported, job
 
 
 def test_steps_in_the_middle(in_the_middle: Traced, request: pytest.FixtureRequest) -> None:
     from shapes import SHAPES
 
-    assert "coverage: complete" in in_the_middle.said
+    assert "coverage: complete" in in_the_middle.output
     for name in shapes_of(request):
         check_steps(in_the_middle, name, SHAPES[name].ranks, 50)
 
 
 def test_groups_in_the_middle(in_the_middle: Traced, request: pytest.FixtureRequest) -> None:
-    """They were made before Argus came; the processes' memory tells who is in them."""
+    """They were made before Argus came; the processes' memory shows who is in them."""
     check_groups(in_the_middle, shapes_of(request))

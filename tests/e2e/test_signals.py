@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from ..kernel.conftest import wait_until
+from tests.kernel.conftest import wait_until
 
 ARGUS = str(Path(sys.executable).parent / "argus")
 SOON_S = 30.0
 """What half a second may become on a machine that is busy with other tests. That a signal is not kept until something
-is done is told by what is said, and by the exit code."""
+is done shows in the output and in the exit code."""
 LOOP = "import time\nprint('runs', flush=True)\nwhile True:\n    sum(range(20000)); time.sleep(0.01)\n"
 
 
@@ -42,14 +42,14 @@ class Command:
             env={**os.environ, **(environment or {})},
         )  # fmt: skip
         self.pid = self._process.pid
-        self.said = ""
+        self.output = ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.said += line.decode(errors="replace")
+            self.output += line.decode(errors="replace")
 
     def interrupt(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -60,16 +60,16 @@ class Command:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)
-            pytest.fail(f"it has not ended after {timeout_s} s; it said: {self.said}")
+            pytest.fail(f"it has not ended after {timeout_s} s; it printed: {self.output}")
         self._reader.join(SOON_S)
-        assert "Traceback" not in self.said
-        assert "Bad file descriptor" not in self.said
-        assert "internal error" not in self.said
+        assert "Traceback" not in self.output
+        assert "Bad file descriptor" not in self.output
+        assert "internal error" not in self.output
         return code
 
     def wait_for(self, text: str) -> None:
-        wait_until(lambda: text in self.said or self._process.poll() is not None, 60, text)
-        assert text in self.said, self.said
+        wait_until(lambda: text in self.output or self._process.poll() is not None, 60, text)
+        assert text in self.output, self.output
 
 
 STOPPED = (130, -signal.SIGINT)
@@ -93,17 +93,17 @@ def test_a_trace_ends_soon_whenever_it_is_interrupted(target: int, store_url: st
         time.sleep(delay_s)
         trace.interrupt()
         wait_until(
-            lambda trace=trace: trace._process.poll() is not None or "storing what is left" in trace.said,
+            lambda trace=trace: trace._process.poll() is not None or "storing what is left" in trace.output,
             SOON_S,
             "an answer",
         )
         codes.append(trace.end(60))
         if codes[-1] == 0:
-            assert "storing what is left (a second Ctrl-C gives it up)" in trace.said
+            assert "storing what is left (a second Ctrl-C gives it up)" in trace.output
         else:
             assert codes[-1] in STOPPED
-            assert "job " not in trace.said
-            assert trace.said.count("nothing was stored") <= 1
+            assert "job " not in trace.output
+            assert trace.output.count("nothing was stored") <= 1
     assert codes[0] in STOPPED, "before it has begun"
     assert 130 in codes, "while it begins"
     folder = store_url.removeprefix("chdb://")
@@ -122,9 +122,11 @@ def test_a_second_interrupt_gives_up_what_is_not_stored(target: int, store_url: 
         code = trace.end(SOON_S)
         # The second may come when all is done, and changes nothing then.
         assert code in (0, 130)
-        stopped = "given up" in trace.said or "stopped at once" in trace.said or "\ninterrupted; all" in trace.said
-        assert stopped == (code == 130), trace.said
-        assert code == 130 or "overhead: " in trace.said
+        stopped = (
+            "given up" in trace.output or "stopped at once" in trace.output or "\ninterrupted; all" in trace.output
+        )
+        assert stopped == (code == 130), trace.output
+        assert code == 130 or "overhead: " in trace.output
 
 
 @pytest.mark.kernel
@@ -135,13 +137,13 @@ def test_a_compiler_neither_dies_of_the_terminal_s_interrupt_nor_survives_argus(
         "trace", "--pid", str(target), "--store", store_url, environment={"ARGUS_CACHE_DIR": str(tmp_path / "cache")}
     )
     # Its only argument is who asked for it.
-    name = f"argus.capture.compile\0{trace.pid}\0"
+    name = f"argus.capture.kernel.compile\0{trace.pid}\0"
     wait_until(lambda: bool(processes_with(name)), 30, "the compiler")
     (compiler,) = processes_with(name)
     assert os.getsid(compiler) == compiler, "of another session: the terminal's signals do not reach it"
     trace.interrupt()
     assert trace.end(SOON_S) == 130, "not after it has attached"
-    assert trace.said.endswith("argus: stopped before the trace began; nothing was stored\n")
+    assert trace.output.endswith("argus: stopped before the trace began; nothing was stored\n")
     wait_until(lambda: not processes_with(name), SOON_S, "the compiler to end")
 
 

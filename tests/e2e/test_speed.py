@@ -10,20 +10,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from argus import records
-from argus.capture.gpu_rows import kernel_events
-from argus.capture.names import KernelNames
-from argus.capture.stack_rows import to_samples
-from argus.records import GPU_OP, GpuKind
-from argus.semantics.clocks import UNKNOWN, estimate
-from argus.semantics.correlation import Correlator
-from argus.semantics.steps import find_period
-from tests.unit import test_correlation as correlation
-from tests.unit import test_gpu_rows as gpu_rows
-from tests.unit.test_clocks import Cluster
-from tests.unit.test_gpu_usage import windows
-from tests.unit.test_launches import control
-from tests.unit.test_steps import layered, repeat
+from argus.capture.process.names import KernelNames
+from argus.model import records
+from argus.model.records import GPU_OP, GpuKind
+from argus.semantics.gpu.correlation import Correlator
+from argus.semantics.groups.clocks import UNKNOWN, estimate
+from argus.semantics.steps.period import find_period
+from argus.tables.gpu import kernel_events
+from argus.tables.stacks import to_samples
+from tests.unit.live import test_gpu_times as gpu_rows
+from tests.unit.semantics.gpu import test_correlation as correlation
+from tests.unit.semantics.gpu.test_usage import windows
+from tests.unit.semantics.groups.test_clocks import Cluster
+from tests.unit.semantics.steps.test_by_calls import layered, repeat
+from tests.unit.tables.test_launches import control
 
 pytestmark = pytest.mark.alone
 T, S, US = correlation.T, correlation.S, correlation.US

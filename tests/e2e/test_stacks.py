@@ -15,9 +15,8 @@ import pytest
 
 from argus.store.open import open_store
 from argus.store.reader import query
-
-from ..kernel.conftest import wait_until
-from .conftest import ARGUS, Argus, pid_words, start_trace
+from tests.e2e.conftest import ARGUS, Argus, pid_words, start_trace
+from tests.kernel.conftest import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -28,7 +27,7 @@ PATIENCE_S = 150.0
 
 @contextmanager
 def program(name: str, *words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A program of ``PROGRAMS`` that has said that it is ready."""
+    """A program of ``PROGRAMS`` that has printed that it is ready."""
     running = subprocess.Popen(
         [sys.executable, str(PROGRAMS / name), *words],
         stdout=subprocess.PIPE,
@@ -54,7 +53,7 @@ def dump(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def traced_until(url: str, pids: list[int], condition: str, *words: str) -> str:
-    """Traces until a query gives true, and returns what the trace said."""
+    """Traces until a query gives true, and returns what the trace printed."""
     tracing = start_trace(url, *pid_words(pids), *words)
 
     def there() -> bool:
@@ -67,28 +66,28 @@ def traced_until(url: str, pids: list[int], condition: str, *words: str) -> str:
     try:
         wait_until(there, PATIENCE_S, condition)
         tracing.terminate()
-        said, _ = tracing.communicate(timeout=PATIENCE_S)
+        output, _ = tracing.communicate(timeout=PATIENCE_S)
     finally:
         tracing.kill()
         tracing.wait()
-    assert tracing.returncode == 0, said
-    return said
+    assert tracing.returncode == 0, output
+    return output
 
 
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
-    """A traced run of busy.py: the store's URL, what the trace said, and the process."""
+    """A traced run of busy.py: the store's URL, what the trace printed, and the process."""
     folder = tmp_path_factory.mktemp("busy")
     url = f"chdb://{folder}/store"
     with program("busy.py", str(folder / "stop")) as running:
-        said = traced_until(
+        output = traced_until(
             url,
             [running.pid],
             "(SELECT count() FROM gc_pauses) > 0 AND (SELECT sum(count) FROM stack_samples WHERE kind = 'cpu') > 60"
             " AND (SELECT count() FROM off_cpu_by_reason WHERE reason = 'sleep') > 0"
             " AND (SELECT count() FROM thread_usage) > 0",
         )
-        return url, said, running.pid
+        return url, output, running.pid
 
 
 def test_the_hottest_line_is_where_the_program_computes(busy: tuple[str, str, int]) -> None:
@@ -105,7 +104,7 @@ def test_the_hottest_line_is_where_the_program_computes(busy: tuple[str, str, in
         assert stack["functions"][:3] == ["<module>", "outer", "inner"]
 
 
-def test_a_sleep_is_told_with_its_line_and_reason(busy: tuple[str, str, int]) -> None:
+def test_a_sleep_is_reported_with_its_line_and_reason(busy: tuple[str, str, int]) -> None:
     url, _, pid = busy
     found = rows(
         url,
@@ -132,8 +131,8 @@ def test_garbage_collections_are_pauses_in_the_right_place(busy: tuple[str, str,
 
 
 def test_the_trace_says_how_sampling_went(busy: tuple[str, str, int]) -> None:
-    url, said, _ = busy
-    (line,) = [line for line in said.splitlines() if line.startswith("stacks: ")]
+    url, output, _ = busy
+    (line,) = [line for line in output.splitlines() if line.startswith("stacks: ")]
     assert "samples" in line
     assert "times off the CPU" in line
     counters = {row["counter"]: row for row in rows(url, "SELECT counter, value, loss FROM coverage FINAL")}
@@ -235,11 +234,11 @@ def test_exec_begins_anew(tmp_path: Path, store_url: str) -> None:
             stop.touch()
             wait_until(lambda: seen(after), PATIENCE_S, "stacks of the second program")
             tracing.terminate()
-            said, _ = tracing.communicate(timeout=PATIENCE_S)
+            output, _ = tracing.communicate(timeout=PATIENCE_S)
         finally:
             tracing.kill()
             tracing.wait()
-    assert "coverage: complete" in said
+    assert "coverage: complete" in output
     mixed = rows(
         store_url,
         f"SELECT functions FROM stacks WHERE has(files, '{after}') AND has(files, '{PROGRAMS / 'busy.py'}')",

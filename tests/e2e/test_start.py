@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import ARGUS
 from tests.lacking import open_terminal
-
-from .conftest import ARGUS
 
 PROGRAM = "import time, pyarrow\nprint('runs', flush=True)\nwhile True:\n    sum(range(20000)); time.sleep(0.01)\n"
 
@@ -93,7 +92,7 @@ def test_what_is_not_there_leaves_no_store(words: tuple[str, ...], tmp_path: Pat
     assert not (tmp_path / "store").exists()
 
 
-def test_a_store_that_cannot_be_had_is_told(target: int, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_had_is_reported(target: int, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = subprocess.run(
         [*ARGUS, "trace", "--pid", str(target), "--store", f"chdb://{tmp_path}/file/store"],

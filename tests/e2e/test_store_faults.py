@@ -21,14 +21,14 @@ import pytest
 
 from argus.cli.main import main
 from argus.store import spill, spool
-from argus.store.open import Store, _holder, open_store, parse_url
+from argus.store.load import load_spilled
+from argus.store.open import Store, _holder, open_store
 from argus.store.reader import query, query_columns
 from argus.store.schema import ensure_schema, init_schema
-from argus.store.writer import load_spilled
-
-from ..clickhouse_server import MISSING, PASSWORD, Server
-from ..kernel.conftest import wait_for_cuda, wait_until
-from .store_writer import COVERED, ROWS, SPIKE, STEPS, T0, durations
+from argus.store.url import parse_url
+from tests.clickhouse_server import MISSING, PASSWORD, Server
+from tests.e2e.store_writer import COVERED, ROWS, SPIKE, STEPS, T0, durations
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 KILLS = int(os.environ.get("ARGUS_FAULTS", "4"))
 SEED = int(os.environ.get("ARGUS_FAULTS_SEED", "1"))
@@ -39,7 +39,7 @@ TIMEOUT_S = 240 + 70 * KILLS
 
 @dataclass
 class Ledger:
-    """What writers have said that is safe."""
+    """What writers have reported as safe."""
 
     acknowledged: dict[int, str] = field(default_factory=dict)
     dropped: int = 0
@@ -47,7 +47,7 @@ class Ledger:
 
 
 class LoadedWriter:
-    """A writing process, and what it has said so far."""
+    """A writing process, and what it has reported so far."""
 
     def __init__(self, url: str, number: int, ledger: Ledger) -> None:
         program = Path(__file__).with_name("store_writer.py")
@@ -154,7 +154,7 @@ def audit_kernels(store: Store, acknowledged: Iterable[int]) -> None:
         f"SELECT rank, step, steps, count, total_ns, spikes FROM {table}"
         for table in ("kernel_summaries", "kernel_escapes")
     )
-    told = by_batch(
+    reported = by_batch(
         f"sum(steps), uniqExactArray(range(step, step + steps)), sum(count), sum(total_ns), sum(spikes) FROM ({both})"
     )
     spikes = by_batch(
@@ -165,15 +165,15 @@ def audit_kernels(store: Store, acknowledged: Iterable[int]) -> None:
     for batch in acknowledged:
         took = durations(batch)
         spike, at = int(took[SPIKE]), T0 + batch * 1_000_000 + SPIKE[0] * 10_000 + SPIKE[1] * 1000
-        if told.get(batch) != [STEPS, STEPS, took.size, int(took.sum()) - spike, 1]:
-            lost.append((batch, told.get(batch)))
+        if reported.get(batch) != [STEPS, STEPS, took.size, int(took.sum()) - spike, 1]:
+            lost.append((batch, reported.get(batch)))
         if spikes.get(batch) != [1, 1, spike, at]:
             lost.append((batch, spikes.get(batch)))
         rows = decoded.get(batch, [0, 0, -1])
         if rows[0] != took.size or rows[1] != rows[2]:
             other.append((batch, rows))
     assert (lost, other) == ([], [])
-    assert [batch for batch, (steps, unlike, *_) in told.items() if steps != unlike] == [], "doubled"
+    assert [batch for batch, (steps, unlike, *_) in reported.items() if steps != unlike] == [], "doubled"
     assert [batch for batch, (rows, unlike, *_) in spikes.items() if rows != unlike] == [], "doubled"
     (shape,) = query(
         store,
@@ -232,7 +232,7 @@ def test_a_trace_outlives_its_server(server: Server, tmp_path: Path, capsys: pyt
     """The server is killed under the trace, and then the trace: `argus store load` has everything up to then."""
     from run import Job
 
-    from .conftest import Log, attached, pid_words, start_trace
+    from tests.e2e.conftest import Log, attached, pid_words, start_trace
 
     with open_store(server.url()) as store:
         init_schema(store)

@@ -19,12 +19,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from argus import heap
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import engine
 from argus.store import open as open_module
-from argus.store.open import default_url, first_line, open_store, parse_url, transient
+from argus.store.failures import first_line, transient
+from argus.store.open import open_store
 from argus.store.schema import ensure_schema, init_schema, schema_state
+from argus.store.url import default_url, parse_url
+from argus.system import memory
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +225,7 @@ def test_connections_do_not_get_heaps_of_their_own(url: str, tmp_path: Path) -> 
                 connection.request("POST", "/", b"SELECT count() FROM numbers(10) " + b" " * 100_000)
             for connection in connections:
                 assert connection.getresponse().read() == b"10\n"
-            assert heaps(engine_pid(folder)) < heap.ARENAS
+            assert heaps(engine_pid(folder)) < memory.ARENAS
 
 
 def test_the_engine_does_not_remember_what_each_condition_selects(url: str) -> None:
@@ -241,7 +243,7 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     trims: list[int] = []
     server = SimpleNamespace(guard=threading.Lock(), connections=1, idle_since=0.0, cancel_abandoned=lambda: None)
     server.give_back, server.measure = lambda: trims.append(1), lambda: None
-    monkeypatch.setattr(heap, "TRIM_S", 0.0)
+    monkeypatch.setattr(memory, "TRIM_S", 0.0)
     turns = iter([True] * 5)
     engine._tend(server, threading.Event(), lambda: next(turns, False))  # type: ignore[arg-type]
     assert len(trims) == 6
@@ -267,18 +269,18 @@ engine._Server.give_back(types.SimpleNamespace(chdb=types.SimpleNamespace(connec
 
 
 def test_what_a_large_query_took_does_not_stay_with_the_engine(tmp_path: Path) -> None:
-    """The engine's allocator can be told to give back what it keeps for the next one. (It does by itself, too, but at
+    """The engine's allocator can be made to give back what it keeps for the next one. (It does by itself, too, but at
     times of its own.)"""
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", PURGE, str(tmp_path / "db")], capture_output=True, text=True, check=True, timeout=120
     )
-    assert said.stdout.splitlines() == ["SYSTEM JEMALLOC PURGE", "closed"]
+    assert output.stdout.splitlines() == ["SYSTEM JEMALLOC PURGE", "closed"]
 
 
 def test_giving_back_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing of pyarrow's to give back where it was not loaded."""
     monkeypatch.delitem(sys.modules, "pyarrow", raising=False)
-    heap.trim()
+    memory.trim()
     assert "pyarrow" not in sys.modules
 
 
@@ -357,10 +359,10 @@ store = open_store(sys.argv[1])
 with store.lease() as client:
     client.command("SELECT 1")
 pid = os.fork()
-mine, ok = os.getpid(), True
+own_pid, ok = os.getpid(), True
 for _ in range(200):
     with store.lease() as client:
-        ok = ok and client.command(f"SELECT {mine}") == mine
+        ok = ok and client.command(f"SELECT {own_pid}") == own_pid
 if pid == 0:
     os._exit(0 if ok else 1)
 assert ok and os.waitpid(pid, 0)[1] == 0
@@ -445,7 +447,7 @@ sys.stdin.read()
     holder.communicate()
 
 
-def test_a_program_that_uses_chdb_itself_is_told_apart(url: str, tmp_path: Path) -> None:
+def test_a_program_that_uses_chdb_itself_is_distinguished(url: str, tmp_path: Path) -> None:
     code = """
 import sys, chdb, os
 os.makedirs(sys.argv[1])
@@ -638,7 +640,7 @@ def test_a_password_with_a_slash_in_it_is_not_printed() -> None:
 
 
 @pytest.mark.parametrize("code", [202, 241])
-def test_what_passes_by_itself_is_told_from_what_is_wrong(code: int) -> None:
+def test_what_passes_by_itself_is_distinguished_from_what_is_wrong(code: int) -> None:
     from clickhouse_connect.driver.exceptions import DatabaseError
 
     for number, passes in ((code, True), (60, False)):

@@ -9,40 +9,28 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from argus.cli.main import main
-from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store import spill, spool
+from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import replay, spill, spool
 from argus.store import writer as writer_module
-from argus.store.open import Store, open_store, parse_url
-from argus.store.schema import ensure_schema, table_columns, table_keys
-from argus.store.writer import Writer, holds, to_arrow
-from tests.unit.test_store_writer import T0, iterations, launches, rows
+from argus.store.arrow import to_arrow
+from argus.store.open import Store, open_store
+from argus.store.replay import holds
+from argus.store.schema_files import table_columns, table_keys
+from argus.store.url import parse_url
+from argus.store.writer import Writer
+from tests.stores import rows
+from tests.unit.store.test_writer import T0, iterations, launches
 
-UNIT = Path(__file__).parents[1] / "unit"
+ROOT = Path(__file__).parents[2]
 
 NOWHERE = "clickhouse://127.0.0.1:1/argus"
 AWAY = ArgusError("cannot reach the store", "", EXIT_UNAVAILABLE)
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('spill')}/store") as store:
-        ensure_schema(store)
-        yield store
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    with shared.lease() as client:
-        for table in table_columns():
-            client.command(f"TRUNCATE TABLE {table}")
-    return shared
 
 
 @pytest.fixture
@@ -116,7 +104,7 @@ from argus.store.open import open_store
 from argus.store.spill import Place
 from argus.store.writer import Writer
 sys.path.insert(0, sys.argv[2])
-from test_store_writer import iterations
+from tests.unit.store.test_writer import iterations
 writer = Writer(open_store("clickhouse://127.0.0.1:1/argus"), source="test", place=Place(Path(sys.argv[1]), 1 << 30))
 for rank in range(3):
     writer.append("iterations", iterations(10, rank))
@@ -125,7 +113,7 @@ print("spilled", flush=True)
 time.sleep(600)
 """
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(place.folder), str(UNIT)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(place.folder), str(ROOT)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert child.stdout is not None
@@ -153,14 +141,14 @@ def test_a_folder_is_never_taken_over_twice(place: spill.Place) -> None:
 
 
 def test_what_a_writer_left_that_was_killed_while_it_made_its_folder_is_tidied(place: spill.Place) -> None:
-    mine = spill.create(place, "mine")
+    own = spill.create(place, "mine")
     unlocked, bare = place.folder / f"{spill._NEW}-1", place.folder / f"{spill._NEW}-2"
     for made in (unlocked, bare):
         made.mkdir()
     (unlocked / spill._OWNER).write_text("4821\n")
     assert list(spill.abandoned(place.folder)) == []
     assert os.listdir(place.folder) == ["mine"]
-    mine.close()
+    own.close()
 
 
 def test_a_folder_that_is_tidied_away_while_it_is_made_is_made_again(
@@ -215,21 +203,21 @@ def test_what_is_not_known_of_a_file_is_looked_up(store: Store, place: spill.Pla
     assert count(store, table) == 10
 
 
-def test_what_a_batch_is_told_by() -> None:
+def test_what_identifies_a_batch() -> None:
     import numpy as np
 
     batch = to_arrow("iterations", {**iterations(300), "rank": np.arange(300) % 100, "ts": T0 - np.arange(300)})
     key = list(table_keys()["iterations"])
-    assert writer_module._telling(batch, key, by_shard=False) == [0, 299]
-    told = writer_module._telling(batch, key, by_shard=True)
+    assert replay.identifying_rows(batch, key, by_shard=False) == [0, 299]
+    reported = replay.identifying_rows(batch, key, by_shard=True)
     ranks = batch["rank"].to_pylist()
-    assert len(told) == 128
-    assert {ranks[place] for place in told} == set(range(36, 100))
-    assert {99, 299} < set(told)
+    assert len(reported) == 128
+    assert {ranks[place] for place in reported} == set(range(36, 100))
+    assert {99, 299} < set(reported)
 
 
 def test_a_part_of_a_batch_is_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "DOUBT_S", 0.0)
+    monkeypatch.setattr(replay, "DOUBT_S", 0.0)
     insert, failing = Store.insert, [AWAY]
 
     def lossy(self: Store, table: str, batch: Any, token: str, *rest: Any) -> None:
@@ -247,17 +235,17 @@ def test_a_part_of_a_batch_is_counted(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_keys_are_those_of_the_engine(store: Store) -> None:
-    told = rows(
+    reported = rows(
         store, "SELECT name, sorting_key FROM system.tables WHERE engine = 'MergeTree' AND database = 'default'"
     )
-    columns = {name: tuple(part for part in key.split(", ") if "(" not in part) for name, key in told}
+    columns = {name: tuple(part for part in key.split(", ") if "(" not in part) for name, key in reported}
     assert columns == table_keys()
     assert {"findings", "kernel_summaries", "kernel_escapes"} < set(table_keys())
 
 
 @pytest.mark.parametrize("table", table_keys())
-def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
-    from tests.unit.test_store_writer import example
+def test_a_batch_is_distinguished_from_others(store: Store, table: str) -> None:
+    from tests.unit.store.test_writer import example
 
     given: dict[str, Any] = {
         name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"
@@ -273,7 +261,7 @@ def test_a_batch_is_told_from_others(store: Store, table: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "a bit", "no checksum", "unknown column", "unknown table"])
-def test_what_cannot_be_stored_is_set_aside_counted_and_told(store: Store, place: spill.Place, damage: str) -> None:
+def test_what_cannot_be_stored_is_set_aside_counted_and_reported(store: Store, place: spill.Place, damage: str) -> None:
     files = leave(place, *[("iterations", iterations(n)) for n in (10, 20, 30)])
     data = bytearray(files[1].read_bytes())
     if damage in ("empty", "cut"):
@@ -401,7 +389,7 @@ def test_a_folder_is_listed_once_however_often_adopting_is_interrupted(
     leave(place, *[("iterations", iterations(10, rank)) for rank in range(5)])
     listed = listings(monkeypatch)
     writer = Writer(store, source="test", place=place)
-    real = writer_module.replay
+    real = replay.replay
 
     def interrupted(*given: Any) -> bool:
         writer.append("launches", launches(1))

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from argus.cli.main import main
-from argus.errors import EXIT_FAILURE
-from argus.interop import imported
-from argus.store import spool
-from argus.store.open import open_store, transient
+from argus.model.errors import EXIT_FAILURE
+from argus.store import runs, spool
+from argus.store.failures import transient
+from argus.store.open import open_store
 from argus.store.writer import Writer
-from tests.unit.test_store_writer import iterations, launches
+from tests.unit.store.test_writer import iterations, launches
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_an_import_does_not_wait_for_long_for_a_full_disk(
     monkeypatch.setattr(Writer, "flush", flush)
     assert main(["simulate", "--ranks", "2", "--steps", "3", "--store", f"spool://{folder}"]) == EXIT_FAILURE
     assert "no space is left" in capsys.readouterr().err
-    assert 0 < sum(waited) <= imported.FULL_S
+    assert 0 < sum(waited) <= runs.FULL_S
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")

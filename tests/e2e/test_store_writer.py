@@ -7,36 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import writer as writer_module
 from argus.store.open import Store, open_store
-from argus.store.schema import ensure_schema, table_columns
 from argus.store.writer import Writer
-from tests.stores import new_store
-from tests.unit.test_store_writer import _Flaky, iterations, rows
+from tests.stores import rows
+from tests.unit.store.test_writer import _Flaky, iterations
 
-UNIT = Path(__file__).parents[1] / "unit"
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("writer"))) as store:
-        ensure_schema(store)
-        yield store
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    with shared.lease() as client:
-        for table in table_columns():
-            client.command(f"TRUNCATE TABLE {table}")
-    return shared
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.alone
@@ -104,7 +87,7 @@ import sys
 from argus.store.open import open_store
 from argus.store.writer import Writer
 sys.path.insert(0, sys.argv[2])
-from test_store_writer import launches
+from tests.unit.store.test_writer import launches
 writer = Writer(open_store(sys.argv[1]), source="test")
 for batch in range(10_000):
     writer.append("launches", {**launches(20_000), "pid": batch})
@@ -112,7 +95,7 @@ for batch in range(10_000):
         print(batch, flush=True)
 """
     url, folder = f"chdb://{tmp_path}/store", tmp_path / "store"
-    child = subprocess.Popen([sys.executable, "-c", code, url, str(UNIT)], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", code, url, str(ROOT)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     acknowledged = -1
     for kill in range(4):

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.capture import symbols
-from argus.capture.elf import FunctionTable, NotElf
-from argus.capture.symbols import FramePointers, NativeFrame, Symbols, readable
-from argus.capture.targets import Mapping, executable_mappings
+from argus.capture.process import symbols
+from argus.capture.process.elf import FunctionTable, NotElf
+from argus.capture.process.symbols import FramePointers, NativeFrame, Symbols, readable
+from argus.capture.process.targets import Mapping, executable_mappings
 
 pytestmark = pytest.mark.core
 
@@ -227,7 +227,7 @@ def assert_same_as_nm(pid: int, *, count: int) -> None:
                 known_to_nm = {readable(n) for n in unsized(file)} | moved
                 assert whole in known_to_nm, f"{frame} is none that nm knows"
             assert frame.module == mapping.path
-            # Without a name it is where the function begins, if unwind tables tell that.
+            # Without a name it is where the function begins, if unwind tables show that.
             known = names.function(address)
             place = address if frame.function or known is None else known[0]
             assert known is None or known[0] <= address < known[1]
@@ -337,7 +337,7 @@ def test_rust_s_new_mangling(symbol: str) -> None:
     assert len(readable(bomb)) < 1 << 20
 
 
-def test_a_stripped_file_is_told_by_offset_and_named_by_its_debug_file(
+def test_a_stripped_file_is_named_by_offset_and_named_by_its_debug_file(
     program: Path, tmp_path: Path, start: Start
 ) -> None:
     stripped, debug = tmp_path / "stripped", tmp_path / "stripped.debug"
@@ -634,7 +634,7 @@ def test_the_vdso_has_names(program: Path, tmp_path: Path, start: Start) -> None
     names.close()
 
 
-def test_after_the_end_what_was_read_is_still_told(program: Path, start: Start) -> None:
+def test_after_the_end_what_was_read_is_still_reported(program: Path, start: Start) -> None:
     running = start(program)
     at = int(running.hello[0], 16)
     libc = mapping_of(running.pid, "libc.so")

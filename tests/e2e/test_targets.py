@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import targets
-from argus.errors import ArgusError
+from argus.capture.process import targets
+from argus.model.errors import ArgusError
 
 pytestmark = pytest.mark.core
 
@@ -81,17 +81,17 @@ def test_a_foreign_process_asks_for_sudo(sleeper: subprocess.Popen[bytes], monke
         pytest.skip("needs root, to become somebody else")
     script = (
         "import os, sys\n"
-        "from argus.capture import targets\n"
-        "from argus.errors import ArgusError\n"
+        "from argus.capture.process import targets\n"
+        "from argus.model.errors import ArgusError\n"
         "os.setgid(65534); os.setuid(65534)\n"  # after the imports: the source may lie in root's home
         "try: targets.open_target(int(sys.argv[1]))\n"
         "except ArgusError as e: print(e)"
     )
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", script, str(sleeper.pid)], capture_output=True, text=True, check=True
     ).stdout
-    assert "belongs to root and may not be looked at" in said
-    assert "sudo" in said
+    assert "belongs to root and may not be looked at" in output
+    assert "sudo" in output
 
 
 def test_descendants_are_found_through_generations() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.capture import threads
-from argus.capture.threads import ThreadWatch
-from argus.records import NOT_MEASURED, THREAD_USAGE
+from argus.capture.process import threads
+from argus.capture.process.threads import ThreadWatch
+from argus.model.records import NOT_MEASURED, THREAD_USAGE
 
 MS = 1_000_000
 
@@ -42,7 +42,7 @@ static void burn(long ms) { long end = cpu_now() + ms * 1000000; while (cpu_now(
 static void *burner(void *ms) { prctl(PR_SET_NAME, "burner"); burn((long)ms); return NULL; }
 static void *sleeper(void *unused) { prctl(PR_SET_NAME, "sleeper"); pause(); return unused; }
 static volatile long finish;
-static void *until_told(void *unused) { burn(30); while (!finish) usleep(1000); return unused; }
+static void *until_finished(void *unused) { burn(30); while (!finish) usleep(1000); return unused; }
 static long used;
 static void *worker(void *unused) {
     prctl(PR_SET_NAME, "worker");
@@ -79,7 +79,7 @@ int main(void) {
             /* The main thread burns too, so that both live until they are read. */
             late = begin(burner, (void *)n); burn(n); pthread_join(late, NULL);
             sched_setaffinity(0, sizeof all, &all);
-        } else if (!strncmp(line, "begin", 5)) { finish = 0; late = begin(until_told, NULL); usleep(60000);
+        } else if (!strncmp(line, "begin", 5)) { finish = 0; late = begin(until_finished, NULL); usleep(60000);
         } else if (!strncmp(line, "end", 3)) { finish = 1; pthread_join(late, NULL);
         } else if (sscanf(line, "many %ld", &n) == 1) { while (n--) begin(sleeper, NULL);
         } else if (line[0]) { sem_post(&go); sem_wait(&done); }
@@ -204,7 +204,7 @@ def test_cpu_time_and_switches_are_what_the_thread_itself_counted(program: Progr
 
 
 @pytest.mark.usefixtures("source")
-def test_waiting_for_a_cpu_is_told(program: Program) -> None:
+def test_waiting_for_a_cpu_is_reported(program: Program) -> None:
     watch = ThreadWatch(program.pid)
     watch.usage(now())
     program.do("pair 60")
@@ -266,7 +266,7 @@ def test_a_number_given_to_another_thread_begins_at_nothing(program: Program, so
     watch = ThreadWatch(program.pid)
     watch.usage(now())
     assert watch._last is not None
-    # The one of before began long ago, and had used less CPU time (taskstats) or more (both can tell).
+    # The one of before began long ago, and had used less CPU time (taskstats) or more (both can show it).
     watch._last_ns = 1
     if source == "taskstats":
         watch._last["cpu_ns"] = 5
@@ -313,7 +313,7 @@ def test_without_accounting_time_for_disks_is_unknown(
 
 @pytest.mark.alone
 @pytest.mark.skipif(os.geteuid() != 0, reason="sets a sysctl: needs root")
-def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
+def test_waits_for_a_disk_are_reported_for_threads_that_are_accounted(
     binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sysctl = threads._SYSCTL
@@ -340,12 +340,12 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
             source, rejected, seen = threads._taskstats(), 0, []
             assert not isinstance(source, str)
 
-            def told_by_the_kernel() -> dict[int, int]:
+            def kernel_account() -> dict[int, int]:
                 both = (new.pid, new.worker)
                 return dict(zip(both, source.ask(list(both))[0]["blkio_delay"].tolist(), strict=True))
 
             for _ in range(50):
-                begin, before_ns = now(), told_by_the_kernel()
+                begin, before_ns = now(), kernel_account()
                 watch.usage(now())
                 read = now()
                 new.do(f"sync 1 {tmp_path}/file")
@@ -357,7 +357,7 @@ def test_waits_for_a_disk_are_told_of_threads_that_are_accounted(
                     row = row_of(rows, tid)
                     if row["io_ns"] == NOT_MEASURED:
                         # The kernel counted from an earlier wait, or from boot: more than there was.
-                        grown = told_by_the_kernel()[tid] - before_ns[tid]
+                        grown = kernel_account()[tid] - before_ns[tid]
                         assert grown > least - row["cpu_ns"] - row["runqueue_ns"]
                         rejected += 1
                     elif tid == new.pid:
@@ -401,7 +401,7 @@ def test_a_process_that_has_not_run_is_not_asked_for(program: Program, monkeypat
     assert row["cpu_ns"] >= 20 * MS
 
 
-@pytest.mark.alone  # a thread that does not get its CPU is told of otherwise
+@pytest.mark.alone  # a thread that does not get its CPU is reported otherwise
 def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,7 +427,7 @@ def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
 
     unbelieved = 0
 
-    def told(more_ns: int, meanwhile: Callable[[], object]) -> int:
+    def reported_wait(more_ns: int, meanwhile: Callable[[], object]) -> int:
         nonlocal added, unbelieved
         before = watch.usage(now())
         begin = now()
@@ -437,11 +437,11 @@ def test_a_wait_for_a_disk_is_no_longer_than_there_was_time(
         unbelieved += sum(int(np.sum(each["io_ns"] == NOT_MEASURED)) for each in (before, rows))
         return int(row_of(rows, program.worker)["io_ns"])
 
-    assert told(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
+    assert reported_wait(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
     assert watch.counters["thread_times_rejected"] == 0
-    assert told(-50_000_000, lambda: time.sleep(0.03)) == NOT_MEASURED, "more than there was time"
-    assert told(1 << 60, lambda: program.do("burn 30")) == NOT_MEASURED, "it ran"
-    assert told(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
+    assert reported_wait(-50_000_000, lambda: time.sleep(0.03)) == NOT_MEASURED, "more than there was time"
+    assert reported_wait(1 << 60, lambda: program.do("burn 30")) == NOT_MEASURED, "it ran"
+    assert reported_wait(20_000_000, lambda: time.sleep(0.03)) == 20_000_000
     assert watch.counters["thread_times_rejected"] == unbelieved >= 3, "two threads, and the one that ran at least"
 
 
@@ -457,8 +457,8 @@ def test_without_privilege_files_are_read(program: Program) -> None:
             watch = ThreadWatch(program.pid)
             watch.usage(now())
             rows = watch.usage(now())
-            told = threads._taskstats()
-            code = 0 if len(rows) == 2 and told == "needs CAP_NET_ADMIN (run Argus with sudo)" else 2
+            reported = threads._taskstats()
+            code = 0 if len(rows) == 2 and reported == "needs CAP_NET_ADMIN (run Argus with sudo)" else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -497,6 +497,6 @@ def test_the_layout_is_that_of_the_kernel_s_header(tmp_path: Path) -> None:
     done = subprocess.run(["gcc", "-xc", "-", "-o", tmp_path / "layout"], input=source + "}", text=True)
     if done.returncode:
         pytest.skip("linux/taskstats.h is not installed")
-    told = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout.split()
-    offsets = dict(zip(told[::2], map(int, told[1::2]), strict=True))
+    reported = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout.split()
+    offsets = dict(zip(reported[::2], map(int, reported[1::2]), strict=True))
     assert {name: threads._STATS_FIELDS[name][1] for name in members} == offsets

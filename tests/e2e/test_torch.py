@@ -17,12 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.targets import descendants
+from argus.capture.process.targets import descendants
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-
-from ..kernel.conftest import wait_until
-from .conftest import ARGUS, Argus, argus_with, pid_words, start_trace
+from tests.e2e.conftest import ARGUS, Argus, argus_with, pid_words, start_trace
+from tests.kernel.conftest import wait_until
 
 pytestmark = [
     pytest.mark.kernel,
@@ -77,10 +76,10 @@ class Row:
 
 @dataclass
 class Traced:
-    """A job that was traced, what Argus said, and what the program wrote itself."""
+    """A job that was traced, what Argus printed, and what the program wrote itself."""
 
     url: str
-    said: str = ""
+    output: str = ""
     pids: list[int] = field(default_factory=list)
     workers: dict[int, int] = field(default_factory=dict)
     truth: list[list[dict[str, int]]] = field(default_factory=list)
@@ -117,8 +116,8 @@ class Traced:
 
     def window(self, rank: int) -> tuple[int, int]:
         """The time that was traced, CLOCK_MONOTONIC."""
-        mine = [row for row in self.rows() if row.pid == self.pids[rank]]
-        return min(row.begin_ns for row in mine), max(row.end_ns for row in mine)
+        own = [row for row in self.rows() if row.pid == self.pids[rank]]
+        return min(row.begin_ns for row in own), max(row.end_ns for row in own)
 
     def steps(self, rank: int) -> list[dict[str, int]]:
         begin, end = self.window(rank)
@@ -187,8 +186,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
             rest, _ = tracing.communicate(timeout=90)
         finally:
             end(tracing)
-        traced.said = first + rest
-        assert tracing.returncode == 0, traced.said
+        traced.output = first + rest
+        assert tracing.returncode == 0, traced.output
         assert [process.poll() for process in job] == [None, None], "tracing ended the job"
         traced.truth = [read_truth(folder, rank) for rank in (0, 1)]
     finally:
@@ -210,16 +209,16 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     )
     try:
         wait_until(lambda: len(descendants([job.pid])) >= 2, 60, "torchrun to start its ranks")
-        with open(folder / "said", "w", encoding="utf-8") as said:
+        with open(folder / "output", "w", encoding="utf-8") as output:
             words = [*ARGUS, "trace", "--pid", str(job.pid), "--children", "--rate", "97", "--store", traced.url]
-            tracing = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, text=True)
+            tracing = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, text=True)
         try:
             wait_for_steps(folder, 3)
             traced.pids = [next(line["pid"] for line in read_truth(folder, rank)) for rank in (0, 1)]
             traced.workers = {worker: rank for rank in (0, 1) for worker in descendants([traced.pids[rank]])}
             known = len(traced.pids) + len(traced.workers)
             wait_until(
-                lambda: (folder / "said").read_text().count("note: following process") >= known,
+                lambda: (folder / "output").read_text().count("note: following process") >= known,
                 60,
                 "all to be followed",
             )
@@ -229,8 +228,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Traced:
             tracing.wait(90)
         finally:
             end(tracing)
-        traced.said = (folder / "said").read_text()
-        assert tracing.returncode == 0, traced.said
+        traced.output = (folder / "output").read_text()
+        assert tracing.returncode == 0, traced.output
         traced.truth = [read_truth(folder, rank) for rank in (0, 1)]
     finally:
         job.terminate()  # torchrun ends its ranks
@@ -249,7 +248,7 @@ def traced(request: pytest.FixtureRequest) -> Traced:
 
 
 def test_nothing_is_lost(traced: Traced) -> None:
-    assert "coverage: complete" in traced.said
+    assert "coverage: complete" in traced.output
     rows = [row for row in traced.rows() if row.frames and not row.ending and "gloo" not in row.thread]
     with_python = [row for row in rows if row.python != "none"]
     taken = sum(row.count for row in with_python)
@@ -266,7 +265,7 @@ def test_frames_are_hardly_ever_rejected(plain: Traced) -> None:
 
 
 def test_every_process_has_its_rank_and_threads_their_names(traced: Traced) -> None:
-    assert {row.pid for row in traced.rows()} == {*traced.pids, *traced.workers}, traced.said
+    assert {row.pid for row in traced.rows()} == {*traced.pids, *traced.workers}, traced.output
     ranks = {pid: rank for rank, pid in enumerate(traced.pids)} | traced.workers
     assert {(row.pid, row.rank) for row in traced.rows()} == set(ranks.items())
     for rank in (0, 1):
@@ -298,12 +297,12 @@ def test_the_phases_of_a_step_are_in_the_main_threads(traced: Traced) -> None:
 
 def test_workers_are_seen_at_their_work(traced: Traced) -> None:
     for worker in traced.workers:
-        mine = [row for row in traced.rows() if row.tid == worker and row.frames]
-        assert any("_worker_loop" in row.functions for row in mine)
+        own = [row for row in traced.rows() if row.tid == worker and row.frames]
+        assert any("_worker_loop" in row.functions for row in own)
     for rank in (0, 1):
-        mine = [row for row in traced.rows() if traced.workers.get(row.tid) == rank]
-        assert any("Numbers.decode" in row.functions for row in mine)
-        stack = next(row.functions for row in mine if "Numbers.decode" in row.functions)
+        own = [row for row in traced.rows() if traced.workers.get(row.tid) == rank]
+        assert any("Numbers.decode" in row.functions for row in own)
+        stack = next(row.functions for row in own if "Numbers.decode" in row.functions)
         order = [
             "<module>", "main", "read_batches", "DataLoader.__iter__", "_worker_loop", "_MapDatasetFetcher.fetch",
             "Numbers.__getitem__", "Numbers.decode",

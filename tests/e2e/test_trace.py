@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from run import BUILD, Job
 
-from argus.capture.elf import Elf
-from argus.capture.targets import executable_mappings, find_libraries
+from argus.capture.process.elf import Elf
+from argus.capture.process.targets import executable_mappings, find_libraries
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.e2e.conftest import Argus, Log, attached, pid_words, start_trace, wait_for_silence
+from tests.kernel.conftest import wait_for_cuda, wait_until
 from tests.lacking import needs_mounts
-
-from ..kernel.conftest import wait_for_cuda, wait_until
-from .conftest import Argus, Log, attached, pid_words, start_trace, wait_for_silence
 
 pytestmark = pytest.mark.kernel
 
@@ -102,10 +101,10 @@ def test_a_signal_ends_the_trace_in_good_order(store_url: str, tmp_path: Path, h
         attached(tracing)
         log.wait_for_steps(10)
         tracing.send_signal(how)
-        said, _ = tracing.communicate(timeout=60)
+        output, _ = tracing.communicate(timeout=60)
         assert tracing.returncode == 0
-        assert "coverage: complete" in said
-        assert "next: argus diagnose" in said
+        assert "coverage: complete" in output
+        assert "next: argus diagnose" in output
         assert breakpoints(job.pids[0]) == []
     assert count(store_url, "SELECT count() AS n FROM launches") > 1000
     assert count(store_url, "SELECT count() AS n FROM jobs FINAL WHERE ended IS NOT NULL") == 1
@@ -133,18 +132,18 @@ def test_killing_argus_leaves_no_probe_and_a_sound_store(argus: Argus, store_url
     assert count(store_url, launches) > before
 
 
-def test_targets_that_end_while_traced_are_told(argus: Argus, store_url: str, tmp_path: Path) -> None:
+def test_targets_that_end_while_traced_are_reported(argus: Argus, store_url: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     with Job(ranks=2, args=["--steps", "40", "--go", str(go)]) as job:
         wait_for_cuda(job.pids)
         tracing = start_trace(store_url, *pid_words(job.pids))
         attached(tracing)
         go.touch()
-        said, _ = tracing.communicate(timeout=60)
+        output, _ = tracing.communicate(timeout=60)
         assert job.wait(10) == [0, 0]
     assert tracing.returncode == 0
-    assert f"ended meanwhile: processes {job.pids[0]}, {job.pids[1]}" in said
-    assert "coverage: complete" in said
+    assert f"ended meanwhile: processes {job.pids[0]}, {job.pids[1]}" in output
+    assert "coverage: complete" in output
     assert count(store_url, "SELECT uniqExact(rank) AS n FROM ranks FINAL WHERE state = 'exited'") == 2
     # all calls up to the last one are there: 4 buckets a step
     assert count(store_url, "SELECT count() AS n FROM collectives WHERE op = 'AllReduce'") == 2 * 40 * 4
@@ -161,8 +160,8 @@ def test_a_target_killed_inside_a_call_leaves_that_call_unfinished(store_url: st
         # its peer now waits for ever in the next synchronise
         wait_for_silence(log, 1)
         tracing.send_signal(signal.SIGINT)
-        said, _ = tracing.communicate(timeout=60)
-        assert tracing.returncode == 0, said
+        output, _ = tracing.communicate(timeout=60)
+        assert tracing.returncode == 0, output
     waiting = "SELECT count() AS n FROM launches WHERE kind = 'sync' AND duration_ns = -1 AND rank = 0"
     assert count(store_url, waiting) == 1
 
@@ -211,7 +210,7 @@ def test_without_privileges_it_says_sudo(store_url: str) -> None:
 
 
 def test_a_launcher_s_children_are_followed_from_their_first_call(store_url: str, tmp_path: Path) -> None:
-    """Traced before its ranks exist. The first ones load libraries that have no probes yet, and are told to be probed
+    """Traced before its ranks exist. The first ones load libraries that have no probes yet, and are reported as probed
     late; of those that come after them (a restarted job) nothing is missed."""
     go, again = tmp_path / "go", tmp_path / "again"
     job = [sys.executable, str(BUILD.parent.parent / "tests/fakegpu/run.py"), "--ranks", "3", "--"]
@@ -239,21 +238,21 @@ subprocess.run({[*job, "--exact", "211", "47", "--hold", "1"]!r}, check=True)
             followed += "following process" in line
         again.touch()
         assert launcher.wait(60) == 0
-        said, _ = tracing.communicate(timeout=60)
+        output, _ = tracing.communicate(timeout=60)
     finally:
         launcher.kill()
         launcher.wait()
-    assert tracing.returncode == 0, said
-    assert "probed after " in said
+    assert tracing.returncode == 0, output
+    assert "probed after " in output
     with open_store(store_url) as store:
         ranks = query_columns(
             store,
             "SELECT pid, any(rank) AS r, countIf(call = 'cudaLaunchKernel' AND NOT in_nccl) AS n FROM launches "
             "WHERE run = (SELECT max(run) FROM launches) GROUP BY pid ORDER BY r",
         )
-    assert ranks["r"].tolist() == [0, 1, 2], said
-    if "calls_before_follow" not in said:
-        assert ranks["n"].tolist() == [211] * 3, said
+    assert ranks["r"].tolist() == [0, 1, 2], output
+    assert "before they were followed" not in output
+    assert ranks["n"].tolist() == [211] * 3, output
 
 
 def test_a_library_deleted_after_it_was_loaded_is_traced(argus: Argus, store_url: str, tmp_path: Path) -> None:
@@ -302,8 +301,8 @@ def test_two_argus_at_once_both_see_everything(argus: Argus, tmp_path: Path) -> 
             attached(tracing)
         go.touch()
         for tracing in tracers:
-            said, _ = tracing.communicate(timeout=60)
-            assert "coverage: complete" in said
+            output, _ = tracing.communicate(timeout=60)
+            assert "coverage: complete" in output
     for url in urls:
         assert count(url, "SELECT count() AS n FROM launches WHERE call = 'cudaLaunchKernel'") == 2 * 503
         assert count(url, "SELECT count() AS n FROM collectives WHERE op = 'AllReduce'") == 2 * 101
@@ -313,8 +312,8 @@ def test_bystanders_that_map_the_same_library_get_no_probes(store_url: str) -> N
     with Job(ranks=1) as bystander, Job(ranks=1) as job:
         wait_for_cuda(bystander.pids + job.pids)
         tracing = start_trace(store_url, *pid_words(job.pids))
-        said = attached(tracing)
-        assert f"process {job.pids[0]}" in said[-1]
+        output = attached(tracing)
+        assert f"process {job.pids[0]}" in output[-1]
         assert breakpoints(job.pids[0])
         assert breakpoints(bystander.pids[0]) == []
         tracing.send_signal(signal.SIGINT)

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from argus.diagnose.standing import in_words
-from argus.diagnose.watch import Watch
-from argus.errors import ArgusError
-from argus.store.open import Store, open_store, parse_url
+from argus.diagnose.follow.standing import in_words
+from argus.diagnose.follow.watch import Watch
+from argus.model.errors import ArgusError
+from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from argus.store.url import parse_url
 from argus.store.writer import Writer
+from tests.builders.stored_job import WALL, store_job
+from tests.builders.synthetic_job import Fault, ddp, simulate
 from tests.stores import new_store
-from tests.unit.stored_job import WALL, store_job
-from tests.unit.synthetic_job import Fault, ddp, simulate
 
 pytestmark = pytest.mark.core
 
@@ -38,9 +39,9 @@ def count(store: Store, table: str) -> int:
     return int(query_columns(store, f"SELECT count() AS n FROM {table}")["n"][0])
 
 
-def test_what_it_finds_is_told_stored_and_flagged(store: Store) -> None:
+def test_what_it_finds_is_reported_stored_and_flagged(store: Store) -> None:
     other = Watch(store, "node-1")
-    assert other.judge("ddp", 1) == 0.0  # another host has the lowest rank
+    assert other.diagnose_run("ddp", 1) == 0.0  # another host has the lowest rank
     assert (other.rounds, other.take(), count(store, "findings")) == (0, [], 0)
     watch = Watch(store, "node-0", interval_s=0.1)
     try:
@@ -67,7 +68,7 @@ def test_what_it_finds_is_told_stored_and_flagged(store: Store) -> None:
     # Once, however often it was seen.
     assert count(store, "findings") == 1
     assert other.lines() == []
-    assert other.judge("ddp", 1) == 0.0
+    assert other.diagnose_run("ddp", 1) == 0.0
     assert other.lines() == [line], "the other host's tracer knows what is the matter, too"
     (taken_over,) = other._found.values()
     assert taken_over.status == "degraded"
@@ -89,7 +90,7 @@ def test_a_failure_does_not_reach_the_trace(monkeypatch: pytest.MonkeyPatch, fai
         rounds.append(job)
         raise failure
 
-    monkeypatch.setattr(Watch, "judge", judge)
+    monkeypatch.setattr(Watch, "diagnose_run", judge)
     watch = Watch(nowhere(), "node-0", interval_s=0.01)
     watch.look([("job", 1)])
     deadline = time.monotonic() + 30

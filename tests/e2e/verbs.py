@@ -13,13 +13,13 @@ class Case:
 
     Attributes:
         words: As in a shell.
-        says: A regular expression that its output matches somewhere.
+        prints: A regular expression that its output matches somewhere.
         codes: Exit codes that are right.
         stores: Whether ``--store`` is added.
     """
 
     words: str
-    says: str
+    prints: str
     codes: tuple[int, ...] = (0,)
     stores: bool = True
 
@@ -33,6 +33,10 @@ CASES = {
     "check": Case("check", r"\bBTF\b|bcc", stores=False),
     "arm": Case("arm", r"CUDA_INJECTION64_PATH=", stores=False),
     "diagnose": Case("diagnose --job fake_train", r"fake_train +2 ranks", codes=(0, 10, 11)),
+    "serve": Case(
+        "serve --listen 127.0.0.1:0", r"^serving chdb:.* at http://127\.0\.0\.1:\d+/#token=", codes=(143, -15)
+    ),
+    "report": Case("report --job fake_train -o {folder}/page.html", r"page\.html: .* job fake_train"),
     "stacks": Case("stacks --job fake_train", r"main"),
     "export": Case("export perfetto --job fake_train --last 60s -o {folder}/timeline.json.gz", r"events"),
     "sql": Case("""sql --format csv "SELECT uniqExact(rank) AS n FROM iterations WHERE job = 'fake_train'" """, r"^2$"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, ModuleType
 
-from argus.capture.mapped import File
+from argus.capture.process.mapped import File
 from tests.fuzz import parsers
 
 SECONDS = 2.0

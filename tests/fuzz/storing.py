@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from argus.interop import imported, rows
-from argus.interop.imported_groups import find_communicators
-from argus.interop.imported_steps import find_all_steps
-from argus.interop.recording import Recording
-from argus.store.writer import to_arrow
+from argus.importers import rows
+from argus.importers.recordings import convert
+from argus.importers.recordings.groups import find_communicators
+from argus.importers.recordings.recording import Recording
+from argus.importers.recordings.steps import find_all_steps
+from argus.store.arrow import to_arrow
 
 HELD = "/dev/shm" if os.path.isdir("/dev/shm") else None
 with contextlib.suppress(ImportError):
@@ -55,8 +56,8 @@ class Writer:
 def dropped() -> Iterator[None]:
     """Importers write to nowhere."""
     with (
-        mock.patch.object(imported, "Writer", Writer),
-        mock.patch.object(imported, "new_run", return_value=1),
+        mock.patch.object(convert, "Writer", Writer),
+        mock.patch.object(convert, "new_run", return_value=1),
         mock.patch.object(rows, "Writer", Writer),
         mock.patch.object(rows, "new_run", return_value=1),
     ):
@@ -75,14 +76,14 @@ def store_some(recordings: Sequence[Recording], data: bytes) -> None:
 
 def store(recordings: Sequence[Recording]) -> None:
     """All that ``argus import`` does with recordings."""
-    imported.check_ranks(recordings)
+    convert.check_ranks(recordings)
     communicators = find_communicators(recordings)
     steps = find_all_steps(recordings, communicators)
     nowhere: Any = None
     with dropped():
-        imported.write(nowhere, "job", recordings, steps, communicators)
+        convert.write(nowhere, "job", recordings, steps, communicators)
     for each in recordings:
-        imported.summary(each, steps[each.rank])
+        convert.summary(each, steps[each.rank])
 
 
 @contextlib.contextmanager

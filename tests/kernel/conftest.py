@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.targets import maps_cuda
+from argus.capture.process.targets import maps_cuda
 from tests.stores import new_store
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))

@@ -55,7 +55,7 @@ DEPTH = re.compile(r"# depth (\d+)(?:-(\d+))?(?:/(\d+))?")
 
 
 class Frame(Protocol):
-    """As ``argus.capture.code.PythonFrame``."""
+    """As ``argus.capture.python.code.PythonFrame``."""
 
     @property
     def function(self) -> str: ...
@@ -100,8 +100,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Judgement:
-    """``kind``: "right", "cut" (right as far as it goes, and said to be cut), "unresolved" (right but for frames said
-    to be unknown), "wrong"."""
+    """``kind``: "right", "cut" (right as far as it goes, and marked as cut), "unresolved" (right but for frames
+    marked as unknown), "wrong"."""
 
     kind: str
     why: str = ""
@@ -239,8 +239,8 @@ class Grammar:
             role: "main", "main:FUNCTION", "spawn:FUNCTION" (a process of multiprocessing), "short:FUNCTION" (a thread
                 that begins in announce.short_thread) or FUNCTION, for which ``$role`` stands.
             frames: leaf first; None: not known.
-            entries: whether C code called each; None: not told.
-            cut: the frames nearest to the root are said to be missing.
+            entries: whether C code called each; None: not known.
+            cut: the frames nearest to the root are marked as missing.
         """
         if not frames:
             return Judgement("wrong", "no frames")
@@ -287,7 +287,7 @@ class Grammar:
         return Judgement(kind, no_line=leaf is not None and not leaf.line)
 
     def blocks(self, frames: Sequence[Frame | None]) -> bool:
-        """Whether a thread with this stack, leaf first, waits where it is said to."""
+        """Whether a thread with this stack, leaf first, waits where it is supposed to."""
         for frame in frames:
             for function in self.functions[frame.file] if frame else []:
                 if self._fits(function, frame):

@@ -1,4 +1,4 @@
-/* The functions by which PyTorch of PyPI's wheels tells steps, as in one generation of them:
+/* The functions by which PyTorch of PyPI's wheels marks steps, as in one generation of them:
  *
  *     -DENTER="…" -DEXIT="…" -DBACKWARD="…" [-DOLD_STRING]
  *

@@ -79,7 +79,7 @@ static void *echo(void *unused)
 	return unused;
 }
 
-/* Sleeps in another place for each depth: a place is told by the stack pointer. */
+/* Sleeps in another place for each depth: a place is identified by the stack pointer. */
 __attribute__((noinline)) static void sleep_below(int depth, long ns)
 {
 	volatile char room[64];

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from argus.capture import calls
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model import calls
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda
+from tests.kernel.conftest import wait_for_cuda
 
 pytestmark = [pytest.mark.kernel, pytest.mark.core]
 
@@ -42,8 +42,7 @@ class Seen:
             options = Options(pids=(program.pid,), backend=backend)  # type: ignore[arg-type]
             self._tracer = Tracer(open_store(self._store_url), options)
             self._tracer.start()
-            assert self._tracer._probes is not None
-            assert self._tracer._probes.backend == backend
+            assert self._tracer.session.probes.backend == backend
             self.with_exits = {call for each in self._tracer.attached for call in each.exit_prices}
             go.touch()
             deadline = time.monotonic() + 60
@@ -55,7 +54,7 @@ class Seen:
             program.kill()
             program.wait()
         self.called: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        self.offset = self._tracer.mono_offset_ns
+        self.offset = self._tracer.session.mono_offset_ns
 
     def finish(self) -> None:
         """Ends the trace. Most of it is waiting: the kernel takes perf-event probes away one by one."""
@@ -228,7 +227,7 @@ def test_the_program_calls_every_function_that_is_hooked(seen: Seen) -> None:
     exported = set()
     from run import BUILD
 
-    from argus.capture.elf import Elf
+    from argus.capture.process.elf import Elf
 
     for library in ("libcuda.so.1", "libcudart.so.13", "libnccl.so.2"):
         exported |= Elf(BUILD / library).functions(uncalled).keys()

@@ -37,7 +37,7 @@ def test_the_programs_of_other_compilers_load_and_work(suite: str) -> None:
 
 def test_a_program_that_is_refused_is_a_fault() -> None:
     rows = [
-        {"step": "program", "program": "on_switch", "backend": "", "loaded": False, "said": "R1 pointer |= pointer"},
+        {"step": "program", "program": "on_switch", "backend": "", "loaded": False, "output": "R1 pointer |= pointer"},
         {"step": "sampler", "on": False, "detail": "off-CPU times failed"},
     ]
     assert compilers.faults(rows) == ["on_switch (): R1 pointer |= pointer", "sampler: off-CPU times failed"]

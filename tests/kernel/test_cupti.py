@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from argus.cupti import build as helper
 from argus.cupti import collector as outside
-from argus.cupti import shared
+from argus.cupti import libraries, shared
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
-from argus.records import GPU_OP, HOST_OP, GpuKind, HostKind
-from argus.semantics.gpu import time_in, union
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model.records import GPU_OP, HOST_OP, GpuKind, HostKind
+from argus.semantics.gpu.usage import time_in, union
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytest.importorskip("cupti.cupti")
 pytestmark = [pytest.mark.kernel, pytest.mark.skipif(os.geteuid() != 0, reason="map_files is root's")]
@@ -43,7 +43,7 @@ FAKE_KINDS = {1: GpuKind.KERNEL, 2: GpuKind.MEMCPY, 3: GpuKind.MEMSET}
 EDGE_NS = 500_000_000
 """The fake works ahead: what was queued before CUPTI was on has no record though it ends later."""
 
-# A program that uses the GPU and does as it is told, a line at a time; answers each with a line.
+# A program that uses the GPU and executes commands, a line at a time; answers each with a line.
 PROGRAM = """
 import ctypes as C, os, sys, time
 folder = os.environ["FAKEGPU_BUILD"] + "/"
@@ -346,9 +346,9 @@ def test_nothing_is_lost_at_200_000_kernels_a_second(tmp_path: Path) -> None:
     assert len(np.unique(kernels["correlation"])) == launches
     spent = kernels["end_ns"] - kernels["start_ns"]
     for number, name in enumerate(watch.collector.names[1:], 1):
-        mine = kernels["name"] == number
-        assert int(mine.sum()) == ran["kernels"][name]["count"]
-        assert int(spent[mine].sum()) == ran["kernels"][name]["ns"]
+        own = kernels["name"] == number
+        assert int(own.sum()) == ran["kernels"][name]["count"]
+        assert int(spent[own].sum()) == ran["kernels"][name]["ns"]
     assert len(watch.collector.names) == 9
     assert int((watch.host["kind"] == HostKind.RUNTIME).sum()) == launches
 
@@ -422,7 +422,7 @@ def test_wrong_records_are_rejected_and_counted_to_the_record(tmp_path: Path) ->
         watch = Watch(job.pids[0], api=False).until_on()
         (tmp_path / "go").touch()
         watch.until(written(tmp_path), 15).stop()
-    known = watch.collector._layouts
+    known = watch.collector.buffers.layouts
     assert known is not None
     kernel_bytes = known.dtype(known.kind("CONCURRENT_KERNEL")).itemsize
     wait_bytes = known.dtype(known.kind("SYNCHRONIZATION")).itemsize
@@ -519,22 +519,22 @@ def test_steps_of_the_gpus_are_the_timeline_s(store_url: str, tmp_path: Path) ->
         ops, names = fakegpu.ops_log(log, pid)
         nccl = np.isin(ops["name"], [n + 1 for n, name in enumerate(names) if name.startswith("ncclDevKernel")])
         other = (ops["kind"] == 1) & ~nccl
-        mine = rows["pid"] == pid
-        assert mine.sum() >= 30
-        steps = rows["step"][mine].astype(int)
+        own = rows["pid"] == pid
+        assert own.sum() >= 30
+        steps = rows["step"][own].astype(int)
         assert steps.tolist() == list(range(steps[0], steps[-1] + 1))
-        begin = rows["begin"][mine].astype(np.int64)
-        edges = np.append(begin, begin[-1] + int(rows["duration_ns"][mine][-1]))
-        assert np.array_equal(edges[1:-1], (begin + rows["duration_ns"][mine])[:-1])
+        begin = rows["begin"][own].astype(np.int64)
+        edges = np.append(begin, begin[-1] + int(rows["duration_ns"][own][-1]))
+        assert np.array_equal(edges[1:-1], (begin + rows["duration_ns"][own])[:-1])
 
         def covered(chosen: NDArray[np.bool_], ops: Any = ops, edges: Any = edges) -> Any:
             return time_in(union(ops["start_ns"][chosen], ops["end_ns"][chosen]), edges)
 
         busy = covered(np.ones(len(ops), bool))
-        assert rows["busy_ns"][mine].tolist() == busy.tolist()
-        assert rows["idle_ns"][mine].tolist() == (np.diff(edges) - busy).tolist()
-        assert rows["exposed"][mine].tolist() == (covered(other | nccl) - covered(other)).tolist()
-        assert rows["void_share"][mine] == pytest.approx(1 - busy / np.diff(edges), abs=1e-6)
+        assert rows["busy_ns"][own].tolist() == busy.tolist()
+        assert rows["idle_ns"][own].tolist() == (np.diff(edges) - busy).tolist()
+        assert rows["exposed"][own].tolist() == (covered(other | nccl) - covered(other)).tolist()
+        assert rows["void_share"][own] == pytest.approx(1 - busy / np.diff(edges), abs=1e-6)
 
 
 def gpu_states(tracer: Tracer) -> list[str]:
@@ -579,12 +579,12 @@ def test_argus_is_killed_and_another_comes(tmp_path: Path) -> None:
         import sys, time
         from argus.cupti.collector import Collector
         collector = Collector(int(sys.argv[1]))
-        told = False
+        printed = False
         while True:
             collector.poll(time.monotonic())
-            if collector.state == "on" and not told:
+            if collector.state == "on" and not printed:
                 print("on", flush=True)
-                told = True
+                printed = True
             time.sleep(0.02)
     """
     with burst(tmp_path, "--launches", 200_000, "--rate", 10_000, "--hold", 30) as job:
@@ -804,7 +804,7 @@ def test_a_version_that_nobody_knows() -> None:
 
 
 def test_there_is_no_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_SYSTEM", ())
+    monkeypatch.setattr(libraries, "_SYSTEM", ())
     for name in ("libcuda.so.1", "libcudart.so.13"):
         shutil.copy(fakegpu.BUILD / name, tmp_path)
     for name in ("libcupti.so.13", "libcupti.so.12"):  # the system's, if it has one, is not looked for then

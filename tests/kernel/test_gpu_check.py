@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.gpu import common
-from tests.gpu.check import report
-from tests.gpu.parts import LIMIT_S, ORDER
+from scripts.gpu_check import common
+from scripts.gpu_check.check import report
+from scripts.gpu_check.parts import LIMIT_S, ORDER
 
 
 def test_the_same_kernels_compare_as_equal() -> None:
@@ -46,7 +46,7 @@ def test_the_bootstrap_covers_the_truth() -> None:
     assert all(math.isnan(x) for x in common.bootstrap_ratio([], base))
 
 
-def test_a_limit_is_kept_exceeded_or_cannot_be_told() -> None:
+def test_a_limit_is_kept_exceeded_or_cannot_be_decided() -> None:
     rng = np.random.default_rng(5)
     value, low, high = common.bootstrap_median(list(rng.normal(40, 5, 12)))
     assert low < value < high
@@ -94,7 +94,7 @@ def test_parts_on_the_fake_gpu(tmp_path: Path, fakegpu: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tests.gpu.check",
+        "scripts.gpu_check.check",
         "--fake",
         "--only",
         "machine,bpf,callers,health",
@@ -113,7 +113,15 @@ def test_a_part_that_hangs_loses_nothing(tmp_path: Path) -> None:
     hangs = tmp_path / "python"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)
-    command = [sys.executable, "-m", "tests.gpu.check", "--only", "machine,volume", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.gpu_check.check",
+        "--only",
+        "machine,volume",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     subprocess.run([*command, "--time-limit", "9", "--python", str(hangs)], capture_output=True, cwd=common.ROOT)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert set(results["parts"]) == {"machine", "volume"}

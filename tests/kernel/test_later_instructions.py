@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.capture import calls, prices
-from argus.capture.bpf import Attachment, Backend, Probes, kernel_version
-from argus.capture.targets import find_libraries
-from argus.records import COLLECTIVE, LAUNCH
+from argus.capture import prices
+from argus.capture.attachment import Attachment
+from argus.capture.kernel.links import Backend
+from argus.capture.probes import Probes, kernel_version
+from argus.capture.process.targets import find_libraries
+from argus.model import calls
+from argus.model.records import COLLECTIVE, LAUNCH
 
 pytestmark = [
     pytest.mark.kernel,

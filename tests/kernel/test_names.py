@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda
+from tests.kernel.conftest import wait_for_cuda
 
 pytestmark = pytest.mark.kernel
 
 STUB = 0x10000
-"""Handle of the first kernel. No symbol covers it, so that only the registration can tell its name."""
+"""Handle of the first kernel. No symbol covers it, so that only the registration has its name."""
 FEW = 40
 MANY = 45_000
 ALL_THAT_FIT = 65_000

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.targets import descendants
+from argus.capture.process.targets import descendants
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -211,13 +211,12 @@ def test_making_a_communicator_survives_looking_kernels_up(program: Path, store_
 def test_a_followed_child_s_first_call_may_be_about_a_communicator(
     program: Path, store_url: str, tmp_path: Path
 ) -> None:
-    """It makes no CUDA call before, so nothing else tells that it is a rank."""
+    """It makes no CUDA call before, so nothing else shows that it is a rank."""
     probed, followed = tmp_path / "probed", tmp_path / "followed"
     launcher = subprocess.Popen(["sh", "-c", f"{program} loop {probed}; {program} init {followed}; sleep 0.3"])
     try:
         tracer = Tracer(open_store(store_url), Options(pids=(launcher.pid,), children=True))
         tracer.start()
-        assert tracer._roster is not None
         family = tracer._roster.family
         poll_until(tracer, lambda: bool(tracer.attached), what="the first child's libraries to be probed")
         (first,) = children(launcher.pid)

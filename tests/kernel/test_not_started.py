@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from run import Job
 
-from argus.cli.counters import describe
+from argus.model.counters import describe
 
 pytestmark = pytest.mark.kernel
 
 REFUSING = """
 import sys
-from argus.capture import programs
+from argus.capture.kernel import programs
 refused, load = sys.argv.pop(1).split(","), programs.Module.load
 def refusing(self, name, *rest):
     if name not in refused:
@@ -41,7 +41,7 @@ def argus(refused: str, *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("refused", "lost", "said"),
+    ("refused", "lost", "message"),
     [
         ("on_switch", {"off-cpu": "off_cpu_not_followed"}, f"off-cpu: failed: cannot follow sched_switch: {WHY}"),
         (
@@ -66,13 +66,13 @@ def argus(refused: str, *words: str) -> str:
     ],
 )
 def test_what_the_kernel_refuses_is_a_feature_a_line_and_a_loss(
-    store_url: str, refused: str, lost: dict[str, str], said: str
+    store_url: str, refused: str, lost: dict[str, str], message: str
 ) -> None:
     place = ("--store", store_url)
     with Job(ranks=1) as job:
         words = ("--pid", str(job.pids[0]), "--duration", "2", "--plain", "--no-diagnose")
         out = argus(refused, "trace", *words, *place)
-    assert said in out
+    assert message in out
     (coverage,) = [line for line in out.splitlines() if line.startswith("coverage:")]
     assert coverage.startswith("coverage: incomplete")
     assert all(describe(counter, 1) in coverage for counter in lost.values()), coverage

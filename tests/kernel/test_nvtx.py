@@ -1,4 +1,4 @@
-"""Ranges of NVTX tell the steps of programs that Argus knows nothing else of, attached while they run."""
+"""Ranges of NVTX mark the steps of programs that Argus knows nothing else of, attached while they run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import governor
+from argus.live.cost import governor
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
-
-from .conftest import wait_until
+from tests.kernel.conftest import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -88,7 +88,7 @@ def traced(folder: Path, store_url: str, ranks: list[subprocess.Popen[bytes]], s
 
     wait_until(enough, timeout_s=60, what="steps")
     assert not tracer.stop()
-    return tracer.mono_offset_ns
+    return tracer.session.mono_offset_ns
 
 
 def rows(store_url: str, text: str) -> list[tuple[int, ...]]:
@@ -122,13 +122,13 @@ def test_steps_and_phases_are_those_of_the_program(tmp_path: Path, store_url: st
             parts[1] = ("forward", "backward", "forward")
             parts += [("backward", "optimizer.step", "backward"), ("optimizer.step", "end", "optimizer")]
         for part, until, phase in parts:
-            told = f"SELECT sum(duration_ns) FROM phases WHERE rank = {rank} AND phase = '{phase}'"
+            reported = f"SELECT sum(duration_ns) FROM phases WHERE rank = {rank} AND phase = '{phase}'"
             least, most = spent(log, part, until, begin, end)
-            ((duration,),) = rows(store_url, told)
+            ((duration,),) = rows(store_url, reported)
             assert least <= duration <= most, (style, phase)
 
 
-def test_ranges_that_cost_too_much_are_seen_in_windows_where_nothing_else_tells_steps(
+def test_ranges_that_cost_too_much_are_seen_in_windows_where_nothing_else_marks_steps(
     tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(governor, "LADDERS", {})
@@ -145,7 +145,7 @@ def test_ranges_that_cost_too_much_are_seen_in_windows_where_nothing_else_tells_
         try:
             polled(lambda: tracer.jobs[0].by_marks is True)
             assert tracer.counters()["nvtx_probes_detached"] == (0, True)
-            tracer._overhead.governor.budget = 1e-9
+            tracer._budget.overhead.governor.budget = 1e-9
             polled(lambda: tracer.counters()["nvtx_probes_detached"] == (1, True))
             assert "NVTX's ranges are seen in windows, since nothing else marks steps" in tracer.notes()[-1]
             assert tracer.jobs[0].by_marks is True

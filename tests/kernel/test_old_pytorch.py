@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import calls
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model import calls
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-from argus.trace import Options, Tracer
-
-from .conftest import wait_until
+from tests.kernel.conftest import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -59,8 +59,7 @@ def test_steps_are_those_of_the_program(tmp_path: Path, store_url: str, version:
                 return done() > until
 
             wait_until(enough, timeout_s=60, what="steps")
-            assert tracer._probes is not None
-            hits = tracer._probes.hits()
+            hits = tracer.session.probes.hits()
             assert hits[calls.BY_SYMBOL[backward].id] > 30
             assert hits[calls.BY_SYMBOL[calls.symbol_of("backward_begin")].id] == 0  # which has nothing to add
             assert not tracer.stop()
@@ -76,6 +75,6 @@ def test_steps_are_those_of_the_program(tmp_path: Path, store_url: str, version:
     assert set(found["method"].tolist()) == {"marks"}
     assert len(found["step"]) >= 30
     steps, ends = np.loadtxt(log, np.int64).T
-    theirs = steps[np.searchsorted(ends, found["end"] - tracer.mono_offset_ns)]
+    theirs = steps[np.searchsorted(ends, found["end"] - tracer.session.mono_offset_ns)]
     assert len(set((theirs - found["step"]).tolist())) == 1
     assert {"data_loading", "backward", "optimizer"} <= set(parts["phase"].tolist())

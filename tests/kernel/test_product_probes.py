@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import governor
-from argus.records import Counter
+from argus.live.cost import governor
+from argus.live.options import Options
+from argus.live.tracer import Tracer
+from argus.model.records import Counter
 from argus.store.open import open_store
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda
+from tests.kernel.conftest import wait_for_cuda
 
 pytestmark = pytest.mark.kernel
 
@@ -27,8 +27,7 @@ def poll_until(tracer: Tracer, condition: Callable[[], bool]) -> None:
 
 
 def seen(tracer: Tracer) -> dict[Counter, int]:
-    assert tracer._probes is not None
-    return tracer._probes.counters()
+    return tracer.session.probes.counters()
 
 
 @pytest.mark.parametrize("armed", [True, False])
@@ -47,9 +46,9 @@ def test_products_are_probed_while_kernels_are_timed_and_are_not_too_many(
                 assert tracer.counters()["math_probes_detached"] == (0, True)
                 monkeypatch.setattr(governor, "LADDERS", {})
                 monkeypatch.setattr(governor, "PROBE_RUNGS", governor.PROBE_RUNGS[:1])
-                tracer._overhead.governor.budget = 1e-9
+                tracer._budget.overhead.governor.budget = 1e-9
                 poll_until(tracer, lambda: tracer.counters()["math_probes_detached"] == (1, True))
-                tracer._overhead.governor.budget = 1.0
+                tracer._budget.overhead.governor.budget = 1.0
                 assert "cuBLAS and attention are not probed" in tracer.notes()[-1]
             before = seen(tracer)
             poll_until(tracer, lambda: seen(tracer)[Counter.LAUNCHES] > before[Counter.LAUNCHES] + 1000)

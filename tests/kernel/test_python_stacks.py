@@ -1,7 +1,7 @@
 """Python stacks against programs that know their own: on every CPython at hand, under load, and where it is hard.
 
-Interpreters: those of ``tests.pythons``. ``python_truth`` says how the programs tell which stacks can be; ``python -m
-tests.kernel.test_python_stacks SECONDS [PYTHON ...]`` runs the same for longer and prints a table.
+Interpreters: those of ``tests.pythons``. ``python_truth`` explains how the programs define which stacks can be;
+``python -m tests.kernel.test_python_stacks SECONDS [PYTHON ...]`` runs the same for longer and prints a table.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus import records
-from argus.capture.code import HIDDEN, CodeResolver, PythonFrame
-from argus.capture.python import Interpreter, PythonProcess, find_interpreter
-from argus.capture.stacks import RawStack, StackProbes
-from argus.records import StackCounter
+from argus.capture.python.code import HIDDEN, CodeResolver, PythonFrame
+from argus.capture.python.interpreter import Interpreter, PythonProcess, find_interpreter
+from argus.capture.sampler import RawStack, StackProbes
+from argus.model import records
+from argus.model.records import StackCounter
+from tests.kernel.conftest import wait_until
+from tests.kernel.python_truth import Grammar, Judgement, Tally
 from tests.pythons import pythons
-
-from .conftest import wait_until
-from .python_truth import Grammar, Judgement, Tally
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -53,10 +52,10 @@ CHURN_ROLES = ("churn_lines", "churn_same", "phases")
 
 @cache
 def version_of(python: str) -> tuple[int, int]:
-    said = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
-    if said.returncode:
-        pytest.skip(f"{python} does not run: {said.stderr.strip()[-200:]}")
-    major, minor = said.stdout.split()
+    output = subprocess.run([python, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, text=True)
+    if output.returncode:
+        pytest.skip(f"{python} does not run: {output.stderr.strip()[-200:]}")
+    major, minor = output.stdout.split()
     return int(major), int(minor)
 
 
@@ -76,7 +75,7 @@ def newest() -> str:
 
 @dataclass
 class Program:
-    """A program of ``python_programs``, and what its threads said of themselves."""
+    """A program of ``python_programs``, and what its threads announced of themselves."""
 
     python: str
     name: str
@@ -91,7 +90,7 @@ class Program:
 
     @property
     def ready(self) -> bool:
-        """Whether all its threads have said who they are."""
+        """Whether all its threads have announced themselves."""
         return len(self.roles) >= self._expected
 
     def read(self) -> None:
@@ -180,7 +179,7 @@ class Samples:
         self.resent = 0
         self.spent = np.zeros(2)
         """Seconds in drain, and in resolving."""
-        self._told = 0.0
+        self._refreshed_s = 0.0
         self._flush()  # what an earlier test left
         self.counts = self.counts[:0]
         self._before = probes.counters()
@@ -213,8 +212,8 @@ class Samples:
         self.spent += [between - begin, time.monotonic() - between]
         if len(drained.counts):
             self.counts = np.concatenate([self.counts, drained.counts])
-        if time.monotonic() - self._told > 0.25:
-            self._told = time.monotonic()
+        if time.monotonic() - self._refreshed_s > 0.25:
+            self._refreshed_s = time.monotonic()
             for pid, target in self.targets.items():
                 self.probes.set_threads(pid, target.process.thread_states())
 
@@ -284,7 +283,7 @@ class Verdict:
 
     @property
     def right(self) -> float:
-        """Share of samples that are right, or right as far as they go and said to be cut."""
+        """Share of samples that are right, or right as far as they go and marked as cut."""
         return (self.on.samples["right"] + self.on.samples["cut"]) / max(self.total, 1)
 
     def __str__(self) -> str:
@@ -488,11 +487,11 @@ def watch(samples: Samples, programs: Sequence[Program], seconds: float) -> None
     samples.follow(seconds, look)
 
 
-def told(folder: Path, python: str, name: str, *roles: str) -> dict[str, list[list[PythonFrame]]]:
+def own_account(folder: Path, python: str, name: str, *roles: str) -> dict[str, list[list[PythonFrame]]]:
     """Stacks of a program by the interpreter's own account (sys.settrace), leaf first, by role."""
-    log = folder / f"told.{name}.log"
-    subprocess.run([python, str(PROGRAMS / f"{name}.py"), str(log), "--tell=1", *roles], check=True, timeout=60)
-    account = json.loads(Path(f"{log}.told").read_text())
+    log = folder / f"account.{name}.log"
+    subprocess.run([python, str(PROGRAMS / f"{name}.py"), str(log), "--account=1", *roles], check=True, timeout=60)
+    account = json.loads(Path(f"{log}.account").read_text())
     return {role: [[PythonFrame(*frame) for frame in stack] for stack in stacks] for role, stacks in account.items()}
 
 
@@ -501,7 +500,7 @@ def test_the_grammars_take_what_an_interpreter_says_of_itself(name: str, tmp_pat
     for python in {PYTHONS[0], newest()}:
         tally = Tally()
         grammar = grammar_of(name, version_of(python))
-        for role, stacks in told(tmp_path, python, name).items():
+        for role, stacks in own_account(tmp_path, python, name).items():
             for stack in stacks:
                 tally.add(role, grammar.judge(role, stack))
         assert not tally.wrong, (python, tally.wrong)
@@ -512,7 +511,7 @@ def test_the_checker_finds_every_kind_of_fault(tmp_path: Path) -> None:
     """Right stacks, with one thing wrong in each."""
     python = newest()
     grammar = grammar_of("grammar", version_of(python))
-    stacks = told(tmp_path, python, "grammar", "recursion", "callbacks")
+    stacks = own_account(tmp_path, python, "grammar", "recursion", "callbacks")
     deep = next(stack for stack in stacks["recursion"] if stack[0].function == "burn" and len(stack) == 45)
     called = next(stack for stack in stacks["callbacks"] if stack[0].function == "by_nested_key")
     entries = [frame.function in ("by_nested_key", "nested", "thread") for frame in called]
@@ -543,7 +542,7 @@ def test_the_checker_finds_every_kind_of_fault(tmp_path: Path) -> None:
 
 @every_python
 def test_every_stack_is_one_that_was(python: str, samples: Samples, run: Callable[..., Program]) -> None:
-    """Right, said to be incomplete, or not given at all; and the last two are few."""
+    """Right, marked as incomplete, or not given at all; and the last two are few."""
     every = {"recursion", "generators", "callbacks", "runs", "elder", "churn_same", "main:forked", "spawn:worker"}
     programs = [run(python, name) for name in NAMES]
     watch(samples, programs, SECONDS)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from argus.capture.process.targets import Target
+from argus.live.choose import find_targets
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
-
-from .conftest import wait_for_cuda, wait_until
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -120,11 +122,11 @@ def test_ranks_that_start_again_are_a_new_run(store_url: str) -> None:
         ).to_pylist()
     assert [row["run"] for row in runs] == [first.run, second.run]
     assert [row["pids"] for row in runs] == [2, 2]
-    # The second attempt finds probes in place: 4 all-reduces in each of 60 steps on both ranks. Where Argus has no CPU
-    # when a rank begins, that one's first calls are not let through, and counted.
-    missed = 2 * 60 * 4 - runs[1]["n"]
+    # The second attempt finds probes in place: 4 all-reduces in each of 60 steps on both ranks. The kernel lets a rank
+    # through when it is forked, whether or not Argus has a CPU then.
     lost = tracer.lost_at_end  # type: ignore[attr-defined]
-    assert missed == 0 or 0 < missed <= lost.get("calls_before_follow", 0), (missed, lost)
+    assert runs[1]["n"] == 2 * 60 * 4, lost
+    assert "calls_before_follow" not in lost
 
 
 def test_two_jobs_of_one_name_are_kept_apart(store_url: str) -> None:
@@ -140,23 +142,22 @@ def test_two_jobs_of_one_name_are_kept_apart(store_url: str) -> None:
     assert sorted(members) == sorted([sorted(small.pids), sorted(large.pids)])
 
 
-def test_a_target_that_is_gone_before_it_is_probed_is_told(store_url: str) -> None:
+def test_a_target_that_is_gone_before_it_is_probed_is_reported(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from run import Job
 
-    from argus.errors import ArgusError
+    from argus.model.errors import ArgusError
 
     with Job(ranks=1) as job:
         wait_for_cuda(job.pids)
         tracer = Tracer(open_store(store_url), Options(pids=tuple(job.pids)))
-        find = tracer._find_targets
 
-        def find_and_lose() -> list[object]:
-            found = find()
+        def find_and_lose(options: Options) -> list[Target]:
+            found = find_targets(options)
             job.processes[0].kill()
             job.processes[0].wait()
-            return found  # type: ignore[return-value]
+            return found
 
-        tracer._find_targets = find_and_lose  # type: ignore[method-assign, assignment]
+        monkeypatch.setattr("argus.live.tracer.find_targets", find_and_lose)
         with pytest.raises(ArgusError, match=f"process {job.pids[0]} ended before it could be probed"):
             tracer.start()
 
@@ -169,7 +170,9 @@ if os.fork():
     time.sleep(60)
 end = time.monotonic() + 60
 while time.monotonic() < end:
-    library.cuCtxSynchronize()
+    for _ in range(5):
+        library.cuCtxSynchronize()
+    time.sleep(0.0001)
 """
 
 
@@ -182,7 +185,8 @@ def test_children_that_call_already_lose_nothing_when_the_trace_begins(store_url
     try:
         assert launcher.stdout is not None
         assert launcher.stdout.readline() == b"ready\n"
-        # Calls as fast as a loop can make them: what the governor would leave out of them is not what this is about.
+        # Up to 50,000 calls a second, below a process's budget (RECORDS_S), to which a reader that comes late on a busy
+        # machine would hold a faster one; nor is what the governor would leave out what this is about.
         with tracing(store_url, pids=(launcher.pid,), children=True, max_overhead=1e6) as tracer:
             poll_until(tracer, lambda: bool(tracer.live()), what="the child's calls")
             assert [member.target.pid for member in tracer.live()] != [launcher.pid]

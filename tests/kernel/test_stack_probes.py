@@ -19,15 +19,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import stacks
-from argus.capture.programs import cpus_of
-from argus.capture.stacks import FEW_THREADS, RawStack, StackProbes
-from argus.capture.symbols import Symbols
-from argus.errors import ArgusError
-from argus.records import StackCounter
-
-from .conftest import wait_until
+from argus.capture import sampler
+from argus.capture.kernel.programs import cpus_of
+from argus.capture.process.symbols import Symbols
+from argus.capture.sampler import FEW_THREADS, RawStack, StackProbes
+from argus.model import records
+from argus.model.errors import ArgusError
+from argus.model.records import StackCounter
+from tests.kernel.conftest import wait_until
 
 pytestmark = pytest.mark.kernel
 
@@ -107,7 +106,7 @@ class Seen:
         return int(self.of(pid)["count"].sum())
 
 
-def tell(process: subprocess.Popen[str], line: str = "go") -> None:
+def send_line(process: subprocess.Popen[str], line: str = "go") -> None:
     assert process.stdin is not None
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
@@ -199,7 +198,7 @@ def test_every_sample_is_counted_once(probes: StackProbes, start: Callable[..., 
     seen = Seen(probes)
     for process in busy:
         probes.add_target(process.pid)
-    tell(busy[1])
+    send_line(busy[1])
     seen.wait(lambda: seen.samples(busy[0].pid) > 3000 and sleeping(busy[1]), "3,000 samples")
     for _ in range(20):
         seen.drain()
@@ -244,8 +243,8 @@ def test_what_finds_no_room_is_counted(
     start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what was counted before is whole, as is what comes when there is room again."""
-    monkeypatch.setattr(stacks, "LEAST_ROWS", 2)
-    monkeypatch.setattr(stacks, "READ_S", 0.0)
+    monkeypatch.setattr(sampler, "LEAST_ROWS", 2)
+    monkeypatch.setattr(sampler, "READ_S", 0.0)
     probes = StackProbes(rate_hz=997, off_cpu_ns=None)
     try:
         seen = Seen(probes)
@@ -265,7 +264,7 @@ def test_what_finds_no_room_is_counted(
         probes.close()
 
 
-def test_every_process_and_thread_that_is_made_is_told(
+def test_every_process_and_thread_that_is_made_is_reported(
     usual: StackProbes, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     process = start("work", "threads", 7)
@@ -273,7 +272,7 @@ def test_every_process_and_thread_that_is_made_is_told(
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as shell:
         usual.add_target(shell.pid)
         before = usual.clones()
-        tell(shell)
+        send_line(shell)
         assert shell.stdout is not None
         assert shell.stdout.readline() == "done\n"
         assert usual.clones() == before + 5
@@ -281,7 +280,7 @@ def test_every_process_and_thread_that_is_made_is_told(
         shell.kill()
     usual.add_target(process.pid)
     before = usual.clones()
-    tell(process)
+    send_line(process)
     wait_until(lambda: usual.clones() >= before + 7, what="seven threads")
     usual.remove_target(process.pid)
 
@@ -311,7 +310,7 @@ def test_the_native_chain_is_the_call_chain(usual: StackProbes, start: Callable[
     at = dict(zip(("inner", "middle", "outer"), heard(process), strict=True))
     seen = Seen(usual)
     usual.add_target(process.pid)
-    tell(process)
+    send_line(process)
     poll = lambda rows: np.isin(rows["what"] & records.WHAT_SYSCALL, list(SYSCALLS["poll"]))  # noqa: E731
     wait_until(lambda: bool(poll(usual.off_now()).any()), what="it to hang")
     seen.drain()
@@ -350,7 +349,7 @@ def test_every_block_is_counted_once_under_its_system_call(
     assert probes.state["sampling"].startswith("off")
     seen = Seen(probes)
     before, began = switches(process), time.monotonic_ns()
-    tell(process)
+    send_line(process)
     seen.wait(lambda: done(process), "the program to be done")
     after = switches(process)
     seen.drain(final=True)
@@ -381,7 +380,7 @@ def test_long_blocks_have_their_stacks(usual: StackProbes, start: Callable[..., 
     before = usual.counters()
     usual.add_target(process.pid)
     seen = Seen(usual)
-    tell(process)
+    send_line(process)
     seen.wait(lambda: done(process), "the program to be done")
     seen.wait(lambda: seen.of(process.pid, off=True)["count"].sum() > 300)
     rows = seen.of(process.pid, off=True)
@@ -408,7 +407,7 @@ def test_the_place_of_the_longest_waits_always_has_its_stack(
     usual.add_target(process.pid)
     seen = Seen(usual)
     began, before = time.monotonic(), usual.counters()
-    tell(process)
+    send_line(process)
     seen.wait(lambda: done(process), "the program to be done")
     seconds = time.monotonic() - began
     end_of_windows(seen, time.monotonic_ns())
@@ -458,11 +457,11 @@ def test_where_in_a_function_makes_no_stack_once_it_is_known(
     assert min(chains()) > 1
     usual.set_leaf_only(process.pid, begin)
     seen.wait(lambda: 1 in chains())
-    told = time.monotonic_ns()
+    reported = time.monotonic_ns()
 
     def later() -> list[int]:
         rows = seen.of(process.pid)
-        found = [seen.stacks[int(n)].native for n in rows["stack"][rows["first_ns"] > told] if int(n)]
+        found = [seen.stacks[int(n)].native for n in rows["stack"][rows["first_ns"] > reported] if int(n)]
         return [len(native) for native in found if int(native[0]) == begin]
 
     seen.wait(lambda: len(later()) > 10, "more samples there")
@@ -477,7 +476,7 @@ def test_short_blocks_cost_few_stacks(usual: StackProbes, start: Callable[..., s
     usual.add_target(process.pid)
     seen = Seen(usual)
     begin, before = time.monotonic(), usual.counters()
-    tell(process)
+    send_line(process)
     seen.wait(lambda: done(process), "the program to be done")
     seconds = time.monotonic() - begin
     taken, long = (usual.counters()[c] - before[c] for c in (StackCounter.OFF_STACKS, StackCounter.OFF_CPU))
@@ -570,7 +569,7 @@ def test_exec_forgets_the_interpreter(usual: StackProbes, start: Callable[..., s
     usual.set_python(process.pid, np.zeros(1, records.PYTHON))
     assert usual.without_python() == set()
     before = usual.counters()[StackCounter.EXECS]
-    tell(process)
+    send_line(process)
     seen = Seen(usual)
     seen.wait(lambda: seen.samples(process.pid) > 10)
     assert usual.without_python() == {process.pid}
@@ -583,7 +582,7 @@ def test_stacks_whose_place_another_takes_are_counted(
     start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = 8
-    monkeypatch.setattr(stacks, "SEEN_ENTRIES", places)
+    monkeypatch.setattr(sampler, "SEEN_ENTRIES", places)
     probes = StackProbes(rate_hz=997, off_cpu_ns=None)
     try:
         process = start("work", "burn", 1)
@@ -628,7 +627,7 @@ def test_a_stack_is_sent_again_after_the_ring_was_full(start: Callable[..., subp
 def test_nothing_is_left_after_kill(programs: dict[str, Path]) -> None:
     code = (
         "import sys, time\n"
-        "from argus.capture.stacks import StackProbes\n"
+        "from argus.capture.sampler import StackProbes\n"
         "probes = StackProbes()\n"
         "print('ready', *probes._module.programs.values(), flush=True)\n"
         "time.sleep(600)\n"
@@ -640,11 +639,11 @@ def test_nothing_is_left_after_kill(programs: dict[str, Path]) -> None:
         assert len(descriptors) == 12
         info = [Path(f"/proc/{process.pid}/fdinfo/{fd}").read_text() for fd in descriptors]
         ids = {int(re.search(r"prog_id:\s+(\d+)", text).group(1)) for text in info}  # type: ignore[union-attr]
-        assert ids <= stacks.program_ids()
+        assert ids <= sampler.program_ids()
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    wait_until(lambda: not ids & stacks.program_ids(), what="the programs to go")
+    wait_until(lambda: not ids & sampler.program_ids(), what="the programs to go")
 
 
 # ---- the walk, on a fake interpreter
@@ -864,7 +863,7 @@ def test_a_thread_without_state_is_searched_for_rarely(
     assert fake.counted(StackCounter.THREAD_WALKS) * 20 < fake.counted(StackCounter.NO_THREAD_STATE) + 40
 
 
-def test_a_state_at_the_end_of_a_long_list_is_told_by_user_space(
+def test_a_state_at_the_end_of_a_long_list_is_found_by_user_space(
     fast: StackProbes, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     fake = Fake(fast, start("fake", "long_list", 5))
@@ -921,7 +920,7 @@ def test_a_pause_for_garbage_lasts_from_its_first_to_its_last_sample(
     for collecting in (1, 0, 1, 0):
         before = samples(bool(collecting))
         turned.append(time.monotonic_ns())
-        tell(fake.process, str(collecting))
+        send_line(fake.process, str(collecting))
         seen.wait(lambda b=before, c=collecting: samples(bool(c)) > b + 20)
     wait_until(lambda: (seen.drain(), len(seen.pauses) >= 2)[1], what="two pauses")
     fast.remove_target(pid)

@@ -7,13 +7,12 @@ import time
 
 import pytest
 
-from argus.capture.bpf import Probes
-from argus.capture.launches import is_launch
-from argus.capture.stacks import StackProbes
-from argus.capture.targets import open_target
-from argus.records import Counter, StackCounter
-
-from .conftest import wait_for_cuda, wait_until
+from argus.capture.probes import Probes
+from argus.capture.process.targets import open_target
+from argus.capture.sampler import StackProbes
+from argus.model.event_kinds import is_launch
+from argus.model.records import Counter, StackCounter
+from tests.kernel.conftest import wait_for_cuda, wait_until
 
 pytestmark = pytest.mark.kernel
 

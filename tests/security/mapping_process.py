@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.mapped import Mapping
-from argus.capture.targets import executable_mappings
+from argus.capture.process.mapped import Mapping
+from argus.capture.process.targets import executable_mappings
 
 NOBODY = 65534
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")

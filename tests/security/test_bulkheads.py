@@ -6,6 +6,8 @@ import io
 import subprocess
 import sys
 import warnings
+from collections import Counter as Tally
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -14,27 +16,34 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from argus import bulkhead, flags, limits, records, trace
-from argus.bulkhead import STALL_S, Bulkheads, Watchdog
-from argus.capture.launches import Origin
-from argus.capture.targets import Identity
-from argus.cupti import collector, shared
-from argus.cupti.collector import Collector
-from argus.diagnose.online import Detector
-from argus.diagnose.standing import News
-from argus.diagnose.watch import Watch
-from argus.errors import ArgusError
-from argus.flags import FlagWatcher
-from argus.gpu import GpuSide
-from argus.records import LOSS_COUNTERS
-from argus.roster import Job, Member, Roster
+from argus.capture.process.targets import Identity
+from argus.cli import session
+from argus.cupti import shared
+from argus.cupti.buffers import Buffers
+from argus.diagnose.follow.standing import News
+from argus.diagnose.follow.watch import Watch
+from argus.diagnose.iteration.changes import Detector
+from argus.live import bulkhead
+from argus.live import tracer as trace
+from argus.live.bulkhead import STALL_S, Bulkheads, Watchdog
+from argus.live.job import Job, Member
+from argus.live.options import Options
+from argus.live.roster import Roster
+from argus.live.sides import flags
+from argus.live.sides.flags import FlagWatcher
+from argus.live.sides.gpu_times import GpuSide
+from argus.live.tracer import Tracer
+from argus.model import records
+from argus.model.errors import ArgusError
+from argus.model.records import LOSS_COUNTERS
+from argus.store.arrow import to_arrow
 from argus.store.open import open_store
-from argus.store.writer import Writer, to_arrow
-from argus.trace import Options, Tracer
-from cli import session
-
-from ..unit.live_views import a_view
-from ..unit.test_stack_side import PID, Session
+from argus.store.writer import Writer
+from argus.system import limits
+from argus.tables.arrow import Origin
+from tests.builders.live_views import a_view
+from tests.builders.sessions import a_session
+from tests.unit.live.test_stack_samples import PID, Session
 
 
 @pytest.fixture(autouse=True)
@@ -46,15 +55,15 @@ def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the parts
 
 
-def test_a_part_that_fails_is_counted_and_said_once() -> None:
-    said: list[str] = []
-    heads = Bulkheads(said.append)
+def test_a_part_that_fails_is_counted_and_reported_once() -> None:
+    output: list[str] = []
+    heads = Bulkheads(output.append)
     for _ in range(5):
         with heads.part("stacks"):
             assert heads.doing == "stacks"
             raise ValueError("\x1b]0;owned\x07")
     assert heads.counters == {"turns_failed": 5}
-    assert said == ["stacks failed (ValueError: \\x1b]0;owned\\x07); the rest of the trace goes on"]
+    assert output == ["stacks failed (ValueError: \\x1b]0;owned\\x07); the rest of the trace goes on"]
     assert heads.doing == ""
     with heads.part("stacks"), heads.job(Job("j", 1)), heads.process(7, "stacks", list):
         pass
@@ -121,7 +130,7 @@ def test_a_process_whose_stacks_cannot_be_read_is_left_alone(monkeypatch: pytest
     session.sampler.row(11, count=3)
     session.go()
     assert session.functions == ["getppid"]
-    process = session.side._processes[PID]
+    process = session.side._processes.by_pid[PID]
     removed: list[int] = []
     monkeypatch.setattr(session.sampler, "remove_target", removed.append)
 
@@ -131,12 +140,12 @@ def test_a_process_whose_stacks_cannot_be_read_is_left_alone(monkeypatch: pytest
     monkeypatch.setattr(process.threads, "usage", lambda now_ns: refresh())
     for _ in range(3):
         session.go(20.0)
-        session.side.look([session.job], session.now)
+        session.side.look(session.now)
     assert process.quarantined
     assert removed == [PID]
-    assert session.side._bulkheads.counters == {"processes_quarantined": 1}
-    said = [row for row in session.features if row["feature"] == "sampling"][-1]
-    assert said["state"] == ["failed"]
+    assert session.side._session.bulkheads.counters == {"processes_quarantined": 1}
+    output = [row for row in session.features if row["feature"] == "sampling"][-1]
+    assert output["state"] == ["failed"]
 
 
 def test_a_process_that_cannot_even_be_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +154,14 @@ def test_a_process_that_cannot_even_be_taken_in(monkeypatch: pytest.MonkeyPatch)
     def add(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(session.side, "_add", add)
+    monkeypatch.setattr(session.side._processes, "_add", add)
     job: Any = Job("k", 7)
     job.members[1] = SimpleNamespace(rank=0, state="traced")
+    session.shared.roster.jobs.append(job)
     for _ in range(4):
-        session.side.look([session.job, job], session.now)
-    assert session.side._bulkheads.counters == {"processes_quarantined": 1}
-    assert PID in session.side._processes
+        session.side.look(session.now)
+    assert session.side._session.bulkheads.counters == {"processes_quarantined": 1}
+    assert PID in session.side._processes.by_pid
 
 
 def test_a_job_whose_rows_cannot_be_made_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,20 +170,20 @@ def test_a_job_whose_rows_cannot_be_made_costs_no_other(monkeypatch: pytest.Monk
     def write(*_: Any) -> None:
         raise ValueError("a planted fault")
 
-    monkeypatch.setattr(session.side, "_write_counts", write)
+    monkeypatch.setattr(session.side._rows, "_write_counts", write)
     session.sampler.stack(11, "getppid")
     session.sampler.row(11)
     session.go()
     session.go()
-    assert session.side._bulkheads.counters["job_turns_failed"] >= 1
-    assert not session.side._processes[PID].quarantined
+    assert session.side._session.bulkheads.counters["job_turns_failed"] >= 1
+    assert not session.side._processes.by_pid[PID].quarantined
 
 
 # ---- GPU times
 
 
 def a_gpu_side() -> Any:
-    side = GpuSide(MagicMock(), "auto", collector.CuptiOptions(), MagicMock(), lambda: 1, list, MagicMock())
+    side = GpuSide(a_session(MagicMock()), MagicMock())
     for pid in (7, 8):
         target: Any = SimpleNamespace(pid=pid, start_ticks=1, on_gpu=True)
         side._add(_process(side, target))
@@ -181,11 +191,11 @@ def a_gpu_side() -> Any:
 
 
 def _process(side: Any, target: Any) -> Any:
-    from argus.gpu import _Process
+    from argus.live.gpu.process import GpuProcess
 
     member: Any = SimpleNamespace(rank=target.pid, state="traced", target=target, launches=0)
     job: Any = Job("j", 1)
-    return _Process(target, 0.0, job=job, member=member)
+    return GpuProcess(target, 0.0, job=job, member=member)
 
 
 @pytest.mark.parametrize("failure", [IndexError("a planted fault"), MemoryError()])
@@ -203,9 +213,9 @@ def test_a_process_whose_records_cannot_be_read_is_left_alone(failure: Exception
     for now in (1.0, 2.0, 3.0):
         side.poll(now)
     assert polled == [1.0, 2.0, 3.0]
-    assert side._bulkheads.counters == {"processes_quarantined": 1}
+    assert side._session.bulkheads.counters == {"processes_quarantined": 1}
     assert bad.state == ("failed", "what its memory holds could not be read")
-    assert side.seen()[7] == (0.0, "what its memory holds could not be read")
+    assert side.shares()[7] == (0.0, "what its memory holds could not be read")
 
 
 class Flipping:
@@ -239,10 +249,10 @@ def test_records_that_change_between_walk_and_look_up_do_no_harm() -> None:
     data = np.zeros(-(-size // 8) * 8 + 8, np.uint8)
     memory: Any = Flipping(data, large)
     last = len(data) - 8
-    made: Any = Collector(7)
-    made._layouts, made._geometry = known, (1, len(data))
-    made._texts = SimpleNamespace(at=lambda pointer: "name", close=lambda: None)
-    made._claim = lambda address: 1
+    made: Any = Buffers(7)
+    made.layouts, made.geometry = known, (1, len(data))
+    made.texts = SimpleNamespace(at=lambda pointer: "name", close=lambda: None)
+    made.claim = lambda address: 1
 
     def walk(buffer: Any, table: Any) -> tuple[Any, int]:
         # What the walk saw was a record of a kind without a name; by now it is one with a name beyond the end.
@@ -250,16 +260,16 @@ def test_records_that_change_between_walk_and_look_up_do_no_harm() -> None:
         buffer[last : last + 4] = data[last : last + 4]  # as if it had been flipped before the copy
         return np.array([0, last], np.uint32), 0
 
-    made._walk = walk
+    made.walk = walk
     batches: list[Any] = []
-    made._take(memory, batches)
+    made.take(memory, batches)
     assert len(batches) == 1
 
 
 def test_what_was_checked_is_what_is_read() -> None:
     """A buffer is copied once; the process goes on writing into its own."""
-    made: Any = Collector(7)
-    made._geometry = (1, 64)
+    made: Any = Buffers(7)
+    made.geometry = (1, 64)
     theirs = np.zeros(64, np.uint8)
     own = made._own(theirs)
     theirs[:] = 255
@@ -274,30 +284,36 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(trace.spill, "place", lambda target: None)
     store: Any = SimpleNamespace(target=None, spooled=True, close=lambda: None)
     made: Any = Tracer(store, Options(stacks=True))
-    made._writer = MagicMock()
-    made._writer.close.return_value = SimpleNamespace(dropped={}, on_disk={}, last_error="")
-    made._writer.counters.return_value = {}
+    made.session.writer = MagicMock()
+    made.session.writer.close.return_value = SimpleNamespace(dropped={}, on_disk={}, last_error="")
+    made.session.writer.counters.return_value = {}
     made.rows = {}
 
     def append(table: str, rows: Any) -> int:
         made.rows.setdefault(table, []).append(rows)
         return 1
 
-    made._writer.append = append
-    for side in ("_gpu", "_stacks", "_kernels", "_overhead", "_probing", "_flags"):
+    made.session.writer.append = append
+    for name in ("_gpu", "_stacks", "_kernels", "_probing", "_flags", "_budget"):
+        real = getattr(made, name)
         one = MagicMock()
+        one.name, one.parts, one.punctual, one.due = real.name, real.parts, real.punctual, float("inf")
         one.counters.return_value = {}
         one.summary.return_value = []
-        one.due = one.due_at = float("inf")
-        setattr(made, side, one)
+        one.observed.return_value = {}
+        one.loading = False
+        setattr(made, name, one)
+        made.sides[made.sides.index(real)] = one
+    made._calls._gpu = made._calls._steps._gpu = made._gpu
+    made._calls._probing = made._probing
     made._gpu.stopped = True
-    probes = made._probes = MagicMock()
+    probes = made.session.probes = MagicMock()
     probes.counters.return_value = dict.fromkeys(LOSS_COUNTERS, 0)
     probes.in_progress.return_value = []
     for ring in ("launches", "collectives", "control", "marks", "math"):
         getattr(probes, ring).discarded = getattr(probes, ring).used = 0
         getattr(probes, ring).drain.return_value = np.empty(0, records.LAUNCH)
-    roster = made._roster = MagicMock()
+    roster = made._roster = made.session.roster = MagicMock()
     identity = SimpleNamespace(world_size=1, launcher="unknown", local_rank=0)
     target = SimpleNamespace(
         pid=7, identity=identity, exe="x", command="x", started_unix=0.0, libraries=[], on_gpu=False
@@ -307,35 +323,34 @@ def tracer(monkeypatch: pytest.MonkeyPatch) -> Any:
     roster.jobs, roster.by_pid, roster.losses, roster.attached = [job], {}, {}, []
     roster.leaving.return_value = []
     roster.candidates.return_value = []
-    roster.losses = trace.Tally()
-    roster.files_released = 0
+    roster.losses = Tally()
     roster.family.missed_calls = roster.family.missed_events = roster.family.failures = 0
     roster.family.state = "on"
     probes.refused = {}
-    made._untold = None
-    made._govern = lambda *_, **__: None
+    roster.counters.return_value = {}
+    made._calls.open()
     return made
 
 
 SIDES = {
     "_gpu.poll": "GPU times",
-    "_probing.poll": "overhead",
+    "_probing.poll": "windows",
+    "_budget.poll": "overhead",
     "_stacks.poll": "stacks",
     "_stacks.work": "stacks",
     "_stacks.look": "stacks",
-    "_roster.look": "processes",
-    "_roster.retire": "processes",
+    "session.roster.look": "processes",
+    "session.roster.retire": "processes",
     "_kernels.work": "kernels",
     "_gpu.work": "GPU times",
-    "_writer.maybe_flush": "the store",
+    "session.writer.maybe_flush": "the store",
 }
 
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("failure", [ValueError("a planted fault"), MemoryError(), ArgusError("no", "")])
 def test_a_side_that_raises_ends_no_turn(tracer: Any, side: str, failure: Exception) -> None:
-    owner, method = side.split(".")
-    getattr(getattr(tracer, owner), method).side_effect = failure
+    attrgetter(side)(tracer).side_effect = failure
     for _ in range(3):
         tracer._work_due = tracer._look_due = tracer._quick_look_due = 0.0
         tracer.poll()
@@ -346,31 +361,28 @@ def test_a_side_that_raises_ends_no_turn(tracer: Any, side: str, failure: Except
 
 
 STOPS = (
-    "_gpu.begin_stop", "_roster.family.close", "_probes.detach", "_stacks.stop", "_roster.look", "_probes.in_progress",
-    "_gpu.work", "_kernels.work", "_overhead.close", "_gpu.close", "_probes.close", "_roster.close",
+    "_gpu.begin_stop", "session.roster.family.close", "session.probes.detach", "_stacks.stop", "session.roster.look",
+    "session.probes.in_progress", "_gpu.work", "_kernels.work", "_budget.close", "_gpu.close", "session.probes.close",
+    "session.roster.close",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("side", STOPS)
 def test_the_last_coverage_is_written_whatever_fails_at_the_end(tracer: Any, side: str) -> None:
-    *path, method = side.split(".")
-    owner = tracer
-    for name in path:
-        owner = getattr(owner, name)
-    getattr(owner, method).side_effect = ValueError("a planted fault")
+    attrgetter(side)(tracer).side_effect = ValueError("a planted fault")
     tracer.stop()
     assert len(tracer.rows["coverage"]) == 1
     found = tracer.rows["coverage"][0]
     to_arrow("coverage", found)
-    if not side.endswith(".close") or side == "_roster.family.close":
+    if not side.endswith(".close") or side == "session.roster.family.close":
         at = found["counter"].index("turns_failed")
         assert (found["value"][at] > 0, found["loss"][at]) == (True, True)
     assert tracer.rows["jobs"][-1]["ended"] is not None
-    assert tracer._writer.close.call_count == 1
+    assert tracer.session.writer.close.call_count == 1
 
 
 def test_the_last_coverage_is_written_though_no_counter_can_be_read(tracer: Any) -> None:
-    tracer._probes.counters.side_effect = OSError("gone")
+    tracer.session.probes.counters.side_effect = OSError("gone")
     lost = tracer.stop()
     found = tracer.rows["coverage"][-1]
     assert "turns_failed" in found["counter"]
@@ -388,20 +400,20 @@ def test_the_last_coverage_is_written_though_a_side_raised_in_the_middle(tracer:
 
 def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
     jobs = [Job("bad", 1), Job("good", 1)]
-    tracer._roster.jobs = jobs
-    tracer._roster.by_pid = {7: (jobs[0], MagicMock(rank=0)), 8: (jobs[1], MagicMock(rank=0))}
+    tracer.session.roster.jobs = jobs
+    tracer.session.roster.by_pid = {7: (jobs[0], MagicMock(rank=0)), 8: (jobs[1], MagicMock(rank=0))}
     worked: list[str] = []
 
-    def steps(job: Job, now: float, *, final: bool) -> None:
+    def store(job: Job, now: float, drained_ns: int, *, final: bool) -> None:
         worked.append(job.name)
         if job.name == "bad":
             raise ValueError("a planted fault")
 
-    tracer._steps = steps
-    tracer._drained["control"] = [np.zeros(1, records.CONTROL)]
+    tracer._calls._steps.store = store
+    tracer._calls._drained["control"] = [np.zeros(1, records.CONTROL)]
     tracer._gpu.callers.return_value = set()
-    tracer._roster.adopt_callers.return_value = False
-    tracer._work_on_calls(1.0, final=False)
+    tracer.session.roster.adopt_callers.return_value = False
+    tracer._calls._work(1.0, final=False)
     assert worked == ["bad", "good"]
     assert tracer.bulkheads.counters == {"job_turns_failed": 1}
     tracer._write_coverage(jobs)
@@ -414,10 +426,10 @@ def test_a_job_that_cannot_be_worked_on_costs_no_other(tracer: Any) -> None:
 def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
     over = Job("over", 3)
     for rank in range(100):
-        tracer._parts_written |= {("over", 3, rank), ("j", 1, rank)}
-    tracer._roster.take_over.return_value = [over]
-    tracer._put_by(1.0)
-    assert tracer._parts_written == {("j", 1, rank) for rank in range(100)}
+        tracer._rows._parts_written |= {("over", 3, rank), ("j", 1, rank)}
+    tracer.session.roster.take_over.return_value = [over]
+    tracer._forget_jobs(1.0)
+    assert tracer._rows._parts_written == {("j", 1, rank) for rank in range(100)}
     for side in (tracer._gpu, tracer._stacks, tracer._kernels, tracer._probing):
         side.forget.assert_called_with(over)
 
@@ -426,8 +438,9 @@ def test_nothing_is_kept_of_a_job_that_is_over(tracer: Any) -> None:
 
 
 def test_a_process_whose_libraries_cannot_be_read_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes: Any = MagicMock()
-    roster = Roster(probes, MagicMock(), follow=False, job=None, run=1)
+    session = a_session(run=1)
+    session.probes = MagicMock()
+    roster = Roster(session, MagicMock())
     roster.family.refresh = lambda: ([], [])  # type: ignore[method-assign]
     looked: list[int] = []
 
@@ -445,11 +458,13 @@ def test_a_process_whose_libraries_cannot_be_read_is_left_alone(monkeypatch: pyt
     roster.look(1.0)
     roster.look(2.0)
     assert looked == [7, 8, 8]
-    assert roster._bulkheads.counters == {"processes_quarantined": 1}
+    assert session.bulkheads.counters == {"processes_quarantined": 1}
 
 
 def test_a_job_that_comes_again_after_it_was_forgotten_is_a_new_run() -> None:
-    roster = Roster(MagicMock(), MagicMock(), follow=False, job=None, run=5)
+    session = a_session(run=5)
+    session.probes = MagicMock()
+    roster = Roster(session, MagicMock())
     for number in range(20):
         job = Job(f"job {number}", 5)
         job.over_since = 1.0
@@ -468,7 +483,7 @@ def test_a_job_that_comes_again_after_it_was_forgotten_is_a_new_run() -> None:
 
 def test_the_diagnosis_of_one_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = SimpleNamespace(target=None, spooled=False)
-    monkeypatch.setattr("argus.diagnose.watch.Store", lambda *_, **__: store)
+    monkeypatch.setattr("argus.diagnose.follow.watch.Store", lambda *_, **__: store)
     watch = Watch(store, "host", interval_s=0.0)
     watch._runs = {("bad\x1b[2J", 1), ("good", 1)}
     judged: list[str] = []
@@ -481,7 +496,7 @@ def test_the_diagnosis_of_one_job_fails_alone(monkeypatch: pytest.MonkeyPatch) -
             raise KeyError("a planted fault")
         return 0.0
 
-    monkeypatch.setattr(watch, "judge", judge)
+    monkeypatch.setattr(watch, "diagnose_run", judge)
     watch._go_on()
     assert judged == ["bad\x1b[2J", *["good"] * 4]
     assert watch.state == "on"
@@ -505,8 +520,8 @@ def test_series_without_a_number_raise_no_warning() -> None:
 
 
 def test_a_loop_that_hangs_is_reported_once_and_counted() -> None:
-    said: list[str] = []
-    dog = Watchdog(lambda: "stacks of process 7\x07", said.append)
+    output: list[str] = []
+    dog = Watchdog(lambda: "stacks of process 7\x07", output.append)
     dog.expect(100.0)
     now = 99.0
     while now < 105.0:
@@ -514,7 +529,7 @@ def test_a_loop_that_hangs_is_reported_once_and_counted() -> None:
         now += 0.25
     assert dog.stalls == 1
     assert dog.longest_s > 4.0
-    assert said == [
+    assert output == [
         f"the loop has not turned for {STALL_S + 0.25:.1f} s, at: stacks of process 7\\x07;"
         " the rings are read meanwhile"
     ]
@@ -538,18 +553,18 @@ def test_a_suspended_argus_has_not_stalled() -> None:
         assert dog.stalls == stalls
 
 
-def test_a_clock_that_jumps_is_taken_over_and_told(tracer: Any) -> None:
-    before = tracer.mono_offset_ns
+def test_a_clock_that_jumps_is_taken_over_and_reported(tracer: Any) -> None:
+    before = tracer.session.mono_offset_ns
     tracer._compare_clocks(before + 900_000)
-    assert tracer.mono_offset_ns == before, "a measurement is good to less than a millisecond"
+    assert tracer.session.mono_offset_ns == before, "a measurement is good to less than a millisecond"
     tracer._compare_clocks(before + 3_600_000_000_000)
-    assert tracer._origin(tracer.jobs[0]) == Origin("j", 1, tracer.host, before + 3_600_000_000_000)
-    assert tracer._now_ns() > before + 3_600_000_000_000
+    assert tracer.session.origin(tracer.jobs[0]) == Origin("j", 1, tracer.host, before + 3_600_000_000_000)
+    assert tracer.session.now_ns() > before + 3_600_000_000_000
     job = tracer.rows["jobs"][-1]
     assert job["mono_offset_ns"] == before + 3_600_000_000_000
     assert job["started"][0] == tracer.started_ns + before, "it has not begun later"
     assert tracer.counters()["clock_jumps"] == (1, False)
-    noted = tracer._roster.notes.append.call_args.args[0]
+    noted = tracer.session.notes[-1]
     assert noted.startswith("the wall clock jumped by +3600.000 s")
 
 
@@ -565,7 +580,7 @@ def test_clocks_are_compared_each_minute(tracer: Any, monkeypatch: pytest.Monkey
 def test_argus_dies_before_the_job() -> None:
     program = """
 import resource
-from argus.limits import frugal, unbounded
+from argus.system.limits import frugal, unbounded
 with frugal():
     score, limit = open("/proc/self/oom_score_adj").read().strip(), resource.getrlimit(resource.RLIMIT_DATA)[0]
     try:
@@ -689,7 +704,7 @@ def test_a_live_view_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPa
         def poll(self) -> None:
             self.polls += 1
 
-        def heed(self, matters: list[str]) -> None: ...
+        def raise_sampling(self, matters: list[str]) -> None: ...
 
         def news(self) -> list[str]:
             found, self.notes = self.notes, []
@@ -706,10 +721,10 @@ def test_a_live_view_that_fails_becomes_plain_lines(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session, "stdin_fd", lambda: -1)
     monkeypatch.setattr(session.interrupt, "pause", lambda stopping, seconds: None)
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 100.0))
-    said = io.StringIO()
+    output = io.StringIO()
     tracer: Any = Traced()
-    session._watch(Console(file=said), tracer, [], None, None, False, None)
+    session._watch(Console(file=output), tracer, [], None, None, False, None)
     assert tracer.polls == 4, "the trace went on"
     assert closed
-    assert "note: the live view failed (ValueError: a planted fault)" in said.getvalue()
+    assert "note: the live view failed (ValueError: a planted fault)" in output.getvalue()
     assert tracer.bulkheads.counters == {"turns_failed": 1}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import demangler
-from argus.capture.demangler import MAX_NAME, STRIKES, Demangler, is_small
-from argus.capture.names import demangle
+from argus.capture.process import demangler
+from argus.capture.process.demangler import MAX_NAME, STRIKES, Demangler, is_small
+from argus.capture.process.names import demangle
 
 DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -84,30 +84,30 @@ def test_the_child_has_no_rights(names: Demangler) -> None:
     process = names._child._process
     assert process is not None
     status = Path(f"/proc/{process.pid}/status").read_text()
-    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert said["NoNewPrivs"].strip() == "1"
-    assert said["Seccomp"].strip() == "2"
+    output = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert output["NoNewPrivs"].strip() == "1"
+    assert output["Seccomp"].strip() == "2"
     assert Path(f"/proc/{process.pid}/environ").read_bytes() in (b"", b"LC_CTYPE=C.UTF-8\0")
     if os.geteuid() == 0:
-        assert said["Uid"].split() == said["Gid"].split() == ["65534"] * 4
-        assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
-        assert said["Groups"].strip() == ""
+        assert output["Uid"].split() == output["Gid"].split() == ["65534"] * 4
+        assert int(output["CapEff"], 16) == int(output["CapPrm"], 16) == 0
+        assert output["Groups"].strip() == ""
         assert Path(f"/proc/{process.pid}/oom_score_adj").read_text().strip() == "1000"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="has rights to give up as root only")
 def test_the_child_of_a_trace_that_gave_up_its_rights_has_none_either() -> None:
     program = (
-        "from argus import privileges; from argus.capture.demangler import Demangler\n"
+        "from argus.system import privileges; from argus.capture.process.demangler import Demangler\n"
         "privileges.keep({'DAC_READ_SEARCH', 'SYS_PTRACE'})\n"
         f"names = Demangler(); names.names([{bomb(9)!r}])\n"
         "print(open(f'/proc/{names._child._process.pid}/status').read()); names.close()"
     )
     status = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert said["Uid"].split() == ["0"] * 4, "it may not become nobody"
-    assert int(said["CapEff"], 16) == int(said["CapPrm"], 16) == 0
-    assert said["Seccomp"].strip() == "2"
+    output = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert output["Uid"].split() == ["0"] * 4, "it may not become nobody"
+    assert int(output["CapEff"], 16) == int(output["CapPrm"], 16) == 0
+    assert output["Seccomp"].strip() == "2"
 
 
 def test_a_forked_process_does_not_take_its_parents_answers(names: Demangler) -> None:

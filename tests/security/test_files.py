@@ -20,15 +20,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from argus import files, installation
-from argus.capture import disk_cache
 from argus.cli.main import main
-from argus.errors import ArgusError
 from argus.health import cron
-from argus.store import engine, limits, spill, spool
-from argus.store import open as store_open
-from argus.store.open import open_store, parse_url
-from argus.store.writer import to_arrow
+from argus.model.errors import ArgusError
+from argus.store import engine, failures, limits, load, spill, spool
+from argus.store.arrow import to_arrow
+from argus.store.open import open_store
+from argus.store.url import parse_url
+from argus.system import disk_cache, files, installation
 from tests.stores import new_store
 
 NOBODY = 65534
@@ -160,7 +159,7 @@ def test_what_root_runs_is_checked_up_to_the_root(theirs: Path, tmp_path: Path) 
 
 def test_what_root_creates_is_for_root_alone(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from argus.cli import main; from argus import files; os.umask(0o022)\n"
+        "import os, sys; from argus.cli import main; from argus.system import files; os.umask(0o022)\n"
         "try: main.main()\nfinally:\n open(os.environ['FILE'], 'w').close(); files.share()\n"
         " open(os.environ['FILE'] + '2', 'w').close()"
     )
@@ -190,8 +189,8 @@ def test_a_spool_that_others_may_write_to_is_neither_loaded_nor_written(
         spool_folder.rename(tmp_path / "moved")
         spool_folder.symlink_to(tmp_path / "moved")
     assert main(["store", "load", str(spool_folder), "--store", f"chdb://{tmp_path}/store"]) != 0
-    said = capsys.readouterr().err
-    assert f"{spool_folder} is not loaded: " in said
+    output = capsys.readouterr().err
+    assert f"{spool_folder} is not loaded: " in output
     assert not (tmp_path / "store").exists()
     with pytest.raises(ArgusError, match="is not used"):
         spool.prepare(spool_folder)
@@ -224,9 +223,9 @@ def test_names_and_tokens_of_a_spool_are_those_of_the_schema(tmp_path: Path, sec
     with open_store(new_store(tmp_path)) as store:
         (folder / ".loaded").symlink_to(secret)
         with pytest.raises(ArgusError, match="symbolic link"):
-            spool.load(folder, store, progress=lambda done, of: None)
+            load.load_spool(folder, store, progress=lambda done, of: None)
         (folder / ".loaded").unlink()
-        found = spool.load(folder, store, progress=lambda done, of: None)
+        found = load.load_spool(folder, store, progress=lambda done, of: None)
         assert (found.files, len(found.trouble)) == (1, 7)
         assert not target.exists()
         assert len((folder / ".loaded").read_text().splitlines()) == 1
@@ -395,7 +394,7 @@ def test_a_store_takes_no_rows_beyond_its_bound(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.5)
         assert "reached its bound (ARGUS_STORE_MAX)" in refused.message
         assert "argus store rm" in refused.hint
-        assert store_open.transient(refused), "rows wait, they are not thrown away"
+        assert failures.transient(refused), "rows wait, they are not thrown away"
         client.command("DROP TABLE t SYNC")
 
 
@@ -513,7 +512,7 @@ def test_cron_runs_nothing_that_a_user_may_change(tmp_path: Path, monkeypatch: p
 
 
 def test_argus_check_says_who_may_change_what_root_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from argus.capture import preflight
+    from argus.live import preflight
 
     program = tmp_path / "argus"
     program.write_text("")
@@ -551,6 +550,32 @@ def test_an_export_into_a_folder_of_others_replaces_what_is_there(theirs: Path, 
     _write(str(output), "<svg/>")
     assert output.read_text() == "<svg/>"
     assert not output.is_symlink()
+
+
+def test_an_output_that_is_a_device_is_written_to_and_stays(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    os.mknod(full, 0o600 | stat.S_IFCHR, os.makedev(1, 7))
+    with pytest.raises(OSError, match="No space"), files.replacing(full) as file:
+        file.write(b"x")
+    assert stat.S_ISCHR(full.lstat().st_mode)
+    null = tmp_path / "link"
+    os.mknod(tmp_path / "null", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    null.symlink_to("null")
+    with files.replacing(null) as file:
+        file.write(b"x" * 100_000)
+    assert null.is_symlink(), "as /dev/stdout is a link"
+    os.mknod(tmp_path / "disk", 0o600 | stat.S_IFBLK, os.makedev(7, 250))
+    with pytest.raises(OSError, match="block device"), files.replacing(tmp_path / "disk"):
+        pass
+    assert stat.S_ISBLK((tmp_path / "disk").lstat().st_mode)
+
+
+def test_an_output_of_others_that_is_a_link_to_a_device_is_replaced(theirs: Path) -> None:
+    (theirs / "link").symlink_to("/dev/full")
+    with files.replacing(theirs / "link") as file:
+        file.write(b"x")
+    assert (theirs / "link").read_bytes() == b"x"
+    assert not (theirs / "link").is_symlink()
 
 
 def test_a_log_of_argus_run_is_not_somebody_elses(theirs: Path, secret: Path) -> None:

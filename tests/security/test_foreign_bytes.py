@@ -15,20 +15,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from argus.capture import demangler, python, python_layouts, rust, targets
-from argus.capture.elf import FunctionTable
-from argus.capture.symbols import readable
+from argus.capture.process import demangler, rust, targets
+from argus.capture.process.elf import FunctionTable
+from argus.capture.process.symbols import readable
+from argus.capture.python import interpreter, layouts
 from argus.cli.main import main
-from argus.errors import ArgusError
-from argus.interop import iterations_csv, kineto, nsys, whatif_parquet
-from argus.interop.iterations_csv import Columns
+from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
+from argus.importers.iterations_csv import Columns
+from argus.model.errors import ArgusError
 from argus.store import reader
 from tests.fuzz import storing
 from tests.fuzz.parsers import engine_requests, server_answers
 from tests.fuzz.small_elf import small_elf
-
-from ..unit.test_import_kineto import trace
-from ..unit.test_import_nsys import PIDS, UTC, export
+from tests.unit.importers.test_kineto import trace
+from tests.unit.importers.test_nsys import PIDS, UTC, export
 
 # ---- names of functions
 
@@ -81,18 +81,18 @@ def test_a_path_with_a_carriage_return_is_one_mapping(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("field", ["frame_code", "frame_previous", "code_filename"])
 def test_debug_offsets_at_the_end_of_what_a_record_takes(field: str) -> None:
     """The size of a frame, eight bytes more, did not fit into 16 bits: OverflowError."""
-    version = max(python_layouts.DEBUG_OFFSETS)
-    layout = python_layouts.LAYOUTS[version]
+    version = max(layouts.DEBUG_OFFSETS)
+    layout = layouts.LAYOUTS[version]
     memory = bytearray(4096)
-    memory[: len(python_layouts.DEBUG_COOKIE)] = python_layouts.DEBUG_COOKIE
-    struct.pack_into("<Q", memory, python_layouts.DEBUG_VERSION, version[0] << 24 | version[1] << 16)
-    for name, at in python_layouts.DEBUG_OFFSETS[version].items():
-        value = {"object_type": python_layouts.OBJECT_TYPE, field: python.NO_OFFSET - 1}.get(name)
+    memory[: len(layouts.DEBUG_COOKIE)] = layouts.DEBUG_COOKIE
+    struct.pack_into("<Q", memory, layouts.DEBUG_VERSION, version[0] << 24 | version[1] << 16)
+    for name, at in layouts.DEBUG_OFFSETS[version].items():
+        value = {"object_type": layouts.OBJECT_TYPE, field: interpreter.NO_OFFSET - 1}.get(name)
         struct.pack_into("<Q", memory, at, getattr(layout, name, 0) if value is None else value)
     read: Any = SimpleNamespace(read=lambda at, size: bytes(memory[:size]))
-    found = python._own_offsets(read, 1, version, layout)
+    found = interpreter._own_offsets(read, 1, version, layout)
     if not isinstance(found, str):
-        pytest.fail(f"they were believed, and a record has {python._record(found, (*version, 1))['frame_bytes']}")
+        pytest.fail(f"they were believed, and a record has {interpreter._record(found, (*version, 1))['frame_bytes']}")
     assert "make no sense" in found
 
 
@@ -287,16 +287,16 @@ def test_a_store_that_root_may_not_use_says_what_to_do(
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode, **words: str(path) != f"{tmp_path}/store" and real(path, mode))
     assert main(["jobs", "--store", f"chdb://{tmp_path}/store"]) != 0
-    said = capsys.readouterr().err
-    assert "root_squash" in said
-    assert "--store chdb:///var/lib/argus" in said
-    assert "Use sudo" not in said
+    output = capsys.readouterr().err
+    assert "root_squash" in output
+    assert "--store chdb:///var/lib/argus" in output
+    assert "Use sudo" not in output
     os.chown(tmp_path / "store", 65534, 65534)
     monkeypatch.undo()
     assert main(["jobs", "--store", f"chdb://{tmp_path}/store"]) != 0
-    said = capsys.readouterr().err
-    assert "it belongs to nobody" in said
-    assert "chown -R root:root" in said
+    output = capsys.readouterr().err
+    assert "it belongs to nobody" in output
+    assert "chown -R root:root" in output
 
 
 def test_numpy_is_of_a_version_that_refuses_what_does_not_fit() -> None:

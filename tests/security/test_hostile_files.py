@@ -18,15 +18,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture import calls, elf, mapped, python, symbols, targets
-from argus.capture.elf import Elf, FunctionTable, NotElf
-from argus.capture.instructions import Code
-from argus.capture.mapped import Allowance, open_file
-from argus.capture.symbols import Symbols
-from argus.capture.targets import find_libraries
-from argus.cupti import collector, interrupt
-
-from .mapping_process import folder_of_nobody, mapping, mapping_of, needs_root
+from argus.capture.process import elf, mapped, symbols, targets
+from argus.capture.process.elf import Elf, FunctionTable, NotElf
+from argus.capture.process.instructions import Code
+from argus.capture.process.mapped import Allowance, open_file
+from argus.capture.process.symbols import Symbols
+from argus.capture.process.targets import find_libraries
+from argus.capture.python import interpreter
+from argus.cupti import interrupt, libraries
+from argus.model import calls
+from tests.security.mapping_process import folder_of_nobody, mapping, mapping_of, needs_root
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -247,9 +248,9 @@ def test_a_file_that_is_cut_short_ends_nobody(tmp_path: Path) -> None:
     shutil.copy(compiled(tmp_path / "whole.so", "int one(void) { return 1; }"), file)
     _survives(
         "import os, sys\n"
-        "from argus.capture.elf import Elf, FunctionTable, SymbolFile, NotElf\n"
-        "from argus.capture.instructions import Code\n"
-        "from argus.capture.mapped import open_file\n"
+        "from argus.capture.process.elf import Elf, FunctionTable, SymbolFile, NotElf\n"
+        "from argus.capture.process.instructions import Code\n"
+        "from argus.capture.process.mapped import open_file\n"
         "file = open_file(sys.argv[1])\n"
         "code, headers = Code(file), SymbolFile(file)\n"
         "assert len(code.at(4096)) == 15\n"
@@ -365,32 +366,32 @@ def test_a_c_library_is_searched_within_bounds(folder: Path, monkeypatch: pytest
 def test_cupti_is_looked_for_in_bounded_folders_of_the_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "_SYSTEM", ("usr/local/cuda*/lib64",))
+    monkeypatch.setattr(libraries, "_SYSTEM", ("usr/local/cuda*/lib64",))
     (tmp_path / "libcupti.so.13").touch()
     names = folder / "lib"
     names.mkdir()
     shutil.copy(compiled(folder / "x.so", "int x;"), names / "libcudart.so.13")
     with mapping([names / "libcudart.so.13"]) as pid:
         (names / "libcupti.so.13").touch()
-        assert str(names / "libcupti.so.13") in collector.candidates(pid)
+        assert str(names / "libcupti.so.13") in libraries.candidates(pid)
         listed: list[tuple[str, int]] = []
-        real = collector.names_in_root
+        real = libraries.names_in_root
 
         def note(root: int, where: str, most: int) -> list[str]:
             listed.append((where, most))
             return real(root, where, most)
 
-        monkeypatch.setattr(collector, "names_in_root", note)
-        monkeypatch.setattr(collector, "_MOST_IN_ALL", 5)
-        monkeypatch.setattr(collector, "_MOST_NAMES", 3)
-        collector.candidates(pid)
+        monkeypatch.setattr(libraries, "names_in_root", note)
+        monkeypatch.setattr(libraries, "_MOST_IN_ALL", 5)
+        monkeypatch.setattr(libraries, "_MOST_NAMES", 3)
+        libraries.candidates(pid)
         assert max(most for _, most in listed) <= 3
         shutil.rmtree(names)
         names.symlink_to(f"/proc/self/root{tmp_path}")
         monkeypatch.undo()
-        monkeypatch.setattr(collector, "_mapped_paths", lambda _: [str(names / "libcudart.so.13")])
-        monkeypatch.setattr(collector, "_SYSTEM", ())
-        assert collector.candidates(pid) == []
+        monkeypatch.setattr(libraries, "mapped_paths", lambda _: [str(names / "libcudart.so.13")])
+        monkeypatch.setattr(libraries, "_SYSTEM", ())
+        assert libraries.candidates(pid) == []
 
 
 def test_variables_of_a_size_that_a_file_claims_are_not_read(tmp_path: Path) -> None:
@@ -401,14 +402,14 @@ def test_variables_of_a_size_that_a_file_claims_are_not_read(tmp_path: Path) -> 
     small = struct.pack("<IIQQQQQQ", 1, 6, 0, 4096, 0, 0, 40 << 20, 4096)
     (tmp_path / "claims.so").write_bytes(_header([(3, 0, 64, 0, 0)], segment + small * 3).ljust(8192, b"\0"))
     binary: Any = SimpleNamespace(elf=Elf(tmp_path / "claims.so"))
-    version, why = python._version(memory, binary, 0, {"PyIter_Send": 1})  # type: ignore[arg-type]
+    version, why = interpreter._version(memory, binary, 0, {"PyIter_Send": 1})  # type: ignore[arg-type]
     assert (version, why) == ((0, 0, 0), "it has not begun yet")
     assert asked == [40 << 20]
 
 
 def test_a_binary_that_is_remembered_holds_no_tables(tmp_path: Path) -> None:
     library = compiled(tmp_path / "libpython3.so", "int Py_GetVersion(void) { return 1; }")
-    binary = python._read_binary(open_file(library), whole=True)
+    binary = interpreter._read_binary(open_file(library), whole=True)
     assert binary is not None
     assert binary.has_interpreter
     assert binary.elf.nbytes == 0
@@ -474,11 +475,11 @@ def test_a_perf_map_behind_a_link_is_not_read(perf: tuple[Any, Path, dict[str, i
 
 
 _LOOK_UPS = {
-    r"/root\b.*\{|\}/root\b|/ \"root\"": {"argus/capture/mapped.py", "argus/capture/symbols.py"},
-    r"map_files": {"argus/capture/mapped.py", "argus/cupti/collector.py"},
+    r"/root\b.*\{|\}/root\b|/ \"root\"": {"argus/capture/process/mapped.py", "argus/capture/process/symbols.py"},
+    r"map_files": {"argus/capture/process/mapped.py", "argus/cupti/collector.py"},
     r"\breachable\(|\bis_emulated\b|\bimport elftools|\bfrom elftools": set(),
     r"(open|open_file|stat|Elf|SymbolFile|FunctionTable)\(\w*(mapping|region|library)\.(path|open_path)": {
-        "argus/capture/preflight.py"
+        "argus/live/preflight.py"
     },
 }
 """What would look a file of a process up by its path, and where it may stand: collector.py opens the helper's own

@@ -23,19 +23,18 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
+from argus.cli.live import Scene, frame, plain_line
+from argus.cli.main import VERBS
+from argus.cli.output import SafeText
+from argus.model.text import harmless, printable
 from argus.simulate.faults import Fault, parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.write import Spec, write
 from argus.store.open import open_store
-from argus.store.schema import table_columns
+from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
-from argus.text import harmless, printable
-from cli.live import Scene, frame, plain_line
-from cli.main import VERBS
-from cli.output import SafeText
+from tests.builders.live_views import a_view, degraded
 from tests.stores import new_store
-
-from ..unit.live_views import a_view, degraded
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
 JOB = f"job{EVIL}"
@@ -127,9 +126,24 @@ COMMANDS: dict[str, list[list[str]]] = {
     "import": [["PROFILE"]],
     "simulate": [["--fault", f"x{EVIL}"]],
     "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
+    "report": [["-o", "-"], ["-o", "FILE.html"], ["-o", f"/nowhere/{EVIL}"], ["--job", f"x{EVIL}"]],
+    "serve": [["--listen", f"x{EVIL}"], ["--listen", "203.0.113.7:0", "--token-file", f"/nowhere{EVIL}"]],
     "explain": [[f"x{EVIL}"], []],
     "stacks": [[], ["--format", "json"], ["--frames", "0"]],
-    "export": [["folded"], ["svg"], ["speedscope"], ["folded", "--diff", "rank=0", "--rank", "1"], ["perfetto"]],
+    "export": [
+        ["folded"],
+        ["svg"],
+        ["speedscope"],
+        ["folded", "--diff", "rank=0", "--rank", "1"],
+        ["perfetto"],
+        ["perfetto", "--last", "9s", "-o", "FILE.pftrace"],
+        ["perfetto", "--last", "9s", "-o", "FILE.json"],
+        ["pprof", "-o", "FILE.pb"],
+        ["csv", "ranks", "-o", "FILE.csv"],
+        ["parquet", "ranks", "-o", "FILE.parquet"],
+        ["csv", f"x{EVIL}", "-o", "FILE.csv"],
+        ["csv", "ranks", "-o", f"/nowhere/{EVIL}"],
+    ],
     "flag": [["--last", "5s", "--why", f"w{EVIL}"]],
     "jobs": [[], ["--format", "json"], [f"x{EVIL}"]],
     "sql": [
@@ -159,6 +173,7 @@ def test_every_verb_is_here() -> None:
 def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp_path: Path) -> None:
     environment = {**os.environ, "ARGUS_STORE": store}
     words = [str(profile(tmp_path)) if word == "PROFILE" else word.replace("PAGES", str(tmp_path)) for word in words]
+    words = [f"{tmp_path}/a{EVIL.replace('/', '')}{word}" if word.startswith("FILE.") else word for word in words]
     done = subprocess.run(
         [*ARGUS, verb, *words], capture_output=True, timeout=280, check=False, env=environment, stdin=subprocess.DEVNULL
     )
@@ -178,13 +193,13 @@ def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str) 
     here, there = pty.openpty()
     process = subprocess.Popen([*ARGUS, *words], stdin=there, stdout=there, stderr=there, env=environment)
     os.close(there)
-    said = b""
+    output = b""
     with contextlib.suppress(OSError):  # its other end is closed
         while select.select([here], [], [], 120)[0] and (part := os.read(here, 65536)):
-            said += part
+            output += part
     os.close(here)
-    assert process.wait(timeout=60) == 0, said
-    text = re.sub(r"\x1b\[[0-9;]*m", "", said.decode()).replace("\r\n", "\n")
+    assert process.wait(timeout=60) == 0, output
+    text = re.sub(r"\x1b\[[0-9;]*m", "", output.decode()).replace("\r\n", "\n")
     text = re.sub(r"\x1b\[\?25[lh]", "", text)
     assert "job" in text or "node" in text
     found = BAD.search(text) or FORGED.search(text)
@@ -213,7 +228,7 @@ def test_the_live_view_shows_any_name() -> None:
 
 
 def test_a_frame_on_a_terminal_has_only_its_own_escapes() -> None:
-    from cli.screen import Screen
+    from argus.cli.screen import Screen
 
     here, there = pty.openpty()
     with open(there, "w", encoding="utf-8") as terminal:
@@ -221,12 +236,12 @@ def test_a_frame_on_a_terminal_has_only_its_own_escapes() -> None:
         screen._shown = True
         view = a_view(gpu=False, kernels=[(f"k{EVIL}", 5)], gpu_kernels=[], notes=[f"n{EVIL}"])
         screen.draw(frame(view, {}, Scene(), 80, 24))
-        said = os.read(here, 1 << 16).decode()
+        output = os.read(here, 1 << 16).decode()
     os.close(here)
-    assert "n?]0;ow" in said
-    assert "\x1b]" not in said
-    assert "\x9b" not in said
-    assert "\x07" not in said
+    assert "n?]0;ow" in output
+    assert "\x1b]" not in output
+    assert "\x9b" not in output
+    assert "\x07" not in output
 
 
 def test_text_is_made_harmless_once() -> None:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from argus import limits
+from argus.system import limits
+from tests.e2e.conftest import ARGUS, argus_with
+from tests.kernel.conftest import wait_until
+from tests.security.test_demangling import bomb
 from tests.stores import new_store
-
-from ..e2e.conftest import ARGUS, argus_with
-from ..kernel.conftest import wait_until
-from .test_demangling import bomb
 
 HERE = Path(__file__).parent
 AS_NOBODY = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
@@ -74,17 +73,17 @@ def test_a_trace_of_hostile_programs_ends_well(processes: dict[str, int], tmp_pa
     wait_until(lambda: score.read_text().strip() == str(limits.OOM_SCORE), 60, "the trace's offer to be ended first")
     assert f"{limits.DATA_BYTES}" in Path(f"/proc/{tracing.pid}/limits").read_text()
     assert tracing.stdout is not None
-    said, most = "", 0
+    output, most = "", 0
     for line in tracing.stdout:  # the last lines come when nearly all is done
-        said += line
+        output += line
         with contextlib.suppress(OSError):
             found = re.search(r"^VmHWM:\s+(\d+) kB", Path(f"/proc/{tracing.pid}/status").read_text(), re.MULTILINE)
             most = max(most, int(found[1]) if found else 0)
-    assert tracing.wait(60) == 0, said
+    assert tracing.wait(60) == 0, output
     # Not ru_maxrss, which a process inherits from what it was before exec: from the tests.
     assert 20 << 10 < most < 500 << 10, "KiB"
-    assert not re.search(r"[^\n -~\u00a0-\uffff]", said), "nothing but text reaches the terminal"
-    assert "internal error" not in said
+    assert not re.search(r"[^\n -~\u00a0-\uffff]", output), "nothing but text reaches the terminal"
+    assert "internal error" not in output
     ask = argus_with(store)
 
     def rows(sql: str) -> list[dict[str, object]]:

@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from argus.cupti import arm, inject, interrupt
-from argus.errors import ArgusError
-
-from ..kernel.conftest import wait_until
+from argus.model.errors import ArgusError
+from tests.kernel.conftest import wait_until
 
 pytestmark = pytest.mark.kernel
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from argus.capture import mapped
-
-from .mapping_process import NOBODY, folder_of_nobody, mapping, mapping_of, needs_root
+from argus.capture.process import mapped
+from tests.security.mapping_process import NOBODY, folder_of_nobody, mapping, mapping_of, needs_root
 
 pytestmark = needs_root()
 
@@ -152,8 +151,8 @@ def _overlay(folder: Path) -> str:
 @pytest.mark.parametrize("permitted", [True, False])
 def test_a_file_of_an_overlay(folder: Path, monkeypatch: pytest.MonkeyPatch, permitted: bool) -> None:
     """/proc/PID/maps may show another device than ``stat`` for it."""
-    if said := _overlay(folder):
-        pytest.skip(f"no overlay can be mounted here: {said}")
+    if output := _overlay(folder):
+        pytest.skip(f"no overlay can be mounted here: {output}")
     try:
         with mapping([folder / "merged" / "code.so"]) as pid:
             where = mapping_of(pid, "code.so")

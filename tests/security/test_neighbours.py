@@ -15,18 +15,21 @@ from typing import Any
 
 import pytest
 
-from argus.capture import bpf, stacks
-from argus.capture.bpf import Probes
-from argus.capture.names import KernelNames
-from argus.capture.preflight import own_library
-from argus.capture.stacks import StackProbes
-from argus.capture.targets import Identity, Target, container_of
-from argus.neighbours import PATIENCE_S, Neighbours, Spent
-from argus.records import Counter, StackCounter
-from argus.roster import Roster
+from argus.capture import attachment, sampler
+from argus.capture import probes as bpf
+from argus.capture.probes import Probes
+from argus.capture.process.names import KernelNames
+from argus.capture.process.targets import Identity, Target, container_of
+from argus.capture.sampler import StackProbes
+from argus.live.cost.neighbours import PATIENCE_S, Neighbours, Spent
+from argus.live.options import Options
+from argus.live.preflight import own_library
+from argus.live.roster import Roster
+from argus.live.tracer import Tracer
+from argus.model.records import Counter, StackCounter
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
+from tests.builders.sessions import a_session
 from tests.kernel.conftest import wait_for_cuda, wait_until
 from tests.stores import new_store
 
@@ -38,7 +41,7 @@ BUDGET = 0.01
 HIT_NS = 1500.0
 
 
-# ---- who is ignored (argus/neighbours.py)
+# ---- who is ignored (argus/live/cost/neighbours.py)
 
 
 def spent(owner: str, rate: float, *, job: str = "", refused: int = 0, elapsed_s: float = 0.5) -> Spent:
@@ -105,7 +108,7 @@ def test_refused_records_at_two_looks_are_a_flood() -> None:
     assert neighbours.look(processes, HIT_NS).keys() == {1}
 
 
-# ---- one job or two (argus/roster.py)
+# ---- one job or two (argus/live/roster.py)
 
 
 def rank(pid: int, number: int, owner: tuple[int, str]) -> Target:
@@ -116,17 +119,19 @@ def rank(pid: int, number: int, owner: tuple[int, str]) -> Target:
 
 def placed(*ranks: Target, job: str | None = None) -> list[str]:
     probes: Any = SimpleNamespace(remove_target=lambda pid: None)
-    roster = Roster(probes, KernelNames(), follow=False, job=job, run=1)
+    session = a_session(job=job, run=1)
+    session.probes = probes
+    roster = Roster(session, KernelNames())
     return [roster._adopt(each)[0].name for each in ranks]
 
 
-def test_users_are_told_apart_whatever_their_environments_say() -> None:
+def test_users_are_distinguished_whatever_their_environments_say() -> None:
     ranks = rank(1 << 22, 0, (1000, "")), rank(1 + (1 << 22), 3, (NOBODY, "")), rank(2 + (1 << 22), 1, (1000, ""))
     assert placed(*ranks) == ["llama", "llama#2", "llama"]
     assert placed(*ranks, job="mine") == ["mine", "mine#2", "mine"]
 
 
-def test_containers_are_told_apart_unless_the_job_is_named() -> None:
+def test_containers_are_distinguished_unless_the_job_is_named() -> None:
     ranks = rank(1 << 22, 0, (0, "pod a")), rank(1 + (1 << 22), 1, (0, "pod b"))
     assert placed(*ranks) == ["llama", "llama#2"]
     assert placed(*ranks, job="llama") == ["llama", "llama"]
@@ -240,7 +245,7 @@ THREADS += "[each.join() for each in many]\nprint(flush=True)\ninput()\n"
 
 @pytest.mark.kernel
 def test_no_process_takes_the_room_for_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "THREADS_EACH", 8)
+    monkeypatch.setattr(sampler, "THREADS_EACH", 8)
     with (
         running("/usr/bin/python3", "-c", THREADS, "40") as many,
         running("/usr/bin/python3", "-c", THREADS, "3") as few,
@@ -286,7 +291,7 @@ def test_probes_of_an_ignored_process_alone_are_taken_away(tmp_path: Path) -> No
     def links(count: int) -> list[int]:
         return [os.open(tmp_path, os.O_RDONLY) for _ in range(count)]
 
-    own, shared, other = (bpf.Attachment(library, pid, entry_links=links(2)) for pid in (7, None, 8))
+    own, shared, other = (attachment.Attachment(library, pid, entry_links=links(2)) for pid in (7, None, 8))
     own.optional_links["launches"] = (links(1), links(1))
     pulse = links(1)
     probes.attachments = [own, shared, other]
@@ -354,7 +359,7 @@ def test_a_flood_beside_a_job_takes_nothing_from_it(store_url: str, tmp_path: Pa
             flood.stdin.flush()
             of_flood = next(m for its in tracer.jobs for m in its.ranks() if m.target.pid == flood.pid)
             poll_until(tracer, lambda: bool(of_flood.ignored), "the flood to be ignored")
-            assert not tracer._overhead.governor.plan.rungs
+            assert not tracer._budget.overhead.governor.plan.rungs
             go.touch()
             launched = [m for its in tracer.jobs for m in its.ranks() if m.target.pid in job.pids]
             poll_until(tracer, lambda: all(m.launches >= 604 for m in launched), "the job's launches")
@@ -403,7 +408,6 @@ def test_who_becomes_another_user_leaves_the_trace(store_url: str) -> None:
             poll_until(tracer, lambda: member.state == "exited", "the process to leave")
             assert tracer.lost()["processes_changed_owner"] == 1
             deadline = time.monotonic() + 60
-            while process.pid in tracer._roster.family and time.monotonic() < deadline:  # type: ignore[union-attr]
+            while process.pid in tracer._roster.family and time.monotonic() < deadline:
                 tracer.poll()
-            assert tracer._probes is not None
-            assert tracer._probes._target(process.pid) is None
+            assert tracer.session.probes._target(process.pid) is None

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from argus.live.options import Options
+from argus.live.tracer import Tracer
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
 from tests.kernel.conftest import wait_until
+from tests.security.mapping_process import needs_root
 from tests.stores import new_store
-
-from .mapping_process import needs_root
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakegpu"))
 
@@ -92,7 +92,7 @@ def test_two_overlays_of_one_image_are_probed_once(merged: list[Path], tmp_path:
                 process.stdin.write("\n")
                 process.stdin.flush()
                 assert process.stdout.readline() == "done\n"
-            wait_until(lambda: tracer.poll() is None and tracer._probes is not None, 10, "a turn")
+            wait_until(lambda: tracer.poll() is None and tracer.session.has_probes, 10, "a turn")
             members = [member for job in tracer.jobs for member in job.ranks()]
             assert all(member.probes for member in members)
             keys = {library.key for member in members for library in member.target.libraries}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from argus import privileges
+from argus.system import privileges
 from tests.e2e.conftest import ARGUS, attached
 from tests.kernel.conftest import wait_for_cuda
 from tests.stores import new_store
@@ -33,7 +33,7 @@ def bits(names: set[str]) -> int:
 def test_what_is_given_up_is_gone_for_children_too() -> None:
     """A root that executes a program would otherwise have all of them again."""
     script = (
-        "import subprocess\nfrom argus import privileges\nprivileges.keep({'BPF', 'SYS_PTRACE'})\n"
+        "import subprocess\nfrom argus.system import privileges\nprivileges.keep({'BPF', 'SYS_PTRACE'})\n"
         "print(subprocess.run(['cat', '/proc/self/status'], capture_output=True, text=True).stdout)\n"
         "print(open('/proc/self/status').read())"
     )
@@ -65,8 +65,8 @@ def test_a_trace_gives_up_what_it_does_not_need(tmp_path: Path) -> None:
             assert capabilities(own / "status") & bits(set(privileges.NEEDED)) == bits(set(privileges.NEEDED))
         finally:
             tracing.terminate()
-            said = tracing.communicate(timeout=60)[0]
-    assert "estimated" not in said  # the overhead is measured all the same
+            output = tracing.communicate(timeout=60)[0]
+    assert "estimated" not in output  # the overhead is measured all the same
 
 
 @pytest.mark.kernel
@@ -116,7 +116,7 @@ def test_a_trace_without_root_and_the_rest_of_its_rights(tmp_path: Path) -> None
 
 
 @pytest.mark.kernel
-def test_check_tells_what_each_verb_needs_and_what_is_lacking() -> None:
+def test_check_lists_what_each_verb_needs_and_what_is_lacking() -> None:
     done = subprocess.run([*ARGUS, "check", "--format", "json"], capture_output=True, text=True, timeout=120)
     report = json.loads(done.stdout)
     assert report["capabilities"]["trace, dump"] == [f"CAP_{name}" for name in privileges.needed()]

@@ -11,10 +11,9 @@ from typing import Literal
 
 import pytest
 
-from argus.capture.bpf import Probes
-from argus.capture.targets import find_libraries
-
-from .mapping_process import folder_of_nobody, mapping, needs_root
+from argus.capture.probes import Probes
+from argus.capture.process.targets import find_libraries
+from tests.security.mapping_process import folder_of_nobody, mapping, needs_root
 
 pytestmark = [pytest.mark.kernel, needs_root()]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import Counter as Tally
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture import code, python, python_layouts, stack_rows
-from argus.capture.code import MAX_LINE, MAX_LINE_TABLE, CodeResolver
-from argus.capture.launches import Origin
-from argus.capture.python import MAX_COUNT, MAX_INTERPRETERS, MAX_THREADS
-from argus.semantics.stacks import Frame, Stack
-from argus.stacks import StackSide
+from argus.capture.python import code, interpreter, layouts
+from argus.capture.python.code import MAX_LINE, MAX_LINE_TABLE, CodeResolver
+from argus.capture.python.interpreter import MAX_COUNT, MAX_INTERPRETERS, MAX_THREADS
+from argus.live.sampling.processes import SampledProcesses
+from argus.model.stacks import Frame, Stack
+from argus.tables import stacks
+from argus.tables.arrow import Origin
 
 
 def varint(value: int) -> bytes:
@@ -40,14 +42,14 @@ def test_a_line_table_with_an_impossible_step(bits: int) -> None:
     assert len(ends) == 2
     assert all(0 <= line <= MAX_LINE for line in found)
     stack = Stack((Frame("python", "f", "x.py", found[-1]),), "complete", "none")
-    table = stack_rows.to_stacks([stack], Origin("j", 1, "h", 0))
+    table = stacks.to_stacks([stack], Origin("j", 1, "h", 0))
     assert table["lines"].to_pylist() == [found[-1:]]
 
 
 def test_rows_take_any_line() -> None:
     """Wherever a frame comes from."""
     stack = Stack((Frame("python", "f", "x.py", 1 << 40), Frame("python", "g", "x.py", -3)), "complete", "none")
-    table = stack_rows.to_stacks([stack], Origin("j", 1, "h", 0))
+    table = stacks.to_stacks([stack], Origin("j", 1, "h", 0))
     assert table["lines"].to_pylist() == [[2**32 - 1, 0]]
     assert table["python_line"].to_pylist() == [0]
 
@@ -63,9 +65,9 @@ def test_any_bytes_are_a_line_table(decoder: str) -> None:
 
 
 def resolver() -> CodeResolver:
-    record = np.zeros((), python.PYTHON)
-    layout = python_layouts.LAYOUTS[3, 11]
-    for field in python._SAME:
+    record = np.zeros((), interpreter.PYTHON)
+    layout = layouts.LAYOUTS[3, 11]
+    for field in interpreter._SAME:
         record[field] = getattr(layout, field)
     record["major"], record["minor"] = 3, 11
     return CodeResolver(-1, record)
@@ -127,30 +129,30 @@ class Forged:
 
 
 def test_forged_lists_of_interpreters_and_threads_end() -> None:
-    record = np.zeros((), python.PYTHON)
-    layout = python_layouts.LAYOUTS[3, 11]
-    for field in python._SAME:
+    record = np.zeros((), interpreter.PYTHON)
+    layout = layouts.LAYOUTS[3, 11]
+    for field in interpreter._SAME:
         record[field] = getattr(layout, field)
     record["runtime"] = 1 << 20
-    before = python.lists_cut["python_lists_cut"]
+    before = interpreter.lists_cut["python_lists_cut"]
     memory: Any = Forged(4096 * 8)
-    states = list(python._thread_states(memory, record))
+    states = list(interpreter._thread_states(memory, record))
     assert len(states) <= MAX_THREADS
     assert memory.reads < 2 * MAX_THREADS
-    assert python.lists_cut["python_lists_cut"] == before + 1
+    assert interpreter.lists_cut["python_lists_cut"] == before + 1
     memory = Forged(8)
-    assert len(list(python._list(memory, 8, 8, MAX_INTERPRETERS))) == MAX_INTERPRETERS
-    assert python.lists_cut["python_lists_cut"] == before + 2
+    assert len(list(interpreter._list(memory, 8, 8, MAX_INTERPRETERS))) == MAX_INTERPRETERS
+    assert interpreter.lists_cut["python_lists_cut"] == before + 2
 
 
 def collections(*counts: int) -> tuple[int, ...] | None:
     """What is read where a process says this."""
     left = list(counts)
-    layout = next(table for table in python_layouts.LAYOUTS.values() if not table.gc_statistics_is_pointer)
+    layout = next(table for table in layouts.LAYOUTS.values() if not table.gc_statistics_is_pointer)
     process: Any = SimpleNamespace(
         _fields={"gc_collecting": 1 << 20}, _table=layout, memory=SimpleNamespace(u64=lambda at: left.pop(0))
     )
-    return python.PythonProcess.collections(process)
+    return interpreter.PythonProcess.collections(process)
 
 
 def test_counters_of_collections_that_cannot_be_are_not_believed() -> None:
@@ -161,9 +163,9 @@ def test_counters_of_collections_that_cannot_be_are_not_believed() -> None:
 
 @pytest.mark.parametrize("counts", [[(0, 0, 0), (1 << 62, 0, 0)], [(0, 0, 0), ((1 << 64) - 1, 1, 2)]], ids=str)
 def test_counters_that_alternate_stay_within_what_a_row_takes(counts: Sequence[tuple[int, ...]]) -> None:
-    side: Any = SimpleNamespace(_collected={}, _counters=StackSide(None, None, None, on=False)._counters)  # type: ignore[arg-type]
+    sampled: Any = SimpleNamespace(_collected={}, _counters=Tally())
     process: Any = SimpleNamespace(pid=7)
     for _ in range(5):
         for each in counts:
-            StackSide._count_collections(side, process, SimpleNamespace(collections=lambda each=each: each))  # type: ignore[arg-type, misc]
-    assert np.array(list(side._counters.values()), np.uint64).max() <= MAX_COUNT
+            SampledProcesses._count_collections(sampled, process, SimpleNamespace(collections=lambda each=each: each))  # type: ignore[arg-type, misc]
+    assert np.array(list(sampled._counters.values()), np.uint64).max() <= MAX_COUNT

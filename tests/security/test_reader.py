@@ -20,20 +20,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus import records
-from argus.bulkhead import Watchdog
-from argus.capture import bpf, reader, remote, targets
-from argus.capture import reader_process as wire
-from argus.capture.bpf import Probes
-from argus.capture.names import KernelNames
-from argus.capture.preflight import own_library
-from argus.capture.reader import Reader, Unreadable
-from argus.capture.remote import RemoteSymbols
-from argus.draining import CallRings
-from argus.records import Counter
+from argus.capture import probes as bpf
+from argus.capture.probes import Probes
+from argus.capture.process import targets
+from argus.capture.process.names import KernelNames
+from argus.capture.python.interpreter import find_interpreter
+from argus.capture.reader import process, progress, reader, wire
+from argus.capture.reader.reader import Reader, Unreadable
+from argus.capture.reader.remote import RemotePython, RemoteSymbols
+from argus.live.bulkhead import Watchdog
+from argus.live.options import Options
+from argus.live.preflight import own_library
+from argus.live.sides.draining import CallRings
+from argus.live.tracer import Tracer
+from argus.model import records
+from argus.model.records import Counter
 from argus.store.open import open_store
 from argus.store.reader import query
-from argus.trace import Options, Tracer
 from tests.kernel.conftest import wait_until
 from tests.security.test_neighbours import CALLER, call
 from tests.stores import new_store
@@ -93,13 +96,13 @@ def native(*addresses: int) -> Any:
 def test_a_reader_has_few_rights_and_a_user_of_its_own(made: Reader) -> None:
     made.ask("hello", 0)
     status = Path(f"/proc/{made.pid}/status").read_text()
-    said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    assert int(said["CapEff"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
-    assert int(said["CapBnd"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
-    assert int(said["Uid"].split()[0]) >= wire.USER
-    assert said["Groups"].strip() == ""
-    assert said["NoNewPrivs"].strip() == "1"
-    assert said["Seccomp"].strip() == "2"
+    output = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(output["CapEff"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
+    assert int(output["CapBnd"], 16) & ~(1 << 2 | 1 << 19 | 1 << 40) == 0
+    assert int(output["Uid"].split()[0]) >= process.USER
+    assert output["Groups"].strip() == ""
+    assert output["NoNewPrivs"].strip() == "1"
+    assert output["Seccomp"].strip() == "2"
     assert "PATH" not in Path(f"/proc/{made.pid}/environ").read_text()
     limits = Path(f"/proc/{made.pid}/limits").read_text()
     assert "Max address space         unlimited" not in limits
@@ -107,7 +110,9 @@ def test_a_reader_has_few_rights_and_a_user_of_its_own(made: Reader) -> None:
     assert "Max core file size        0" in limits
 
 
-def test_without_its_rights_there_is_no_reader_and_it_is_said(made: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_rights_there_is_no_reader_and_it_is_reported(
+    made: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As where Argus has its capabilities by file: what it starts has none."""
     monkeypatch.setattr(reader.privileges, "BITS", {"SYS_PTRACE": 20})
     monkeypatch.setattr(reader.privileges, "effective", lambda: {"SYS_PTRACE"})
@@ -119,9 +124,9 @@ def test_without_its_rights_there_is_no_reader_and_it_is_said(made: Reader, monk
 _FORBIDDEN = """
 import os, signal, socket, sys
 sys.path[:] = {path!r}
-from argus.capture import reader_process as wire
-wire.give_up_rights(wire.USER)
-assert wire.confine()
+from argus.capture.reader import process, wire
+process.give_up_rights(process.USER)
+assert process.confine()
 def refused(what):
     try:
         what()
@@ -166,7 +171,7 @@ def test_a_reader_answers_what_the_modules_answer(made: Reader, sleeper: subproc
     assert "nap" in functions(symbols, sleeper.pid)
     assert targets.read_command(sleeper.pid)[1:] == ["-c", SLEEPER]
     assert targets.read_environment(sleeper.pid)["PATH"] == os.environ["PATH"]
-    assert remote.RemotePython(symbols).thread_states().keys() == {sleeper.pid}
+    assert RemotePython(symbols).thread_states().keys() == {sleeper.pid}
     assert not made.counters
 
 
@@ -308,7 +313,7 @@ def test_an_answer_without_sense_is_refused_and_its_reader_ended(lies: bytes, mo
     monkeypatch.setattr(reader, "shared", liar)
     try:
         with pytest.raises(Unreadable):
-            remote.interpreter(4242)
+            find_interpreter(4242)
         assert liar._sock is None, "it is not asked again"
     finally:
         liar.close()
@@ -319,7 +324,7 @@ def test_libraries_without_descriptors_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reader, "shared", liar)
     try:
         with pytest.raises(Unreadable):
-            remote.libraries(4242)
+            targets.find_libraries(4242)
     finally:
         liar.close()
 
@@ -364,9 +369,9 @@ def test_a_dead_file_system_costs_its_files_alone(made: Reader, programs: Path, 
         begun = time.monotonic()
         symbols = RemoteSymbols(target.pid)
         maps = Path(f"/proc/{target.pid}/maps").read_text().splitlines()
-        mine = next(int(line.split("-")[0], 16) for line in maps if "r-xp" in line and "libwork" in line)
+        own = next(int(line.split("-")[0], 16) for line in maps if "r-xp" in line and "libwork" in line)
         libc = next(int(line.split("-")[0], 16) for line in maps if "r-xp" in line and "libc.so" in line)
-        stack = symbols.assemble(*native(mine + 0x10))
+        stack = symbols.assemble(*native(own + 0x10))
         assert stack.frames[-1].file.endswith("libwork.so"), "its file is known, its function is not"
         assert made.counters["file_systems_hung"] == 1
         waited = time.monotonic() - begun
@@ -374,11 +379,59 @@ def test_a_dead_file_system_costs_its_files_alone(made: Reader, programs: Path, 
         found = symbols.assemble(*native(libc + 0x1000))
         assert found.frames[-1].file.endswith("libc.so.6"), "the others are read"
         for _ in range(20):
-            symbols.assemble(*native(mine + 0x20))
+            symbols.assemble(*native(own + 0x20))
         assert made.counters == {"file_systems_hung": 1, "reader_restarts": 1}, "it is not waited for again"
         assert made.reads(target.pid)
         assert waited < 60
         assert len(hung) == 1
+
+
+def test_a_process_brings_few_dead_file_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose mounts are his own may have any number, and each costs some seconds."""
+    one, asked = Reader(), []
+
+    def hang(request: dict[str, Any], data: bytes) -> reader.Answer:
+        asked.append(request["pid"])
+        raise TimeoutError
+
+    monkeypatch.setattr(one, "_nursery", True)
+    monkeypatch.setattr(one, "_exchange", hang)
+    monkeypatch.setattr(one, "_renew", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_doing", lambda: f"0:{len(asked)}")
+    for pid in (7, 7, 7, 7, 7, 8):
+        with pytest.raises(Unreadable):
+            one.ask("open", pid)
+    assert asked == [7, 7, 7, 8]
+    assert (one.reads(7), one.reads(8)) == (False, True)
+    assert one.counters == {"file_systems_hung": 4, "processes_unreadable": 1}
+    one.forget(7)
+    assert one.reads(7)
+
+
+def test_a_user_whose_processes_hang_is_waited_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand processes whose memory does not answer, 4 s each, would hold up the trace for an hour."""
+    one, patience = Reader(), []
+
+    class Hanging:
+        def __init__(self, sock: object, pid: int, hung_s: float) -> None:
+            patience.append(hung_s)
+
+        def send(self, message: bytes) -> None:
+            raise TimeoutError
+
+    monkeypatch.setattr(one, "_nursery", True)
+    monkeypatch.setattr(one, "_sock", True)
+    monkeypatch.setattr(one, "_number", lambda: 0)
+    monkeypatch.setattr(one, "_renew", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_doing", progress.MEMORY.decode)
+    monkeypatch.setattr(reader, "_Waiting", Hanging)
+    monkeypatch.setattr(reader, "_owner", lambda pid: 1000 if pid < 100 else 1001)
+    for pid in [*range(10, 20), 100]:
+        with pytest.raises(Unreadable):
+            one.ask("interpreter", pid)
+    assert patience == [4.0] * 8 + [0.5] * 2 + [4.0]
 
 
 @AS_ROOT

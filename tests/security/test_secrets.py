@@ -13,14 +13,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from argus import debug, redact, secrets
-from argus.capture.targets import open_target
+from argus.capture.process.targets import open_target
 from argus.cli.main import main
-from argus.errors import ArgusError
-from argus.interop import nsys
+from argus.importers import nsys
+from argus.model.errors import ArgusError
 from argus.store import open as store_open
 from argus.store.reader import next_run
+from argus.store.url import clear_text_warning, password_of_environment
 from argus.store.writer import Writer
+from argus.system import debug, redact, secrets
 from tests.stores import new_store
 
 ARGUS = [sys.executable, "-m", "argus.cli.main"]
@@ -59,14 +60,14 @@ def test_a_password_that_was_read_is_in_no_environment(monkeypatch: pytest.Monke
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", "hunter2")
     secrets.take()
     assert "ARGUS_STORE_PASSWORD" not in os.environ
-    assert store_open._password() == "hunter2"
+    assert password_of_environment() == "hunter2"
     seen = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
     assert "hunter2" not in seen
 
 
 def test_argus_itself_takes_the_password_out_of_its_environment() -> None:
     program = (
-        "import os, sys; from argus.cli import interrupt, main; from argus import secrets\n"
+        "import os, sys; from argus.cli import interrupt, main; from argus.system import secrets\n"
         "interrupt.leave_with = lambda code: print(os.environ.get('ARGUS_STORE_PASSWORD'), secrets.password())\n"
         "sys.argv = ['argus', 'explain', 'jitter']; main.main()"
     )
@@ -102,10 +103,10 @@ def test_a_password_in_clear_over_the_network_is_warned_of(
     monkeypatch.delenv("ARGUS_STORE_PASSWORD", raising=False)
     monkeypatch.delenv("ARGUS_STORE_PASSWORD_FILE", raising=False)
     monkeypatch.setattr(secrets, "_taken", None)
-    assert store_open.clear_text_warning(url) == "", "no password, no warning"
+    assert clear_text_warning(url) == "", "no password, no warning"
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", "hunter2")
-    assert ("unencrypted" in store_open.clear_text_warning(url)) == warns
-    assert "hunter2" not in store_open.clear_text_warning(url)
+    assert ("unencrypted" in clear_text_warning(url)) == warns
+    assert "hunter2" not in clear_text_warning(url)
     if warns:
         main(["explain", "--help"])
         main(["store", "status", "--store", "clickhouse://a@host.invalid:1/x", "--help"])

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WAITED_FOR = {
     Path(ctypes.util.__file__),  # runs ldconfig, as cupti-python is imported
-    ROOT / "argus" / "capture" / "demangler.py",
+    ROOT / "argus" / "capture" / "process" / "demangler.py",
     *(ROOT / "argus" / "store").glob("*.py"),
     *(ROOT / "tests" / name for name in ("stores.py", "clickhouse_server.py", "tls_front.py")),
 }

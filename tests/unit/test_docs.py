@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from argus import records
 from argus.health import config
+from argus.live.cost.governor import Rung
+from argus.model import records
 
 ROOT = Path(__file__).resolve().parents[2]
-STACKS = ("argus/stacks.py", "argus/capture/code.py", "argus/capture/symbols.py", "argus/capture/threads.py")
+STACKS = (
+    "argus/capture/python/code.py",
+    "argus/capture/process/symbols.py",
+    "argus/capture/process/threads.py",
+)
 
 
 def explained() -> set[str]:
@@ -27,10 +32,15 @@ def test_every_counter_of_the_kernel_side_is_explained() -> None:
 def test_every_counter_named_in_the_pipeline_is_explained() -> None:
     """Their names are literals in the code that counts."""
     named: set[str] = set()
-    for file in ("argus/trace.py", "argus/roster.py", "argus/semantics/steps.py", "argus/diagnose/run.py", *STACKS):
-        named |= set(re.findall(r'(?:losses|counters|dropped)\["(\w+)"\]', (ROOT / file).read_text()))
-    gathered = (ROOT / "argus" / "trace.py").read_text().split("def counters(")[1].split("def lost(")[0]
-    named |= set(re.findall(r'found\["(\w+)"\]', gathered))
+    live = sorted((ROOT / "argus" / "live").rglob("*.py"))
+    more = ("argus/semantics/steps/by_calls.py", "argus/diagnose/run.py", *STACKS)
+    for file in (*live, *(ROOT / each for each in more)):
+        named |= set(re.findall(r'(?:losses|counters|dropped)\["(\w+)"\]', file.read_text()))
+    for file in live:
+        for text in re.findall(r"def counters\(.*?(?=\n    def |\Z)", file.read_text(), re.DOTALL):
+            named |= set(re.findall(r'found\["(\w+)"\]', text)) | set(re.findall(r'"(\w+)": \(', text))
+    named |= {rung.counter for rung in Rung if rung.counter}
+    assert {"calls_in_progress", "loop_stalls", "waits_not_followed", "files_released", "gpu_ops_late"} <= named
     named |= {f"{ring}_ring_discarded" for ring in ("launches", "collectives", "control")}
     assert len(named) > 12
     assert named - explained() == set()

@@ -35,7 +35,7 @@ def forbidden(text: str) -> list[str]:
     return found
 
 
-FILES = sorted(path for path in HERE.glob("*.py") if path.name not in ("conftest.py", Path(__file__).name))
+FILES = sorted(path for path in HERE.rglob("*.py") if path.name not in ("conftest.py", Path(__file__).name))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.resources import resource_dir
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system.resources import resource_dir
 
 INSTALL_HINT = (
     "Install it: `apt install python3-bpfcc` (Debian, Ubuntu), `dnf install python3-bcc` (Fedora, RHEL); "
@@ -59,7 +59,7 @@ def require() -> Path:
 
 @cache
 def load() -> ModuleType:
-    """Imports eBPF's bcc and tells it to compile against ``bpf/include``.
+    """Imports eBPF's bcc and has it compile against ``bpf/include``.
 
     Raises:
         ArgusError: It is not installed, or its shared library does not load.

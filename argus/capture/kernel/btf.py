@@ -35,6 +35,15 @@ _TAIL = {
 _KINDS = 32
 
 
+def why_unreadable(path: Path, failure: OSError | BtfError) -> str:
+    """Why the kernel's types cannot be had, as a feature's state: "off: why"."""
+    if isinstance(failure, FileNotFoundError):
+        return "off: the kernel has no BTF (CONFIG_DEBUG_INFO_BTF)"
+    if isinstance(failure, BtfError):
+        return f"off: the kernel's BTF is not understood: {failure}"
+    return f"off: {path} cannot be read: {failure.strerror}"
+
+
 class BtfError(Exception):
     """The types are not in a form that is understood, or something asked for is not among them."""
 
@@ -95,9 +104,9 @@ class Btf:
         at = self._names.find(b"\0" + name.encode() + b"\0") + 1
         if at:
             starts = np.asarray(self._starts)
-            found = np.flatnonzero((self._words[starts] == at) & ((self._words[starts + 1] >> 24 & 31) == kind))
-            if len(found):
-                return int(found[0]) + 1
+            places = np.flatnonzero((self._words[starts] == at) & ((self._words[starts + 1] >> 24 & 31) == kind))
+            if len(places):
+                return int(places[0]) + 1
         raise BtfError(f"no type {name}")
 
     def offset(self, struct_name: str, member: str) -> int:

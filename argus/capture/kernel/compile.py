@@ -26,9 +26,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from argus.capture import bcc, disk_cache
-from argus.capture.syscalls import bpf
-from argus.resources import resource_dir
+from argus.capture.kernel import bcc
+from argus.system import disk_cache
+from argus.system.resources import resource_dir
+from argus.system.syscalls import bpf
 
 FORMAT = 1
 KIND = "bpf"
@@ -47,7 +48,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class CompileError(Exception):
-    """What clang or bcc said."""
+    """Messages of clang or bcc."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def compiled(text: str, flags: list[str]) -> Compiled:
     where = disk_cache.folder(KIND)
     path = None if where is None else where / f"{_key(text, flags)}.json"
     if path is not None:
-        found = _read(path)
-        if found is not None:
-            return found
+        cached = _read(path)
+        if cached is not None:
+            return cached
     answer = _ask_child(text, flags)
     if path is not None:
         disk_cache.keep(path, json.dumps(answer).encode(), KEPT)
@@ -137,10 +138,10 @@ def _read(path: Path) -> Compiled | None:
     if body is None:
         return None
     try:
-        found = _understood(json.loads(body))
+        cached = _understood(json.loads(body))
     except (ValueError, KeyError, TypeError):
         return None
-    return Compiled(found.maps, found.programs, found.license)
+    return Compiled(cached.maps, cached.programs, cached.license)
 
 
 def _understood(answer: dict[str, Any]) -> Compiled:
@@ -157,13 +158,13 @@ def _understood(answer: dict[str, Any]) -> Compiled:
 
 def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
     bcc.require()
-    package = Path(__file__).resolve().parents[2]
+    package = Path(__file__).resolve().parents[3]
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     request = json.dumps({"text": text, "flags": [f"-I{resource_dir('bpf')}", *flags]})
     try:
         # In / nobody but root can have put a module that would be imported instead.
         done = subprocess.run(
-            [sys.executable, "-m", "argus.capture.compile", str(os.getpid())],
+            [sys.executable, "-m", "argus.capture.kernel.compile", str(os.getpid())],
             input=request.encode(), capture_output=True, cwd="/",
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=_TIME_LIMIT_S, check=False,
             start_new_session=True,  # a Ctrl-C is for Argus, which ends the compiler if it is to end
@@ -174,8 +175,8 @@ def _ask_child(text: str, flags: list[str]) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             answer: dict[str, Any] = json.loads(done.stdout)
             return answer
-    said = done.stderr.decode(errors="replace").strip()
-    raise CompileError(said or f"error: the compiler ended with {done.returncode}")
+    message = done.stderr.decode(errors="replace").strip()
+    raise CompileError(message or f"error: the compiler ended with {done.returncode}")
 
 
 def _map_info(fd: int) -> tuple[int, int, int, int, int]:

@@ -12,7 +12,7 @@ import mmap
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
+from argus.model import records
 
 GRACE_NS = 5_000_000
 """So long after its end a window is taken to be over. Programs run for microseconds, with interrupts off."""
@@ -22,7 +22,7 @@ _ROW_WORDS = records.STACK_COUNT.itemsize // 8
 
 
 def value_bytes(rows: int) -> int:
-    """Size of one log: ``struct log`` of bpf/stacks.bpf.c."""
+    """Size of one log: ``struct log`` of bpf/stacks.bpf.h."""
     return -(-(records.LOG.itemsize + rows * (records.STACK_COUNT.itemsize + 4)) // 8) * 8
 
 

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.compile import BY_DESCRIPTOR, LOAD_64, Compiled, MapSpec
-from argus.capture.syscalls import SYS_BPF, bpf, system_call
+from argus.capture.kernel.compile import BY_DESCRIPTOR, LOAD_64, Compiled, MapSpec
+from argus.system.syscalls import SYS_BPF, bpf, system_call
 
 # enum bpf_cmd of include/uapi/linux/bpf.h.
 _BPF_MAP_CREATE = 0
@@ -62,7 +62,7 @@ class LoadError(OSError):
     """The kernel refuses a program.
 
     Attributes:
-        log: What the verifier said.
+        log: The verifier's messages.
     """
 
     log: str = ""

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 BUSY = np.uint32(1 << 31)
 DISCARDED = np.uint32(1 << 30)
@@ -153,7 +153,9 @@ class Ring:
         self._consumer[0] = self._position
 
         if ((lengths & _LENGTH) != self.dtype.itemsize).any():
-            raise RuntimeError("a record of another size is in the ring: bpf/argus.h and argus/records.py disagree")
+            raise RuntimeError(
+                "a record of another size is in the ring: bpf/argus.h and argus/model/records.py disagree"
+            )
         discarded = (lengths & DISCARDED) != 0
         if discarded.any():
             self.discarded += int(discarded.sum())

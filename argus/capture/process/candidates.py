@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from argus.capture.targets import (
+from argus.capture.process.targets import (
     PROC,
     Identity,
     ancestors,
@@ -71,26 +71,26 @@ class Candidate:
 def find_candidates(sleep: Callable[[float], None] = time.sleep) -> list[Candidate]:
     """The processes of this machine that may be worth tracing, as :func:`ranked` orders them."""
     own = {os.getpid(), *ancestors(os.getpid())}
-    found = [candidate for pid in processes() if pid not in own and (candidate := _inspect(pid)) is not None]
-    before, began = {one.pid: cpu_ns(one.pid) for one in found}, time.monotonic()
+    candidates = [candidate for pid in processes() if pid not in own and (candidate := _inspect(pid)) is not None]
+    before, began = {one.pid: cpu_ns(one.pid) for one in candidates}, time.monotonic()
     sleep(SAMPLED_S)
     took_ns = max((time.monotonic() - began) * 1e9, 1.0)
     measured = []
-    for one in found:
+    for one in candidates:
         now = cpu_ns(one.pid)
-        known = now >= 0 and before[one.pid] >= 0
-        measured.append(replace(one, cpu=(now - before[one.pid]) / took_ns if known else -1.0))
+        was_measured = now >= 0 and before[one.pid] >= 0
+        measured.append(replace(one, cpu=(now - before[one.pid]) / took_ns if was_measured else -1.0))
     return ranked(measured)
 
 
-def ranked(found: list[Candidate]) -> list[Candidate]:
+def ranked(candidates: list[Candidate]) -> list[Candidate]:
     """Training processes by job and rank, the jobs of one name apart, then the busiest of the other Python programs.
 
     Left out are launchers and shells (their ranks are there), and forked helpers, such as data-loader workers.
     """
-    by_pid = {one.pid: one for one in found}
+    by_pid = {one.pid: one for one in candidates}
     left_out: set[int] = set()
-    for one in found:
+    for one in candidates:
         for parent in _chain(one, by_pid):
             above = by_pid[parent]
             copied = above.words == one.words and (above.on_gpu or not one.on_gpu)
@@ -99,7 +99,7 @@ def ranked(found: list[Candidate]) -> list[Candidate]:
                 left_out.add(one.pid)
             elif not above.on_gpu and one.trains and (same_rank or above.identity.rank < 0):
                 left_out.add(parent)
-    kept = [one for one in found if one.pid not in left_out]
+    kept = [one for one in candidates if one.pid not in left_out]
     training = sorted((one for one in kept if one.trains), key=_place)
     others = sorted((one for one in kept if not one.trains and one.cpu >= BUSY_CPU), key=lambda one: -one.cpu)
     return training + others[:MAX_OTHERS]

@@ -1,4 +1,4 @@
-"""The process that demangles C++ symbols for ``argus.capture.demangler``: run as a script, and nothing else.
+"""The process that demangles C++ symbols for ``argus.capture.process.demangler``: run as a script, and nothing else.
 
 A symbol of a traced process may expand without bound in memory and time. Here memory and CPU time have limits, and
 there are no rights: the process has given up its user (where it had any rights), opens nothing, and may make only the
@@ -77,13 +77,13 @@ def _give_up_rights() -> None:
 
 
 def _read(size: int) -> bytes:
-    found = b""
-    while len(found) < size:
-        part = os.read(0, size - len(found))
+    data = b""
+    while len(data) < size:
+        part = os.read(0, size - len(data))
         if not part:
             os._exit(0)
-        found += part
-    return found
+        data += part
+    return data
 
 
 def _write(data: bytes) -> None:

@@ -58,7 +58,7 @@ def is_small(symbol: str) -> bool:
 
 
 def shortened(name: str, symbol: str) -> str:
-    """A name of at most ``MAX_NAME`` characters; of a longer one the rest is told by a checksum of its symbol."""
+    """A name of at most ``MAX_NAME`` characters; of a longer one the rest is replaced by a checksum of its symbol."""
     if len(name) <= MAX_NAME:
         return name
     return f"{name[:MAX_NAME]}… [{zlib.crc32(symbol.encode(errors='replace')):08x}]"
@@ -97,7 +97,7 @@ class Child:
     def ask(self, symbols: Sequence[str]) -> list[str | None]:
         """Names of symbols; empty: it is none; None: it could not be had within the limits. What comes after such a
         one is not asked for: the answers are fewer then."""
-        found: list[str | None] = []
+        names: list[str | None] = []
         try:
             process = self._process or self._begin()
             assert process.stdin is not None
@@ -107,12 +107,12 @@ class Child:
             for _ in raw:
                 status, length = struct.unpack("<iI", self._read(process, 8))
                 name = self._read(process, length) if length else b""
-                found.append(name.decode(errors="replace") if status == 0 else "")
+                names.append(name.decode(errors="replace") if status == 0 else "")
         except (OSError, EOFError, TimeoutError):
             self.ended += 1
             self.close()
-            found.append(None)
-        return found
+            names.append(None)
+        return names
 
     def close(self) -> None:
         """Ends it, if it runs."""
@@ -164,15 +164,15 @@ class Child:
         ready = select.poll()
         ready.register(fd, select.POLLIN)
         until = time.monotonic() + wait_s
-        found = b""
-        while len(found) < size:
+        data = b""
+        while len(data) < size:
             if not ready.poll(max(until - time.monotonic(), 0) * 1000):
                 raise TimeoutError
-            part = os.read(fd, size - len(found))
+            part = os.read(fd, size - len(data))
             if not part:
                 raise EOFError
-            found += part
-        return found
+            data += part
+        return data
 
 
 class Demangler:
@@ -209,20 +209,20 @@ class Demangler:
             source: Whose they are, a process: if some of its symbols exceed the limits, the rest is not tried.
         """
         with self._lock:
-            found: dict[str, str] = {}
+            names: dict[str, str] = {}
             large: list[str] = []
             for symbol in dict.fromkeys(symbols):
-                if (known := self._cache.get(symbol)) is not None:
+                if (cached := self._cache.get(symbol)) is not None:
                     self._cache.move_to_end(symbol)
-                    found[symbol] = known
+                    names[symbol] = cached
                 elif not symbol.startswith("_Z") or len(symbol) > MAX_SYMBOL or "\0" in symbol:
-                    found[symbol] = self._kept(symbol, symbol)
+                    names[symbol] = self._kept(symbol, symbol)
                 elif is_small(symbol):
-                    found[symbol] = self._keep(symbol, _demangle_here(symbol) or symbol)
+                    names[symbol] = self._keep(symbol, _demangle_here(symbol) or symbol)
                 else:
                     large.append(symbol)
-            self._ask(large, found, source)
-            return [found[symbol] for symbol in symbols]
+            self._ask(large, names, source)
+            return [names[symbol] for symbol in symbols]
 
     def forget(self, source: int) -> None:
         """A process has ended: its number may be another's."""
@@ -239,12 +239,12 @@ class Demangler:
         self._lock = threading.RLock()
         self._child.forget()
 
-    def _ask(self, symbols: list[str], found: dict[str, str], source: int) -> None:
+    def _ask(self, symbols: list[str], names: dict[str, str], source: int) -> None:
         """Has the child demangle them, as many as its pipe holds at a time."""
         while symbols:
             if self._strikes[source] >= STRIKES:
                 self.given_up += len(symbols)
-                found.update((symbol, self._kept(symbol, symbol)) for symbol in symbols)
+                names.update((symbol, self._kept(symbol, symbol)) for symbol in symbols)
                 return
             count, size = 0, 0
             while count < len(symbols) and size + len(symbols[count]) <= _AT_ONCE:
@@ -257,7 +257,7 @@ class Demangler:
                     if len(self._strikes) >= _KEPT_SOURCES:
                         self._strikes.clear()
                     self._strikes[source] += 1
-                found[symbol] = self._keep(symbol, name or symbol)
+                names[symbol] = self._keep(symbol, name or symbol)
             symbols = symbols[len(answers) :]
 
     def _kept(self, symbol: str, name: str) -> str:

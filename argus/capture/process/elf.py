@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.mapped import File, Refused, open_file, open_in_root
+from argus.capture.process.mapped import File, Refused, open_file, open_in_root
 
 Source = str | Path | File
-"""A file that was opened already (``argus.capture.mapped``), or the path of one that no traced process chose."""
+"""A file that was opened already (``argus.capture.process.mapped``), or the path of one that no traced process
+chose."""
 
 SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -115,12 +116,12 @@ class Elf:
     def located(self, names: Collection[str]) -> dict[str, tuple[Place, int]]:
         """Of the functions among ``names`` that this file defines: which row of its symbol tables says so, for
         ``SymbolFile.function``, and the function's offset in the file."""
-        found = {}
+        places = {}
         for name, (table, row) in self._find(names, functions=True).items():
             offset = _code_offset(self._segments, int(table.symbols["value"][row]))
             if offset is not None:
-                found[name] = ((table.section, row), offset)
-        return found
+                places[name] = ((table.section, row), offset)
+        return places
 
     def functions(self, names: Collection[str]) -> dict[str, int]:
         """File offsets of the functions among ``names`` that this file defines."""
@@ -136,7 +137,7 @@ class Elf:
     def _find(self, names: Collection[str], *, functions: bool) -> dict[str, tuple[_Table, int]]:
         """The first row that defines each name, of the first table that has one. Of functions, those in an executable
         segment: a probe is put there."""
-        found: dict[str, tuple[_Table, int]] = {}
+        rows_by_name: dict[str, tuple[_Table, int]] = {}
         for table in self._tables:
             symbols = table.symbols
             rows = np.flatnonzero(
@@ -144,12 +145,12 @@ class Elf:
                 if functions
                 else symbols["section"] != 0
             )
-            missing = [name for name in names if name not in found]
+            missing = [name for name in names if name not in rows_by_name]
             for name, places in _rows_named(table.strings, symbols["name"][rows], missing).items():
                 row = int(rows[places[0]])
                 if not functions or _code_offset(self._segments, int(symbols["value"][row])) is not None:
-                    found[name] = (table, row)
-        return found
+                    rows_by_name[name] = (table, row)
+        return rows_by_name
 
     def variables(self) -> list[Symbol]:
         """Where the file's variables lie, those without initial values included: its writable segments."""
@@ -290,7 +291,7 @@ def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str])
         NotElf: More of them look alike than in any library.
     """
     words = {name.encode(): name for name in wanted}
-    found: dict[str, list[int]] = {}
+    rows_by_name: dict[str, list[int]] = {}
 
     def check(rows: NDArray[np.intp]) -> None:
         begins, which = np.unique(names[rows], return_inverse=True)
@@ -299,7 +300,7 @@ def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str])
         for number, begin in enumerate(begins.tolist()):
             name = words.get(text[begin : begin + longest].partition(b"\0")[0])
             if name is not None and text[begin : begin + longest].find(b"\0") >= 0:
-                found.setdefault(name, []).extend(rows[which == number][:_MOST_ALIKE].tolist())
+                rows_by_name.setdefault(name, []).extend(rows[which == number][:_MOST_ALIKE].tolist())
 
     longest = max(map(len, words), default=0) + 1
     last = len(text) - _CHUNK
@@ -326,13 +327,13 @@ def _rows_named(text: bytes, names: NDArray[np.uint32], wanted: Collection[str])
         rows = rows[going_on]
         at += _CHUNK
         pending = [word for word in pending if len(word) + 1 > at]
-    return {name: sorted(set(places)) for name, places in found.items()}
+    return {name: sorted(set(places)) for name, places in rows_by_name.items()}
 
 
 def _among(values: NDArray[np.uint64], few: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Which values are among a few sorted ones: ``np.isin`` would sort the values."""
-    found: NDArray[np.bool_] = few[np.minimum(few.searchsorted(values), len(few) - 1)] == values
-    return found
+    matches: NDArray[np.bool_] = few[np.minimum(few.searchsorted(values), len(few) - 1)] == values
+    return matches
 
 
 def _occurrences(text: bytes, word: bytes) -> list[int]:
@@ -413,7 +414,7 @@ class _File:
     @property
     def most(self) -> int:
         """A section of it is not larger than this."""
-        # Some file systems report no blocks at all; nothing can be said by them.
+        # Some file systems report no blocks at all; nothing can be inferred from them.
         on_disk = os.fstat(self.file.fd).st_blocks * 512
         return _MOST_PER_BLOCK * on_disk + _MOST_INLINE if on_disk else _MOST_BYTES
 
@@ -625,7 +626,7 @@ class FunctionTable:
     ) -> None:
         self.debug_file = ""
         self._unwound = np.empty((2, 0), np.uint64)
-        """Begins and ends of functions that unwind tables tell, without names, where symbols are few."""
+        """Begins and ends of functions that unwind tables list, without names, where symbols are few."""
         shown = shown_path or "the image"
         headers = _Headers(file if isinstance(file, bytes) else _File(file), shown)
         try:
@@ -678,7 +679,7 @@ class FunctionTable:
                     yield root, place, int.from_bytes(link[-4:], "little")
 
     def _parts(self, headers: _Headers, sources: list[_Columns], name: str) -> list[_Columns]:
-        """Columns of the other parts of a function, where none of its own names tells them."""
+        """Columns of the other parts of a function, where none of its own names covers them."""
         begins, ends = self._unwound
         for columns in sources:
             for at in np.flatnonzero(np.isin(columns.name, columns.names.places(name.encode())))[:_MOST_NOTES].tolist():
@@ -840,13 +841,13 @@ def _unwound(headers: _Headers) -> NDArray[np.uint64]:
     inside = (at >= 0) & (at + 16 <= len(frames))
     begin, at = begin[inside], at[inside]
     # A frame description: its length, its CIE, where the function begins (relative to that place), and how long it is.
-    found = [nothing]
+    ranges = [nothing]
     for first in range(0, len(at), _ROWS_AT_ONCE):
         here, starts = at[first : first + _ROWS_AT_ONCE], begin[first : first + _ROWS_AT_ONCE]
         words = np.frombuffer(frames, np.uint8)[(here + 8)[:, None] + np.arange(8)].copy().view("<i4").astype(np.int64)
         same = (words[:, 0] + frames_at + here + 8 == starts) & (words[:, 1] > 0)
-        found.append(np.stack([starts[same], (starts + words[:, 1])[same]]).astype(np.uint64))
-    return np.concatenate(found, axis=1)
+        ranges.append(np.stack([starts[same], (starts + words[:, 1])[same]]).astype(np.uint64))
+    return np.concatenate(ranges, axis=1)
 
 
 _FEWEST_JUMPS = 3
@@ -859,7 +860,7 @@ def _other_parts(
     begins: NDArray[np.uint64],
     ends: NDArray[np.uint64],
 ) -> NDArray[np.intp]:
-    """Which of the functions that unwind tables tell are parts of this one.
+    """Which of the functions that unwind tables list are parts of this one.
 
     Functions are entered where they begin. Only a part of the same function is jumped into elsewhere, and from there
     back into the middle of this one.
@@ -873,13 +874,13 @@ def _other_parts(
     at = begins.searchsorted(targets, "right").astype(np.intp) - 1
     inside = (at >= 0) & ((targets < function[0]) | (targets >= function[1]))
     inside[inside] &= (begins[at[inside]] < targets[inside]) & (targets[inside] < ends[at[inside]])
-    found, jumps = np.unique(at[inside], return_counts=True)
+    starts_of, jumps = np.unique(at[inside], return_counts=True)
 
     def returns(part: int) -> int:
         back = _jump_targets(code(int(begins[part]), int(ends[part])), int(begins[part]))
         return int(((function[0] < back) & (back < function[1])).sum())
 
-    often = found[jumps >= _FEWEST_JUMPS][:_MOST_PARTS]
+    often = starts_of[jumps >= _FEWEST_JUMPS][:_MOST_PARTS]
     parts = [part for part in often.tolist() if returns(part) >= _FEWEST_JUMPS]
     return np.array(parts, np.intp)
 
@@ -904,7 +905,7 @@ def _has_local(headers: _Headers) -> bool:
 
 def _columns(headers: _Headers) -> list[_Columns]:
     """The functions of each symbol table of an image."""
-    found = []
+    tables = []
     sections = headers.sections
     section_end = sections["address"] + sections["size"]
     for index, number in headers.symbol_tables():
@@ -932,8 +933,8 @@ def _columns(headers: _Headers) -> list[_Columns]:
         rank[unsized] += np.uint32(_RANK_UNSIZED if kind == "SHT_SYMTAB" else 2 * _RANK_UNSIZED)
         rank += _lengths(text, symbols["name"], symbols["value"])
         names = _Names(headers.image, int(strings["offset"]), text)
-        found.append(_Columns(symbols["value"].copy(), size, symbols["name"].copy(), rank, names))
-    return found
+        tables.append(_Columns(symbols["value"].copy(), size, symbols["name"].copy(), rank, names))
+    return tables
 
 
 def _lengths(text: bytes, names: NDArray[np.uint32], values: NDArray[np.uint64]) -> NDArray[np.uint32]:

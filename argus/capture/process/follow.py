@@ -7,21 +7,22 @@ import os
 import select
 from collections import deque
 
-from argus.capture.bpf import Probes
-from argus.capture.hosts import ForkWatcher
-from argus.capture.targets import descendants, start_ticks
+from argus.capture.probes import Probes
+from argus.capture.process.forks import ForkWatcher
+from argus.capture.process.targets import descendants, start_ticks
 
 _SCANS, _SCAN_EVERY = 10, 10
-"""While the kernel tells of forks at once, /proc is searched for others in the first looks, and in every tenth later:
+"""While the kernel reports forks at once, /proc is searched for others in the first looks, and in every tenth later:
 it takes 10 µs for each process of the machine."""
 
 
 class Family:
     """Processes whose calls are recorded.
 
-    A fork is followed by a thread of its own, within a millisecond, so that a child's first calls are seen. That thread
-    only adds to ``_pids`` and ``_new`` (both safe to share: it never iterates, the other side copies); everything else
-    belongs to the thread that calls ``refresh``.
+    The kernel lets a child of a traced process through before it runs, where it can (``Probes.follow_forks``). A thread
+    of its own notices the fork within about a millisecond, and lets the child through where the kernel has not. That
+    thread only adds to ``_pids`` and ``_new`` (both safe to share: it never iterates, the other side copies);
+    everything else belongs to the thread that calls ``refresh``.
 
     Args:
         probes: Where processes are let through.
@@ -36,7 +37,7 @@ class Family:
         self._ends = select.epoll()
         self._pidfds: dict[int, int] = {}
         self._pid_of: dict[int, int] = {}
-        """By the descriptor of which ``_ends`` tells that the process has ended."""
+        """By the descriptor by which ``_ends`` reports that the process has ended."""
         self._ended: set[int] = set()
         self._started: dict[int, int | None] = {}
         """When processes started that there was no descriptor for."""
@@ -45,6 +46,8 @@ class Family:
         """Calls of followed processes before they were let through."""
         self.failures = 0
         """Processes that could not be let through (the kernel's map is full)."""
+        if follow:
+            probes.follow_forks()
         self._watcher = ForkWatcher(self._forked) if follow else None
 
     @property
@@ -58,6 +61,13 @@ class Family:
         return 0 if self._watcher is None else self._watcher.missed
 
     def __contains__(self, pid: int) -> bool:
+        return pid in self._pids
+
+    def includes(self, pid: int) -> bool:
+        """Whether calls of a process are recorded: also of a child that only the kernel has noticed yet."""
+        if pid not in self._pids and self._follow and self._probes.forks == "on" and self._probes.is_target(pid):
+            self._pids.add(pid)
+            self._note(pid)
         return pid in self._pids
 
     def admit(self, pids: list[int]) -> None:
@@ -95,15 +105,15 @@ class Family:
 
     def new(self) -> list[int]:
         """Processes that were forked since the last call."""
-        found = []
+        forked = []
         while self._new:
             pid = self._new.popleft()
             self._note(pid)
-            found.append(pid)
-        return found
+            forked.append(pid)
+        return forked
 
     def refresh(self) -> tuple[list[int], list[int]]:
-        """Looks at /proc, for what the kernel did not tell.
+        """Reads /proc, for what the kernel did not report.
 
         Returns:
             Processes that joined, and processes that ended, since the last call. Those that ended are still let through
@@ -115,6 +125,12 @@ class Family:
                 if pid not in self._pids and pid != os.getpid():
                     self._pids.add(pid)
                     self._join(pid)
+                    self._note(pid)
+                    joined.append(pid)
+            # Of these the kernel reported no fork: its messages were dropped.
+            for pid in self._probes.target_pids() if self._probes.forks == "on" else ():
+                if pid not in self._pids:
+                    self._pids.add(pid)
                     self._note(pid)
                     joined.append(pid)
         # Not over ``_pids``: the thread may have added one that nobody has noted yet.
@@ -143,7 +159,7 @@ class Family:
         self._probes.remove_target(pid)
 
     def close(self) -> None:
-        """Stops following. Who ended is told all the same."""
+        """Stops following. Who ended is reported all the same."""
         if self._watcher is not None:
             self._watcher.close()
 

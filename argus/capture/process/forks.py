@@ -28,11 +28,11 @@ class _NtpTime(ctypes.Structure):
 def wall_error_ns() -> int:
     """By how much the wall clock of this host may be off, as its kernel says; ns, -1: not known."""
     try:
-        told = _NtpTime()
-        state = ctypes.CDLL(None).ntp_gettime(ctypes.byref(told))
+        ntp = _NtpTime()
+        state = ctypes.CDLL(None).ntp_gettime(ctypes.byref(ntp))
     except (OSError, AttributeError):
         return -1
-    return -1 if state < 0 or state == _TIME_ERROR else int(told.maxerror) * 1000
+    return -1 if state < 0 or state == _TIME_ERROR else int(ntp.maxerror) * 1000
 
 
 _RECEIVE_BYTES = 1 << 20
@@ -57,13 +57,13 @@ _ONLY_FORKS = b"".join(
 
 def forks_of(data: bytes) -> list[tuple[int, int]]:
     """Processes (parent, child) that were forked, as messages of the proc connector have it. New threads are none."""
-    found, at = [], 0
+    forks, at = [], 0
     while at + _FORK_AT + _EVENT.size <= len(data):
         what, _, _, _, parent, thread, child = _EVENT.unpack_from(data, at + _FORK_AT)
         if what == _FORK and thread == child:
-            found.append((parent, child))
+            forks.append((parent, child))
         at += max(-(-int.from_bytes(data[at : at + 4], sys.byteorder) // 4) * 4, 16)
-    return found
+    return forks
 
 
 class ForkWatcher:
@@ -80,7 +80,7 @@ class ForkWatcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.missed = 0
-        """Times the kernel said that it dropped events (the socket's buffer was full)."""
+        """Times the kernel reported that it dropped events (the socket's buffer was full)."""
         self.state = "on"
         try:
             self._socket = self._listen()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from argus.capture.mapped import File
+from argus.capture.process.mapped import File
 
 LONGEST = 15
 """Bytes of an x86-64 instruction at most."""
@@ -100,7 +100,7 @@ def places(code: Code, entry: int, *, throws: bool) -> list[Place]:
 
 
 def _straight_line(iced: Any, code: Code, entry: int) -> list[Place]:
-    found: list[Place] = []
+    places: list[Place] = []
     below = 0
     intact = set(range(REGISTER_ARGUMENTS))
     text = code.at(entry, LINE_BYTES)
@@ -109,7 +109,7 @@ def _straight_line(iced: Any, code: Code, entry: int) -> list[Place]:
         if instruction.is_invalid:
             break
         begin = instruction.ip - entry
-        found.append(Place(instruction.ip, text[begin : begin + instruction.len], below, frozenset(intact)))
+        places.append(Place(instruction.ip, text[begin : begin + instruction.len], below, frozenset(intact)))
         if instruction.flow_control != iced.FlowControl.NEXT:
             break
         used = information.info(instruction)
@@ -120,7 +120,7 @@ def _straight_line(iced: Any, code: Code, entry: int) -> list[Place]:
         for register in used.used_registers():
             if _writes(iced, register.access):
                 intact.discard(iced.arguments.get(iced.RegisterExt.full_register(register.register)))
-    return found
+    return places
 
 
 def _writes(iced: Any, access: int) -> bool:
@@ -129,7 +129,7 @@ def _writes(iced: Any, access: int) -> bool:
 
 
 def _moves_stack(iced: Any, instruction: Any, used: Any) -> int | None:
-    """By how many words an instruction moves the stack pointer up; None: by a number that it does not tell."""
+    """By how many words an instruction moves the stack pointer up; None: by a number that is not in it."""
     stack = iced.Register.RSP
     if not any(r.register == stack and _writes(iced, r.access) for r in used.used_registers()):
         return 0
@@ -202,11 +202,11 @@ def _iced() -> Any:
     Its package imports tables of some thousand names, which takes 0.1 s and 20 MB (``python -X importtime``). Its
     modules alone take 5 ms; so they are imported as those of a package whose own code is not run.
     """
-    found = importlib.util.find_spec("iced_x86")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("iced_x86")
+    if spec is None or not spec.submodule_search_locations:
         return None
     package = types.ModuleType("iced_x86")
-    package.__path__ = list(found.submodule_search_locations)
+    package.__path__ = list(spec.submodule_search_locations)
     whole = sys.modules.get("iced_x86")
     sys.modules["iced_x86"] = whole or package
     try:

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from argus.capture import progress
+from argus.capture.reader import progress
 
 _SYS_OPENAT2 = 437
 """openat2 has one number on all machines that Argus runs on (include/uapi/asm-generic/unistd.h)."""
@@ -51,7 +51,7 @@ _OVERLAY, _BTRFS = 0x794C7630, 0x9123683E
 """OVERLAYFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC of linux/magic.h: /proc/PID/maps shows another device than ``stat``."""
 
 Key = tuple[int, int, int, int]
-"""Device, inode, size in bytes, time of change in ns, as ``fstat`` reports them: tells files and their versions apart.
+"""Device, inode, size in bytes, time of change in ns, as ``fstat`` has them: distinguishes files and their versions.
 No user can choose the device."""
 
 
@@ -376,7 +376,7 @@ _libc.syscall.restype = ctypes.c_long
 
 def _file_system(fd: int) -> int:
     """The kernel's number of the file system's kind (fstatfs); 0: not known."""
-    found = _Statfs()
-    if _libc.fstatfs(ctypes.c_int(fd), ctypes.byref(found)) != 0:
+    statfs = _Statfs()
+    if _libc.fstatfs(ctypes.c_int(fd), ctypes.byref(statfs)) != 0:
         return 0
-    return int(found.type)
+    return int(statfs.type)

@@ -16,12 +16,13 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import calls, progress, reader
-from argus.capture.demangler import shared
-from argus.capture.elf import Elf, NotElf
-from argus.capture.mapped import File, open_in_root, open_mapped, open_root
-from argus.capture.targets import PROC, Mapping, executable_mappings
-from argus.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
+from argus.capture.process.demangler import shared
+from argus.capture.process.elf import Elf, NotElf
+from argus.capture.process.mapped import File, open_in_root, open_mapped, open_root
+from argus.capture.process.targets import PROC, Mapping, executable_mappings
+from argus.capture.reader import progress, reader
+from argus.model import calls
+from argus.model.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
 
 _MAX_OPEN_TABLES = 4
 _MAX_OPEN_BYTES = 256 << 20
@@ -80,17 +81,17 @@ class _Memory:
         if reader.shared.on:
             return None if self.gone() else _remote(self._pid, "string", address)
         progress.memory()
-        found = b""
-        while len(found) < _LONGEST_NAME:
-            at = address + len(found)
+        text_so_far = b""
+        while len(text_so_far) < _LONGEST_NAME:
+            at = address + len(text_so_far)
             try:
                 part = os.pread(self._fd, mmap.PAGESIZE - at % mmap.PAGESIZE, at)
             except (OSError, OverflowError):
                 return None
             text, end, _ = part.partition(b"\0")
-            found += text
+            text_so_far += text
             if end:
-                return found if len(found) < _LONGEST_NAME else None
+                return text_so_far if len(text_so_far) < _LONGEST_NAME else None
             if not part:
                 return None
         return None
@@ -172,7 +173,7 @@ class KernelNames:
         """Reads the names of marks that the kernel side could not: of those, the name is its address.
 
         Args:
-            marks: :data:`argus.records.MARK` rows, shape (n,).
+            marks: :data:`argus.model.records.MARK` rows, shape (n,).
 
         Returns:
             The same with these names, or with none where they cannot be read.
@@ -185,9 +186,9 @@ class KernelNames:
             row = marks[place]
             memory = self._memory(int(row["pid"]))
             address = int.from_bytes(row["name"][:8].tobytes(), "little")
-            found = None if memory is None else memory.string(address)
-            self.unread += found is None
-            text = found or b""
+            name = None if memory is None else memory.string(address)
+            self.unread += name is None
+            text = name or b""
             row["name_len"] = min(len(text), MARK_NAME_LEN)
             row["name"] = np.frombuffer(text[:MARK_NAME_LEN].ljust(MARK_NAME_LEN, b"\0"), np.uint8)
         return marks
@@ -214,27 +215,27 @@ class KernelNames:
     def name(self, pid: int, handle: int, layer: calls.Layer) -> str:
         """The name of a kernel, or ``kernel@0x…`` where none is known."""
         book = self._known.setdefault(pid, {})
-        known = book.get(handle)
-        if isinstance(known, str):
+        remembered = book.get(handle)
+        if isinstance(remembered, str):
             if len(book) > KEPT_HANDLES // 2:
                 book[handle] = book.pop(handle)
-            return known
-        found = None if known is None else self._read(pid, known)
-        if found is None and layer is calls.Layer.RUNTIME:
-            found = self._symbol(pid, handle)
-        if found is None:
+            return remembered
+        name = None if remembered is None else self._read(pid, remembered)
+        if name is None and layer is calls.Layer.RUNTIME:
+            name = self._symbol(pid, handle)
+        if name is None:
             self.unresolved += 1
-            found = f"kernel@{handle:#x}"
+            name = f"kernel@{handle:#x}"
         book.pop(handle, None)
-        book[handle] = found
+        book[handle] = name
         self._make_room(pid)
-        return found
+        return name
 
-    def _read(self, pid: int, known: bytes | _Unread) -> str | None:
+    def _read(self, pid: int, symbol: bytes | _Unread) -> str | None:
         """A name as people read it, from what was learned of it; None: it cannot be read any more."""
-        if isinstance(known, bytes):
-            return demangle(known.decode(errors="replace"), pid)
-        start, address, memory = known
+        if isinstance(symbol, bytes):
+            return demangle(symbol.decode(errors="replace"), pid)
+        start, address, memory = symbol
         whole = None if memory is None else memory.string(address)
         # The caller of a look-up may have freed its string since, and something else may lie there.
         if whole is not None and whole.startswith(start) and _NAME.fullmatch(whole):
@@ -268,8 +269,8 @@ class KernelNames:
     def _symbol(self, pid: int, address: int) -> str | None:
         """The function symbol at an address of a process."""
         if reader.shared.on:
-            found = _remote(pid, "symbol", address)
-            return None if found is None else demangle(found.decode(errors="replace"), pid)
+            raw = _remote(pid, "symbol", address)
+            return None if raw is None else demangle(raw.decode(errors="replace"), pid)
         for fresh in (False, True):
             if fresh or pid not in self._maps:
                 self.remember(pid)

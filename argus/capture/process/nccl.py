@@ -1,10 +1,10 @@
 """Who is in an NCCL communicator, asked in the process's own memory.
 
-A communicator that was made before Argus came is a pointer, and equal calls do not tell parallel ones apart. Its object
-does: NCCL keeps there a hash of the unique id (of a split, of the parent's hash and the colour), which is the same on
-all ranks, and rank, number of ranks and device, one after the other (``commHash``, ``rank``, ``nRanks`` and ``cudaDev``
-of ``struct ncclComm``, src/include/comm.h). Where in the object is another matter in each version; but the functions
-that NCCL exports to ask for rank, size and device load just these fields, so their code tells.
+A communicator that was made before Argus came is a pointer, and equal calls do not distinguish parallel ones. Its
+object does: NCCL keeps there a hash of the unique id (of a split, of the parent's hash and the colour), which is the
+same on all ranks, and rank, number of ranks and device, one after the other (``commHash``, ``rank``, ``nRanks`` and
+``cudaDev`` of ``struct ncclComm``, src/include/comm.h). Where in the object is another matter in each version; but the
+functions that NCCL exports to ask for rank, size and device load just these fields, so their code shows where they are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import platform
 import struct
-from dataclasses import dataclass
 
-from argus.capture import progress, reader
-from argus.capture.elf import Elf, NotElf
-from argus.capture.mapped import File, Key
+from argus.capture.process.elf import Elf, NotElf
+from argus.capture.process.mapped import File, Key
+from argus.capture.reader import progress, reader
+from argus.model.groups import Place
 
 GETTERS = ("ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice")
 """What returns rank, number of ranks and device: int32 one after the other."""
@@ -29,21 +29,12 @@ _LOAD = 0x8B
 _WIDE = frozenset((0x48, 0x49, 0x4C, 0x4D))
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank's place in a communicator: a number that is the same on all of its ranks, and rank and size in it."""
-
-    key: int
-    rank: int
-    size: int
-
-
 _MOST_LIBRARIES = 256
 _offsets: dict[Key, int | None] = {}
 
 
 def rank_offset(library: File) -> int | None:
-    """Offset in bytes of the rank in a communicator. None: not told by the code of this library, or no x86_64.
+    """Offset in bytes of the rank in a communicator. None: not in the code of this library, or no x86_64.
 
     Args:
         library: The file. Each is read once.
@@ -81,7 +72,7 @@ def _read_offset(library: File) -> int | None:
 
 def loads_in(code: bytes) -> set[int]:
     """Displacements, in bytes, of the loads of 32 bits in x86_64 code. What only looks like one may be among them."""
-    found = set()
+    offsets = set()
     for at in range(len(code) - 2):
         # mov r32, [register + displacement]; with REX.W it loads 64 bits.
         if code[at] != _LOAD or (at and code[at - 1] in _WIDE):
@@ -89,17 +80,17 @@ def loads_in(code: bytes) -> set[int]:
         mode, base = code[at + 1] >> 6, code[at + 1] & 7
         place = at + 2 + (base == 4)
         if mode == 2 and place + 4 <= len(code):
-            found.add(struct.unpack_from("<i", code, place)[0])
+            offsets.add(struct.unpack_from("<i", code, place)[0])
         elif mode == 1 and place < len(code):
-            found.add(struct.unpack_from("<b", code, place)[0])
-    return {offset for offset in found if offset >= _HASH_BYTES}
+            offsets.add(struct.unpack_from("<b", code, place)[0])
+    return {offset for offset in offsets if offset >= _HASH_BYTES}
 
 
 def common_offset(of_rank: set[int], of_size: set[int], of_device: set[int]) -> int | None:
     """The offset at which rank, size and device follow one another, as the loads of the three getters have it. None:
     there is none, or several."""
-    found = [offset for offset in of_rank if offset + 4 in of_size and offset + 8 in of_device]
-    return found[0] if len(found) == 1 else None
+    offsets = [offset for offset in of_rank if offset + 4 in of_size and offset + 8 in of_device]
+    return offsets[0] if len(offsets) == 1 else None
 
 
 def read_place(pid: int, address: int, offset: int) -> Place | None:
@@ -111,10 +102,8 @@ def read_place(pid: int, address: int, offset: int) -> Place | None:
         offset: Of the rank in it (:func:`rank_offset`).
     """
     if reader.shared.on:
-        from argus.capture import remote
-
-        found = remote.found_in_memory("place", pid, 3, address=address, offset=offset)
-        return None if found is None else Place(*reader.integers(found))
+        fields = reader.read_fields("place", pid, 3, address=address, offset=offset)
+        return None if fields is None else Place(*reader.integers(fields))
     progress.memory()
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)

@@ -13,26 +13,12 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture import progress, reader
-from argus.capture.mapped import open_beside
+from argus.capture.process.mapped import open_beside
+from argus.capture.reader import progress, reader
+from argus.model.groups import Membership
 
 MAX_NAME = 256
 """Longest name of a process group that is believed: PyTorch's own are "0", "1" …, or 40 hexadecimal digits."""
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A process's place in a process group: the group's name, the same on all of its ranks, and rank and size in it.
-
-    Attributes:
-        turn: How many groups of this name and size the process was seen in before: a program may destroy all of its
-            groups and begin again.
-    """
-
-    name: str
-    rank: int
-    size: int
-    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,17 +84,15 @@ def layout_of(pid: int, library: str) -> Layout | None:
         text = open_beside(pid, str(Path(library).parent.parent / "version.py")).read(MAX_VERSION_BYTES, 0)
     except OSError:
         return None
-    found = _VERSION_LINE.search(text.decode(errors="replace"))
-    return LAYOUTS.get((platform.machine(), int(found[1]), int(found[2]))) if found else None
+    version = _VERSION_LINE.search(text.decode(errors="replace"))
+    return LAYOUTS.get((platform.machine(), int(version[1]), int(version[2]))) if version else None
 
 
 def read_group(pid: int, address: int, layout: GroupLayout) -> Membership | None:
     """What a process says of one of its gloo process groups. None: it cannot be read, or makes no sense."""
     if reader.shared.on:
-        from argus.capture import remote
-
-        found = remote.found_in_memory("group", pid, 3, address=address, layout=list(vars(layout).values()))
-        return None if found is None else Membership(reader.text(found[0], MAX_NAME), *reader.integers(found[1:]))
+        fields = reader.read_fields("group", pid, 3, address=address, layout=list(vars(layout).values()))
+        return None if fields is None else Membership(reader.text(fields[0], MAX_NAME), *reader.integers(fields[1:]))
     progress.memory()
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from argus.capture.demangler import shortened
+from argus.capture.process.demangler import shortened
 
 _BASIC = {
     "a": "i8",
@@ -77,9 +77,9 @@ def strip_legacy(text: str) -> str:
 
 def _unescaped(match: re.Match[str]) -> str:
     """What an escape stands for; itself where that is no character: half of a surrogate pair is none."""
-    known = _ESCAPES.get(match[1])
-    if known is not None:
-        return known
+    character = _ESCAPES.get(match[1])
+    if character is not None:
+        return character
     code = int(match[1][1:], 16)
     return match[0] if 0xD800 <= code < 0xE000 else chr(code)
 
@@ -193,15 +193,15 @@ class _Reader:
         return text
 
     def _arguments(self) -> list[str]:
-        found = []
+        arguments = []
         while not self._eat("E"):
             if self._eat("L"):
-                found.append(self._lifetime(self._base62()))
+                arguments.append(self._lifetime(self._base62()))
             elif self._eat("K"):
-                found.append(self.const())
+                arguments.append(self.const())
             else:
-                found.append(self.type())
-        return found
+                arguments.append(self.type())
+        return arguments
 
     def _lifetime(self, number: int) -> str:
         if number == 0:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture import disk_cache
-from argus.capture.elf import Elf, NotElf, Place, Source, SymbolFile
+from argus.capture.process.elf import Elf, NotElf, Place, Source, SymbolFile
+from argus.system import disk_cache
 
 FORMAT = 2
 KIND = "symbols"
@@ -38,7 +38,7 @@ class Functions:
     Attributes:
         offsets: File offset of each that was found, by symbol.
         text_bytes: Size of the file's code.
-        kept: Whether an entry of the cache told where they are.
+        kept: Whether an entry of the cache had where they are.
     """
 
     offsets: dict[str, int]
@@ -67,12 +67,12 @@ def functions(path: Source, names: Collection[str], shown: str = "") -> Function
         on_slow(shown or str(path))
     elf = Elf(file.file)
     located = elf.located(names)
-    found = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
+    read = Functions({name: offset for name, (_, offset) in located.items()}, elf.text_bytes)
     # Not, if it was written to meanwhile: the entry's name would be that of its former version.
     if entry is not None and entry.stem == _key(file, names):
         places = {name: place for name, (place, _) in located.items()}
         disk_cache.keep(entry, json.dumps({"places": places}).encode(), KEPT)
-    return found
+    return read
 
 
 def _key(file: SymbolFile, names: Collection[str]) -> str:

@@ -21,12 +21,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import progress
-from argus.capture.elf import FunctionTable, NotElf
-from argus.capture.mapped import File, Key, open_in_root, open_mapped
-from argus.capture.names import demangle
-from argus.capture.rust import demangle_v0, strip_legacy
-from argus.capture.targets import PROC, Mapping
+from argus.capture.process.elf import FunctionTable, NotElf
+from argus.capture.process.mapped import File, Key, open_in_root, open_mapped
+from argus.capture.process.names import demangle
+from argus.capture.process.rust import demangle_v0, strip_legacy
+from argus.capture.process.targets import PROC, Mapping
+from argus.capture.reader import progress
 
 ENTRIES = frozenset(
     (
@@ -75,7 +75,7 @@ class NativeFrame:
         function: Its name as people read it; empty: no symbol covers the address.
         module: The file, as the process sees it; or ``[vdso]``, ``[jit]`` (named by a perf map), ``[anon]`` (executable
             memory that no file holds), ``[unmapped]``.
-        offset: Of the address in the file or the vdso, or of its function where unwind tables tell it without a name;
+        offset: Of the address in the file or the vdso, or of its function where unwind tables list it without a name;
             in the function (jit), in its memory (``[anon]``). Of a return address it is that of the byte before, which
             belongs to the call. 0 for what is not mapped.
         build_id: Of the file, hexadecimal; empty: it has none.
@@ -299,15 +299,15 @@ class Symbols:
         return (begin, end) if region.start <= begin and end <= region.end else None
 
     def _frames(self, addresses: list[int]) -> list[NativeFrame]:
-        known = self._known
-        if len(known) > _MAX_KNOWN:
-            known.clear()
+        frames_by_address = self._known
+        if len(frames_by_address) > _MAX_KNOWN:
+            frames_by_address.clear()
         frames = []
         for address in addresses:
-            frame = known.get(address)
+            frame = frames_by_address.get(address)
             if frame is None:
                 # Not before: looking an address up may drop what is known of others.
-                frame = known[address] = self._resolve(address)
+                frame = frames_by_address[address] = self._resolve(address)
             frames.append(frame)
         return frames
 
@@ -417,16 +417,16 @@ class Symbols:
             fd = os.open("mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._proc)
         except OSError:
             return [b""] * len(places)
-        found = []
+        parts = []
         try:
             for address, count in places:
                 data = b""
                 with contextlib.suppress(OSError, OverflowError):
                     data = os.pread(fd, count, address)
-                found.append(data)
+                parts.append(data)
         finally:
             os.close(fd)
-        return found
+        return parts
 
     def verified(self, chain: NDArray[np.uint64]) -> tuple[int, bool]:
         """How much of a frame-pointer chain may be believed.
@@ -456,21 +456,21 @@ class Symbols:
 
     def _behind_calls(self, addresses: list[int]) -> bool:
         """Whether a call instruction ends at each address."""
-        known = self._calls
-        if len(known) > _MAX_KNOWN:
-            known.clear()
-        missing = [address for address in addresses if address not in known]
+        behind_call = self._calls
+        if len(behind_call) > _MAX_KNOWN:
+            behind_call.clear()
+        missing = [address for address in addresses if address not in behind_call]
         regions = [self._at(address - 1) for address in missing]
         if None in regions:
             return False
         codes = self._memory([(address - _LONGEST_CALL, _LONGEST_CALL) for address in missing])
-        believed = all(known.get(address, True) for address in addresses)
+        believed = all(behind_call.get(address, True) for address in addresses)
         for address, region, code in zip(missing, regions, codes, strict=True):
             answer = self._is_call(code, address)
             believed &= answer
             # A JIT compiler puts other code where this was.
             if code and region is not None and not _may_be_jit(region):
-                known[address] = answer
+                behind_call[address] = answer
         return believed
 
     def _is_call(self, code: bytes, address: int) -> bool:

@@ -16,14 +16,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 
-from argus import redact
-from argus.capture import calls, reader, symbol_cache
-from argus.capture.elf import NotElf
-from argus.capture.mapped import Allowance, File, Key, key_of, open_mapped
-from argus.capture.mapped import Mapping as Mapping
-from argus.capture.pytorch import Layout, layout_of
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.capture.process import nccl, symbol_cache
+from argus.capture.process.elf import NotElf
+from argus.capture.process.mapped import Allowance, File, Key, key_of, open_mapped
+from argus.capture.process.mapped import Mapping as Mapping
+from argus.capture.process.pytorch import GroupLayout, Layout, layout_of
+from argus.capture.reader import reader
+from argus.model import calls
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system import redact
 
 PROC = Path("/proc")
 
@@ -104,7 +107,7 @@ class Library:
 
     @cached_property
     def key(self) -> FileKey:
-        """What tells two files apart. Overlays of several containers may show one file below them: the kernel puts
+        """What distinguishes two files. Overlays of several containers may show one file below them: the kernel puts
         probes into that one."""
         status = self.file.status
         overlay = self.file.on_overlay
@@ -340,7 +343,7 @@ def _forbidden(pid: int) -> ArgusError:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all threads that a process has and had, to the nanosecond: one system call tells whether it has run.
+    """CPU time of all threads that a process has and had, to the nanosecond: one system call shows whether it has run.
     -1: not known."""
     try:
         return time.clock_gettime_ns(~pid << 3 | _CPUCLOCK_SCHED)
@@ -430,10 +433,8 @@ def _of_memory(pid: int, name: str) -> bytes:
     """
     if not reader.shared.on:
         return (PROC / str(pid) / name).read_bytes()
-    from argus.capture import remote
-
     try:
-        return remote.proc_file(pid, name)
+        return reader.proc_file(pid, name)
     except reader.Unreadable:
         return b""
 
@@ -501,7 +502,7 @@ def user_of(pid: int) -> int:
 
 
 def container_of(pid: int, cgroup: str) -> str:
-    """What tells two containers apart: the pod, whose containers have PID namespaces of their own; Slurm's job, which
+    """What distinguishes two containers: the pod, whose containers have PID namespaces of their own; Slurm's job, which
     has none; else the PID namespace. Empty: the process is in none."""
     if pod := _POD.search(cgroup):
         return f"pod {pod.group(1).replace('_', '-')}"
@@ -602,7 +603,7 @@ def script_name(words: list[str]) -> str:
 
 def executable_mappings(pid: int) -> list[Mapping]:
     """The executable file mappings of a process."""
-    found: list[Mapping] = []
+    mappings: list[Mapping] = []
     # A file's name may hold a carriage return, which ends no line: the kernel escapes what does.
     with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
         for line in lines:
@@ -620,8 +621,8 @@ def executable_mappings(pid: int) -> list[Mapping]:
                 path.removesuffix(_DELETED) if deleted else path,
                 deleted,
             )
-            found.append(mapping)
-    return found
+            mappings.append(mapping)
+    return mappings
 
 
 def mapped_pages(pid: int) -> bytes:
@@ -683,10 +684,8 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
         OSError: The process ended, or may not be looked at.
     """
     if reader.shared.on and allowance is _new_files:
-        from argus.capture import remote
-
-        return remote.libraries(pid)
-    found: list[tuple[int, Library]] = []
+        return reader.checked(reader.shared.ask("libraries", pid), _of_reader)  # type: ignore[no-any-return]
+    by_start: list[tuple[int, Library]] = []
     # A file may be mapped in several parts; the first stands for it.
     by_file: dict[tuple[str, int], Mapping] = {}
     for mapping in executable_mappings(pid):
@@ -721,9 +720,57 @@ def find_libraries(pid: int, allowance: Allowance = _new_files) -> Libraries:
                 text_bytes,
                 layout_of(pid, mapping.path) if TORCH[0] in roles else None,
             )
-            found.append((mapping.start, library))
-    libraries = Libraries(library for _, library in sorted(found, key=lambda item: item[0]))
+            by_start.append((mapping.start, library))
+    libraries = Libraries(library for _, library in sorted(by_start, key=lambda item: item[0]))
     libraries.unread = unread
+    return libraries
+
+
+def _of_reader(answer: reader.Answer) -> Libraries:
+    """What the reader process has found."""
+    rows = answer.what["libraries"]
+    if len(rows) != len(answer.fds):
+        raise reader.Malformed("libraries without descriptors")
+    libraries = Libraries()
+    for row in rows:
+        mode, inode, device, links, uid, gid, size, ctime_ns, mtime_ns = reader.integers(row["status"])
+        status = SimpleNamespace(
+            st_mode=mode,
+            st_ino=inode,
+            st_dev=device,
+            st_nlink=links,
+            st_uid=uid,
+            st_gid=gid,
+            st_size=size,
+            st_ctime_ns=ctime_ns,
+            st_mtime_ns=mtime_ns,
+        )
+        file = File.received(answer.fds.pop(0), status, bool(row["on_overlay"]))
+        names = list(row["offsets"])
+        layout = None
+        if row["layout"] is not None:
+            sizes, numel, group = row["layout"]
+            reader.integers([sizes, numel], 1 << 16)
+            layout = Layout(sizes, numel, None if group is None else GroupLayout(*reader.integers(group, 1 << 16)))
+        offset = row["rank_offset"]
+        if offset is not None:
+            nccl.remember(file, reader.integers([offset], 1 << 20)[0] if offset >= 0 else None)
+        libraries.append(
+            Library(
+                reader.text(row["path"]),
+                file,
+                reader.text(row["device"], 32),
+                reader.integers([row["inode"]])[0],
+                bool(row["deleted"]),
+                dict(zip(names, reader.integers([row["offsets"][name] for name in names], 1 << 63), strict=True)),
+                tuple(reader.text(role, 64) for role in row["roles"]),
+                (size, ctime_ns),
+                reader.integers([row["text_bytes"]])[0],
+                layout,
+            )
+        )
+    libraries.unread = reader.integers([answer.what["unread"]], 1 << 32)[0]
+    reader.entries(answer.what["entries"])
     return libraries
 
 
@@ -738,23 +785,23 @@ _NO_HOOKS: _Hooks = ((), {}, 0)
 
 def _hooks(file: File, path: str) -> _Hooks:
     """Roles, function offsets and code size of a file. Ranks of a node map the same files, so each is read once."""
-    found = _hooks_by_file[file.key] = _read_hooks(file, path)
+    hooks = _hooks_by_file[file.key] = _read_hooks(file, path)
     while len(_hooks_by_file) > _MAX_FILES:
         _hooks_by_file.popitem(last=False)
-    return found
+    return hooks
 
 
 def _read_hooks(file: File, path: str) -> _Hooks:
     try:
-        found = symbol_cache.functions(file, _LOOKED_FOR, path)
+        functions = symbol_cache.functions(file, _LOOKED_FOR, path)
     except (NotElf, OSError):
         return _NO_HOOKS
-    roles = tuple(role for role, sentinels in _SENTINELS.items() if not found.offsets.keys().isdisjoint(sentinels))
+    roles = tuple(role for role, sentinels in _SENTINELS.items() if not functions.offsets.keys().isdisjoint(sentinels))
     if not roles:
         return _NO_HOOKS
     layers = {_LAYERS[role] for role in roles}
     wanted = (call.symbol for call in calls.CALLS if call.layer in layers)
-    return roles, {name: found.offsets[name] for name in wanted if name in found.offsets}, found.text_bytes
+    return roles, {name: functions.offsets[name] for name in wanted if name in functions.offsets}, functions.text_bytes
 
 
 def processes() -> Iterator[int]:
@@ -780,7 +827,7 @@ def hidden_processes() -> int:
 
 def find_gpu_processes(name: str | None = None) -> list[int]:
     """Processes that map libcuda, whose command line contains ``name`` where given. Argus itself is left out."""
-    found = []
+    pids = []
     for pid in processes():
         if pid == os.getpid() or not maps_cuda(pid):
             continue
@@ -791,16 +838,16 @@ def find_gpu_processes(name: str | None = None) -> list[int]:
                 continue
             if name not in command:
                 continue
-        found.append(pid)
-    return sorted(found)
+        pids.append(pid)
+    return sorted(pids)
 
 
 def ancestors(pid: int) -> list[int]:
     """The parent of a process, its parent, and so on."""
-    found: list[int] = []
-    while (pid := parent_of(pid)) > 0 and pid not in found:
-        found.append(pid)
-    return found
+    above: list[int] = []
+    while (pid := parent_of(pid)) > 0 and pid not in above:
+        above.append(pid)
+    return above
 
 
 _STARTERS = ("python", "sudo", "env", "nice", "timeout")
@@ -903,13 +950,13 @@ def descendants(roots: Iterable[int]) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid in processes():
         children.setdefault(parent_of(pid), []).append(pid)
-    found: list[int] = []
+    below: list[int] = []
     queue = list(roots)
     while queue:
         for child in children.get(queue.pop(), []):
-            found.append(child)
+            below.append(child)
             queue.append(child)
-    return sorted(found)
+    return sorted(below)
 
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC

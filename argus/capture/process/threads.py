@@ -19,8 +19,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.targets import PROC, cpu_ns, read_file
-from argus.records import NOT_MEASURED, THREAD_USAGE
+from argus.capture.process.targets import PROC, cpu_ns, read_file
+from argus.model.records import NOT_MEASURED, THREAD_USAGE
 
 _NETLINK_GENERIC = 16
 """From include/uapi/linux/netlink.h; Python's socket module lacks it."""
@@ -58,7 +58,7 @@ _STATS_FIELDS = {
 }
 _STATS_BYTES = 424
 _STATS_LEAST = 344
-"""Of version 10 (Linux 5.15). What an older kernel does not tell reads as 0."""
+"""Of version 10 (Linux 5.15). What an older kernel does not report reads as 0."""
 STATS = np.dtype(
     {
         "names": list(_STATS_FIELDS),
@@ -78,7 +78,7 @@ _SAME_BEGIN_NS = 100_000_000
 """A thread that began so much later than the one of its number before is another."""
 
 _ROUNDING_NS = 1_000_000
-"""The kernel tells a thread's CPU time, and its wait for a CPU, as of two moments that may lie so far apart."""
+"""The kernel reports a thread's CPU time, and its wait for a CPU, as of two moments that may lie so far apart."""
 
 _TASK = np.dtype(
     [
@@ -193,8 +193,8 @@ class ThreadWatch:
             # A number that was given to a new thread.
             for name in ("cpu_ns", "switches_voluntary", "switches_involuntary"):
                 same &= tasks[name] >= last[name][place]
-            known = (tasks["began_ns"] > 0) & (last["began_ns"][place] > 0)
-            same &= ~known | (tasks["began_ns"] - last["began_ns"][place] < _SAME_BEGIN_NS)
+            dated = (tasks["began_ns"] > 0) & (last["began_ns"][place] > 0)
+            same &= ~dated | (tasks["began_ns"] - last["began_ns"][place] < _SAME_BEGIN_NS)
             before[same] = last[place[same]]
         else:
             same = np.zeros(len(tasks), bool)
@@ -210,8 +210,8 @@ class ThreadWatch:
         rows["io_ns"][impossible] = NOT_MEASURED
         self.counters["thread_times_rejected"] += int(impossible.sum())
         # One that was there before, but not read: what it spent since then is not known.
-        told = same | (tasks["began_ns"] == 0) | (tasks["began_ns"] > since_ns - _SAME_BEGIN_NS)
-        chosen: NDArray[np.void] = rows[told]
+        attributable = same | (tasks["began_ns"] == 0) | (tasks["began_ns"] > since_ns - _SAME_BEGIN_NS)
+        chosen: NDArray[np.void] = rows[attributable]
         self._rows = chosen
         return chosen
 
@@ -246,17 +246,17 @@ class ThreadWatch:
         if delays != "on":
             self.state["I/O"] = delays
             return tasks
-        known = tasks["began_ns"] > _accounted_since(asked_ns)
+        accounted = tasks["began_ns"] > _accounted_since(asked_ns)
         for name in _DELAY_COUNTS:
-            known |= stats[name] > 0
-        tasks["io_ns"][known] = stats["blkio_delay"][known]
+            accounted |= stats[name] > 0
+        tasks["io_ns"][accounted] = stats["blkio_delay"][accounted]
         why = (
             "the others began before kernel.task_delayacct was set (with the boot option delayacct it is early enough)"
         )
-        if known.all():
+        if accounted.all():
             self.state["I/O"] = "on"
-        elif known.any():
-            self.state["I/O"] = f"on for {int(known.sum())} of {len(known)} threads: {why}"
+        elif accounted.any():
+            self.state["I/O"] = f"on for {int(accounted.sum())} of {len(accounted)} threads: {why}"
         else:
             self.state["I/O"] = f"off: {why.replace('the others', 'all threads')}"
         return tasks
@@ -348,10 +348,10 @@ class _Taskstats:
         self._socket.send(header + message)
         reply = self._socket.recv(1 << 14)
         _raise_error(reply)
-        found = _attribute(reply, _HEADER.size + _GENL_BYTES, len(reply), _CTRL_ATTR_FAMILY_ID)
-        if found is None:
+        value = _attribute(reply, _HEADER.size + _GENL_BYTES, len(reply), _CTRL_ATTR_FAMILY_ID)
+        if value is None:
             raise OSError("it has no number")
-        return int(struct.unpack_from("<H", reply, found[0])[0])
+        return int(struct.unpack_from("<H", reply, value[0])[0])
 
     def _compare(self) -> None:
         """Whether the fields lie where they are looked for: this thread's are known from /proc."""
@@ -364,15 +364,15 @@ class _Taskstats:
             return (cpu, int(switches[1]), int(switches[2])) if switches else (cpu, 0, 0)
 
         first = account()
-        found, _ = self.ask([tid], strict=True)
+        stats, _ = self.ask([tid], strict=True)
         second = account()
-        told = (found["cpu_run"], found["voluntary"], found["involuntary"])
+        reported = (stats["cpu_run"], stats["voluntary"], stats["involuntary"])
         if (
-            len(found) != 1
-            or found["pid"][0] != tid
-            or any(not low <= int(value[0]) <= high for low, value, high in zip(first, told, second, strict=True))
+            len(stats) != 1
+            or stats["pid"][0] != tid
+            or any(not low <= int(value[0]) <= high for low, value, high in zip(first, reported, second, strict=True))
         ):
-            version = int(found["version"][0]) if len(found) else 0
+            version = int(stats["version"][0]) if len(stats) else 0
             raise OSError(f"its records, version {version}, have another layout")
 
     def ask(self, tids: list[int], *, strict: bool = False) -> tuple[NDArray[np.void], int]:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import progress
-from argus.capture import python_layouts as layouts
-from argus.capture.python import PythonProcess, check_of, is_hidden, read_memory
-from argus.records import CODE, FRAME_ENTRY, NO_OFFSET
+from argus.capture.python import layouts
+from argus.capture.python.interpreter import PythonProcess, check_of, is_hidden, read_memory
+from argus.capture.reader import progress
+from argus.model.records import CODE, FRAME_ENTRY, NO_OFFSET
 
 MAX_NAME = 4096
 """Characters of a name that are kept; a longer one ends in "…"."""
@@ -80,7 +80,7 @@ class Chain:
     """The Python frames of a stack, leaf first, without those that are ``HIDDEN``. Equal only to itself.
 
     Attributes:
-        frames: None: it could not be told.
+        frames: None: it could not be named.
         entries: Whether C code called it.
     """
 
@@ -94,7 +94,18 @@ NO_CHAIN = Chain((), ())
 class _Code:
     """A code object whose names are known; lines are decoded when first asked for."""
 
-    __slots__ = ("content", "ends", "file", "frames", "function", "header", "known_to", "line_table", "lines", "spans")
+    __slots__ = (
+        "content",
+        "covered_to",
+        "ends",
+        "file",
+        "frames",
+        "function",
+        "header",
+        "line_table",
+        "lines",
+        "spans",
+    )
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +123,7 @@ class _Code:
         self.frames: dict[int, PythonFrame] = {}
         self.ends: array[int] | None = None
         self.lines: array[int] | None = None
-        self.known_to = _ALL
+        self.covered_to = _ALL
         """The first instruction whose line is not known, since the table was not sent whole."""
 
 
@@ -159,7 +170,7 @@ class CodeResolver:
         layout: The interpreter's ``records.PYTHON`` record, shape () or (1,).
 
     Attributes:
-        counters: "python_frames_unresolved": frames that could not be told; "python_code_reused": those of them where
+        counters: "python_frames_unresolved": frames that could not be named; "python_code_reused": those of them where
             another code object lay by then; "python_lines_unknown": frames without their line.
         budget: Bytes of long line tables that may still be decoded; set it to ``DECODED_BYTES`` now and then.
     """
@@ -257,7 +268,7 @@ class CodeResolver:
             ends, lines = self._decode(line_table, first)
             # The last range may be cut, and those of _lnotab reach to the end.
             code.ends, code.lines = array("q", ends[:-1]), array("q", lines[:-1])
-            code.known_to = code.ends[-1] if code.ends else 0
+            code.covered_to = code.ends[-1] if code.ends else 0
         return code
 
     def _text_of(self, data: bytes) -> str | None:
@@ -282,31 +293,30 @@ class CodeResolver:
             frames: ``records.FRAME``, leaf first.
 
         Returns:
-            One entry for each, leaf first. ``HIDDEN``: to be left out. None: it could not be told, since the code
+            One entry for each, leaf first. ``HIDDEN``: to be left out. None: it could not be named, since the code
             object is gone, another one lies there, or it cannot be read.
         """
         rows = frames.tolist()
-        found = self._sent_frames(rows)
-        return self._resolve_in_memory(frames.tobytes(), rows) if found is None else found
+        resolved = self._sent_frames(rows)
+        return self._resolve_in_memory(frames.tobytes(), rows) if resolved is None else resolved
 
     def chain(self, frames: NDArray[np.void]) -> Chain:
-        """The frames of one stack. What the kernel told all of is remembered: it can be nothing else.
+        """The frames of one stack. What the kernel sent all of is remembered: it can be nothing else.
 
         Args:
             frames: As for ``resolve``.
         """
         key = frames.tobytes()
-        known = self._sent_chains.get(key)
-        if known is not None:
-            return known
+        cached = self._sent_chains.get(key)
+        if cached is not None:
+            return cached
         rows = frames.tolist()
-        found = self._sent_frames(rows)
-        sent = found is not None
-        if found is None:
-            found = self._resolve_in_memory(key, rows)
-        kept = [
-            (frame, bool(row[4] & FRAME_ENTRY)) for frame, row in zip(found, rows, strict=True) if frame is not HIDDEN
-        ]
+        resolved = self._sent_frames(rows)
+        sent = resolved is not None
+        if resolved is None:
+            resolved = self._resolve_in_memory(key, rows)
+        pairs = zip(resolved, rows, strict=True)
+        kept = [(frame, bool(row[4] & FRAME_ENTRY)) for frame, row in pairs if frame is not HIDDEN]
         chain = Chain(tuple(frame for frame, _ in kept), tuple(entry for _, entry in kept))
         if sent:
             if self._sent_bytes > MAX_CHAIN_BYTES:
@@ -317,17 +327,17 @@ class CodeResolver:
         return chain
 
     def _sent_frames(self, rows: list[tuple[int, int, int, int, int]]) -> list[PythonFrame | None] | None:
-        """None: the kernel did not tell what all of them are called."""
-        found: list[PythonFrame | None] = []
+        """None: the kernel did not send what all of them are called."""
+        resolved: list[PythonFrame | None] = []
         for address, check, content, instruction, first in rows:
             code = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
-            if code is None or code.known_to <= instruction < _NOT_BEGUN:
+            if code is None or code.covered_to <= instruction < _NOT_BEGUN:
                 return None
             frame = code.frames.get(instruction)
             if frame is None:
                 frame = code.frames[instruction] = self._sent_frame(code, instruction)
-            found.append(frame)
-        return found
+            resolved.append(frame)
+        return resolved
 
     def _sent_frame(self, code: _Code, instruction: int) -> PythonFrame:
         if code.function == code.file == HIDDEN.function and not code.header[self._first]:
@@ -340,12 +350,12 @@ class CodeResolver:
                 return list(chain[0])
             del self._chains[key]
         current: dict[int, _Code | None] = {}
-        found: list[PythonFrame | None] = []
+        resolved: list[PythonFrame | None] = []
         whole = True
         for address, check, content, instruction, first in rows:
             sent = self._sent_code((address, content, check, first & ~FRAME_ENTRY)) if content else None
-            if sent is not None and not sent.known_to <= instruction < _NOT_BEGUN:
-                found.append(self._sent_frame(sent, instruction))
+            if sent is not None and not sent.covered_to <= instruction < _NOT_BEGUN:
+                resolved.append(self._sent_frame(sent, instruction))
                 continue
             if address in current:
                 code = current[address]
@@ -356,21 +366,21 @@ class CodeResolver:
                 whole = False
                 if sent is not None:
                     self.counters["python_lines_unknown"] += 1
-                    found.append(PythonFrame(sent.function, sent.file, 0))
+                    resolved.append(PythonFrame(sent.function, sent.file, 0))
                     continue
                 self.counters["python_frames_unresolved"] += 1
                 self.counters["python_code_reused"] += code is not None
-                found.append(None)
+                resolved.append(None)
                 continue
             frame = code.frames.get(instruction)
             if frame is None:
                 frame = code.frames[instruction] = self._frame(code, instruction)
-            found.append(frame)
-        if self._pid and whole and found:
-            self._remember(key, found, current)
-        return found
+            resolved.append(frame)
+        if self._pid and whole and resolved:
+            self._remember(key, resolved, current)
+        return resolved
 
-    def _remember(self, key: bytes, found: list[PythonFrame | None], current: dict[int, _Code | None]) -> None:
+    def _remember(self, key: bytes, resolved: list[PythonFrame | None], current: dict[int, _Code | None]) -> None:
         """Keeps the names of a whole stack, all of which are known."""
         codes = tuple(code for code in current.values() if code is not None)
         if self._chain_bytes > MAX_CHAIN_BYTES:
@@ -389,17 +399,17 @@ class CodeResolver:
             self._chain_bytes += 0 if watch is None else watch.nbytes
         watch = self._watches[codes]
         if watch is not None:
-            self._chains[key] = (list(found), watch)
-            self._chain_bytes += len(key) + 8 * len(found)
+            self._chains[key] = (list(resolved), watch)
+            self._chain_bytes += len(key) + 8 * len(resolved)
 
     def _code_at(self, address: int) -> _Code | None:
         """The code object that lies there now."""
         header = self._read_header(address)
         if header is None:
             return None
-        known = self._codes.get(address)
-        if known is not None and known.header[:-1] == header and self._is_unchanged(known):
-            return known
+        cached = self._codes.get(address)
+        if cached is not None and cached.header[:-1] == header and self._is_unchanged(cached):
+            return cached
         code = self._read_code(header)
         # It may have been freed, and its strings with it, between the two.
         if code is None or self._read_header(address) != header:
@@ -419,15 +429,15 @@ class CodeResolver:
         header: tuple[int, ...] = self._header.unpack(data)
         return header if header[self._type] == self._code_type and _is_alive(data) else None
 
-    def _is_unchanged(self, known: _Code) -> bool:
+    def _is_unchanged(self, cached: _Code) -> bool:
         """Whether equal pointers mean an equal object.
 
-        Before 3.12 nothing tells a new code object from an old one at the same place with strings at the same places,
-        which is what exec() in a loop makes; their contents do.
+        Before 3.12 only its contents distinguish a new code object from an old one at the same place with strings at
+        the same places, which is what exec() in a loop makes.
         """
-        if self._versioned and known.header[self._version]:
+        if self._versioned and cached.header[self._version]:
             return True
-        return tuple(read_memory(self._fd, address, size) for address, size in known.spans) == known.content
+        return tuple(read_memory(self._fd, address, size) for address, size in cached.spans) == cached.content
 
     def _read_code(self, header: tuple[int, ...]) -> _Code | None:
         qualname = header[self._qualname] if self._qualname >= 0 else 0
@@ -451,11 +461,11 @@ class CodeResolver:
     def _string(self, address: int) -> tuple[str, bytes] | None:
         """A str of the process, and the object's bytes from its length on."""
         data = self._read_some(address, _FIRST_READ)
-        found = self._text(data)
-        if isinstance(found, int):
-            whole = read_memory(self._fd, address, found)
-            found = None if whole is None else self._text(whole)
-        return None if isinstance(found, int) else found
+        text = self._text(data)
+        if isinstance(text, int):
+            whole = read_memory(self._fd, address, text)
+            text = None if whole is None else self._text(whole)
+        return None if isinstance(text, int) else text
 
     def _text(self, data: bytes) -> tuple[str, bytes] | int | None:
         """A str object's text, and its bytes from its length on; how many bytes that takes, if these are too few; None:

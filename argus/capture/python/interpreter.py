@@ -4,7 +4,7 @@ Everything is read: /proc/PID/maps, the mapped files' symbols, and /proc/PID/mem
 changed, so what is read may change meanwhile; every loop is bounded and what does not fit is refused.
 
 ``_PyRuntime`` → interpreters → thread states → frames → code objects. The offsets are those of ``python_layouts``; from
-3.13 on the process's own (``_Py_DebugOffsets``). The kernel walks the same way (``bpf/stacks.bpf.c``), told by the
+3.13 on the process's own (``_Py_DebugOffsets``). The kernel walks the same way (``bpf/python_walk.bpf.h``), by the
 record that ``find_interpreter`` fills.
 """
 
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import progress, reader
-from argus.capture import python_layouts as layouts
-from argus.capture.elf import Elf, NotElf, Symbol
-from argus.capture.mapped import Allowance, File, Key, open_mapped
-from argus.capture.python_layouts import Layout
-from argus.capture.targets import PROC, Mapping, executable_mappings
-from argus.records import FRAME, FRAME_ENTRY, NO_OFFSET, PYTHON
+from argus.capture.process.elf import Elf, NotElf, Symbol
+from argus.capture.process.mapped import Allowance, File, Key, open_mapped
+from argus.capture.process.targets import PROC, Mapping, executable_mappings
+from argus.capture.python import layouts
+from argus.capture.python.layouts import Layout
+from argus.capture.reader import progress, reader
+from argus.model.records import FRAME, FRAME_ENTRY, NO_OFFSET, PYTHON
 
 _U64 = struct.Struct("<Q")
 _U32 = struct.Struct("<I")
@@ -114,7 +114,7 @@ class Interpreter:
         state: "on", or "off: why".
         layout: One ``records.PYTHON`` record, shape (); None unless the state is "on".
         path: The file that holds it, as the process sees it.
-        settled: Whether all that ``layout`` can tell is known. False while the interpreter begins: some addresses are
+        settled: Whether all of ``layout`` is known. False while the interpreter begins: some addresses are
             still 0, so look again a little later.
     """
 
@@ -129,7 +129,7 @@ class Interpreter:
 
 _EVAL_LOOP = "_PyEval_EvalFrameDefault"
 _ADDRESSES = ("_PyRuntime", "PyCode_Type", "PyType_Type", "Py_Version", _EVAL_LOOP)
-# Functions that are new in a minor version (What's New in Python 3.8, 3.9, 3.10: C API): they tell those that have no
+# Functions that are new in a minor version (What's New in Python 3.8, 3.9, 3.10: C API): they date those that have no
 # Py_Version (3.11). Newest first.
 _MARKS = (("PyIter_Send", 10), ("PyInterpreterState_Get", 9), ("PyCode_NewWithPosOnlyArgs", 8))
 _FUNCTION = "Py_GetVersion"
@@ -211,12 +211,12 @@ def find_interpreter(pid: int) -> Interpreter | None:
         OSError: The process ended, or may not be read.
     """
     if reader.shared.on:
-        from argus.capture import remote
-
-        return remote.interpreter(pid)
+        if not reader.shared.reads_memory(pid):
+            raise reader.Unreadable(f"the memory of process {pid} does not answer")
+        return reader.checked(reader.shared.ask("interpreter", pid), interpreter_of)  # type: ignore[no-any-return]
     memory = Memory(pid)
     try:
-        found: Interpreter | None = None
+        fallback: Interpreter | None = None
         # A program that is not position-independent has copies of library variables that it names: those are in use.
         copies: dict[str, int] = {}
         for first, mappings, likely in _candidates(pid):
@@ -234,16 +234,31 @@ def find_interpreter(pid: int) -> Interpreter | None:
             interpreter = _describe(pid, memory, binary, bias, {**addresses, **copies}, first.path)
             if interpreter.settled:
                 return interpreter
-            found = found or interpreter
-        return found
+            fallback = fallback or interpreter
+        return fallback
     finally:
         memory.close()
 
 
+def interpreter_of(answer: reader.Answer) -> Interpreter | None:
+    """What the reader process has found."""
+    fields = answer.what["found"]
+    if fields is None:
+        return None
+    major, minor, micro = reader.integers(fields["version"], 1 << 16)
+    layout = None
+    if answer.data:
+        if len(answer.data) != PYTHON.itemsize:
+            raise reader.Malformed("a layout")
+        layout = np.frombuffer(answer.data, PYTHON).copy().reshape(())
+    state = reader.text(fields["state"], 4096)
+    return Interpreter((major, minor, micro), state, layout, reader.text(fields["path"]), bool(fields["settled"]))
+
+
 def _bias(elf: Elf, mappings: list[Mapping]) -> int | None:
     """Load bias of a file; None where its mappings contradict each other."""
-    found = {elf.load_bias(mapping.start, mapping.offset) for mapping in mappings} - {None}
-    return found.pop() if len(found) == 1 else None
+    biases = {elf.load_bias(mapping.start, mapping.offset) for mapping in mappings} - {None}
+    return biases.pop() if len(biases) == 1 else None
 
 
 def _describe(
@@ -266,7 +281,7 @@ def _describe(
         if isinstance(table_or_reason, str):
             return Interpreter(version, f"off: {table_or_reason}", None, path)
         table = table_or_reason
-    # The type of all types: tells a wrong address, and a process whose relocations are not done yet.
+    # The type of all types: detects a wrong address, and a process whose relocations are not done yet.
     if memory.u64(code_type + layouts.OBJECT_TYPE) != addresses["PyType_Type"]:
         return Interpreter(version, f"off: {_NOT_BEGUN}", None, path, settled=False)
     record = _record(table, version)
@@ -301,19 +316,19 @@ def _version(memory: Memory, binary: _Binary, bias: int, addresses: dict[str, in
     minor = next((minor for name, minor in _MARKS if name in addresses), 0)
     if not minor:
         return (0, 0, 0), "CPython before 3.8 is not supported"
-    found = set()
+    versions = set()
     left = _MAX_VARIABLES
     for variables in binary.elf.variables():
         if variables.size > left:
             continue
         left -= variables.size
         data = memory.read(variables.address + bias, variables.size) or b""
-        found |= {(3, int(match[2]), int(match[3])) for match in _VERSION_TEXT.finditer(data)}
-    if not found:
+        versions |= {(3, int(match[2]), int(match[3])) for match in _VERSION_TEXT.finditer(data)}
+    if not versions:
         return (0, 0, 0), _NOT_BEGUN
-    version = found.pop()
-    if found or version[1] != minor:
-        return (0, 0, 0), f"its version cannot be told: it has the functions of 3.{minor}, and says {version}"
+    version = versions.pop()
+    if versions or version[1] != minor:
+        return (0, 0, 0), f"its version is not clear: it has the functions of 3.{minor}, and says {version}"
     return version, ""
 
 
@@ -505,15 +520,15 @@ def _numbers_inside(pid: int) -> dict[int, int]:
         return {}
     if inside == os.stat(PROC / "self" / "ns" / "pid").st_ino:
         return {tid: tid for tid in threads}
-    found = {}
+    inside_of = {}
     for tid in threads:
         try:
             status = (PROC / str(pid) / "task" / str(tid) / "status").read_bytes()
         except OSError:
             continue
         match = re.search(rb"^NSpid:[\t\d ]*?(\d+)$", status, re.MULTILINE)
-        found[tid] = int(match[1]) if match else tid
-    return found
+        inside_of[tid] = int(match[1]) if match else tid
+    return inside_of
 
 
 def check_of(name: int, qualname: int, filename: int, linetable: int) -> int:
@@ -540,7 +555,7 @@ class PythonProcess:
 
     Args:
         pid: The process.
-        interpreter: What ``find_interpreter`` said of it; its state must be "on".
+        interpreter: What ``find_interpreter`` returned for it; its state must be "on".
 
     Raises:
         OSError: The process ended, or may not be read.
@@ -563,15 +578,15 @@ class PythonProcess:
         state in each: that of the newest interpreter in which it runs code is given.
         """
         outside = {inside: tid for tid, inside in _numbers_inside(self.pid).items()}
-        found: dict[int, int] = {}
+        states: dict[int, int] = {}
         for state, pthread, native in _thread_states(self.memory, self._record):
             number: int | None = native
             if self._fields["native_thread_id"] == NO_OFFSET:
                 number = self._number(pthread)
             tid = outside.get(number) if number else None
-            if tid is not None and (tid not in found or (not self._frame(found[tid]) and self._frame(state))):
-                found[tid] = state
-        return found
+            if tid is not None and (tid not in states or (not self._frame(states[tid]) and self._frame(state))):
+                states[tid] = state
+        return states
 
     def _number(self, pthread: int) -> int | None:
         """The thread's number in its own namespace, of glibc's struct."""

@@ -1,9 +1,9 @@
 """Where CPython keeps threads, frames and code objects: one table a version, data only.
 
 Every number is an offset in bytes on a 64-bit little-endian machine, of a release build with the GIL.
-``tests/unit/test_python_layouts.py`` compiles the headers of every CPython it finds and compares. From 3.13 on CPython
-publishes most of them itself (``_Py_DebugOffsets``); the process's own numbers are then used, and the table here serves
-for what they leave out.
+``tests/unit/capture/python/test_layouts.py`` compiles the headers of every CPython it finds and compares. From 3.13 on
+CPython publishes most of them itself (``_Py_DebugOffsets``); the process's own numbers are then used, and the table
+here serves for what they leave out.
 
 Sources (files of CPython's repository, read at the tags v3.8.18, v3.9.18, v3.10.13, v3.11.7, v3.12.1, v3.13.0 and as
 Debian ships 3.11.2, 3.13.18, 3.14.10, 3.15.2):
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from argus.records import NO_OFFSET
+from argus.model.records import NO_OFFSET
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ LAYOUTS: dict[tuple[int, int], Layout] = {
 """By (major, minor)."""
 
 GC_RINGS = ((0, 704), (712, 904), (912, 1104))
-"""3.15: where the records of each generation's ring begin, and the byte that tells which is the newest
+"""3.15: where the records of each generation's ring begin, and the byte that says which is the newest
 (``struct gc_stats`` in ``pycore_interp_structs.h``)."""
 GC_RING_RECORD = 64
 GC_RING_COLLECTIONS = 16

@@ -1,16 +1,15 @@
-"""The process that opens and parses what traced processes have written, for ``argus.capture.reader``: run as a script.
+"""The process that opens and parses what traced processes have written, for ``argus.capture.reader.reader``: run as a
+script.
 
 Two kinds. The first, the nursery, has imported everything and given up its rights; it does nothing but fork readers and
 end them. A reader answers one request at a time. It has a user of its own, which nobody else is and which owns nothing;
 three capabilities; limits on memory, CPU and descriptors; and the system calls that reading takes.
 
-A message, both ways: ``HEADER``, JSON, bytes. Descriptors travel beside the header (SCM_RIGHTS). A request is an object
-with "op" and "pid"; an answer has "error" (number, text) or what ``_OPS`` says.
+What is asked and answered: ``wire``.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import errno
@@ -25,21 +24,18 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HEADER = struct.Struct("<4sIII")
-"""Magic, bytes of JSON, bytes that follow it, descriptors."""
-MAGIC = b"Arg1"
-MAX_JSON, MAX_BYTES, MAX_FDS = 16 << 20, 16 << 20, 200
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[4])  # it is begun without any (-I -S)
+
+from argus.capture.reader.wire import HEADER, MAX_BYTES, MAX_FDS, Closed, receive, receive_head, send
+
 USER = 0xF0000000
 """User and group of readers, plus the parent's PID: no system gives such numbers to anybody, so that no process but
 root's may send them signals, and they own no file."""
-CPU_S = 20.0
-"""CPU time of a request. PyTorch's largest library takes some seconds."""
-MEMORY_BYTES = 3 << 30
-"""Memory beyond that at the start: tables of symbols (512 MiB), and of one file while it is read (768 MiB), twice."""
 DESCRIPTORS = 16_384
 """Two of each process, and one of each file."""
 STATES_S = 0.2
@@ -74,51 +70,6 @@ _CALLS = {
 """By machine: AUDIT_ARCH, the number of openat (which may open nothing for writing), numbers of what is allowed."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-# ---- messages
-
-
-class Closed(Exception):
-    """The other end is gone."""
-
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    """So many bytes.
-
-    Raises:
-        Closed: The other end is gone.
-    """
-    parts = []
-    while size:
-        part = sock.recv(min(size, 1 << 20))
-        if not part:
-            raise Closed
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def send(sock: socket.socket, what: dict[str, Any], data: bytes = b"", fds: Sequence[int] = ()) -> None:
-    """Sends a message."""
-    text = json.dumps(what, default=int).encode()  # numpy's integers
-    head = HEADER.pack(MAGIC, len(text), len(data), len(fds))
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sent = sock.sendmsg([head, text], rights)
-    sock.sendall((head + text)[sent:] + data)
-
-
-def receive_head(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """A message's header, and the descriptors that came with it."""
-    room = socket.CMSG_SPACE(4 * MAX_FDS)
-    head, rights, _, _ = sock.recvmsg(HEADER.size, room)
-    fds = array.array("i")
-    for level, kind, body in rights:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(body[: len(body) // 4 * 4])
-    if not head:
-        raise Closed
-    return head + receive(sock, HEADER.size - len(head)), list(fds)
 
 
 # ---- rights
@@ -189,7 +140,7 @@ class _Session:
     """What is kept of a process between requests."""
 
     def __init__(self, pid: int, memory: bool) -> None:
-        from argus.capture.symbols import Symbols
+        from argus.capture.process.symbols import Symbols
 
         self.pid, self.memory = pid, memory
         self.symbols = Symbols(pid)
@@ -201,18 +152,18 @@ class _Session:
         self._states: tuple[float, dict[int, int]] = (0.0, {})
 
     def find_python(self) -> Any:
-        from argus.capture.code import CodeResolver
-        from argus.capture.python import PythonProcess, find_interpreter
+        from argus.capture.python.code import CodeResolver
+        from argus.capture.python.interpreter import PythonProcess, find_interpreter
 
         if not self.memory:
             return None
-        found = find_interpreter(self.pid)
-        if found is not None and found.layout is not None:
-            python = PythonProcess(self.pid, found)
+        interpreter = find_interpreter(self.pid)
+        if interpreter is not None and interpreter.layout is not None:
+            python = PythonProcess(self.pid, interpreter)
             self.close_python()
-            self.python, self.resolver = python, CodeResolver(python, found.layout)
-        self.interpreter = found
-        return found
+            self.python, self.resolver = python, CodeResolver(python, interpreter.layout)
+        self.interpreter = interpreter
+        return interpreter
 
     def thread_states(self, *, fresh: bool = True) -> dict[int, int]:
         now = time.monotonic()
@@ -239,7 +190,7 @@ class _Reader:
     """Answers requests."""
 
     def __init__(self, sock: socket.socket, cpu_s: float) -> None:
-        from argus.capture.names import KernelNames
+        from argus.capture.process.names import KernelNames
 
         self.sock, self.cpu_s = sock, cpu_s
         self.sessions: dict[int, _Session] = {}
@@ -255,11 +206,11 @@ class _Reader:
     # Each gets the request and the bytes beside it, and gives the answer, bytes and descriptors.
 
     def libraries(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.targets import find_libraries
+        from argus.capture.process.targets import find_libraries
 
-        found = find_libraries(request["pid"])
+        libraries = find_libraries(request["pid"])
         rows, fds = [], []
-        for one in found[:MAX_FDS]:
+        for one in libraries[:MAX_FDS]:
             status, layout = one.file.status, one.layout
             group = None if layout is None or layout.group is None else list(vars(layout.group).values())
             rows.append(
@@ -281,31 +232,31 @@ class _Reader:
                 }
             )
             fds.append(one.file.fd)
-        self.sent = list(found)
+        self.sent = list(libraries)
         kept, self.entries = self.entries, []
-        return {"libraries": rows, "unread": found.unread, "entries": kept}, b"", fds
+        return {"libraries": rows, "unread": libraries.unread, "entries": kept}, b"", fds
 
     @staticmethod
     def _rank_offset(library: Any) -> int | None:
         """Where NCCL's communicators have their ranks; -1: its code does not say; None: it is no NCCL."""
-        from argus.capture.nccl import rank_offset
+        from argus.capture.process.nccl import rank_offset
 
         if "libnccl" not in library.roles:
             return None
-        found = rank_offset(library.file)
-        return -1 if found is None else found
+        offset = rank_offset(library.file)
+        return -1 if offset is None else offset
 
     def interpreter(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.python import find_interpreter
+        from argus.capture.python.interpreter import find_interpreter
 
         return (*self._interpreter(find_interpreter(request["pid"])), [])
 
     @staticmethod
-    def _interpreter(found: Any) -> tuple[dict[str, Any], bytes]:
-        if found is None:
+    def _interpreter(interpreter: Any) -> tuple[dict[str, Any], bytes]:
+        if interpreter is None:
             return {"found": None}, b""
-        told = {"version": found.version, "state": found.state, "path": found.path, "settled": found.settled}
-        return {"found": told}, b"" if found.layout is None else found.layout.tobytes()
+        fields = {name: getattr(interpreter, name) for name in ("version", "state", "path", "settled")}
+        return {"found": fields}, b"" if interpreter.layout is None else interpreter.layout.tobytes()
 
     def open(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         if (old := self.sessions.pop(request["session"], None)) is not None:
@@ -349,11 +300,11 @@ class _Reader:
         """Stacks: of each its flags, bytes of its frames, bytes of its addresses."""
         import numpy as np
 
-        from argus.blocked import assemble
-        from argus.capture.code import DECODED_BYTES
-        from argus.records import FRAME
+        from argus.capture.blocked import assemble
+        from argus.capture.python.code import DECODED_BYTES
+        from argus.model.records import FRAME
 
-        session, at, found = self._session(request), 0, []
+        session, at, resolved = self._session(request), 0, []
         if request["budget"] and session.resolver is not None:
             session.resolver.budget = DECODED_BYTES
         for flags, frame_bytes, native_bytes in request["stacks"]:
@@ -363,15 +314,15 @@ class _Reader:
             at += native_bytes
             stack = assemble(session.symbols, session.resolver, frames, native, flags)
             bounds = session.symbols.function(int(native[0])) if len(native) else None
-            found.append([self._stack(stack), bounds])
-        return {"stacks": found}, b"", []
+            resolved.append([self._stack(stack), bounds])
+        return {"stacks": resolved}, b"", []
 
     @staticmethod
     def _stack(stack: Any) -> list[Any]:
         return [stack.python, stack.native, [[f.kind, f.function, f.file, f.line] for f in stack.frames]]
 
     def blocked(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.blocked import read_blocked
+        from argus.capture.blocked import read_blocked
 
         session = self._session(request)
         layout = None if session.interpreter is None else session.interpreter.layout
@@ -383,7 +334,7 @@ class _Reader:
 
     def file(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         """A small file of /proc/PID whose reading reads the process's memory."""
-        from argus.capture import progress
+        from argus.capture.reader import progress
 
         if request["name"] not in ("environ", "cmdline"):
             raise ValueError(request["name"])
@@ -392,16 +343,16 @@ class _Reader:
             return {}, file.read(MAX_BYTES), []
 
     def group(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.pytorch import GroupLayout, read_group
+        from argus.capture.process.pytorch import GroupLayout, read_group
 
-        found = read_group(request["pid"], request["address"], GroupLayout(*request["layout"]))
-        return {"found": None if found is None else [found.name, found.rank, found.size]}, b"", []
+        group = read_group(request["pid"], request["address"], GroupLayout(*request["layout"]))
+        return {"found": None if group is None else [group.name, group.rank, group.size]}, b"", []
 
     def place(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.nccl import read_place
+        from argus.capture.process.nccl import read_place
 
-        found = read_place(request["pid"], request["address"], request["offset"])
-        return {"found": None if found is None else [found.key, found.rank, found.size]}, b"", []
+        place = read_place(request["pid"], request["address"], request["offset"])
+        return {"found": None if place is None else [place.key, place.rank, place.size]}, b"", []
 
     def remember(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         self.names.remember(request["pid"])
@@ -412,17 +363,17 @@ class _Reader:
         return {}, b"", []
 
     def symbol(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        found = self.names._symbol(request["pid"], request["address"])
-        return {"found": found is not None}, (found or "").encode(errors="replace"), []
+        symbol = self.names._symbol(request["pid"], request["address"])
+        return {"found": symbol is not None}, (symbol or "").encode(errors="replace"), []
 
     def string(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         memory = self.names._memory(request["pid"])
-        found = None if memory is None else memory.string(request["address"])
-        return {"found": found is not None}, found or b"", []
+        string = None if memory is None else memory.string(request["address"])
+        return {"found": string is not None}, string or b"", []
 
     def dead(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         """File systems that do not answer: all of them."""
-        from argus.capture import progress
+        from argus.capture.reader import progress
 
         progress.dead = set(request["devices"])
         return {}, b"", []
@@ -437,17 +388,17 @@ class _Reader:
         return session
 
     def answer(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
-        from argus.capture.python import lists_cut
+        from argus.capture.python.interpreter import lists_cut
 
-        found, more, fds = _OPS[request["op"]](self, request, data)
+        answer, more, fds = _OPS[request["op"]](self, request, data)
         if (session := self.sessions.get(request.get("session", 0))) is not None:
-            found["counters"] = session.counters()
-        found["lists_cut"] = sum(lists_cut.values())
-        return found, more, fds
+            answer["counters"] = session.counters()
+        answer["lists_cut"] = sum(lists_cut.values())
+        return answer, more, fds
 
     def serve(self) -> None:
         """Answers until the other end is gone."""
-        from argus.capture import progress
+        from argus.capture.reader import progress
 
         while True:
             head, fds = receive_head(self.sock)
@@ -481,14 +432,15 @@ _OPS: dict[str, _Op] = {
 }
 
 
-def _leave(self: Any, symbols: list[str], found: dict[str, str], source: int) -> None:
+def _leave(self: Any, symbols: list[str], names: dict[str, str], source: int) -> None:
     """In the place of ``Demangler._ask``: names that may grow stay symbols."""
-    found.update((symbol, symbol) for symbol in symbols)
+    names.update((symbol, symbol) for symbol in symbols)
 
 
 def _begin_reader(sock: socket.socket, cpu_s: float, memory: int) -> None:
     """In a fork of the nursery: one reader, until it ends."""
-    from argus.capture import demangler, disk_cache, symbol_cache
+    from argus.capture.process import demangler, symbol_cache
+    from argus.system import disk_cache
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -508,7 +460,6 @@ def _begin_reader(sock: socket.socket, cpu_s: float, memory: int) -> None:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     shared = mmap.mmap(int(sys.argv[2]), mmap.PAGESIZE)
-    sys.path[:] = json.loads(sys.argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who asks
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # readers are reaped by the kernel
@@ -516,11 +467,13 @@ def main() -> None:
         file.write("900")
     os.environ.clear()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would have rights of their own
-    import argus.blocked
-    import argus.capture.names
-    import argus.capture.nccl
-    import argus.capture.targets  # noqa: F401
-    from argus.capture import demangler, disk_cache, progress
+    import argus.capture.blocked
+    import argus.capture.process.names
+    import argus.capture.process.nccl
+    import argus.capture.process.targets  # noqa: F401
+    from argus.capture.process import demangler
+    from argus.capture.reader import progress
+    from argus.system import disk_cache
 
     folder = sys.argv[5]
     disk_cache.folder = lambda kind: Path(folder, kind) if folder else None

@@ -4,13 +4,13 @@ What is asked of it is answered with plain data of bounded size, each part of wh
 the answer is an ``OSError``, as of a process that has ended. So whoever asks needs no other path for a reader that
 hangs, that was killed or that runs out of memory.
 
-A reader has CPU time for a request (``reader_process.CPU_S``), not time on the clock: a busy node is no failure. One
+A reader has CPU time for a request (``wire.CPU_S``), not time on the clock: a busy node is no failure. One
 that neither runs nor waits for a CPU, and has not for ``HUNG_S``, is given up: it is ended, without a wait for its end;
 another one begins. What it hung on it has written into a page that both see. If that is a file, nothing of its file
 system is opened for a while; if it is memory, the memory of that process is not read any more; the rest of what can be
 read of the process goes on. Who brings a reader down in another way, twice, is not read any more at all.
 
-Readers are forks of a process that has imported everything and read nothing (``reader_process``), which begins before a
+Readers are forks of a process that has imported everything and read nothing (``process``), which begins before a
 trace gives up its rights. Imports no numpy.
 """
 
@@ -35,10 +35,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from argus import privileges
-from argus.capture import disk_cache, progress
-from argus.capture import reader_process as wire
-from argus.capture.reader_process import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
+from argus.capture.reader import progress, wire
+from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
+from argus.system import disk_cache, privileges
 
 HUNG_S, HUNG_AT_START_S = 4.0, 30.0
 """A reader that has used no CPU and was not switched for so long, and waits for none, hangs: longer than a read of a
@@ -50,7 +49,13 @@ LONGEST_S = 600.0
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
 """For so long nothing is opened of a file system that did not answer: twice as long each time."""
 STRIKES = 2
-"""So often a process may bring a reader down in a way that tells not by what."""
+"""So often a process may bring a reader down in a way that does not show by what."""
+MOST_HANGS = 3
+"""File systems that do not answer that a process may bring, each of which costs :data:`HUNG_S`: whose mounts are his
+own may have any number. Beyond it nothing of the process is read."""
+PATIENT, IMPATIENT_S = 8, 0.5
+"""After so many files or memories of one user's processes that did not answer, others of that user's are waited for so
+long: who starts a thousand such processes must not hold up the trace for an hour."""
 MOST_HUNG = 16
 """Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
@@ -91,7 +96,6 @@ class Reader:
 
     Attributes:
         counters: "reader_restarts", "file_systems_hung", "memory_hung", "processes_unreadable".
-        hung_s: How long the loop waited for readers that hung.
         generation: Changes with each reader: what an earlier one knew, this one does not.
     """
 
@@ -116,6 +120,8 @@ class Reader:
         self._most_cpu_s = 0.0
         self._strikes: Counter[int] = Counter()
         self._no_memory: set[int] = set()
+        self._hangs: Counter[int] = Counter()
+        self._hangs_of_users: Counter[int] = Counter()
         self._dead: dict[str, float] = {}
         self._waits_s: dict[str, float] = {}
 
@@ -155,12 +161,12 @@ class Reader:
         page = os.memfd_create("argus-reader")
         os.ftruncate(page, mmap.PAGESIZE)
         self._page = mmap.mmap(page, mmap.PAGESIZE)
-        ours, theirs = socket.socketpair()
-        script = str(Path(__file__).with_name("reader_process.py"))
-        paths = json.dumps([str(Path(__file__).parents[2]), *(path for path in sys.path if path)])
+        ours, its_end = socket.socketpair()
+        script = str(Path(__file__).with_name("process.py"))
+        paths = json.dumps([str(Path(__file__).parents[3]), *(path for path in sys.path if path)])
         folder = disk_cache.folder("x")
         cache = "" if folder is None else str(folder.parent)
-        arguments = [str(theirs.fileno()), str(page), str(os.getpid()), paths, cache, str(self._cpu_s)]
+        arguments = [str(its_end.fileno()), str(page), str(os.getpid()), paths, cache, str(self._cpu_s)]
         arguments.append(str(self._memory_bytes))
         try:
             self._nursery = subprocess.Popen(
@@ -171,10 +177,10 @@ class Reader:
                 env={},
                 cwd="/",
                 start_new_session=True,
-                pass_fds=(theirs.fileno(), page),
+                pass_fds=(its_end.fileno(), page),
             )
         finally:
-            theirs.close()
+            its_end.close()
             os.close(page)
         self._control = ours
         self._birth()
@@ -191,33 +197,34 @@ class Reader:
             self.close()
             self.trouble = f"failed: {failure.strerror}; files and memory of processes are read by the tracer itself"
             return
-        said = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        if not int(said["CapEff"], 16) >> privileges.BITS["SYS_PTRACE"] & 1 and "SYS_PTRACE" in privileges.effective():
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        may_trace = int(fields["CapEff"], 16) >> privileges.BITS["SYS_PTRACE"] & 1
+        if not may_trace and "SYS_PTRACE" in privileges.effective():
             self.close()
             self.trouble = (
                 "off: programs that Argus starts have not its capabilities (make them ambient); files and memory of"
                 " processes are read by the tracer itself"
             )
-        elif said.get("Seccomp", "").strip() != "2":
+        elif fields.get("Seccomp", "").strip() != "2":
             self.trouble = "on, without a filter of system calls, which this kernel or machine lacks"
 
     def _birth(self) -> None:
         """Has the nursery fork a reader; its number comes when it is needed."""
         assert self._control is not None
-        ours, theirs = socket.socketpair()
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))]
+        ours, its_end = socket.socketpair()
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", its_end.fileno()))]
         try:
             self._control.sendmsg([HEADER.pack(MAGIC, 0, 0, 1)], rights)
         except OSError as reason:
             ours.close()
             raise Unreadable("the reader's process has ended") from reason
         finally:
-            theirs.close()
+            its_end.close()
         self._sock, self._pid = ours, 0
         self.generation += 1
 
     def _number(self) -> int:
-        """The reader's number, once the nursery has told it."""
+        """The reader's number, once the nursery has sent it."""
         if not self._pid:
             assert self._control is not None
             assert self._nursery is not None
@@ -257,9 +264,9 @@ class Reader:
             self.close()
             self._start()
             self._number()
-        self._tell_dead()
+        self._report_dead()
 
-    def _tell_dead(self) -> None:
+    def _report_dead(self) -> None:
         if self._dead:
             self._exchange({"op": "dead", "pid": 0, "devices": sorted(self._dead)}, b"").close()
 
@@ -321,15 +328,15 @@ class Reader:
         except (Malformed, wire.Closed, OSError) as failure:
             self._blame(pid, failure)
             raise Unreadable(f"{op} of process {pid}: {failure}") from failure
-        found = answer.what
-        self._note(found)
-        if "failed" in found:
+        fields = answer.what
+        self._note(fields)
+        if "failed" in fields:
             answer.close()
             self._strike(pid)
-            raise Unreadable(f"{op} of process {pid}: {str(found['failed'])[:200]}")
-        if "error" in found:
+            raise Unreadable(f"{op} of process {pid}: {str(fields['failed'])[:200]}")
+        if "error" in fields:
             answer.close()
-            number, text = found["error"]
+            number, text = fields["error"]
             raise OSError(int(number), str(text)[:200])
         return answer
 
@@ -337,8 +344,8 @@ class Reader:
         """The last answer made no sense: its reader is ended."""
         self._end()
 
-    def _note(self, found: dict[str, Any]) -> None:
-        cut = found.get("lists_cut", 0)
+    def _note(self, fields: dict[str, Any]) -> None:
+        cut = fields.get("lists_cut", 0)
         if isinstance(cut, int) and 0 <= cut < 1 << 62:
             self.lists_cut = self._lists_cut_before + cut
 
@@ -354,6 +361,7 @@ class Reader:
         """A process has ended: its number may be another's."""
         self._strikes.pop(pid, None)
         self._no_memory.discard(pid)
+        self._hangs.pop(pid, None)
 
     def _revive(self) -> None:
         """Tries file systems again that did not answer long ago."""
@@ -370,6 +378,8 @@ class Reader:
         """A reader was brought down: by what?"""
         doing = self._doing()
         self._end()
+        if isinstance(failure, TimeoutError):
+            self._hangs_of_users[_owner(pid)] += 1
         if doing == progress.MEMORY.decode() and isinstance(failure, TimeoutError):
             if pid not in self._no_memory:
                 self.counters["memory_hung"] += 1
@@ -380,6 +390,10 @@ class Reader:
             self._waits_s[doing] = min(2 * wait_s, LONGEST_RETRY_S)
             self._dead[doing] = time.monotonic() + wait_s
             self.counters["file_systems_hung"] = len(self._waits_s)
+            self._hangs[pid] += 1
+            if self._hangs[pid] == MOST_HANGS and self.reads(pid):
+                self._strikes[pid] = STRIKES
+                self.counters["processes_unreadable"] += 1
             return
         self._strike(pid)
 
@@ -405,7 +419,8 @@ class Reader:
         sock, number = self._sock, self._number()
         assert sock is not None
         wire_text = json.dumps(request).encode()
-        waiting = _Waiting(sock, number)
+        patient = self._hangs_of_users[_owner(request["pid"])] < PATIENT
+        waiting = _Waiting(sock, number, HUNG_S if patient else IMPATIENT_S)
         waiting.send(HEADER.pack(MAGIC, len(wire_text), len(data), 0) + wire_text + data)
         while True:
             answer = waiting.receive()
@@ -488,6 +503,14 @@ def _state(pid: int) -> tuple[str, tuple[str, ...]]:
     return stat[0], (stat[11], stat[12], *switches)
 
 
+def _owner(pid: int) -> int:
+    """The user whose process it is; -1: it has ended, or is none."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid if pid > 0 else -1
+    except OSError:
+        return -1
+
+
 def _cpu_s(pid: int) -> float:
     """CPU time of a process, s; 0: it has ended."""
     spent = _state(pid)[1][:2]
@@ -501,7 +524,7 @@ shared = Reader()
 def entries(kept: object) -> None:
     """Keeps on disk where libraries have functions: what a reader has found. An entry is a hint that is verified by who
     reads it (``symbol_cache``)."""
-    from argus.capture import symbol_cache
+    from argus.capture.process import symbol_cache
 
     if not isinstance(kept, list):
         raise Malformed("entries")
@@ -517,10 +540,10 @@ def integers(values: Sequence[object], most: int = 1 << 64) -> list[int]:
     Raises:
         Malformed: They are not.
     """
-    found = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most]
-    if len(found) != len(values):
+    numbers = [value for value in values if type(value) is int and 0 <= value < most]
+    if len(numbers) != len(values):
         raise Malformed("numbers")
-    return found
+    return numbers
 
 
 def text(value: object, most: int = 1 << 16) -> str:
@@ -532,3 +555,48 @@ def text(value: object, most: int = 1 << 16) -> str:
     if not isinstance(value, str) or len(value) > most:
         raise Malformed("a text")
     return value
+
+
+def checked(answer: Answer, parse: Any) -> Any:
+    """What ``parse`` makes of an answer. One that makes no sense ends the reader: it is broken.
+
+    Raises:
+        Unreadable: It makes no sense.
+    """
+    try:
+        return parse(answer)
+    except (Malformed, KeyError, TypeError, ValueError, IndexError, OverflowError) as reason:
+        shared.distrust()
+        raise Unreadable(f"an answer without sense: {reason}") from reason
+    finally:
+        answer.close()
+
+
+def proc_file(pid: int, name: str) -> bytes:
+    """A file of /proc/PID: "environ" or "cmdline", which lie in the process's memory.
+
+    Raises:
+        OSError: It has ended, may not be looked at, or its memory does not answer.
+    """
+    if not shared.reads_memory(pid):
+        raise Unreadable(f"the memory of process {pid} does not answer")
+    answer = shared.ask("file", pid, name=name)
+    answer.close()
+    return answer.data
+
+
+def read_fields(op: str, pid: int, count: int, **more: Any) -> list[Any] | None:
+    """What ``group`` and ``place`` answer, of so many parts; None: it cannot be read."""
+    if not shared.reads_memory(pid):
+        return None
+
+    def parse(answer: Answer) -> list[Any] | None:
+        fields = answer.what["found"]
+        if fields is not None and (not isinstance(fields, list) or len(fields) != count):
+            raise Malformed(op)
+        return fields
+
+    try:
+        return checked(shared.ask(op, pid, **more), parse)  # type: ignore[no-any-return]
+    except OSError:
+        return None

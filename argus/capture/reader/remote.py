@@ -1,5 +1,4 @@
-"""What the reader process answers, as the objects that the modules give which it runs: libraries, interpreters, and
-what names a process's stacks.
+"""What names a process's stacks, where the reader process does the reading.
 
 ``RemoteSymbols``, ``RemotePython`` and ``RemoteResolver`` stand for ``Symbols``, ``PythonProcess`` and
 ``CodeResolver`` of one process, which are in the reader. Where it cannot read the process, its stacks have raw
@@ -11,23 +10,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.blocked import Blocked, assemble, read_blocked
-from argus.capture import nccl, reader
-from argus.capture.demangler import shared as demangler
-from argus.capture.mapped import File
-from argus.capture.python import MAX_COUNT, MAX_THREADS, Interpreter
-from argus.capture.pytorch import GroupLayout, Layout
-from argus.capture.reader import Answer, Malformed, integers, text
-from argus.capture.symbols import NativeFrame
-from argus.capture.targets import Libraries, Library
-from argus.records import FRAME, PYTHON
-from argus.semantics.stacks import Frame, Stack
+from argus.capture.blocked import Blocked, assemble, read_blocked
+from argus.capture.process.demangler import shared as demangler
+from argus.capture.process.symbols import NativeFrame
+from argus.capture.python.interpreter import MAX_COUNT, MAX_THREADS, Interpreter, interpreter_of
+from argus.capture.reader import reader
+from argus.capture.reader.reader import Answer, Malformed, integers, text
+from argus.model.records import FRAME
+from argus.model.stacks import Frame, Stack
 
 _AT_ONCE = 256 << 10
 """Bytes of code objects that wait for the next stacks."""
@@ -35,100 +30,6 @@ _FRAMES = 1 << 18
 """Frames of a stack that are believed."""
 _KINDS = ("python", "native", "jit", "kernel", "vdso", "marker")
 _STATES = ("complete", "cut", "rejected", "none", "leaf")
-
-
-def _checked(answer: Answer, parse: Any) -> Any:
-    """What ``parse`` makes of an answer. One that makes no sense ends the reader: it is broken.
-
-    Raises:
-        Unreadable: It makes no sense.
-    """
-    try:
-        return parse(answer)
-    except (Malformed, KeyError, TypeError, ValueError, IndexError, OverflowError) as reason:
-        reader.shared.distrust()
-        raise reader.Unreadable(f"an answer without sense: {reason}") from reason
-    finally:
-        answer.close()
-
-
-# ---- libraries
-
-
-def libraries(pid: int) -> Libraries:
-    """As ``targets.find_libraries``."""
-    return _checked(reader.shared.ask("libraries", pid), _libraries)  # type: ignore[no-any-return]
-
-
-def _libraries(answer: Answer) -> Libraries:
-    rows = answer.what["libraries"]
-    if len(rows) != len(answer.fds):
-        raise Malformed("libraries without descriptors")
-    found = Libraries()
-    for row in rows:
-        mode, inode, device, links, uid, gid, size, ctime_ns, mtime_ns = integers(row["status"])
-        status = SimpleNamespace(
-            st_mode=mode,
-            st_ino=inode,
-            st_dev=device,
-            st_nlink=links,
-            st_uid=uid,
-            st_gid=gid,
-            st_size=size,
-            st_ctime_ns=ctime_ns,
-            st_mtime_ns=mtime_ns,
-        )
-        file = File.received(answer.fds.pop(0), status, bool(row["on_overlay"]))
-        names = list(row["offsets"])
-        layout = None
-        if row["layout"] is not None:
-            sizes, numel, group = row["layout"]
-            integers([sizes, numel], 1 << 16)
-            layout = Layout(sizes, numel, None if group is None else GroupLayout(*integers(group, 1 << 16)))
-        offset = row["rank_offset"]
-        if offset is not None:
-            nccl.remember(file, integers([offset], 1 << 20)[0] if offset >= 0 else None)
-        found.append(
-            Library(
-                text(row["path"]),
-                file,
-                text(row["device"], 32),
-                integers([row["inode"]])[0],
-                bool(row["deleted"]),
-                dict(zip(names, integers([row["offsets"][name] for name in names], 1 << 63), strict=True)),
-                tuple(text(role, 64) for role in row["roles"]),
-                (size, ctime_ns),
-                integers([row["text_bytes"]])[0],
-                layout,
-            )
-        )
-    found.unread = integers([answer.what["unread"]], 1 << 32)[0]
-    reader.entries(answer.what["entries"])
-    return found
-
-
-# ---- interpreters
-
-
-def interpreter(pid: int) -> Interpreter | None:
-    """As ``python.find_interpreter``."""
-    if not reader.shared.reads_memory(pid):
-        raise reader.Unreadable(f"the memory of process {pid} does not answer")
-    return _checked(reader.shared.ask("interpreter", pid), _interpreter)  # type: ignore[no-any-return]
-
-
-def _interpreter(answer: Answer) -> Interpreter | None:
-    found = answer.what["found"]
-    if found is None:
-        return None
-    major, minor, micro = integers(found["version"], 1 << 16)
-    layout = None
-    if answer.data:
-        if len(answer.data) != PYTHON.itemsize:
-            raise Malformed("a layout")
-        layout = np.frombuffer(answer.data, PYTHON).copy().reshape(())
-    state = text(found["state"], 4096)
-    return Interpreter((major, minor, micro), state, layout, text(found["path"]), bool(found["settled"]))
 
 
 # ---- stacks
@@ -208,7 +109,7 @@ class RemoteSymbols:
     def refresh(self) -> bool:
         """As ``Symbols.refresh``."""
         try:
-            return bool(_checked(self.ask("refresh"), lambda answer: answer.what["moved"]))
+            return bool(reader.checked(self.ask("refresh"), lambda answer: answer.what["moved"]))
         except OSError:
             return False
 
@@ -220,9 +121,9 @@ class RemoteSymbols:
         """
         if not reader.shared.reads_memory(self.pid):
             raise reader.Unreadable(f"the memory of process {self.pid} does not answer")
-        found: Interpreter | None = _checked(self.ask("find_python"), _interpreter)
-        self._python = found is not None and found.layout is not None
-        return found
+        interpreter: Interpreter | None = reader.checked(self.ask("find_python"), interpreter_of)
+        self._python = interpreter is not None and interpreter.layout is not None
+        return interpreter
 
     def learn(self, record: bytes) -> None:
         """As ``CodeResolver.learn``, with the next stack."""
@@ -248,7 +149,7 @@ class RemoteSymbols:
                 stacks=[[flags, len(frame_bytes), len(native_bytes)]],
                 budget=budget,
             )
-            stack, bounds = _checked(answer, self._stack_and_bounds)
+            stack, bounds = reader.checked(answer, self._stack_and_bounds)
         except OSError:
             return assemble(NO_SYMBOLS, None, np.empty(0, FRAME), native, flags)
         if len(native):
@@ -266,8 +167,8 @@ class RemoteSymbols:
             bounds = begin, end
         return self._stack(stack), bounds
 
-    def _stack(self, found: Any) -> Stack:
-        python, native, rows = found
+    def _stack(self, fields: Any) -> Stack:
+        python, native, rows = fields
         if python not in _STATES or native not in _STATES or len(rows) > _FRAMES:
             raise Malformed("a stack")
         frames = tuple(_frame(*map(str, row[:3]), *integers(row[3:], 1 << 32)) for row in rows)
@@ -290,17 +191,17 @@ class RemoteSymbols:
             OSError: The thread has ended.
         """
         try:
-            return _checked(self.ask("blocked", tid=tid), self._blocked)  # type: ignore[no-any-return]
+            return reader.checked(self.ask("blocked", tid=tid), self._blocked)  # type: ignore[no-any-return]
         except (FileNotFoundError, ProcessLookupError):
             raise
         except OSError:
             return read_blocked(self.pid, tid, NO_SYMBOLS, None, None, None)
 
     def _blocked(self, answer: Answer) -> Blocked | None:
-        found = answer.what["found"]
-        if found is None:
+        fields = answer.what["found"]
+        if fields is None:
             return None
-        stopped, what, stack = found
+        stopped, what, stack = fields
         return Blocked(bool(stopped), integers([what], 1 << 32)[0], self._stack(stack))
 
     def close(self) -> None:
@@ -328,14 +229,14 @@ class RemotePython:
     def thread_states(self) -> dict[int, int]:
         """As ``PythonProcess.thread_states``; nothing where it cannot be read."""
         try:
-            return _checked(self._symbols.ask("threads"), _threads)  # type: ignore[no-any-return]
+            return reader.checked(self._symbols.ask("threads"), _threads)  # type: ignore[no-any-return]
         except OSError:
             return {}
 
     def collections(self) -> tuple[int, ...] | None:
         """As ``PythonProcess.collections``."""
         try:
-            return _checked(self._symbols.ask("collections"), _collections)  # type: ignore[no-any-return]
+            return reader.checked(self._symbols.ask("collections"), _collections)  # type: ignore[no-any-return]
         except OSError:
             return None
 
@@ -377,33 +278,3 @@ class RemoteResolver:
     @budget.setter
     def budget(self, _: int) -> None:
         self._symbols.new_budget = True
-
-
-def proc_file(pid: int, name: str) -> bytes:
-    """A file of /proc/PID: "environ" or "cmdline", which lie in the process's memory.
-
-    Raises:
-        OSError: It has ended, may not be looked at, or its memory does not answer.
-    """
-    if not reader.shared.reads_memory(pid):
-        raise reader.Unreadable(f"the memory of process {pid} does not answer")
-    answer = reader.shared.ask("file", pid, name=name)
-    answer.close()
-    return answer.data
-
-
-def found_in_memory(op: str, pid: int, count: int, **more: Any) -> list[Any] | None:
-    """What ``group`` and ``place`` answer, of so many parts; None: it cannot be read."""
-    if not reader.shared.reads_memory(pid):
-        return None
-
-    def parse(answer: Answer) -> list[Any] | None:
-        found = answer.what["found"]
-        if found is not None and (not isinstance(found, list) or len(found) != count):
-            raise Malformed(op)
-        return found
-
-    try:
-        return _checked(reader.shared.ask(op, pid, **more), parse)  # type: ignore[no-any-return]
-    except OSError:
-        return None

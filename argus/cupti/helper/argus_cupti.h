@@ -7,7 +7,7 @@
  * Nothing here knows how a CUPTI record looks: the sizes of records, the places of names in them, the kinds and attributes
  * to enable come from Argus with the command, chosen by the version that the helper reports.
  *
- * argus/cupti/shared.py mirrors every struct here; tests/unit/test_cupti_shared.py compiles this header and compares.
+ * argus/cupti/shared.py mirrors every struct here; tests/unit/cupti/test_shared.py compiles this header and compares.
  * Words that both sides touch are read and written with atomic builtins; everything else is written by one side only, before
  * the word that announces it. */
 #ifndef ARGUS_CUPTI_H

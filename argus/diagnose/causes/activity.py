@@ -1,6 +1,6 @@
 """What the threads of silent ranks do: compute, wait, or stay in one place.
 
-A job that makes no steps may hang, evaluate, write a checkpoint, or have nothing to do. Stacks tell: threads that
+A job that makes no steps may hang, evaluate, write a checkpoint, or have nothing to do. Stacks show which: threads that
 compute, or that are now here and now there, go on. A CPU that is busy in a wait for a GPU or for other ranks does not:
 CUDA and NCCL spin.
 """
@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from argus.diagnose import sql
-from argus.diagnose.verdict import named
-from argus.semantics.stacks import Frame, label
+from argus.diagnose.read.query import Query
+from argus.model.stacks import Frame
+from argus.model.units import ranks_text
+from argus.semantics.stacks.stack import label
 
 ACTIVITY = """
 WITH
@@ -120,7 +121,7 @@ class Activity:
 
 
 def activities(
-    query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], from_ns: int, to_ns: int
+    query: Query, params: Mapping[str, Any], ranks: Sequence[int], from_ns: int, to_ns: int
 ) -> dict[int, Activity]:
     """What some ranks did in some time.
 
@@ -144,7 +145,7 @@ def activities(
             stack = tuple(map(Frame, *frames))
             by_rank[int(rank)].append(_Row(bool(own and first), str(thread), str(kind), str(reason), float(ns), stack))
     span = max(to_ns - from_ns, 1)
-    return {rank: _activity(rank, mine, span) for rank, mine in by_rank.items()}
+    return {rank: _activity(rank, rows_of_rank, span) for rank, rows_of_rank in by_rank.items()}
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def waits_for(stack: Sequence[Frame], reason: str) -> str:
 
 
 def _spins(row: _Row) -> bool:
-    """Whether a running thread is busy waiting. The leaf tells: a program that launches kernels is in libcuda, too, but
+    """Whether a running thread is busy waiting, by its leaf: a program that launches kernels is in libcuda, too, but
     comes from many places."""
     leaf = row.stack[-1:]
     return _matches(_SPINS, leaf) or _matches(_USES_GPU, leaf) or _matches(_COMMUNICATES, leaf)
@@ -223,9 +224,9 @@ def _activity(rank: int, rows: Sequence[_Row], span_ns: float) -> Activity:
     return Activity(rank, computes / span_ns, queued / span_ns, moves, spun / span_ns, frame, reason, wait)
 
 
-def describe(found: Sequence[Activity], others: int = 0) -> str:
+def describe(of_threads: Sequence[Activity], others: int = 0) -> str:
     """Ranks' activities in one sentence, without a full stop."""
-    texts = [one.text for one in found[:PLACES]]
-    left = [one.rank for one in found[PLACES:]]
-    more = f"; so {'does' if len(left) == 1 else 'do'} {named(left)}" if left else ""
+    texts = [one.text for one in of_threads[:PLACES]]
+    left = [one.rank for one in of_threads[PLACES:]]
+    more = f"; so {'does' if len(left) == 1 else 'do'} {ranks_text(left)}" if left else ""
     return "; ".join(texts) + more + (f"; {others} more were not looked at" if others else "")

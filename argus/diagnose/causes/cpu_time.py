@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.model.units import plain_ms
+
 HALF = 0.5
 """A CPU-side component explains the lateness if its excess is at least this share of it."""
 HIDDEN_BACKWARD = 2.0
 """A backward pass takes twice the forward's work (two matrix products a layer instead of one; Kaplan et al. 2020).
 Where only the forward is waited for on the CPU, a slow GPU's backward is late twice as much again, unseen."""
 NOTABLE = 0.1
-"""A phase that takes less than this share of all excess is not told; nor is a GPU's excess that is less than this share
-of the lateness, or negative: the scatter of a step's parts is as large."""
+"""A phase that takes less than this share of all excess is not reported; nor is a GPU's excess that is less than this
+share of the lateness, or negative: the scatter of a step's parts is as large."""
 SHOWN_NS = 5e4
 """What rounds to the 0.1 ms that texts show."""
-TOLD_KERNELS = 3
+MAX_KERNELS = 3
 """Kernels that a finding names, at most."""
 FLAT = 1.2
 """Lateness that grows by less than a fifth from a step's first collective to its last is flat."""
@@ -28,10 +30,10 @@ FLAT = 1.2
 @dataclass(frozen=True)
 class Cause:
     """Attributes:
-    kind: A kind of :data:`argus.diagnose.verdict.KINDS`.
+    kind: A kind of :data:`argus.diagnose.verdict.FINDING_KINDS`.
     text: What was compared, with numbers.
-    known: Whether CUDA calls, or phases, were there to tell.
-    phase: The phase of a step that takes longer; empty: not known by phases.
+    known: Whether CUDA calls or phases were stored to compare.
+    phase: The phase of a step that takes longer; empty: not determined.
     """
 
     kind: str
@@ -55,17 +57,17 @@ def attribute(
     everybody's, only later.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.CPU_TIME` returns them for the slow ranks and some others.
+        columns: As :data:`argus.diagnose.read.queries.CPU_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
         gpu_ns: By how much their GPUs compute longer, and have nothing to do for longer; None: not known. A CPU that
             waits since its GPU's queue is full looks like one that is slow; the GPU has nothing to do where it is.
-        hidden: The GPU's own times say that it is not late itself.
+        hidden: By the GPU's own times it is not late itself.
     """
 
     def longer(more_ns: float) -> str:
         """A GPU's excess in words."""
-        return f"{more_ns / 1e6:.1f} ms a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "as long"
+        return f"{plain_ms(more_ns)} a step longer" if more_ns >= max(NOTABLE * late_ns, SHOWN_NS) else "as long"
 
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
@@ -75,7 +77,7 @@ def attribute(
         )
         return Cause("compute_straggler", text, True)
     if not slow.any() or slow.all():
-        return Cause("compute_straggler", "no CUDA calls were stored that could tell the GPU from the CPU", False)
+        return Cause("compute_straggler", "no CUDA calls were stored to distinguish the GPU from the CPU", False)
 
     def excess(name: str) -> float:
         values = np.asarray(columns[name], np.float64)
@@ -88,10 +90,10 @@ def attribute(
         ("other", "kernel_issue_stall", "outside CUDA between launches"),
     ):
         if parts[name] >= HALF * late_ns and parts[name] == max(parts["module"], parts["data"], parts["other"]):
-            return Cause(kind, f"{parts[name] / 1e6:.1f} ms a step more than the others {words}", True)
+            return Cause(kind, f"{plain_ms(parts[name])} a step more than the others {words}", True)
     if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
         text = (
-            f"its GPU is not to blame: it has nothing to do for {gpu_ns[1] / 1e6:.1f} ms a step longer than those with "
+            f"its GPU is not to blame: it has nothing to do for {plain_ms(gpu_ns[1])} a step longer than those with "
             f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too slowly"
         )
         return Cause("kernel_issue_stall", text, True)
@@ -116,7 +118,7 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
     The slow rank's steps are as long as everybody's: what it does longer, the others wait for in communication.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.PHASE_TIME` returns them for the slow ranks and some others.
+        columns: As :data:`argus.diagnose.read.queries.PHASE_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
 
@@ -140,11 +142,11 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
         for phase in np.unique(columns["phase"]).tolist()
         if phase != "communication"
     }
-    phase, (mine, others) = max(parts.items(), key=lambda item: item[1][0] - item[1][1], default=("", (0.0, 0.0)))
-    if mine - others < HALF * late_ns:
+    phase, (slow_ns, others_ns) = max(parts.items(), key=lambda item: item[1][0] - item[1][1], default=("", (0.0, 0.0)))
+    if slow_ns - others_ns < HALF * late_ns:
         return None
     what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase.replace('_', ' ')}"
-    text = f"it spends {mine / 1e6:.1f} ms a step {what}, the others {others / 1e6:.1f} ms"
+    text = f"it spends {plain_ms(slow_ns)} a step {what}, the others {plain_ms(others_ns)}"
     return Cause("data_loading" if phase == "data_loading" else "compute_straggler", text, True, phase)
 
 
@@ -169,7 +171,7 @@ def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     """In which phases the kernels of some ranks' GPUs take longer than the others'.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.GPU_PHASE_TIME` returns them for the slow ranks and some others.
+        columns: As :data:`argus.diagnose.read.queries.GPU_PHASE_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
 
@@ -186,16 +188,18 @@ def slow_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
             times = np.asarray(columns["duration_ns"], np.float64)
             parts.append((float(np.median(times[of_phase & slow])), float(np.median(times[of_phase & ~slow])), phase))
     parts.sort(key=lambda part: part[1] - part[0])
-    excess = sum(max(mine - others, 0.0) for mine, others, _ in parts)
+    excess = sum(max(slow_ns - others_ns, 0.0) for slow_ns, others_ns, _ in parts)
     if excess < HALF * late_ns:
         return None
-    told = [
-        f"{mine / 1e6:.1f} ms in {phase} against {others / 1e6:.1f} ms ({mine / max(others, 1):.2f}x)"
-        for mine, others, phase in parts
-        if mine - others >= NOTABLE * excess
+    texts = [
+        f"{plain_ms(slow_ns)} in {phase} against {plain_ms(others_ns)} ({slow_ns / max(others_ns, 1):.2f}x)"
+        for slow_ns, others_ns, phase in parts
+        if slow_ns - others_ns >= NOTABLE * excess
     ]
-    mine, others, phase = parts[0]
-    return SlowKernels(phase, mine / max(others, 1), excess, f"kernels of its GPU compute for {', '.join(told)} a step")
+    slow_ns, others_ns, phase = parts[0]
+    return SlowKernels(
+        phase, slow_ns / max(others_ns, 1), excess, f"kernels of its GPU compute for {', '.join(texts)} a step"
+    )
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ def long_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     Each kernel's mean duration is compared: that holds although ranks may run it more often than others.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them for the slow ranks and some others.
+        columns: As :data:`argus.diagnose.read.queries.KERNEL_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
 
@@ -235,25 +239,27 @@ def long_kernels(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...], la
     often = launches / np.maximum(np.asarray(columns["steps"], np.float64), 1)
     by_name: dict[str, list[tuple[float, float, float, float]]] = {}
     for number in range(len(kernel)):
-        mine, others = slow & (place == number), ~slow & (place == number)
-        if mine.any() and others.any():
-            pair = float(np.median(mean[mine])), float(np.median(mean[others]))
-            times = float(np.median(often[mine]))
-            name = str(columns["kernel"][np.flatnonzero(mine)[0]])
+        slow_rows, other_rows = slow & (place == number), ~slow & (place == number)
+        if slow_rows.any() and other_rows.any():
+            pair = float(np.median(mean[slow_rows])), float(np.median(mean[other_rows]))
+            times = float(np.median(often[slow_rows]))
+            name = str(columns["kernel"][np.flatnonzero(slow_rows)[0]])
             by_name.setdefault(name, []).append((*pair, times, (pair[0] - pair[1]) * times))
-    found = sorted(by_name.items(), key=lambda item: -sum(part[3] for part in item[1]))
-    excess = sum(max(sum(part[3] for part in parts), 0.0) for _, parts in found)
+    by_cost = sorted(by_name.items(), key=lambda item: -sum(part[3] for part in item[1]))
+    excess = sum(max(sum(part[3] for part in parts), 0.0) for _, parts in by_cost)
     if excess < HALF * late_ns:
         return None
-    told = [(name, parts) for name, parts in found[:TOLD_KERNELS] if sum(part[3] for part in parts) >= NOTABLE * excess]
-    words = []
-    for name, parts in told:
-        mine_ns, others_ns = (sum(part[which] * part[2] for part in parts) for which in (0, 1))
-        words.append(
-            f"{name} {mine_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms "
-            f"({mine_ns / max(others_ns, 1):.2f}x)"
+    reported = [
+        (name, parts) for name, parts in by_cost[:MAX_KERNELS] if sum(part[3] for part in parts) >= NOTABLE * excess
+    ]
+    texts = []
+    for name, parts in reported:
+        slow_ns, others_ns = (sum(part[which] * part[2] for part in parts) for which in (0, 1))
+        texts.append(
+            f"{name} {slow_ns / 1e6:.2f} ms a step against {others_ns / 1e6:.2f} ms "
+            f"({slow_ns / max(others_ns, 1):.2f}x)"
         )
-    return LongKernels([name for name, _ in told], excess, f"slower kernels: {'; '.join(words)}")
+    return LongKernels([name for name, _ in reported], excess, f"slower kernels: {'; '.join(texts)}")
 
 
 def has_syncs(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""What ``argus health`` said of a finding's nodes meanwhile: a slow GPU that throttles is one finding, not two."""
+"""What ``argus health`` reported on a finding's nodes meanwhile: a slow GPU that throttles is one finding, not two."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from argus.diagnose import sql
-from argus.diagnose.verdict import Finding
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.suspect import Suspect
 
 ABOUT: dict[str, tuple[str, ...]] = {
     "compute_straggler": ("gpu", "xid", "probe_gpu"),
@@ -31,15 +32,15 @@ ABOUT: dict[str, tuple[str, ...]] = {
     "hang": ("gpu", "xid", "kernel_log", "stuck", "oom", "link", "infiniband", "pause", "read_only", "disk"),
 }
 """Checks, by the beginning of their names, that can explain a kind of finding. Others (clocks, versions) are not
-told."""
+reported."""
 LINKS = ("gpu_nvlink", "gpu_pcie", "link", "infiniband", "pause", "probe_loopback")
 """Checks of links themselves: their state, speed and errors."""
-TOLD = 3
+MAX_RESULTS = 3
 """Results that a finding cites, at most."""
 
 
-def add(query: sql.Query, params: Mapping[str, Any], findings: Sequence[Finding], nodes: Mapping[int, str]) -> None:
-    """Adds to the evidence of findings what health checks of their nodes found while the job ran, or in the hour
+def add(query: Query, params: Mapping[str, Any], suspects: Sequence[Suspect], nodes: Mapping[int, str]) -> None:
+    """Adds to the evidence of suspects what health checks of their nodes found while the job ran, or in the hour
     before.
 
     All ranks of a ring take as long as its slowest link, so of a slow collective its communicator is named. Where some
@@ -48,30 +49,30 @@ def add(query: sql.Query, params: Mapping[str, Any], findings: Sequence[Finding]
     Args:
         query: Runs SQL with parameters, returns columns.
         params: job, run.
-        findings: Those with ``hosts``.
+        suspects: Those with ``hosts``; changed in place.
         nodes: Node of each rank.
     """
-    hosts = sorted({host for finding in findings for host in finding["hosts"] if finding["kind"] in ABOUT})
+    hosts = sorted({host for suspect in suspects for host in suspect.hosts if suspect.kind in ABOUT})
     if not hosts:
         return
     asked = {**params, "hosts": hosts}
-    rows = query(sql.NODE_HEALTH, asked)
+    rows = query(queries.NODE_HEALTH, asked)
     names = ("host", "check", "status", "text", "ts_ns")
-    found = list(zip(*(rows[name].tolist() for name in names), strict=True))
-    for finding in findings:
-        complain = {str(host) for host, check, *_ in found if str(check).startswith(LINKS)} & set(finding["hosts"])
-        if finding["kind"] == "link_degradation" and complain and complain != set(finding["hosts"]):
-            finding["ranks"] = [rank for rank in finding["ranks"] if nodes.get(rank) in complain]
-            finding["hosts"] = sorted(complain)
-            finding["action"] = f"Begin with {', '.join(finding['hosts'])}. {finding['action']}"
-        told = [
+    results = list(zip(*(rows[name].tolist() for name in names), strict=True))
+    for suspect in suspects:
+        complain = {str(host) for host, check, *_ in results if str(check).startswith(LINKS)} & set(suspect.hosts)
+        if suspect.kind == "link_degradation" and complain and complain != set(suspect.hosts):
+            suspect.ranks = [rank for rank in suspect.ranks if nodes.get(rank) in complain]
+            suspect.hosts = sorted(complain)
+            suspect.action = f"Begin with {', '.join(suspect.hosts)}. {suspect.action}"
+        relevant = [
             (host, check, status, text, ts)
-            for host, check, status, text, ts in found
-            if host in finding["hosts"] and str(check).startswith(ABOUT.get(finding["kind"], ("\0",)))
+            for host, check, status, text, ts in results
+            if host in suspect.hosts and str(check).startswith(ABOUT.get(suspect.kind, ("\0",)))
         ]
-        told.sort(key=lambda row: (row[2] != "critical", -row[4]))
-        shown = sql.shown(sql.NODE_HEALTH, {**asked, "hosts": list(finding["hosts"])})
-        for host, check, status, text, ts in told[:TOLD]:
+        relevant.sort(key=lambda row: (row[2] != "critical", -row[4]))
+        sql = runnable_sql(queries.NODE_HEALTH, {**asked, "hosts": list(suspect.hosts)})
+        for host, check, status, text, ts in relevant[:MAX_RESULTS]:
             at = datetime.fromtimestamp(ts / 1e9, timezone.utc)
-            words = f"argus health on {host}, {at:%Y-%m-%d %H:%M} UTC: {check} {status}: {text}"
-            finding["evidence"].append({"text": words, "sql": shown})
+            cited = f"argus health on {host}, {at:%Y-%m-%d %H:%M} UTC: {check} {status}: {text}"
+            suspect.further.append({"text": cited, "sql": sql})

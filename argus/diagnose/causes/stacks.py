@@ -7,16 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from argus.errors import ArgusError
-from argus.semantics.profile import QUEUED
-from argus.semantics.stacks import Frame, label, rank_text
+from argus.model.errors import ArgusError
+from argus.model.stacks import Frame
+from argus.model.units import rank_text
+from argus.semantics.stacks.profile import QUEUED
+from argus.semantics.stacks.stack import label
 from argus.store.open import Store
-from argus.store.stacks import Selection, Thread, read_profile, read_threads
+from argus.store.read.stacks import Selection, Thread, read_profile, read_threads
 
 CALLERS = 2
-"""Callers that are told with a place."""
+"""Callers that are reported with a place."""
 ROLES = 3
-"""Kinds of threads that a finding tells of, at most."""
+"""Kinds of threads that a finding reports, at most."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,15 @@ def compare(threads: Iterable[Thread], ranks: Sequence[int]) -> list[Place]:
     wanted = set(ranks)
     for thread in threads:
         by_role[thread.role][thread.rank not in wanted].append(thread)
-    found = []
-    for role, (mine, others) in by_role.items():
-        if not mine:
+    places_of_roles = []
+    for role, (of_ranks, others) in by_role.items():
+        if not of_ranks:
             continue
         usual = _usual(others)
-        typical = _usual(mine)
+        typical = _usual(of_ranks)
         # Threads of a pool do what they like: one that is where any of the others' is, is not elsewhere.
         places = {tuple(map(_key, thread.stack.frames)) for thread in others}
-        elsewhere = [thread for thread in mine if tuple(map(_key, thread.stack.frames)) not in places]
+        elsewhere = [thread for thread in of_ranks if tuple(map(_key, thread.stack.frames)) not in places]
         shown = _usual(elsewhere) if elsewhere and others else typical
         assert shown is not None
         frames, theirs = shown.stack.frames, usual.stack.frames if usual is not None else ()
@@ -140,10 +142,10 @@ def compare(threads: Iterable[Thread], ranks: Sequence[int]) -> list[Place]:
         odd, peers_odd = parting(frames, theirs if others else frames), parting(theirs, frames)
         lines = {tuple((*_key(f), f.line) for f in thread.stack.frames if f.kind == "python") for thread in others}
         other_lines = tuple((*_key(f), f.line) for f in frames if f.kind == "python") not in lines
-        found.append(
+        places_of_roles.append(
             Place(
                 role,
-                tuple(sorted({thread.rank for thread in (elsewhere if elsewhere and others else mine)})),
+                tuple(sorted({thread.rank for thread in (elsewhere if elsewhere and others else of_ranks)})),
                 frames,
                 odd,
                 shown.reason,
@@ -154,7 +156,7 @@ def compare(threads: Iterable[Thread], ranks: Sequence[int]) -> list[Place]:
                 bool(others) and bool(frames) and (bool(elsewhere) or other_lines),
             )
         )
-    return sorted(found, key=lambda place: (not place.differs, place.role != "main", place.role))
+    return sorted(places_of_roles, key=lambda place: (not place.differs, place.role != "main", place.role))
 
 
 def _usual(threads: Sequence[Thread]) -> Thread | None:
@@ -232,29 +234,29 @@ class StackReader:
         lines: dict[tuple[str, str, str], Counter[int]] = defaultdict(Counter)
         seen: dict[bool, set[int]] = {True: set(), False: set()}
         for sample in profile.samples:
-            mine = sample.rank in set(ranks)
-            seen[mine].add(sample.rank)
-            frame = _told(sample.frames)
+            in_question = sample.rank in set(ranks)
+            seen[in_question].add(sample.rank)
+            frame = _shown_frame(sample.frames)
             if frame is None:
                 continue
-            spent[mine][_key(frame)] += sample.ns
-            if mine:
+            spent[in_question][_key(frame)] += sample.ns
+            if in_question:
                 lines[_key(frame)][frame.line] += sample.ns
                 queued[_key(frame)] += sample.ns * (QUEUED in sample.frames)
         if not seen[True] or not seen[False]:
             return []
         span = max(to_ns - from_ns, 1)
-        found = []
+        excesses = []
         for key, ns in spent[True].items():
             own, theirs = ns / len(seen[True]), spent[False][key] / len(seen[False])
             if own > theirs:
                 frame = Frame(*key, line=lines[key].most_common(1)[0][0])
                 late = queued[key] / len(seen[True]) / span
-                found.append(Excess(frame, own / span, theirs / span, own - theirs, late))
-        return sorted(found, key=lambda one: -one.excess_ns)
+                excesses.append(Excess(frame, own / span, theirs / span, own - theirs, late))
+        return sorted(excesses, key=lambda one: -one.excess_ns)
 
 
-def _told(frames: Sequence[Frame]) -> Frame | None:
+def _shown_frame(frames: Sequence[Frame]) -> Frame | None:
     """The frame that a person looks for: the deepest Python one, or, in a program without Python, the deepest."""
     python = [frame for frame in frames if frame.kind == "python"]
     named = [frame for frame in frames if frame.kind in ("native", "jit")]

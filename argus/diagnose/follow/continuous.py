@@ -1,8 +1,8 @@
 """Step times of the job, and what each rank's GPU does itself, watched step by step: growth is remembered.
 
-A round of :mod:`argus.diagnose.follow` reads the newest steps alone. What became slow before those, or becomes slower
-by so little a step that no window shows it, is told by what :mod:`argus.diagnose.online` keeps: some kilobytes a job,
-whatever its past.
+A round of :mod:`argus.diagnose.follow.follow` reads the newest steps alone. What became slow before those, or becomes
+slower by so little a step that no window shows it, is detected by what :mod:`argus.diagnose.iteration.changes` keeps:
+some kilobytes a job, whatever its past.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import gpu, sql
-from argus.diagnose.hosts import Hosts
-from argus.diagnose.iteration import REGRESSION
-from argus.diagnose.online import ALARMS, Detector, Event
-from argus.diagnose.peers import mesh_of
-from argus.diagnose.shift import ALONE, Shift, explain
-from argus.diagnose.verdict import Evidence, Finding, Verdict
+from argus.diagnose.findings import findings_of
+from argus.diagnose.iteration.changes import ALARMS, Detector, Event
+from argus.diagnose.iteration.regression import REGRESSION
+from argus.diagnose.iteration.shift import ALONE, Shift, explain
+from argus.diagnose.read import gpu_times, queries
+from argus.diagnose.read.hosts import Hosts
+from argus.diagnose.read.peers import mesh_of
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import low_median
+from argus.diagnose.suspect import Suspect
+from argus.diagnose.verdict import Evidence, Verdict
+from argus.model.units import milliseconds
 
 SURE_STEP = 0.8
 """Steps whose boundary is less sure are left out, as in :mod:`argus.diagnose.run`."""
 WORKERS = 4
-"""Ranks whose work is looked at."""
+"""Ranks whose work is examined."""
 MEASURES = ("launches", "calls", "bytes")
 MOST_OF_RANKS = 50
 """Steps of all ranks that are read at once, the newest ones."""
@@ -33,11 +38,11 @@ MOST = 2000
 
 
 def _kept(growth: Event | None, event: Event) -> Event | None:
-    """The growth that lasts after an event. Since when, and from what, it is as it was told first."""
+    """The growth that lasts after an event. Since when, and from what, it is as it was reported first."""
     if event.kind in ("step", "ramp"):
         if growth is None:
             return event
-        return Event(event.kind, event.series, growth.step, event.told, event.before, event.after)
+        return Event(event.kind, event.series, growth.step, event.decided, event.before, event.after)
     return None if event.kind == "over" else growth
 
 
@@ -46,7 +51,7 @@ class Continuous:
 
     Args:
         alarms: False alarms allowed in a million steps.
-        least: Growth that counts, as a share: as of :func:`argus.diagnose.iteration.find_regression`.
+        least: Growth that counts, as a share: as of :func:`argus.diagnose.iteration.regression.find_regression`.
     """
 
     def __init__(self, alarms: float = ALARMS, least: float = REGRESSION) -> None:
@@ -63,7 +68,7 @@ class Continuous:
         self._stage: NDArray[np.int64] = self.ranks
         self._next = self._next_gpu = 0
 
-    def look(self, query: sql.Query, params: dict[str, Any], last: int, ranks: list[int]) -> list[Event]:
+    def read_steps(self, query: Query, params: dict[str, Any], last: int, ranks: list[int]) -> list[Event]:
         """Reads the steps that are new, but for the newest one, which some ranks may still be in.
 
         Args:
@@ -79,16 +84,16 @@ class Continuous:
         if last - 1 < first:
             return []
         window = {**params, "first": first, "last": last - 1}
-        rows = query(sql.STEPS, window)
+        rows = query(queries.STEPS, window)
         chosen = ranks[:: max(1, len(ranks) // WORKERS)][:WORKERS]
-        work = query(sql.WORK, {**window, "ranks": chosen})
+        work = query(queries.WORK, {**window, "ranks": chosen})
         by_step = dict(zip(work["step"].astype(np.int64).tolist(), range(len(work["step"])), strict=True))
-        told = np.stack([work[name].astype(np.float64) for name in MEASURES], axis=1)
+        work_of_steps = np.stack([work[name].astype(np.float64) for name in MEASURES], axis=1)
         events = []
         for place, step in enumerate(rows["step"].astype(np.int64).tolist()):
             if rows["confidence"][place] < SURE_STEP:
                 continue
-            row = told[by_step[step]] if step in by_step else np.full(len(MEASURES), np.nan)
+            row = work_of_steps[by_step[step]] if step in by_step else np.full(len(MEASURES), np.nan)
             now = float(rows["duration_ns"][place])
             events += self.detector.feed(step, np.array([now]), np.where(row > 0, row, np.nan)[None])
             self.steps += 1
@@ -97,26 +102,26 @@ class Continuous:
             self.growth = _kept(self.growth, event)
         return events
 
-    def look_at_ranks(self, query: sql.Query, params: dict[str, Any], last: int, across: Hosts | None) -> list[Event]:
+    def read_ranks(self, query: Query, params: dict[str, Any], last: int, across: Hosts | None) -> list[Event]:
         """Reads what the GPUs did in the steps that are new, where that is known: computing or doing nothing, which is
         not waiting for others, over the low median of the ranks with the same work.
 
         Args:
-            query, params, last: As of :meth:`look`.
+            query, params, last: As of :meth:`read_steps`.
             across: How the hosts go together; None: it is one.
 
         Returns:
             What happened; ``series`` is the place among ``ranks``.
         """
         first = max(self._next_gpu, last - MOST_OF_RANKS)
-        times = gpu.times_of(query(sql.GPU_TIMES, {**params, "first": first, "last": last}))
+        times = gpu_times.times_of(query(queries.GPU_TIMES, {**params, "first": first, "last": last}))
         # The newest step may not be there of all ranks.
         if len(times.steps) < 2 or len(times.ranks) < 2:
             return []
         if self._by_rank is None or not np.array_equal(times.ranks, self.ranks):
             if self._by_rank is not None and not set(times.ranks.tolist()) - set(self.ranks.tolist()):
                 return []
-            mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
+            mesh = mesh_of(query(queries.GROUPS, params), times.ranks, times.kernels, gpu_times.joined(across))
             self.ranks, self._stage = times.ranks, mesh.stage
             self._by_rank = Detector(len(times.ranks), alarms=self.alarms, least=self.least)
             self.slower.clear()
@@ -125,7 +130,7 @@ class Continuous:
         for label in np.unique(self._stage).tolist():
             members = np.flatnonzero(self._stage == label)
             if len(members) > 1:
-                norm[members] = gpu.low_median(own[members])
+                norm[members] = low_median(own[members])
         events = []
         for place, step in enumerate(times.steps[:-1].tolist()):
             events += self._by_rank.feed(step, own[:, place] / np.maximum(norm[:, place], 1.0))
@@ -143,6 +148,7 @@ class Continuous:
         if self._by_rank is None or verdict["status"] != "healthy" or len(self.slower) > len(self.ranks) / 2:
             return
         newest = self._by_rank.newest
+        suspects: list[Suspect] = []
         for place, event in sorted(self.slower.items()):
             if not newest[place] >= 1 + self.least:
                 continue
@@ -153,17 +159,18 @@ class Continuous:
                 f"since step {event.step} the GPU of {where} computes and idles for {newest[place]:.2f} times as long "
                 f"as it did, against ranks with the same work; it became slower {how}"
             )
-            shown = sql.shown(sql.GPU_TIMES, {**params, "first": max(0, event.step - 20), "last": verdict["steps"][1]})
-            verdict["findings"].append(
-                Finding(
+            shown = runnable_sql(
+                queries.GPU_TIMES, {**params, "first": max(0, event.step - 20), "last": verdict["steps"][1]}
+            )
+            suspects.append(
+                Suspect(
                     kind="masked_compute_straggler",
                     ranks=[rank],
                     hosts=[hosts[rank]] if rank in hosts else [],
-                    steps=[event.step, verdict["steps"][1]],
-                    phase="",
-                    kernels=[],
+                    since=event.step,
+                    last=verdict["steps"][1],
+                    lost_ns=1.0,  # nothing yet, each as much as the others
                     slowdown=1.0,
-                    share=1 / len(self.slower),
                     confidence=0.9,
                     level="iteration",
                     evidence=[{"text": text, "sql": shown}],
@@ -171,6 +178,9 @@ class Continuous:
                     "slack left, and is the next to cost time.",
                 )
             )
+        verdict["findings"] += findings_of(
+            suspects, verdict["job"], verdict["run"], lost_ns=float(max(len(self.slower), 1))
+        )
         if verdict["findings"]:
             verdict["status"], verdict["reason"] = "degraded", ""
 
@@ -178,12 +188,12 @@ class Continuous:
         self,
         verdict: Verdict,
         params: dict[str, Any],
-        query: sql.Query | None = None,
+        query: Query | None = None,
         hosts: Mapping[int, str] | None = None,
     ) -> None:
-        """Puts growth that lasts into a verdict that would be ``healthy``: who is to blame others know better. Growth
-        that Argus itself explains is none, and that of one rank on CPUs counts from more on
-        (:mod:`argus.diagnose.shift`).
+        """Puts growth that lasts into a verdict that would be ``healthy``: which rank is the cause other detectors know
+        better. Growth that Argus itself explains is none, and that of one rank on CPUs counts from more on
+        (:mod:`argus.diagnose.iteration.shift`).
 
         Args:
             verdict: Changed in place.
@@ -205,33 +215,31 @@ class Continuous:
             return
         how = "bit by bit" if grown.kind == "ramp" else "at once"
         text = (
-            f"from step {grown.step} on a step takes {grown.before * ratio / 1e6:,.1f} ms instead of "
-            f"{grown.before / 1e6:,.1f} ms for the same work; it became longer {how}"
+            f"from step {grown.step} on a step takes {milliseconds(grown.before * ratio)} instead of "
+            f"{milliseconds(grown.before)} for the same work; it became longer {how}"
         )
         sure = f"such growth is reported falsely once in {1e6 / self.alarms:,.0f} steps at most"
-        shown = sql.shown(sql.STEPS, {**params, "first": max(0, grown.step - 50), "last": verdict["steps"][1]})
+        shown = runnable_sql(queries.STEPS, {**params, "first": max(0, grown.step - 50), "last": verdict["steps"][1]})
         evidence: list[Evidence] = [{"text": text, "sql": shown}, {"text": sure, "sql": shown}]
         if shift.evidence is not None and shift.queued_ns > 0:
             evidence.append(shift.evidence)
         where = ", ".join(list(dict.fromkeys(hosts.values()))[:4])
-        verdict["findings"].append(
-            Finding(
-                kind="host_contention" if shift.taken else "regression",
-                ranks=[],
-                hosts=list(dict.fromkeys(hosts.values())) if shift.taken else [],
-                steps=[grown.step, verdict["steps"][1]],
-                phase="",
-                kernels=[],
-                slowdown=round(ratio, 4),
-                share=1.0,
-                confidence=0.95,
-                level="iteration",
-                evidence=evidence,
-                action=f"Find out what else runs on the CPUs of {where} since then (top -H), and which the job may use."
-                if shift.taken
-                else f"Find out what changed for all ranks at step {grown.step}"
-                + (" and went on changing" if grown.kind == "ramp" else "")
-                + ": memory that fills up, fragmentation, a cache that no longer holds, clocks, the network.",
-            )
+        suspect = Suspect(
+            kind="host_contention" if shift.taken else "regression",
+            ranks=[],
+            hosts=list(dict.fromkeys(hosts.values())) if shift.taken else [],
+            since=grown.step,
+            last=verdict["steps"][1],
+            lost_ns=grown.before * (ratio - 1),
+            slowdown=ratio,
+            confidence=0.95,
+            level="iteration",
+            evidence=evidence,
+            action=f"Find out what else runs on the CPUs of {where} since then (top -H), and which the job may use."
+            if shift.taken
+            else f"Find out what changed for all ranks at step {grown.step}"
+            + (" and went on changing" if grown.kind == "ramp" else "")
+            + ": memory that fills up, fragmentation, a cache that no longer holds, clocks, the network.",
         )
+        verdict["findings"] += findings_of([suspect], verdict["job"], verdict["run"])
         verdict["status"], verdict["slowdown"], verdict["reason"] = "degraded", round(ratio, 4), ""

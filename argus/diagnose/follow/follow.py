@@ -1,4 +1,4 @@
-"""A job judged again and again while it runs, at a cost that does not grow with its past."""
+"""A job diagnosed again and again while it runs, at a cost that does not grow with its past."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from argus.diagnose import sql
-from argus.diagnose.continuous import Continuous
-from argus.diagnose.hang import HANG_S, SEEN_S
-from argus.diagnose.hosts import Hosts, align_hosts, prepare
-from argus.diagnose.iteration import REGRESSION
-from argus.diagnose.run import THRESHOLD, diagnose
-from argus.diagnose.stacks import StackReader
+from argus.diagnose.case import HANG_S, THRESHOLD
+from argus.diagnose.causes.stacks import StackReader
+from argus.diagnose.findings import id_of
+from argus.diagnose.follow.continuous import Continuous
+from argus.diagnose.iteration.hang import SEEN_S
+from argus.diagnose.iteration.regression import REGRESSION
+from argus.diagnose.read import queries
+from argus.diagnose.read.hosts import Hosts, align_hosts, prepare
+from argus.diagnose.read.query import Query, of_job
+from argus.diagnose.run import diagnose
 from argus.diagnose.verdict import Finding, Verdict
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
 
 INTERVAL_S = 5.0
-"""How often a job is judged, s."""
+"""How often a job is diagnosed, s."""
 SPAN_NS = 900_000_000_000
 """Rows of the last so many ns are read, counted from the newest step (a job that hangs is not forgotten)."""
 STEPS = 500
@@ -31,7 +34,7 @@ STEPS = 500
 HOSTS_S = 60.0
 """How often the hosts of a job are lined up anew: their clocks drift by some ms an hour."""
 AGAIN = 1.25
-"""A finding is told again once its slowdown has changed by this factor."""
+"""A finding is reported again once its slowdown has changed by this factor."""
 LEAST_PAUSE = 4.0
 """The pause after a round is at least so many times as long as it took: a slow store is not kept busy."""
 
@@ -46,7 +49,7 @@ class Round:
         verdict: All of it.
         new: Findings that were not there before, or whose slowdown has changed much.
         gone: Those that are not there any more.
-        changed: Whether there is something to tell: the first verdict, another status, findings that came or went.
+        changed: Whether there is something to report: the first verdict, another status, findings that came or went.
         ended: The trace has ended, or was cut off: there will be nothing new.
     """
 
@@ -67,7 +70,7 @@ def _key(finding: Finding) -> _Key:
 
 
 def _names_onset(finding: Finding) -> bool:
-    """Whether the evidence says since which step, as that of all steps that became longer does."""
+    """Whether the evidence names the first step, as that of all steps that became longer does."""
     pattern = rf"\bstep {finding['steps'][0]}\b"
     return any(re.search(pattern, evidence["text"]) for evidence in finding["evidence"])
 
@@ -95,21 +98,23 @@ class Follower:
     settings: dict[str, int] = field(default_factory=dict)
     _newest_ns: int = 0
     _status: str = ""
-    _told: dict[_Key, Finding] = field(default_factory=dict)
+    _reported: dict[_Key, Finding] = field(default_factory=dict)
     _begun: dict[_Key, int] = field(default_factory=dict)
+    _open: dict[str, _Key] = field(default_factory=dict)
+    """Findings of the round before, by id."""
     _across: Hosts | None = None
     _across_due: float = 0.0
     _steps: Continuous | None = None
 
-    def look(self) -> Round:
+    def next_round(self) -> Round:
         """Judges the job as it is now.
 
         Raises:
             ArgusError: The store cannot be asked.
         """
         started = time.monotonic()
-        query: sql.Query = partial(query_columns, self.store, settings=self.settings)
-        newest = query(sql.NEWEST_STEP, {"job": self.job, "run": self.run, "since_ns": self._newest_ns})
+        query: Query = partial(query_columns, self.store, settings=self.settings)
+        newest = query(queries.NEWEST_STEP, {"job": self.job, "run": self.run, "since_ns": self._newest_ns})
         self._newest_ns = max(self._newest_ns, int(newest["ns"][0]) if len(newest["ns"]) else 0)
         since = max(self.since_ns, self._newest_ns - SPAN_NS, 0)
         if started >= self._across_due:
@@ -132,30 +137,56 @@ class Follower:
         return self._round(verdict, time.monotonic() - started)
 
     def due_s(self) -> float:
-        """How soon the silence since the newest step counts as a hang, s, when the job is to be judged whatever the
+        """How soon the silence since the newest step counts as a hang, s, when the job is to be diagnosed whatever the
         pause; infinite: that moment is past, or no step was seen."""
         due = self._newest_ns / 1e9 + self.hang_after_s + SEEN_S - time.time()
         return due if due > 0 else math.inf
 
-    def _watch(self, query: sql.Query, verdict: Verdict) -> None:
-        """Feeds the steps that are new to what remembers growth, and adds what that tells."""
+    def _watch(self, query: Query, verdict: Verdict) -> None:
+        """Feeds the new steps to the change detector, and adds what it detects."""
         if not verdict["steps"]:
             return
         if self._steps is None:
             self._steps = Continuous(least=max(self.threshold, REGRESSION))
         params: dict[str, Any] = {"job": self.job, "run": self.run}
         if self._across is not None:
-            query = sql.of_job(query)
+            query = of_job(query)
             params |= self._across.params()
-        rows = query(sql.HOSTS, params)
+        rows = query(queries.HOSTS, params)
         hosts = dict(zip(rows["rank"].astype(int).tolist(), rows["host"].tolist(), strict=True))
         last = verdict["steps"][1]
-        self._steps.look(query, params, last, list(hosts))
-        self._steps.look_at_ranks(query, params, last, self._across)
+        self._steps.read_steps(query, params, last, list(hosts))
+        self._steps.read_ranks(query, params, last, self._across)
         self._steps.add(verdict, params, query, hosts)
         self._steps.add_ranks(verdict, params, hosts)
 
+    def _name(self, verdict: Verdict) -> None:
+        """Gives findings the ids that they have had since they were found: by kind and ranks; of those whose ranks
+        changed, by kind and the most ranks in common."""
+        now = {_key(finding) for finding in verdict["findings"]}
+        left = {id_: key for id_, key in self._open.items() if key not in now}
+        kept = {key: id_ for id_, key in self._open.items() if key in now}
+        given = set(kept.values())
+        for finding in verdict["findings"]:
+            kind, ranks = key = _key(finding)
+            if key in kept:
+                finding["id"] = kept[key]
+                continue
+            common = {
+                id_: len(set(ranks) & set(before))
+                for id_, (of, before) in left.items()
+                if of == kind and (set(ranks) & set(before))
+            }
+            if common:
+                finding["id"] = max(common, key=lambda id_: common[id_])
+                left.pop(finding["id"])
+            else:
+                finding["id"] = id_of(self.job, self.run, finding, given | left.keys())
+            given.add(finding["id"])
+        self._open = {finding["id"]: _key(finding) for finding in verdict["findings"]}
+
     def _round(self, verdict: Verdict, took_s: float) -> Round:
+        self._name(verdict)
         now = {_key(finding): finding for finding in verdict["findings"]}
         new = []
         for key, finding in now.items():
@@ -163,16 +194,19 @@ class Follower:
             # an earlier one was another time.
             before = 1 << 31 if _names_onset(finding) else self._begun.get(key, 1 << 31)
             self._begun[key] = finding["steps"][0] = min(finding["steps"][0], before)
-            reported = self._told.get(key)
+            reported = self._reported.get(key)
             grown = 1.0 if reported is None else finding["slowdown"] / reported["slowdown"]
             # How long a hang lasts is no news.
             if reported is None or (finding["kind"] != "hang" and not 1 / AGAIN < grown < AGAIN):
                 new.append(finding)
-        gone = [finding for key, finding in self._told.items() if key not in now]
+        # One whose ranks are others now goes on.
+        gone = [
+            finding for key, finding in self._reported.items() if key not in now and finding["id"] not in self._open
+        ]
         changed = verdict["status"] != self._status or bool(new or gone)
         self._status = verdict["status"]
-        kept = {key: finding for key, finding in self._told.items() if key in now}
-        self._told = kept | {_key(finding): finding for finding in new}
+        kept = {key: finding for key, finding in self._reported.items() if key in now}
+        self._reported = kept | {_key(finding): finding for finding in new}
         self._begun = {key: step for key, step in self._begun.items() if key in now}
         coverage = verdict["coverage"]
         ended = coverage["ended"] or "trace_cut_off" in coverage["dropped"]
@@ -190,21 +224,21 @@ def follow(
     Args:
         follower: Judges.
         wait: Waits for so many seconds; true: stop.
-        trouble: Told of a round that failed, as when the store is away; the next one may not.
+        trouble: Called with the error of a round that failed, as when the store is away; the next round may succeed.
         interval_s: From the begin of a round to that of the next one, at least.
     """
     while True:
         started = time.monotonic()
         pause = interval_s
         try:
-            found = follower.look()
+            latest = follower.next_round()
         except ArgusError as failure:
             trouble(failure)
         else:
-            yield found
-            if found.ended:
+            yield latest
+            if latest.ended:
                 return
-            pause = max(interval_s - (time.monotonic() - started), LEAST_PAUSE * found.took_s)
+            pause = max(interval_s - (time.monotonic() - started), LEAST_PAUSE * latest.took_s)
             pause = min(pause, follower.due_s())
         if wait(max(pause, 0.1)):
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from argus.diagnose.verdict import Finding
-from argus.semantics.stacks import rank_text
+from argus.model.units import rank_text
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class News:
 
 
 def in_words(finding: Finding) -> str:
-    """A finding in a line: ``gc pause: rank 2 on node7 since step 121, 1.45x: argus diagnose tells more``."""
+    """A finding in a line: ``gc pause: rank 2 on node7 since step 121, 1.45x``."""
     ranks = finding["ranks"]
     who = f" rank{'s' * (len(ranks) > 1)} {rank_text(ranks)}" if ranks else ""
     hosts = f" on {', '.join(finding['hosts'][:4])}" if finding["hosts"] else ""

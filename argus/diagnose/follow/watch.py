@@ -1,4 +1,4 @@
-"""The diagnosis that runs beside a trace: what it finds is told, stored, and looked at more closely.
+"""The diagnosis that runs beside a trace: what it finds is reported, stored, and looked at more closely.
 
 A thread of the tracer's process asks the store; most of a round is the store's work, on one thread, and most of what is
 left is waiting. It never runs for more than a fifth of the time. Of a job that is traced on several hosts only one
@@ -13,17 +13,17 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from argus import debug
-from argus.diagnose.standing import News, Standing, in_words
+from argus.diagnose.follow.standing import News, Standing, in_words
 from argus.diagnose.verdict import Finding
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
+from argus.model.text import printable
 from argus.store.open import Store
 from argus.store.reader import query_columns
-from argus.text import printable
+from argus.system import debug
 
 if TYPE_CHECKING:
     # Half of what a trace imports: its own thread does that.
-    from argus.diagnose.follow import Follower, Round
+    from argus.diagnose.follow.follow import Follower, Round
 
 INTERVAL_S = 10.0
 """How often, s; and in the moment from which on a hang can be seen."""
@@ -83,7 +83,7 @@ class Watch:
         self._followers: dict[tuple[str, int], Follower] = {}
         self._found: dict[tuple[str, int], Standing] = {}
         self._news: deque[News] = deque(maxlen=KEPT_NEWS)
-        self._judged: dict[tuple[str, int], int] = {}
+        self._rounds_of: dict[tuple[str, int], int] = {}
         """Rounds of each run."""
         self._held: dict[tuple[str, int], dict[tuple[str, tuple[int, ...]], Finding]] = {}
         """Findings of early rounds that were not reported yet."""
@@ -93,7 +93,7 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def look(self, runs: Iterable[tuple[str, int]]) -> None:
-        """Says which runs are traced: (job, run). The first call begins."""
+        """Sets which runs are traced: (job, run). The first call starts the thread."""
         self._runs = set(runs)
         if self._thread is None and self.state == "on" and self._runs and not self._stop.is_set():
             self._thread = threading.Thread(target=self._go_on, name="argus-diagnose", daemon=True)
@@ -110,8 +110,8 @@ class Watch:
         """What is the matter now, as far as it was reported, a line each."""
         return [
             in_words(finding)
-            for run, found in list(self._found.items())
-            for finding in found.findings
+            for run, standing in list(self._found.items())
+            for finding in standing.findings
             if _key(finding) not in self._held.get(run, {})
         ]
 
@@ -132,24 +132,24 @@ class Watch:
             self._store.close()
 
     def _go_on(self) -> None:
-        from argus.diagnose.follow import LEAST_PAUSE
+        from argus.diagnose.follow.follow import LEAST_PAUSE
 
         early = iter(EARLY_S)
         pause = min(next(early), self._interval_s)
         while not self._stop.wait(pause):
             took = 0.0
             runs = self._runs
-            for book in (self._followers, self._found, self._judged, self._held):
+            for book in (self._followers, self._found, self._rounds_of, self._held):
                 for run in book.keys() - runs:
                     book.pop(run)
             self._left_out &= runs
             for run in sorted(runs - self._left_out):
                 try:
-                    took += self.judge(*run)
+                    took += self.diagnose_run(*run)
                     standing = self._found.get(run)
                     debug.note(f"diagnosis: {run[0]}: {len(standing.findings) if standing else 0} findings")
                 except ArgusError:
-                    pass  # the store is away: the writer tells
+                    pass  # the store is away: the writer reports that
                 except Exception as failure:  # a defect, or a driver's own: the trace goes on without
                     why = printable(f"off: it failed ({type(failure).__name__}: {failure})")
                     self._left_out.add(run)
@@ -160,39 +160,39 @@ class Watch:
             pause = max(interval_s - took, LEAST_PAUSE * took)
             pause = min([pause, *(follower.due_s() for follower in self._followers.values())])
 
-    def judge(self, job: str, run: int) -> float:
-        """One round of one run; returns how long it took, s. If another host judges it, what that one found is taken
+    def diagnose_run(self, job: str, run: int) -> float:
+        """One round of one run; returns how long it took, s. If another host diagnoses it, what that one found is taken
         over: every tracer looks closer.
 
         Raises:
             ArgusError: The store cannot be asked.
         """
-        from argus.diagnose.follow import Follower
+        from argus.diagnose.follow.follow import Follower
 
         if self._followers.get((job, run)) is None:
             self._followers[job, run] = Follower(self._store, job, run, keep=False, settings=dict(SETTINGS))
         if in_charge(self._store, job, run) != self._host:
             rows = query_columns(self._store, _NEWEST, {"job": job, "run": run}, settings=SETTINGS)
             if len(rows["status"]):
-                found = [json.loads(text) for kind, text in zip(rows["kind"], rows["evidence"], strict=True) if kind]
-                self._found[job, run] = Standing(str(rows["status"][0]), found)
+                stored = [json.loads(text) for kind, text in zip(rows["kind"], rows["evidence"], strict=True) if kind]
+                self._found[job, run] = Standing(str(rows["status"][0]), stored)
             return 0.0
-        judged = self._followers[job, run].look()
-        self.rounds, self.busy_s = self.rounds + 1, self.busy_s + judged.took_s
-        self._tell(job, run, judged)
-        return judged.took_s
+        latest = self._followers[job, run].next_round()
+        self.rounds, self.busy_s = self.rounds + 1, self.busy_s + latest.took_s
+        self._report(job, run, latest)
+        return latest.took_s
 
-    def _tell(self, job: str, run: int, found: Round) -> None:
-        verdict = found.verdict
-        rounds = self._judged[job, run] = self._judged.get((job, run), 0) + 1
+    def _report(self, job: str, run: int, latest: Round) -> None:
+        verdict = latest.verdict
+        rounds = self._rounds_of[job, run] = self._rounds_of.get((job, run), 0) + 1
         early = rounds < len(EARLY_S)
         if early and verdict["status"] == "inconclusive":
             return  # more will be known in a moment
         held = self._held.pop((job, run), {})
         now = {_key(finding): finding for finding in verdict["findings"]}
-        fresh = {_key(finding): finding for finding in found.new if _key(finding) not in held}
+        fresh = {_key(finding): finding for finding in latest.new if _key(finding) not in held}
         new = [now[key] for key in held if key in now]
-        gone = [finding for finding in found.gone if _key(finding) not in held]
+        gone = [finding for finding in latest.gone if _key(finding) not in held]
         if early:
             self._held[job, run] = fresh
         else:
@@ -204,7 +204,7 @@ class Watch:
             return
         self._news.extend(News("found", finding) for finding in new)
         self._news.extend(News("over", finding) for finding in gone)
-        from argus.diagnose.run import save
+        from argus.diagnose.save import save
 
         # Stores the findings, and has all tracers of the job keep every GPU operation of the next seconds.
         save(self._store, verdict)

@@ -1,11 +1,11 @@
-"""Changes of step times, told while they happen: O(1) for each step and series, at a rate of false alarms that is set.
+"""Changes of step times, detected while they happen: O(1) for each step and series, at a set rate of false alarms.
 
 A series is the logarithm of a step time: of the whole job, or of one rank. What the work of the step explains is taken
 out first (tokens, bytes, launches: whatever is known). The rest is compared with a reference that is a sample of all
 steps since the last change, so that slow growth is not followed but adds up. Two cumulative sums (Page, "Continuous
-inspection schemes", Biometrika 1954) tell lasting growth and lasting decline; their threshold comes from the rate of
+inspection schemes", Biometrika 1954) detect lasting growth and lasting decline; their threshold comes from the rate of
 false alarms by Siegmund's approximation (Siegmund, "Sequential Analysis", 1985, (2.56)). A third one, of single long
-steps (a Bernoulli CUSUM: Reynolds and Stoumbos, J. of Quality Technology 31, 1999), tells that these became more
+steps (a Bernoulli CUSUM: Reynolds and Stoumbos, J. of Quality Technology 31, 1999), detects that these became more
 frequent.
 
 What makes such sums alarm falsely is met one by one: heavy tails by medians and by clipping what a step adds;
@@ -17,10 +17,13 @@ it counts (as GREYHOUND verifies its change points, ATC '25).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erf
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from argus.diagnose.robust import mad, order_error, share_in_order
+from argus.model.statistics import MEDIAN, NORMAL
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -56,15 +59,15 @@ CLEAR = 6.0
 """A change of so many standard deviations of the steps is confirmed by 95 % of the pairs in order: a few long steps
 among those before leave it at that, and are no reason to doubt it. Of a smaller one it takes 98 %."""
 SPIKE = 1.5
-"""A step that takes so many times as long as usual is a spike, as in :mod:`argus.diagnose.jitter`."""
+"""A step that takes so many times as long as usual is a spike, as in :mod:`argus.diagnose.iteration.stalls`."""
 RARE = 0.01
 """Share of spikes that is normal in any job, until more is known."""
 MORE = 5.0
 """So many times as many spikes are looked for."""
 EXPLAINS = 0.8
 """Work explains step times if it takes a fifth off their scatter."""
-TOLD = 8
-"""Differences of work that are needed to tell what it explains."""
+MIN_DIFFERENCES = 8
+"""Differences of work that are needed to estimate what it explains."""
 STEEPEST = 2.0
 """Time grows at most with the square of the work: attention does with the length of sequences."""
 
@@ -75,10 +78,10 @@ class Event:
 
     Attributes:
         kind: ``step`` (longer from a step on), ``ramp`` (longer and longer), ``jitter`` (single long steps became more
-            frequent), ``spike`` (one long step), ``faster``, ``over`` (as fast as before the growth that was told).
+            frequent), ``spike`` (one long step), ``faster``, ``over`` (as fast as before the growth that was reported).
         series: Which, from 0.
         step: The first step of it.
-        told: The step in which it was decided.
+        decided: The step in which it was detected.
         before: Typical time before, as fed, of the work that is typical now.
         after: Typical time now. Of spikes that step's; of jitter the share of long steps, and ``before`` what it was.
     """
@@ -86,7 +89,7 @@ class Event:
     kind: str
     series: int
     step: int
-    told: int
+    decided: int
     before: float
     after: float
 
@@ -94,13 +97,13 @@ class Event:
 def threshold(steps: float, slack: float = SLACK) -> float:
     """Where a one-sided CUSUM of standard normal values alarms falsely once in so many steps: Siegmund's approximation
     of the average run length, (exp(2 k b) - 2 k b - 1) / (2 k^2) with b = h + 1.166, solved for h."""
-    low, high = 0.0, 200.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        x = 2 * slack * (middle + 1.166)
-        length = (np.exp(min(x, 700.0)) - x - 1) / (2 * slack * slack)
-        low, high = (middle, high) if length < steps else (low, middle)
-    return high
+    from scipy.optimize import brentq  # a third of a second of CPU time, for who watches a job
+
+    def missing(limit: float) -> float:
+        x = 2 * slack * (limit + 1.166)
+        return float((np.exp(min(x, 700.0)) - x - 1) / (2 * slack * slack) - steps)
+
+    return float(brentq(missing, 0.0, 200.0))
 
 
 def powers(times: Float, work: Float) -> Float:
@@ -117,23 +120,23 @@ def powers(times: Float, work: Float) -> Float:
     change = np.diff(times, axis=1)
     scatter = np.nanmedian(np.abs(np.where(np.isnan(change), 0.0, change)), axis=1)
     best = EXPLAINS * scatter
-    found = np.zeros((len(times), work.shape[2]))
+    exponents = np.zeros((len(times), work.shape[2]))
     for which in range(work.shape[2]):
         more = np.diff(work[:, :, which], axis=1)
-        told = np.isfinite(change) & np.isfinite(more) & (np.abs(more) > 1e-4)
-        weight = np.where(told, np.abs(more), 0.0)
-        ratio = np.where(told, np.divide(change, more, out=np.zeros_like(change), where=told), np.inf)
+        usable = np.isfinite(change) & np.isfinite(more) & (np.abs(more) > 1e-4)
+        weight = np.where(usable, np.abs(more), 0.0)
+        ratio = np.where(usable, np.divide(change, more, out=np.zeros_like(change), where=usable), np.inf)
         by_ratio = np.argsort(ratio, axis=1)
         upto = np.cumsum(np.take_along_axis(weight, by_ratio, 1), axis=1)
         middle = np.argmax(upto >= upto[:, -1:] / 2, axis=1)
         slope = np.take_along_axis(ratio, np.take_along_axis(by_ratio, middle[:, None], 1), 1)[:, 0]
-        slope = np.clip(np.where(told.sum(axis=1) >= TOLD, slope, 0.0), 0.0, STEEPEST)
+        slope = np.clip(np.where(usable.sum(axis=1) >= MIN_DIFFERENCES, slope, 0.0), 0.0, STEEPEST)
         left = np.nanmedian(np.abs(np.nan_to_num(change - slope[:, None] * np.nan_to_num(more))), axis=1)
         better = left < best
         best = np.where(better, left, best)
-        found[better] = 0.0
-        found[better, which] = slope[better]
-    return found
+        exponents[better] = 0.0
+        exponents[better, which] = slope[better]
+    return exponents
 
 
 def _medians(work: Float, axis: int = 0) -> Float:
@@ -143,7 +146,7 @@ def _medians(work: Float, axis: int = 0) -> Float:
 
 
 class Detector:
-    """Watches some series, all of which are told of in each step.
+    """Watches some series, which have a value, or NaN, in each step.
 
     Args:
         series: How many.
@@ -175,7 +178,7 @@ class Detector:
         self._up_since, self._down_since = np.zeros((2, n), np.int64)
         self._seen, self._spikes, self._in_spike = np.zeros(n), np.zeros(n), np.zeros(n, np.bool_)
         self.best = np.full(n, np.nan)
-        """Logarithm of the time that growth was told against; NaN: none is open. Shape (series,)."""
+        """Logarithm of the time that growth is measured against; NaN: none is open. Shape (series,)."""
         self.since = np.full(n, -1, np.int64)
         """First step of the growth that is open; -1: none. Shape (series,)."""
 
@@ -186,7 +189,7 @@ class Detector:
 
     @property
     def newest(self) -> Float:
-        """Typical time of the newest :data:`LASTS` steps over what growth was told against; NaN: none is open. Shape
+        """Typical time of the newest :data:`LASTS` steps over what growth is measured against; NaN: none is open. Shape
         (series,)."""
         places = np.arange(max(0, self._fed - LASTS), self._fed) % RECENT
         rest = self._recent[:, places] - np.nansum(
@@ -209,7 +212,7 @@ class Detector:
             work: Measures of its work, above 0, shape (series, work); NaN: not known.
 
         Returns:
-            What is told now.
+            What is reported now.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
             y = np.log(np.where(values > 0, values, np.nan))
@@ -279,7 +282,7 @@ class Detector:
         rest = rest[known]
         center = np.nanmedian(rest, axis=1)
         self._center[known] = center
-        self._scale[known] = 1.4826 * np.nanmedian(np.abs(rest - center[:, None]), axis=1)
+        self._scale[known] = NORMAL * np.nanmedian(np.abs(rest - center[:, None]), axis=1)
         now = recent - np.nansum(self._slope[:, None, : self.work] * recent_work, axis=2)
         # Dependence of neighbours, around the recent level: a change must not look like dependence.
         now = now[known] - np.nan_to_num(np.nanmedian(np.where(np.isnan(now), 0, now)[known], axis=1))[:, None]
@@ -303,7 +306,7 @@ class Detector:
         often = np.minimum(MORE * usual, 0.5 + usual / 2)
         step_up = np.where(begins, np.log(often / usual), np.log((1 - often) / (1 - usual)))
         self._spiky[ready] = np.maximum(0.0, self._spiky + step_up)[ready]
-        # What may be more of them than usual does not tell what is usual.
+        # What may be more of them than usual does not show what is usual.
         counted = ready & (self._spiky < self.spike_limit / 3)
         self._seen += counted
         self._spikes += begins & counted
@@ -334,14 +337,13 @@ class Detector:
             return []
         level, sign = float(np.median(now)), 1 if grows else -1
         change = sign * (level - self._center[one])
-        ordered = np.searchsorted(np.sort(past), now, side="left") + np.searchsorted(np.sort(past), now, side="right")
-        share = float(np.mean(ordered)) / (2 * len(past))
+        share = share_in_order(past, now, ties=0.5)
         # As many as are independent: of the reference only every stride-th step was kept.
         far = float(self._carries[one] ** self._stride[one])
         ours, theirs = len(now) / self._spread()[one] ** 2, len(past) * (1 - far) / (1 + far)
-        by_chance = np.sqrt((ours + theirs + 1) / (12 * ours * theirs))
+        by_chance = order_error(theirs, ours)
         # What the reference's own median may be off. Steps that hang together count for fewer.
-        error = 1.2533 * self._scale[one] * self._spread()[one] / np.sqrt(len(past))
+        error = MEDIAN * self._scale[one] * self._spread()[one] / np.sqrt(len(past))
         known = self._seen[one] + FIRST - age >= FIRST * self._spread()[one] ** 2
         sure = (
             (known or not grows)
@@ -353,7 +355,7 @@ class Detector:
         kind, first = self._shape(one, places, int(self._steps[(self._fed - age) % RECENT]))
         # What is over again, or may soon be, is none.
         beyond = sign * (now[-LASTS:] - self._center[one]) >= change / 2
-        likely = 0.5 * (1 + erf(change / 2 / max(self._scale[one], 1e-6) / 2**0.5))
+        likely = float(ndtr(change / 2 / max(self._scale[one], 1e-6)))
         lasts = np.mean(beyond[-LASTS // 4 :]) >= 0.5 and np.mean(beyond) >= likely - UNLIKELY
         if np.sum(self._steps[places] >= first) < LASTS or not lasts or not sure:
             if age < RECENT:
@@ -405,14 +407,15 @@ class Detector:
         return ("ramp", best[1][1]) if best[1][0] > best[0][0] else ("step", best[0][1])
 
     def _has_more_to_do(self, one: int, places: Int, change: float) -> bool:
-        """Whether the work of a step grew with its time, once and for all: no differences of neighbours tell that."""
+        """Whether the work of a step grew with its time, once and for all: differences of neighbouring steps do not
+        show that."""
         for which in range(self.work):
             if self._slope[one, which]:
                 continue
             now, past = self._recent_work[one, places, which], self._reference_work[one, :, which]
             if np.isfinite(now).any() and np.isfinite(past).any():
                 more = float(np.nanmedian(now) - np.nanmedian(past))
-                varied = 1.4826 * float(np.nanmedian(np.abs(past - np.nanmedian(past))))
+                varied = NORMAL * float(np.nanmedian(np.abs(past - np.nanmedian(past))))
                 # A measure that had varied, and explained nothing, explains nothing.
                 if more > max(4 * varied, 1e-4) and change < STEEPEST * more + self.least:
                     return True
@@ -429,5 +432,5 @@ class Detector:
         slope = self._slope[one, : self.work]
         rest = self._recent[one, kept] - np.nansum(slope * self._recent_work[one, kept], axis=1)
         self._center[one] = float(np.median(rest))
-        self._scale[one] = max(self._scale[one], 1.4826 * float(np.median(np.abs(rest - self._center[one]))))
+        self._scale[one] = max(self._scale[one], mad(rest, float(self._center[one])))
         self._up_since[one] = self._down_since[one] = self._fed

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.activity import COMPUTES, activities, describe
-from argus.diagnose.observed import Observed, Silence, on_cpus_alone, silence
-from argus.diagnose.stacks import ROLES, Place, StackReader, compare
-from argus.diagnose.verdict import Collective, Evidence, Finding
-from argus.diagnose.wavefront import Node, ends_of
-from argus.semantics.stacks import label, rank_text
+from argus.diagnose.case import Case
+from argus.diagnose.causes.activity import COMPUTES, activities, describe
+from argus.diagnose.causes.stacks import ROLES, Place, StackReader, compare
+from argus.diagnose.iteration.wavefront import Node, ends_of
+from argus.diagnose.read import queries
+from argus.diagnose.read.observed import Observed, Silence, on_cpus_alone, silence
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.suspect import Suspect
+from argus.diagnose.verdict import Collective, Evidence
+from argus.model.units import plain_ms, rank_text, ranks_text
+from argus.semantics.stacks.stack import label
 
-HANG_S = 20.0
-"""Silence that counts as a hang, s, or :data:`HANG_STEPS` if that is longer. A checkpoint or an evaluation that keeps
-other ranks waiting for so long is worth the same look. Whoever follows the job judges it in the moment from which on
-this can be seen (argus.diagnose.follow.Follower.due_s): a hang is named within 30 s."""
 SEEN_S = 5.0
-"""When Argus looked last is in the store so much later, s: it is noted every 4 s (argus.trace.COVERAGE_S), and written
-within a second."""
+"""When Argus looked last is in the store so much later, s: it is noted every 4 s (argus.live.tracer.COVERAGE_S), and
+written within a second."""
 HANG_STEPS = 20
 """Silence of so many typical steps."""
 SURE, UNSURE = 0.9, 0.5
@@ -40,9 +40,9 @@ PAUSE_S = 5.0
 LOOK_BACK_S = 600.0
 """Calls so long before the last step count: ranks that run ahead of others do so by less."""
 PLACES_S = 15.0
-"""Where threads are is told from so many of the last seconds: more than pass before waits are told again (10 s)."""
+"""Where threads are is read from the last so many seconds: more than pass between two reports of waits (10 s)."""
 MISSING, PEERS = 8, 16
-"""So many of the missing ranks' stacks are looked at, and of the others'."""
+"""So many of the missing ranks' stacks are compared, and of the others'."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,20 @@ def stuck_calls(groups: Sequence[int], ranks: Sequence[int], last: Sequence[int]
     by_group: dict[int, dict[int, int]] = {}
     for group, rank, seq in zip(groups, ranks, last, strict=True):
         by_group.setdefault(int(group), {})[int(rank)] = int(seq)
-    found = []
+    stuck = []
     for group, members in by_group.items():
         least = min(members.values())
         came = tuple(sorted(rank for rank, seq in members.items() if seq > least))
         if came:
-            found.append(Stuck(group, least + 1, came, tuple(sorted(members.keys() - set(came)))))
-    return sorted(found, key=lambda one: (-len(one.came), one.group))
+            stuck.append(Stuck(group, least + 1, came, tuple(sorted(members.keys() - set(came)))))
+    return sorted(stuck, key=lambda one: (-len(one.came), one.group))
 
 
 def stuck_transfers(columns: Mapping[str, NDArray[Any]]) -> list[Stuck]:
     """Sends and receives that one rank called and the other did not.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.LAST_TRANSFERS` returns them.
+        columns: As :data:`argus.diagnose.read.queries.LAST_TRANSFERS` returns them.
 
     Returns:
         One for each rank that waits for another, with -1 as its number.
@@ -95,12 +95,12 @@ def stuck_transfers(columns: Mapping[str, NDArray[Any]]) -> list[Stuck]:
     rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
     ranks = {(group, place): rank for group, rank, place, *_ in rows}
     calls = {(group, place, peer): (sent, received) for group, _, place, peer, sent, received in rows}
-    found = []
+    stuck = []
     for group, rank, place, peer, sent, received in rows:
         there, back = calls.get((group, peer, place), (0, 0))
         if (group, peer) in ranks and (received > there or sent > back):
-            found.append(Stuck(group, -1, (rank,), (ranks[group, peer],)))
-    return found
+            stuck.append(Stuck(group, -1, (rank,), (ranks[group, peer],)))
+    return stuck
 
 
 def root_causes(stuck: Sequence[Stuck]) -> tuple[list[int], bool]:
@@ -129,7 +129,7 @@ def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mappin
     Args:
         roots: As :func:`root_causes` returns them.
         stuck: What ranks wait in.
-        columns: As :data:`argus.diagnose.sql.LAST_TRANSFERS` returns them.
+        columns: As :data:`argus.diagnose.read.queries.LAST_TRANSFERS` returns them.
     """
     names = ("comm_group", "rank", "comm_rank", "peer")
     rows = list(zip(*(columns[name].tolist() for name in names), strict=True))
@@ -141,13 +141,13 @@ def not_downstream(roots: Sequence[int], stuck: Sequence[Stuck], columns: Mappin
 
     def waited_for(rank: int) -> set[int]:
         """Whom a rank waits for, directly or since those it waits for wait for them."""
-        found: set[int] = set()
+        reached: set[int] = set()
         ahead = [rank]
         while ahead:
-            fresh = missed.get(ahead.pop(), set()) - found
-            found |= fresh
+            fresh = missed.get(ahead.pop(), set()) - reached
+            reached |= fresh
             ahead += fresh
-        return found
+        return reached
 
     left = set(roots)
     for group, rank, _, peer in rows:
@@ -166,7 +166,7 @@ class _Silent:
         params: job, run, last; since_ns: from when on its last calls are read.
         silent_s: How long.
         seen: How much of it was observed.
-        from_ns, to_ns: The part of it in which threads are looked at.
+        from_ns, to_ns: The part of it in which threads are compared.
         step_ns: A typical step.
         hosts: By rank.
         gone: Ranks without a process.
@@ -186,14 +186,23 @@ class _Silent:
         return sorted(self.hosts.keys() - set(self.gone))
 
 
+def detect(case: Case) -> list[Suspect]:
+    """The hang that a job is in, if its last moments were asked for."""
+    if not case.asked.to_the_end:
+        return []
+    step_ns = float(np.median(case.durations))
+    hang, case.notes.doubt = find_hang(case.query, case.params, step_ns, case.asked.hang_after_s, case.stacks)
+    return [] if hang is None else [hang]
+
+
 def find_hang(
-    query: sql.Query, params: dict[str, Any], step_ns: float, after_s: float, stacks: StackReader | None = None
-) -> tuple[Finding | None, str]:
+    query: Query, params: dict[str, Any], step_ns: float, after_s: float, stacks: StackReader | None = None
+) -> tuple[Suspect | None, str]:
     """Whether the job had stopped when Argus last looked at it.
 
     Silence counts only of signals that were observed throughout it. Ranks whose threads compute, or are now here and
-    now there, do not hang (:mod:`argus.diagnose.activity`); nor does a job that nobody waits for and that waits for
-    neither a GPU, other ranks, data nor a disk: it has nothing to do.
+    now there, do not hang (:mod:`argus.diagnose.causes.activity`); nor does a job that nobody waits for and that waits
+    for neither a GPU, other ranks, data nor a disk: it has nothing to do.
 
     Args:
         query: Runs SQL with parameters, returns columns.
@@ -203,14 +212,14 @@ def find_hang(
         stacks: Where threads were; None: nobody knows.
 
     Returns:
-        The finding, if it had; and otherwise a sentence on why its last moments are in doubt (empty: it went on, every
-        process of it had ended, or nothing tells when Argus last looked, as in an imported job).
+        The hang, if it had; and otherwise a sentence on why its last moments are in doubt (empty: it went on, every
+        process of it had ended, or nothing shows when Argus last looked, as in an imported job).
     """
-    seen = query(sql.LAST_LOOK, params)
+    seen = query(queries.LAST_LOOK, params)
     looked, stepped, called = (int(seen[name][0]) for name in ("looked_ns", "stepped_ns", "called_ns"))
     if looked == 0:
         return None, ""
-    states = query(sql.STATES, params)
+    states = query(queries.STATES, params)
     gone = states["rank"][states["state"] == "exited"].astype(np.int64).tolist()
     if not len(states["rank"]) or len(gone) == len(states["rank"]):
         return None, ""  # it ended
@@ -222,12 +231,17 @@ def find_hang(
     least_s = max(min(after_s, PAUSE_S) if gone else after_s, usual_s)
     if silent_s < least_s:
         if gone and len(gone) < len(states["rank"]):
-            return None, f"{_ranks(sorted(gone))} had no process any more when Argus looked last, while others ran on"
+            return (
+                None,
+                f"{ranks_text(sorted(gone))} had no process any more when Argus looked last, while others ran on",
+            )
         if stepless_s < max(PAUSE_S, usual_s):
             return None, ""
         doing = "and no call was made" if silent_s > stepless_s / 2 else "though calls go on (an evaluation? a change?)"
-        found = activities(query, params, alive[:: max(1, len(alive) // PEERS)][:PEERS], max(last_ns, window), looked)
-        threads = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+        activity = activities(
+            query, params, alive[:: max(1, len(alive) // PEERS)][:PEERS], max(last_ns, window), looked
+        )
+        threads = sorted(activity.values(), key=lambda one: (not one.progresses, one.rank))
         return None, f"{_no_step(stepless_s, step_ns)}, {doing}" + (f": {describe(threads)}" if threads else "")
     observed = Observed(query, params)
     silent = _Silent(
@@ -239,7 +253,7 @@ def find_hang(
     missing = _find_missing(query, silent, observed)
     if doubt := _doubt(query, silent, missing, least_s, looked):
         return None, f"{_no_step(stepless_s, step_ns)}: {doubt}"
-    return _finding(query, silent, missing, stacks), ""
+    return _suspect(query, silent, missing, stacks), ""
 
 
 def _no_step(seconds: float, step_ns: float) -> str:
@@ -263,13 +277,13 @@ class _Missing:
     handed: list[Stuck]
 
 
-def _find_missing(query: sql.Query, silent: _Silent, observed: Observed) -> _Missing:
+def _find_missing(query: Query, silent: _Silent, observed: Observed) -> _Missing:
     """Whom the others wait for, by the collectives of ranks whose collectives were all observed."""
     params = silent.params
     last_ns = int(silent.from_ns)
     unknown = [rank for rank in silent.hosts if observed.until("collectives", last_ns, [rank])[0] <= last_ns]
-    calls = query(sql.LAST_CALLS, params)
-    transfers = query(sql.LAST_TRANSFERS, params)
+    calls = query(queries.LAST_CALLS, params)
+    transfers = query(queries.LAST_TRANSFERS, params)
     if unknown:
         calls, transfers = (_without(columns, unknown) for columns in (calls, transfers))
     stuck = stuck_calls(calls["comm_group"].tolist(), calls["rank"].tolist(), calls["seq"].tolist())
@@ -289,7 +303,7 @@ def _without(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> dict[
     return {name: values[kept] for name, values in columns.items()}
 
 
-def _doubt(query: sql.Query, silent: _Silent, missing: _Missing, least_s: float, looked: int) -> str:
+def _doubt(query: Query, silent: _Silent, missing: _Missing, least_s: float, looked: int) -> str:
     """Why a silence is no hang, without a full stop; empty: it is one."""
     seen = silent.seen
     waited_for = [rank for rank in missing.ranks if rank not in silent.gone]
@@ -297,12 +311,12 @@ def _doubt(query: sql.Query, silent: _Silent, missing: _Missing, least_s: float,
         return ""  # who has no process any more does nothing
     asked = waited_for or silent.alive[:: max(1, len(silent.alive) // PEERS)][:PEERS]
     asked = asked[: max(MISSING, PEERS)]
-    found = activities(query, silent.params, asked, silent.from_ns, looked)
-    doing = sorted(found.values(), key=lambda one: (not one.progresses, one.rank))
+    activity = activities(query, silent.params, asked, silent.from_ns, looked)
+    doing = sorted(activity.values(), key=lambda one: (not one.progresses, one.rank))
     going_on = [one for one in doing if one.progresses]
     unobserved = f"; {seen.unobserved}" if seen.unobserved else ""
     if going_on:
-        others = f"others wait for {_ranks(waited_for)}; " if waited_for and not missing.circle else ""
+        others = f"others wait for {ranks_text(waited_for)}; " if waited_for and not missing.circle else ""
         return f"{others}{describe(going_on)}{unobserved}"
     what = describe(doing) if doing else "what its threads do is not known (no stacks are stored)"
     if seen.observed_s < least_s or (seen.unobserved and not missing.ranks) or (seen.windows and not doing):
@@ -319,16 +333,21 @@ def _doubt(query: sql.Query, silent: _Silent, missing: _Missing, least_s: float,
     return what
 
 
-def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackReader | None) -> Finding:
+def _suspect(query: Query, silent: _Silent, missing_ranks: _Missing, stacks: StackReader | None) -> Suspect:
     """The hang, with who is missing, and where those are."""
     params, since, hosts = silent.params, silent.params, silent.hosts
     on_cpus = on_cpus_alone(query, params)
     its_gpu = "" if on_cpus else ", its GPU"
-    missing, circle, stuck, handed = found.ranks, found.circle, found.stuck, found.handed
+    missing, circle, stuck, handed = (
+        missing_ranks.ranks,
+        missing_ranks.circle,
+        missing_ranks.stuck,
+        missing_ranks.handed,
+    )
     evidence: list[Evidence] = [
         {
-            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {silent.step_ns / 1e6:.1f} ms",
-            "sql": sql.shown(sql.LAST_LOOK, {**params, "since_ns": 0}),
+            "text": f"no step has finished for {silent.silent_s:.0f} s, where one took {plain_ms(silent.step_ns)}",
+            "sql": runnable_sql(queries.LAST_LOOK, {**params, "since_ns": 0}),
         }
     ]
     collective: Collective | None = None
@@ -336,32 +355,38 @@ def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackRe
         # The collective that these are missed in; if in several, the one that the most ranks wait in.
         held = [one for one in stuck if set(one.missing) & set(missing)]
         if not held:
-            text = f"{len({one.came for one in handed})} ranks wait for what {_ranks(missing)} did not send or receive"
-            evidence.append({"text": text, "sql": sql.shown(sql.LAST_TRANSFERS, since)})
+            text = (
+                f"{len({one.came for one in handed})} ranks wait for what {ranks_text(missing)} did not send or receive"
+            )
+            evidence.append({"text": text, "sql": runnable_sql(queries.LAST_TRANSFERS, since)})
         for one in held if circle else held[:1]:
-            told, text, query_text = _collective(query, since, one, sorted(set(one.missing) & set(missing)))
-            collective = collective or told
+            stuck_call, text, query_text = _collective(query, since, one, sorted(set(one.missing) & set(missing)))
+            collective = collective or stuck_call
             evidence.append({"text": text, "sql": query_text})
         if circle:
-            action = f"{_ranks(missing).capitalize()} wait for one another: do all ranks call their collectives in the "
+            action = (
+                f"{ranks_text(missing).capitalize()} wait for one another: do all ranks call their collectives in the "
+            )
             action += "same order?"
         else:
-            action = f"Look at {_ranks(missing)}: what its processes are doing, its kernel log{its_gpu}."
+            action = f"Look at {ranks_text(missing)}: what its processes are doing, its kernel log{its_gpu}."
             others = len(stuck) - len(held)
             if others:
                 text = f"ranks of {others} other communicators wait, for ranks that wait themselves"
-                evidence.append({"text": text, "sql": sql.shown(sql.LAST_CALLS, since)})
+                evidence.append({"text": text, "sql": runnable_sql(queries.LAST_CALLS, since)})
     elif len(hosts) > 1:
         action = "All ranks came to the same call: look at the network"
         action += "." if on_cpus else " and at NCCL's own log (NCCL_DEBUG=INFO)."
     else:
         what = "the kernel log" if on_cpus else "its GPU (nvidia-smi -q, the kernel log)"
-        action = f"Look at what {_ranks(sorted(hosts))} waits for: its data, {what}."
+        action = f"Look at what {ranks_text(sorted(hosts))} waits for: its data, {what}."
     missing = missing or silent.gone
     dead = sorted(set(missing) & set(silent.gone))
     if dead:
-        evidence.append({"text": f"{_ranks(dead)} has no process any more", "sql": sql.shown(sql.STATES, params)})
-        action = f"Restart the job, and find out what ended {_ranks(dead)}: its log, the kernel log (OOM, XID)."
+        evidence.append(
+            {"text": f"{ranks_text(dead)} has no process any more", "sql": runnable_sql(queries.STATES, params)}
+        )
+        action = f"Restart the job, and find out what ended {ranks_text(dead)}: its log, the kernel log (OOM, XID)."
     level = "phase"
     alone = sorted(hosts) if len(hosts) == 1 else []
     if not circle and (alive := [rank for rank in missing or alone if rank not in dead]):
@@ -372,81 +397,75 @@ def _finding(query: sql.Query, silent: _Silent, found: _Missing, stacks: StackRe
         if places:
             level = "stack"
             at = {**params, "ranks": alive[:MISSING], "from_ns": window[0], "to_ns": window[1]}
-            evidence += [{"text": place.text, "sql": sql.shown(sql.PLACES, at)} for place in places[:ROLES]]
-            action = _look_there(places[0], alive, hosts, on_cpus=on_cpus)
+            evidence += [{"text": place.text, "sql": runnable_sql(queries.PLACES, at)} for place in places[:ROLES]]
+            action = _action_at(places[0], alive, hosts, on_cpus=on_cpus)
         else:
             action += f" {_dump(query, params, alive)}"
     last = int(params["last"])
-    finding = Finding(
+    return Suspect(
         kind="hang",
         ranks=missing or alone,
         hosts=list(dict.fromkeys(hosts[rank] for rank in missing or alone if rank in hosts)),
-        steps=[last, last],
+        since=last,
+        last=last,
         phase="communication" if missing or not alone else "",
-        kernels=[],
-        slowdown=round(1 + silent.silent_s * 1e9 / max(silent.step_ns, 1.0), 4),
-        share=1.0,
+        lost_ns=silent.silent_s * 1e9,
+        slowdown=1 + silent.silent_s * 1e9 / max(silent.step_ns, 1.0),
         confidence=SURE if missing and not circle else UNSURE,
         level=level,
         evidence=evidence,
         action=action,
+        collective=collective,
     )
-    if collective is not None:
-        finding["collective"] = collective
-    return finding
 
 
-def _collective(
-    query: sql.Query, params: dict[str, Any], one: Stuck, missing: list[int]
-) -> tuple[Collective, str, str]:
+def _collective(query: Query, params: dict[str, Any], one: Stuck, missing: list[int]) -> tuple[Collective, str, str]:
     """A collective that waits for somebody: as columns, in words, and the query that shows it."""
     at = {**params, "group": one.group, "seq": one.seq}
-    call = query(sql.STUCK_CALL, at)
+    call = query(queries.STUCK_CALL, at)
     op = str(call["call"][0]) if len(call["call"]) and call["call"][0] else "a collective"
-    known = query(sql.DIMENSION, at)["dimension"]
+    known = query(queries.DIMENSION, at)["dimension"]
     dimension = str(known[0]) if len(known) else ""
     kind = f" ({dimension})" if dimension not in ("", "unknown", "world") else ""
     members = rank_text((*one.came, *one.missing)) if len(one.came) + len(one.missing) <= MISSING * 4 else ""
     whose = f"their communicator{kind}" + (f" of ranks {members}" if members else "")
     came = f"{len(one.came)} rank{'s' * (len(one.came) > 1)}"
-    text = f"{came} called {op} {one.seq} of {whose}; {_ranks(missing)} did not come"
-    told = Collective(
+    text = f"{came} called {op} {one.seq} of {whose}; {ranks_text(missing)} did not come"
+    stuck = Collective(
         op=op, comm_group=str(one.group), seq=one.seq, came=list(one.came), missing=list(one.missing),
         dimension=dimension,
     )  # fmt: skip
-    return told, text, sql.shown(sql.STUCK_CALL, at)
+    return stuck, text, runnable_sql(queries.STUCK_CALL, at)
 
 
 def _places(stacks: StackReader, alive: list[int], others: list[int], window: tuple[int, int]) -> list[Place]:
     """Where the threads of missing ranks are that are elsewhere; where none is, their main threads."""
     chosen, peers = alive[:MISSING], others[:: max(1, len(others) // PEERS)][:PEERS]
-    found = [place for place in compare(stacks.threads([*chosen, *peers], *window), chosen) if place.frames]
-    return [place for place in found if place.differs] or [place for place in found if place.role == "main"]
+    differing = [place for place in compare(stacks.threads([*chosen, *peers], *window), chosen) if place.frames]
+    return [place for place in differing if place.differs] or [place for place in differing if place.role == "main"]
 
 
-def _look_there(place: Place, alive: list[int], hosts: dict[int, str], *, on_cpus: bool) -> str:
+def _action_at(place: Place, alive: list[int], hosts: dict[int, str], *, on_cpus: bool) -> str:
     rank = place.ranks[0]
     where = label(place.frames[place.odd], lines=True)
     on = f" on {hosts[rank]}" if rank in hosts else ""
     if not place.differs and place.peers:
         text = (
-            f"{_ranks(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look at its "
+            f"{ranks_text(alive).capitalize()}{on}: its threads are where those of the others are ({where}). Look "
+            "at its "
         )
         return text + ("network." if on_cpus else "GPU (nvidia-smi -q, the kernel log: XID) and its network.")
-    return f"See why {_ranks(list(place.ranks))}{on} stays in {where}: argus stacks --rank {rank} shows its threads."
+    return (
+        f"See why {ranks_text(list(place.ranks))}{on} stays in {where}: argus stacks --rank {rank} shows its threads."
+    )
 
 
-def _dump(query: sql.Query, params: dict[str, Any], alive: list[int]) -> str:
+def _dump(query: Query, params: dict[str, Any], alive: list[int]) -> str:
     """How to get the stacks that are not stored."""
-    known = query(sql.PROCESSES, {**params, "ranks": alive[:1]})
+    known = query(queries.PROCESSES, {**params, "ranks": alive[:1]})
     if not len(known["pid"]):
         return "No stacks of it are stored: argus dump --pid PID shows where its threads are."
     return (
         f"No stacks of it are stored: argus dump --pid {int(known['pid'][0])} on {known['host'][0]} shows where its "
         "threads are now."
     )
-
-
-def _ranks(ranks: list[int]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"

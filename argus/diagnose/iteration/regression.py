@@ -8,7 +8,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.online import STEEPEST, Detector, powers
+from argus.diagnose.iteration.changes import STEEPEST, Detector, powers
+from argus.diagnose.robust import order_error, share_in_order
+from argus.model.statistics import MEDIAN
 
 Float = NDArray[np.float64]
 
@@ -61,7 +63,7 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     fast again has no regression.
 
     Step times may wander or swing (load that follows the hour, clocks that follow the temperature): neighbouring steps
-    are alike then, and so many steps tell as much as fewer independent ones do. A level that came slowly, and that was
+    are alike then, and carry as much information as fewer independent ones. A level that came slowly, and that was
     reached and left again before, is such a swing.
 
     Args:
@@ -91,13 +93,13 @@ def find_regression(durations: Float, *, least: float = REGRESSION, errors: floa
     if after < (1 + least) * before:
         return None
     here, there = logs[onset:], logs[cuts[last - 1] : onset]
-    sure = float(np.mean(np.searchsorted(np.sort(there), here)) / len(there))
-    by_chance = float(np.sqrt((len(here) + len(there) + 1) / (12 * len(here) * len(there))))
+    sure = share_in_order(there, here)
+    by_chance = order_error(len(there), len(here))
     if sure < SEPARATE and sure - 0.5 < errors * by_chance:
         return None
     rest, low, high = _rest(logs, cuts), float(np.log(before)), float(np.log(after))
     # As many steps that their median, of a standard error of 1.25 deviations / sqrt(n), is sure to an eighth of growth.
-    width = max(MIN_STEPS, int(np.ceil((8 * 1.2533 * float(np.std(rest)) / (high - low)) ** 2)))
+    width = max(MIN_STEPS, int(np.ceil((8 * MEDIAN * float(np.std(rest)) / (high - low)) ** 2)))
     if width <= min(onset, len(here)):
         rise = float(np.median(logs[onset : onset + width]) - np.median(logs[onset - width : onset]))
         if rise < SHARP * (high - low):
@@ -118,9 +120,9 @@ def find_growth(durations: Float, *, least: float = REGRESSION) -> Regression | 
         durations: Job step times in order, shape (steps,), ns.
         least: Growth that counts.
     """
-    found = find_regression(durations, least=least)
-    if found is not None or len(durations) < 2 * MIN_STEPS:
-        return found
+    change = find_regression(durations, least=least)
+    if change is not None or len(durations) < 2 * MIN_STEPS:
+        return change
     if (ramp := _ramp(durations, least)) is not None:
         return ramp
     detector = Detector(1, least=least)
@@ -266,21 +268,21 @@ def without_work(durations: Float, work: Float) -> Float:
     return rest
 
 
-def more_to_do(found: Regression, work: Float) -> tuple[int, float] | None:
+def more_to_do(change: Regression, work: Float) -> tuple[int, float] | None:
     """Whether the work of a step grew when steps became longer, by so much that it explains it: time grows with the
     square of the work at most.
 
     Args:
-        found: In the steps that ``work`` is of.
+        change: In the steps that ``work`` is of.
         work: As of :func:`without_work`.
 
     Returns:
         Which measure, and by which factor it grew; None: none explains it.
     """
-    grown = found.after_ns / found.before_ns
+    grown = change.after_ns / change.before_ns
     best: tuple[int, float] | None = None
     for which in range(work.shape[1]):
-        before, after = work[: found.index, which], work[found.index :, which]
+        before, after = work[: change.index, which], work[change.index :, which]
         before, after = before[np.isfinite(before)], after[np.isfinite(after)]
         if len(before) < MIN_STEPS or len(after) < MIN_STEPS:
             continue

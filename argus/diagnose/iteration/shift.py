@@ -1,7 +1,7 @@
 """Why all steps became longer where that is not the job's doing: Argus came or changed, or others take its CPUs.
 
-A regression says that the job itself changed. It is not reported where step times grew when Argus attached, or attached
-something else, nor where threads that train wait for a free CPU for much of what steps became longer by.
+A regression means that the job itself changed. It is not reported where step times grew when Argus attached, or
+attached something else, nor where threads that train wait for a free CPU for much of what steps became longer by.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from argus.diagnose import sql
-from argus.diagnose.observed import AROUND_S, SETTLED_S, Observed
+from argus.diagnose.read import queries
+from argus.diagnose.read.observed import AROUND_S, SETTLED_S, Observed
+from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.verdict import Evidence
+from argus.model.units import plain_ms
 
 WINDOW_NS = 30_000_000_000
 """So much of the time before and since is compared, ns: thread times come in intervals of 1 to 10 s."""
@@ -49,7 +51,7 @@ class Shift:
 
 
 def explain(
-    query: sql.Query,
+    query: Query,
     params: Mapping[str, Any],
     ranks: Sequence[int],
     steps: tuple[int, int, int],
@@ -66,7 +68,7 @@ def explain(
         before_ns, after_ns: What a step took, and takes.
     """
     first, onset, last = steps
-    spans = [query(sql.SPAN_NS, {**params, "first": a, "last": b}) for a, b in ((first, onset - 1), (onset, last))]
+    spans = [query(queries.SPAN_NS, {**params, "first": a, "last": b}) for a, b in ((first, onset - 1), (onset, last))]
     if any(not len(span["end_ns"]) or not int(span["steps"][0]) for span in spans):
         return Shift()
     begun = int(spans[1]["begin_ns"][0])
@@ -80,15 +82,15 @@ def explain(
     )
     for window in windows:
         asked = {**params, "ranks": list(ranks), "from_ns": window[0], "to_ns": window[1]}
-        rows = query(sql.HOST_TIME, asked)
+        rows = query(queries.HOST_TIME, asked)
         waits = np.asarray(rows["runqueue_share"], np.float64)
         shares.append(float(np.median(waits[waits >= 0])) if np.any(waits >= 0) else -1.0)
     if min(shares) < 0:
         return Shift(unknown=bool(observed))
     was, now = shares[0] * before_ns, shares[1] * after_ns
-    text = f"a thread waits {now / 1e6:.1f} ms a step for a free CPU, and waited {was / 1e6:.1f} ms before step {onset}"
-    told: Evidence = {"text": text, "sql": sql.shown(sql.HOST_TIME, asked)}
-    return Shift("", told, now - was, now - was >= EXPLAINS * (after_ns - before_ns))
+    text = f"a thread waits {plain_ms(now)} a step for a free CPU, and waited {plain_ms(was)} before step {onset}"
+    waits_evidence: Evidence = {"text": text, "sql": runnable_sql(queries.HOST_TIME, asked)}
+    return Shift("", waits_evidence, now - was, now - was >= EXPLAINS * (after_ns - before_ns))
 
 
 def _by_argus(observed: Observed, begun_ns: int, around_ns: float) -> str:

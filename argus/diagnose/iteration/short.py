@@ -1,7 +1,7 @@
 """Recordings of few steps: what their kernels prove, which run by the thousand in a single step.
 
 A profiler's recording has 3 to 25 steps. Ten steps on either side of a change, and ten to compare ranks in, are what
-step times alone need; where the GPUs' own times say the same, fewer do.
+step times alone need; where the GPUs' own times agree, fewer are enough.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import gpu, single_kernels, sql
-from argus.diagnose.hosts import Hosts
-from argus.diagnose.iteration import REGRESSION, Regression
-from argus.diagnose.peers import mesh_of
-from argus.diagnose.verdict import Finding, named
+from argus.diagnose.iteration.regression import REGRESSION, Regression
+from argus.diagnose.kernels import distributions
+from argus.diagnose.read import gpu_times, queries
+from argus.diagnose.read.hosts import Hosts
+from argus.diagnose.read.peers import mesh_of
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import low_median
+from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.model.units import milliseconds, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -49,7 +53,7 @@ def find_short_regression(durations: Float, compute: Float) -> Regression | None
         compute: The GPUs' compute time in the same steps, shape (ranks, steps), ns; NaN: not known.
 
     Returns:
-        With a confidence that says how few steps there were; None: there is none.
+        Its confidence is lower the fewer steps there were; None: there is none.
     """
     count = len(durations)
     if count < 2 * FEWEST or not compute.size:
@@ -79,7 +83,7 @@ def find_short_regression(durations: Float, compute: Float) -> Regression | None
     return Regression(cut, before, after, order * SURE * fewer / (fewer + 1))
 
 
-def regression(seen: gpu.Seen, numbers: Int, durations: Float) -> Regression | None:
+def regression(seen: gpu_times.GpuWindow, numbers: Int, durations: Float) -> Regression | None:
     """:func:`find_short_regression` of a job's sure steps. ``numbers``, ``durations``: shape (steps,)."""
     if len(numbers) > len(seen.now.steps) or len(numbers) > MOST:
         return None
@@ -89,26 +93,26 @@ def regression(seen: gpu.Seen, numbers: Int, durations: Float) -> Regression | N
     return find_short_regression(durations[here], seen.now.compute[:, there])
 
 
-def comparable(query: sql.Query, params: Mapping[str, Any], numbers: Int, across: Hosts | None) -> bool:
+def comparable(query: Query, params: Mapping[str, Any], numbers: Int, across: Hosts | None) -> bool:
     """Whether kernels of ranks with the same work are stored of these steps."""
     window = {**params, "first": int(numbers[0]), "last": int(numbers[-1])}
-    times = gpu.times_of(query(sql.GPU_TIMES, window), numbers)
+    times = gpu_times.times_of(query(queries.GPU_TIMES, window), numbers)
     if len(times.ranks) < 2:
         return False
-    mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
+    mesh = mesh_of(query(queries.GROUPS, params), times.ranks, times.kernels, gpu_times.joined(across))
     _, many = np.unique(mesh.stage, return_counts=True)
     return bool((times.compute > 0).any()) and int(many.max()) > 1
 
 
-def judge(
-    query: sql.Query,
+def slow_ranks(
+    query: Query,
     params: Mapping[str, Any],
     numbers: Int,
     durations: Float,
     hosts: Mapping[int, str],
     across: Hosts | None,
     threshold: float,
-) -> list[Finding]:
+) -> list[Suspect]:
     """GPUs that take longer for the same kernels than those with the same work, in a recording of few steps.
 
     Args:
@@ -121,20 +125,20 @@ def judge(
         threshold: Lost share of the step from which a slow GPU is what slows the job down.
 
     Returns:
-        Findings whose ``share`` is a share of the step.
+        Suspects.
     """
     if len(numbers) < MIN_STEPS:
         return []
     window = {**params, "first": int(numbers[0]), "last": int(numbers[-1])}
-    times = gpu.times_of(query(sql.GPU_TIMES, window), numbers)
+    times = gpu_times.times_of(query(queries.GPU_TIMES, window), numbers)
     if len(times.ranks) < 2:
         return []
-    mesh = mesh_of(query(sql.GROUPS, params), times.ranks, times.kernels, gpu.joined(across))
+    mesh = mesh_of(query(queries.GROUPS, params), times.ranks, times.kernels, gpu_times.joined(across))
     step_ns = float(np.median(durations))
-    ranks = times.ranks.tolist()[: single_kernels.RANKS]
+    ranks = times.ranks.tolist()[: distributions.RANKS]
     asked = {**window, "ranks": ranks, "steps": len(numbers)}
-    columns, shown = query(sql.RECORDED_KERNELS, asked), sql.shown(sql.RECORDED_KERNELS, asked)
-    findings = []
+    columns, shown = query(queries.RECORDED_KERNELS, asked), runnable_sql(queries.RECORDED_KERNELS, asked)
+    suspects = []
     for label in np.unique(mesh.stage).tolist():
         members = np.flatnonzero(mesh.stage == label)
         if len(members) < 2:
@@ -144,22 +148,26 @@ def judge(
         for place, own in zip(members.tolist(), typical.tolist(), strict=True):
             excess = own / max(usual, 1.0)
             # In every step, against the low median of that step.
-            ratio = times.compute[place] / np.maximum(gpu.low_median(times.compute[members]), 1.0)
+            ratio = times.compute[place] / np.maximum(low_median(times.compute[members]), 1.0)
             if excess < 1 + LEAST or np.nanmin(ratio) < 1 + LEAST / 2:
                 continue
             rank = int(times.ranks[place])
             others = [int(other) for other in times.ranks[members] if other != rank]
             chosen = np.isin(columns["rank"].astype(np.int64), [rank, *others])
-            found = single_kernels.compared({name: values[chosen] for name, values in columns.items()}, [rank], excess)
-            if found is None or found.reason != "slower":
+            launches = distributions.compared(
+                {name: values[chosen] for name, values in columns.items()}, [rank], excess
+            )
+            if launches is None or launches.reason != "slower":
                 continue
-            findings.append(_finding(rank, found, own - usual, len(others), numbers, step_ns, hosts, threshold, shown))
-    return findings
+            suspects.append(
+                _suspect(rank, launches, own - usual, len(others), numbers, step_ns, hosts, threshold, shown)
+            )
+    return suspects
 
 
-def _finding(
+def _suspect(
     rank: int,
-    found: single_kernels.Launches,
+    launches: distributions.Launches,
     excess_ns: float,
     peers: int,
     numbers: Int,
@@ -167,24 +175,23 @@ def _finding(
     hosts: Mapping[int, str],
     threshold: float,
     shown: str,
-) -> Finding:
+) -> Suspect:
     count = len(numbers)
-    where = named([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
+    where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
     text = (
-        f"{found.kernels} kernels take {found.slower:.2f} times as long on the GPU of {where} as on the {peers} with "
-        f"the same work, {excess_ns / 1e6:,.1f} ms more a step, in each of the {count} steps that were recorded"
+        f"{launches.kernels} kernels take {launches.slower:.2f} times as long on the GPU of {where} as on the {peers} "
+        f"with the same work, {milliseconds(excess_ns)} more a step, in each of the {count} steps that were recorded"
     )
     visible = excess_ns >= threshold * step_ns
-    return Finding(
+    return Suspect(
         kind="compute_straggler" if visible else "masked_compute_straggler",
         ranks=[rank],
         hosts=[hosts[rank]] if hosts.get(rank) else [],
-        steps=[int(numbers[0]), int(numbers[-1])],
-        phase="",
-        kernels=[],
-        slowdown=round(step_ns / max(step_ns - excess_ns, 0.05 * step_ns), 4),
-        share=excess_ns / step_ns,
-        confidence=round(SURE * count / (count + 1) * (1.0 if peers > 1 else 0.8), 4),
+        since=int(numbers[0]),
+        last=int(numbers[-1]),
+        lost_ns=excess_ns,
+        slowdown=slowdown_of(step_ns, excess_ns),
+        confidence=SURE * count / (count + 1) * (1.0 if peers > 1 else 0.8),
         level="kernel",
         evidence=[{"text": text, "sql": shown}],
         action=f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC); record 15 steps to see "

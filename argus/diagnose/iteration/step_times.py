@@ -1,42 +1,48 @@
 """Which ranks are slow by their step times alone, where nothing else is known of a job.
 
-A step time tells something of a rank only where ranks do not wait for one another inside it (asynchronous training, or
-times that were measured before the wait): else all are alike, and nobody is named.
+A step time describes a single rank only where ranks do not wait for one another inside it (asynchronous training, or
+times that were measured before the wait): else all are alike, and no rank is named.
 
 What slows down all ranks in a step is taken out first: the median over ranks of (time / the rank's own typical time).
 Ranks that differ all along do not move it, and those that change do not as long as they are fewer than half. Then a
 rank is a straggler
 
-* that *became* slower than it was, for good (the change points of :mod:`argus.diagnose.iteration`), and now is slower
-  than the others; or
+* that *became* slower than it was, for good (the change points of :mod:`argus.diagnose.iteration.regression`), and now
+  is slower than the others; or
 * that *stands out* of the others all along: its modified z-score is over 3.5.
 
 Where ranks differ all along but none stands out (machines of several kinds, unequal shares of data), that is no event
-and no straggler: it is said as a constant difference.
+and no straggler: it is reported as a constant difference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.iteration import MIN_STEPS, RANK_SUM, find_regression
-from argus.diagnose.jitter import LEAST_STALLS
-from argus.diagnose.phase import ALPHA, by_chance, find_episode, find_onset
-from argus.diagnose.verdict import Evidence, Finding, named
+from argus.diagnose.case import Logged
+from argus.diagnose.iteration.regression import MIN_STEPS, RANK_SUM, find_regression
+from argus.diagnose.iteration.stalls import LEAST_STALLS
+from argus.diagnose.ranks.lateness import ALPHA, by_chance, find_episode, find_onset
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import mad, outlier_limit
+from argus.diagnose.suspect import StepTime, Suspect
+from argus.diagnose.verdict import Evidence
+from argus.model.statistics import MEDIAN
+from argus.model.units import ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 OUTLIER = 3.5
 """Modified z-score, 0.6745 x (value - median) / MAD, beyond which a value is an outlier (Iglewicz, Hoaglin 1993).
-Of many ranks it is what one of 1,000 healthy jobs has (:data:`argus.diagnose.phase.ALPHA`)."""
+Of many ranks it is what one of 1,000 healthy jobs has (:data:`argus.diagnose.ranks.lateness.ALPHA`)."""
 LEAST_SPREAD = 0.01
 """What healthy ranks differ by at least, of the step: a MAD below it, of few or synchronised ranks, makes outliers of
 noise."""
@@ -53,37 +59,16 @@ PERSISTENT = 0.6
 SEPARATE = 0.9
 """Share of the steps of a slow growth that must exceed nine in ten of the steps before."""
 LEAST_EPISODE = 5
-"""Steps in a row that are more than a stall, as in :data:`argus.diagnose.jitter.LONGEST_STALL`."""
+"""Steps in a row that are more than a stall, as in :data:`argus.diagnose.iteration.stalls.LONGEST_STALL`."""
 LOST_STEPS = 1.0
 """What a rank must have lost meanwhile to be mentioned, in steps of its own."""
-TOLD = 3
+MAX_RECOVERED = 3
 """Ranks that recovered which are mentioned, at most."""
 UNKNOWN_CAUSE = 0.7
-"""Confidence is (share of steps in which it is slow) x this: step times do not tell a cause."""
+"""Confidence is (share of steps in which it is slow) x this: step times do not show a cause."""
 
 
 BLIND = "all ranks take equally long in each step, as if they waited for one another: a slow one would not show"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What step times tell.
-
-    Attributes:
-        findings: Their ``share`` is ns of a step.
-        slowest: The slowest straggler's time over that of the median rank; 1: none.
-        note: What is worth saying besides: of ranks that recovered, and of a job without findings.
-    """
-
-    findings: list[Finding]
-    slowest: float
-    note: str
-    blind: bool = False
-    """A slow rank would not show: all take equally long in each step."""
-    synchronous: bool = False
-    """Ranks wait for one another: a step is as long as its slowest rank makes it."""
-    least: str = ""
-    """What was too small to be seen, a clause."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +84,9 @@ class _Rank:
     now_and_then: bool
 
 
-def judge(
-    query: sql.Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
-) -> Judged | None:
+def slow_ranks(
+    query: Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
+) -> tuple[list[Suspect], Logged] | None:
     """Names the ranks that are slow.
 
     Args:
@@ -112,9 +97,9 @@ def judge(
         step_ns: Typical step time.
 
     Returns:
-        What was found; None: there are fewer than 2 ranks with 10 steps in common.
+        The ranks, and what else the times show; None: there are fewer than 2 ranks with 10 steps in common.
     """
-    ranks, steps, level, times = _levels(query(sql.STEP_TIMES, params))
+    ranks, steps, level, times = _levels(query(queries.STEP_TIMES, params))
     if len(ranks) < 2:
         return None
     own = [row[np.isfinite(row)] for row in level]
@@ -122,17 +107,16 @@ def judge(
     usual = np.array([change.before if change else np.median(row) for change, row in zip(changed, own, strict=True)])
     score, center = _scores(usual)
     # The largest of many is further out.
-    outlier = max(OUTLIER, NormalDist().inv_cdf(1 - ALPHA / len(ranks)))
+    outlier = outlier_limit(ALPHA, len(ranks), OUTLIER)
     newest = [row[-max(MIN_STEPS, (len(row) + 1) // 2) :] for row in own]
     means = np.array([row.mean() for row in newest])
     medians = np.array([np.median(row) for row in newest])
-    # 1.4826 MAD is the standard deviation of normal values, 1.2533 / sqrt(n) of it the error of their median.
     steps_seen = np.sqrt([len(row) for row in newest])
-    error = np.array([1.2533 * 1.4826 * np.median(np.abs(row - np.median(row))) for row in newest]) / steps_seen
+    error = MEDIAN * np.array([mad(row) for row in newest]) / steps_seen
     mean_error = np.array([row.std() for row in newest]) / steps_seen
     mean_score, mean_center = _scores(means)
     often, long_since = _now_and_then(own, threshold)
-    found: list[_Rank] = []
+    slow: list[_Rank] = []
     for place, change in enumerate(changed):
         row = own[place][change.index :] if change else newest[place]
         now = change.after if change else float(medians[place])
@@ -147,23 +131,22 @@ def judge(
             if medians[place] / center - 1 < (longer - 1) / 2:
                 # A few steps make the mean.
                 share = float(np.mean(newest[place] >= center * (1 + threshold)))
-                found.append(_Rank(place, longer, long_since[place], 0.0, often[place] or share, True))
+                slow.append(_Rank(place, longer, long_since[place], 0.0, often[place] or share, True))
                 continue
             if not clearly:
                 continue
             # Most steps do, and that it is slow is sure: since when may be less so.
             change = change or _change(own[place], times[place][np.isfinite(times[place])], threshold, SINCE_ERRORS)
         since = int(np.flatnonzero(np.isfinite(level[place]))[change.index]) if change else 0
-        found.append(_Rank(place, now / center, since, change.before / center if change else 0.0, held, False))
+        slow.append(_Rank(place, now / center, since, change.before / center if change else 0.0, held, False))
     # Where many differ there are kinds of machines, not outliers; of two ranks each stands out of the other.
-    constant = [one for one in found if not one.became and not one.now_and_then]
+    constant = [one for one in slow if not one.became and not one.now_and_then]
     if len(constant) > max(1, len(ranks) // FEW) or len(ranks) < 3:
-        found = [one for one in found if one not in constant]
-    findings = _findings(found, ranks, steps, params, hosts, step_ns, usual / center)
-    slowest = max((one.level for one in found), default=1.0)
-    note = "" if found else _note(ranks, level, usual, threshold)
-    past = _recovered(ranks, steps, level, threshold, {one.place for one in found})
-    return Judged(findings, slowest, "; ".join(filter(None, [past, note])), blind=note == BLIND)
+        slow = [one for one in slow if one not in constant]
+    suspects = _suspects(slow, ranks, steps, params, hosts, step_ns, usual / center)
+    note = "" if slow else _note(ranks, level, usual, threshold)
+    past = _recovered(ranks, steps, level, threshold, {one.place for one in slow})
+    return suspects, Logged("; ".join(filter(None, [past, note])), blind=note == BLIND)
 
 
 def _levels(rows: Mapping[str, NDArray[Any]]) -> tuple[Int, Int, Float, Float]:
@@ -204,13 +187,11 @@ def _now_and_then(own: list[Float], threshold: float) -> tuple[list[float], list
         threshold: Share of the step that counts.
 
     Returns:
-        Of each rank the share of its steps that are long, 0: it is not told; and its first step of those in which so
-        many are.
+        Of each rank the share of its steps that are long, 0: it is not reported; and its first step of those in which
+        so many are.
     """
     level = [row / np.median(row) for row in own]
-    scatter = [
-        max(LONG * 1.4826 * float(np.median(np.abs(row - 1))), 2 * float(np.quantile(row, 0.95) - 1)) for row in level
-    ]
+    scatter = [max(LONG * mad(row, 1.0), 2 * float(np.quantile(row, 0.95) - 1)) for row in level]
     limit = 1 + max(threshold, float(np.quantile(scatter, 0.5, method="lower")))
     long = [row >= limit for row in level]
     hits = [int(those.sum()) for those in long]
@@ -235,11 +216,11 @@ def _now_and_then(own: list[Float], threshold: float) -> tuple[list[float], list
 
 def _change(level: Float, times: Float, threshold: float, errors: float = RANK_SUM) -> _Change | None:
     steady = find_regression(level, least=threshold, errors=errors)
-    found = _Change(steady.index, steady.before_ns, steady.after_ns) if steady else _grown(level, threshold)
+    change = _Change(steady.index, steady.before_ns, steady.after_ns) if steady else _grown(level, threshold)
     # Where the others became faster, a rank did not become slower.
-    if found is None or np.median(times[found.index :]) < (1 + threshold / 2) * np.median(times[: found.index]):
+    if change is None or np.median(times[change.index :]) < (1 + threshold / 2) * np.median(times[: change.index]):
         return None
-    return found
+    return change
 
 
 def _grown(level: Float, threshold: float) -> _Change | None:
@@ -252,7 +233,7 @@ def _grown(level: Float, threshold: float) -> _Change | None:
         return None
     before, after = level[:onset], level[onset:]
     was, became = float(np.median(before)), float(np.median(after))
-    noise = max(1.4826 * float(np.median(np.abs(before - was))), LEAST_SPREAD * was)
+    noise = max(mad(before, was), LEAST_SPREAD * was)
     if became < (1 + threshold) * was or became - was < OUTLIER * noise:
         return None
     return _Change(onset, was, became) if np.mean(after > np.quantile(before, 0.9)) >= SEPARATE else None
@@ -265,30 +246,30 @@ def _scores(level: Float) -> tuple[Float, float]:
     return 0.6745 * (level - center) / spread, center
 
 
-def _findings(
-    found: list[_Rank],
+def _suspects(
+    slow: list[_Rank],
     ranks: Int,
     steps: Int,
     params: Mapping[str, Any],
     hosts: Mapping[int, str],
     step_ns: float,
     level: Float,
-) -> list[Finding]:
+) -> list[Suspect]:
     """Ranks that always were slow are one finding; so are those that became slow at about the same time."""
     groups: dict[tuple[bool, int], list[_Rank]] = {}
     onset = -MIN_STEPS
-    for one in sorted(found, key=lambda each: each.since):
+    for one in sorted(slow, key=lambda each: each.since):
         if one.became and one.since - onset >= MIN_STEPS:
             onset = one.since
         groups.setdefault((one.now_and_then, onset if one.became else -1), []).append(one)
-    others = np.delete(level, [one.place for one in found])
-    findings = []
+    others = np.delete(level, [one.place for one in slow])
+    suspects = []
     for (now_and_then, _), those in groups.items():
         members = sorted(those, key=lambda each: each.place)
         since = int(steps[min(one.since for one in members)])
         numbers = [int(ranks[one.place]) for one in members]
         names = list(dict.fromkeys(hosts[number] for number in numbers if number in hosts))
-        first, name, worst = members[0], named(numbers), max(one.level for one in members)
+        first, name, worst = members[0], ranks_text(numbers), max(one.level for one in members)
         takes = "takes" if len(numbers) == 1 else "take"
         each = _list(one.level for one in members)
         spread = f"the others take {others.min():.2f} to {others.max():.2f}" if len(others) else ""
@@ -308,18 +289,23 @@ def _findings(
                 "difference, not an event"
             )
         evidence: list[Evidence] = [
-            {"text": "; ".join(filter(None, [text, spread])), "sql": sql.shown(sql.STEP_TIMES_BY_RANK, params)}
+            {"text": "; ".join(filter(None, [text, spread])), "sql": runnable_sql(queries.STEP_TIMES_BY_RANK, params)}
         ]
-        findings.append(Finding(
+        suspects.append(Suspect(
             kind="jitter" if now_and_then else "compute_straggler", ranks=numbers, hosts=names,
-            steps=[since, int(steps[-1])], phase="", kernels=[], slowdown=round(worst, 4),
-            share=(worst - 1) * step_ns,
-            confidence=round(min(one.held for one in members) * UNKNOWN_CAUSE, 4) if not now_and_then else 0.3,
+            since=since, last=int(steps[-1]), slowdown=worst, lost_ns=(worst - 1) * step_ns,
+            effect=partial(_waited_for, worst),
+            confidence=min(one.held for one in members) * UNKNOWN_CAUSE if not now_and_then else 0.3,
             level="iteration", evidence=evidence,
             action=f"See what differs on {name}: the GPU and its clocks, what shares it, the host, the share of "
-            "the data. Step times alone do not tell; argus trace does.",
+            "the data. Step times alone do not show it; argus trace does.",
         ))  # fmt: skip
-    return findings
+    return suspects
+
+
+def _waited_for(factor: float, step: StepTime) -> StepTime:
+    """Whoever waits for the slowest rank takes as long as it does: so many times as long as the median one."""
+    return replace(step, now_ns=max(step.now_ns, factor * step.ideal_ns))
 
 
 def _recovered(ranks: Int, steps: Int, level: Float, threshold: float, left_out: set[int]) -> str:
@@ -328,13 +314,13 @@ def _recovered(ranks: Int, steps: Int, level: Float, threshold: float, left_out:
     Args:
         left_out: Places of ranks that findings name.
     """
-    found: list[tuple[float, str]] = []
+    texts: list[tuple[float, str]] = []
     for place in range(len(ranks)):
         seen = np.isfinite(level[place])
         if place in left_out or not seen.any():
             continue
         own = level[place][seen] / np.median(level[place][seen])
-        least = 1 + max(threshold, 5 * 1.4826 * float(np.median(np.abs(own - 1))))
+        least = 1 + max(threshold, 5 * mad(own, 1.0))
         episode = find_episode(own >= least, LEAST_EPISODE)
         if episode is None:
             continue
@@ -342,12 +328,12 @@ def _recovered(ranks: Int, steps: Int, level: Float, threshold: float, left_out:
         lost = float(np.sum(slow - 1))
         if lost < LOST_STEPS:
             continue
-        found.append((
+        texts.append((
             lost,
             f"rank {ranks[place]} was slow in steps {at[episode[0]]} to {at[episode[1] - 1]} (up to {slow.max():.2f}x, "
             f"which cost it the time of {lost:.1f} steps), and no longer is",
         ))  # fmt: skip
-    return "; ".join(text for _, text in sorted(found, reverse=True)[:TOLD])
+    return "; ".join(text for _, text in sorted(texts, reverse=True)[:MAX_RECOVERED])
 
 
 def _note(ranks: Int, level: Float, usual: Float, threshold: float) -> str:

@@ -1,7 +1,7 @@
 """Who holds up ranks that wait in collectives, from how far each of them had come in each of its process groups.
 
 A collective completes on no rank before all ranks of its group have called it and their GPUs have come to it. So the
-first call of a group that has not completed says who is waited for:
+first call of a group that has not completed shows which ranks the others wait for:
 
 * a rank that did not call it is *late*, one that was not recorded *absent*;
 * where at least half of the ranks completed it, those that did not are *stalled*: their peers had all that they needed
@@ -38,7 +38,7 @@ EARLIER_NS = 5_000_000
 """Of ranks that wait for one another the one that made its last call so much before all others stopped first: more than
 clocks of hosts with NTP differ by."""
 MAJORITY = 3
-"""A rank that is missed by so many times as many ranks as wait with it, in a circle, is the one to blame."""
+"""A rank that is missed by so many times as many ranks as wait with it, in a circle, is the cause."""
 FEW = 2
 """Of a call that all its ranks made, so many are named together."""
 
@@ -139,7 +139,7 @@ Reason = Literal["late", "absent", "stalled", "differs", "held"]
 
 @dataclass
 class Wavefront:
-    """What a snapshot says.
+    """What a snapshot shows.
 
     Attributes:
         at_fault: Why, by rank.
@@ -182,13 +182,13 @@ class _Search:
         self.nodes: dict[Node, Wait] = {}
 
     def run(self) -> Wavefront:
-        found = self.found
-        found.stale = self._stale()
-        self.recorded = self.seen.ranks - set(found.stale)
+        result = self.found
+        result.stale = self._stale()
+        self.recorded = self.seen.ranks - set(result.stale)
         for call in self.seen.pending:
             if call.rank not in self.recorded:
                 continue
-            found.timed_out |= call.timed_out
+            result.timed_out |= call.timed_out
             if call.peer < 0:
                 self.by_call[call.group, call.seq][call.rank].append(call)
             else:
@@ -206,8 +206,8 @@ class _Search:
             self._transfer(group, sender, receiver, calls)
         self._behind()
         self._ends()
-        found.waits = sorted(self.nodes.values(), key=lambda one: (one.seq < 0, -len(one.came), one.group))
-        return found
+        result.waits = sorted(self.nodes.values(), key=lambda one: (one.seq < 0, -len(one.came), one.group))
+        return result
 
     def _members(self, group: int) -> Ranks:
         known = self.seen.groups.get(group)
@@ -322,8 +322,8 @@ class _Search:
 
     def _ends(self) -> None:
         """The ranks that the others wait for and that wait for nobody, and calls that wait for nothing."""
-        found = self.found
-        for rank in found.at_fault:
+        result = self.found
+        for rank in result.at_fault:
             self.edges[rank] = set()
         ends = ends_of(self.edges)
         stuck: list[Node] = []
@@ -332,19 +332,19 @@ class _Search:
             ranks = sorted(node for node in end if isinstance(node, int))
             if len(end) == 1 and ranks:
                 rank = ranks[0]
-                if rank not in found.at_fault and any(rank in self.edges[node] for node in self.nodes):
-                    found.at_fault[rank] = self._reason(rank)
+                if rank not in result.at_fault and any(rank in self.edges[node] for node in self.nodes):
+                    result.at_fault[rank] = self._reason(rank)
             elif len(end) == 1:
                 stuck += list(end)
             elif broken := self._break(end, ranks):
-                found.at_fault.update({rank: self._reason(rank) for rank in broken})
+                result.at_fault.update({rank: self._reason(rank) for rank in broken})
             elif (first := self._stopped_first(end, ranks)) is not None:
-                found.candidates = (*found.candidates, first)
+                result.candidates = (*result.candidates, first)
             else:
                 circles += ranks
         if circles:
-            found.circle, found.candidates = True, tuple(sorted({*circles, *found.candidates}))
-        found.stuck = [self.nodes[node] for node in stuck if node in self.nodes]
+            result.circle, result.candidates = True, tuple(sorted({*circles, *result.candidates}))
+        result.stuck = [self.nodes[node] for node in stuck if node in self.nodes]
         self._narrow(stuck)
 
     def _reason(self, rank: int) -> Reason:
@@ -353,7 +353,7 @@ class _Search:
         return "late" if any(rank in wait.late for wait in self.nodes.values()) else "held"
 
     def _break(self, circle: set[Node], ranks: Sequence[int]) -> list[int]:
-        """Whom a circle of waiting ranks has stopped for; empty: it cannot be told apart."""
+        """The ranks that a circle of waiting ranks waits for; empty: they cannot be distinguished."""
         inside = {node: {other for other in self.edges.get(node, ()) if other in circle} for node in circle}
         calls = {node: self.nodes[node] for node in circle if isinstance(node, tuple) and node[1] >= 0}
         missed: dict[int, list[Wait]] = {rank: [] for rank in ranks}
@@ -385,7 +385,7 @@ class _Search:
 
     def _stopped_first(self, circle: set[Node], ranks: Sequence[int]) -> int | None:
         """Of ranks that wait for one another in transfers, the one that clearly made its last call first. Collectives
-        in different orders are no such case: there none is more to blame than the others."""
+        in different orders are no such case: there none is more the cause than the others."""
         times = sorted((self.seen.last_ns[rank], rank) for rank in ranks if self.seen.last_ns.get(rank, 0) > 0)
         if not any(isinstance(node, tuple) and node[1] < 0 for node in circle) or len(times) < max(2, len(ranks)):
             return None
@@ -393,7 +393,7 @@ class _Search:
 
     def _narrow(self, stuck: Sequence[Node]) -> None:
         """Of calls that all their ranks made: whose GPU went past none of them, and who is in several."""
-        found = self.found
+        result = self.found
         tally: Tally[int] = Tally()
         for node in stuck:
             wait = self.nodes[node]
@@ -402,12 +402,12 @@ class _Search:
             if left and len(left) < len(wait.came):
                 tally.update(left)
                 if len(left) == 1:
-                    found.at_fault[left[0]] = "held"
+                    result.at_fault[left[0]] = "held"
             elif len(wait.came) <= FEW:
                 tally.update(wait.came)
-        named = set(tally) - set(found.at_fault)
-        if named and not found.circle and len(named) <= FEW * max(len(stuck), 1):
-            found.candidates = tuple(sorted({*named, *found.candidates}))
+        named = set(tally) - set(result.at_fault)
+        if named and not result.circle and len(named) <= FEW * max(len(stuck), 1):
+            result.candidates = tuple(sorted({*named, *result.candidates}))
 
 
 def _minority(values: Mapping[int, tuple[str, ...]]) -> list[int]:
@@ -453,12 +453,12 @@ def ends_of(edges: Mapping[Node, set[Node]]) -> list[set[Node]]:
             if ahead:
                 low[ahead[-1][0]] = min(low[ahead[-1][0]], low[node])
             if low[node] == order[node]:
-                found: set[Node] = set()
-                while node not in found:
+                component: set[Node] = set()
+                while node not in component:
                     last = path.pop()
                     on_path.discard(last)
-                    found.add(last)
+                    component.add(last)
                     part[last] = len(parts)
-                parts.append(found)
+                parts.append(component)
     open_ = {part[node] for node, targets in edges.items() for target in targets if part[node] != part[target]}
-    return [found for number, found in enumerate(parts) if number not in open_ and found & touched]
+    return [component for number, component in enumerate(parts) if number not in open_ and component & touched]

@@ -3,7 +3,7 @@
 Phases hide them: a kernel that takes 3 % of a step may take twice as long and nobody sees it in the sum. The mean of
 each kernel (name, stream, grid, block) on each rank is compared first; of those that stand out the distributions are
 rebuilt from their summaries and compared by the first Wasserstein distance, as ARGUS (arXiv 2606.20374) does. Its mean
-over all pairs of ranks says nothing where half of them is slow: here the reference is the low median of the ranks'
+over all pairs of ranks shows nothing where half of them are slow: here the reference is the low median of the ranks'
 quantile functions, point by point, which a slow half does not move.
 """
 
@@ -17,9 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.compress.decode import Decoded, decode_escapes, decode_summaries
-from argus.diagnose import sql
-from argus.diagnose.peers import Mesh
-from argus.diagnose.verdict import Evidence, Finding, named
+from argus.diagnose.case import Case
+from argus.diagnose.read import queries
+from argus.diagnose.read.peers import Mesh
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import mad
+from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.diagnose.verdict import Evidence
+from argus.model.units import ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -37,7 +42,7 @@ RANKS = 128
 STEPS = 20
 """Newest steps, and first ones: of 300 kernels on so many ranks three quarters of a million rows."""
 BLOCKS = 60
-"""Of so many stretches of steps it is looked at since when a kernel is slow."""
+"""Of so many stretches of steps it is examined since when a kernel is slow."""
 CHECKED = 3
 """Kernels whose distributions are rebuilt, at most, by what they cost."""
 SAMPLE = 48
@@ -107,8 +112,8 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
     """Whether some ranks compute for longer since their kernels take longer, or since they have more of them.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them, of these ranks and of those to compare with.
-        ranks: Those that compute for longer.
+        columns: As :data:`argus.diagnose.read.queries.KERNEL_TIME` returns them, of these ranks and of those to compare
+        with. ranks: Those that compute for longer.
         excess: How many times as long.
 
     Returns:
@@ -122,22 +127,22 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
     np.add.at(launches, (place, column), columns["launches"].astype(np.float64))
     np.add.at(spent, (place, column), columns["spent_ns"].astype(np.float64))
     np.maximum.at(steps, place, columns["steps"].astype(np.float64))
-    mine = np.isin(numbers, ranks)
-    if not mine.any() or mine.all() or excess <= 1:
+    chosen = np.isin(numbers, ranks)
+    if not chosen.any() or chosen.all() or excess <= 1:
         return None
     often = launches / np.maximum(steps, 1.0)[:, None]
     known = launches > 0
-    both = (known[mine].mean(axis=0) >= 0.5) & (known[~mine].mean(axis=0) >= 0.5)
+    both = (known[chosen].mean(axis=0) >= 0.5) & (known[~chosen].mean(axis=0) >= 0.5)
     if both.sum() < FEWEST:
         return None
     mean = np.where(known, spent / np.maximum(launches, 1.0), np.nan)[:, both]
-    took, usual = np.nanmedian(mean[mine], axis=0), np.nanmedian(mean[~mine], axis=0)
+    took, usual = np.nanmedian(mean[chosen], axis=0), np.nanmedian(mean[~chosen], axis=0)
     often = np.where(known, often, np.nan)[:, both]
-    here, there = np.nanmedian(often[mine], axis=0), np.nanmedian(often[~mine], axis=0)
+    here, there = np.nanmedian(often[chosen], axis=0), np.nanmedian(often[~chosen], axis=0)
     cost = here * took
     slower, more = float(cost.sum() / (here @ usual)), float(here @ usual / (there @ usual))
     each = (spent / np.maximum(steps, 1.0)[:, None]).sum(axis=1)
-    whole, theirs = float(np.median(each[mine])), float(np.median(each[~mine]))
+    whole, theirs = float(np.median(each[chosen])), float(np.median(each[~chosen]))
     longer = took >= usual * (1 + (excess - 1) / 2)
     counts = cost >= COUNTED * cost.sum()
     explained, in_all = (float(np.log(max(one, 1e-9)) / np.log(excess)) for one in (slower, whole / max(theirs, 1.0)))
@@ -156,27 +161,27 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
 
 
 def against_stages(
-    query: sql.Query, params: Mapping[str, Any], mesh: Mesh, numbers: Int, ranks: Sequence[int], excess: float
+    query: Query, params: Mapping[str, Any], mesh: Mesh, numbers: Int, ranks: Sequence[int], excess: float
 ) -> tuple[Launches | None, str]:
     """:func:`compared` with ranks of other stages, in the newest steps; and the SQL that shows it. ``numbers``: sure
     steps, ascending."""
     stages = mesh.stage[np.isin(mesh.ranks, ranks)]
     others = mesh.ranks[~np.isin(mesh.stage, stages)].tolist()
     window = _window(params, numbers[-STEPS:], [*_some(list(ranks), RANKS // 2), *_some(others, RANKS // 2)])
-    return compared(query(sql.KERNEL_TIME, window), ranks, excess), sql.shown(sql.KERNEL_TIME, window)
+    return compared(query(queries.KERNEL_TIME, window), ranks, excess), runnable_sql(queries.KERNEL_TIME, window)
 
 
 def against_past(
-    query: sql.Query, params: Mapping[str, Any], numbers: Int, onset: int, ranks: Sequence[int], excess: float
+    query: Query, params: Mapping[str, Any], numbers: Int, onset: int, ranks: Sequence[int], excess: float
 ) -> tuple[Launches | None, str]:
     """:func:`compared` with themselves before a step; and the SQL that shows it. ``numbers``: as above."""
     chosen = _some(list(ranks), RANKS // 2)
     now = _window(params, numbers[-STEPS:], chosen)
-    shown = sql.shown(sql.KERNEL_TIME, now)
+    shown = runnable_sql(queries.KERNEL_TIME, now)
     earlier = numbers[numbers < onset][-STEPS:]
     if not len(earlier):
         return None, shown
-    parts = [query(sql.KERNEL_TIME, one) for one in (_window(params, earlier, chosen), now)]
+    parts = [query(queries.KERNEL_TIME, one) for one in (_window(params, earlier, chosen), now)]
     names = ("kernel_id", "launches", "spent_ns", "steps")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     # What they were is not a rank's own number.
@@ -184,11 +189,11 @@ def against_past(
     return compared(columns, ranks, excess), shown
 
 
-def tell_apart(finding: Finding, launches: Launches | None, shown: str, there: str) -> str:
-    """Tells a stage with more to do from one whose GPUs are slow.
+def explain_stage(suspect: Suspect, launches: Launches | None, shown: str, there: str) -> str:
+    """Distinguishes a stage with more to do from one whose GPUs are slow.
 
     Args:
-        finding: A ``stage_imbalance``, changed in place.
+        suspect: A ``stage_imbalance``, changed in place.
         launches: Its kernels against others; None: not known.
         shown: SQL of it.
         there: Where the others are.
@@ -198,7 +203,7 @@ def tell_apart(finding: Finding, launches: Launches | None, shown: str, there: s
     """
     if launches is None or not launches.reason:
         return ""
-    one, where = len(finding["ranks"]) == 1, named(finding["ranks"])
+    one, where = len(suspect.ranks) == 1, ranks_text(suspect.ranks)
     if launches.reason == "more":
         text = (
             f"a launch of {launches.kernels} kernels takes as long as {there} ({launches.slower:.2f}x): more work, "
@@ -209,12 +214,12 @@ def tell_apart(finding: Finding, launches: Launches | None, shown: str, there: s
             f"{launches.kernels} kernels are launched as often as {there} ({launches.more:.2f}x), and a launch takes "
             f"{launches.slower:.2f} times as long: {'a slow GPU' if one else 'slow GPUs'}, not more layers"
         )
-        finding["kind"], finding["level"], finding["confidence"] = "compute_straggler", "kernel", BY_KERNELS
-        finding["action"] = (
+        suspect.kind, suspect.level, suspect.confidence = "compute_straggler", "kernel", BY_KERNELS
+        suspect.action = (
             f"Check the GPU{'' if one else 's'} of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC), and "
             f"move the rank{'' if one else 's'} if {'it stays' if one else 'they stay'} slow."
         )
-    finding["evidence"].append({"text": text, "sql": shown})
+    suspect.further.append({"text": text, "sql": shown})
     return launches.reason
 
 
@@ -252,14 +257,14 @@ def candidates(columns: Mapping[str, NDArray[Any]], stage: Mapping[int, int], st
     """Kernels whose mean is longer on some ranks than on those with the same work, those that cost most first.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.KERNEL_TIME` returns them.
+        columns: As :data:`argus.diagnose.read.queries.KERNEL_TIME` returns them.
         stage: Which ranks have the same work: a label of each.
         step_ns: A step.
 
     Returns:
         With ``w1`` 0: nothing of the distributions is known yet.
     """
-    found = []
+    slow_kernels = []
     rank = columns["rank"].astype(np.int64)
     label = np.array([stage.get(one, -1) for one in rank.tolist()], np.int64)
     launches = np.maximum(columns["launches"].astype(np.float64), 1.0)
@@ -280,8 +285,7 @@ def candidates(columns: Mapping[str, NDArray[Any]], stage: Mapping[int, int], st
         others = ratio[~high]
         if not high.any() or not len(others):
             continue
-        scatter = 1.4826 * float(np.median(np.abs(others - np.median(others))))
-        high &= ratio - 1 >= SPREADS * scatter
+        high &= ratio - 1 >= SPREADS * mad(others)
         # Ranks that launch it more or less often do not do the same with it.
         usual = float(np.median(often[rows][ratio < 1 + LEAST]))
         high &= np.abs(often[rows] / max(usual, 1e-9) - 1) < LEAST / 2
@@ -290,13 +294,13 @@ def candidates(columns: Mapping[str, NDArray[Any]], stage: Mapping[int, int], st
             ranks = tuple(np.sort(rank[rows][high]).tolist())
             number = int(columns["kernel_id"][rows[0]])
             median = float(np.median(ratio[high]))
-            found.append(SlowKernel(number, name, ranks, median, float(np.median(cost[high])), 0.0, 0.0, before=False))
-    return sorted(found, key=lambda one: -one.cost_ns * len(one.ranks))
+            slow_kernels.append(
+                SlowKernel(number, name, ranks, median, float(np.median(cost[high])), 0.0, 0.0, before=False)
+            )
+    return sorted(slow_kernels, key=lambda one: -one.cost_ns * len(one.ranks))
 
 
-def by_distribution(
-    query: sql.Query, window: Mapping[str, Any], kernel_id: int, ranks: Sequence[int]
-) -> tuple[Int, Float]:
+def by_distribution(query: Query, window: Mapping[str, Any], kernel_id: int, ranks: Sequence[int]) -> tuple[Int, Float]:
     """Quantiles of a kernel's durations on some ranks in some steps, spikes left out.
 
     Args:
@@ -310,10 +314,10 @@ def by_distribution(
     """
     asked = {**window, "ranks": list(ranks), "kernel": kernel_id}
     parts: list[tuple[Int, Decoded]] = []
-    rows = query(sql.KERNEL_ROWS, asked)
+    rows = query(queries.KERNEL_ROWS, asked)
     if len(rows["rank"]):
-        parts.append((rows["rank"].astype(np.int64), decode_summaries(rows, query(sql.KERNEL_TEMPLATES, asked))))
-    escaped = query(sql.KERNEL_ESCAPED, asked)
+        parts.append((rows["rank"].astype(np.int64), decode_summaries(rows, query(queries.KERNEL_TEMPLATES, asked))))
+    escaped = query(queries.KERNEL_ESCAPED, asked)
     if len(escaped["rank"]):
         parts.append((escaped["rank"].astype(np.int64), decode_escapes(escaped)))
     known = np.unique(np.concatenate([np.empty(0, np.int64), *(part[0] for part in parts)]))
@@ -329,69 +333,52 @@ def by_distribution(
 
 
 def confirmed(one: SlowKernel, ranks: Int, each: Float) -> SlowKernel | None:
-    """With the distance of its distributions; None: these do not tell the ranks from the others."""
+    """With the distance of its distributions; None: these do not distinguish the ranks from the others."""
     slow = np.isin(ranks, one.ranks)
     if not slow.any() or slow.all():
         return None
     distance = distances(each)
-    mine, others = float(np.median(distance[slow])), float(distance[~slow].max())
-    if mine < LEAST / 2 or mine < 1.5 * others:
+    slow_distance, other_distance = float(np.median(distance[slow])), float(distance[~slow].max())
+    if slow_distance < LEAST / 2 or slow_distance < 1.5 * other_distance:
         return None
-    return SlowKernel(one.kernel_id, one.kernel, one.ranks, one.factor, one.cost_ns, mine, others, one.before)
+    return SlowKernel(
+        one.kernel_id, one.kernel, one.ranks, one.factor, one.cost_ns, slow_distance, other_distance, one.before
+    )
 
 
-def judge(
-    query: sql.Query,
-    params: Mapping[str, Any],
-    mesh: Mesh,
-    numbers: Int,
-    durations: Float,
-    hosts: Mapping[int, str],
-    threshold: float,
-    told: set[int],
-) -> list[Finding]:
-    """Kernels that take longer on some ranks, where nothing else was found on them.
-
-    Args:
-        query: Runs SQL with parameters, returns columns.
-        params: job, run, first, last.
-        mesh: Which ranks have the same work.
-        numbers: Sure steps, ascending, shape (steps,).
-        durations: The job's time of each, ns.
-        hosts: Node of each rank.
-        threshold: Lost share of the step from which the job counts as slower.
-        told: Ranks of other findings.
-
-    Returns:
-        Findings whose ``share`` is ns of a step.
-    """
-    newest = numbers[-STEPS:]
-    step_ns = float(np.median(durations[-STEPS:]))
+def detect(case: Case) -> list[Suspect]:
+    """Kernels that take longer on some ranks, where nothing else was found on them."""
+    if case.gpus is None:
+        return []
+    query, mesh = case.query, case.gpus.mesh
+    named_ranks = {rank for suspect in case.suspects for rank in suspect.ranks}
+    newest = case.numbers[-STEPS:]
+    step_ns = float(np.median(case.durations[-STEPS:]))
     ranks = _some(mesh.ranks.tolist(), RANKS)
-    window = {**params, "first": int(newest[0]), "last": int(newest[-1]), "ranks": ranks}
+    window = {**case.params, "first": int(newest[0]), "last": int(newest[-1]), "ranks": ranks}
     stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
-    columns = query(sql.KERNEL_TIME, window)
+    columns = query(queries.KERNEL_TIME, window)
     by_ranks: dict[tuple[int, ...], list[SlowKernel]] = {}
     for one in candidates(columns, stage, step_ns)[:CHECKED]:
-        if told & set(one.ranks):
+        if named_ranks & set(one.ranks):
             continue
         peers = [rank for rank in ranks if stage[rank] == stage[one.ranks[0]] and rank not in one.ranks]
         chosen = [*one.ranks[: SAMPLE // 2], *_some(peers, SAMPLE // 2)]
         if (sure := confirmed(one, *by_distribution(query, window, one.kernel_id, chosen))) is not None:
             by_ranks.setdefault(sure.ranks, []).append(sure)
-    findings = []
+    suspects = []
     for slow, kernels in by_ranks.items():
-        since, past = _since(query, params, numbers, kernels[0])
-        findings.append(_finding(slow, kernels, since, past, numbers, hosts, step_ns, threshold, window))
-    return findings
+        since, past = _since(query, case.params, case.numbers, kernels[0])
+        suspects.append(_suspect(case, slow, kernels, since, past, step_ns, window))
+    return suspects
 
 
-def _since(query: sql.Query, params: Mapping[str, Any], numbers: Int, one: SlowKernel) -> tuple[int, float]:
+def _since(query: Query, params: Mapping[str, Any], numbers: Int, one: SlowKernel) -> tuple[int, float]:
     """The step since which a kernel is slow, to a sixtieth of all steps, and how far its durations are from
     what they were in the first steps (W1 over the mean; 0: not known, or as ever)."""
     first = numbers[:STEPS] if len(numbers) >= 2 * STEPS else numbers[: len(numbers) // 3]
     whole = {**params, "first": int(numbers[0]), "last": int(numbers[-1]), "ranks": list(one.ranks[:8])}
-    rows = query(sql.KERNEL_STEPS, {**whole, "kernel": one.kernel_id, "width": max(1, len(numbers) // BLOCKS)})
+    rows = query(queries.KERNEL_STEPS, {**whole, "kernel": one.kernel_id, "width": max(1, len(numbers) // BLOCKS)})
     if len(rows["since"]) < 3:
         return int(numbers[0]), 0.0
     mean = rows["mean_ns"].astype(np.float64)
@@ -414,23 +401,21 @@ def _since(query: sql.Query, params: Mapping[str, Any], numbers: Int, one: SlowK
     return since, float(np.median(apart))
 
 
-def _finding(
+def _suspect(
+    case: Case,
     slow: tuple[int, ...],
     kernels: list[SlowKernel],
     since: int,
     past: float,
-    numbers: Int,
-    hosts: Mapping[int, str],
     step_ns: float,
-    threshold: float,
     window: Mapping[str, Any],
-) -> Finding:
-    names = list(dict.fromkeys(hosts[rank] for rank in slow if rank in hosts))
-    where = named(list(slow)) + (f" on {', '.join(names[:4])}" if names else "")
+) -> Suspect:
+    names = case.hosts_of(slow)
+    where = ranks_text(list(slow)) + (f" on {', '.join(names[:4])}" if names else "")
     cost = sum(one.cost_ns for one in kernels)
-    visible = cost >= threshold * step_ns
-    shown = sql.shown(sql.KERNEL_TIME, window)
-    evidence: list[Evidence] = [
+    visible = cost >= case.threshold * step_ns
+    shown = runnable_sql(queries.KERNEL_TIME, window)
+    compared: list[Evidence] = [
         {
             "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "
             f"{one.cost_ns / 1e6:,.2f} ms more a step; its durations are {one.w1:.2f} of the mean away from theirs "
@@ -441,20 +426,19 @@ def _finding(
     ]
     if past:
         text = f"from step {since} on they are {past:.2f} of the mean away from what they were in the first steps"
-        evidence.append({"text": text, "sql": shown})
-    ideal = max(step_ns - cost, 0.05 * step_ns)
-    return Finding(
+        compared.append({"text": text, "sql": shown})
+    return Suspect(
         kind="compute_straggler" if visible else "masked_compute_straggler",
         ranks=list(slow),
         hosts=names,
-        steps=[since, int(numbers[-1])],
-        phase="",
+        since=since,
+        last=case.last,
         kernels=[one.kernel for one in kernels],
-        slowdown=round(step_ns / ideal, 4),
-        share=cost if visible else 0.0,
+        lost_ns=cost if visible else 0.0,
+        slowdown=slowdown_of(step_ns, cost),
         confidence=0.9,
         level="kernel",
-        evidence=evidence,
+        evidence=compared,
         action=f"See what is different about {kernels[0].kernel} on {where}: inputs, libraries, "
         "clocks and memory of the GPU (nvidia-smi -q -d CLOCK,PERFORMANCE,ECC).",
     )

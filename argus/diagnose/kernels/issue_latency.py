@@ -14,9 +14,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtri
 
 from argus.compress.fidelity import w1
-from argus.diagnose import sql
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.robust import mad
+from argus.model.units import issue_delay
 
 Float = NDArray[np.float64]
 
@@ -64,40 +68,40 @@ class Issue:
     stalled: bool
     busy: bool
 
-    def text(self, whose: str, reference: str) -> str:
-        """In words. ``whose``: the GPU of rank 3; ``reference``: on the other ranks."""
-        told = (
-            f"operations of {whose} begin {_time(self.latency_ns)} after their launch (median) against "
-            f"{_time(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, by chance {self.chance:.2f}), and it "
+    def text(self, subject: str, reference: str) -> str:
+        """In words. ``subject``: the GPU of rank 3; ``reference``: on the other ranks."""
+        latencies = (
+            f"operations of {subject} begin {issue_delay(self.latency_ns)} after their launch (median) against "
+            f"{issue_delay(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, by chance "
+            f"{self.chance:.2f}), and it "
             f"has nothing to do for {self.void:.1%} of a step against {self.usual_void:.1%}"
         )
         if self.stalled:
-            return f"{told}: its CPU does not keep up"
-        return f"{told}: it is not kept waiting, its kernels take longer" if self.busy else told
+            return f"{latencies}: its CPU does not keep up"
+        return f"{latencies}: it is not kept waiting, its kernels take longer" if self.busy else latencies
 
 
 def compare(now: Mapping[str, NDArray[Any]], usual: Mapping[str, NDArray[Any]]) -> Issue | None:
     """Compares issue latencies and idle time.
 
     Args:
-        now: Rows of :data:`argus.diagnose.sql.ISSUE`.
+        now: Rows of :data:`argus.diagnose.read.queries.ISSUE`.
         usual: Others of it, in order of steps: the reference.
 
     Returns:
         None: too little is known.
     """
-    mine, others = _known(now), _known(usual)
-    if len(mine["p50_ns"]) < MIN_ROWS or len(others["p50_ns"]) < MIN_ROWS:
+    measured, reference = _known(now), _known(usual)
+    if len(measured["p50_ns"]) < MIN_ROWS or len(reference["p50_ns"]) < MIN_ROWS:
         return None
-    there = _points(others)
-    half = np.argsort(others["step"], kind="stable")
+    there = _points(reference)
+    half = np.argsort(reference["step"], kind="stable")
     first, second = half[: len(half) // 2], half[len(half) // 2 :]
     chance = _distance(there[first].ravel(), there[second].ravel(), float(there.mean()))
-    distance = _distance(_points(mine).ravel(), there.ravel(), float(there.mean()))
-    latency, usual_ns = float(np.median(mine["p50_ns"])), float(np.median(others["p50_ns"]))
-    void, usual_void = float(np.median(mine["void_share"])), float(np.median(others["void_share"]))
-    scatter = 1.4826 * float(np.median(np.abs(others["void_share"] - usual_void)))
-    more = max(LEAST_VOID, TIMES_CHANCE * scatter)
+    distance = _distance(_points(measured).ravel(), there.ravel(), float(there.mean()))
+    latency, usual_ns = float(np.median(measured["p50_ns"])), float(np.median(reference["p50_ns"]))
+    void, usual_void = float(np.median(measured["void_share"])), float(np.median(reference["void_share"]))
+    more = max(LEAST_VOID, TIMES_CHANCE * mad(reference["void_share"], usual_void))
     differs = distance >= max(LEAST_W1, TIMES_CHANCE * chance)
     stalled = differs and latency < FELL * usual_ns and void - usual_void >= more
     busy = void - usual_void < more
@@ -107,11 +111,11 @@ def compare(now: Mapping[str, NDArray[Any]], usual: Mapping[str, NDArray[Any]]) 
 def asked(params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]) -> tuple[str, dict[str, Any]]:
     """The query of :func:`against_peers` and its parameters, for who begins it before."""
     chosen = [*ranks[:RANKS], *peers[:RANKS]]
-    return sql.ISSUE, {**params, "first": max(params["first"], params["last"] - STEPS + 1), "ranks": chosen}
+    return queries.ISSUE, {**params, "first": max(params["first"], params["last"] - STEPS + 1), "ranks": chosen}
 
 
 def against_peers(
-    query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
+    query: Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
 ) -> tuple[Issue | None, str]:
     """Some ranks against others in the same steps (``first`` to ``last`` of the parameters, the newest of them).
 
@@ -119,14 +123,12 @@ def against_peers(
         What was found, and the query."""
     text, window = asked(params, ranks, peers)
     rows = query(text, window)
-    mine = np.isin(rows["rank"], ranks)
-    found = compare({name: values[mine] for name, values in rows.items()}, {n: v[~mine] for n, v in rows.items()})
-    return found, sql.shown(text, window)
+    chosen = np.isin(rows["rank"], ranks)
+    issue = compare({name: values[chosen] for name, values in rows.items()}, {n: v[~chosen] for n, v in rows.items()})
+    return issue, runnable_sql(text, window)
 
 
-def against_past(
-    query: sql.Query, params: Mapping[str, Any], onset: int, ranks: Sequence[int]
-) -> tuple[Issue | None, str]:
+def against_past(query: Query, params: Mapping[str, Any], onset: int, ranks: Sequence[int]) -> tuple[Issue | None, str]:
     """Some ranks from a step on against themselves before it.
 
     Returns:
@@ -135,10 +137,10 @@ def against_past(
         **params, "first": max(params["first"], onset - STEPS), "last": min(params["last"], onset + STEPS - 1),
         "ranks": list(ranks[:RANKS]),
     }  # fmt: skip
-    rows = query(sql.ISSUE, window)
+    rows = query(queries.ISSUE, window)
     later = rows["step"].astype(np.int64) >= onset
-    found = compare({name: values[later] for name, values in rows.items()}, {n: v[~later] for n, v in rows.items()})
-    return found, sql.shown(sql.ISSUE, window)
+    issue = compare({name: values[later] for name, values in rows.items()}, {n: v[~later] for n, v in rows.items()})
+    return issue, runnable_sql(queries.ISSUE, window)
 
 
 def _known(rows: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -154,26 +156,10 @@ def _points(rows: Mapping[str, NDArray[Any]]) -> Float:
     return np.asarray(middle[:, None] * np.exp(spread[:, None] * _NORMAL))
 
 
-def _normal(q: Float) -> Float:
-    """Quantiles of standard normal values, by bisection of the error function's integral."""
-    from math import erf
-
-    low, high = np.full(len(q), -8.0), np.full(len(q), 8.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = np.array([0.5 * (1 + erf(x / 2**0.5)) for x in middle.tolist()]) < q
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return low
-
-
-_NORMAL = _normal(np.asarray(POINTS))
+_NORMAL = ndtri(np.asarray(POINTS))
 
 
 def _distance(sample: Float, reference: Float, mean: float) -> float:
     """W1, over ``mean``."""
     own = float(sample.mean())
     return w1(sample, reference, np.ones(len(reference))) * own / max(mean, 1.0)
-
-
-def _time(ns: float) -> str:
-    return f"{ns / 1e6:,.1f} ms" if ns >= 1e5 else f"{ns / 1e3:,.0f} us"

@@ -9,7 +9,7 @@ Of each function (a kernel, a kind of collective, a Python function) three numbe
 * sigma: the standard deviation of mu over the steps.
 
 No time stamps are in them, so clocks need not agree, and 20 bytes a function are all that has to leave a node. EROICA
-measures mu by hardware counters; here it is what stored durations tell, which needs none.
+measures mu by hardware counters; here it is derived from stored durations, which needs none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import Query, runnable_sql
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -36,9 +37,9 @@ TIMES_MAD = 5.0
 MANY = 0.5
 """Where so many differ from a rank, it may be that half of the ranks is slow: then the worse half is."""
 COST = 0.01
-"""Share of the time that a function must cost a rank more than the others to be told."""
-TOLD = 3
-"""Functions that are told, at most."""
+"""Share of the time that a function must cost a rank more than the others to be reported."""
+MAX_FUNCTIONS = 3
+"""Functions that are reported, at most."""
 BYTES = 20
 """A function's pattern: a hash of its name and three 32-bit numbers."""
 
@@ -109,10 +110,10 @@ def find_odd(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> list[
     """Functions that behave differently on some ranks, those that cost most first.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.PATTERNS` returns them for these ranks and some others.
+        columns: As :data:`argus.diagnose.read.queries.PATTERNS` returns them for these ranks and some others.
         ranks: Whose behaviour is to be explained.
     """
-    found = []
+    odd_functions = []
     everybody = np.unique(columns["rank"].astype(np.int64))
     if not len(everybody) or not np.isin(everybody, ranks).any() or np.isin(everybody, ranks).all():
         return []
@@ -130,33 +131,33 @@ def find_odd(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int]) -> list[
             continue
         odd = np.zeros(len(everybody), np.bool_)
         odd[seen] = differing(beta[seen], mu[seen], sigma[seen])[1]
-        mine = odd & np.isin(everybody, ranks)
+        odd_ranks = odd & np.isin(everybody, ranks)
         others = seen & ~np.isin(everybody, ranks)
-        if not mine.any() or not others.any():
+        if not odd_ranks.any() or not others.any():
             continue
         usual = float(np.quantile(beta[others], 0.5, method="lower"))
-        cost = float(np.median(beta[mine])) - usual
+        cost = float(np.median(beta[odd_ranks])) - usual
         if cost < COST:
             continue
         kind, function = name.split("\0", 1)
-        found.append(
+        odd_functions.append(
             Odd(
-                kind, function, tuple(everybody[mine].tolist()), float(np.median(beta[mine])),
-                float(np.median(mu[mine])), usual, float(np.quantile(mu[others], 0.5, method="higher")), cost,
+                kind, function, tuple(everybody[odd_ranks].tolist()), float(np.median(beta[odd_ranks])),
+                float(np.median(mu[odd_ranks])), usual, float(np.quantile(mu[others], 0.5, method="higher")), cost,
             )
         )  # fmt: skip
     # Waiting for others in collectives is what everybody but the slow ones does.
-    kept = [odd for odd in found if odd.kind != "collective" or odd.mu >= odd.usual_mu]
-    return sorted(kept, key=lambda odd: -odd.cost)[:TOLD]
+    kept = [odd for odd in odd_functions if odd.kind != "collective" or odd.mu >= odd.usual_mu]
+    return sorted(kept, key=lambda odd: -odd.cost)[:MAX_FUNCTIONS]
 
 
 def asked(params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]) -> tuple[str, dict[str, Any]]:
     """The query of :func:`explain` and its parameters, for who begins it before."""
-    return sql.PATTERNS, {**params, "ranks": [*ranks, *peers]}
+    return queries.PATTERNS, {**params, "ranks": [*ranks, *peers]}
 
 
 def explain(
-    query: sql.Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
+    query: Query, params: Mapping[str, Any], ranks: Sequence[int], peers: Sequence[int]
 ) -> tuple[list[Odd], str]:
     """What behaves differently on some ranks in some steps (``first`` to ``last`` of the parameters).
 
@@ -164,4 +165,4 @@ def explain(
         Functions, and the query.
     """
     text, window = asked(params, ranks, peers)
-    return find_odd(query(text, window), ranks), sql.shown(text, window)
+    return find_odd(query(text, window), ranks), runnable_sql(text, window)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import lgamma
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from argus.diagnose.robust import binomial_tail, log_choose
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -26,7 +27,7 @@ PERSISTENCE = 0.6
 """A straggler is the last in at least this share of the steps; spikes hit ranks in turn."""
 ALPHA = 1e-3
 """Chance that ranks which are last by turns look like one straggler in one diagnosis, all sets of ranks and all windows
-counted. The least gain that is asked for on top keeps false alarms below 1 in 1,000 healthy jobs."""
+counted. The least gain that is required on top keeps false alarms below 1 in 1,000 healthy jobs."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def lateness_of(columns: Mapping[str, NDArray[Any]], steps: Int) -> Lateness:
     """Arranges rows (comm_group, rank, step, peak_ns, first_ns, last_ns) as matrices.
 
     Args:
-        columns: As :data:`argus.diagnose.sql.LATENESS` returns them, each shape (rows,).
+        columns: As :data:`argus.diagnose.read.queries.LATENESS` returns them, each shape (rows,).
         steps: The steps to keep, ascending, shape (steps,).
     """
     wanted = np.isin(columns["step"], steps)
@@ -95,12 +96,12 @@ class Straggler:
         gain_ns: What a step would be shorter if they came with the last of the others: the median over the window.
         persistence: Share of steps in which one of them was last.
         p_value: Chance that ranks that are last by turns look like this (Bonferroni over sets of ranks and windows).
-        window: Steps judged.
+        window: Steps compared.
         waiting: Ranks that come late only because they wait for these.
         hidden: Their CPUs come late, and their GPUs, whose times are known, lose nothing by it.
-        idle: It is their GPUs, which have nothing to do for longer, that tell of them, and not who came last: gain and
+        idle: They were detected by their GPUs, which are idle for longer, and not by who came last: gain and
             persistence are of that.
-        own: The GPUs' own times say, too, that it is they who are late.
+        own: The GPUs' own times agree that these ranks are late.
         behind: Ranks that hold the job up more: the gain is what these cost once those are well.
     """
 
@@ -127,10 +128,10 @@ def find_stragglers(lateness: Lateness, step_ns: Float, least: float) -> list[St
     total = len(lateness.steps)
     recent = lateness.tail(RECENT_STEPS)
     for window in WINDOWS:
-        found = _clusters(lateness.tail(window), float(np.median(step_ns[-window:])), least)
+        stragglers = _clusters(lateness.tail(window), float(np.median(step_ns[-window:])), least)
         kept = []
         named: set[int] = set()
-        for straggler in found:
+        for straggler in stragglers:
             late = straggler.ranks + straggler.waiting
             inside = np.isin(recent.ranks, late)
             behind = tuple(sorted(named))
@@ -158,9 +159,9 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
     peak = lateness.peak
     count = len(lateness.ranks)
     left = np.ones(count, np.bool_)
-    found: list[Straggler] = []
+    stragglers: list[Straggler] = []
     if count < 2 or not len(lateness.steps):
-        return found
+        return stragglers
     typical = np.nanmedian(np.where(np.isnan(peak).all(axis=1, keepdims=True), 0.0, peak), axis=1)
     budget = count // 2
     while budget > 0 and left.sum() > 1:
@@ -180,10 +181,10 @@ def _clusters(lateness: Lateness, step_ns: float, least: float) -> list[Straggle
         guilty = _not_victims(lateness, order[:size], typical)
         ranks = tuple(sorted(lateness.ranks[guilty].tolist()))
         waiting = tuple(sorted(set(lateness.ranks[order[:size]].tolist()) - set(ranks)))
-        found.append(Straggler(ranks, gain, persistence, p_value, len(lateness.steps), waiting))
+        stragglers.append(Straggler(ranks, gain, persistence, p_value, len(lateness.steps), waiting))
         left &= ~inside
         budget -= size
-    return found
+    return stragglers
 
 
 def by_chance(hits: int, steps: int, size: int, count: int, windows: int = len(WINDOWS)) -> float:
@@ -191,11 +192,8 @@ def by_chance(hits: int, steps: int, size: int, count: int, windows: int = len(W
     in any of so many windows."""
     if size >= count or hits <= 0:
         return 1.0
-    share = size / count
-    k = np.arange(hits, steps + 1)
-    logs = np.array([lgamma(steps + 1) - lgamma(i + 1) - lgamma(steps - i + 1) for i in k.tolist()])
-    tail = float(np.logaddexp.reduce(logs + k * np.log(share) + (steps - k) * np.log1p(-share)))
-    sets = lgamma(count + 1) - lgamma(size + 1) - lgamma(count - size + 1)
+    tail = binomial_tail(hits, steps, size / count)
+    sets = log_choose(count, size)
     return float(min(1.0, np.exp(min(0.0, tail + sets + np.log(windows)))))
 
 

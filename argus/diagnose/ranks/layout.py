@@ -1,32 +1,34 @@
 """How work is shared out: stages and data-parallel ranks with more of it than others, and pipelines that wait for work.
 
-None of this is anybody's fault in particular: the job was laid out so. It is told where no slow GPU, CPU or link
-explains the time. A stage that computes for longer all along may have slow GPUs instead: its kernels tell.
+None of this is anybody's fault in particular: the job was laid out so. It is reported where no slow GPU, CPU or link
+explains the time. A stage that computes for longer all along may have slow GPUs instead: its kernels show which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import single_kernels, sql
-from argus.diagnose.gpu import ERRORS, LEAST, LEAST_SHARE, MIN_STEPS, WINDOWS, GpuTimes, Seen, levels
-from argus.diagnose.iteration import find_regression
-from argus.diagnose.peers import Mesh
-from argus.diagnose.verdict import Evidence, Finding, listed, named
+from argus.diagnose.case import Case, evidence
+from argus.diagnose.iteration.regression import find_regression
+from argus.diagnose.kernels import distributions
+from argus.diagnose.ranks.slow_gpus import LEAST, LEAST_SHARE
+from argus.diagnose.read import queries, transfers
+from argus.diagnose.read.gpu_times import ERRORS, MIN_STEPS, WINDOWS, GpuTimes, GpuWindow, levels
+from argus.diagnose.read.peers import Mesh
+from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.model.units import listed, milliseconds, ranks_text
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 LENGTHS, LENGTHS_STAGED = 0.055, 0.0167
-"""Share of the step that is lost to batches of different length from which it is told: batches that are packed to
+"""Share of the step that is lost to batches of different length from which it is reported: batches that are packed to
 nearly equal length (2 %) cost 64 ranks 5 %. In a pipeline the micro-batches of a step level one another out: what its
-sum shows is a third to a half of what is lost, and a third of :data:`argus.diagnose.run.THRESHOLD` is enough."""
+sum shows is a third to a half of what is lost, and a third of :data:`argus.diagnose.case.THRESHOLD` is enough."""
 HIDDEN = 3.0
 """What is lost in a pipeline to batches of different length over what its sum shows, at most."""
 WIDENED = 1.0
@@ -34,87 +36,96 @@ WIDENED = 1.0
 vary does so all along, and stays as it is.)"""
 ERRORS_WIDENED = 3.1
 """Standard errors by which steps with more of it must come later: one in 1,000 by chance, of jobs that lose
-:data:`argus.diagnose.gpu.LEAST_SHARE` to it, forward and backward alike. Of two batches a step tells little."""
+:data:`argus.diagnose.ranks.slow_gpus.LEAST_SHARE` to it, forward and backward alike. Two batches a step show
+little."""
 ERRORS_GROWTH = 2.0
 """Standard errors by which steps must be longer since then for that to count as lost: one in 40 by chance."""
 VARIANCE = 0.71
 """Correlation of forward and backward from which half of their variance is the work's (as in
-argus.diagnose.operations)."""
+argus.diagnose.whatif.operations)."""
 BEFORE = 5
 """Steps before the first of a regression that may be of it already."""
 BATCHES_A_STAGE = 1.5
-"""A pipeline with fewer micro-batches a stage than this is said to wait for work. Megatron-LM (SC '21) asks for many
-times as many as there are stages; of p stages and m micro-batches (p - 1) / (m + p - 1) of the time is the bubble."""
+"""A pipeline with fewer micro-batches a stage than this is reported to wait for work. Megatron-LM (SC '21) asks for
+many times as many as there are stages; of p stages and m micro-batches (p - 1) / (m + p - 1) of the time is the
+bubble."""
 ENOUGH = 4.0
-"""Micro-batches a stage that the loss is told against: a bubble of a fifth."""
+"""Micro-batches a stage that the loss is measured against: a bubble of a fifth."""
 
 
-def judge(
-    seen: Seen,
-    query: sql.Query,
-    params: Mapping[str, Any],
-    numbers: Int,
-    durations: Float,
-    hosts: Mapping[int, str],
-    threshold: float,
-    *,
-    fresh: int | None = None,
-    chunks: int = 1,
-) -> list[Finding]:
-    """What the GPUs' times tell of the layout. Arguments as for :func:`argus.diagnose.gpu.judge`; ``fresh``: only what
-    was not so before that step; ``chunks``: of a stage, at least (:func:`argus.diagnose.links.chunks`).
+def detect(case: Case) -> list[Suspect]:
+    """What the GPUs' times show of the layout: one suspect at most."""
+    if case.gpus is None:
+        return []
+    chunks = transfers.chunks(case.query, case.params, case.numbers) if case.gpus.mesh.staged else 1
+    return suspects_of(case, case.gpus, chunks=chunks)
+
+
+def suspects_of(case: Case, gpus: GpuWindow, *, fresh: int | None = None, chunks: int = 1) -> list[Suspect]:
+    """What the GPUs' times show of the layout.
+
+    Args:
+        case: The job.
+        gpus: What its GPUs did.
+        fresh: Only what was not so before that step; None: all.
+        chunks: Of a stage, at least (:func:`argus.diagnose.read.transfers.chunks`).
 
     Returns:
-        At most one finding; ``share`` is what a step is longer for it, in ns.
+        One suspect at most.
     """
-    now = seen.now.cut(slice(-WINDOWS[1], None))
+    now = gpus.now.cut(slice(-WINDOWS[1], None))
     if len(now.steps) < MIN_STEPS:
         return []
-    step_ns = float(np.median(durations[-WINDOWS[0] :]))
-    shown = sql.shown(sql.GPU_TIMES, seen.window)
-    lengths = partial(_lengths, _widened(seen, numbers, durations))
-    for judged in (_stages, lengths, partial(_bubble, chunks)):
-        if (found := judged(now, seen.mesh, step_ns, threshold)) is None:
+    step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
+    lengths = partial(_lengths, _widened(gpus, case.numbers, case.durations))
+    for find in (_stages, lengths, partial(_bubble, chunks)):
+        if (imbalance := find(now, gpus.mesh, step_ns, case.threshold)) is None:
             continue
-        if fresh is not None and found.since is None:
-            before = seen.now if seen.before is None else seen.before
+        if fresh is not None and imbalance.since is None:
+            before = gpus.now if gpus.before is None else gpus.before
             before = before.cut(slice(0, int(np.searchsorted(before.steps, fresh - BEFORE))))
             if len(before.steps) < MIN_STEPS or not np.array_equal(before.ranks, now.ranks):
                 return []
             took = float(np.median(levels(before.step)[0]))
-            if judged(before, seen.mesh, took, threshold) is not None:
+            if find(before, gpus.mesh, took, case.threshold) is not None:
                 return []
-        first = int(numbers[0]) if fresh is None else fresh
-        evidence: list[Evidence] = [{"text": text, "sql": shown} for text in found.texts]
-        finding = Finding(
-            kind=found.kind,
-            ranks=found.ranks,
-            hosts=list(dict.fromkeys(hosts[rank] for rank in found.ranks if rank in hosts)),
-            steps=[first if found.since is None else found.since, int(numbers[-1])],
-            phase=found.phase,
-            kernels=[],
-            slowdown=round(step_ns / max(step_ns - found.loss_ns, 0.05 * step_ns), 4),
-            share=found.loss_ns,
-            confidence=found.confidence,
-            level="phase",
-            evidence=evidence,
-            action=found.action,
-        )
-        if found.kind == "stage_imbalance":
-            told = single_kernels.against_stages(query, params, seen.mesh, numbers, found.ranks, found.excess)
-            reason = single_kernels.tell_apart(finding, *told, "in other stages")
-            if reason == "slower":
-                # It should take as long as the others, not all as long as the average of them.
-                finding["share"] = min(found.excess_ns, 0.95 * step_ns)
-                finding["slowdown"] = round(step_ns / (step_ns - finding["share"]), 4)
-            elif not reason and len(found.ranks) == 1:
-                _doubt(finding, shown)
-        return [finding]
+        return [_suspect(case, gpus, imbalance, fresh, step_ns)]
     return []
 
 
+def _suspect(case: Case, gpus: GpuWindow, imbalance: _Imbalance, fresh: int | None, step_ns: float) -> Suspect:
+    first = int(case.numbers[0]) if fresh is None else fresh
+    suspect = Suspect(
+        kind=imbalance.kind,
+        ranks=imbalance.ranks,
+        hosts=case.hosts_of(imbalance.ranks),
+        since=first if imbalance.since is None else imbalance.since,
+        last=case.last,
+        phase=imbalance.phase,
+        lost_ns=imbalance.loss_ns,
+        slowdown=slowdown_of(step_ns, imbalance.loss_ns),
+        confidence=imbalance.confidence,
+        level="phase",
+        evidence=[evidence(text, queries.GPU_TIMES, gpus.window) for text in imbalance.texts],
+        action=imbalance.action,
+    )
+    if imbalance.kind != "stage_imbalance":
+        return suspect
+    launches, sql = distributions.against_stages(
+        case.query, case.params, gpus.mesh, case.numbers, imbalance.ranks, imbalance.excess
+    )
+    reason = distributions.explain_stage(suspect, launches, sql, "in other stages")
+    if reason == "slower":
+        # It should take as long as the others, not all as long as the average of them.
+        suspect.lost_ns = min(imbalance.excess_ns, 0.95 * step_ns)
+        suspect.slowdown = step_ns / (step_ns - suspect.lost_ns)
+    elif not reason and len(imbalance.ranks) == 1:
+        _doubt(suspect, gpus)
+    return suspect
+
+
 @dataclass(frozen=True)
-class _Found:
+class _Imbalance:
     """Attributes:
     kind, ranks, phase, confidence, action: As of a finding.
     loss_ns: What a step is longer for it.
@@ -149,7 +160,7 @@ class _Widened:
     sure_ns: float
 
 
-def _widened(seen: Seen, numbers: Int, durations: Float) -> _Widened | None:
+def _widened(seen: GpuWindow, numbers: Int, durations: Float) -> _Widened | None:
     """Since when batches differ more than they did; None: all along, or not at all."""
     steps, apart = seen.now.steps, _apart(seen.now, seen.mesh)
     if seen.before is not None and np.array_equal(seen.before.ranks, seen.now.ranks):
@@ -173,13 +184,13 @@ def _widened(seen: Seen, numbers: Int, durations: Float) -> _Widened | None:
 
 def _batches(mesh: Mesh) -> list[Int]:
     """Of each stage a rank of each batch: those in lockstep have the same. Stages of two batches or more."""
-    found = []
+    columns = []
     for label in np.unique(mesh.stage).tolist():
         members = np.flatnonzero(mesh.stage == label)
         _, first = np.unique(mesh.lockstep[members], return_index=True)
         if len(first) > 1:
-            found.append(members[first])
-    return found
+            columns.append(members[first])
+    return columns
 
 
 def _apart(times: GpuTimes, mesh: Mesh) -> Float:
@@ -193,7 +204,7 @@ def _apart(times: GpuTimes, mesh: Mesh) -> Float:
     return np.asarray(np.nanmean(apart, axis=0)) if apart else np.full(len(times.steps), np.nan)
 
 
-def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
+def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Imbalance | None:
     """A stage that computes for longer than the others."""
     labels = np.unique(mesh.stage)
     if not mesh.staged or len(labels) < 2:
@@ -212,28 +223,30 @@ def _stages(now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Fou
         return None
     ranks = now.ranks[members[most]].tolist()
     texts = [
-        f"the GPUs of one stage (ranks {listed(ranks)}) compute for {typical[most] / 1e6:,.1f} ms a step, those "
-        f"of the other {len(others)} for {usual / 1e6:,.1f} ms ({typical[most] / usual:.2f}x); all of its ranks do"
+        f"the GPUs of one stage (ranks {listed(ranks)}) compute for {milliseconds(typical[most])} a step, those "
+        f"of the other {len(others)} for {milliseconds(usual)} ({typical[most] / usual:.2f}x); all of its ranks do"
     ]
     action = "Move layers from this stage to the others, or split the embedding or the loss off it."
     more = float(typical[most]) - usual
-    return _Found(
+    return _Imbalance(
         "stage_imbalance", ranks, "backward", loss, 0.9, texts, action, excess=1 + more / usual, excess_ns=more
     )
 
 
-def _doubt(finding: Finding, shown: str) -> None:
-    """A stage of one rank of whose kernels nothing tells: as of recordings (argus.diagnose.operations)."""
-    finding["confidence"] /= 2
+def _doubt(suspect: Suspect, gpus: GpuWindow) -> None:
+    """A stage of one rank of whose kernels nothing is known: as of recordings (argus.diagnose.whatif.operations)."""
+    suspect.confidence /= 2
     text = "it has no other rank: one whose GPU has been slow for as long would look the same"
-    finding["evidence"].append({"text": text, "sql": shown})
-    finding["action"] += (
-        f" If it has no more layers than they have, check the GPU of {named(finding['ranks'])} (nvidia-smi -q -d "
+    suspect.further.append(evidence(text, queries.GPU_TIMES, gpus.window))
+    suspect.action += (
+        f" If it has no more layers than they have, check the GPU of {ranks_text(suspect.ranks)} (nvidia-smi -q -d "
         "PERFORMANCE,CLOCK,TEMPERATURE,ECC)."
     )
 
 
-def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
+def _lengths(
+    widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float
+) -> _Imbalance | None:
     """Batches whose work differs from rank to rank and from step to step. ``widened``: more than before."""
     if widened is not None:
         now = now.cut(slice(int(np.searchsorted(now.steps, widened.since)), None))
@@ -251,7 +264,7 @@ def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float
     loss, alike = float(np.nanmean(apart)), float(np.median(likeness))
     least = LENGTHS_STAGED if mesh.staged else max(threshold, LENGTHS)
     texts = [
-        f"batches differ in work: the longest of a step takes {loss / 1e6:,.1f} ms more than the average one "
+        f"batches differ in work: the longest of a step takes {milliseconds(loss)} more than the average one "
         f"({loss / step_ns:.0%} of the step), another rank's each time; forward and backward go together "
         f"(correlation {alike:.2f})"
     ]
@@ -269,16 +282,16 @@ def _lengths(widened: _Widened | None, now: GpuTimes, mesh: Mesh, step_ns: float
     )
     since = None if widened is None else widened.since
     confidence = round(min(0.95, alike), 4)
-    return _Found("sequence_imbalance", sorted(ranks), "forward", loss, confidence, texts, action, since)
+    return _Imbalance("sequence_imbalance", sorted(ranks), "forward", loss, confidence, texts, action, since)
 
 
-def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Found | None:
+def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: float) -> _Imbalance | None:
     """A pipeline whose stages wait for micro-batches."""
     stages = len(np.unique(mesh.stage))
     if not mesh.staged or stages < 2:
         return None
     # A stage that is through waits in the step's last collectives for the others: where it waits for longer than the
-    # stage that does least, that is the pipeline's, too. Passes and bubble are what the micro-batches are told from.
+    # stage that does least, that is the pipeline's, too. Micro-batches are inferred from passes and bubble.
     members = [np.flatnonzero(mesh.stage == label) for label in np.unique(mesh.stage).tolist()]
     inside = levels(now.collective)[0]
     least = min(float(np.median(inside[part])) for part in members)
@@ -298,4 +311,4 @@ def _bubble(chunks: int, now: GpuTimes, mesh: Mesh, step_ns: float, threshold: f
         f"micro-batches each would wait for {best:.0%}"
     ]
     action = "Split the batch into more micro-batches, or interleave stages (virtual pipeline)."
-    return _Found("pipeline_bubble", now.ranks.tolist(), "pipeline_bubble", loss, 0.8, texts, action)
+    return _Imbalance("pipeline_bubble", now.ranks.tolist(), "pipeline_bubble", loss, 0.8, texts, action)

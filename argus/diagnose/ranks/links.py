@@ -10,150 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.gpu import (
-    FEWEST,
-    MIN_STEPS,
-    PAST,
-    WINDOWS,
-    GpuTimes,
-    Seen,
-    above,
-    first_steps,
-    grown,
-    joined,
-    levels,
-    low_median,
-)
-from argus.diagnose.hosts import Hosts
-from argus.diagnose.peers import Mesh
-from argus.diagnose.phase import find_onset
-from argus.diagnose.verdict import Evidence, Finding, listed
+from argus.diagnose.case import Case
+from argus.diagnose.ranks.lateness import find_onset
+from argus.diagnose.ranks.slow_gpus import above, grown
+from argus.diagnose.read import queries
+from argus.diagnose.read.gpu_times import MIN_STEPS, PAST, WINDOWS, first_steps, levels
+from argus.diagnose.read.query import runnable_sql
+from argus.diagnose.read.transfers import P2P, Transfers
+from argus.diagnose.robust import low_median
+from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.diagnose.verdict import Evidence
+from argus.model.units import listed, milliseconds
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 LEAST = 0.2
 """Least excess of a transfer over the others. A link that lost one of its lanes, or a ring one of its network cards,
-takes longer by much more; how much the others scatter is asked for on top (argus.diagnose.gpu.SPREADS)."""
+takes longer by much more; how much the others scatter is required on top (argus.diagnose.ranks.slow_gpus.SPREADS)."""
 LEAST_SHARE = 0.01
-"""Less than this share of the step is not told: ranks that come last by turns leave as much in what looks like
+"""Less than this share of the step is not reported: ranks that come last by turns leave as much in what looks like
 transfer."""
 ALIKE = 0.05
 """Bytes of a step differ by less than this if as much is sent."""
-P2P = "SendRecv"
-MOST_ROWS = 120_000
-"""Steps of ranks that are read at once: some five rows each, which the store makes fewer."""
 TESTS = {
     "AllGather": "all_gather_perf", "ReduceScatter": "reduce_scatter_perf", "Broadcast": "broadcast_perf",
     "Reduce": "reduce_perf", "AlltoAll": "alltoall_perf", P2P: "sendrecv_perf",
 }  # fmt: skip
 """Programs of NVIDIA's nccl-tests by operation; of all others ``all_reduce_perf``."""
 BLOCK = 10
-"""Steps that are looked at to tell whether a transfer was slow before."""
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """What transfers took in some steps, by communicator and operation, or by pair of ranks.
-
-    Attributes:
-        steps: Shape (steps,).
-        names: What each is: (communicator, operation, pair of its ranks), shape (links,).
-        members: Global ranks of each.
-        alike: The same number for those that should take equally long, shape (links,).
-        took: Shape (links, steps), ns; NaN where not known.
-        calls: Of a step, shape (links,).
-        nbytes: That are sent in a step, shape (links,).
-    """
-
-    steps: Int
-    names: list[tuple[int, str, tuple[int, int]]]
-    members: list[tuple[int, ...]]
-    alike: Int
-    took: Float
-    calls: Float
-    nbytes: Float
-
-
-def transfers_of(
-    columns: Mapping[str, NDArray[Any]],
-    ranks: Mapping[str, NDArray[Any]],
-    steps: Int,
-    dimensions: Mapping[int, str],
-    mesh: Mesh,
-) -> Transfers:
-    """Arranges the rows of :data:`argus.diagnose.sql.TRANSFERS`.
-
-    Args:
-        columns: Each shape (rows,).
-        ranks: As :data:`argus.diagnose.sql.TRANSFER_RANKS` returns them.
-        steps: Those to keep, ascending, shape (steps,).
-        dimensions: Of each communicator: what it is for.
-        mesh: Which ranks are on one stage.
-    """
-    numbers: dict[tuple[int, str, int, int], int] = {}
-
-    def places(rows: Mapping[str, NDArray[Any]], kept: Any) -> Int:
-        """The number of each row's link."""
-        coded: list[Any] = []
-        back: list[Int] = []
-        for column in (rows[name][kept] for name in ("comm_group", "op", "one", "other")):
-            if column.dtype == object:
-                # Few different words: far quicker than to sort them.
-                words = column.tolist()
-                values: Any = list(dict.fromkeys(words))
-                number_of = {word: number for number, word in enumerate(values)}
-                place = np.fromiter(map(number_of.__getitem__, words), np.int64, len(words))
-            else:
-                values, place = np.unique(column, return_inverse=True)
-            coded.append(values)
-            back.append(place)
-        code = np.zeros(len(back[0]), np.int64)
-        for values, place in zip(coded, back, strict=True):
-            code = code * max(len(values), 1) + place
-        _, first, row = np.unique(code, return_index=True, return_inverse=True)
-        found = []
-        for at in first.tolist():
-            group, op, one, other = (values[place[at]] for values, place in zip(coded, back, strict=True))
-            found.append(numbers.setdefault((int(group), str(op), int(one), int(other)), len(numbers)))
-        return np.array(found, np.int64)[row] if found else np.empty(0, np.int64)
-
-    # What all ranks tell one another, such as a norm, is too little to tell a link by.
-    small = [number for number, dimension in dimensions.items() if dimension == "world"]
-    kept = np.isin(columns["step"], steps) & ~np.isin(columns["comm_group"], small)
-    link = places(columns, kept)
-    of_ranks = places(ranks, ~np.isin(ranks["comm_group"], small))
-    least = np.full((len(numbers), len(steps)), np.inf)
-    np.minimum.at(least, (link, np.searchsorted(steps, columns["step"][kept])), columns["took_ns"][kept])
-    together: list[set[int]] = [set() for _ in numbers]
-    large = ranks["ranks"][~np.isin(ranks["comm_group"], small)]
-    for place, those in zip(of_ranks.tolist(), large.tolist(), strict=True):
-        together[place].update(int(rank) for rank in those)
-    members = [tuple(sorted(those)) for those in together]
-    # Of one rank alone it is not known how long it waited.
-    least[[len(part) < 2 for part in members]] = np.inf
-    least[np.isinf(least)] = np.nan
-    per_step, size = np.zeros((2, len(numbers)))
-    np.maximum.at(per_step, link, columns["calls"][kept])
-    np.maximum.at(size, link, columns["bytes"][kept])
-    stage = dict(zip(mesh.ranks.tolist(), mesh.stage.tolist(), strict=True))
-    classes: dict[Any, int] = {}
-    alike = []
-    for number, ((group, op, one, _), part) in enumerate(zip(numbers, members, strict=True)):
-        volume = round(float(per_step[number]), 1), round(float(np.log(max(size[number], 1.0))), 1)
-        stages = tuple(sorted({stage.get(rank, -1) for rank in part}))
-        kind: Any = (dimensions.get(group, "unknown"), op, len(part), stages, *volume)
-        if one >= 0:
-            kind = (P2P, tuple(sorted(stage.get(rank, -1) for rank in part)))
-        alike.append(classes.setdefault(kind, len(classes)))
-    names = [(group, op, (one, other)) for group, op, one, other in numbers]
-    return Transfers(steps, names, members, np.array(alike, np.int64), least, per_step, size)
+"""Steps that are compared to see whether a transfer was slow before."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +69,7 @@ def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: f
     """Transfers that take longer than the others of their kind, those that cost most first.
 
     Args:
-        now: Of the newest steps, at least :data:`argus.diagnose.gpu.MIN_STEPS`.
+        now: Of the newest steps, at least :data:`argus.diagnose.read.gpu_times.MIN_STEPS`.
         before: Of the first ones.
         least: Excess that counts, as a share of the transfer.
     """
@@ -212,125 +102,39 @@ def find_slow_links(now: Transfers, before: Transfers | None = None, *, least: f
                 if more > excess[number] and not peers[number]:
                     excess[number], usual[number] = more, float(np.nanmedian(took))
     level = levels(recent)[0]
-    found = []
+    slow_links = []
     for number in np.flatnonzero(excess > 0).tolist():
         times = now.calls[number] if now.names[number][1] == P2P else 1.0
         more, factor = (level[number] - usual[number]) * times, level[number] / usual[number]
-        found.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
-    return sorted(found, key=lambda link: -link.excess_ns)
+        slow_links.append(SlowLink(number, float(factor), float(more), float(level[number]), int(peers[number])))
+    return sorted(slow_links, key=lambda link: -link.excess_ns)
 
 
-def chunks(query: sql.Query, params: Mapping[str, Any], numbers: Int) -> int:
-    """Model chunks a stage, at least: 2 where the last stage hands on to the first one (the interleaved schedule of
-    Megatron-LM, SC '21), else 1. Two stages hand on to one another in either case.
+@dataclass(eq=False, kw_only=True)
+class SlowLinkSuspect(Suspect):
+    """A slow link. ``unburdened``: the transfers of the newest steps as they would be if it took what is usual."""
 
-    Args:
-        query: Runs SQL with parameters, returns columns.
-        params: job, run.
-        numbers: Sure steps, ascending, shape (steps,).
-    """
-    rows = query(sql.TRANSFER_RANKS, {**params, "first": int(numbers[-3:][0]), "last": int(numbers[-1])})
-    pairs: dict[int, set[tuple[int, int]]] = {}
-    names = ("comm_group", "op", "one", "other")
-    for group, op, one, other in zip(*(rows[name].tolist() for name in names), strict=True):
-        if op == P2P:
-            pairs.setdefault(int(group), set()).add((int(one), int(other)))
-    last = {key: max(other for _, other in those) for key, those in pairs.items()}
-    return 2 if any(last[key] > 1 and (0, last[key]) in those for key, those in pairs.items()) else 1
+    unburdened: Transfers
 
 
-def _newest(numbers: Int, ranks: int) -> Int:
-    return numbers[-int(np.clip(MOST_ROWS // max(ranks, 1), FEWEST, WINDOWS[-1])) :]
-
-
-def _asked(params: Mapping[str, Any], steps: Int) -> list[tuple[str, dict[str, Any]]]:
-    """The queries for the transfers of some steps: who takes part, by the last of them, and what they took."""
-    last = int(steps[-1])
-    return [
-        (sql.TRANSFER_RANKS, {**params, "first": int(steps[-3:][0]), "last": last}),
-        (sql.TRANSFERS, {**params, "first": int(steps[0]), "last": last}),
-    ]
-
-
-def newest(params: Mapping[str, Any], numbers: Int, ranks: int) -> list[tuple[str, dict[str, Any]]]:
-    """The queries that :func:`judge` asks first, of a job of about so many ranks."""
-    return _asked(params, _newest(numbers, ranks))
-
-
-@dataclass(frozen=True)
-class Carried:
-    """What transfers took.
-
-    Attributes:
-        now: In the newest steps.
-        dimensions: Of each communicator: what it is for.
-        read: The transfers of other steps.
-        newest: The steps of ``now``, ascending, shape (steps,).
-        window: Parameters of the query that ``now`` comes from.
-    """
-
-    now: Transfers
-    dimensions: Mapping[int, str]
-    read: Callable[[Int], Transfers]
-    newest: Int
-    window: Mapping[str, Any]
-
-
-def read(
-    seen: Seen, query: sql.Query, params: Mapping[str, Any], numbers: Int, ranks: int, across: Hosts | None
-) -> Carried:
-    """Reads what transfers took in the newest steps.
-
-    Args:
-        seen: What the GPUs of the job did.
-        query: Runs SQL with parameters, returns columns.
-        params: job, run, first, last.
-        numbers: Sure steps, ascending, shape (steps,).
-        ranks: How many there are, roughly.
-        across: How the hosts go together; None: it is one.
-    """
-    one = joined(across)
-    groups = query(sql.GROUPS, params)
-    rows = zip(groups["host"].tolist(), groups["comm_group"].tolist(), groups["dimension"].tolist(), strict=True)
-    dimensions = {one.get((str(host), int(group)), int(group)): str(what) for host, group, what in rows}
-    newest = _newest(numbers, ranks)
-
-    def read(steps: Int) -> Transfers:
-        ranks, rows = (query(text, asked) for text, asked in _asked(params, steps))
-        return transfers_of(rows, ranks, steps, dimensions, seen.mesh)
-
-    return Carried(read(newest), dimensions, read, newest, _asked(params, newest)[1][1])
-
-
-def judge(
-    seen: Seen, carried: Carried, numbers: Int, durations: Float, hosts: Mapping[int, str]
-) -> tuple[list[Finding], Transfers | None]:
-    """What transfers tell of slow links.
-
-    Args:
-        seen: What the GPUs of the job did.
-        carried: What transfers took, from :func:`read`.
-        numbers: Sure steps, ascending, shape (steps,).
-        durations: The job's time of each, ns.
-        hosts: Node of each rank.
-
-    Returns:
-        At most one finding, ``share`` is what a step is longer for it, in ns; and the transfers of the newest steps as
-        they would be if those found took what is usual (None: there is no finding).
-    """
+def detect(case: Case) -> list[Suspect]:
+    """The link that all slow transfers have in common: one suspect at most."""
+    if (carried := case.transfers) is None or case.gpus is None:
+        return []
     now, dimensions, read, newest = carried.now, carried.dimensions, carried.read, carried.newest
+    numbers, hosts = case.numbers, case.hosts
     first = first_steps(numbers)[: len(newest)]
     # Their own past is needed by those that have no like.
     alone = len(now.names) > 0 and bool((np.bincount(now.alike) == 1).any())
     before = read(first) if len(first) and alone else None
     slow = find_slow_links(now, before)
-    step_ns = float(np.median(durations[-WINDOWS[0] :]))
+    step_ns = float(np.median(case.durations[-WINDOWS[0] :]))
     if not slow or slow[0].excess_ns < LEAST_SHARE * step_ns:
-        return [], None
+        return []
     worst = slow[0]
     kind = [number for number, name in enumerate(now.names) if name[1] == now.names[worst.number][1]]
     if len(kind) > 2 and 2 * sum(link.number in kind for link in slow) > len(kind):
-        return [], None  # nearly all: more is sent, or the network as a whole is slow
+        return []  # nearly all: more is sent, or the network as a whole is slow
     # A rank or a host that all slow transfers have in common is where the link is.
     ranks = set(now.members[worst.number])
     places = {hosts[rank] for rank in ranks if rank in hosts}
@@ -338,16 +142,14 @@ def judge(
         ranks = ranks & set(now.members[link.number]) or ranks
         places = places & {hosts[rank] for rank in now.members[link.number] if rank in hosts} or places
     common = sorted(places if len(slow) > 1 else ())
-    onset = _onset(now, before, worst, newest, numbers, read)
-    shown = sql.shown(sql.TRANSFERS, carried.window)
-    what = dimensions.get(now.names[worst.number][0], "unknown")
-    last = int(numbers[-1])
-    finding = _finding(now, slow, sorted(ranks), common, what, onset, last, hosts, step_ns, seen.now, shown)
     took = now.took.copy()
     for link in slow:
         if ranks & set(now.members[link.number]):
             took[link.number] /= link.factor
-    return [finding], replace(now, took=took)
+    what = dimensions.get(now.names[worst.number][0], "unknown")
+    suspect = _suspect(case, now, slow, sorted(ranks), common, what, step_ns, replace(now, took=took))
+    suspect.since = _onset(now, before, worst, newest, numbers, read)
+    return [suspect]
 
 
 def _onset(
@@ -385,21 +187,22 @@ def _onset(
     return int(part[find_onset(lead(read(part)), slow.factor - 1)])
 
 
-def _finding(
+def _suspect(
+    case: Case,
     now: Transfers,
     slow: list[SlowLink],
     ranks: list[int],
     common: list[str],
     dimension: str,
-    onset: int,
-    last: int,
-    hosts: Mapping[int, str],
     step_ns: float,
-    times: GpuTimes,
-    shown: str,
-) -> Finding:
+    unburdened: Transfers,
+) -> SlowLinkSuspect:
+    assert case.gpus is not None
+    assert case.transfers is not None
     worst = slow[0]
     members, op = now.members[worst.number], now.names[worst.number][1]
+    shown = runnable_sql(queries.TRANSFERS, case.transfers.window)
+    hosts, times = case.hosts, case.gpus.now
     names = common or sorted({hosts[rank] for rank in ranks if rank in hosts})
     inside = np.isin(times.ranks, members)
     exposed = float(np.median(levels(times.collective[inside] + times.pipeline[inside])[0])) if inside.any() else 0.0
@@ -418,7 +221,7 @@ def _finding(
             "sql": shown,
         },
         {
-            "text": f"{worst.excess_ns / 1e6:,.1f} ms a step more, of which at most {cost / 1e6:,.1f} ms are not "
+            "text": f"{milliseconds(worst.excess_ns)} a step more, of which at most {milliseconds(cost)} are not "
             "hidden behind other work",
             "sql": shown,
         },
@@ -430,24 +233,24 @@ def _finding(
     if indistinct and len(ranks) == len(members):
         text = "all of its ranks take as long as its slowest link, so which of them it is does not show in their times"
         evidence.append({"text": text, "sql": shown})
-    ideal = max(step_ns - cost, 0.05 * step_ns)
     where = f" on {', '.join(names[:4])}" if names else ""
     size = now.nbytes[worst.number] / max(now.calls[worst.number], 1.0)
     test = _by_halves(op, size, ranks, hosts) if indistinct else f"run NCCL's test there: {_test(op, size, 1)}."
-    return Finding(
+    return SlowLinkSuspect(
         kind="link_degradation",
         ranks=ranks,
         hosts=names,
-        steps=[onset, last],
+        since=case.last,
+        last=case.last,
         phase=op,
-        kernels=[],
-        slowdown=round(step_ns / ideal, 4),
-        share=cost,
+        lost_ns=cost,
+        slowdown=slowdown_of(step_ns, cost),
         confidence=0.9 if worst.peers > 1 else 0.7,
         level="phase",
         evidence=evidence,
         action=f"Check the links of these ranks{where}: nvidia-smi nvlink -e, ibstat and the ports' error counters, "
         f"ethtool -S; {test}",
+        unburdened=unburdened,
     )
 
 
@@ -471,7 +274,7 @@ def _by_halves(op: str, size: float, ranks: Sequence[int], hosts: Mapping[int, s
         some = ",".join(nodes[:half][:4]) + (",…" if half > 4 else "")
         how = f"mpirun -N 1 -H {some} {_test(op, size, each)} on either half of the nodes"
     return (
-        f"which of them it is, NCCL's tests tell by halves while the job stands: {how}, then on the halves of the "
-        "slower one, and so on; where neither half is slow, the link is between them, and each is tested with some "
+        f"to find which of them it is, run NCCL's tests by halves while the job stands: {how}, then on the halves of "
+        "the slower one, and so on; where neither half is slow, the link is between them, and each is tested with some "
         "that are well."
     )

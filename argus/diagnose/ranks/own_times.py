@@ -8,7 +8,7 @@ timers that contain waiting; the ranks' own times are compared in each step with
 Which timers contain waiting is measured, not assumed (:func:`waiting_phases`). Names decide only where the numbers
 cannot: loading data, garbage collection and checkpoints are a rank's own time.
 
-A rank is to blame if its own time grew at a step by more than ranks' own times wander, or is far above that of all the
+A rank is the cause if its own time grew at a step by more than ranks' own times wander, or is far above that of all the
 others all along. What the others would gain is the cost: the time between the slow rank and the next one.
 """
 
@@ -17,18 +17,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose.phase import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
+from argus.diagnose.ranks.lateness import ALPHA, PERSISTENCE, RECENT_STEPS, by_chance, find_episode
+from argus.diagnose.robust import mad, outlier_limit
+from argus.model.statistics import MEDIAN
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 MIN_STEPS = 10
-"""Fewer steps on either side of a change are not compared, as in :mod:`argus.diagnose.iteration`."""
+"""Fewer steps on either side of a change are not compared, as in :mod:`argus.diagnose.iteration.regression`."""
 LOADING = ("data", "dataset", "dataloader", "load", "loader", "loading", "input", "fetch", "batch", "preprocess")
 COLLECTING = ("gc", "garbage")
 ON_HOST = ("checkpoint", "checkpointing", "ckpt", "save", "saving", "log", "logging", "python", "cpu", "host", "launch")
@@ -60,7 +61,7 @@ LAST = 0.5
 """A small growth counts only on a rank that then is the last in more than half of the steps: healthy ranks take turns,
 and the luckiest of 16 was last in 0.42 of the steps of 17 recordings."""
 LEAST_EPISODE = 5
-"""Steps in a row that are more than a stall (:data:`argus.diagnose.jitter.LONGEST_STALL`)."""
+"""Steps in a row that are more than a stall (:data:`argus.diagnose.iteration.stalls.LONGEST_STALL`)."""
 BLOCK = 20
 """Steps whose median is one sample of how own times wander."""
 
@@ -116,7 +117,7 @@ class Comparison:
     Attributes:
         waits: Phases that contain waiting.
         own: What each rank needs for itself, shape (ranks, steps), ns.
-        slow: Ranks to blame, those that cost most first.
+        slow: Ranks that are the cause, those that cost most first.
         over: Ranks that were slow and are well again.
         least_ns: Growth of a rank's own time below which it would not have been reported.
     """
@@ -128,14 +129,14 @@ class Comparison:
     least_ns: float
 
 
-def words_of(name: str) -> set[str]:
+def split_words(name: str) -> set[str]:
     """The words of a phase's name: ``allReduce_wait`` has ``all``, ``reduce``, ``wait``."""
     parts = re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", name)
     return {part.lower() for part in parts} | {name.lower()}
 
 
 def _is(name: str, kinds: Sequence[str]) -> bool:
-    return not words_of(name).isdisjoint(kinds)
+    return not split_words(name).isdisjoint(kinds)
 
 
 def kind_of(phase: str) -> str:
@@ -156,8 +157,7 @@ def low_median(values: Float) -> Float:
 
 
 def _scatter(values: Float) -> float:
-    values = values[np.isfinite(values)]
-    return 1.4826 * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
+    return mad(values[np.isfinite(values)])
 
 
 def waiting_phases(timers: Timers) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
     named = [name for name in rest if _is(name, WAITING)]
     late = np.zeros_like(timers.step) + sum(timers.phases[name] for name in host)
     growth = np.diff(np.nanmedian(timers.step, axis=0))
-    found: list[str] = []
+    waiting: list[str] = []
     guessed: list[str] = []
     for name in rest:
         # Neighbouring steps are compared: a fault that lasts is one long step among many.
@@ -181,11 +181,11 @@ def waiting_phases(timers: Timers) -> tuple[str, ...]:
         if error > PRECISE:
             taken, error = _slope(growth, np.diff(np.nanmedian(timers.phases[name], axis=0)))
         if taken >= TAKES and taken >= ERRORS * error:
-            found.append(name)
+            waiting.append(name)
         elif error > PRECISE and _is(name, COMPUTING):
             guessed.append(name)
-    found = found or guessed
-    return tuple(sorted({*found, *named}))
+    waiting = waiting or guessed
+    return tuple(sorted({*waiting, *named}))
 
 
 def _centered(values: Float) -> Float:
@@ -200,7 +200,7 @@ def _deviation(values: Float) -> Float:
 
 def _slope(cause: Float, effect: Float) -> tuple[float, float]:
     """Least squares through the origin's median, and its standard error; outliers of the effect are clipped to those of
-    the cause, for a long step of another reason says nothing."""
+    the cause, for a long step of another reason shows nothing."""
     x, y = cause.ravel(), effect.ravel()
     seen = np.isfinite(x) & np.isfinite(y)
     x, y = x[seen], y[seen]
@@ -234,10 +234,10 @@ def compare(timers: Timers, threshold: float) -> Comparison:
     usual = float(np.nanmedian(timers.step[:, -max(RECENT_STEPS, len(timers.steps) // 2) :]))
     least = threshold / PART * float(np.nanmedian(timers.step))
     wander = _wander(late)
-    found = _changed(late, least, wander) or _standing(own, late, threshold * usual)
+    slow_ranks = _changed(late, least, wander) or _standing(own, late, threshold * usual)
     slow: list[Slow] = []
     over: list[Slow] = []
-    for one in found:
+    for one in slow_ranks:
         (slow if one.until == len(timers.steps) else over).append(one)
     small = LAST + LAST / len(timers.ranks)
     slow = [
@@ -270,7 +270,7 @@ def _peer_scatter(late: Float, wander: float, since: int) -> float:
 
 def _changed(late: Float, least: float, wander: float) -> list[Slow]:
     """Ranks whose own time grew at a step by more than those of healthy ranks wander."""
-    found = []
+    changed = []
     for place, row in enumerate(late):
         seen = np.flatnonzero(np.isfinite(row))
         onset = _split(row[seen])
@@ -295,8 +295,8 @@ def _changed(late: Float, least: float, wander: float) -> list[Slow]:
         held = float(np.mean(here[since:] >= before + grown / 2))
         began = int(seen[min(since, onset)]) if since >= MIN_STEPS else int(seen[onset])
         excess = float(np.median(here[since:]))
-        found.append(Slow((place,), began, late.shape[1], excess, before, 0.0, 0.0, False, held))
-    return found
+        changed.append(Slow((place,), began, late.shape[1], excess, before, 0.0, 0.0, False, held))
+    return changed
 
 
 def _split(row: Float) -> int | None:
@@ -317,7 +317,7 @@ def _own_error(row: Float, onset: int, wander: float) -> float:
     """Standard error of a growth: of two medians, and of what own times wander by."""
     error = 0.0
     for part in (row[:onset], row[onset:]):
-        error += (1.2533 * _scatter(part)) ** 2 / len(part) + wander**2 / max(1.0, len(part) / BLOCK)
+        error += (MEDIAN * _scatter(part)) ** 2 / len(part) + wander**2 / max(1.0, len(part) / BLOCK)
     return float(np.sqrt(error))
 
 
@@ -339,7 +339,7 @@ def _standing(own: Float, late: Float, least: float) -> list[Slow]:
     lead = lead_of(own[:, -half:], places, ())
     rest = level[order[size:]]
     spread = max(_scatter(rest), least / OUTLIER / 2)
-    outlier = max(OUTLIER, NormalDist().inv_cdf(1 - ALPHA / count))
+    outlier = outlier_limit(ALPHA, count, OUTLIER)
     if not len(lead) or np.median(lead) < least or np.mean(lead > 0) < PERSISTENCE:
         return []
     if level[order[size - 1]] - float(np.median(rest)) < outlier * spread:
@@ -367,16 +367,16 @@ def _gain(lead: Float) -> float:
     return float(np.mean(np.clip(lead, 0.0, np.quantile(lead, 0.95)))) if len(lead) else 0.0
 
 
-def _alone(found: list[Slow], own: Float, least: float) -> list[Slow]:
+def _alone(slow: list[Slow], own: Float, least: float) -> list[Slow]:
     """The slowest rank, and others that cost as much as counts once it is well; each with what it costs."""
     kept: list[Slow] = []
     named: list[int] = []
-    for one in sorted(found, key=lambda each: -each.excess_ns):
+    for one in sorted(slow, key=lambda each: -each.excess_ns):
         if kept and one.excess_ns < least:
             continue
         lead = lead_of(own[:, one.since :], one.places, named)
         # One that another hides is as far ahead of those who are well.
-        rest = [place for other in found if other is not one for place in other.places]
+        rest = [place for other in slow if other is not one for place in other.places]
         lead = lead if not kept else lead_of(own[:, one.since :], one.places, rest)
         past = lead_of(own[:, : one.since], one.places, rest)
         cost = max(0.0, _gain(lead) - (_gain(past) if len(past) >= MIN_STEPS else 0.0))
@@ -406,7 +406,7 @@ def _with(one: Slow, cost_ns: float, last: float) -> Slow:
 
 def _episodes(late: Float, own: Float, timers: Timers, threshold: float, taken: set[int]) -> list[Slow]:
     """Ranks that were slow for a while, the longest while of each."""
-    found = []
+    episodes = []
     least = threshold * float(np.nanmedian(timers.step))
     for place, row in enumerate(late):
         seen = np.flatnonzero(np.isfinite(row))
@@ -421,9 +421,9 @@ def _episodes(late: Float, own: Float, timers: Timers, threshold: float, taken: 
         cost = float(np.sum(np.clip(lead, 0.0, None)))
         if cost < least * LEAST_EPISODE:
             continue
-        found.append(Slow((place,), first, end, float(np.median(here[slice(*episode)])), float("nan"), cost,
+        episodes.append(Slow((place,), first, end, float(np.median(here[slice(*episode)])), float("nan"), cost,
                           float(np.mean(lead > 0)), False, 1.0))  # fmt: skip
-    return sorted(found, key=lambda one: -one.cost_ns)
+    return sorted(episodes, key=lambda one: -one.cost_ns)
 
 
 def _spiky(late: Float, own: Float, timers: Timers, threshold: float, taken: set[int]) -> list[Slow]:

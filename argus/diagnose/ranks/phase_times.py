@@ -1,5 +1,5 @@
 """Findings from timers that a training loop logged (``argus import iterations --phase``): what
-:mod:`argus.diagnose.own_times` concludes, with its numbers and the queries behind them."""
+:mod:`argus.diagnose.ranks.own_times` concludes, with its numbers and the queries behind them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, kind_of
-from argus.diagnose.step_times import TOLD, UNKNOWN_CAUSE, Judged
-from argus.diagnose.verdict import Evidence, Finding, named
+from argus.diagnose.case import Logged
+from argus.diagnose.iteration.step_times import MAX_RECOVERED, UNKNOWN_CAUSE
+from argus.diagnose.ranks.own_times import MIN_STEPS, PART, Comparison, Slow, Timers, compare, kind_of
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import Query, runnable_sql
+from argus.diagnose.suspect import Suspect
+from argus.diagnose.verdict import Evidence
+from argus.model.units import milliseconds, ranks_text
 
 Float = NDArray[np.float64]
 
 HOST = "unknown"
-"""The host of ranks of which a recording tells none."""
+"""The host of ranks for which a recording names none."""
 MOST_ROWS = 8_000_000
 """Phases that are read at once, 250 MB; of longer recordings the newest steps."""
 UNTIMED = "other"
 """What is left of a step that no timer covers, as the import stores it."""
 
 
-def judge(
-    query: sql.Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
-) -> Judged | None:
+def slow_ranks(
+    query: Query, params: Mapping[str, Any], hosts: Mapping[int, str], threshold: float, step_ns: float
+) -> tuple[list[Suspect], Logged] | None:
     """Names the ranks that hold up the others.
 
     Args:
@@ -37,9 +41,10 @@ def judge(
         step_ns: Typical newest step time.
 
     Returns:
-        What was found; None: no phases are logged, or of fewer than 2 ranks with 10 steps in common.
+        The ranks, and what else the times show; None: no phases are logged, or of fewer than 2 ranks with 10 steps in
+        common.
     """
-    count = query(sql.LOGGED_PHASES, params)
+    count = query(queries.LOGGED_PHASES, params)
     rows = int(count["n"][0]) if len(count["n"]) else 0
     if not rows:
         return None
@@ -47,16 +52,15 @@ def judge(
     if rows > MOST_ROWS:
         steps = params["last"] - params["first"] + 1
         window["first"] = params["last"] - max(2 * MIN_STEPS, int(steps * MOST_ROWS / rows)) + 1
-    timers = read_timers(query(sql.STEP_TIMES, window), query(sql.ALL_PHASES, window))
+    timers = read_timers(query(queries.STEP_TIMES, window), query(queries.ALL_PHASES, window))
     if len(timers.ranks) < 2 or len(timers.steps) < MIN_STEPS:
         return None
-    found = compare(timers, threshold)
-    findings = [_finding(one, found, timers, window, hosts, threshold, step_ns) for one in found.slow]
+    comparison = compare(timers, threshold)
+    suspects = [_suspect(one, comparison, timers, window, hosts, threshold, step_ns) for one in comparison.slow]
     usual = float(np.nanmedian(timers.step))
-    least = (
-        f"a rank that needs less than {_ms(found.least_ns)} ({found.least_ns / usual:.1%} of a step) more than it did"
-    )
-    return Judged(findings, 1.0, _recovered(found, timers, usual), synchronous=True, least=least)
+    share = comparison.least_ns / usual
+    least = f"a rank that needs less than {milliseconds(comparison.least_ns)} ({share:.1%} of a step) more than it did"
+    return suspects, Logged(_recovered(comparison, timers, usual), synchronous=True, least=least)
 
 
 def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[Any]]) -> Timers:
@@ -80,45 +84,45 @@ def read_timers(times: Mapping[str, NDArray[Any]], phases: Mapping[str, NDArray[
     names, name = np.unique(phases["phase"].astype(str), return_inverse=True)
     spent: dict[str, Float] = {}
     for number, phase in enumerate(names.tolist()):
-        mine = seen & (name == number)
+        of_phase = seen & (name == number)
         matrix = np.where(np.isfinite(taken), 0.0, np.nan)
-        matrix[place[mine], at[mine]] += phases["duration_ns"][mine]
+        matrix[place[of_phase], at[of_phase]] += phases["duration_ns"][of_phase]
         spent[phase] = matrix[enough][:, common]
     return Timers(ranks[enough], steps[common], taken[enough][:, common], spent)
 
 
-def _finding(
+def _suspect(
     one: Slow,
-    found: Comparison,
+    comparison: Comparison,
     timers: Timers,
     params: Mapping[str, Any],
     hosts: Mapping[int, str],
     threshold: float,
     step_ns: float,
-) -> Finding:
+) -> Suspect:
     numbers = [int(timers.ranks[place]) for place in one.places]
-    name = named(numbers)
+    name = ranks_text(numbers)
     verb, needs = ("waits", "needs") if len(numbers) == 1 else ("wait", "need")
     first, last = int(timers.steps[one.since]), int(timers.steps[one.until - 1])
-    chosen = _steps_of(one, found, timers)
-    mine = np.zeros(len(timers.ranks), np.bool_)
-    mine[list(one.places)] = True
-    phase, because = _cause(one, found, timers, mine, chosen)
-    shown = sql.shown(sql.PHASES_BY_RANK, {**params, "first": first, "last": last})
-    usual, own = timers.step[:, chosen], found.own[:, chosen]
+    chosen = _steps_of(one, comparison, timers)
+    slow = np.zeros(len(timers.ranks), np.bool_)
+    slow[list(one.places)] = True
+    phase, because = _cause(one, comparison, timers, slow, chosen)
+    shown = runnable_sql(queries.PHASES_BY_RANK, {**params, "first": first, "last": last})
+    usual, own = timers.step[:, chosen], comparison.own[:, chosen]
     where = "in those steps" if one.jitter else "a step"
     evidence: list[Evidence] = []
-    if found.waits:
-        waits = sum((timers.phases[each][:, chosen] for each in found.waits), np.zeros_like(usual))
+    if comparison.waits:
+        waits = sum((timers.phases[each][:, chosen] for each in comparison.waits), np.zeros_like(usual))
         text = (
-            f"{name} {verb} least: {_listed(found.waits)}, which contain the wait for other ranks, take "
-            f"{_typical(waits[mine])} {where}, on the others {_typical(waits[~mine])}; for itself it {needs} "
-            f"{_typical(own[mine])}, the others {_typical(own[~mine])}"
+            f"{name} {verb} least: {_listed(comparison.waits)}, which contain the wait for other ranks, take "
+            f"{_typical(waits[slow])} {where}, on the others {_typical(waits[~slow])}; for itself it {needs} "
+            f"{_typical(own[slow])}, the others {_typical(own[~slow])}"
         )
         evidence.append({"text": text if len(numbers) == 1 else text.replace("for itself it", "for themselves they"),
                          "sql": shown})  # fmt: skip
     else:
-        text = f"{name} {needs} {_typical(own[mine])} {where}, the others {_typical(own[~mine])}"
+        text = f"{name} {needs} {_typical(own[slow])} {where}, the others {_typical(own[~slow])}"
         evidence.append({"text": text, "sql": shown})
     evidence.append({"text": because, "sql": shown})
     evidence.append({"text": _since(one, name, timers, first, step_ns), "sql": shown})
@@ -127,69 +131,69 @@ def _finding(
         kind = "masked_compute_straggler"
     names = list(dict.fromkeys(host for number in numbers if (host := hosts.get(number, HOST)) != HOST))
     cost = min(one.cost_ns, 0.95 * step_ns)
-    return Finding(
-        kind=kind, ranks=numbers, hosts=names, steps=[first, last], phase=phase, kernels=[],
-        slowdown=round(step_ns / (step_ns - cost), 4), share=cost,
-        confidence=round(one.confidence * (UNKNOWN_CAUSE if phase == UNTIMED else 1.0), 4),
+    return Suspect(
+        kind=kind, ranks=numbers, hosts=names, since=first, last=last, phase=phase,
+        slowdown=step_ns / (step_ns - cost), lost_ns=cost,
+        confidence=one.confidence * (UNKNOWN_CAUSE if phase == UNTIMED else 1.0),
         level="phase", evidence=evidence, action=_action(kind, phase, name, names),
     )  # fmt: skip
 
 
-def _steps_of(one: Slow, found: Comparison, timers: Timers) -> NDArray[np.int64]:
+def _steps_of(one: Slow, comparison: Comparison, timers: Timers) -> NDArray[np.int64]:
     """Places of the steps that a finding is on: of a spike those with the longest times of the rank."""
     steps = np.arange(one.since, one.until)
     if not one.jitter:
         return steps
-    own = found.own[one.places[0], steps]
-    usual = np.nanmedian(found.own[one.places[0]])
+    own = comparison.own[one.places[0], steps]
+    usual = np.nanmedian(comparison.own[one.places[0]])
     return np.asarray(steps[np.nan_to_num(own - usual) >= one.excess_ns / 2])
 
 
 def _cause(
-    one: Slow, found: Comparison, timers: Timers, mine: NDArray[np.bool_], chosen: NDArray[np.int64]
+    one: Slow, comparison: Comparison, timers: Timers, slow: NDArray[np.bool_], chosen: NDArray[np.int64]
 ) -> tuple[str, str]:
     """The phase that takes longer, and the sentence."""
     before = np.arange(one.since) if one.since >= MIN_STEPS and not one.jitter else np.empty(0, np.int64)
     best, most, text = UNTIMED, -np.inf, ""
     for phase, spent in timers.phases.items():
-        if phase in found.waits:
+        if phase in comparison.waits:
             continue
-        theirs, others = _middle(spent[mine][:, chosen]), _middle(spent[~mine][:, chosen])
-        more = theirs - others
+        slow_ns, others_ns = _middle(spent[slow][:, chosen]), _middle(spent[~slow][:, chosen])
+        more = slow_ns - others_ns
         if len(before):
             # What ranks differed by before is no part of it.
-            more -= _middle(spent[mine][:, before]) - _middle(spent[~mine][:, before])
+            more -= _middle(spent[slow][:, before]) - _middle(spent[~slow][:, before])
         if more > most:
             what = "outside all logged timers" if phase == UNTIMED else f"in {phase.replace('_', ' ')}"
             best, most = phase, more
             a_step = "" if one.jitter else " a step"
-            text = f"it spends {_ms(theirs)}{a_step} {what}, the others {_ms(others)}"
+            text = f"it spends {milliseconds(slow_ns)}{a_step} {what}, the others {milliseconds(others_ns)}"
     return best, text or "which timer covers it is not known"
 
 
 def _since(one: Slow, name: str, timers: Timers, first: int, step_ns: float) -> str:
-    cost = f"the others wait {_ms(one.cost_ns)} of {_ms(step_ns)} a step for it"
+    cost = f"the others wait {milliseconds(one.cost_ns)} of {milliseconds(step_ns)} a step for it"
     if one.jitter:
         return f"in {one.last:.0%} of the steps since step {first} {name} alone is late; in an average step {cost}"
     last = f"it was last in {one.last:.0%} of the steps"
     if np.isnan(one.before_ns):
         return f"from the first step to the last {last}, and {cost}: a constant difference, not an event"
     return (
-        f"since step {first} {last}, and needs {_ms(one.excess_ns)} more than the median rank, before that "
+        f"since step {first} {last}, and needs {milliseconds(one.excess_ns)} more than the median rank, before that "
         f"{one.before_ns / 1e6:+,.1f} ms; {cost}"
     )
 
 
-def _recovered(found: Comparison, timers: Timers, usual: float) -> str:
+def _recovered(comparison: Comparison, timers: Timers, usual: float) -> str:
     """A sentence on ranks that were slow for a while; empty: none was."""
     texts = []
-    for one in found.over[:TOLD]:
+    for one in comparison.over[:MAX_RECOVERED]:
         rank, steps = timers.ranks[one.places[0]], timers.steps[one.since : one.until]
         took = timers.step[one.places[0], one.since : one.until]
         most = float(np.nanmax(took)) / usual
         texts.append(
             f"rank {rank} was slow in steps {steps[0]} to {steps[-1]} (a step of up to {most:.2f}x, which cost the "
-            f"others {_ms(one.cost_ns)} in all), and no longer is"
+            f"others {milliseconds(one.cost_ns)} in all), and no longer is"
         )
     return "; ".join(texts)
 
@@ -222,8 +226,4 @@ def _middle(values: Float) -> float:
 
 
 def _typical(values: Float) -> str:
-    return _ms(_middle(values))
-
-
-def _ms(ns: float) -> str:
-    return f"{ns / 1e6:,.1f} ms"
+    return milliseconds(_middle(values))

@@ -16,21 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.ahead import Ahead
-from argus.errors import ArgusError
-from argus.records import COLLECTIVE
-from argus.semantics.clocks import (
+from argus.diagnose.read import queries
+from argus.diagnose.read.ahead import Ahead
+from argus.diagnose.read.query import Query, of_job
+from argus.model.errors import ArgusError
+from argus.model.records import COLLECTIVE
+from argus.model.units import clock_difference, listed
+from argus.semantics.groups.clocks import (
     BY_GPU,
     BY_WAITS,
     CALL,
     METHODS,
     SYNCHRONISING,
+    convert,
     estimate,
     likely,
-    telling,
+    most_informative,
 )
-from argus.semantics.groups import VIOLATIONS, RankCalls, find_groups
+from argus.semantics.groups.communicators import VIOLATIONS, RankCalls, find_groups
 from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
@@ -42,17 +45,17 @@ MAX_CALLS = 2_000_000
 MAX_MINUTES = 240
 """Minutes of which clocks are compared, of runs of however few calls."""
 MIN_MINUTES = 4
-"""Minutes that are read of any run: the newest two, the first, and one between. Six tell as much: of 1,280 hosts whose
+"""Minutes that are read of any run: the newest two, the first, and one between. Six are no better: of 1,280 hosts whose
 clocks drift steadily offsets differ by 1.4 µs at most, of 61 µs that they are known to."""
 MAX_ROWS = 200_000
 """Collectives, counted once a host, that are compared at once; some five seconds for a million. Where there are more,
-only the communicators are looked at that compare clocks best: those with the shortest collectives, as the GPUs tell, or
-else as one minute of calls does."""
+only the communicators are read that compare clocks best: those with the shortest collectives, by the GPUs' times
+or else by one minute of calls."""
 PER_MINUTE = 24
 """Collectives of each communicator and minute that are compared then, a hash of their number chooses: a line through so
 many ends is off by a third of what one of them is."""
 PER_GLANCE = 12
-"""The same in the minute that tells which communicators to look at."""
+"""The same in the minute by which communicators are chosen."""
 GLANCED = 8
 """Newest steps in which the time of each communicator's shortest collective is looked up."""
 MEMBERS = 2
@@ -64,9 +67,9 @@ MAX_GIVEN = 5_000
 RECENT = 4096
 """Newest calls of a communicator that are lined up between hosts, as in groups.py."""
 MIN_CALLS = 8
-"""Fewer calls in common say nothing about steps."""
+"""Fewer calls in common show nothing about steps."""
 AGREE = 0.9
-"""Share of the calls in common that must tell the same difference of step numbers."""
+"""Share of the calls in common that must give the same difference of step numbers."""
 APART = 0.25
 """Clocks that are off by more than this share of a step are not used: a host's ranks are compared with one another."""
 CLOSE = 0.25
@@ -116,7 +119,7 @@ class Hosts:
 
     Attributes:
         names: The first is the reference.
-        clocks: :data:`argus.semantics.clocks.CLOCK` rows, ``host`` an index of ``names``.
+        clocks: :data:`argus.semantics.groups.clocks.CLOCK` rows, ``host`` an index of ``names``.
         shifts: One a host.
         joins: Communicators that were joined, or could not be.
         step_ns: A usual step.
@@ -135,14 +138,14 @@ class Hosts:
     @cached_property
     def _errors(self) -> dict[str, int]:
         """The largest error of each host's clock, ns; -1: not known."""
-        found = {}
+        errors = {}
         for place, name in enumerate(self.names):
             own = self.clocks["error_ns"][self.clocks["host"] == place]
-            found[name] = -1 if (own < 0).any() else int(own.max(initial=0))
-        return found
+            errors[name] = -1 if (own < 0).any() else int(own.max(initial=0))
+        return errors
 
     def params(self) -> dict[str, Any]:
-        """What queries need besides job and run; see :func:`argus.diagnose.sql.across`."""
+        """What queries need besides job and run; see :func:`argus.diagnose.read.query.across`."""
         # The lowest is 0.
         shared = {"apart_ns": self.apart_ns, "most_shift": max(shift.shift for shift in self.shifts)}
         if self.stored and not self.not_stored:
@@ -182,6 +185,29 @@ class Hosts:
         error = self._errors.get(host, -1)
         return error if error <= self.apart_ns else -1
 
+    def on_reference(self, host: str, times: Int) -> Int:
+        """A host's own times on the clock of the first one, ns; those of a host that is not known are left alone."""
+        return convert(times, self._own[host]) if host in self._own else times
+
+    def off_reference(self, host: str, at_ns: int) -> int:
+        """What a host's own clock shows when the first one's shows ``at_ns``."""
+        own = at_ns
+        for _ in range(3):  # offsets change by ns while they are looked up
+            own += at_ns - int(self.on_reference(host, np.array([own], np.int64))[0])
+        return own
+
+    def known_error_ns(self, host: str) -> int:
+        """By how much a host's clock may be off, however much that is, ns; -1: not known."""
+        return self._errors.get(host, -1)
+
+    def shift_of(self, host: str) -> int:
+        """What to add to a host's step numbers; 0: nothing, or it is not known."""
+        return self.shifts[self.names.index(host)].shift if host in self.names else 0
+
+    @cached_property
+    def _own(self) -> dict[str, NDArray[np.void]]:
+        return {name: self.clocks[self.clocks["host"] == place] for place, name in enumerate(self.names)}
+
     def between(self, some: Sequence[str], others: Sequence[str]) -> int:
         """By how much times of ``some`` and of ``others`` may be off at worst, ns. One host agrees with itself, and
         hosts whose clocks are not known are not compared with others at all."""
@@ -206,29 +232,29 @@ class Hosts:
             least_ns: Lateness that matters.
             clocks: Whether it matters that clocks are not known, or not exactly.
         """
-        said = []
+        texts = []
         by_error: dict[str, list[str]] = defaultdict(list)
         for name, shift in zip(self.names, self.shifts, strict=True):
             if shift.error:
                 by_error[shift.error].append(name)
         for error, names in by_error.items():
-            said.append(f"the steps of {_listed(names)} were left out: {error}")
+            texts.append(f"the steps of {listed(names, 4)} were left out: {error}")
         if not clocks:
-            return "; ".join(said)
+            return "; ".join(texts)
         unknown = [name for name in self.names if self._errors[name] < 0]
         if unknown:
-            said.append(
-                f"the clock of {_listed(unknown)} could not be compared with that of {self.names[0]} (no collectives "
+            texts.append(
+                f"the clock of {listed(unknown, 4)} could not be compared with that of {self.names[0]} (no collectives "
                 "whose ends on the GPU are known, see docs/clocks.md), so ranks were compared within a host only"
             )
         coarse = [name for name in self.names if 2 * self._errors[name] > least_ns]
         if coarse:
             worst = max(self._errors[name] for name in coarse)
-            said.append(
-                f"the clocks of {_listed(coarse)} and {self.names[0]} agree only to {spoken(worst)}, so that a rank "
-                "that is late by less cannot be told across hosts"
+            texts.append(
+                f"the clocks of {listed(coarse, 4)} and {self.names[0]} agree only to {clock_difference(worst)}, "
+                "so that a rank that is late by less cannot be detected across hosts"
             )
-        return "; ".join(said)
+        return "; ".join(texts)
 
     def agreement(self, some: Sequence[str], others: Sequence[str]) -> str:
         """How well the clocks of hosts agree, for people; empty: they are one host, or not compared."""
@@ -238,22 +264,13 @@ class Hosts:
                 errors = self.error_ns(a), self.error_ns(b)
                 if a != b and min(errors) >= 0 and sum(errors) > worst:
                     worst, pair = sum(errors), (a, b)
-        return f"clocks of {pair[0]} and {pair[1]} agree to {spoken(worst)}" if worst >= 0 else ""
-
-
-def spoken(ns: float) -> str:
-    """A time for people."""
-    return f"{ns / 1e3:,.0f} us" if ns < 1e6 else f"{ns / 1e6:,.1f} ms"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        return f"clocks of {pair[0]} and {pair[1]} agree to {clock_difference(worst)}" if worst >= 0 else ""
 
 
 # ---- what is done with a store
 
 
-def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
+def align_hosts(query: Query, job: str, run: int) -> Hosts | None:
     """Works out how the hosts of a run go together.
 
     Args:
@@ -265,30 +282,30 @@ def align_hosts(query: sql.Query, job: str, run: int) -> Hosts | None:
         None: the run has one host, or its times did not come from clocks of several hosts (imported, simulated).
     """
     params: dict[str, Any] = {"job": job, "run": run}
-    several = query(sql.SEVERAL, params)
+    several = query(queries.SEVERAL, params)
     if not len(several["hosts"]) or int(several["hosts"][0]) < 2:
         return None
-    with Ahead(sql.of_job(query)) as ahead:
-        for text in (sql.HOSTS, sql.USUAL_STEP, sql.LOCAL_GROUPS, sql.WALLS, sql.EXTENT):
+    with Ahead(of_job(query)) as ahead:
+        for text in (queries.HOSTS, queries.USUAL_STEP, queries.LOCAL_GROUPS, queries.WALLS, queries.EXTENT):
             ahead.start(text, params)
-        found = _align(ahead, params)
-    if found is None or not int(several["recorded"][0]):
-        return found
+        aligned = _align(ahead, params)
+    if aligned is None or not int(several["recorded"][0]):
+        return aligned
     # The importer has numbered the steps of all ranks alike: a rank that shares no collective with others keeps them.
-    kept = Shift(found.shifts[0].shift, "recorded", 0, 1.0)
-    return replace(found, shifts=tuple(kept if shift.error else shift for shift in found.shifts))
+    kept = Shift(aligned.shifts[0].shift, "recorded", 0, 1.0)
+    return replace(aligned, shifts=tuple(kept if shift.error else shift for shift in aligned.shifts))
 
 
 def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
     """:func:`align_hosts` of a run whose hosts have clocks of their own."""
-    of_rank = query(sql.HOSTS, params)
+    of_rank = query(queries.HOSTS, params)
     place = dict[str, int]()
     for host, rank in zip(of_rank["host"].tolist(), of_rank["rank"].tolist(), strict=True):
         place.setdefault(str(host), int(rank))
     names, nodes = list(place), np.array(list(place.values()), np.int64)
     if len(names) < 2:
         return None
-    usual = query(sql.USUAL_STEP, params)["step_ns"]
+    usual = query(queries.USUAL_STEP, params)["step_ns"]
     step_ns = float(usual[0]) if len(usual) and np.isfinite(usual[0]) else 0.0
     joins = _join(query, params, names, step_ns)
     blank = Hosts(
@@ -298,12 +315,13 @@ def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
         tuple(joins),
         step_ns,
     )
-    # Which communicators are one is asked for. Of clocks and steps nothing is known yet: one line stands for them.
+    # Which communicators are one is determined first. Of clocks and steps nothing is known yet: one line stands for
+    # them.
     first = replace(blank, names=blank.names[:1], clocks=blank.clocks[:1], shifts=blank.shifts[:1])
     asked = {**params, **first.params(), "ops": list(SYNCHRONISING)}
-    told = query(sql.SPANNING, asked)
+    spanning = query(queries.SPANNING, asked)
     wall_error_ns = _walls(query, params, names)
-    if not len(told["comm_group"]):
+    if not len(spanning["comm_group"]):
         clocks = estimate(np.empty(0, CALL), len(names), wall_error_ns=wall_error_ns)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(None, names)))
 
@@ -312,27 +330,27 @@ def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
     def compared(chosen: _Chosen) -> Hosts:
         sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
         few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
-        query.start(sql.STEPS_OF_CALLS, {**asked, **few.params()})
+        query.start(queries.STEPS_OF_CALLS, {**asked, **few.params()})
         calls = _calls(query, {**asked, **chosen.params()}, nodes)
         minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
-        steps = query(sql.STEPS_OF_CALLS, {**asked, **few.params()})
+        steps = query(queries.STEPS_OF_CALLS, {**asked, **few.params()})
         clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(_by_place(steps, nodes), names)))
 
-    connected = {str(host) for own in told["hosts"].tolist() for host in own}
-    chosen = _choose(query, asked, names, nodes, told, extent)
-    found = compared(chosen)
+    connected = {str(host) for own in spanning["hosts"].tolist() for host in own}
+    chosen = _choose(query, asked, names, nodes, spanning, extent)
+    aligned = compared(chosen)
     if chosen.guessed and any(
-        found.clocks["method"][found.clocks["host"] == place].max() > BY_GPU
+        aligned.clocks["method"][aligned.clocks["host"] == place].max() > BY_GPU
         for place, name in enumerate(names) if name in connected
     ):  # fmt: skip
-        chosen = _choose(query, asked, names, nodes, told, extent, guess=False)
-        found = compared(chosen)
-    if chosen.part and any(shift.error for name, shift in zip(names, found.shifts, strict=True)
+        chosen = _choose(query, asked, names, nodes, spanning, extent, guess=False)
+        aligned = compared(chosen)
+    if chosen.part and any(shift.error for name, shift in zip(names, aligned.shifts, strict=True)
                                      if name in connected):  # fmt: skip
         # Clocks that are minutes apart show other minutes at the same time.
-        found = compared(replace(chosen, minutes=extent.minutes, whole=True))
-    return found
+        aligned = compared(replace(chosen, minutes=extent.minutes, whole=True))
+    return aligned
 
 
 @dataclass(frozen=True)
@@ -344,9 +362,9 @@ class _Chosen:
         strides: Of each of them: one of so many calls.
         minutes: In which the calls were made, as each host's clock has it: begins, s since 1970, ascending.
         whole: These are all minutes of the run.
-        members: Ranks of each communicator and host that are looked at. Of fewer than all it is not known who was the
+        members: Ranks of each communicator and host that are compared. Of fewer than all it is not known who was the
             last, and so how long the others would have been in the call: clocks seem less exact than they are.
-        ranks: Only these are looked at; empty: all.
+        ranks: Only these are compared; empty: all.
         part: These are not all calls.
         guessed: The communicators were chosen by how long their collectives take; whether their calls can be compared
             is not known.
@@ -392,15 +410,15 @@ class _Extent:
     calls: float
 
     @staticmethod
-    def of(query: sql.Query, params: Mapping[str, Any]) -> _Extent:
-        rows = query(sql.EXTENT, params)
+    def of(query: Query, params: Mapping[str, Any]) -> _Extent:
+        rows = query(queries.EXTENT, params)
         first, last = int(rows["first_s"][0]), int(rows["last_s"][0])
         calls = float(rows["steps"][0]) * float(np.nan_to_num(rows["calls"][0]))
         # A host that is a little ahead; calls after the last whole step.
         return _Extent(tuple(range(first - 60, last + 121, 60)), first, max(first, last // 60 * 60 - 60), calls)
 
-    def looked_at(self) -> tuple[int, ...]:
-        """Minutes to look at. The newest half of them are next to one another: what the job does now is judged."""
+    def minutes_read(self) -> tuple[int, ...]:
+        """Minutes to look at. The newest half of them are next to one another: what the job does now is diagnosed."""
         count = len(self.minutes)
         most = int(np.clip(MAX_CALLS * count / max(self.calls, 1.0), MIN_MINUTES, MAX_MINUTES))
         newest = most // 2 + 2
@@ -414,35 +432,35 @@ def _choose(
     asked: Mapping[str, Any],
     names: list[str],
     nodes: Int,
-    told: Mapping[str, NDArray[Any]],
+    spanning: Mapping[str, NDArray[Any]],
     run: _Extent,
     *,
     guess: bool = True,
 ) -> _Chosen:
-    """Which calls to look at: all, or where these are too many, some of the communicators that tell most. ``guess``:
-    how long their collectives take may tell which those are."""
-    groups = told["comm_group"].astype(np.uint64).tolist()
+    """Which calls to read: all, or where these are too many, those of the most informative communicators. ``guess``:
+    choose these by how long their collectives take, if that is known."""
+    groups = spanning["comm_group"].astype(np.uint64).tolist()
     place = {name: i for i, name in enumerate(names)}
-    hosts = [[place[str(host)] for host in own if str(host) in place] for own in told["hosts"].tolist()]
-    minutes = run.looked_at()
+    hosts = [[place[str(host)] for host in own if str(host) in place] for own in spanning["hosts"].tolist()]
+    minutes = run.minutes_read()
     whole = len(minutes) == len(run.minutes)
     shortest = {**asked, "groups": groups, "most": GLANCED}
     if guess and not whole:
-        query.start(sql.SHORTEST_CALLS, shortest)
-    firsts = np.unique(told["first_rank"]).tolist()
-    rates = query(sql.CALL_RATES, {**asked, "groups": groups, "firsts": firsts, "minutes": list(minutes)})
+        query.start(queries.SHORTEST_CALLS, shortest)
+    firsts = np.unique(spanning["first_rank"]).tolist()
+    rates = query(queries.CALL_RATES, {**asked, "groups": groups, "firsts": firsts, "minutes": list(minutes)})
     of_group = dict(zip(rates["comm_group"].tolist(), rates["calls"].astype(int).tolist(), strict=True))
     many = np.array([of_group.get(group, 0) for group in groups], np.int64)
     if whole and int(many @ [len(own) for own in hosts]) <= MAX_ROWS:
         return _Chosen(tuple(groups), (1,) * len(groups), minutes, whole, ALL, False)
     strides = np.maximum(1, many // (PER_MINUTE * len(minutes)))
     used = [i for i in range(len(groups)) if many[i] >= MIN_CALLS]
-    best = _shortest(query(sql.SHORTEST_CALLS, shortest), {groups[i]: hosts[i] for i in used}) if guess else []
+    best = _shortest(query(queries.SHORTEST_CALLS, shortest), {groups[i]: hosts[i] for i in used}) if guess else []
     guessed = bool(best)
     if not guessed:
         fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
         one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
-        best = telling(_calls(query, {**asked, **one.params()}, nodes), len(names))
+        best = most_informative(_calls(query, {**asked, **one.params()}, nodes), len(names))
     kept = _connecting(groups, hosts, best)
     chosen = tuple(groups[i] for i in kept)
     last = _waited_for(query, asked, chosen) if guessed else ()
@@ -450,18 +468,19 @@ def _choose(
 
 
 def _shortest(rows: Mapping[str, NDArray[Any]], hosts: Mapping[int, list[int]]) -> list[int]:
-    """The groups that should tell most, by the times of their shortest collectives; empty: these are not known of all
-    of them. ``rows``: of :data:`argus.diagnose.sql.SHORTEST_CALLS`; ``hosts``: of each group, where its ranks are."""
+    """The groups that should be most informative, by the times of their shortest collectives; empty: some of these
+    are unknown. ``rows``: of :data:`argus.diagnose.read.queries.SHORTEST_CALLS`; ``hosts``: of each group, where its
+    ranks are."""
     took = dict(zip(rows["comm_group"].tolist(), rows["shortest_ns"].tolist(), strict=True))
     if set(hosts) - set(took):
         return []
     return likely({group: (own, took[group]) for group, own in hosts.items()})
 
 
-def _waited_for(query: sql.Query, asked: Mapping[str, Any], groups: Sequence[int]) -> tuple[int, ...]:
-    """Some ranks of each host that the others in the groups wait for: their times tell most. One that is always the
-    last has to be among them, or everybody seems to leave as much later as it comes."""
-    rows = query(sql.WAITED_FOR, {**asked, "groups": list(groups), "most": GLANCED, "members": MEMBERS})
+def _waited_for(query: Query, asked: Mapping[str, Any], groups: Sequence[int]) -> tuple[int, ...]:
+    """Some ranks of each host that the others in the groups wait for: their times are the most informative. One that is
+    always the last has to be among them, or everybody seems to leave as much later as it comes."""
+    rows = query(queries.WAITED_FOR, {**asked, "groups": list(groups), "most": GLANCED, "members": MEMBERS})
     return tuple(rows["rank"].tolist())
 
 
@@ -493,11 +512,11 @@ def _spread(some: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(some[i] for i in np.unique(np.linspace(0, len(some) - 1, count).round().astype(int)).tolist())
 
 
-def prepare(store: Store, query: sql.Query, job: str, run: int) -> Hosts | None:
+def prepare(store: Store, query: Query, job: str, run: int) -> Hosts | None:
     """:func:`align_hosts`, stored for whoever reads the views ``*_across``.
 
-    A store that takes no rows is no reason not to go on: ``not_stored`` says why, and queries then carry the estimates
-    themselves.
+    A store that takes no rows is no reason not to go on: ``not_stored`` names the reason, and queries then carry the
+    estimates themselves.
     """
     hosts = align_hosts(query, job, run)
     return None if hosts is None else store_hosts(store, hosts, job, run)
@@ -524,7 +543,7 @@ def store_hosts(store: Store, hosts: Hosts, job: str, run: int) -> Hosts:
 def _tables(hosts: Hosts) -> dict[str, dict[str, Any]]:
     """Columns of the estimates, by table."""
     clocks = hosts.clocks
-    found: dict[str, dict[str, Any]] = {
+    tables: dict[str, dict[str, Any]] = {
         "clocks": {
             "host": [hosts.names[host] for host in clocks["host"].tolist()],
             "reference": [hosts.names[0]] * len(clocks),
@@ -544,12 +563,12 @@ def _tables(hosts: Hosts) -> dict[str, dict[str, Any]]:
     }
     if hosts.joins:
         names = ("host", "comm_group", "joined_group", "seq_shift", "error")
-        found["group_joins"] = {name: [getattr(join, name) for join in hosts.joins] for name in names}
-    return found
+        tables["group_joins"] = {name: [getattr(join, name) for join in hosts.joins] for name in names}
+    return tables
 
 
 def _stored_already(store: Store, tables: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> bool:
-    """Whether the newest estimate of the run that the store has is this one: a diagnosis that is asked for again finds
+    """Whether the newest estimate of the run that the store has is this one: a diagnosis that is repeated finds
     the same."""
     try:
         for table, columns in tables.items():
@@ -576,13 +595,13 @@ def _plain(column: NDArray[Any] | list[Any]) -> list[Any]:
 # ---- clocks
 
 
-def _walls(query: sql.Query, params: Mapping[str, Any], names: list[str]) -> Int | None:
+def _walls(query: Query, params: Mapping[str, Any], names: list[str]) -> Int | None:
     try:
-        rows = query(sql.WALLS, params)
+        rows = query(queries.WALLS, params)
     except ArgusError:
         return None  # a store of an older Argus, which may not be changed
-    told = {str(host): int(error) for host, error in zip(rows["host"], rows["error_ns"], strict=True)}
-    return np.array([told.get(name, -1) for name in names], np.int64)
+    error_by_host = {str(host): int(error) for host, error in zip(rows["host"], rows["error_ns"], strict=True)}
+    return np.array([error_by_host.get(name, -1) for name in names], np.int64)
 
 
 def _by_place(rows: Mapping[str, NDArray[Any]], nodes: Int) -> dict[str, NDArray[Any]]:
@@ -593,11 +612,11 @@ def _by_place(rows: Mapping[str, NDArray[Any]], nodes: Int) -> dict[str, NDArray
     return {**rows, "host": np.where(nodes[at] == node, at, -1)}
 
 
-def _calls(query: sql.Query, params: Mapping[str, Any], nodes: Int) -> NDArray[np.void]:
-    """:data:`CALL` rows: by NCCL's kernels, and by waits as far as these do not tell of all hosts."""
+def _calls(query: Query, params: Mapping[str, Any], nodes: Int) -> NDArray[np.void]:
+    """:data:`CALL` rows: by NCCL's kernels, and by waits where these do not cover all hosts."""
     parts = []
     seen: set[int] = set()
-    for text, method in ((sql.GPU_CALLS, BY_GPU), (sql.WAITED_CALLS, BY_WAITS)):
+    for text, method in ((queries.GPU_CALLS, BY_GPU), (queries.WAITED_CALLS, BY_WAITS)):
         if len(seen) == len(nodes):
             break
         rows = _by_place(query(text, params), nodes)
@@ -623,8 +642,8 @@ def _impossible(calls: NDArray[np.void]) -> NDArray[np.uint64]:
 
 
 def _shifts(rows: Mapping[str, NDArray[Any]] | None, names: list[str]) -> list[Shift]:
-    """What to add to the steps of each host: the difference that most calls in common tell, along the surest way.
-    ``rows``: of :data:`argus.diagnose.sql.STEPS_OF_CALLS`, by :func:`_by_place`; None: there are none."""
+    """What to add to the steps of each host: the difference that most calls in common give, along the surest path.
+    ``rows``: of :data:`argus.diagnose.read.queries.STEPS_OF_CALLS`, by :func:`_by_place`; None: there are none."""
     votes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     if rows is not None and len(rows["step"]):
         host, group = rows["host"], rows["comm_group"]
@@ -717,9 +736,9 @@ class _Local:
         return RankCalls(self.rank, ran, begun, ends - begun, clock_ns=clock_ns, ends=ends)
 
 
-def _join(query: sql.Query, params: Mapping[str, Any], names: list[str], step_ns: float) -> list[Join]:
+def _join(query: Query, params: Mapping[str, Any], names: list[str], step_ns: float) -> list[Join]:
     """Joins communicators that no host saw made on all of its ranks."""
-    rows = query(sql.LOCAL_GROUPS, params)
+    rows = query(queries.LOCAL_GROUPS, params)
     seen: dict[int, list[int]] = defaultdict(list)
     for i, group in enumerate(rows["comm_group"].tolist()):
         seen[group].append(i)
@@ -727,7 +746,7 @@ def _join(query: sql.Query, params: Mapping[str, Any], names: list[str], step_ns
     for of_group in seen.values():
         members = sum(int(rows["members"][i]) for i in of_group)
         nranks = max(int(rows["nranks"][i]) for i in of_group)
-        # One that several hosts saw made, and others did not, is told by the first of them.
+        # One that several hosts saw made, and others did not, is detected by the first of them.
         if rows["joined_by"][of_group[0]] != "name" and nranks != members and (len(of_group) == 1 or nranks > members):
             wanted.append(min(of_group, key=lambda i: names.index(str(rows["host"][i]))))
     if len({rows["host"][i] for i in wanted}) < 2:
@@ -748,30 +767,28 @@ def _join(query: sql.Query, params: Mapping[str, Any], names: list[str], step_ns
     return out
 
 
-def _read(
-    query: sql.Query, params: Mapping[str, Any], rows: Mapping[str, NDArray[Any]], wanted: list[int]
-) -> list[_Local]:
+def _read(query: Query, params: Mapping[str, Any], rows: Mapping[str, NDArray[Any]], wanted: list[int]) -> list[_Local]:
     ranks = [int(rows["first_rank"][i]) for i in wanted]
     comms = [int(rows["comm"][i]) for i in wanted]
     most = int(min(RECENT, max(64, MAX_ROWS // len(wanted))))
     asked = {**params, "ranks": ranks, "comms": comms, "most": most}
-    calls = query(sql.NEWEST_CALLS, asked)
-    waits = query(sql.NEWEST_WAITS, asked)
-    ends = query(sql.NEWEST_ENDS, asked)
+    calls = query(queries.NEWEST_CALLS, asked)
+    waits = query(queries.NEWEST_WAITS, asked)
+    ends = query(queries.NEWEST_ENDS, asked)
     _, op = np.unique(calls["op"].astype(str), return_inverse=True)
     _, dtype = np.unique(calls["dtype"].astype(str), return_inverse=True)
     out = []
     for i, rank, comm in zip(wanted, ranks, comms, strict=True):
-        mine = np.flatnonzero((calls["rank"] == rank) & (calls["comm"] == comm))
-        mine = mine[np.argsort(calls["seq"][mine], kind="stable")]
-        own = np.zeros(len(mine), COLLECTIVE)
-        own["ts_ns"], own["comm"], own["count"] = calls["ts_ns"][mine], comm, calls["count"][mine]
-        own["call"], own["dtype"] = op[mine], dtype[mine]
-        own["seq"] = calls["seq"][mine].astype(np.int64) + int(rows["seq_offset"][i])
+        newest = np.flatnonzero((calls["rank"] == rank) & (calls["comm"] == comm))
+        newest = newest[np.argsort(calls["seq"][newest], kind="stable")]
+        own = np.zeros(len(newest), COLLECTIVE)
+        own["ts_ns"], own["comm"], own["count"] = calls["ts_ns"][newest], comm, calls["count"][newest]
+        own["call"], own["dtype"] = op[newest], dtype[newest]
+        own["seq"] = calls["seq"][newest].astype(np.int64) + int(rows["seq_offset"][i])
         of_wait = waits["rank"] == rank
-        begun, done = np.full(len(mine), -1, np.int64), np.full(len(mine), -1, np.int64)
+        begun, done = np.full(len(newest), -1, np.int64), np.full(len(newest), -1, np.int64)
         of_end = np.flatnonzero((ends["rank"] == rank) & (ends["comm"] == comm))
-        _, here, there = np.intersect1d(calls["seq"][mine], ends["seq"][of_end], return_indices=True)
+        _, here, there = np.intersect1d(calls["seq"][newest], ends["seq"][of_end], return_indices=True)
         begun[here], done[here] = ends["begun_ns"][of_end[there]], ends["done_ns"][of_end[there]]
         if not len(own):
             continue
@@ -801,24 +818,24 @@ def _match(base: list[_Local], own: list[_Local], step_ns: float, alone: bool) -
                 len(base) == len(own) == 1 and (alone or a.members + b.members == max(a.nranks, b.nranks))
             ):
                 errors[i] = (
-                    "several communicators have equal calls, and without times of the GPU (CUPTI) it cannot be told "
-                    "which are one"
+                    "several communicators have equal calls, and without times of the GPU (CUPTI) they cannot "
+                    "be distinguished"
                 )
             else:
                 fits[i, j] = shift, max(off, 0.0)
     out, taken = [], set()
     for i, b in enumerate(own):
-        mine = sorted((off, j, shift) for (k, j), (shift, off) in fits.items() if k == i)
-        if not mine:
+        candidates = sorted((off, j, shift) for (k, j), (shift, off) in fits.items() if k == i)
+        if not candidates:
             out.append(Join(b.host, b.group, 0, 0, errors.get(i, "its calls are not like those of other hosts")))
-        elif len(mine) > 1 and mine[0][0] > 0.5 * mine[1][0]:
+        elif len(candidates) > 1 and candidates[0][0] > 0.5 * candidates[1][0]:
             out.append(Join(b.host, b.group, 0, 0, "it ends together with several communicators of other hosts"))
-        elif mine[0][1] in taken:
+        elif candidates[0][1] in taken:
             out.append(Join(b.host, b.group, 0, 0, "another one on this host fits the same communicator"))
         else:
-            taken.add(mine[0][1])
-            a = base[mine[0][1]]
-            out.append(Join(b.host, b.group, a.group, mine[0][2]))
+            taken.add(candidates[0][1])
+            a = base[candidates[0][1]]
+            out.append(Join(b.host, b.group, a.group, candidates[0][2]))
     return out
 
 
@@ -826,17 +843,17 @@ def _line_up(a: _Local, b: _Local, step_ns: float) -> tuple[int, str]:
     """(What to add to b's numbers of calls to get a's, why it is not known)."""
     seen_a, seen_b = a.seen(), b.seen()
     clock = _rough(seen_a.sync_ts + seen_a.sync_duration, seen_b.sync_ts + seen_b.sync_duration, int(CLOSE * step_ns))
-    found = find_groups([seen_a, b.seen(clock)])
-    if len(found) != 2 or found["comm_group"][0] != found["comm_group"][1]:
+    groups = find_groups([seen_a, b.seen(clock)])
+    if len(groups) != 2 or groups["comm_group"][0] != groups["comm_group"][1]:
         return 0, "its calls are not like those of other hosts"
-    if found["error"][0] or found["error"][1]:
-        return 0, f"its calls could not be lined up with those of {a.host}: {found['error'][0] or found['error'][1]}"
-    of = {int(row["rank"]): int(row["seq_offset"]) for row in found}
+    if groups["error"][0] or groups["error"][1]:
+        return 0, f"its calls could not be lined up with those of {a.host}: {groups['error'][0] or groups['error'][1]}"
+    of = {int(row["rank"]): int(row["seq_offset"]) for row in groups}
     return of[b.rank] - of[a.rank], ""
 
 
 def _rough(ends_a: Int, ends_b: Int, close: int) -> int:
-    """What to add to b's times so that most ends coincide, within ``close``, ns; 0: nothing tells."""
+    """What to add to b's times so that most ends coincide, within ``close``, ns; 0: nothing shows."""
     ends_a, ends_b = np.unique(ends_a), np.unique(ends_b)
     if not len(ends_a) or not len(ends_b) or close < BIN_NS:
         return 0

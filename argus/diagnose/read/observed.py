@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.errors import ArgusError
+from argus.diagnose.read.query import Query
+from argus.model.errors import ArgusError
 
 SIGNALS = """
 SELECT rank, signal, toUnixTimestamp64Nano(ts) AS ts_ns, toFloat64(seen) AS seen, toInt64(period_ns) AS period_ns,
@@ -57,15 +57,15 @@ AROUND_S = 2.0
 point is a few steps off, and what is attached takes a second to be attached everywhere."""
 
 
-def on_cpus_alone(query: sql.Query, params: Mapping[str, Any]) -> bool:
+def on_cpus_alone(query: Query, params: Mapping[str, Any]) -> bool:
     """Whether a job that was traced uses no GPU: then no advice is to be about one.
 
     Args:
         query: Runs SQL with parameters, returns columns.
         params: job, run.
     """
-    found = query(ON_CPUS, {"job": params["job"], "run": params["run"]})["alone"]
-    return bool(len(found) and found[0])
+    alone = query(ON_CPUS, {"job": params["job"], "run": params["run"]})["alone"]
+    return bool(len(alone) and alone[0])
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Observed:
         params: job, run.
     """
 
-    def __init__(self, query: sql.Query, params: Mapping[str, Any]) -> None:
+    def __init__(self, query: Query, params: Mapping[str, Any]) -> None:
         try:
             rows = query(SIGNALS, params)
         except ArgusError:
-            rows = {}  # the store is of an Argus that did not write this yet; if it is away, the next query says so
+            rows = {}  # the store is of an Argus that did not write this yet; if it is away, the next query fails
         self._rows: dict[str, NDArray[Any]] = rows if len(rows.get("signal", ())) else {}
 
     def __bool__(self) -> bool:
@@ -159,15 +159,15 @@ class Observed:
         """When Argus changed what it observes, after it came: wall time in ns, and why."""
         if not self:
             return []
-        found: dict[int, str] = {}
+        changes: dict[int, str] = {}
         begun: set[tuple[int, str]] = set()
         for rank, signal, ts, reason in zip(
             *(self._rows[name].tolist() for name in ("rank", "signal", "ts_ns", "reason")), strict=True
         ):
             if (rank, signal) in begun or ts > self.attached_ns + SETTLED_S * 1e9:
-                found[int(ts)] = found.get(int(ts)) or str(reason) or f"{signal} are observed"
+                changes[int(ts)] = changes.get(int(ts)) or str(reason) or f"{signal} are observed"
             begun.add((rank, signal))
-        return sorted(found.items())
+        return sorted(changes.items())
 
 
 FOREVER = 1 << 62
@@ -186,19 +186,19 @@ def step_signals(
         last_ns: When there was one last. What was not observed since may be one of them as well.
         ranks: Those that still have a process.
     """
-    found = []
+    signals = []
     if method == "marks":
         # One mark a step is enough: where ranges were thinned out, backward passes are counted.
         marks = [name for name in ("ranges", "backward", "nvtx") if observed.has(name)] or ["ranges"]
-        found.append(max(marks, key=lambda name: observed.until(name, last_ns, ranks)[0]))
+        signals.append(max(marks, key=lambda name: observed.until(name, last_ns, ranks)[0]))
     for name, calls in (("launches", launches), ("collectives", collectives)):
         if calls > 0 or observed.until(name, last_ns, ranks)[0] < FOREVER:
-            found.append(name)
-    return found
+            signals.append(name)
+    return signals
 
 
 def silence(
-    query: sql.Query,
+    query: Query,
     params: Mapping[str, Any],
     observed: Observed,
     ranks: Collection[int],

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 Int = NDArray[np.int64]
 
@@ -45,7 +47,7 @@ def mesh_of(
     """How the ranks of a job belong together.
 
     Args:
-        groups: As :data:`argus.diagnose.sql.GROUPS` returns them.
+        groups: As :data:`argus.diagnose.read.queries.GROUPS` returns them.
         ranks: Global ranks, ascending, shape (n,).
         work: Kernels that each launches in a step. Ranks that no group puts on a stage with others are compared with
             those among them that launch as many, shape (n,).
@@ -82,27 +84,24 @@ def _connected(
     dimensions: tuple[str, ...],
     joined: Mapping[tuple[str, int], int] | None,
 ) -> Int:
-    """A label for each rank, the same for those that groups of these dimensions connect, shape (n,)."""
+    """A label for each rank, the same for those that groups of these dimensions connect: the place of the first, shape
+    (n,)."""
     chosen = np.flatnonzero(np.isin(groups["dimension"], dimensions))
     numbers, node, rank = _members(groups, chosen, joined)
     known = np.isin(rank, ranks)
     rank, node = np.searchsorted(ranks, rank[known]), node[known]
-    labels = np.arange(len(ranks))
-    while True:
-        # The least label of each group, then the least of each rank's groups; a mesh needs one round a dimension.
-        least = np.full(len(numbers), len(ranks))
-        np.minimum.at(least, node, labels[rank])
-        spread = labels.copy()
-        np.minimum.at(spread, rank, least[node])
-        if np.array_equal(spread, labels):
-            return labels
-        labels = spread
+    # Ranks, and after them groups, are the nodes.
+    nodes = len(ranks) + len(numbers)
+    edges = coo_array((np.ones(len(rank), np.int32), (rank, len(ranks) + node)), (nodes, nodes))
+    label = connected_components(edges, directed=False)[1][: len(ranks)]
+    _, first, again = np.unique(label, return_index=True, return_inverse=True)
+    return np.asarray(first[again], np.int64)
 
 
 def between_stages(
     groups: Mapping[str, NDArray[Any]], joined: Mapping[tuple[str, int], int] | None = None
 ) -> list[int]:
-    """Communicators among ranks of several pipeline stages, by their number on all hosts: who comes late there tells
+    """Communicators among ranks of several pipeline stages, by their number on all hosts: who comes late there shows
     the order of the stages and no fault. Arguments as for :func:`mesh_of`; empty where there are no stages."""
     dimension = np.asarray(groups["dimension"], object)
     if "pp" not in dimension.tolist():

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 Int = NDArray[np.int64]
 Float = NDArray[np.float64]
@@ -372,11 +372,11 @@ def explain(model: Model, part: Bool) -> Explained:
 
 def _types(model: Model) -> dict[str, list[int]]:
     """Op types as time is attributed to them, and which places in ``names`` they are."""
-    found: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
     for place in np.unique(model.op).tolist():
         name = model.names[place]
-        found.setdefault(MERGED.get(name, name), []).append(place)
-    return found
+        by_name.setdefault(MERGED.get(name, name), []).append(place)
+    return by_name
 
 
 # ---- building the graph
@@ -415,7 +415,7 @@ def build(operations: Operations, layout: Layout) -> Model:
 
     Args:
         operations: Of all workers. At least one step that is whole.
-        layout: ``sequence`` tells whether gradients are reduced although there is one data-parallel rank.
+        layout: ``sequence``: gradients are reduced although there is one data-parallel rank.
 
     Raises:
         ArgusError: No operations, twice the same one, or dependencies that run in a circle.
@@ -468,9 +468,9 @@ def build(operations: Operations, layout: Layout) -> Model:
         actual[members] = transfer
     ideal = np.empty(nodes)
     for code in np.unique(template.op).tolist():
-        mine = template.op == code
-        values = actual[mine]
-        ideal[mine] = np.median(values) if operations.names[code] in COMMUNICATION else values.mean()
+        of_type = template.op == code
+        values = actual[of_type]
+        ideal[of_type] = np.median(values) if operations.names[code] in COMMUNICATION else values.mean()
     return Model(
         names=operations.names,
         steps=steps,

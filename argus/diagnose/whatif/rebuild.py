@@ -1,12 +1,12 @@
 """The step of a running job as a graph, from what is stored of its GPUs step by step: for "what if" questions.
 
-A recording of each operation (argus.diagnose.operations) is rare. Of a traced job the time of each GPU is known by
-phase and step, the transfers by communicator, and the number of sends: with the schedule of the pipeline that is
+A recording of each operation (argus.diagnose.whatif.operations) is rare. Of a traced job the time of each GPU is known
+by phase and step, the transfers by communicator, and the number of sends: with the schedule of the pipeline that is
 enough. A worker is the ranks that work on one layer of one batch together (tensor parallel); the one that takes longest
 stands for it. Its time of a step is shared out evenly over the micro-batches.
 
-Nobody says that the schedule is the right one, so the graph must prove it: the steps that follow from it must take what
-they took. Otherwise there is none.
+The schedule is only assumed, so the graph must prove it: the steps that follow from it must take as long as the
+recorded ones. Otherwise there is no graph.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.gpu import MIN_STEPS, WINDOWS, GpuTimes, Seen, low_median
-from argus.diagnose.links import P2P, Transfers
-from argus.diagnose.peers import LOCKSTEP
-from argus.diagnose.whatif import BACKWARD, FORWARD, OPTIMIZER, Groups, Model, graph
-from argus.errors import ArgusError
-from argus.semantics.schedule import BACKWARD as BACK
-from argus.semantics.schedule import schedule
+from argus.diagnose.read import queries
+from argus.diagnose.read.gpu_times import MIN_STEPS, WINDOWS, GpuTimes, GpuWindow
+from argus.diagnose.read.peers import LOCKSTEP
+from argus.diagnose.read.query import Query
+from argus.diagnose.read.transfers import P2P, Transfers
+from argus.diagnose.robust import low_median
+from argus.diagnose.whatif.dependencies import BACKWARD, FORWARD, OPTIMIZER, Groups, Model, graph
+from argus.model.errors import ArgusError
+from argus.semantics.groups.schedule import BACKWARD as BACK
+from argus.semantics.groups.schedule import schedule
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -37,11 +39,11 @@ SYNC, LAYERS, IDLE = "grads-sync", "layers-comm", "idle"
 FORWARD_P2P, BACKWARD_P2P = "forward-pp-comm", "backward-pp-comm"
 NAMES = (FORWARD, BACKWARD, OPTIMIZER, FORWARD_P2P, BACKWARD_P2P, LAYERS, SYNC, IDLE)
 COMPUTED = (FORWARD, BACKWARD, OPTIMIZER)
-"""Types whose ideal time is the mean; of all others it is the median (argus.diagnose.whatif)."""
+"""Types whose ideal time is the mean; of all others it is the median (argus.diagnose.whatif.dependencies)."""
 CODE = {name: code for code, name in enumerate(NAMES)}
 FITS = 0.1
 """A graph whose steps take as long as those that were seen, but for this, is believed. Healthy simulated pipelines are
-off by 1 %; what differs from micro-batch to micro-batch, which sums do not tell, by 13 % and more."""
+off by 1 %; where micro-batches differ, which sums do not show, by 13 % and more."""
 MOST_CHUNKS = 4
 """Model chunks of a stage that are tried."""
 STEPS = 3
@@ -87,7 +89,7 @@ class Rebuilt:
     Attributes:
         model: Its operations.
         workers: What they are made from.
-        chunks, batches, at_once: As :func:`build` was told.
+        chunks, batches, at_once: As given to :func:`build`.
     """
 
     model: Model
@@ -97,7 +99,7 @@ class Rebuilt:
     at_once: bool
 
 
-def workers_of(seen: Seen, carried: Transfers | None, dimensions: Mapping[int, str]) -> Workers | None:
+def workers_of(seen: GpuWindow, carried: Transfers | None, dimensions: Mapping[int, str]) -> Workers | None:
     """Arranges what is known by rank; None: the mesh is not whole.
 
     Args:
@@ -133,7 +135,7 @@ def workers_of(seen: Seen, carried: Transfers | None, dimensions: Mapping[int, s
     )  # fmt: skip
 
 
-def _newest(seen: Seen) -> GpuTimes:
+def _newest(seen: GpuWindow) -> GpuTimes:
     """The newest steps of which everything is known."""
     return _whole(seen.now.cut(slice(-WINDOWS[0], None)))
 
@@ -148,7 +150,7 @@ def _whole(now: GpuTimes) -> GpuTimes:
     return GpuTimes(now.ranks, now.steps[known], parts, now.compute[:, known], *waits, now.kernels)
 
 
-def _places(seen: Seen) -> Int | None:
+def _places(seen: GpuWindow) -> Int | None:
     """Places of the ranks of each worker, shape (stages, lanes, members); None: workers have different sizes. Stages
     are in the order of their first ranks, as all launchers number them."""
     mesh = seen.mesh
@@ -173,7 +175,7 @@ def _in_order(labels: Int) -> Int:
 
 
 def _carried(
-    now: GpuTimes, seen: Seen, members: Int, carried: Transfers | None, dimensions: Mapping[int, str]
+    now: GpuTimes, seen: GpuWindow, members: Int, carried: Transfers | None, dimensions: Mapping[int, str]
 ) -> tuple[Float, Float, Float]:
     """Communication within layers, shape (stages, lanes, steps); of gradients, (stages, steps), NaN where not known;
     and of a transfer between stages, (stages - 1, lanes, steps)."""
@@ -212,7 +214,11 @@ def _carried(
 
 
 def read(
-    query: sql.Query, params: Mapping[str, Any], seen: Seen, carried: Transfers | None, dimensions: Mapping[int, str]
+    query: Query,
+    params: Mapping[str, Any],
+    seen: GpuWindow,
+    carried: Transfers | None,
+    dimensions: Mapping[int, str],
 ) -> Rebuilt | None:
     """The graph of the newest steps of a run; None: it cannot be rebuilt.
 
@@ -236,29 +242,29 @@ def read(
             model = build(workers, chunks, batches, at_once=at_once)
         except ArgusError:
             continue
-        wrong = abs(_taken_ns(model) / float(model.recorded_ns.mean()) - 1)
+        wrong = abs(_step_ns(model) / float(model.recorded_ns.mean()) - 1)
         if wrong <= off:
             best, off = Rebuilt(model, workers, chunks, batches, at_once), wrong
     return best
 
 
-def _taken_ns(model: Model) -> float:
+def _step_ns(model: Model) -> float:
     """What the steps of a graph take, their mean."""
     return float(model.times_ns(np.ones((1, *model.actual_ns.shape[:2]), bool))[0].mean())
 
 
-def _schedules(query: sql.Query, params: Mapping[str, Any], workers: Workers) -> list[tuple[int, int]]:
+def _schedules(query: Query, params: Mapping[str, Any], workers: Workers) -> list[tuple[int, int]]:
     """(chunks, micro-batches) that make as many sends as the ranks of one pipeline do."""
     chosen = {"first": int(workers.steps[-STEPS:][0]), "last": int(workers.steps[-1])}
-    rows = query(sql.SENDS, {**params, **chosen, "ranks": workers.members[:, 0, 0].tolist()})
+    rows = query(queries.SENDS, {**params, **chosen, "ranks": workers.members[:, 0, 0].tolist()})
     sent = round(float(np.sum(rows["sent"])))
     stages = len(workers.forward)
-    found = []
+    schedules = []
     for chunks in range(1, MOST_CHUNKS + 1):
         batches, rest = divmod(sent, 2 * (stages * chunks - 1))
         if not rest and batches and (chunks == 1 or batches % stages == 0):
-            found.append((chunks, batches))
-    return found
+            schedules.append((chunks, batches))
+    return schedules
 
 
 def build(workers: Workers, chunks: int, batches: int, *, at_once: bool = False) -> Model:
@@ -322,23 +328,23 @@ def build(workers: Workers, chunks: int, batches: int, *, at_once: bool = False)
         SYNC: np.broadcast_to(workers.sync[:, None, :], workers.forward.shape),
     }  # fmt: skip
     for name, values in shares.items():
-        mine = kind == CODE[name]
-        actual[mine] = _mean(values, steps)[stage[mine]]
-    mine = kind == CODE[LAYERS]
-    if mine.any():
+        of_kind = kind == CODE[name]
+        actual[of_kind] = _mean(values, steps)[stage[of_kind]]
+    of_kind = kind == CODE[LAYERS]
+    if of_kind.any():
         # Communication within layers grows with what is computed in them.
         forward = workers.layers * workers.forward / np.maximum(workers.forward + workers.backward, 1.0)
         each = np.stack([_mean(forward, steps), _mean(workers.layers - forward, steps)]) / passes
-        before = kind[np.flatnonzero(mine) - 1] == CODE[BACKWARD]
-        actual[mine] = each[before.astype(np.int64), stage[mine]]
-    mine = boundary >= 0
-    if mine.any():
-        actual[mine] = _mean(workers.transfer, steps)[boundary[mine]]
+        before = kind[np.flatnonzero(of_kind) - 1] == CODE[BACKWARD]
+        actual[of_kind] = each[before.astype(np.int64), stage[of_kind]]
+    of_kind = boundary >= 0
+    if of_kind.any():
+        actual[of_kind] = _mean(workers.transfer, steps)[boundary[of_kind]]
     ideal = np.empty(len(nodes))
     for code, name in enumerate(NAMES):
-        mine = kind == code
-        if mine.any():
-            ideal[mine] = actual[mine].mean() if name in COMPUTED else np.median(actual[mine])
+        of_kind = kind == code
+        if of_kind.any():
+            ideal[of_kind] = actual[of_kind].mean() if name in COMPUTED else np.median(actual[of_kind])
     return Model(
         names=NAMES,
         steps=workers.steps[steps[0]],
@@ -381,21 +387,21 @@ def relieved_ns(model: Model, workers: Workers, ranks: list[int]) -> tuple[float
         workers: The same.
         ranks: Global ranks.
     """
-    mine: Bool = np.asarray(np.isin(workers.members, ranks).any(axis=2))
-    if not mine.any() or (~mine).sum(axis=1)[mine.any(axis=1)].min() < 1:
+    relieved_lanes: Bool = np.asarray(np.isin(workers.members, ranks).any(axis=2))
+    if not relieved_lanes.any() or (~relieved_lanes).sum(axis=1)[relieved_lanes.any(axis=1)].min() < 1:
         return None
     times = model.actual_ns.copy()
-    for stage in np.flatnonzero(mine.any(axis=1)).tolist():
+    for stage in np.flatnonzero(relieved_lanes.any(axis=1)).tolist():
         for name in (*COMPUTED, IDLE):
             nodes = np.flatnonzero((model.stage == stage) & (model.op == CODE[name]))
-            norm = low_median(np.where(mine[stage][:, None], np.nan, times[nodes[0]]))
-            relieved = np.minimum(times[nodes][:, mine[stage]], norm)
-            times[np.ix_(nodes, np.flatnonzero(mine[stage]))] = relieved
-    return _taken_ns(model), _taken_ns(replace(model, actual_ns=times))
+            norm = low_median(np.where(relieved_lanes[stage][:, None], np.nan, times[nodes[0]]))
+            relieved = np.minimum(times[nodes][:, relieved_lanes[stage]], norm)
+            times[np.ix_(nodes, np.flatnonzero(relieved_lanes[stage]))] = relieved
+    return _step_ns(model), _step_ns(replace(model, actual_ns=times))
 
 
 def unburdened_ns(
-    rebuilt: Rebuilt, seen: Seen, carried: Transfers, unburdened: Transfers, dimensions: Mapping[int, str]
+    rebuilt: Rebuilt, seen: GpuWindow, carried: Transfers, unburdened: Transfers, dimensions: Mapping[int, str]
 ) -> tuple[float, float, float]:
     """What a step takes, and what it would at least and at most if transfers took something less: the means over the
     steps, ns.
@@ -406,7 +412,7 @@ def unburdened_ns(
     Args:
         rebuilt: From :func:`read`.
         seen: What the GPUs did.
-        carried: What transfers took, as :func:`read` was told.
+        carried: What transfers took, as given to :func:`read`.
         unburdened: What they would take.
         dimensions: Of each communicator: what it is for.
     """
@@ -417,10 +423,10 @@ def unburdened_ns(
 
     def taken(layers: Float, sync: Float) -> float:
         changed = replace(workers, layers=layers, sync=sync, transfer=would[2])
-        return _taken_ns(build(changed, rebuilt.chunks, rebuilt.batches, at_once=rebuilt.at_once))
+        return _step_ns(build(changed, rebuilt.chunks, rebuilt.batches, at_once=rebuilt.at_once))
 
     def share(place: int) -> Float:
         return np.asarray(np.nan_to_num(would[place] / np.maximum(was[place], 1.0), nan=1.0))
 
     least = (np.maximum(now - np.nan_to_num(was[at] - would[at]), 0.0) for at, now in enumerate((layers, sync)))
-    return _taken_ns(rebuilt.model), taken(*least), taken(layers * share(0), sync * share(1))
+    return _step_ns(rebuilt.model), taken(*least), taken(layers * share(0), sync * share(1))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 THREADS, WARPS, BLOCKS_PER_SM = 256, 8, 2
 """Of a block; 16 warps keep the four tensor cores of an SM busy, and their registers fit."""
 SMS = 512
-"""SMs that are told apart, by %smid modulo this: a GPU of today has 160 at most."""
+"""SMs that are distinguished, by %smid modulo this: a GPU of today has 160 at most."""
 
 
 @dataclass(frozen=True)

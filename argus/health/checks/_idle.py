@@ -1,4 +1,4 @@
-"""Whether a node is idle: measuring it disturbs whoever works on it, and what is measured beside work says nothing."""
+"""Whether a node is idle: measuring it disturbs whoever works on it, and what is measured beside work means nothing."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def messages(look: Look, hours: float) -> Iterator[tuple[float, str]]:
                 yield max(age, 0.0), text.encode().decode("unicode_escape", errors="replace")
     finally:
         os.close(log)
-    if not records:  # a kernel that runs has said something: this is another file, as containers have it
+    if not records:  # a running kernel has logged something: this is another file, as containers have it
         raise Blind(f"{look.kmsg} has no kernel messages in it: is it the kernel log?")
 
 

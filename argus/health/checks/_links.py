@@ -1,4 +1,4 @@
-"""Network interfaces, as the kernel tells them over netlink (pyroute2)."""
+"""Network interfaces, as the kernel reports them over netlink (pyroute2)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def links(look: Look) -> list[Link]:
     from pyroute2 import IPRoute
 
     patterns = look.limits["interfaces"]
-    found = []
+    interfaces = []
     look.note("asking for interfaces over netlink")
     with IPRoute() as netlink:
         for message in netlink.get_links():
@@ -57,7 +57,7 @@ def links(look: Look) -> list[Link]:
                 continue
             driver = device / "driver"
             kind = message.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
-            found.append(
+            interfaces.append(
                 Link(
                     name,
                     message["index"],
@@ -70,13 +70,13 @@ def links(look: Look) -> list[Link]:
                     dict(message.get_attr("IFLA_STATS64") or {}),
                 )
             )
-    if not found:
+    if not interfaces:
         raise Absent("no interface to look at")
-    return found
+    return interfaces
 
 
 def speed_mbit(name: str) -> int | None:
-    """An interface's speed by ethtool, Mbit/s; None: it tells none."""
+    """An interface's speed by ethtool, Mbit/s; None: it reports none."""
     from pyroute2 import Ethtool
 
     try:

@@ -26,14 +26,14 @@ class Mount:
 
 def mounts(look: Look) -> list[Mount]:
     """All mounts; of several at one place only the last one can be seen. proc(5) has the format."""
-    found = {}
+    by_place = {}
     for line in look.read(f"proc/{'self' if look.root == Path('/') else 1}/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         words, behind = left.split(), right.split()
         path = unescaped(words[4])
         whole = "ro" in behind[2].split(",")
-        found[path] = Mount(path, behind[0], behind[1], whole or "ro" in words[5].split(","), whole)
-    return list(found.values())
+        by_place[path] = Mount(path, behind[0], behind[1], whole or "ro" in words[5].split(","), whole)
+    return list(by_place.values())
 
 
 def unescaped(path: str) -> str:

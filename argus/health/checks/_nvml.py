@@ -22,7 +22,7 @@ class Device:
     look: Look
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """What ``nvmlDevice<function>`` says; None: not supported by this GPU, driver or user.
+        """The result of ``nvmlDevice<function>``; None: not supported by this GPU, driver or user.
 
         Raises:
             Blind: It fails otherwise, as for a GPU that is lost.
@@ -47,14 +47,14 @@ class Device:
 
 def on_bus(look: Look) -> int:
     """How many NVIDIA GPUs the PCI bus has."""
-    found = 0
+    gpus = 0
     for folder in look.folders("sys/bus/pci/devices/*"):
         try:
             vendor, kind = (folder / "vendor").read_text().strip(), (folder / "class").read_text()
         except OSError:
             continue
-        found += vendor == NVIDIA and kind.startswith(DISPLAY)
-    return found
+        gpus += vendor == NVIDIA and kind.startswith(DISPLAY)
+    return gpus
 
 
 def library(look: Look) -> Any:
@@ -77,7 +77,7 @@ def library(look: Look) -> Any:
 
 
 def devices(look: Look) -> Iterator[Device]:
-    """Every GPU that can be opened. One that cannot is the check ``gpu``'s to tell.
+    """Every GPU that can be opened. One that cannot is reported by the check ``gpu``.
 
     Raises:
         Absent, Blind: As ``library``; Blind also where no GPU can be opened.

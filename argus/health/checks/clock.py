@@ -45,13 +45,13 @@ def check(look: Look) -> Result:
     if source not in look.limits["sources"].split():
         hint = "See why the kernel left tsc: dmesg | grep -i clocksource. Restart; if it comes back, replace the board."
         found.critical(f"time is counted by {source}, which is slow", hint)
-    told = _Timex()
-    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(told)) < 0:
+    timex = _Timex()
+    if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         raise Blind(f"adjtimex: {os.strerror(ctypes.get_errno())}")
-    if told.status & _UNSYNCHRONISED:
+    if timex.status & _UNSYNCHRONISED:
         found.warning("nothing keeps the clock right", "Start chronyd, ntpd or systemd-timesyncd: chronyc tracking.")
         return found.result("")
-    error = told.maxerror / 1e6
+    error = timex.maxerror / 1e6
     found.figures["error_s"] = error
     text = f"{source}, right to {error * 1000:.0f} ms"
     found.above(

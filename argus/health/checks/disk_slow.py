@@ -12,7 +12,7 @@ LIMITS: dict[str, Limit] = {
     "critical": Limit(
         2.0, "mean seconds of an operation: critical", "the disk repeats or times out (SCSI's own limit is 30 s)"
     ),
-    "operations": Limit(100, "operations in an hour from which on the mean says something", "fewer are one hiccup"),
+    "operations": Limit(100, "operations in an hour from which on the mean counts", "fewer are one hiccup"),
 }
 
 

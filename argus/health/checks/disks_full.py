@@ -28,7 +28,7 @@ LIMITS: dict[str, Limit] = {
 
 
 def check(look: Look) -> Result:
-    """Asks each by statvfs(2). A dead network mount hangs here; the run then says which."""
+    """Asks each by statvfs(2). A dead network mount hangs here; the run then names it."""
     found = look.found()
     looked = 0
     for mount in mounts(look):
@@ -38,7 +38,7 @@ def check(look: Look) -> Result:
         where = look.path(mount.path.lstrip("/"))
         look.note(f"statvfs {where}")
         try:
-            told = os.statvfs(where)
+            usage = os.statvfs(where)
         except FileNotFoundError:
             continue  # gone since
         except PermissionError:
@@ -48,10 +48,10 @@ def check(look: Look) -> Result:
             found.warning(f"{mount.path} does not answer: {failure.strerror}", "Mount it again.")
             continue
         looked += 1
-        usable = told.f_blocks - told.f_bfree + told.f_bavail
+        usable = usage.f_blocks - usage.f_bfree + usage.f_bavail
         for what, used in (
-            ("space", (told.f_blocks - told.f_bfree) / usable if usable else 0.0),
-            ("inodes", 1 - told.f_favail / told.f_files if told.f_files else 0.0),
+            ("space", (usage.f_blocks - usage.f_bfree) / usable if usable else 0.0),
+            ("inodes", 1 - usage.f_favail / usage.f_files if usage.f_files else 0.0),
         ):
             found.figures[f"used_{what}_share/{mount.path}"] = used
             text = f"{mount.path}: {used:.0%} of its {what} used"

@@ -45,10 +45,10 @@ def check(look: Look) -> Result:
                 found.critical(f"{name}: {serious[0]}", f"Look at cooling and power supply: {hint}")
             for text in (text for bit, text in _MILD.items() if reasons & bit):
                 found.warning(f"{name}: {text}", hint)
-            told = device.ask("GetViolationStatus", _THERMAL)
-            if told is not None:
+            violations = device.ask("GetViolationStatus", _THERMAL)
+            if violations is not None:
                 key = f"slowed_s_total/{name}"
-                found.figures[key] = told.violationTime / 1e9
+                found.figures[key] = violations.violationTime / 1e9
                 rise = look.moved(found.figures, key) or 0.0
                 if rise >= look.limits["hardware_s"]:
                     found.warning(f"{name}: slowed down for heat for {rise:.0f} s {look.since()}", hint)

@@ -13,13 +13,13 @@ LIMITS: dict[str, Limit] = {
         "NVIDIA: Xid 92, high single-bit ECC error rate; single ones are normal",
     ),
     "aggregate": Limit(
-        10, "uncorrected ones of the GPU's whole life: warning", "row remapping and Xid decide; this only tells"
+        10, "uncorrected ones of the GPU's whole life: warning", "row remapping and Xid decide; this is information"
     ),
 }
 
 
 def check(look: Look) -> Result:
-    """NVML's totals; docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt says what follows from them."""
+    """NVML's totals; docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt explains what follows from them."""
     found, with_ecc = look.found(), 0
     for device in devices(look):
         with found.part():

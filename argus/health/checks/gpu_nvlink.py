@@ -66,5 +66,5 @@ def check(look: Look) -> Result:
                 "nvidia-smi nvlink -s; systemctl status nvidia-fabricmanager.",
             )
     if not wanted and not found.result("").text:
-        raise Absent("no NVLink is up on any GPU: links says how many there should be")
+        raise Absent("no NVLink is up on any GPU: set links to how many there should be")
     return found.result(f"{len(up)} GPUs with {wanted} links each")

@@ -18,7 +18,7 @@ LIMITS: dict[str, Limit] = {
         "ibqueryerrors' own threshold; the specification allows a bit error in 10^12, some 10 symbol errors an hour",
     ),
     "congestion": Limit(
-        1000000, "rise of a congestion counter in an hour: warning", "they tell of the network more than of the port"
+        1000000, "rise of a congestion counter in an hour: warning", "they describe the network more than the port"
     ),
 }
 

@@ -13,7 +13,7 @@ LIMITS: dict[str, Limit] = {
     "ignore": Limit([], "regular expressions of messages to leave out", ""),
 }
 
-# What the kernel says (6.x sources: the name of the file behind each), whether it is critical, and what to do.
+# Messages of the kernel (6.x sources: the name of the file behind each), whether it is critical, and what to do.
 PATTERNS: list[tuple[str, bool, str]] = [
     (
         r"mce: \[Hardware Error\].*(Uncorrected|uncorrected)|Uncorrected hardware memory error",
@@ -78,7 +78,7 @@ def check(look: Look) -> Result:
     found = look.found()
     rules = [re.compile(pattern) for pattern, _, _ in PATTERNS]
     ignored = [re.compile(pattern) for pattern in look.limits["ignore"]]
-    said: dict[int, tuple[int, str]] = {}
+    matched: dict[int, tuple[int, str]] = {}
     lines = 0
     for _, text in messages(look, look.limits["hours"]):
         lines += 1
@@ -86,10 +86,10 @@ def check(look: Look) -> Result:
             continue
         which = next((number for number, rule in enumerate(rules) if rule.search(text)), None)
         if which is not None:
-            said[which] = said.get(which, (0, ""))[0] + 1, text
-    for which, (times, text) in said.items():
-        told = text[:120] + (f" ({times} times)" if times > 1 else "")
+            matched[which] = matched.get(which, (0, ""))[0] + 1, text
+    for which, (times, text) in matched.items():
+        message = text[:120] + (f" ({times} times)" if times > 1 else "")
         _, critical, hint = PATTERNS[which]
-        (found.critical if critical else found.warning)(told, hint)
-    found.figures["messages"] = float(sum(times for times, _ in said.values()))
+        (found.critical if critical else found.warning)(message, hint)
+    found.figures["messages"] = float(sum(times for times, _ in matched.values()))
     return found.result(f"nothing bad in {lines} messages of {look.limits['hours']:.0f} h")

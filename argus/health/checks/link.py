@@ -62,5 +62,5 @@ def check(look: Look) -> Result:
         if link.mtu != mtu:
             whose = "wanted" if look.limits["mtu"] else "that others have"
             found.warning(f"{link.name}: MTU {link.mtu}, not the {mtu} {whose}", f"ip link set {link.name} mtu {mtu}")
-    told = [f"{x.name} {speeds[x.name] / 1000:g} Gbit/s" if x.name in speeds else x.name for x in active]
-    return found.result(", ".join(told) or "none in use")
+    in_use = [f"{x.name} {speeds[x.name] / 1000:g} Gbit/s" if x.name in speeds else x.name for x in active]
+    return found.result(", ".join(in_use) or "none in use")

@@ -22,7 +22,7 @@ LIMITS: dict[str, Limit] = {
     ),
     "frames_per_s": Limit(
         5000.0,
-        "pause frames a second, where the driver does not tell times: warning",
+        "pause frames a second, where the driver does not report times: warning",
         "at 100 Gbit/s a frame stops for up to 0.3 ms",
     ),
 }

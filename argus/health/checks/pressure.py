@@ -9,7 +9,7 @@ LIMITS: dict[str, Limit] = {
     "cpu": Limit(
         0.95,
         "share of the last minute that some task waited for a CPU: warning",
-        "run_queue says how many wait; a node that is merely busy stays below",
+        "run_queue reports how many wait; a node that is merely busy stays below",
     ),
     "io": Limit(
         0.4,

@@ -15,7 +15,7 @@ BLOCK, ROUNDS, ROUND_S = 16_384, 5, 0.1
 
 def check(look: Look) -> Result:
     """SHA-256 of 16 KiB, which stay in the cache, again and again; the best of 5 rounds of 0.1 s, since others may take
-    the CPU meanwhile. There is no threshold: what is usual, a node's own past and its peers tell (``--trend``)."""
+    the CPU meanwhile. There is no threshold: compare with a node's own past and its peers (``--trend``)."""
     wait_for_nobody(look)
     found, best = look.found(), 0.0
     data = bytes(BLOCK)

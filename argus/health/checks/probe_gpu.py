@@ -64,10 +64,10 @@ def measure(look: Look) -> Result:
     cuda.call("cuDeviceGetCount", ctypes.byref(count))
     gpus: dict[int, Gpu] = {}
     for number in range(count.value):
-        with _Told(found, number):
+        with _ReportsFailure(found, number):
             gpus[number] = Gpu(cuda, number)
     for number, gpu in gpus.items():
-        with _Told(found, number):
+        with _ReportsFailure(found, number):
             _one(found, gpus, number, gpu)
     rates = {number: rate for number in gpus if (rate := found.figures.get(f"gemm_tflops/gpu{number}")) is not None}
     usual = sorted(rates.values())[len(rates) // 2] if rates else 0.0
@@ -88,8 +88,8 @@ class Failed(Blind):
         self.code = code
 
 
-class _Told:
-    """Tells of a GPU whose calls fail, so that the others are measured."""
+class _ReportsFailure:
+    """Reports a GPU whose calls fail, so that the others are measured."""
 
     def __init__(self, found: Found, number: int) -> None:
         self._found, self._number = found, number
@@ -132,7 +132,7 @@ def _one(found: Found, gpus: dict[int, Gpu], number: int, gpu: Gpu) -> None:
 
 
 class Cuda:
-    """libcuda; a call that fails is told by its name and CUresult."""
+    """libcuda; a call that fails is reported by its name and CUresult."""
 
     def __init__(self, look: Look) -> None:
         self._look = look

@@ -13,7 +13,7 @@ LIMITS: dict[str, Limit] = {
 
 
 def check(look: Look) -> Result:
-    """With errors=remount-ro the first error makes a file system read-only: mountinfo says ``ro`` of all of it."""
+    """With errors=remount-ro the first error makes a file system read-only: mountinfo has ``ro`` for all of it."""
     found = look.found()
     intended = {
         unescaped(words[1]) for line in _fstab(look) if len(words := line.split()) > 3 and "ro" in words[3].split(",")

@@ -28,7 +28,7 @@ def check(look: Look) -> Result:
         return found.result("first look: counting from here")
     share = rise / len(waits) / max(look.span_s, 1.0)
     found.figures["wait_share"] = share
-    told = f"tasks waited {share:.2f} s a second of each CPU {look.since()}"
+    waited = f"tasks waited {share:.2f} s a second of each CPU {look.since()}"
     if share >= look.limits["warning"]:
-        found.warning(told, "More tasks than CPUs: fewer workers, or find the stranger: top.")
-    return found.result(told)
+        found.warning(waited, "More tasks than CPUs: fewer workers, or find the stranger: top.")
+    return found.result(waited)

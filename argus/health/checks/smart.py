@@ -1,4 +1,4 @@
-"""SMART: what disks say of themselves, by smartctl."""
+"""SMART: the state that disks report of themselves, by smartctl."""
 
 from __future__ import annotations
 
@@ -40,24 +40,26 @@ def check(look: Look) -> Result:
             preexec_fn=die_with_parent,
         )
         try:
-            told = json.loads(done.stdout)
+            report = json.loads(done.stdout)
         except ValueError:
             found.unknown(f"{disk}: smartctl answered no JSON (exit code {done.returncode})", "")
             continue
-        if "smart_status" not in told:
-            said = ((told.get("smartctl", {}).get("messages") or [{}])[0]).get("string", "smartctl gives no status")
+        if "smart_status" not in report:
+            messages = report.get("smartctl", {}).get("messages") or [{}]
+            message = messages[0].get("string", "smartctl gives no status")
             if (
-                " STANDBY mode" in said
-                or " SLEEP mode" in said
-                or not told.get("smart_support", {}).get("available", 1)
+                " STANDBY mode" in message
+                or " SLEEP mode" in message
+                or not report.get("smart_support", {}).get("available", 1)
             ):
                 silent += 1  # it sleeps, or has none, as disks of virtual machines
             else:
-                found.unknown(f"{disk}: {said}", "Run it as root." if os.geteuid() else f"See smartctl -x /dev/{disk}.")
+                hint = "Run it as root." if os.geteuid() else f"See smartctl -x /dev/{disk}."
+                found.unknown(f"{disk}: {message}", hint)
             continue
-        health = told.get("nvme_smart_health_information_log", {})
-        if not told["smart_status"].get("passed", True) or health.get("critical_warning", 0):
-            found.critical(f"{disk} says that it fails", f"Replace it: smartctl -a /dev/{disk}.")
+        health = report.get("nvme_smart_health_information_log", {})
+        if not report["smart_status"].get("passed", True) or health.get("critical_warning", 0):
+            found.critical(f"{disk} reports that it fails", f"Replace it: smartctl -a /dev/{disk}.")
         wear, spare = health.get("percentage_used", 0) / 100, health.get("available_spare", 100) / 100
         found.figures |= {
             f"wear_share/{disk}": wear,
@@ -69,4 +71,4 @@ def check(look: Look) -> Result:
             found.warning(f"{disk}: new media errors {look.since()}", "Plan to replace it.")
     if silent == len(disks):
         raise Absent("every disk sleeps, or has no SMART")
-    return found.result(f"{len(disks) - silent} disks say that they are well")
+    return found.result(f"{len(disks) - silent} disks report that they are well")

@@ -40,7 +40,7 @@ def check(look: Look) -> Result:
 
 def _sleeping(look: Look) -> dict[tuple[int, str], tuple[str, str]]:
     """Threads in state D: (TID, name) → (start, context switches)."""
-    found = {}
+    sleeping = {}
     for process in look.folders("proc/[0-9]*"):
         for task in _threads(str(process)):
             try:
@@ -50,10 +50,10 @@ def _sleeping(look: Look) -> dict[tuple[int, str], tuple[str, str]]:
                     continue
                 with open(f"{task}/status") as status:
                     switches = "".join(line for line in status if "ctxt_switches" in line)
-                found[int(task.rpartition("/")[2]), head.partition("(")[2]] = (tail.split()[19], switches)
+                sleeping[int(task.rpartition("/")[2]), head.partition("(")[2]] = (tail.split()[19], switches)
             except OSError:
                 continue  # it ended
-    return found
+    return sleeping
 
 
 def _threads(process: str) -> list[str]:

@@ -62,7 +62,7 @@ CODES: dict[int, tuple[str, bool, str]] = {
     140: ("uncorrected memory error, not recovered", True, _RESET),
     143: ("the GPU could not be initialised", True, _REPLACE),
     **dict.fromkeys(range(144, 151), ("NVLink error", True, _LINK)),
-    154: ("the GPU asks for an action to recover", True, "Do what the message says: reset, restart, or drain."),
+    154: ("the GPU asks for an action to recover", True, "Follow the message: reset, restart, or drain."),
     155: ("NVLink error, as software defines it", True, _LINK),
     156: ("a memory resource is to be retired at the next reset", False, _RESET),
     157: ("a memory resource could not be retired", True, _REPLACE),
@@ -73,7 +73,7 @@ _SXID = re.compile(r"nvidia-nvswitch(\d+): SXid \(PCI:([0-9a-fA-F:.]+)\): (\d+),
 
 
 def check(look: Look) -> Result:
-    """Reads the kernel log. Each code is told once a GPU, with the newest message's age."""
+    """Reads the kernel log. Each code is reported once a GPU, with the newest message's age."""
     found = look.found()
     xids: dict[tuple[str, int], tuple[float, int, str]] = {}
     switches: dict[tuple[str, int, bool], tuple[float, int, str]] = {}
@@ -90,17 +90,17 @@ def check(look: Look) -> Result:
         if str(code) in look.limits["ignore"]:
             continue
         meaning, serious, hint = CODES.get(code, ("see docs.nvidia.com/deploy/xid-errors", False, "Look it up."))
-        told = f"GPU {address}: Xid {code}, {meaning}" + (f" ({times} times)" if times > 1 else "") + _ago(age)
+        text = f"GPU {address}: Xid {code}, {meaning}" + (f" ({times} times)" if times > 1 else "") + _ago(age)
         if code == 154:
-            told += f": {rest.strip(' ,')}"
+            text += f": {rest.strip(' ,')}"
             serious = not re.search(r"to \S+ \(None\)", rest)
-        (found.critical if serious else found.warning)(told, hint)
+        (found.critical if serious else found.warning)(text, hint)
     for (address, code, fatal), (age, times, rest) in switches.items():
-        told = f"NVSwitch {address}: SXid {code},{rest}" + (f" ({times} times)" if times > 1 else "") + _ago(age)
+        text = f"NVSwitch {address}: SXid {code},{rest}" + (f" ({times} times)" if times > 1 else "") + _ago(age)
         if fatal:
-            found.critical(told, "Drain the node and restart it; if it comes again, replace the NVSwitch tray.")
+            found.critical(text, "Drain the node and restart it; if it comes again, replace the NVSwitch tray.")
         else:
-            found.warning(told, "Watch it; a GPU's Xid beside it decides.")
+            found.warning(text, "Watch it; a GPU's Xid beside it decides.")
     found.figures["xids"] = float(sum(times for _, times, _ in xids.values()))
     found.figures["sxids"] = float(sum(times for _, times, _ in switches.values()))
     if not looked and not on_bus(look) and not look.path("proc/driver/nvidia").exists():

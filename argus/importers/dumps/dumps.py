@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop import flight_recorder
-from argus.interop.flight_recorder import Dump, Group
-from argus.interop.rows import Told, store_run
+from argus.importers.dumps import flight_recorder
+from argus.importers.dumps.flight_recorder import Dump, Group
+from argus.importers.rows import ImportReport, store_run
+from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.store.open import Store
 
 SOURCE = "flight-recorder"
@@ -34,17 +34,17 @@ fits."""
 
 
 def dimension(description: str) -> str:
-    """What a process group's description says that it is for; ``unknown``: nothing."""
+    """The dimension that a process group's description names; ``unknown``: none."""
     text = description.upper()
     return next((name for name, words in _DIMENSIONS if any(word in text for word in words)), "unknown")
 
 
-def write(store: Store, job: str, dumps: Sequence[Dump], counters: Tally[str]) -> tuple[int, Told]:
+def write(store: Store, job: str, dumps: Sequence[Dump], counters: Tally[str]) -> tuple[int, ImportReport]:
     """Stores the dumps of a job as a new run.
 
     Args:
         dumps: One a rank, ranks differ.
-        counters: As :func:`argus.interop.flight_recorder.read_all` returns them.
+        counters: As :func:`argus.importers.dumps.flight_recorder.read_all` returns them.
 
     Returns:
         Number of the run; what is known of the whole.
@@ -61,7 +61,7 @@ def write(store: Store, job: str, dumps: Sequence[Dump], counters: Tally[str]) -
             EXIT_USAGE,
         )
     now = time.time_ns()
-    told = Told(
+    report = ImportReport(
         ranks=[dump.rank for dump in dumps],
         begin_ns=min((begin for begin, _ in spans), default=now),
         end_ns=max((end for _, end in spans), default=now),
@@ -69,12 +69,12 @@ def write(store: Store, job: str, dumps: Sequence[Dump], counters: Tally[str]) -
         counters=Tally(counters),
     )
     if len(ranks) > len(dumps):
-        told.counters["ranks_without_dump"] = len(ranks) - len(dumps)
-    run = store_run(store, job, SOURCE, told, _tables(dumps, told), dumps[0].path)
-    return run, told
+        report.counters["ranks_without_dump"] = len(ranks) - len(dumps)
+    run = store_run(store, job, SOURCE, report, _tables(dumps, report), dumps[0].path)
+    return run, report
 
 
-def _tables(dumps: Sequence[Dump], told: Told) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tables(dumps: Sequence[Dump], report: ImportReport) -> Iterator[tuple[str, Mapping[str, Any]]]:
     version = time.time_ns()
     groups = flight_recorder.members(dumps)
     yield "dumps", _of_ranks(dumps, version)
@@ -85,7 +85,7 @@ def _tables(dumps: Sequence[Dump], told: Told) -> Iterator[tuple[str, Mapping[st
     for place, dump in enumerate(dumps):
         if dump.calls:
             waiting["dumped_calls"].append(_calls(dump, groups))
-            waiting["collectives"].append(_collectives(dump, middle, told))
+            waiting["collectives"].append(_collectives(dump, middle, report))
         if place + 1 == len(dumps) or sum(len(part["rank"]) for part in waiting["dumped_calls"]) >= BATCH:
             for table, parts in waiting.items():
                 rows = _joined(parts)
@@ -96,15 +96,15 @@ def _tables(dumps: Sequence[Dump], told: Told) -> Iterator[tuple[str, Mapping[st
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Several batches as one; columns of a single value stay so."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, first in parts[0].items() if parts else ():
         if isinstance(first, np.ndarray):
-            found[name] = np.concatenate([part[name] for part in parts])
+            columns[name] = np.concatenate([part[name] for part in parts])
         elif isinstance(first, list):
-            found[name] = [value for part in parts for value in part[name]]
+            columns[name] = [value for part in parts for value in part[name]]
         else:
-            found[name] = first
-    return found
+            columns[name] = first
+    return columns
 
 
 def _global(group: Group, place: int) -> int:
@@ -158,16 +158,16 @@ def _of_groups(
         },
     )
     yield "communicators", _communicators(places, version)
-    told = [group for group in groups.values() if group.ranks]
-    if told:
+    with_ranks = [group for group in groups.values() if group.ranks]
+    if with_ranks:
         yield "parallel_groups", {
-            "comm_group": np.array([group.id for group in told], np.uint64),
-            "dimension": [dimension(group.description) for group in told],
-            "ranks": [list(group.ranks) for group in told],
-            "nranks": np.array([len(group.ranks) for group in told], np.int32),
-            "confidence": np.ones(len(told), np.float32),
-            "why": [f"named {group.description or group.name}" for group in told],
-            "version": version, "superseded": np.zeros(len(told), np.uint8),
+            "comm_group": np.array([group.id for group in with_ranks], np.uint64),
+            "dimension": [dimension(group.description) for group in with_ranks],
+            "ranks": [list(group.ranks) for group in with_ranks],
+            "nranks": np.array([len(group.ranks) for group in with_ranks], np.int32),
+            "confidence": np.ones(len(with_ranks), np.float32),
+            "why": [f"named {group.description or group.name}" for group in with_ranks],
+            "version": version, "superseded": np.zeros(len(with_ranks), np.uint8),
         }  # fmt: skip
 
 
@@ -199,7 +199,7 @@ def _calls(dump: Dump, groups: Mapping[int, Group]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _collectives(dump: Dump, middle: int, told: Told) -> dict[str, Any]:
+def _collectives(dump: Dump, middle: int, report: ImportReport) -> dict[str, Any]:
     """The calls as a trace has them. Sends and receives have numbers of their own."""
     calls = dump.calls
     ts = np.array(calls["ts"], np.int64)
@@ -207,7 +207,7 @@ def _collectives(dump: Dump, middle: int, told: Told) -> dict[str, Any]:
     seq = np.where(p2p, np.array(calls["p2p_seq"], np.int64), np.array(calls["seq"], np.int64))
     kept = (np.abs(ts - middle) <= SPAN_NS) & (ts > 0) & (seq >= 0)
     if not kept.all():
-        told.counters["calls_of_a_wrong_time"] += int(len(kept) - kept.sum())
+        report.counters["calls_of_a_wrong_time"] += int(len(kept) - kept.sum())
     chosen = np.flatnonzero(kept).tolist()
 
     def of(name: str, kind: Any) -> NDArray[Any]:

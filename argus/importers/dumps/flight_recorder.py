@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop import plain_pickle
-from argus.interop.recording import Progress
-from argus.text import printable
+from argus.importers.dumps import plain_pickle
+from argus.importers.recordings.recording import Progress
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
 
 HINT = (
     "Set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and TORCH_FR_BUFFER_SIZE=2000; each rank then writes TORCH_FR_DUMP_TEMP_FILE + "
@@ -61,7 +61,7 @@ _OPS = {
     "broadcast": "Broadcast", "_broadcast_oop": "Broadcast", "reduce": "Reduce", "_reduce_oop": "Reduce",
     "gather": "Gather", "scatter": "Scatter", "send": "Send", "recv": "Recv", "coalesced": "Coalesced",
 }  # fmt: skip
-"""What ``profiling_name`` says, in the words of the table ``collectives``."""
+"""Values of ``profiling_name``, as the table ``collectives`` names them."""
 _P2P = re.compile(r"(send|recv)\s+(\d{1,9})\s*(?:->|<-)\s*(\d{1,9})")
 _DTYPES = {
     "Float": ("float32", 4), "Double": ("float64", 8), "Half": ("float16", 2), "BFloat16": ("bfloat16", 2),
@@ -137,22 +137,22 @@ def find_dumps(paths: Sequence[Path], counters: Tally[str]) -> list[Path]:
     Raises:
         ArgusError: One does not exist, or a folder has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = _inside(sorted(one for one in path.iterdir() if one.is_file()), counters)
             inside = inside or _inside(sorted(one for one in path.glob("*/*") if one.is_file()), counters)
             if not inside:
                 raise ArgusError(f"{path} has no flight-recorder dump", HINT, EXIT_UNAVAILABLE)
-            found += inside
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             what = "is no file" if path.exists() else "does not exist"
             raise ArgusError(f"{path} {what}", HINT, EXIT_UNAVAILABLE)
-    if len(found) > MAX_FILES:
-        raise ArgusError(f"{len(found):,} files are more than {MAX_FILES:,}", "Import one job at a time", EXIT_USAGE)
-    return list(dict.fromkeys(found))
+    if len(files) > MAX_FILES:
+        raise ArgusError(f"{len(files):,} files are more than {MAX_FILES:,}", "Import one job at a time", EXIT_USAGE)
+    return list(dict.fromkeys(files))
 
 
 def _inside(files: list[Path], counters: Tally[str]) -> list[Path]:
@@ -210,8 +210,8 @@ def read(path: Path) -> Dump:
             raise plain_pickle.NotPlain(f"it has {size:,} bytes, over {plain_pickle.MAX_BYTES:,}")
         data = path.read_bytes()
         written_ns = path.stat().st_mtime_ns
-        found = _json(data) if data.lstrip()[:1] in (b"{", b"[") else plain_pickle.loads(data)
-        return _dump(found, path, written_ns)
+        content = _json(data) if data.lstrip()[:1] in (b"{", b"[") else plain_pickle.loads(data)
+        return _dump(content, path, written_ns)
     except OSError as error:
         raise ArgusError(f"{path} cannot be read: {error.strerror}", "", EXIT_UNAVAILABLE) from None
     except ValueError as error:
@@ -231,24 +231,28 @@ def _json(data: bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _dump(found: Any, path: Path, written_ns: int) -> Dump:
-    if not isinstance(found, dict) or not ({"entries", "pg_config", "pg_status"} & set(found)):
+def _dump(content: Any, path: Path, written_ns: int) -> Dump:
+    if not isinstance(content, dict) or not ({"entries", "pg_config", "pg_status"} & set(content)):
         raise ValueError("it has neither entries nor pg_config")
-    version = _text(found.get("version", ""))
+    version = _text(content.get("version", ""))
     if version.split(".")[0] not in ("", "1", "2"):
         raise ValueError(f"its format {version!r} is not known (2.0 to 2.10 are)")
-    entries = found.get("entries", [])
+    entries = content.get("entries", [])
     if not isinstance(entries, (list, tuple)):
         raise ValueError("its entries are no list")
     if len(entries) > MAX_ENTRIES:
         raise ValueError(f"it has {len(entries):,} entries, over {MAX_ENTRIES:,}")
     dump = Dump(
-        str(path), -1, version, _text(found.get("nccl_version", "") or found.get("comm_lib_version", "")), written_ns
+        str(path),
+        -1,
+        version,
+        _text(content.get("nccl_version", "") or content.get("comm_lib_version", "")),
+        written_ns,
     )
-    named = _groups(found.get("pg_config"))
+    named = _groups(content.get("pg_config"))
     dump.groups = {group.id: group for group in named.values()}
     dump.rank = _rank(path, named)
-    _read_entries(dump, entries, named, found.get("pg_status"))
+    _read_entries(dump, entries, named, content.get("pg_status"))
     return dump
 
 
@@ -299,9 +303,9 @@ def _rank(path: Path, groups: Mapping[str, Group]) -> int:
     if possible is not None and len(possible) == 1:
         return next(iter(possible))
     if by_name < 0 or by_name >= MAX_RANKS:
-        raise ValueError("neither its name nor its process groups say which rank it is of (name it nccl_trace_rank_N)")
+        raise ValueError("neither its name nor its process groups give its rank (name it nccl_trace_rank_N)")
     if possible and by_name not in possible:
-        raise ValueError(f"its name says rank {by_name}, which is not in its process groups")
+        raise ValueError(f"its name gives rank {by_name}, which is not in its process groups")
     return by_name
 
 
@@ -399,12 +403,12 @@ class _Parts:
         """Of each tensor."""
         if not isinstance(value, (list, tuple)):
             return []
-        found = []
+        sizes = []
         for size in value[:MAX_TENSORS]:
             if isinstance(size, (list, tuple)):
                 self._spend(1 + len(size[:MAX_DIMENSIONS]))
-                found.append([max(_whole(one), 0) for one in size[:MAX_DIMENSIONS]])
-        return found
+                sizes.append([max(_whole(one), 0) for one in size[:MAX_DIMENSIONS]])
+        return sizes
 
     def frames(self, value: Any) -> list[str]:
         """``function (file:line)``, innermost first."""
@@ -434,8 +438,8 @@ def _whole(value: Any) -> int:
 
 def _time(value: Any) -> int:
     """Nanoseconds since 1970; -1: not recorded. JSON dumps have 0 for none."""
-    found = _whole(value)
-    return found if found > 0 else -1
+    value_ns = _whole(value)
+    return value_ns if value_ns > 0 else -1
 
 
 def _text(value: Any) -> str:
@@ -444,10 +448,10 @@ def _text(value: Any) -> str:
 
 def members(dumps: Sequence[Dump]) -> dict[int, Group]:
     """Every process group by its id, with the ranks seen in it where no dump lists them."""
-    found: dict[int, Group] = {}
+    groups: dict[int, Group] = {}
     for dump in dumps:
-        found.update({group.id: group for group in dump.groups.values()})
-    return found
+        groups.update({group.id: group for group in dump.groups.values()})
+    return groups
 
 
 def all_ranks(dumps: Sequence[Dump]) -> list[int]:

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.recording import Progress
-from argus.interop.rows import Told, store_run
+from argus.importers.recordings.recording import Progress
+from argus.importers.rows import ImportReport, store_run
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
 from argus.store.open import Store
-from argus.text import printable
 
 SOURCE = "nccl-inspector"
 HINT = "Files of NCCL's Inspector are named HOST-pidPID.log, in NCCL_INSPECTOR_DUMP_DIR"
@@ -104,9 +104,9 @@ def _read(path: Path, log: Log) -> None:
 
 
 def _row(line: bytes, log: Log) -> None:
-    found = json.loads(line)
-    header, about, perf = (found.get(name) for name in ("header", "metadata", "coll_perf")) if isinstance(
-        found, dict) else (None, None, None)  # fmt: skip
+    fields = json.loads(line)
+    header, about, perf = (fields.get(name) for name in ("header", "metadata", "coll_perf")) if isinstance(
+        fields, dict) else (None, None, None)  # fmt: skip
     if not isinstance(header, dict) or not isinstance(about, dict) or not isinstance(perf, dict):
         raise ValueError("it lacks header, metadata or coll_perf")
     size, rank, seq = (_whole(value) for value in (header.get("n_ranks"), header.get("rank"), perf.get("coll_sn")))
@@ -144,7 +144,7 @@ def _text(value: Any) -> str:
     return printable(value[:200]) if isinstance(value, str) else ""
 
 
-def write(store: Store, job: str, log: Log, path: str) -> tuple[int, Told]:
+def write(store: Store, job: str, log: Log, path: str) -> tuple[int, ImportReport]:
     """Stores what logs hold as a new run.
 
     Returns:
@@ -158,16 +158,16 @@ def write(store: Store, job: str, log: Log, path: str) -> tuple[int, Told]:
     dated = columns["ts"][columns["ts"] > 0]
     middle = int(np.median(dated)) if len(dated) else time.time_ns()
     kept = np.abs(columns["ts"] - middle) < _YEAR_NS // 12
-    told = Told(world_size=max(size for _, size in log.communicators), losses=Tally(log.losses))
-    told.begin_ns = int(columns["ts"][kept].min()) if kept.any() else middle
-    told.end_ns = int((columns["ts"] + columns["ns"])[kept].max()) if kept.any() else middle
+    report = ImportReport(world_size=max(size for _, size in log.communicators), losses=Tally(log.losses))
+    report.begin_ns = int(columns["ts"][kept].min()) if kept.any() else middle
+    report.end_ns = int((columns["ts"] + columns["ns"])[kept].max()) if kept.any() else middle
     if not kept.all():
-        told.counters["calls_of_a_wrong_time"] = int(len(kept) - kept.sum())
+        report.counters["calls_of_a_wrong_time"] = int(len(kept) - kept.sum())
     order = sorted(range(len(ranks)), key=lambda place: int(ranks[place]))
     hosts = list(log.processes)
-    told.ranks, told.hosts = [int(ranks[place]) for place in order], [hosts[place][0] for place in order]
+    report.ranks, report.hosts = [int(ranks[place]) for place in order], [hosts[place][0] for place in order]
     chosen = {name: values[kept] for name, values in columns.items()}
-    return store_run(store, job, SOURCE, told, _tables(log, chosen, ranks), path), told
+    return store_run(store, job, SOURCE, report, _tables(log, chosen, ranks), path), report
 
 
 def _ranks(log: Log, columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -79,16 +79,16 @@ class _Reader:
 
     def since_mark(self) -> list[Any]:
         """The values after the newest mark, which is taken away. Each is moved once: linear in the file."""
-        found = []
+        items = []
         while True:
             if not self.stack:
                 raise NotPlain(f"a mark is missing at byte {self.at:,}")
             value = self.stack.pop()
             if value is _MARK:
                 break
-            found.append(value)
-        found.reverse()
-        return found
+            items.append(value)
+        items.reverse()
+        return items
 
     def top(self, kind: type) -> Any:
         if not self.stack or type(self.stack[-1]) is not kind:

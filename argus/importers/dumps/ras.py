@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.interop.rows import HOST, Told, store_run
+from argus.importers.rows import HOST, ImportReport, store_run
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.text import printable
 from argus.store.open import Store
-from argus.text import printable
 
 SOURCE = "ras"
 HINT = "Get one with: ncclras -f json -v > report.json (NCCL 2.28.7 and later)"
@@ -34,7 +34,7 @@ MAX_RANKS = 200_000
 TRANSFERS = frozenset({"Send", "Recv", "SendRecv", "PutSignal", "Signal", "WaitSignal"})
 """Counts of calls that not all ranks of a communicator make."""
 _LACKS_COMMA = re.compile(rb'([0-9"\]}el])([ \t]*\r?\n[ \t]*")')
-"""NCCL 2.28.9 leaves out a comma among what it says of a missing rank."""
+"""NCCL 2.28.9 leaves out a comma in its report on a missing rank."""
 
 Process = tuple[str, int, int]
 """Host, PID and GPU."""
@@ -87,7 +87,7 @@ def read(path: Path) -> Report:
 def _parse(data: bytes) -> Any:
     if data.count(b"{") + data.count(b"[") > MAX_BRACKETS:
         raise ValueError(f"it holds more than {MAX_BRACKETS:,} objects and lists")
-    # What the protocol says before the report (OK, SERVER PROTOCOL 2) is not of it.
+    # Lines of the protocol before the report (OK, SERVER PROTOCOL 2) are not part of it.
     data = data[max(data.find(b"{"), 0) :]
     try:
         return json.loads(data)
@@ -98,11 +98,11 @@ def _parse(data: bytes) -> Any:
             raise error from None
 
 
-def _report(found: Any, path: Path) -> Report:
-    communicators = found.get("communicators") if isinstance(found, dict) else None
+def _report(content: Any, path: Path) -> Report:
+    communicators = content.get("communicators") if isinstance(content, dict) else None
     if not isinstance(communicators, list):
         raise ValueError("it has no communicators")
-    report = Report(str(path), _moment(found.get("timestamp"), path), _text(found.get("nccl_version")))
+    report = Report(str(path), _moment(content.get("timestamp"), path), _text(content.get("nccl_version")))
     for each in communicators:
         if not isinstance(each, dict):
             raise ValueError("a communicator is no object")
@@ -154,7 +154,7 @@ def _moment(text: Any, path: Path) -> int:
         return path.stat().st_mtime_ns
 
 
-def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, Told, dict[int, Process]]:
+def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, ImportReport, dict[int, Process]]:
     """Stores the last of some reports of one job as a new run, with how long nothing has moved.
 
     Returns:
@@ -168,11 +168,13 @@ def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, Told,
     ranks = _ranks(last)
     if not ranks:
         raise ArgusError(f"{last.path} has no communicator with a rank", HINT, EXIT_USAGE)
-    told = Told(ranks=list(ranks.values()), begin_ns=ordered[0].at_ns, end_ns=last.at_ns, world_size=len(ranks))
-    told.hosts = [process[0] for process in ranks]
-    told.ranks = list(ranks.values())
-    run = store_run(store, job, SOURCE, told, _tables(ordered, ranks), last.path)
-    return run, told, {rank: process for process, rank in ranks.items()}
+    report = ImportReport(
+        ranks=list(ranks.values()), begin_ns=ordered[0].at_ns, end_ns=last.at_ns, world_size=len(ranks)
+    )
+    report.hosts = [process[0] for process in ranks]
+    report.ranks = list(ranks.values())
+    run = store_run(store, job, SOURCE, report, _tables(ordered, ranks), last.path)
+    return run, report, {rank: process for process, rank in ranks.items()}
 
 
 def _ranks(report: Report) -> dict[Process, int]:

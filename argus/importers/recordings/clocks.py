@@ -16,15 +16,16 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_USAGE, ArgusError
-from argus.interop.imported_collectives import POINT_TO_POINT
-from argus.interop.recording import UNKNOWN_HOST, Int, Recording
+from argus.importers.recordings.collectives import POINT_TO_POINT
+from argus.importers.recordings.recording import UNKNOWN_HOST, Int, Recording
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.units import milliseconds
 
 AGREE_NS = 50_000
 """Clocks that differ by less are one: no lateness that a diagnosis reports is as small. Hosts that follow NTP are 50 us
 to some ms apart."""
 MIN_CALLS = 3
-"""Fewer calls in common say nothing. Three that agree to :data:`AGREE_NS` do so by chance in one of 10^4
+"""Fewer calls in common show nothing. Three that agree to :data:`AGREE_NS` do so by chance in one of 10^4
 recordings whose clocks differ by ms."""
 SAME_CALLS = 0.98
 """Share of the calls of two ranks that must be equal, to be the same ones."""
@@ -42,7 +43,7 @@ MOST_CALLS = 2_048
 MOST_TRANSFERS = 512
 """Newest transfers of a rank that are compared with another's: each with each."""
 MOST_PAIRS = 2_016
-"""Pairs of ranks that are compared where no names say who calls together: all of 64 ranks."""
+"""Pairs of ranks that are compared where no names show which ranks call together: all of 64 ranks."""
 HOST_OF_HINT = "For example: --host-of 0-7=node0 --host-of 8-15=node1, or --host-of '/(node[0-9]+)/'"
 _POD = re.compile(r"(?:^|[-_.])(?:node|host|pod|machine|server)[-_.]?\w+", re.IGNORECASE)
 
@@ -88,26 +89,26 @@ def compare_clocks(recordings: Sequence[Recording]) -> dict[int, Clock]:
             ways[a].append((b, apart))
             back = Apart(-apart.offset_ns, apart.scatter_ns, -apart.moved_ns, apart.calls)
             ways[b].append((a, back))
-    found = {0: Clock(0, 0, 0.0, 0)}
-    _reach(found, ways)
-    if len(found) < len(recordings):
-        _by_transfers(found, ways, recordings)
-    return {recordings[place].rank: clock for place, clock in found.items()}
+    clocks = {0: Clock(0, 0, 0.0, 0)}
+    _reach(clocks, ways)
+    if len(clocks) < len(recordings):
+        _by_transfers(clocks, ways, recordings)
+    return {recordings[place].rank: clock for place, clock in clocks.items()}
 
 
-def _reach(found: dict[int, Clock], ways: Mapping[int, list[tuple[int, Apart]]]) -> None:
+def _reach(clocks: dict[int, Clock], ways: Mapping[int, list[tuple[int, Apart]]]) -> None:
     """Goes on from what is found, by the ways that scatter least (Prim)."""
     while True:
         best: tuple[float, int, int, Apart] | None = None
-        for here in found:
+        for here in clocks:
             for other, apart in ways[here]:
-                if other not in found and (best is None or apart.scatter_ns < best[0]):
+                if other not in clocks and (best is None or apart.scatter_ns < best[0]):
                     best = apart.scatter_ns, here, other, apart
         if best is None:
             return
         _, here, other, apart = best
-        near = found[here]
-        found[other] = Clock(
+        near = clocks[here]
+        clocks[other] = Clock(
             round(near.offset_ns + apart.offset_ns),
             round(near.error_ns + apart.scatter_ns),
             near.moved_ns + apart.moved_ns,
@@ -144,14 +145,14 @@ def _codes(rows: NDArray[np.void]) -> Int:
 def _compare(a: Recording, b: Recording) -> Apart | None:
     """By the communicator whose calls end together best; None: none do."""
     best: Apart | None = None
-    lanes = [_lanes(each) for each in (a, b)]
-    for comm, mine in lanes[0].items():
-        for other, theirs in lanes[1].items():
+    lanes = [lanes_of(each) for each in (a, b)]
+    for comm, lane in lanes[0].items():
+        for other, other_lane in lanes[1].items():
             named = comm in a.groups or other in b.groups
-            if (comm != other) if named else not np.array_equal(mine.kinds, theirs.kinds):
+            if (comm != other) if named else not np.array_equal(lane.kinds, other_lane.kinds):
                 continue
-            shift = line_up(mine, theirs)
-            apart = None if shift is None else _ends_apart(mine, theirs, shift)
+            shift = line_up(lane, other_lane)
+            apart = None if shift is None else _ends_apart(lane, other_lane, shift)
             if apart is not None and (best is None or apart.scatter_ns < best.scatter_ns):
                 best = apart
     return best
@@ -179,18 +180,19 @@ class Lane:
         return replace(self, codes=self.codes[:count], ends=self.ends[:count], numbers=self.numbers[:count])
 
 
-def _lanes(each: Recording) -> dict[int, Lane]:
+def lanes_of(each: Recording) -> dict[int, Lane]:
+    """The collectives of each communicator of a recording, by handle."""
     together = ~np.isin(each.collectives["call"], POINT_TO_POINT)
     out = {}
     for comm in np.unique(each.collectives["comm"][together]).tolist():
-        mine = np.flatnonzero(together & (each.collectives["comm"] == comm))
-        out[comm] = lane_of(each, mine)
+        places = np.flatnonzero(together & (each.collectives["comm"] == comm))
+        out[comm] = lane_of(each, places)
     return out
 
 
-def lane_of(each: Recording, mine: Int) -> Lane:
+def lane_of(each: Recording, places: Int) -> Lane:
     """The calls at these places of a recording's collectives."""
-    rows = each.collectives[mine]
+    rows = each.collectives[places]
     codes = _codes(rows)
     begun: dict[int, int] = {}
     if len(each.marks) and len(rows):
@@ -198,7 +200,7 @@ def lane_of(each: Recording, mine: Int) -> Lane:
         after = np.searchsorted(rows["ts_ns"].astype(np.int64), each.marks["end_ns"])
         inside = after > first
         begun = dict(zip(each.marks["number"][inside].tolist(), first[inside].tolist(), strict=True))
-    return Lane(codes, np.unique(codes), each.gpu_end[mine], each.numbers[mine], begun)
+    return Lane(codes, np.unique(codes), each.gpu_end[places], each.numbers[places], begun)
 
 
 def line_up(a: Lane, b: Lane) -> int | None:
@@ -213,36 +215,36 @@ def line_up(a: Lane, b: Lane) -> int | None:
     if shifts:
         values, uses = np.unique(shifts, return_counts=True)
         chosen = int(values[np.argmax(uses)])
-        return chosen if 2 * uses.max() > len(shifts) and _equal(a, b, chosen) is not None else None
-    found: list[tuple[float, float, int]] = []
+        return chosen if 2 * uses.max() > len(shifts) and paired(a, b, chosen) is not None else None
+    fits: list[tuple[float, float, int]] = []
     a, b = a.first(MOST_CALLS), b.first(MOST_CALLS)
     for shift in range(-min(len(b.codes), 256), min(len(a.codes), 256) + 1):
         least = max(min(len(a.codes), len(b.codes)) // 2, MIN_CALLS)
-        both = _equal(a, b, shift)
+        both = paired(a, b, shift)
         if both is None or len(both) < least:
             continue
         apart = a.ends[both] - b.ends[both - shift]
-        found.append((float(np.median(np.abs(apart - np.median(apart)))), abs(float(np.median(apart))), shift))
+        fits.append((float(np.median(np.abs(apart - np.median(apart)))), abs(float(np.median(apart))), shift))
     # Steps repeat: of shifts that fit alike the one by which clocks differ least.
-    tight = min((scatter for scatter, _, _ in found), default=0.0)
-    fitting = [(off, shift) for scatter, off, shift in found if scatter <= 2 * tight + BIN_NS / 5]
+    tight = min((scatter for scatter, _, _ in fits), default=0.0)
+    fitting = [(off, shift) for scatter, off, shift in fits if scatter <= 2 * tight + BIN_NS / 5]
     return min(fitting)[1] if fitting else None
 
 
-def _equal(a: Lane, b: Lane, shift: int) -> Int | None:
+def paired(a: Lane, b: Lane, shift: int) -> Int | None:
     """Places of the first's calls whose ends both know; None: they are not the same calls."""
     low, high = max(shift, 0), min(shift + len(b.codes), len(a.codes))
     if high <= low:
         return None
-    mine, theirs = slice(low, high), slice(low - shift, high - shift)
-    if np.mean(a.codes[mine] == b.codes[theirs]) < SAME_CALLS:
+    own, other = slice(low, high), slice(low - shift, high - shift)
+    if np.mean(a.codes[own] == b.codes[other]) < SAME_CALLS:
         return None
-    known = (a.ends[mine] >= 0) & (b.ends[theirs] >= 0)
+    known = (a.ends[own] >= 0) & (b.ends[other] >= 0)
     return low + np.flatnonzero(known)
 
 
 def _ends_apart(a: Lane, b: Lane, shift: int) -> Apart | None:
-    both = _equal(a, b, shift)
+    both = paired(a, b, shift)
     return None if both is None or len(both) < MIN_CALLS else _apart(a.ends[both] - b.ends[both - shift])
 
 
@@ -256,7 +258,7 @@ def _apart(differences: Int) -> Apart:
 
 
 def _by_transfers(
-    found: dict[int, Clock], ways: dict[int, list[tuple[int, Apart]]], recordings: Sequence[Recording]
+    clocks: dict[int, Clock], ways: dict[int, list[tuple[int, Apart]]], recordings: Sequence[Recording]
 ) -> None:
     """Connects what collectives do not by transfers between two ranks, which end together, too."""
     ends = [np.sort(_transfers(each)) for each in recordings]
@@ -264,11 +266,11 @@ def _by_transfers(
     if len(pairs) > MOST_PAIRS:
         return
     for a, b in pairs:
-        if (a in found and b in found) or (apart := _peak(ends[a], ends[b])) is None:
+        if (a in clocks and b in clocks) or (apart := _peak(ends[a], ends[b])) is None:
             continue
         ways[a].append((b, apart))
         ways[b].append((a, Apart(-apart.offset_ns, apart.scatter_ns, -apart.moved_ns, apart.calls)))
-    _reach(found, ways)
+    _reach(clocks, ways)
 
 
 def _transfers(each: Recording) -> Int:
@@ -295,15 +297,15 @@ def _peak(a: Int, b: Int) -> Apart | None:
     low = peak * BIN_NS - NEAR_NS
     inside = apart[(apart >= low) & (apart < low + 2 * BIN_NS)]
     inside = inside[np.abs(inside - np.median(inside)) <= 5 * TIGHT_NS]
-    found = _apart(inside) if len(inside) >= least else None
-    return found if found is not None and found.scatter_ns <= TIGHT_NS else None
+    densest = _apart(inside) if len(inside) >= least else None
+    return densest if densest is not None and densest.scatter_ns <= TIGHT_NS else None
 
 
 # ---- hosts
 
 
 def host_in_path(path: str) -> str:
-    """The host or pod that a file's name or its folder's tells; empty: none does."""
+    """The host or pod named by a file's name or its folder's; empty: neither names one."""
     parts = path.replace("\\", "/").split("/")
     if match := re.match(r"(.+)_\d+\.\d+(?:\.\d+)?\.pt\.trace\.json", parts[-1]):
         return match[1]
@@ -325,7 +327,7 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
     Raises:
         ArgusError: A word is neither, or names a rank that there is not.
     """
-    found: dict[int, str] = {}
+    host_of: dict[int, str] = {}
     ranks = {each.rank for each in recordings}
     for word in words:
         if match := re.fullmatch(r"([\d,\s-]+)=(.+)", word):
@@ -336,7 +338,7 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
                 wanted = ranks & set(range(ends[0], min(ends[-1], max(ranks, default=0)) + 1))
                 if not wanted:
                     raise ArgusError(f"--host-of {word}: rank {part} is not imported", HOST_OF_HINT, EXIT_USAGE)
-                found |= dict.fromkeys(wanted, match[2].strip())
+                host_of |= dict.fromkeys(wanted, match[2].strip())
             continue
         try:
             pattern = re.compile(word)
@@ -347,8 +349,8 @@ def hosts_given(words: Sequence[str], recordings: Sequence[Recording]) -> dict[i
         hits = {each.rank: hit[1] for each in recordings if (hit := pattern.search(each.path)) and hit[1]}
         if not hits:
             raise ArgusError(f"--host-of {word}: no file's path fits it", HOST_OF_HINT, EXIT_USAGE)
-        found |= hits
-    return found
+        host_of |= hits
+    return host_of
 
 
 def find_hosts(
@@ -362,7 +364,7 @@ def find_hosts(
         given: Hosts that the user gave, by rank: believed.
 
     Returns:
-        What to tell of it, sentences without a full stop.
+        What to report of it, sentences without a full stop.
     """
     given = given or {}
     notes: list[str] = []
@@ -385,11 +387,13 @@ def find_hosts(
             for each in part:
                 each.host = host
         if name != UNKNOWN_HOST:
-            notes.append(f"{len(members)} ranks name their host {name!r}, but their clocks say {len(parts)} hosts")
+            notes.append(
+                f"{len(members)} ranks name their host {name!r}, but their clocks are those of {len(parts)} hosts"
+            )
         elif len(recordings) > 1:
             notes.append(f"no recording names its host: by their clocks the ranks are on {len(parts)} "
-                         "(--host-of RANK=HOST says it better)")  # fmt: skip
-    notes += _told(recordings, clocks)
+                         "(name them with --host-of RANK=HOST)")  # fmt: skip
+    notes += _clock_notes(recordings, clocks)
     return notes
 
 
@@ -427,7 +431,7 @@ def _agree(one: Clock | None, other: Clock) -> bool:
     return apart <= AGREE_NS
 
 
-def _told(recordings: Sequence[Recording], clocks: Mapping[int, Clock]) -> list[str]:
+def _clock_notes(recordings: Sequence[Recording], clocks: Mapping[int, Clock]) -> list[str]:
     hosts = sorted({each.host for each in recordings})
     if len(hosts) < 2:
         return []
@@ -437,10 +441,13 @@ def _told(recordings: Sequence[Recording], clocks: Mapping[int, Clock]) -> list[
     offsets = [clock.offset_ns for clock in known]
     if offsets and max(offsets) - min(offsets) > AGREE_NS:
         error = max(clock.error_ns for clock in known)
-        notes.append(f"clocks of {len(hosts)} hosts are up to {(max(offsets) - min(offsets)) / 1e6:,.2f} ms apart, as "
-                     f"collectives tell, give or take {error / 1e3:,.0f} us; argus diagnose allows for it")  # fmt: skip
+        apart = milliseconds(max(offsets) - min(offsets), ",.2f")
+        notes.append(
+            f"clocks of {len(hosts)} hosts are up to {apart} apart, as "
+            f"collectives show, give or take {error / 1e3:,.0f} us; argus diagnose allows for it"
+        )
     if unknown:
         some = ", ".join(map(str, unknown[:8])) + ", …" * (len(unknown) > 8)
-        notes.append(f"no collective tells how the clock of rank {some} differs from the others': it is compared by "
+        notes.append(f"no collective shows how the clock of rank {some} differs from the others': it is compared by "
                      "what its GPU does, and with ranks of its host")  # fmt: skip
     return notes

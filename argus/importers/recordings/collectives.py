@@ -1,4 +1,4 @@
-"""The collectives of a recording: from what the CPU's side tells, and from NCCL's kernels."""
+"""The collectives of a recording: from the ranges on the CPU, and from NCCL's kernels."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from argus import records
-from argus.capture import calls as hooked
-from argus.interop.recording import UNKNOWN_TYPE, CpuRange, Recording
-from argus.records import COLLECTIVE
+from argus.importers.recordings.recording import UNKNOWN_TYPE, CpuRange, Recording
+from argus.model import calls as hooked
+from argus.model import records
+from argus.model.records import COLLECTIVE
 
 _OPS = {
     "allreduce": "AllReduce", "allreducesparse": "AllReduce", "allreducecoalesced": "AllReduce",
@@ -42,8 +42,8 @@ def take_collectives(recording: Recording, ranges: Sequence[CpuRange], detail: d
 
     Args:
         recording: With calls and operations connected.
-        ranges: What the CPU side tells; of ranges in one another, the outer one.
-        detail: By place in ``recording.ops``: what a kernel itself tells. Its times are not looked at.
+        ranges: Ranges on the CPU; of nested ones, the outer one.
+        detail: By place in ``recording.ops``: what a kernel itself describes. Its times are not used.
     """
     ranges = sorted(ranges, key=lambda each: (each.tid, each.begin_ns))
     ops = recording.ops
@@ -62,20 +62,20 @@ def take_collectives(recording: Recording, ranges: Sequence[CpuRange], detail: d
             of_range.setdefault(near, []).append(place)
         else:
             alone.append(place)
-    found: list[tuple[int, int, int, int, str, CpuRange | None, int]] = []
+    calls: list[tuple[int, int, int, int, str, CpuRange | None, int]] = []
     for number, each in enumerate(ranges):
-        mine = of_range.get(number, [])
-        told = next((detail[place] for place in mine if place in detail), None)
-        op = each.op or (told.op if told else "") or _kernel_operation(recording, mine)
+        places = of_range.get(number, [])
+        described = next((detail[place] for place in places if place in detail), None)
+        op = each.op or (described.op if described else "") or _kernel_operation(recording, places)
         if not op:
             continue  # a wait
-        chosen = each if each.count or each.group[0] or told is None else told
-        end = max((int(ops["end_ns"][place]) for place in mine), default=-1)
-        stream = int(ops["stream"][mine[0]]) if mine else -1
-        found.append((each.begin_ns, each.end_ns - each.begin_ns, each.tid, end, op, chosen, stream))
+        chosen = each if each.count or each.group[0] or described is None else described
+        end = max((int(ops["end_ns"][place]) for place in places), default=-1)
+        stream = int(ops["stream"][places[0]]) if places else -1
+        calls.append((each.begin_ns, each.end_ns - each.begin_ns, each.tid, end, op, chosen, stream))
     for place in alone:
-        told = detail.get(place)
-        op = (told.op if told else "") or _kernel_operation(recording, [place])
+        described = detail.get(place)
+        op = (described.op if described else "") or _kernel_operation(recording, [place])
         if not op:
             recording.counters["collectives_not_understood"] += 1
             continue
@@ -83,9 +83,9 @@ def take_collectives(recording: Recording, ranges: Sequence[CpuRange], detail: d
         inside = int(ops["launch_end_ns"][place]) - launched if launched else records.NOT_MEASURED
         begin = launched or int(ops["start_ns"][place])
         end, stream, tid = int(ops["end_ns"][place]), int(ops["stream"][place]), int(ops["launch_tid"][place])
-        found.append((begin, inside, tid, end, op, told, stream))
-    found.sort(key=lambda row: row[0])
-    _fill_collectives(recording, found)
+        calls.append((begin, inside, tid, end, op, described, stream))
+    calls.sort(key=lambda row: row[0])
+    _fill_collectives(recording, calls)
 
 
 def _kernel_operation(recording: Recording, places: list[int]) -> str:
@@ -100,33 +100,33 @@ def _kernel_operation(recording: Recording, places: list[int]) -> str:
     return ""
 
 
-def _fill_collectives(recording: Recording, found: list[tuple[int, int, int, int, str, CpuRange | None, int]]) -> None:
-    out = np.zeros(len(found), COLLECTIVE)
-    recording.gpu_end = np.full(len(found), -1, np.int64)
-    recording.numbers = np.full(len(found), -1, np.int64)
+def _fill_collectives(recording: Recording, calls: list[tuple[int, int, int, int, str, CpuRange | None, int]]) -> None:
+    out = np.zeros(len(calls), COLLECTIVE)
+    recording.gpu_end = np.full(len(calls), -1, np.int64)
+    recording.numbers = np.full(len(calls), -1, np.int64)
     counted: Tally[tuple[int, bool]] = Tally()
     # A call whose kernel was not recorded is of the stream that most such calls have, or of most calls'.
-    of_op: dict[str, Tally[int]] = {op: Tally() for _, _, _, _, op, _, _ in found}
-    for _, _, _, _, op, _, stream in found:
+    of_op: dict[str, Tally[int]] = {op: Tally() for _, _, _, _, op, _, _ in calls}
+    for _, _, _, _, op, _, stream in calls:
         of_op[op][stream] += stream >= 0
     every = sum(of_op.values(), Tally()) or Tally([-1])
     streams = {op: max((each if +each else every).most_common(1)[0][0], -1) for op, each in of_op.items()}
-    for place, (begin, inside, tid, end, op, told, stream) in enumerate(found):
+    for place, (begin, inside, tid, end, op, described, stream) in enumerate(calls):
         row = out[place]
         row["ts_ns"], row["duration_ns"], row["tid"], row["pid"] = begin, inside, tid, recording.pid
         row["call"], row["redop"], row["peer"] = _CALL_OF[op], 255, -1
         row["dtype"] = UNKNOWN_TYPE
         recording.gpu_end[place] = end
         name, ranks, size = "", "", -1
-        if told is not None:
-            row["count"], row["dtype"], row["peer"] = told.count, told.dtype, told.peer
-            recording.numbers[place] = told.number
-            (name, ranks), size = told.group, told.size
+        if described is not None:
+            row["count"], row["dtype"], row["peer"] = described.count, described.dtype, described.peer
+            recording.numbers[place] = described.number
+            (name, ranks), size = described.group, described.size
         if op == "Barrier":
             row["count"] = 0
         elif row["dtype"] == UNKNOWN_TYPE:
             recording.counters["collectives_without_size"] += 1
-        # Without a name: PyTorch gives each process group a stream of its own, which tells them apart.
+        # Without a name: PyTorch gives each process group a stream of its own, which distinguishes them.
         handle = _handle(name, ranks) if name or ranks else 1 + (stream if stream >= 0 else streams[op])
         if name or ranks:
             members = tuple(int(word) for word in re.findall(r"\d{1,9}", ranks)) if "..." not in ranks else ()

@@ -15,31 +15,27 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from argus import __version__
-from argus.capture import calls as hooked
-from argus.capture import collectives, gpu_rows
-from argus.capture.launches import Origin, constant, dictionary, triples
-from argus.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
-from argus.interop.imported_flops import achieved
-from argus.interop.imported_groups import mesh_of
-from argus.interop.imported_phases import phases_of
-from argus.interop.imported_steps import RankSteps
-from argus.interop.recording import KINDS, Progress, Recording
-from argus.records import GPU_OP, GpuKind
-from argus.semantics.flops import Achieved
-from argus.semantics.gpu import GpuSteps, GpuUsage
-from argus.semantics.gpu_phases import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
-from argus.semantics.phases import METHODS as PHASE_METHODS
-from argus.semantics.phases import PHASES
-from argus.store.open import Store, is_full
-from argus.store.reader import newest_run, next_run
-from argus.store.schema import ensure_schema
+from argus.importers.recordings.flops import achieved
+from argus.importers.recordings.groups import mesh_of
+from argus.importers.recordings.phases import phases_of
+from argus.importers.recordings.recording import CALL_KINDS, Progress, Recording
+from argus.importers.recordings.steps import RankSteps
+from argus.model import calls as hooked
+from argus.model import event_kinds
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.records import GPU_OP, GpuKind
+from argus.semantics.gpu.flops import Achieved
+from argus.semantics.gpu.usage import GpuSteps, GpuUsage
+from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
+from argus.semantics.phases.cpu import PHASES
+from argus.semantics.phases.gpu import GPU_METHODS, GPU_OPS, GPU_PHASES, OF_NCCL, Transfers, What, communicates
+from argus.store.open import Store
+from argus.store.runs import _flush, flush_whole, new_run
 from argus.store.writer import Writer
+from argus.tables import collectives, gpu
+from argus.tables.arrow import Origin, constant, dictionary, triples
 
 CHUNK = 1 << 18
-FLUSH_S = 120.0
-"""How long to wait for a store that is away."""
-FULL_S = 10.0
-"""How long for one that has no room left."""
 LONGEST_NS = 7 * 86400 * 10**9
 """Longest recording: what is worked out for each second of it is kept in memory."""
 APART_NS = 600 * 10**9
@@ -98,7 +94,7 @@ def write(
         recordings: One a rank, ranks differ.
         steps: Of each rank.
         communicators: ``groups.COMMUNICATOR`` rows.
-        progress: Told how far it is.
+        progress: Called with how far it is.
         utilization: Floating-point operations of the model in a step, of all ranks, and what a GPU can do at most in a
             second; 0: not given.
 
@@ -112,7 +108,7 @@ def write(
     run = new_run(store)
     with Writer(store, source=f"import/{run}") as writer:
         version, transfers = time.time_ns(), Transfers()
-        # Of all ranks, before the first one's are told: who waited is known from those who did not.
+        # Of all ranks, before the first one's are stored: which ranks waited follows from those that did not.
         for each in recordings:
             kinds = each.kinds()
             pairs = kinds == What.SEND_RECV
@@ -131,37 +127,6 @@ def write(
     return run
 
 
-def new_run(store: Store) -> int:
-    """Number of a run that is about to be stored: the time, or one more than the newest.
-
-    Raises:
-        ArgusError: The store cannot be had.
-    """
-    ensure_schema(store)
-    return next_run(int(time.time()), newest_run(store))
-
-
-def _flush(writer: Writer) -> bool:
-    return writer.flush(FULL_S) or (not is_full(writer.last_error) and writer.flush(FLUSH_S - FULL_S))
-
-
-def flush_whole(writer: Writer, job: str, run: int) -> None:
-    """Sends what waits.
-
-    Raises:
-        ArgusError: Rows were not stored.
-    """
-    whole = _flush(writer)
-    if not whole or writer.rows_dropped:
-        writer.close(timeout_s=0)  # else whoever leaves it waits once more
-        why = str(writer.last_error or "the store does not answer")
-        raise ArgusError(
-            f"run {run} of {job} was not stored as a whole: {why}",
-            "It has no end in the table jobs; give the same command again",
-            EXIT_FAILURE,
-        )
-
-
 def _write_job(
     writer: Writer,
     job: str,
@@ -173,15 +138,15 @@ def _write_job(
     ended: bool,
 ) -> None:
     for host in sorted({each.host for each in recordings}):
-        mine = [each for each in recordings if each.host == host]
-        spans = [each.span for each in mine]
+        of_host = [each for each in recordings if each.host == host]
+        spans = [each.span for each in of_host]
         writer.append(
             "jobs",
             {
                 "job": job, "run": run, "host": host,
                 "started": np.array([min(begin for begin, _ in spans)], np.int64),
                 "ended": np.array([max(end for _, end in spans)], np.int64) if ended else [None],
-                "world_size": max(each.world_size for each in recordings), "launcher": mine[0].source,
+                "world_size": max(each.world_size for each in recordings), "launcher": of_host[0].source,
                 "mono_offset_ns": 0, "argus_version": __version__, "version": version,
                 "step_flops": utilization[0], "peak_flops": utilization[1],
             },
@@ -218,7 +183,7 @@ def _write_rank(
         f"{recording.path} has no GPU operations"
     )  # fmt: skip
     writer.append("features", {**shared, "feature": "gpu_times", "state": state, "reason": reason, "version": version})
-    names = gpu_rows.Names()
+    names = gpu.Names()
     names.learn(recording.symbols)
     kinds, words = _launch_kinds(recording, origin, names)
     for low in range(0, len(recording.calls), CHUNK):
@@ -240,9 +205,9 @@ def _write_rank(
         )  # fmt: skip
     _write_phases(writer, recording, rows, shared)
     _write_gpu(writer, recording, rows, origin, names, transfers)
-    found = achieved(recording, rows)
-    if len(found.flops):
-        writer.append("kernel_flops", _flops(recording, found, shared, names))
+    flops = achieved(recording, rows)
+    if len(flops.flops):
+        writer.append("kernel_flops", _flops(recording, flops, shared, names))
 
 
 def _write_phases(writer: Writer, recording: Recording, rows: NDArray[np.void], shared: dict[str, Any]) -> None:
@@ -264,48 +229,48 @@ def _write_phases(writer: Writer, recording: Recording, rows: NDArray[np.void], 
 
 def _write_coverage(writer: Writer, job: str, run: int, recordings: Sequence[Recording], version: int) -> None:
     for host in sorted({each.host for each in recordings}):
-        mine = [each for each in recordings if each.host == host]
-        losses = sum((each.losses for each in mine), Tally())
-        losses.update(dict.fromkeys(mine[0].losses, 0))
-        found = {name: (value, True) for name, value in losses.items()}
-        found |= {name: (value, False) for name, value in sum((each.counters for each in mine), Tally()).items()}
-        if found:
+        of_host = [each for each in recordings if each.host == host]
+        losses = sum((each.losses for each in of_host), Tally())
+        losses.update(dict.fromkeys(of_host[0].losses, 0))
+        values = {name: (value, True) for name, value in losses.items()}
+        values |= {name: (value, False) for name, value in sum((each.counters for each in of_host), Tally()).items()}
+        if values:
             writer.append(
                 "coverage",
                 {
-                    "job": job, "run": run, "host": host, "counter": list(found),
-                    "value": np.array([value for value, _ in found.values()], np.uint64),
-                    "loss": np.array([loss for _, loss in found.values()], bool),
-                    "ts": np.full(len(found), max(each.span[1] for each in mine), np.int64), "version": version,
+                    "job": job, "run": run, "host": host, "counter": list(values),
+                    "value": np.array([value for value, _ in values.values()], np.uint64),
+                    "loss": np.array([loss for _, loss in values.values()], bool),
+                    "ts": np.full(len(values), max(each.span[1] for each in of_host), np.int64), "version": version,
                 },
             )  # fmt: skip
 
 
-def _flops(recording: Recording, found: Achieved, shared: dict[str, Any], names: gpu_rows.Names) -> dict[str, Any]:
-    kinds, operators, types, shapes = zip(*(recording.operators[text] for text in found.text.tolist()), strict=True)
+def _flops(recording: Recording, done: Achieved, shared: dict[str, Any], names: gpu.Names) -> dict[str, Any]:
+    kinds, operators, types, shapes = zip(*(recording.operators[text] for text in done.text.tolist()), strict=True)
     return {
-        **shared, "pid": recording.pid, "device": found.device.astype(np.uint32), "step": found.step.astype(np.int32),
-        "ts": found.ts_ns, "kind": list(kinds), "operator": list(operators), "dtype": list(types),
-        "shape": list(shapes), "kernel": [names.words[code] for code in names.of(found.symbol.astype(np.uint32))],
-        "steps": (found.step >= 0).astype(np.uint32), "calls": found.calls.astype(np.uint32),
-        "kernels": found.kernels.astype(np.uint32), "flops": found.flops,
-        "duration_ns": found.duration_ns,
+        **shared, "pid": recording.pid, "device": done.device.astype(np.uint32), "step": done.step.astype(np.int32),
+        "ts": done.ts_ns, "kind": list(kinds), "operator": list(operators), "dtype": list(types),
+        "shape": list(shapes), "kernel": [names.words[code] for code in names.of(done.symbol.astype(np.uint32))],
+        "steps": (done.step >= 0).astype(np.uint32), "calls": done.calls.astype(np.uint32),
+        "kernels": done.kernels.astype(np.uint32), "flops": done.flops,
+        "duration_ns": done.duration_ns,
     }  # fmt: skip
 
 
-def _launch_kinds(recording: Recording, origin: Origin, names: gpu_rows.Names) -> tuple[NDArray[np.int32], list[str]]:
+def _launch_kinds(recording: Recording, origin: Origin, names: gpu.Names) -> tuple[NDArray[np.int32], list[str]]:
     """Kinds of calls as the table has them: those of copies by their direction. Codes, and what they stand for."""
-    table = gpu_rows.kernel_events(recording.ops, origin, recording.rank, recording.pid, names)["kind"]
+    table = gpu.kernel_events(recording.ops, origin, recording.rank, recording.pid, names)["kind"]
     column = table.combine_chunks() if isinstance(table, pa.ChunkedArray) else table
-    told = column.dictionary.to_pylist()
-    words = list(dict.fromkeys([*KINDS, *told]))
-    place = np.array([words.index(word) for word in told], np.int64)
+    op_kinds = column.dictionary.to_pylist()
+    kinds_in_use = list(dict.fromkeys([*CALL_KINDS, *op_kinds]))
+    place = np.array([kinds_in_use.index(word) for word in op_kinds], np.int64)
     of_op = np.append(place[np.asarray(column.indices)], 0) if len(recording.ops) else np.zeros(1, np.int64)
     kinds = recording.calls["kind"].copy()
-    copy = (kinds == KINDS.index("memcpy")) | ((kinds == 0) & (recording.calls["op"] >= 0))
+    copy = (kinds == CALL_KINDS.index("memcpy")) | ((kinds == 0) & (recording.calls["op"] >= 0))
     known = copy & (recording.calls["op"] >= 0)
     kinds[known] = of_op[recording.calls["op"][known]]
-    return kinds.astype(np.int32), words
+    return kinds.astype(np.int32), kinds_in_use
 
 
 def _launches(
@@ -314,7 +279,7 @@ def _launches(
     kinds: NDArray[np.int32],
     words: list[str],
     origin: Origin,
-    names: gpu_rows.Names,
+    names: gpu.Names,
 ) -> pa.Table:
     count = len(calls)
     known = calls["op"] >= 0
@@ -350,7 +315,7 @@ def _launches(
 
 
 def _gpu_steps(recording: Recording, transfers: Transfers) -> GpuSteps:
-    """What a recording's GPU phases are made from, its collectives told."""
+    """What a recording's GPU phases are made from, with its collectives classified."""
     steps = GpuSteps()
     steps.phases.transfers = transfers
     called = recording.collectives
@@ -359,7 +324,7 @@ def _gpu_steps(recording: Recording, transfers: Transfers) -> GpuSteps:
         called["ts_ns"].astype(np.int64),
         called["tid"].astype(np.int64),
         np.array(meant, np.uint8),
-        collectives.payload_bytes(called).astype(np.int64),
+        event_kinds.payload_bytes(called).astype(np.int64),
         called["comm"],
         called["peer"],
     )
@@ -371,7 +336,7 @@ def _write_gpu(
     recording: Recording,
     rows: NDArray[np.void],
     origin: Origin,
-    names: gpu_rows.Names,
+    names: gpu.Names,
     transfers: Transfers,
 ) -> None:
     ops, rank, pid = recording.ops, recording.rank, recording.pid
@@ -389,7 +354,7 @@ def _write_gpu(
     for low in range(0, len(ops), CHUNK):
         part = slice(low, low + CHUNK)
         final = low + CHUNK >= len(ops)
-        writer.append("kernel_events", gpu_rows.kernel_events(ops[part], origin, rank, pid, names))
+        writer.append("kernel_events", gpu.kernel_events(ops[part], origin, rank, pid, names))
         usage.feed(ops[part], communication[part])
         steps.feed(ops[part], communication[part], kinds[part])
         ready = len(rows) if final else int(np.searchsorted(rows["ts_ns"], ops["start_ns"][part][-1]))
@@ -397,13 +362,13 @@ def _write_gpu(
         fed = ready
         windows, done = usage.advance(final=final), steps.advance(final=final)
         if len(windows):
-            writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
+            writer.append("gpu_usage", gpu.gpu_usage(windows, origin, rank, pid))
         if len(done):
-            writer.append("gpu_steps", gpu_rows.gpu_steps(done, origin, rank, pid))
+            writer.append("gpu_steps", gpu.gpu_steps(done, origin, rank, pid))
         if len(phases := steps.take_phases()):
-            writer.append("gpu_phases", gpu_rows.gpu_phases(phases, origin, rank, pid, GPU_PHASES, GPU_METHODS))
+            writer.append("gpu_phases", gpu.gpu_phases(phases, origin, rank, pid, GPU_PHASES, GPU_METHODS))
         if len(talked := steps.take_collectives()):
-            writer.append("gpu_collectives", gpu_rows.gpu_collectives(talked, origin, rank, pid, GPU_OPS))
+            writer.append("gpu_collectives", gpu.gpu_collectives(talked, origin, rank, pid, GPU_OPS))
         _flush(writer)
     recording.counters["gpu_operations_late"] += usage.late
     recording.counters["gpu_operations_without_step"] += steps.dropped
@@ -414,20 +379,20 @@ def _write_groups(
     job: str,
     run: int,
     recordings: Sequence[Recording],
-    found: NDArray[np.void],
+    communicators: NDArray[np.void],
     version: int,
 ) -> None:
-    if len(found):
+    if len(communicators):
         writer.append(
             "communicators",
             {
                 "job": job, "run": run,
-                **{name: found[name].copy() for name in ("rank", "comm", "comm_group", "comm_rank", "nranks")},
-                "seq_offset": found["seq_offset"].copy(), "joined_by": found["joined_by"].tolist(),
-                "error": found["error"].tolist(), "version": version,
+                **{name: communicators[name].copy() for name in ("rank", "comm", "comm_group", "comm_rank", "nranks")},
+                "seq_offset": communicators["seq_offset"].copy(), "joined_by": communicators["joined_by"].tolist(),
+                "error": communicators["error"].tolist(), "version": version,
             },
         )  # fmt: skip
-    mesh = mesh_of(recordings, found)
+    mesh = mesh_of(recordings, communicators)
     if mesh:
         writer.append(
             "parallel_groups",
@@ -446,8 +411,8 @@ def _write_groups(
 def summary(recording: Recording, steps: RankSteps) -> dict[str, Any]:
     """What was read of one file and rank, for people and programs."""
     kernels = recording.ops["kind"] == GpuKind.KERNEL
-    found = achieved(recording, steps.rows)
-    spent = int(found.duration_ns.sum())
+    flops = achieved(recording, steps.rows)
+    spent = int(flops.duration_ns.sum())
     return {
         "file": recording.path,
         "rank": recording.rank,
@@ -463,9 +428,9 @@ def summary(recording: Recording, steps: RankSteps) -> dict[str, Any]:
         "why": steps.why,
         "confidence": round(float(np.median(steps.rows["confidence"])), 3) if len(steps.rows) else 0.0,
         "step_ns": int(np.median(steps.rows["duration_ns"])) if len(steps.rows) else -1,
-        "flops": float(found.flops.sum()),
+        "flops": float(flops.flops.sum()),
         "flops_ns": spent,
-        "flops_per_s": float(found.flops.sum()) / spent * 1e9 if spent else None,
+        "flops_per_s": float(flops.flops.sum()) / spent * 1e9 if spent else None,
         "zero": recording.zero,
         "counters": {name: value for name, value in (recording.losses + recording.counters).items() if value},
         "notes": recording.notes,

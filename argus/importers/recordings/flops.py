@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.interop.recording import Recording
-from argus.records import GPU_LAUNCH_MATCHED, GpuKind
-from argus.semantics.flops import OUTSIDE, WORK, Achieved, launched_by, step_of, sum_up
+from argus.importers.recordings.recording import Recording
+from argus.model.records import GPU_LAUNCH_MATCHED, GpuKind
+from argus.semantics.gpu.flops import OUTSIDE, WORK, Achieved, launched_by, step_of, sum_up
 
 
 def outermost(works: NDArray[np.void]) -> NDArray[np.void]:
@@ -16,9 +16,9 @@ def outermost(works: NDArray[np.void]) -> NDArray[np.void]:
     works = works[np.lexsort((-works["end_ns"], works["begin_ns"], works["tid"]))]
     nested = np.zeros(len(works), bool)
     for tid in np.unique(works["tid"]).tolist():
-        mine = np.flatnonzero(works["tid"] == tid)
-        ends = np.maximum.accumulate(works["end_ns"][mine])
-        nested[mine[1:]] = works["end_ns"][mine[1:]] <= ends[:-1]
+        of_thread = np.flatnonzero(works["tid"] == tid)
+        ends = np.maximum.accumulate(works["end_ns"][of_thread])
+        nested[of_thread[1:]] = works["end_ns"][of_thread[1:]] <= ends[:-1]
     return works[~nested]
 
 
@@ -33,8 +33,8 @@ def achieved(recording: Recording, steps: NDArray[np.void]) -> Achieved:
         steps: ``ITERATION`` rows of its rank, in order of time.
     """
     ops, works = recording.ops, outermost(recording.works)
-    mine = (ops["kind"] == GpuKind.KERNEL) & (ops["flags"] & GPU_LAUNCH_MATCHED != 0) & (ops["graph"] == 0)
-    kernels = ops[mine & ~recording.communication()]
+    eligible = (ops["kind"] == GpuKind.KERNEL) & (ops["flags"] & GPU_LAUNCH_MATCHED != 0) & (ops["graph"] == 0)
+    kernels = ops[eligible & ~recording.communication()]
     owner = launched_by(works, kernels)
     kernels, owner = kernels[owner >= 0], owner[owner >= 0]
     recording.counters["operations_without_kernels"] = len(works) - len(np.unique(owner))
@@ -44,6 +44,6 @@ def achieved(recording: Recording, steps: NDArray[np.void]) -> Achieved:
     return sum_up(works, step, kernels, owner)
 
 
-def works_of(found: list[tuple[int, int, int, float, int]]) -> NDArray[np.void]:
+def works_of(works: list[tuple[int, int, int, float, int]]) -> NDArray[np.void]:
     """``WORK`` rows of (begin, end, thread, floating-point operations, place in ``Recording.operators``)."""
-    return np.array(found, WORK) if found else np.empty(0, WORK)
+    return np.array(works, WORK) if works else np.empty(0, WORK)

@@ -9,14 +9,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import calls as hooked
-from argus.capture import collectives
-from argus.capture.pytorch import Membership
-from argus.interop.imported_clocks import lane_of, line_up
-from argus.interop.imported_collectives import POINT_TO_POINT
-from argus.interop.recording import UNKNOWN_TYPE, Int, Recording
-from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups
-from argus.semantics.mesh import Group, Traffic, find_mesh
+from argus.importers.recordings.clocks import lane_of, line_up
+from argus.importers.recordings.collectives import POINT_TO_POINT
+from argus.importers.recordings.members import infer_members
+from argus.importers.recordings.recording import UNKNOWN_TYPE, Int, Recording
+from argus.model import calls as hooked
+from argus.model import event_kinds
+from argus.model.groups import Membership
+from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups
+from argus.semantics.groups.mesh import Group, Traffic, find_mesh
 
 ALIGN_WITHIN = 1024
 """Calls that two ranks' recordings of one communicator may begin apart."""
@@ -25,23 +26,30 @@ ALIGN_WITHIN = 1024
 def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
     """Which communicators are one on several ranks, and how their calls line up: ``groups.COMMUNICATOR`` rows."""
     known = []
-    offsets = _line_up(recordings)
+    offsets, inferred = _line_up(recordings), infer_members(recordings)
     for each in recordings:
         rows = each.collectives.copy()
         together = ~np.isin(rows["call"], POINT_TO_POINT)
         named: dict[int, Membership] = {}
         rows["stream"] = 0
-        _tell_apart(each, rows, together)
+        _distinguish_by_count(each, rows, together)
         for comm, (name, members, size) in each.groups.items():
             offset = offsets.get((each.rank, comm))
             if offset is None or (members and each.rank not in members):
                 continue
-            mine = together & (rows["comm"] == comm)
-            rows["stream"][mine] = rows["seq"][mine] + offset + 1
+            of_comm = together & (rows["comm"] == comm)
+            rows["stream"][of_comm] = rows["seq"][of_comm] + offset + 1
             ranks = ",".join(map(str, members))
             place = Membership(f"{name}/{ranks}", members.index(each.rank) if members else -1, size)
             turn = sum((other.name, other.size) == (place.name, size) for other in named.values())
             named[comm] = replace(place, turn=turn)
+        for comm in np.unique(rows["comm"][together]).tolist():
+            if comm not in each.groups and (member := inferred.get((each.rank, comm))) is not None:
+                calls = together & (rows["comm"] == comm)
+                rows["stream"][calls] = rows["seq"][calls] + member.offset + 1
+                named[comm] = member.membership
+        if inferred_here := sum(comm not in each.groups for comm in named):
+            each.counters["communicators_inferred"] = inferred_here
         ended = each.gpu_end >= 0
         ts = rows["ts_ns"].astype(np.int64)
         chosen = ended & together
@@ -59,16 +67,16 @@ def find_communicators(recordings: Sequence[Recording]) -> NDArray[np.void]:
     return find_groups(known) if known else np.empty(0, COMMUNICATOR)
 
 
-def _tell_apart(each: Recording, rows: NDArray[np.void], together: NDArray[np.bool_]) -> None:
-    """Where sizes are not known, how many calls a step has tells communicators of one rank apart: puts that in the
-    place of the size. ``rows``: a copy of the recording's collectives."""
+def _distinguish_by_count(each: Recording, rows: NDArray[np.void], together: NDArray[np.bool_]) -> None:
+    """Where sizes are not known, the number of calls in a step distinguishes communicators of one rank: puts that in
+    the place of the size. ``rows``: a copy of the recording's collectives."""
     if not len(each.marks):
         return
     ts = rows["ts_ns"].astype(np.int64)
     for comm in np.unique(rows["comm"][together & (rows["dtype"] == UNKNOWN_TYPE)]).tolist():
-        mine = together & (rows["comm"] == comm)
-        first, last = (np.searchsorted(ts[mine], each.marks[name]) for name in ("begin_ns", "end_ns"))
-        rows["count"][mine & (rows["dtype"] == UNKNOWN_TYPE)] = int(np.median(last - first))
+        of_comm = together & (rows["comm"] == comm)
+        first, last = (np.searchsorted(ts[of_comm], each.marks[name]) for name in ("begin_ns", "end_ns"))
+        rows["count"][of_comm & (rows["dtype"] == UNKNOWN_TYPE)] = int(np.median(last - first))
 
 
 def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
@@ -80,24 +88,24 @@ def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
         members = []
         for each in recordings:
             of_group = each.collectives["comm"] == comm
-            mine = np.flatnonzero(of_group & ~np.isin(each.collectives["call"], POINT_TO_POINT))
-            if len(mine):
-                members.append((each, mine))
-        if all((each.numbers[mine] >= 0).all()
-               and len(np.unique(each.numbers[mine] - each.collectives["seq"][mine].astype(np.int64))) == 1
-               for each, mine in members):  # fmt: skip
-            for each, mine in members:
-                out[each.rank, comm] = int(each.numbers[mine[0]]) - int(each.collectives["seq"][mine[0]])
+            places = np.flatnonzero(of_group & ~np.isin(each.collectives["call"], POINT_TO_POINT))
+            if len(places):
+                members.append((each, places))
+        if all((each.numbers[places] >= 0).all()
+               and len(np.unique(each.numbers[places] - each.collectives["seq"][places].astype(np.int64))) == 1
+               for each, places in members):  # fmt: skip
+            for each, places in members:
+                out[each.rank, comm] = int(each.numbers[places[0]]) - int(each.collectives["seq"][places[0]])
             continue
         first, places = members[0]
         offsets: dict[int, int] = {first.rank: 0}
         lane, rows = lane_of(first, places), first.collectives[places]
         end = _ends(first, places)
-        for each, mine in members[1:]:
-            own = lane_of(each, mine)
+        for each, places in members[1:]:
+            own = lane_of(each, places)
             offset = line_up(lane, own) if lane.begun.keys() & own.begun.keys() else None
             if offset is None:
-                offset = _offset(_codes(rows), end, _codes(each.collectives[mine]), _ends(each, mine))
+                offset = _offset(_codes(rows), end, _codes(each.collectives[places]), _ends(each, places))
             if offset is not None:
                 offsets[each.rank] = offset
         lowest = min(offsets.values())
@@ -105,9 +113,9 @@ def _line_up(recordings: Sequence[Recording]) -> dict[tuple[int, int], int]:
     return out
 
 
-def _ends(each: Recording, mine: Int) -> Int:
+def _ends(each: Recording, places: Int) -> Int:
     """When calls ended, on the clock that all are compared on, ns; -1: not known."""
-    return np.where(each.gpu_end[mine] >= 0, each.gpu_end[mine] + each.clock_ns, -1)
+    return np.where(each.gpu_end[places] >= 0, each.gpu_end[places] + each.clock_ns, -1)
 
 
 def _codes(rows: NDArray[np.void]) -> Int:
@@ -122,12 +130,12 @@ def _offset(code: Int, end: Int, other_code: Int, other_end: Int) -> int | None:
         low, high = max(offset, 0), min(offset + len(other_code), len(code))
         if high - low < least:
             continue
-        mine, theirs = slice(low, high), slice(low - offset, high - offset)
-        if np.mean(code[mine] == other_code[theirs]) < 0.98:
+        own, other = slice(low, high), slice(low - offset, high - offset)
+        if np.mean(code[own] == other_code[other]) < 0.98:
             continue
-        both = (end[mine] >= 0) & (other_end[theirs] >= 0)
+        both = (end[own] >= 0) & (other_end[other] >= 0)
         if both.any():
-            costs.append((float(np.median(np.abs(end[mine] - other_end[theirs])[both])), offset))
+            costs.append((float(np.median(np.abs(end[own] - other_end[other])[both])), offset))
     costs.sort()
     if not costs or (len(costs) > 1 and costs[0][0] > 0.5 * costs[1][0]):
         return None
@@ -138,14 +146,14 @@ def mesh_of(recordings: Sequence[Recording], communicators: NDArray[np.void]) ->
     """What the communicators are for."""
     traffic: dict[tuple[int, int], Traffic] = {}
     for each in recordings:
-        # What a communicator is for is told by sizes: where they are not known, nothing is said.
+        # The dimension of a communicator is inferred from sizes: where they are not known, it has none.
         rows = each.collectives[each.collectives["dtype"] != UNKNOWN_TYPE]
-        sizes = collectives.payload_bytes(rows)
+        sizes = event_kinds.payload_bytes(rows)
         unique: Tally[tuple[int, int, int, int]] = Tally(
             zip(rows["comm"].tolist(), rows["call"].tolist(), sizes.tolist(), rows["peer"].tolist(), strict=True)
         )
         for (comm, call, size, peer), count in unique.items():
             traffic.setdefault((each.rank, comm), Traffic()).add(hooked.CALLS[call].kind, size, peer, count)
     world = max((each.world_size for each in recordings), default=0)
-    told = np.array([(rank, comm) in traffic for rank, comm in communicators[["rank", "comm"]].tolist()], bool)
-    return find_mesh(communicators[told], traffic, world=world, command="")
+    has_traffic = np.array([(rank, comm) in traffic for rank, comm in communicators[["rank", "comm"]].tolist()], bool)
+    return find_mesh(communicators[has_traffic], traffic, world=world, command="")

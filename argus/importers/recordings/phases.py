@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.interop.recording import Int, Recording
-from argus.semantics.phases import MARK, PHASE, PhaseTracker, What
-from argus.semantics.range_names import Role, meaning_of, role_of
+from argus.importers.recordings.recording import Int, Recording
+from argus.semantics.phases.cpu import MARK, PHASE, PhaseTracker, What
+from argus.semantics.steps.range_names import Role, meaning_of, role_of
 
 PAUSE_NS = 1_000_000
 """A backward pass ends where its engine does nothing for so long, and for :data:`PAUSES` times its usual pause."""
@@ -21,14 +21,14 @@ def role_of_range(name: str) -> Role:
 
 
 def phases_of(recording: Recording, steps: NDArray[np.void]) -> NDArray[np.void]:
-    """Where the training thread's time went in each step, as live marks tell it.
+    """Where the training thread's time went in each step, by the same marks as live.
 
     Args:
         recording: With ``ranges`` and ``engine``. What could not be paired is counted in its ``counters``.
         steps: ``ITERATION`` rows, in order of time.
 
     Returns:
-        :data:`argus.semantics.phases.PHASE` rows; none where no range has a role.
+        :data:`argus.semantics.phases.cpu.PHASE` rows; none where no range has a role.
     """
     chosen = [(each, role) for each in recording.ranges if (role := role_of_range(each[0]))]
     tid = _training_thread(chosen)
@@ -46,16 +46,16 @@ def phases_of(recording: Recording, steps: NDArray[np.void]) -> NDArray[np.void]
     tracker = PhaseTracker()
     marks = np.array(rows, MARK)
     marks = marks[np.lexsort((marks["what"] % 2 == 0, marks["ts_ns"]))]
-    found = []
+    parts = []
     fed = 0
     for place in range(len(steps)):
         end = int(steps["ts_ns"][place]) + int(steps["duration_ns"][place])
         until = int(np.searchsorted(marks["ts_ns"], np.uint64(end), side="right"))
         tracker.feed(marks[fed:until])
         fed = max(fed, until)
-        found.append(tracker.split(steps[place : place + 1]))
+        parts.append(tracker.split(steps[place : place + 1]))
     recording.counters["ranges_unfinished"] += tracker.counters["ranges_unfinished"]
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _training_thread(chosen: list[tuple[tuple[str, int, int, int], Role]]) -> int:

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import calls as hooked
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.records import COLLECTIVE, GPU_OP
-from argus.semantics.flops import WORK
-from argus.semantics.gpu import union
-from argus.semantics.gpu_phases import communicates, kinds_of, what_of
+from argus.model import calls as hooked
+from argus.model import records
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.records import COLLECTIVE, GPU_OP
+from argus.semantics.gpu.flops import WORK
+from argus.semantics.gpu.usage import union
+from argus.semantics.phases.gpu import communicates, kinds_of, what_of
 
 Int = NDArray[np.int64]
 Progress = Callable[[str, float], None]
-"""Told what is done and how much of it, 0 to 1."""
+"""Called with what is being done and how much of it is done, 0 to 1."""
 
 CALL = np.dtype(
     [
@@ -38,20 +38,23 @@ CALL = np.dtype(
         ("result", "<i4"),
     ]
 )
-"""One CUDA call. ``function``: place in ``Recording.functions``; ``kind``: in ``KINDS``; ``op``: place of the first GPU
-operation that it launched, -1: none is known."""
+"""One CUDA call. ``function``: place in ``Recording.functions``; ``kind``: in ``CALL_KINDS``; ``op``: that of the first
+GPU operation that it launched, -1: none is known."""
 
 MARK = np.dtype([("number", "<i8"), ("begin_ns", "<i8"), ("end_ns", "<i8")])
-"""One step that the recording itself tells of."""
+"""One step that the recording itself marks."""
 MOST_NS = 1 << 62
 """Times are below that, and what is added to them: the year 2116."""
 UNKNOWN_HOST = "unknown"
-"""The host of a recording that does not say."""
+"""The host of a recording that names none."""
 UNKNOWN_TYPE = 255
 """``COLLECTIVE["dtype"]`` that stands for none known."""
 
-KINDS = ["other", *dict.fromkeys(call.kind for call in hooked.CALLS if call.program == "cuda" or call.kind == "module")]
-_LAUNCHING = [KINDS.index(kind) for kind in ("kernel", "graph")]
+CALL_KINDS = [
+    "other",
+    *dict.fromkeys(call.kind for call in hooked.CALLS if call.program == "cuda" or call.kind == "module"),
+]
+_LAUNCHING = [CALL_KINDS.index(kind) for kind in ("kernel", "graph")]
 _PATTERNS = (
     ("kernel", re.compile(r"Launch.*Kernel|ModuleLaunch|ExtLaunch")),
     ("graph", re.compile(r"GraphLaunch")),
@@ -65,10 +68,10 @@ _PATTERNS = (
 
 @dataclass(frozen=True)
 class CpuRange:
-    """A range on the CPU that stands for a collective: ``op`` empty where its name does not say which.
+    """A range on the CPU that stands for a collective: ``op`` is empty where its name does not contain one.
 
     Attributes:
-        group: Name and ranks of the process group, as the recording has them; empty: not told.
+        group: Name and ranks of the process group, as the recording has them; empty: not recorded.
         count: Elements as passed to NCCL; 0: not known.
         dtype: Code as in ``COLLECTIVE``; UNKNOWN_TYPE: not known.
         size: Ranks of the group; -1: not known.
@@ -89,19 +92,19 @@ class CpuRange:
 
 @dataclass
 class Recording:
-    """What one file says of one rank. Times are wall-clock ns, or count from ``zero``.
+    """What one file holds of one rank. Times are wall-clock ns, or count from ``zero``.
 
     Attributes:
         source: "kineto" or "nsys".
-        rank_source: What told the rank: "trace", "file name" or "order".
+        rank_source: Where the rank comes from: "trace", "file name" or "order".
         world_size: Ranks of the job; 0: not known.
         functions: Names of CUDA calls; ``calls["function"]`` are places in it.
         busy: When a CUDA call of any kind was going on, as ``semantics.gpu.union`` gives it.
         symbols: Names of kernels by ``ops["name"]``; the first is of none.
         gpu_end: When each collective's kernels had ended, -1: not known. Shape of ``collectives``.
         numbers: The process group's own number of each collective, -1: not known. Shape of ``collectives``.
-        groups: By handle: name, ranks (empty: not told) and size (-1: not known).
-        marks: Steps that the recording tells of, and ``marked_by``: how it calls them.
+        groups: By handle: name, ranks (empty: not recorded) and size (-1: not known).
+        marks: Steps that the recording marks, and ``marked_by``: the name of the marks.
         works: ``WORK`` rows, by places in ``operators``: matrix products and attention whose shapes the recording has.
         operators: What they are: kind, name, type and shape, as in the table ``kernel_flops``.
         zero: What time 0 is, in words.
@@ -146,8 +149,8 @@ class Recording:
 
     def communication(self) -> NDArray[np.bool_]:
         """Which operations are NCCL's kernels. Shape of ``ops``."""
-        found: NDArray[np.bool_] = communicates(self.kinds())
-        return found
+        communicating: NDArray[np.bool_] = communicates(self.kinds())
+        return communicating
 
     def device(self) -> int:
         """Number of the GPU that most of its operations ran on; -1: there are none."""
@@ -158,8 +161,8 @@ class Recording:
         """Which calls launch kernels and graphs that are not NCCL's. Shape of ``calls``."""
         op = self.calls["op"]
         of_nccl = (op >= 0) & np.append(self.communication(), False)[op]
-        found: NDArray[np.bool_] = np.isin(self.calls["kind"], _LAUNCHING) & ~of_nccl
-        return found
+        launches: NDArray[np.bool_] = np.isin(self.calls["kind"], _LAUNCHING) & ~of_nccl
+        return launches
 
     @property
     def span(self) -> tuple[int, int]:
@@ -176,15 +179,15 @@ class Recording:
 
 
 def function_kind(name: str) -> tuple[str, int]:
-    """A CUDA or HIP function as the library exports it, without Nsight's version, and its place in KINDS."""
+    """A CUDA or HIP function as the library exports it, without Nsight's version, and its place in CALL_KINDS."""
     plain = re.sub(r"_v\d+(?=_pt[sd]z$|$)", "", name)
     known = hooked.BY_SYMBOL.get(plain) or hooked.BY_SYMBOL.get(re.sub(r"^hip", "cuda", plain))
-    if known is not None and known.kind in KINDS:
-        return plain, KINDS.index(known.kind)
+    if known is not None and known.kind in CALL_KINDS:
+        return plain, CALL_KINDS.index(known.kind)
     if re.match(r"(cu|hip)[A-Z]|cuda[A-Z]", plain):
         for kind, pattern in _PATTERNS:
             if pattern.search(plain):
-                return plain, KINDS.index(kind)
+                return plain, CALL_KINDS.index(kind)
     return plain, 0
 
 
@@ -207,10 +210,10 @@ def connect(recording: Recording, calls: NDArray[np.void], ops: NDArray[np.void]
     numbers = ops["correlation"][by_number].astype(np.int64)
     place = np.searchsorted(numbers, calls["correlation"])
     inside = np.minimum(place, max(len(numbers) - 1, 0))
-    found = (place < len(numbers)) & (calls["correlation"] != 0)
+    has_op = (place < len(numbers)) & (calls["correlation"] != 0)
     if len(numbers):
-        found &= numbers[inside] == calls["correlation"]
-        calls["op"] = np.where(found, by_number[inside], -1)
+        has_op &= numbers[inside] == calls["correlation"]
+        calls["op"] = np.where(has_op, by_number[inside], -1)
     else:
         calls["op"] = -1
     calls = _without_nested(recording, calls)
@@ -258,9 +261,9 @@ def _without_nested(recording: Recording, calls: NDArray[np.void]) -> NDArray[np
         around = outer[np.maximum(place, 0)] if len(outer) else inner
         holds &= (end[around] >= end[inner]) & (len(outer) > 0)
         nested[inner[holds]] = True
-        for mine, above in zip(inner[holds].tolist(), around[holds].tolist(), strict=True):
+        for inner_call, above in zip(inner[holds].tolist(), around[holds].tolist(), strict=True):
             if calls["op"][above] < 0:
-                calls["op"][above] = calls["op"][mine]
+                calls["op"][above] = calls["op"][inner_call]
     recording.counters["nested"] += int(nested.sum())
     return calls[~nested]
 
@@ -276,15 +279,15 @@ def find_files(paths: Sequence[Path], suffixes: tuple[str, ...], hint: str) -> l
     Raises:
         ArgusError: One does not exist, or a folder has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted(one for one in path.iterdir() if one.name.endswith(suffixes) and one.is_file())
             if not inside:
                 raise ArgusError(f"{path} has no {' or '.join(suffixes)} file", hint, EXIT_UNAVAILABLE)
-            found += inside
+            files += inside
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise ArgusError(f"{path} does not exist", hint, EXIT_UNAVAILABLE)
-    return found
+    return files

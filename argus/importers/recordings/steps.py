@@ -1,4 +1,4 @@
-"""The steps of recordings: as they tell, or as their calls repeat."""
+"""The steps of recordings: by their annotations, or by the period of their calls."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.interop.imported_collectives import POINT_TO_POINT
-from argus.interop.recording import KINDS, MARK, Int, Recording
-from argus.semantics.gpu import time_in, union
-from argus.semantics.gpu_phases import What
-from argus.semantics.offline_steps import find_steps
-from argus.semantics.range_names import STEP_WORD, base_of, separated
-from argus.semantics.steps import ITERATION, PROOF_UNITS, StepTracker
+from argus.importers.recordings.collectives import POINT_TO_POINT
+from argus.importers.recordings.recording import CALL_KINDS, MARK, Int, Recording
+from argus.model import records
+from argus.semantics.gpu.usage import time_in, union
+from argus.semantics.phases.gpu import What
+from argus.semantics.steps.by_calls import ITERATION, StepTracker
+from argus.semantics.steps.offline import find_steps
+from argus.semantics.steps.period import PROOF_UNITS
+from argus.semantics.steps.range_names import STEP_WORD, base_of, separated
 
 ANNOTATIONS, ONLINE, OFFLINE = "annotations", "calls", "repetition"
-"""How steps were found: the recording tells; by the detector of live traces; by that of whole recordings."""
+"""How steps were detected: by annotations in the recording; by the detector of live traces; by that of whole
+recordings."""
 COVERED = 0.5
 """Annotations are steps if they cover this share of the time from the first to the last."""
 NEXT_NS_SHARE = 0.1
@@ -28,7 +30,7 @@ NEXT_NS_SHARE = 0.1
 FIRST_NUMBER = 1 << 24
 SLICE = 20_000
 """Calls that the detector of live traces gets at once: less than its window."""
-_WORKING = [place for place, kind in enumerate(KINDS) if kind.startswith(("kernel", "graph", "mem"))]
+_WORKING = [place for place, kind in enumerate(CALL_KINDS) if kind.startswith(("kernel", "graph", "mem"))]
 _TRAINING = (What.BACKWARD, What.OPTIMIZER)
 _NO_STEP = re.compile(r"optim|dataloader", re.IGNORECASE)
 
@@ -43,7 +45,7 @@ class RankSteps:
 
 
 def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.void], str]:
-    """The steps that named ranges tell of: ranges of one name but for its number, on one thread, one after the other,
+    """The steps that named ranges mark: ranges of one name but for its number, on one thread, one after the other,
     that cover most of the time; the name says step, iteration or batch.
 
     Args:
@@ -91,7 +93,8 @@ def marks_from(ranges: Sequence[tuple[str, int, int, int]]) -> tuple[NDArray[np.
 def find_all_steps(
     recordings: Sequence[Recording], communicators: NDArray[np.void], *, ignore_annotations: bool = False
 ) -> dict[int, RankSteps]:
-    """The steps of each rank: as the recording tells, else as the calls repeat. Numbers agree on all ranks.
+    """The steps of each rank: by annotations in the recording, else by the period of its calls. Numbers agree on all
+    ranks.
 
     Args:
         recordings: One a rank.
@@ -101,33 +104,33 @@ def find_all_steps(
     Returns:
         By rank.
     """
-    found: dict[int, RankSteps] = {}
+    steps_of: dict[int, RankSteps] = {}
     unmarked = []
     for each in recordings:
         if len(each.marks) and not ignore_annotations:
-            found[each.rank] = _by_marks(each)
+            steps_of[each.rank] = _by_marks(each)
         else:
             unmarked.append(each)
     if unmarked:
         online = _online(unmarked, communicators)
         for each in unmarked:
             rows = online[online["rank"] == each.rank]
-            found[each.rank] = (
+            steps_of[each.rank] = (
                 RankSteps(rows, ONLINE, f"calls repeat {len(rows)} times") if len(rows) else _offline(each)
             )
         # Far above 0: a rank may have begun before the one it is compared with.
-        for one in found.values():
+        for one in steps_of.values():
             one.rows["step"] += FIRST_NUMBER
-        told = [found[each.rank].rows for each in recordings if found[each.rank].method == ANNOTATIONS]
-        if told or not len(online):
+        annotated = [steps_of[each.rank].rows for each in recordings if steps_of[each.rank].method == ANNOTATIONS]
+        if annotated or not len(online):
             clocks = {each.rank: each.clock_ns for each in recordings}
-            _number_alike(told, [found[each.rank].rows for each in unmarked], clocks)
-    base = min((int(steps.rows["step"].min()) for steps in found.values() if len(steps.rows)), default=0)
+            _number_alike(annotated, [steps_of[each.rank].rows for each in unmarked], clocks)
+    base = min((int(steps.rows["step"].min()) for steps in steps_of.values() if len(steps.rows)), default=0)
     for each in recordings:
-        steps = found[each.rank].rows
+        steps = steps_of[each.rank].rows
         steps["step"] -= base
         _count_calls(each, steps)
-    return found
+    return steps_of
 
 
 def _by_marks(recording: Recording) -> RankSteps:
@@ -139,7 +142,7 @@ def _by_marks(recording: Recording) -> RankSteps:
     ends[:-1][follows] = marks["begin_ns"][1:][follows]
     rows["rank"], rows["step"] = recording.rank, marks["number"]
     rows["ts_ns"], rows["duration_ns"], rows["confidence"] = marks["begin_ns"], ends - marks["begin_ns"], 1.0
-    return RankSteps(rows, ANNOTATIONS, f"{recording.marked_by} tells")
+    return RankSteps(rows, ANNOTATIONS, f"marked by {recording.marked_by}")
 
 
 def _online(recordings: Sequence[Recording], communicators: NDArray[np.void]) -> NDArray[np.void]:
@@ -163,9 +166,9 @@ def _online(recordings: Sequence[Recording], communicators: NDArray[np.void]) ->
             part = [a[(a["ts_ns"] >= low) & (a["ts_ns"] < high)] for a in (launches, called)]
             tracker.feed(rank, *part)
         parts.append(tracker.advance(final=high == edges[-1]))
-    found = np.concatenate(parts)
-    enough = all(np.sum(found["rank"] == each.rank) >= PROOF_UNITS for each in recordings)
-    return found if enough else np.empty(0, ITERATION)
+    rows = np.concatenate(parts)
+    enough = all(np.sum(rows["rank"] == each.rank) >= PROOF_UNITS for each in recordings)
+    return rows if enough else np.empty(0, ITERATION)
 
 
 def _launch_records(recording: Recording, calls: NDArray[np.void]) -> NDArray[np.void]:
@@ -191,7 +194,7 @@ def sequence(recording: Recording) -> tuple[Int, Int, Int]:
         start = ops["start_ns"].astype(np.int64)
         gaps = np.diff(start, prepend=start[:1]) - _inside(union(start, ops["end_ns"].astype(np.int64)), start)
         return work, start, gaps
-    graph = np.isin(chosen["kind"], [KINDS.index("graph")])
+    graph = np.isin(chosen["kind"], [CALL_KINDS.index("graph")])
     codes = np.where(chosen["op"] >= 0, np.append(work, 0)[chosen["op"]], -1 - chosen["function"].astype(np.int64))
     codes = np.where(graph, codes | 1 << 50, codes)
     ts = np.ascontiguousarray(chosen["ts_ns"])
@@ -205,19 +208,19 @@ def _inside(intervals: Int, ts: Int) -> Int:
 
 def _offline(recording: Recording) -> RankSteps:
     codes, ts, gaps = sequence(recording)
-    found = find_steps(codes, gaps)
-    if found is None:
+    by_period = find_steps(codes, gaps)
+    if by_period is None:
         nothing = f"nothing in {len(codes):,} calls repeats that explains them"
         return RankSteps(np.empty(0, ITERATION), "", nothing)
-    steps = len(found.bounds) - 1
+    steps = len(by_period.bounds) - 1
     rows = np.zeros(steps, ITERATION)
     last = int((recording.calls["ts_ns"] + recording.calls["duration_ns"]).max(initial=0))
-    edges = np.append(ts, max(last, int(ts[-1]) + 1))[found.bounds]
+    edges = np.append(ts, max(last, int(ts[-1]) + 1))[by_period.bounds]
     rows["rank"], rows["step"], rows["ts_ns"], rows["duration_ns"] = (
         recording.rank, np.arange(steps), edges[:-1], np.diff(edges),
     )  # fmt: skip
-    rows["confidence"] = found.confidence
-    why = f"a unit of {found.length:,} calls repeats" + (", from the first to the last" if found.whole else "")
+    rows["confidence"] = by_period.confidence
+    why = f"a unit of {by_period.length:,} calls repeats" + (", from the first to the last" if by_period.whole else "")
     if not np.isin(recording.kinds(), _TRAINING).any():
         # An inference repeats layer by layer.
         rows["confidence"] = np.minimum(rows["confidence"], 0.5)
@@ -246,13 +249,13 @@ def _number_alike(known: list[NDArray[np.void]], found: list[NDArray[np.void]], 
         return
     starts, numbers = begins(reference), reference["step"].astype(np.int64)
     for rows in rows_of:
-        mine = begins(rows)
-        middle = len(mine) // 2
+        begin_ns = begins(rows)
+        middle = len(begin_ns) // 2
         first = int(numbers[0])
         # Recorded at another time: by order.
-        if mine[-1] >= starts[0] and mine[0] <= starts[-1] + int(reference["duration_ns"][-1]):
-            first = int(numbers[np.argmin(np.abs(starts - mine[middle]))]) - middle
-        rows["step"] = first + np.arange(len(mine))
+        if begin_ns[-1] >= starts[0] and begin_ns[0] <= starts[-1] + int(reference["duration_ns"][-1]):
+            first = int(numbers[np.argmin(np.abs(starts - begin_ns[middle]))]) - middle
+        rows["step"] = first + np.arange(len(begin_ns))
 
 
 def _count_calls(recording: Recording, steps: NDArray[np.void]) -> None:

@@ -13,12 +13,12 @@ Time asleep hides nothing: a thread that sleeps between its calls pays for each 
 
 There are two kinds of steps down. Stacks and GPU times have a ladder each (``LADDERS``), one rung at a time. Probes
 have a plan (``plan``): what each subject costs is known by its hits and prices, so that the rungs that are needed are
-taken at once, the most expendable first. Nothing that tells steps is ever taken away altogether: what a rung names is
+taken at once, the most expendable first. Nothing that marks steps is ever taken away altogether: what a rung names is
 seen in **windows**, for which its probes are put on and taken away again, so that cost times duty is within the budget.
 (A switch in the programs would save little: the trap is the price.)
 
 ``Governor`` is a pure function of such measurements over time. Who measures, and who carries out what it decides, is
-``argus.overhead`` and ``argus.trace``.
+``argus.live.cost.overhead`` and ``argus.live.tracer``.
 """
 
 from __future__ import annotations
@@ -58,166 +58,203 @@ class Part(str, enum.Enum):
     __str__ = str.__str__
 
 
-@dataclass(frozen=True)
-class Rung:
-    """A step down.
-
-    Attributes:
-        name: The feature that changes, as table ``features`` has it.
-        text: What is so from then on, for people.
-        back: What is so again when it is taken back; empty: it is not.
-    """
-
-    name: str
-    text: str
-    back: str = ""
-
-
-LADDERS: dict[Part, tuple[Rung, ...]] = {
-    Part.STACKS: (
-        Rung(
-            "sampling more often",
-            f"stacks are sampled {DEFAULT_RATE_HZ} times a second at most",
-            "stacks may be sampled more often again",
-        ),
-        Rung(
-            "sampling at the usual rate",
-            f"stacks are sampled {LOW_RATE_HZ} times a second",
-            f"stacks are sampled {DEFAULT_RATE_HZ} times a second again",
-        ),
-        Rung("following waits", "time off the CPU is not followed", "time off the CPU is followed again"),
-    ),
-    Part.GPU: (
-        Rung(
-            "GPU times for all of the time",
-            "GPU times are recorded for a quarter of the time",
-            "GPU times are recorded as before",
-        ),
-        Rung(
-            "GPU times for a quarter of the time",
-            "GPU times are recorded for a tenth of the time",
-            "GPU times are recorded for a quarter of the time",
-        ),
-    ),
-}
-"""Steps of the parts that are no probes, in order. What is next is the next step of the part that costs most."""
-
 How = Literal["off", "entries", "windows"]
 """What becomes of a subject's probes: none; at entries only; seen in windows."""
 
 
-@dataclass(frozen=True)
-class ProbeRung:
-    """A step down of the probes.
+class Rung(enum.Enum):
+    """A step down: what is given up. In each ladder, and of the probes, the most expendable comes first.
+
+    To add one: a member here, where it belongs in the order. Of probes of a known subject that is all; else a branch
+    in ``reducible``, ``reduce`` and ``restore`` of the side whose ``parts`` has its part (``argus.live.side``).
 
     Attributes:
-        rung: What changes, in words.
-        part: The part that it is counted in.
-        subject: Of which probes (``capture.bpf.Subject``).
-        how: What becomes of them.
+        feature: The feature that changes, as table ``features`` has it.
+        part: The part that its cost is counted in.
+        text: What is so from then on, for people.
+        back: What is so again when it is taken back; empty: it is not.
+        counter: The loss that counts how often it was taken; empty: nothing is lost by it.
+        subject: Of which probes (``capture.attachment.Subject``); empty: of none.
+        how: What becomes of these.
     """
 
-    rung: Rung
-    part: Part
-    subject: str
-    how: How
-
-
-PROBE_RUNGS: tuple[ProbeRung, ...] = (
-    ProbeRung(
-        Rung(
-            "products",
-            "cuBLAS and attention are not probed, FLOP/s are not reported",
-            "cuBLAS and attention are probed",
-        ),
+    SAMPLE_OFTEN = (
+        "sampling more often",
+        Part.STACKS,
+        f"stacks are sampled {DEFAULT_RATE_HZ} times a second at most",
+        "stacks may be sampled more often again",
+    )
+    SAMPLE_USUALLY = (
+        "sampling at the usual rate",
+        Part.STACKS,
+        f"stacks are sampled {LOW_RATE_HZ} times a second",
+        f"stacks are sampled {DEFAULT_RATE_HZ} times a second again",
+    )
+    FOLLOW_WAITS = (
+        "following waits",
+        Part.STACKS,
+        "time off the CPU is not followed",
+        "time off the CPU is followed again",
+        "waits_not_followed",
+    )
+    GPU_ALWAYS = (
+        "GPU times for all of the time",
+        Part.GPU,
+        "GPU times are recorded for a quarter of the time",
+        "GPU times are recorded as before",
+    )
+    GPU_QUARTER = (
+        "GPU times for a quarter of the time",
+        Part.GPU,
+        "GPU times are recorded for a tenth of the time",
+        "GPU times are recorded for a quarter of the time",
+    )
+    PRODUCTS = (
+        "products",
         Part.CALLS,
+        "cuBLAS and attention are not probed, FLOP/s are not reported",
+        "cuBLAS and attention are probed",
+        "math_probes_detached",
         "math",
         "off",
-    ),
-    ProbeRung(
-        Rung("durations of copies", "how long copies and allocations take is not measured", "copies are timed again"),
+    )
+    COPY_DURATIONS = (
+        "durations of copies",
         Part.CALLS,
+        "how long copies and allocations take is not measured",
+        "copies are timed again",
+        "",
         "copies",
         "entries",
-    ),
-    ProbeRung(
-        Rung("launches", "launches are seen in windows", "launches are probed again"), Part.CALLS, "launches", "windows"
-    ),
-    ProbeRung(
-        Rung("copies", "copies and allocations are seen in windows", "copies are probed again"),
+    )
+    LAUNCHES = (
+        "launches",
         Part.CALLS,
+        "launches are seen in windows",
+        "launches are probed again",
+        "launch_probes_detached",
+        "launches",
+        "windows",
+    )
+    COPIES = (
+        "copies",
+        Part.CALLS,
+        "copies and allocations are seen in windows",
+        "copies are probed again",
+        "call_probes_detached",
         "copies",
         "windows",
-    ),
-    # Steps that were told by ranges have other bounds than those that are told otherwise: there is no way back.
-    ProbeRung(
-        Rung(
-            "NVTX ranges", "NVTX's ranges are not probed any more; steps marked by them are found by calls from here on"
-        ),
+    )
+    # Steps that were marked by ranges have other bounds than those that are found otherwise: there is no way back.
+    NVTX_RANGES = (
+        "NVTX ranges",
         Part.MARKS,
+        "NVTX's ranges are not probed any more; steps marked by them are found by calls from here on",
+        "",
+        "nvtx_probes_detached",
         "nvtx",
         "off",
-    ),
-    ProbeRung(
-        Rung(
-            "ranges",
-            "PyTorch's ranges are not probed any more; steps are counted by their backward passes, without phases",
-        ),
+    )
+    RANGES = (
+        "ranges",
         Part.MARKS,
+        "PyTorch's ranges are not probed any more; steps are counted by their backward passes, without phases",
+        "",
+        "range_probes_detached",
         "ranges",
         "off",
-    ),
-    ProbeRung(
-        Rung("ends of backward passes", "of backward passes the begins are seen", "backward passes are timed again"),
+    )
+    BACKWARD_ENDS = (
+        "ends of backward passes",
         Part.MARKS,
+        "of backward passes the begins are seen",
+        "backward passes are timed again",
+        "",
         "backward",
         "entries",
-    ),
-    ProbeRung(
-        Rung("durations of waits", "how long waits for the GPU take is not measured", "waits are timed again"),
+    )
+    WAIT_DURATIONS = (
+        "durations of waits",
         Part.CALLS,
+        "how long waits for the GPU take is not measured",
+        "waits are timed again",
+        "",
         "waits",
         "entries",
-    ),
+    )
     # Calls of a communicator are numbered as they are seen. Where some were missed the numbers mean nothing, and those
     # of the time before would be read wrongly with them: there is no way back.
-    ProbeRung(
-        Rung("collectives", "collectives are seen in windows; steps are counted by one call of each"),
+    COLLECTIVES = (
+        "collectives",
         Part.CALLS,
+        "collectives are seen in windows; steps are counted by one call of each",
+        "",
+        "collective_probes_detached",
         "collectives",
         "windows",
-    ),
-    ProbeRung(
-        Rung("waits", "waits for the GPU are seen in windows", "waits for the GPU are probed again"),
+    )
+    WAITS = (
+        "waits",
         Part.CALLS,
+        "waits for the GPU are seen in windows",
+        "waits for the GPU are probed again",
+        "call_probes_detached",
         "waits",
         "windows",
-    ),
-    ProbeRung(
-        Rung("backward passes", "backward passes are seen in windows; steps between them are counted by their length"),
+    )
+    BACKWARD = (
+        "backward passes",
         Part.MARKS,
+        "backward passes are seen in windows; steps between them are counted by their length",
+        "",
+        "",
         "backward",
         "windows",
-    ),
-)
-"""The most expendable first: fewer functions, then windows; what tells steps last, and never to nothing."""
-TELL_STEPS = ("backward", "launches", "collectives", "waits", "copies")
-"""Subjects by which steps can be counted. Ranges go altogether only where one of these is called."""
-IN_WINDOWS = {
-    "nvtx": ProbeRung(
-        Rung("NVTX ranges in windows", "NVTX's ranges are seen in windows, since nothing else marks steps"),
+    )
+    # What becomes of ranges where nothing else marks steps.
+    NVTX_IN_WINDOWS = (
+        "NVTX ranges in windows",
         Part.MARKS,
+        "NVTX's ranges are seen in windows, since nothing else marks steps",
+        "",
+        "nvtx_probes_detached",
         "nvtx",
         "windows",
-    ),
-    "ranges": ProbeRung(
-        Rung("ranges in windows", "PyTorch's ranges are seen in windows, since nothing else marks steps"),
+    )
+    RANGES_IN_WINDOWS = (
+        "ranges in windows",
         Part.MARKS,
+        "PyTorch's ranges are seen in windows, since nothing else marks steps",
+        "",
+        "range_probes_detached",
         "ranges",
         "windows",
-    ),
+    )
+
+    def __init__(
+        self,
+        feature: str,
+        part: Part,
+        text: str,
+        back: str = "",
+        counter: str = "",
+        subject: str = "",
+        how: How | None = None,
+    ) -> None:
+        self.feature, self.part, self.text, self.back = feature, part, text, back
+        self.counter, self.subject, self.how = counter, subject, how
+
+
+LADDERS: dict[Part, tuple[Rung, ...]] = {
+    part: tuple(rung for rung in Rung if rung.part is part) for part in (Part.STACKS, Part.GPU)
 }
-"""What becomes of ranges otherwise."""
+"""Steps of the parts that are no probes, in order. What is next is the next step of the part that costs most."""
+IN_WINDOWS = {"nvtx": Rung.NVTX_IN_WINDOWS, "ranges": Rung.RANGES_IN_WINDOWS}
+"""What becomes of ranges where nothing else marks steps, by subject."""
+PROBE_RUNGS: tuple[Rung, ...] = tuple(rung for rung in Rung if rung.how and rung not in IN_WINDOWS.values())
+"""The most expendable first: fewer functions, then windows; what marks steps last, and never to nothing."""
+STEP_SUBJECTS = ("backward", "launches", "collectives", "waits", "copies")
+"""Subjects by which steps can be counted. Ranges go altogether only where one of these is called."""
 OF_BUDGET = 0.6
 """Part of the budget for what is probed throughout, once something is seen in windows: they get the rest."""
 NEGLIGIBLE = 0.02
@@ -243,7 +280,7 @@ class Plan:
         length_s, period_s: Of the windows.
     """
 
-    rungs: tuple[ProbeRung, ...] = ()
+    rungs: tuple[Rung, ...] = ()
     duty: float = 1.0
     length_s: float = 0.0
     period_s: float = 0.0
@@ -264,12 +301,8 @@ class Plan:
         of = frozenset(rung.subject for rung in self.rungs if rung.how == "entries")
         return of - self.windowed
 
-    def names(self) -> tuple[str, ...]:
-        """Of its rungs."""
-        return tuple(rung.rung.name for rung in self.rungs)
 
-
-def _left(costs: Mapping[str, float], entries: Mapping[str, float], rungs: Iterable[ProbeRung]) -> float:
+def _left(costs: Mapping[str, float], entries: Mapping[str, float], rungs: Iterable[Rung]) -> float:
     """What is spent throughout, as a share of the job's time."""
     less = {rung.subject for rung in rungs if rung.how == "entries"}
     gone = {rung.subject for rung in rungs if rung.how != "entries"}
@@ -285,7 +318,7 @@ def plan(
     entries: Mapping[str, float],
     budget: float,
     *,
-    fixed: Collection[str] = (),
+    fixed: Collection[Rung] = (),
     pulse: float = 0.0,
     step_s: float = 0.0,
 ) -> Plan:
@@ -295,31 +328,30 @@ def plan(
         costs: Of each subject, what its probes cost while they are on, as a share of the job's time.
         entries: The same of their entries alone.
         budget: Share of the job's time for all of them.
-        fixed: Names of rungs that are in force and stay.
+        fixed: Rungs that are in force and stay.
         pulse: What the one call a step costs that is probed throughout where collectives are not.
         step_s: How long a step takes; 0: not known.
     """
-    taken = [rung for rung in PROBE_RUNGS if rung.rung.name in fixed]
-    taken += [rung for rung in IN_WINDOWS.values() if rung.rung.name in fixed]
+    taken = [rung for rung in (*PROBE_RUNGS, *IN_WINDOWS.values()) if rung in fixed]
     if not taken and sum(costs.values()) <= budget:
         return Plan()
     limit = OF_BUDGET * budget
 
-    def spent(rungs: Sequence[ProbeRung]) -> float:
+    def spent(rungs: Sequence[Rung]) -> float:
         last = any(rung.subject == "collectives" for rung in rungs)
         return _left(costs, entries, rungs) + pulse * last
 
-    told = any(costs.get(subject, 0.0) > 0 for subject in TELL_STEPS)
+    steps_are_counted = any(costs.get(subject, 0.0) > 0 for subject in STEP_SUBJECTS)
     for rung in PROBE_RUNGS:
         if spent(taken) <= limit:
             break
-        if rung.subject in IN_WINDOWS and not told:
+        if rung.subject in IN_WINDOWS and not steps_are_counted:
             rung = IN_WINDOWS[rung.subject]
         if rung not in taken and spent(taken) - spent([*taken, rung]) >= NEGLIGIBLE * budget:
             taken.append(rung)
     for rung in reversed(PROBE_RUNGS):  # what went first and would not have had to
         kept = [each for each in taken if each is not rung]
-        if rung in taken and rung.rung.name not in fixed and spent(kept) <= limit:
+        if rung in taken and rung not in fixed and spent(kept) <= limit:
             taken = kept
     made = Plan(tuple(rung for rung in (*PROBE_RUNGS, *IN_WINDOWS.values()) if rung in taken))
     in_windows = sum(costs.get(subject, 0.0) for subject in made.windowed)
@@ -418,20 +450,19 @@ class Governor:
         self.budget = budget
         self.taken: list[Rung] = []
         self.plan = Plan()
-        self._part = {rung.name: part for part, rungs in LADDERS.items() for rung in rungs}
         self._above = self._probes_above = 0
         self._room_since: float | None = None
         self._probes_room_since: float | None = None
-        self._wait_s: dict[str, float] = {}
-        self._returned: set[str] = set()
+        self._wait_s: dict[Rung, float] = {}
+        self._returned: set[Rung] = set()
 
-    def judge(self, shares: Mapping[Part, float], now: float, able: Collection[str]) -> Change | None:
+    def next_change(self, shares: Mapping[Part, float], now: float, able: Collection[Rung]) -> Change | None:
         """Takes a window's costs. One step of the ladders at most comes of it.
 
         Args:
             shares: ``Reading.shares`` of the window.
             now: When it ended, seconds.
-            able: Names of the steps down that would make a difference now.
+            able: Steps down that would make a difference now.
         """
         total = sum(shares.values())
         others = sum(share for part, share in shares.items() if part not in OF_PROBES)
@@ -442,17 +473,17 @@ class Governor:
             enough = self._above >= PATIENCE or others > URGENT * self.budget
             return self._down(shares, total, able) if enough else None
         self._above = 0
-        if not any(rung.name in self._part for rung in self.taken) or total > ROOM * self.budget:
+        if not any(rung.how is None for rung in self.taken) or total > ROOM * self.budget:
             self._room_since = None
             return None
         self._room_since = now if self._room_since is None else self._room_since
         return self._up(shares, total, now - self._room_since)
 
-    def _down(self, shares: Mapping[Part, float], total: float, able: Collection[str]) -> Change | None:
+    def _down(self, shares: Mapping[Part, float], total: float, able: Collection[Rung]) -> Change | None:
         for part in sorted(LADDERS, key=lambda part: -shares.get(part, 0.0)):
             if not shares.get(part):
                 break
-            rungs = (rung for rung in LADDERS[part] if rung not in self.taken and rung.name in able)
+            rungs = (rung for rung in LADDERS[part] if rung not in self.taken and rung in able)
             rung = next(rungs, None)
             if rung is None:
                 continue
@@ -463,26 +494,26 @@ class Governor:
 
     def _take(self, rung: Rung) -> None:
         self.taken.append(rung)
-        if rung.name in self._returned:
-            self._wait_s[rung.name] = min(2 * self._wait_s.get(rung.name, RETURN_S), LONGEST_RETURN_S)
+        if rung in self._returned:
+            self._wait_s[rung] = min(2 * self._wait_s.get(rung, RETURN_S), LONGEST_RETURN_S)
 
     def _return(self, rung: Rung) -> None:
         self.taken.remove(rung)
-        self._returned.add(rung.name)
+        self._returned.add(rung)
 
     def _up(self, shares: Mapping[Part, float], total: float, for_s: float) -> Change | None:
         """Takes the newest step of the ladders back, once there has been room for long enough."""
         for rung in reversed(self.taken):
-            if not rung.back or rung.name not in self._part:
+            if not rung.back or rung.how is not None:
                 continue
-            if for_s < self._wait_s.get(rung.name, RETURN_S):
+            if for_s < self._wait_s.get(rung, RETURN_S):
                 return None
             self._return(rung)
             self._room_since = None
-            return Change(rung, False, total, shares.get(self._part[rung.name], 0.0))
+            return Change(rung, False, total, shares.get(rung.part, 0.0))
         return None
 
-    def judge_probes(
+    def probe_changes(
         self,
         costs: Mapping[str, float],
         entries: Mapping[str, float],
@@ -504,9 +535,9 @@ class Governor:
         total = others + spent
         if self.plan.windowed:
             # Windows go with what they cost, which is no change that anybody has to hear of.
-            in_force = self.plan.names()
+            in_force = self.plan.rungs
             again = plan(costs, entries, budget, fixed=in_force, pulse=pulse, step_s=step_s)
-            if again.names() == in_force:
+            if again.rungs == in_force:
                 self.plan = again
         if spent > budget:
             self._probes_room_since = None
@@ -514,19 +545,19 @@ class Governor:
             if self._probes_above < PATIENCE and spent <= max(URGENT * self.budget, AT_ONCE):
                 return []
             self._probes_above = 0
-            return self._change(plan(costs, entries, budget, fixed=self.plan.names(), pulse=pulse, step_s=step_s),
+            return self._change(plan(costs, entries, budget, fixed=self.plan.rungs, pulse=pulse, step_s=step_s),
                                 costs, total)  # fmt: skip
         self._probes_above = 0
         if not self.plan.rungs:
             return []
-        stay = [rung.rung.name for rung in self.plan.rungs if not rung.rung.back]
+        stay = [rung for rung in self.plan.rungs if not rung.back]
         less = plan(costs, entries, ROOM * budget, fixed=stay, pulse=pulse, step_s=step_s)
-        back = [rung.rung for rung in self.plan.rungs if rung not in less.rungs]
+        back = [rung for rung in self.plan.rungs if rung not in less.rungs]
         if not back or any(rung not in self.plan.rungs for rung in less.rungs):
             self._probes_room_since = None
             return []
         self._probes_room_since = now if self._probes_room_since is None else self._probes_room_since
-        if now - self._probes_room_since < max(self._wait_s.get(rung.name, RETURN_S) for rung in back):
+        if now - self._probes_room_since < max(self._wait_s.get(rung, RETURN_S) for rung in back):
             return []
         self._probes_room_since = None
         return self._change(less, costs, total)
@@ -541,10 +572,10 @@ class Governor:
         down = [each for each in new.rungs if each not in old.rungs]
         up = [each for each in old.rungs if each not in new.rungs]
         for each in down:
-            self._take(each.rung)
+            self._take(each)
         for each in up:
-            self._return(each.rung)
+            self._return(each)
         return [
-            Change(each.rung, each in down, total, costs.get(each.subject, 0.0), new if each.how == "windows" else None)
+            Change(each, each in down, total, costs.get(each.subject, 0.0), new if each.how == "windows" else None)
             for each in (*down, *up)
         ]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from argus.capture.bpf import RECORDS_S
+from argus.capture.probes import RECORDS_S
 
 BURST_HITS = RECORDS_S
 """Calls beyond ``RECORDS_S`` that are no flood yet: a second of twice as many."""
@@ -78,12 +78,12 @@ class Neighbours:
         self._accounts = {pid: self._accounts.get(pid, _Account()) for pid in spent}
         flooding = {pid for pid, one in spent.items() if self._floods(self._accounts[pid], one)}
         calm = {one.job for one in spent.values()} - {spent[pid].job for pid in flooding}
-        found = {}
+        reasons = {}
         if calm:
             for pid in flooding:
                 rate = spent[pid].hits / max(spent[pid].elapsed_s, 1e-3)
-                found[pid] = f"it makes {rate:,.0f} traced calls a second beside other jobs"
-        return found | self._above({pid: one for pid, one in spent.items() if pid not in found}, hit_ns)
+                reasons[pid] = f"it makes {rate:,.0f} traced calls a second beside other jobs"
+        return reasons | self._above({pid: one for pid, one in spent.items() if pid not in reasons}, hit_ns)
 
     @staticmethod
     def _floods(account: _Account, one: Spent) -> bool:

@@ -3,7 +3,7 @@
 The kernel measures the run time of Argus's BPF programs, and counts their runs. What surrounds a run has a price: of
 the traps into the kernel, by function, as they were measured on this machine (``capture.prices``), of a sampling
 interrupt, and CUPTI's own of each operation.
-``Tracer`` tells ``look`` what else it knows, and carries out what ``capture.governor`` decides.
+``argus.live.cost.budget`` gives it what else is counted, and has the sides carry out what ``live.governor`` decides.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import calls
-from argus.capture.bpf import Subject, subject_of
-from argus.capture.governor import OF_PROBES, Change, Governor, Part, Reading
-from argus.capture.stacks import run_time_statistics
-from argus.capture.targets import cpu_ns, queued_ns
+from argus.capture.attachment import Subject, subject_of
+from argus.capture.process.targets import cpu_ns, queued_ns
+from argus.capture.sampler import run_time_statistics
+from argus.live.cost.governor import OF_PROBES, Change, Governor, Part, Reading, Rung
+from argus.model import calls
 
 WINDOW_S = 2.0
 """How often the cost is looked at: many steps of most jobs."""
@@ -49,7 +49,7 @@ _IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] *
 """By a call's number: whether it makes marks."""
 
 
-class OverheadSide:
+class Overhead:
     """The cost of one trace.
 
     Args:
@@ -74,7 +74,7 @@ class OverheadSide:
         self._statistics = contextlib.ExitStack()
         self._due = 0.0
         self._looked = 0.0
-        self._wall = self._cpu = self._waited = self._waited_for_cpu = 0
+        self._wall = self._cpu = self._waited_for_cpu = 0
         self._hits = np.zeros(256, np.int64)
         self._new = np.zeros(256, np.int64)
         """Hits since the last look."""
@@ -112,15 +112,6 @@ class OverheadSide:
     def close(self) -> None:
         """Ends that."""
         self._statistics.close()
-
-    def count_waits(self, called: NDArray[np.void], waits: NDArray[np.bool_]) -> None:
-        """Takes CUDA calls that were recorded: those that wait for a GPU have room for what a probe costs.
-
-        Args:
-            called: Records with ``duration_ns``, shape (n,).
-            waits: Which of them wait, shape (n,).
-        """
-        self._waited += int(np.maximum(called["duration_ns"][waits], 0).sum())
 
     def count_hits(self, hits: NDArray[np.int64], prices: NDArray[np.int64]) -> None:
         """Takes hits of probes. To be called before prices change: before any probe is taken away or put on.
@@ -169,7 +160,7 @@ class OverheadSide:
         programs: Mapping[str, tuple[int, int]],
         samplers: Mapping[str, tuple[int, int]],
         counted: Mapping[str, int],
-        able: Collection[str] | None,
+        able: Collection[Rung] | None,
     ) -> Change | None:
         """Looks at what was spent, when that is due. Returns the step that is to be carried out, if there is one.
 
@@ -179,8 +170,8 @@ class OverheadSide:
             programs: Run time in ns, and runs, of the programs behind probes, by name, since they were loaded.
             samplers: The same of those that take stacks.
             counted: ``hits``, ``marks``, ``stack_samples``, ``gpu_ops``, ``cupti_callback_ns`` and whether launches are
-                recorded, ``cupti_api``.
-            able: As ``Governor.judge`` has it; None: nothing is to change any more.
+                recorded, ``cupti_api``; ``waited_ns``, the time that threads spent in calls that wait for a GPU.
+            able: As ``Governor.next_change`` has it; None: nothing is to change any more.
         """
         elapsed_ns = round((now - self._looked) * 1e9) if self._looked else 0
         pids = list(pids)
@@ -201,7 +192,9 @@ class OverheadSide:
         self._looks = [at for at in self._looks if at > now]
         self._looked, self._cpu_of, self._due = now, cpu_of, min([now + WINDOW_S, *self._looks])
         taken = self._taken(programs, samplers, counted)
-        reading = Reading(self._wall, self._cpu, min(self._waited, self._wall), taken, self._waited_for_cpu)
+        reading = Reading(
+            self._wall, self._cpu, min(counted.get("waited_ns", 0), self._wall), taken, self._waited_for_cpu
+        )
         window, self._before = reading.since(self._before), reading
         if self._begun is None:
             self._begun = reading
@@ -211,7 +204,7 @@ class OverheadSide:
             return None
         self.share = sum(shares.values())
         self._window = window
-        change = self.governor.judge(shares, now, able)
+        change = self.governor.next_change(shares, now, able)
         self.changes += change is not None
         return change
 
@@ -255,31 +248,31 @@ class OverheadSide:
         # Calls while probes come and go.
         around = min(max(float(new[windowed].sum()) / max(float(inside[windowed].sum()), 1.0), 1.0), MOST_OFF)
         for subject, on in on_ns.items():
-            mine = [call for call, of in enumerate(_SUBJECT) if of == subject and call not in pulses]
-            hits = new[mine]
-            runs = run_ns.get(calls.CALLS[mine[0]].program, RUN_NS) if mine else 0
-            entry_ns = entry_price[mine] + runs
+            of_subject = [call for call, of in enumerate(_SUBJECT) if of == subject and call not in pulses]
+            hits = new[of_subject]
+            runs = run_ns.get(calls.CALLS[of_subject[0]].program, RUN_NS) if of_subject else 0
+            entry_ns = entry_price[of_subject] + runs
             if on is None:
                 entries = float((hits * entry_ns).sum()) * exposed / window.wall
-                cost = float((hits * (price[mine] + runs)).sum()) * exposed / window.wall
+                cost = float((hits * (price[of_subject] + runs)).sum()) * exposed / window.wall
             else:
                 seen_ns = on - self._on.get(subject, 0)
                 if seen_ns < LEAST_SEEN_NS:
                     continue
                 self._fresh = True
-                self.inside[subject] = float((inside[mine] * entry_ns).sum()) * exposed / seen_ns
+                self.inside[subject] = float((inside[of_subject] * entry_ns).sum()) * exposed / seen_ns
                 entries = cost = self.inside[subject] * around
             self._on[subject] = on or 0
-            known = self.costs.get(subject)
-            if on is not None and known:  # windows are short: what several of them say counts
-                entries, cost = (entries + self.entries[subject]) / 2, (cost * 1.0 + known) / 2
+            measured = self.costs.get(subject)
+            if on is not None and measured:  # windows are short: what several of them say counts
+                entries, cost = (entries + self.entries[subject]) / 2, (cost * 1.0 + measured) / 2
             self.costs[subject], self.entries[subject] = cost, entries
         of_pulses = [call for call in pulses if call < len(_SUBJECT)]
         runs = max((run_ns.get(calls.CALLS[call].program, RUN_NS) for call in of_pulses), default=0)
         self.pulse = float((new[of_pulses] * (entry_price[of_pulses] + runs)).sum()) * exposed / window.wall
         pulse = self.pulse
         others = sum(share for part, share in window.shares().items() if part not in OF_PROBES)
-        changes = self.governor.judge_probes(self.costs, self.entries, others, now, pulse=pulse, step_s=step_s)
+        changes = self.governor.probe_changes(self.costs, self.entries, others, now, pulse=pulse, step_s=step_s)
         self.changes += len(changes)
         if self.governor.hesitates:
             self._due = min(self._due, now + AGAIN_S)
@@ -305,32 +298,22 @@ class OverheadSide:
 
     def _run_ns(self, before: Mapping[str, tuple[int, int]], new: NDArray[np.int64]) -> dict[str, float]:
         """Run time of the programs for each call since the last look, entry and exit, ns, by family."""
-        found = {}
+        by_family = {}
         for family in ("cuda", "nccl", "mark", "math", "torch"):
             hits = sum(int(new[call.id]) for call in calls.CALLS if call.program == family)
             both = [name for name in self._programs if name.partition("_")[0] == family]
             ns = sum(self._programs[name][0] - before.get(name, (0, 0))[0] for name in both)
             runs = sum(self._programs[name][1] - before.get(name, (0, 0))[1] for name in both)
             if hits and self.measured:
-                found[family] = (ns + runs * STATISTICS_NS) / hits
+                by_family[family] = (ns + runs * STATISTICS_NS) / hits
         if self._estimated is not None:
-            return {family: self._run_ns_before.get(family, float(RUN_NS)) for family in found}
-        self._run_ns_before |= found
-        return found
-
-    def gave_up(self, name: str) -> bool:
-        """Whether the step down of that name is in force."""
-        return any(rung.name == name for rung in self.governor.taken)
-
-    def why_not(self, signal: str) -> str:
-        """Why a probed signal is not observed, for people."""
-        if signal == "products" and not self.gave_up("products"):
-            return "GPU times are off"
-        return "what it would cost is above --max-overhead"
+            return {family: self._run_ns_before.get(family, float(RUN_NS)) for family in by_family}
+        self._run_ns_before |= by_family
+        return by_family
 
     @property
     def due_at(self) -> float:
-        """When ``look`` is to be called, as ``time.monotonic`` tells it."""
+        """When ``look`` is to be called, as ``time.monotonic`` has it."""
         return self._due
 
     def due(self, now: float) -> bool:
@@ -383,12 +366,12 @@ class OverheadSide:
     def counters(self) -> dict[str, tuple[int, bool]]:
         """Value of each counter, and whether a value above 0 is a loss."""
         whole = self._whole
-        found = {f"overhead_{part}_ns": (whole.taken.get(part, 0), False) for part in Part}
-        found["overhead_job_ns"] = (max(whole.wall, whole.cpu), False)
-        found["overhead_ppm"] = (round(1e6 * sum(whole.shares().values())), False)
-        found["overhead_steps"] = (self.changes, False)
-        found["overhead_correction_ppm"] = (round(1e6 * self.correction), False)
-        return found
+        counters = {f"overhead_{part}_ns": (whole.taken.get(part, 0), False) for part in Part}
+        counters["overhead_job_ns"] = (max(whole.wall, whole.cpu), False)
+        counters["overhead_ppm"] = (round(1e6 * sum(whole.shares().values())), False)
+        counters["overhead_steps"] = (self.changes, False)
+        counters["overhead_correction_ppm"] = (round(1e6 * self.correction), False)
+        return counters
 
     def summary(self) -> list[str]:
         """What it cost, and what was given up for it, in lines for people."""
@@ -406,8 +389,8 @@ class OverheadSide:
         return lines
 
 
-def words(change: Change, budget: float) -> str:
-    """A step, for people."""
+def describe_change(change: Change, budget: float) -> str:
+    """A step of the governor, in a line for people."""
     rung, plan = change.rung, change.plan
     if not change.down:
         return f"overhead: {rung.back}: it is {change.share:.2%} of the job's time"

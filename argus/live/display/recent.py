@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.phases import PHASES
-from argus.semantics.steps import ITERATION
+from argus.semantics.phases.cpu import PHASES
+from argus.semantics.steps.by_calls import ITERATION
 
 RECENT_STEPS = 120
 """Steps of each rank that are kept: as many as the widest sparkline shows."""
@@ -105,12 +105,12 @@ def lateness_ms(recent: Mapping[int, NDArray[np.void]], communicators: NDArray[n
     Returns:
         Rank → median over its newest :data:`LATE_CALLS` calls that another rank here made as well, ms.
     """
-    known = {(int(row["rank"]), int(row["comm"])): row for row in communicators if not row["error"]}
+    by_comm = {(int(row["rank"]), int(row["comm"])): row for row in communicators if not row["error"]}
     groups, numbers, ranks, times = [], [], [], []
     for rank, calls in recent.items():
         calls = calls[-LATE_CALLS:]
         for comm in np.unique(calls["comm"]).tolist():
-            place = known.get((rank, comm))
+            place = by_comm.get((rank, comm))
             if place is None:
                 continue
             chosen = calls[calls["comm"] == comm]

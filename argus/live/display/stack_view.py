@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.stacks import Frame, Stack, rank_text
-from argus.text import printable
+from argus.model.stacks import Frame, Stack
+from argus.model.text import printable
+from argus.model.units import rank_text
 
 LINES = 12
 """Hottest lines kept, on the CPU and off it."""
@@ -78,7 +79,7 @@ class Recent:
     """What became rows at one time.
 
     Attributes:
-        since, until: When it was counted, as ``time.monotonic`` tells it.
+        since, until: When it was counted, as ``time.monotonic`` has it.
         counts: ``records.STACK_COUNT``, shape (n,).
         ranks: Rank of each.
         ids: ``Stack.id`` of each; 0: none.

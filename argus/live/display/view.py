@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from argus.gpu import GpuView
-from argus.recent import COMPUTING, OTHER, WAITING
-from argus.stack_view import NO_STACKS, StackView
+from argus.live.display.recent import COMPUTING, OTHER, WAITING
+from argus.live.display.stack_view import NO_STACKS, StackView
+from argus.live.gpu.describe import GpuView
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RankView:
         step_ms: Typical time of its newest steps.
         late_ms: By how much it typically comes later to collectives than the first rank; None: not known.
         own_ms: Time of a step in which it does not wait for others; None: not known.
-        parts: Shares of its time by :data:`argus.recent.PARTS`; empty: not known.
+        parts: Shares of its time by :data:`argus.live.display.recent.PARTS`; empty: not known.
         by: Where they come from: ``GPU``, ``phases`` or ``stacks``.
     """
 
@@ -108,7 +108,7 @@ def parts_of_thread(on: float, off: float, queued: float) -> dict[str, float]:
 
 
 def own_ms(step_ms: float, parts: Mapping[str, float], by: str) -> float | None:
-    """Time of a step in which a rank does not wait for others; None: nothing tells waits for others apart."""
+    """Time of a step in which a rank does not wait for others; None: waits for others cannot be distinguished."""
     if not step_ms or not parts or by == "stacks":
         return None
     return step_ms * (1.0 - parts.get(WAITING, 0.0))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.ring import Ring
+from argus.capture.kernel.ring import Ring
 
 RELIEVE_S = 0.2
 """After so long without the loop its rings are drained for it: they hold a second of the densest load."""

@@ -9,18 +9,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from argus.errors import ArgusError
+from argus.live.side import Side
+from argus.model.errors import ArgusError
+from argus.store.flags import Flag
 from argus.store.open import Store
 from argus.store.reader import query_columns
-from argus.store.writer import Writer
 
 if TYPE_CHECKING:
-    from argus.roster import Job
+    from argus.live.job import Job
+    from argus.live.session import Session
+    from argus.live.sides.kernel_rows import KernelSide
+    from argus.live.sides.stack_samples import StackSide
 
 MOST = 1000
 """New flags that are taken at a time, the newest first: whoever can write to the store may have written any number."""
@@ -40,45 +41,6 @@ ORDER BY asked DESC LIMIT {most:UInt32}
 """
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A moment whose operations are wanted one by one.
-
-    Attributes:
-        begin_ns, end_ns: Wall time.
-        ranks: Whose; none: all.
-        why: What for, in words.
-    """
-
-    begin_ns: int
-    end_ns: int
-    ranks: tuple[int, ...]
-    why: str
-
-
-def flag(store: Store, job: str, run: int, wanted: Flag) -> None:
-    """Asks for a moment.
-
-    Raises:
-        ArgusError: The store cannot be written to.
-    """
-    writer = Writer(store, source="flag")
-    writer.append(
-        "raw_requests",
-        {
-            "job": job,
-            "run": run,
-            "ts": np.array([wanted.begin_ns], np.int64),
-            "until": np.array([wanted.end_ns], np.int64),
-            "ranks": [list(wanted.ranks)],
-            "why": wanted.why,
-        },
-    )
-    report = writer.close(timeout_s=10.0)
-    if report.dropped:
-        raise ArgusError(f"the flag was not stored: {report.last_error}", "See: argus store status")
-
-
 class FlagWatcher:
     """Reads new flags in a thread of its own: a store that answers slowly holds nobody up.
 
@@ -92,7 +54,7 @@ class FlagWatcher:
         self._jobs: dict[tuple[str, int], Job] = {}
         self._seen: dict[tuple[object, ...], int] = {}
         """Flags that were taken, oldest first, and when, ``time.time_ns``."""
-        self._found: deque[tuple[Job, Flag]] = deque()
+        self._pending: deque[tuple[Job, Flag]] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,10 +67,10 @@ class FlagWatcher:
 
     def take(self) -> Sequence[tuple[Job, Flag]]:
         """New flags, each with its job as ``look`` had it."""
-        found = []
-        while self._found:
-            found.append(self._found.popleft())
-        return found
+        flags = []
+        while self._pending:
+            flags.append(self._pending.popleft())
+        return flags
 
     def close(self) -> None:
         """Ends the thread; a query that goes on is not waited for."""
@@ -119,7 +81,7 @@ class FlagWatcher:
             try:
                 self.ask()
             except ArgusError:
-                pass  # the writer tells that the store is away
+                pass  # the writer reports that the store is away
             except Exception as failure:  # a driver's own: the next attempt may do
                 self.trouble = f"flags cannot be read: {failure}"
             self._stop.wait(ASK_S)
@@ -146,4 +108,42 @@ class FlagWatcher:
                 self._seen[key] = now_ns
                 begin_ns, end_ns = max(begin_ns, now_ns - FAR_NS), min(end_ns, now_ns + FAR_NS)
                 if begin_ns < end_ns:
-                    self._found.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))
+                    self._pending.append((job, Flag(begin_ns, end_ns, tuple(ranks), why)))
+
+
+class FlagSide(Side):
+    """Keeps the moments that somebody has flagged.
+
+    Args:
+        session: The trace.
+        store: Where flags are.
+        kernels: Stores the operations of these moments.
+        stacks: Samples more often after them.
+    """
+
+    name = "flags"
+
+    def __init__(self, session: Session, store: Store, kernels: KernelSide, stacks: StackSide) -> None:
+        self._session = session
+        self._kernels = kernels
+        self._stacks = stacks
+        self._watcher = FlagWatcher(store)
+
+    def work(self, now: float, *, final: bool = False) -> None:
+        """Takes new flags over, where that makes a difference."""
+        if not self._kernels.keeps:
+            return
+        session, watcher = self._session, self._watcher
+        watcher.look({(job.name, job.run): job for job in session.jobs})
+        if watcher.trouble and watcher.trouble not in session.notes:
+            session.note(watcher.trouble)
+        for job, flag in watcher.take():
+            why = f"asked for: {flag.why}"
+            if changed := self._stacks.raise_sampling(why, time.monotonic()):
+                session.note(changed)
+            begin_ns, end_ns = (int(ns) - session.mono_offset_ns for ns in (flag.begin_ns, flag.end_ns))
+            self._kernels.flag(job, begin_ns, end_ns, why, flag.ranks, asked=True)
+
+    def close(self) -> None:
+        """Asks for flags no more."""
+        self._watcher.close()

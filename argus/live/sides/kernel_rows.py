@@ -12,21 +12,20 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import gpu_rows
-from argus.capture.launches import Origin
 from argus.compress.kernels import Compressor
-from argus.cupti import RAW_ROWS_S
-from argus.recorder import FlightRecorder, called_ns
-from argus.roster import Job
-from argus.semantics.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
-from argus.store.writer import Writer
+from argus.live.job import Job
+from argus.live.session import Session
+from argus.live.side import Counters, Side
+from argus.live.sides.recorder import FlightRecorder, called_ns
+from argus.semantics.gpu.kernel_steps import NO_STEP, KernelGroups, KernelSteps, describe
+from argus.tables import gpu
 
 RATE_S = 10.0
 """Over which the rate is taken: buffers come about once a second."""
@@ -71,7 +70,7 @@ class _Process:
     job: Job
     rank: int
     pid: int
-    names: gpu_rows.Names
+    names: gpu.Names
     groups: KernelGroups
     steps: KernelSteps = field(default_factory=KernelSteps)
     recorder: FlightRecorder = field(default_factory=FlightRecorder)
@@ -102,31 +101,21 @@ class _JobKernels:
     stirred_at: float = -CALM_S
 
 
-class KernelSide:
+class KernelSide(Side):
     """The operations of all ranks of a trace.
 
     Args:
-        writer: Where rows go.
-        origin: What a job's rows say besides the operations themselves.
-        raw: What is stored one by one: "auto", everything up to ``rows_s`` a second, beyond that some steps and what
-            was flagged; "all"; "flagged", only that. What communicates always is.
-        rows_s: Rows a second and job.
-        note: Told what users may want to know.
+        session: The trace. Of its options: ``raw``, what is stored one by one ("auto": everything up to ``raw_rows_s``
+            a second and job, beyond that some steps and what was flagged; "all"; "flagged": only that; what
+            communicates always is).
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        origin: Callable[[Job], Origin],
-        raw: str = "auto",
-        rows_s: float = RAW_ROWS_S,
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._writer = writer
-        self._origin = origin
-        self._raw = raw
-        self._rows_s = rows_s
-        self._note = note
+    name = "kernels"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._raw = session.options.raw
+        self._rows_s = session.options.raw_rows_s
         self._jobs: dict[int, _JobKernels] = {}
         self._processes: dict[tuple[int, int], _Process] = {}
         self._outside = self._thinned = self._cut = 0
@@ -145,7 +134,7 @@ class KernelSide:
         job: Job,
         rank: int,
         pid: int,
-        names: gpu_rows.Names,
+        names: gpu.Names,
         ops: NDArray[np.void],
         communication: NDArray[np.bool_],
     ) -> None:
@@ -216,14 +205,12 @@ class KernelSide:
             if not any(process.job is job for process in self._processes.values()):
                 of_job.left_at = time.monotonic()
 
-    def work(self, now: float, now_ns: int, *, final: bool = False) -> None:
-        """Stores summaries that are ready, and finds out how much may be stored one by one.
+    def work(self, now: float, *, final: bool = False) -> None:
+        """Stores summaries that are ready, and finds out how much may be stored one by one."""
+        self.work_at(now, time.monotonic_ns(), final=final)
 
-        Args:
-            now: ``time.monotonic()``.
-            now_ns: The same in nanoseconds.
-            final: Nothing more will come.
-        """
+    def work_at(self, now: float, now_ns: int, *, final: bool = False) -> None:
+        """The same at a given time: ``time.monotonic()``, and in nanoseconds."""
         for process in self._processes.values():
             for window in [window for window in process.windows if window.end_ns + LATE_NS < now_ns]:
                 process.windows.remove(window)
@@ -275,14 +262,14 @@ class KernelSide:
                 self._store_window(process, window)
 
     def _store_window(self, process: _Process, window: _Window) -> None:
-        found = process.recorder.take_ran(window.begin_ns, window.end_ns)
-        window.operations += len(found)
-        self._store(process, found)
+        ops = process.recorder.take_ran(window.begin_ns, window.end_ns)
+        window.operations += len(ops)
+        self._store(process, ops)
 
     def _close_window(self, process: _Process, window: _Window) -> None:
         self._store_window(process, window)
-        origin = self._origin(process.job)
-        self._writer.append(
+        origin = self._session.origin(process.job)
+        self._session.writer.append(
             "raw_windows",
             {
                 "job": origin.job,
@@ -312,7 +299,7 @@ class KernelSide:
             self._jobs[id(job)] = _JobKernels(job)
         return self._jobs[id(job)]
 
-    def _of_process(self, job: Job, rank: int, pid: int, names: gpu_rows.Names) -> _Process:
+    def _of_process(self, job: Job, rank: int, pid: int, names: gpu.Names) -> _Process:
         key = id(job), pid
         process = self._processes.get(key)
         if process is None or process.names is not names:  # it runs another program now
@@ -337,9 +324,9 @@ class KernelSide:
 
     def _store(self, process: _Process, ops: NDArray[np.void]) -> None:
         if len(ops):
-            origin = self._origin(process.job)
-            rows = gpu_rows.kernel_events(ops, origin, process.rank, process.pid, process.names)
-            self._writer.append("kernel_events", rows)
+            origin = self._session.origin(process.job)
+            rows = gpu.kernel_events(ops, origin, process.rank, process.pid, process.names)
+            self._session.writer.append("kernel_events", rows)
 
     def _thin(self, of_job: _JobKernels, rate: float, now: float) -> None:
         every = of_job.every
@@ -351,7 +338,7 @@ class KernelSide:
             every, of_job.quiet = every // 2, now
         if every != of_job.every and self._raw == "auto":
             of_job.every = every
-            self._note(
+            self._session.note(
                 f"job {of_job.job.name}: {rate:,.0f} GPU operations a second; one by one those of 1 step in {every} "
                 "are stored from now on, and all are summed up (--raw)"
             )
@@ -365,7 +352,7 @@ class KernelSide:
         of_job.compressor.cover(steps)
 
     def _store_summaries(self, of_job: _JobKernels, *, final: bool) -> None:
-        origin = self._origin(of_job.job)
+        origin = self._session.origin(of_job.job)
         for compressor in (of_job.compressor, of_job.outside):
             for table, columns in compressor.take(final=final).items():
                 if compressor is of_job.outside and table == "kernel_groups":
@@ -375,26 +362,26 @@ class KernelSide:
                     rows["host"] = origin.host
                 if "ts" in rows:
                     rows["ts"] = rows["ts"] + origin.mono_offset_ns
-                self._writer.append(table, rows)
+                self._session.writer.append(table, rows)
 
-    def counters(self) -> dict[str, tuple[int, bool]]:
+    def counters(self) -> Counters:
         """Value of each counter, and whether a value above 0 is a loss."""
         thinned = self._thinned + sum(process.recorder.forgotten for process in self._processes.values())
         outside = self._outside + sum(process.steps.outside for process in self._processes.values())
         cut = self._cut + sum(process.steps.cut for process in self._processes.values())
-        found = Tally(self._counted)
+        compressed = Tally(self._counted)
         for of_job in self._jobs.values():
-            found.update(_counters(of_job))
+            compressed.update(_counters(of_job))
         return {
             "gpu_ops_thinned": (thinned, False),
             "gpu_ops_outside_steps": (outside, False),
             "gpu_steps_cut": (cut, False),
-            **{f"kernels_{name}": (value, name == "durations_rejected") for name, value in found.items()},
+            **{f"kernels_{name}": (value, name == "durations_rejected") for name, value in compressed.items()},
         }
 
 
 def _counters(of_job: _JobKernels) -> Tally[str]:
     """What both of a job's compressors count; they know the same groups."""
-    found = Tally(of_job.compressor.counters)
-    found.update({name: value for name, value in of_job.outside.counters.items() if not name.startswith("groups")})
-    return found
+    counters = Tally(of_job.compressor.counters)
+    counters.update({name: value for name, value in of_job.outside.counters.items() if not name.startswith("groups")})
+    return counters

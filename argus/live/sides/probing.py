@@ -10,21 +10,23 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import calls, launches
-from argus.capture.bpf import Probes, Subject, Window, subject_of
-from argus.capture.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Plan
-from argus.coverage import Seen
-from argus.roster import Job
-from argus.semantics.steps import collective_codes, launch_codes
-from argus.semantics.thinned_steps import SEEN, Pulse, concatenate_windows, find_pulse
+from argus.capture.attachment import Subject, subject_of
+from argus.capture.probes import Window
+from argus.live.cost.governor import DEFAULT_BUDGET, LONGEST_WINDOW_S, OF_BUDGET, PATIENCE, Part, Plan, Rung
+from argus.live.coverage import Seen
+from argus.live.job import Job, Member
+from argus.live.session import Session
+from argus.live.side import Side
+from argus.model import calls, event_kinds, records
+from argus.semantics.steps.by_calls import collective_codes, launch_codes
+from argus.semantics.steps.thinned import SEEN, Pulse, concatenate_windows, find_pulse
 
 SUBJECTS: tuple[Subject, ...] = get_args(Subject)
 GONE_NS = 60_000_000
@@ -65,25 +67,40 @@ class _OfJob:
     """Steps counted when this began."""
 
 
-class ProbingSide:
+_SIGNALS: dict[str, tuple[Subject, ...]] = {
+    "ranges": ("ranges",),
+    "nvtx": ("nvtx",),
+    "backward": ("backward",),
+    "launches": ("launches",),
+    "calls": ("copies", "waits"),
+    "collectives": ("collectives",),
+    "products": ("math",),
+}
+"""Of ``coverage.SIGNALS``, those that are probed: the subjects of their probes."""
+
+
+class ProbingSide(Side):
     """What is probed, over time.
 
     Args:
-        probes: The session's.
-        budget: Share of the jobs' time.
-        note: Takes what there is to say.
+        session: The trace.
+        products_wanted: Whether it helps to know what cuBLAS and attention multiply: GPU times are on.
 
     Attributes:
         plan: What is in force.
         on_ns: For how long each subject was seen in windows so far.
         on_hits: Calls of each function in them, shape (256,), by its number.
-        elapsed_since_ns: By subject, since when it is seen in windows.
+        thinned_since_ns: By subject, since when it is seen in windows.
     """
 
-    def __init__(self, probes: Probes, budget: float, note: Callable[[str], None]) -> None:
-        self._probes = probes
-        self._budget = budget or DEFAULT_BUDGET
-        self._note = note
+    name = "windows"
+    parts = (Part.CALLS, Part.MARKS)
+    punctual = True
+
+    def __init__(self, session: Session, products_wanted: Callable[[], bool] = lambda: False) -> None:
+        self._session = session
+        self._products_wanted = products_wanted
+        self._budget = session.options.max_overhead or DEFAULT_BUDGET
         self.plan = Plan()
         self.on_ns: dict[str, int] = dict.fromkeys(SUBJECTS, 0)
         self.on_hits = np.zeros(256, np.int64)
@@ -107,44 +124,42 @@ class ProbingSide:
         self._share = 0.0
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
         self._shown = Plan()
-        """The plan that was told last: small changes of windows are not worth a row."""
+        """The plan that was reported last: small changes of windows are not worth a row."""
 
     # ---- the plan
 
-    def apply(self, plan: Plan, jobs: Iterable[Job], attached_ns: int, slowed: float) -> int:
-        """Probes what a plan says from now on.
+    def apply(self, plan: Plan, slowed: float) -> int:
+        """Probes what a plan says from now on. What its rungs mean beyond their probes is for ``reduce``.
 
         Args:
             plan: The new one.
-            jobs: All of them.
-            attached_ns: Since when all was probed that is.
             slowed: How many times as long a step takes while all is probed.
 
         Returns:
             Since when that is so: when probes began to go, CLOCK_MONOTONIC.
         """
-        since_ns = time.monotonic_ns()
+        since_ns, jobs = time.monotonic_ns(), self._session.jobs
         before, self.plan, self._slowed = self.plan, plan, slowed
         unprobed = plan.windowed | plan.off
-        gone = [subject for subject in SUBJECTS if subject in unprobed and subject in self._probes.probed]
+        gone = [subject for subject in SUBJECTS if subject in unprobed and subject in self._session.probes.probed]
         changed = [
             subject
             for subject in SUBJECTS
             if subject not in unprobed
-            and subject in self._probes.probed
-            and (subject in plan.entries) != (subject in self._probes.entries_only)
+            and subject in self._session.probes.probed
+            and (subject in plan.entries) != (subject in self._session.probes.entries_only)
         ]
         back = [subject for subject in SUBJECTS if subject in (before.windowed | before.off) - unprobed]
-        self._probes.detach_optional(*gone, *changed)
+        self._session.probes.detach_optional(*gone, *changed)
         for subject in (*changed, *back):
             if subject in plan.entries:
-                self._probes.entries_only.add(subject)
+                self._session.probes.entries_only.add(subject)
             else:
-                self._probes.entries_only.discard(subject)
+                self._session.probes.entries_only.discard(subject)
             if subject != "math":  # those wait for GPU times
-                self._probes.attach_optional(subject)
-        if self._probes.pulse:
-            self._probes.set_pulse(self._probes.pulse)  # which of them their subjects bring has changed
+                self._session.probes.attach_optional(subject)
+        if self._session.probes.pulse:
+            self._session.probes.set_pulse(self._session.probes.pulse)  # which of them their subjects bring has changed
             for job, state in self._jobs.values():
                 if state.spans and not state.spans[-1][1]:
                     state.spans[-1] = state.spans[-1][0], since_ns
@@ -158,7 +173,7 @@ class ProbingSide:
             self._keep_pulse(job, state, unprobed - before.windowed - before.off, since_ns)
         for job in jobs:
             if self._needs_pulse(job):
-                self._begin_search(job, attached_ns, since_ns)
+                self._begin_search(job, self._session.attached_ns, since_ns)
         if "nvtx" in plan.windowed - before.windowed:
             for job in jobs:
                 job.thin_ranges(since_ns)
@@ -169,8 +184,15 @@ class ProbingSide:
             self._due = time.monotonic() + plan.period_s
         return since_ns
 
+    def reduce(self, rung: Rung, now: float) -> None:
+        """What a rung means to steps. Its probes have gone: ``apply`` takes those of all rungs of a plan at once, since
+        each that goes alone waits for a grace period of the kernel."""
+        if rung is Rung.NVTX_RANGES:
+            for job in self._session.jobs:
+                job.drop_ranges()
+
     def _needs_pulse(self, job: Job) -> bool:
-        """Whether a job's steps cannot be told by the sequence of its calls any more: of some only parts are seen."""
+        """Whether a job's steps cannot be inferred from its sequence of calls any more: of some only parts are seen."""
         if id(job) in self._jobs:
             return False
         return "collectives" in self.plan.windowed or ("launches" in self.plan.windowed and job.by_calls)
@@ -193,11 +215,13 @@ class ProbingSide:
 
     @property
     def due(self) -> float:
-        """When ``poll`` has something to do, as ``time.monotonic`` tells it."""
+        """When ``poll`` has something to do, as ``time.monotonic`` has it."""
         return self._due if self.plan.windowed else float("inf")
 
-    def poll(self, now: float, jobs: Iterable[Job]) -> None:
+    def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Opens a window when its turn has come, and takes note of one that has ended."""
+        self._probe_products()
+        jobs = self._session.jobs
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
         if not self.plan.windowed or now < self._due or self._window is not None:
@@ -205,7 +229,7 @@ class ProbingSide:
         for job in jobs:
             if self._needs_pulse(job):  # one that has begun since
                 self._begin_search(job, 0, time.monotonic_ns())
-        alone = {call for call in self.pulses - self._probes.pulse if not self._probed_anyway(call)}
+        alone = {call for call in self.pulses - self._session.probes.pulse if not self._probed_anyway(call)}
         self._of_pulse = bool(alone) and self._turn % HEAVY_TURN != 0
         self._turn += 1
         searching = any(state.pulse is None for _, state in self._jobs.values())
@@ -217,7 +241,7 @@ class ProbingSide:
             length = min(max(PULSE_STEPS * step_s, 0.1), LONGEST_WINDOW_S)
             period = max(length * share / (OF_BUDGET * self._budget), 2 * length)
         only = alone if self._of_pulse else None
-        self._window = self._probes.open_window([s for s in SUBJECTS if s in self.plan.windowed], length, only)
+        self._window = self._session.probes.open_window([s for s in SUBJECTS if s in self.plan.windowed], length, only)
         self._due = now + period
         if self._window is None:
             return
@@ -236,6 +260,13 @@ class ProbingSide:
                 state.searched = _Searched(self._window.begin_ns)
             elif not state.spans or state.spans[-1][1]:
                 self._begin_span(job, state, self._window.begin_ns)
+
+    def _probe_products(self) -> None:
+        """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
+        probes = self._session.probes
+        absent = "math" not in probes.probed and "math" not in probes.refused
+        if absent and "math" not in self.plan.off and self._products_wanted():
+            probes.attach_optional("math")
 
     def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
         self._window = None
@@ -264,7 +295,7 @@ class ProbingSide:
 
     # ---- the pulse
 
-    def take(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
+    def feed(self, job: Job, rank: int, events: NDArray[np.void]) -> None:
         """Takes calls of a rank that are seen in windows, or its pulse: LAUNCH or COLLECTIVE rows, shape (n,)."""
         if id(job) not in self._jobs:
             if self._early_calls < EARLY_CALLS:
@@ -278,13 +309,13 @@ class ProbingSide:
             state.searched.parts.setdefault(rank, []).append(seen_calls(events[inside]))
         if state.pulse is None or job.thinned is None:
             return
-        mine = ts[events["call"] == state.pulse.call]
+        pulses = ts[events["call"] == state.pulse.call]
         for begin, end in state.spans:
-            job.thinned.feed(rank, mine[(mine >= begin) & (mine < (end or 1 << 62))])
+            job.thinned.feed(rank, pulses[(pulses >= begin) & (pulses < (end or 1 << 62))])
 
-    def work(self, jobs: Iterable[Job], drained_ns: int) -> None:
+    def find_pulses(self, drained_ns: int) -> None:
         """Looks for pulses in windows that have ended and whose records are all there."""
-        for job in jobs:
+        for job in self._session.jobs:
             state = self._jobs.get(id(job), (job, None))[1]
             if state is not None and state.searched is not None and 0 < state.searched.end_ns < drained_ns - GONE_NS:
                 self._search(job)
@@ -294,24 +325,24 @@ class ProbingSide:
         searched, state.searched = state.searched, None
         if searched is None or job.thinned is None:
             return
-        prices = {call: int(price) for call, price in enumerate(self._probes.entry_prices().tolist()) if price}
-        found: dict[int, Pulse] = {}
+        prices = {call: int(price) for call, price in enumerate(self._session.probes.entry_prices().tolist()) if price}
+        pulses: dict[int, Pulse] = {}
         for rank, parts in sorted(searched.parts.items()):
             seen = concatenate_windows(parts)
             if pulse := find_pulse(seen["code"].copy(), seen["call"].copy(), seen["ts"].copy(), prices):
-                found[rank] = pulse
-        if not found or len(found) < len(searched.parts):
+                pulses[rank] = pulse
+        if not pulses or len(pulses) < len(searched.parts):
             self._failed += 1
             return
         # All ranks' probes are on the same functions.
-        able = set.intersection(*(set(pulse.calls) for pulse in found.values())) & prices.keys()
+        able = set.intersection(*(set(pulse.calls) for pulse in pulses.values())) & prices.keys()
         if not able:
             return
         able = {call for call in able if self._probed_anyway(call)} or able
-        call = min(able, key=lambda call: (sum(p.calls[call] * prices[call] for p in found.values()), call))
-        first = next(iter(found.values()))
+        call = min(able, key=lambda call: (sum(p.calls[call] * prices[call] for p in pulses.values()), call))
+        first = next(iter(pulses.values()))
         state.pulse = Pulse(call, first.calls[call], first.step_ns, first.calls)
-        for rank, pulse in found.items():
+        for rank, pulse in pulses.items():
             job.begin_pulses(rank, pulse.calls[call], round(pulse.step_ns / self._slowed), pulse.calls)
         self._count_by(job, state)
 
@@ -323,19 +354,21 @@ class ProbingSide:
             throughout = self._pulse_share() <= OF_BUDGET * self._budget
         if throughout:
             if not anyway:
-                self._probes.set_pulse(self._probes.pulse | {state.pulse.call})
+                self._session.probes.set_pulse(self._session.probes.pulse | {state.pulse.call})
             self._begin_span(job, state, time.monotonic_ns())
         how = "throughout" if throughout else "in windows"
-        self._note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
+        self._session.note(f"steps of {job.name} are counted by {name}, {state.pulse.per_step} a step, seen {how}")
 
     def _probed_anyway(self, call: int) -> bool:
         """Whether a function is probed throughout, pulse or not."""
         subject = subject_of(calls.CALLS[call])
-        return subject is None or (subject in self._probes.probed and subject not in self.plan.windowed | self.plan.off)
+        return subject is None or (
+            subject in self._session.probes.probed and subject not in self.plan.windowed | self.plan.off
+        )
 
     def _pulse_share(self) -> float:
         """What pulses cost while they are seen, as a share of the jobs' time: of the job with most."""
-        prices = self._probes.entry_prices()
+        prices = self._session.probes.entry_prices()
         shares = [
             p.per_step * (int(prices[p.call]) + RUN_NS) * self._slowed / p.step_ns
             for _, state in self._jobs.values()
@@ -353,16 +386,16 @@ class ProbingSide:
     def weigh(self, share: float) -> None:
         """Takes what the pulses that are seen throughout have cost, as a share of the jobs' time: where that is too
         much twice, they are seen in windows from then on."""
-        self._heavy = self._heavy + 1 if self._probes.pulse and share > OF_BUDGET * self._budget else 0
+        self._heavy = self._heavy + 1 if self._session.probes.pulse and share > OF_BUDGET * self._budget else 0
         if self._heavy < PATIENCE:
             return
         self._heavy = 0
         now_ns = time.monotonic_ns()
-        self._probes.set_pulse(())
+        self._session.probes.set_pulse(())
         for job, state in self._jobs.values():
             if state.pulse is not None and state.spans and not state.spans[-1][1]:
                 state.spans[-1] = state.spans[-1][0], now_ns
-                self._note(
+                self._session.note(
                     f"steps of {job.name} are counted in windows: {calls.CALLS[state.pulse.call].symbol} costs too much"
                 )
         self._share = share
@@ -373,6 +406,32 @@ class ProbingSide:
         return {state.pulse.call for _, state in self._jobs.values() if state.pulse is not None}
 
     # ---- what is known of it
+
+    def observed(self, members: Sequence[Member]) -> dict[int, dict[str, Seen]]:
+        """What is probed in the files that each process maps."""
+        return {member.target.pid: self._observed(member) for member in members}
+
+    def _observed(self, member: Member) -> dict[str, Seen]:
+        observed: dict[str, Seen] = {}
+        attached = self._session.roster.attachments_of(member)
+        refused = self._session.probes.refused
+        for signal, subjects in _SIGNALS.items():
+            probed = [seen for each in attached for subject in subjects if (seen := each.seen(subject)) is not None]
+            if not probed:
+                continue
+            if member.ignored:
+                observed[signal] = Seen(0.0, 0, member.ignored)
+            elif (windows := self.seen(subjects)) is not None:
+                observed[signal] = windows
+            else:
+                why = next((refused[subject] for subject in subjects if subject in refused), "")
+                observed[signal] = Seen() if all(probed) else Seen(0.0, 0, why or self._why_not(signal))
+        return observed
+
+    def _why_not(self, signal: str) -> str:
+        if signal == "products" and Rung.PRODUCTS not in self.plan.rungs:
+            return "GPU times are off"
+        return "what it would cost is above --max-overhead"
 
     def seen(self, subjects: Iterable[Subject]) -> Seen | None:
         """How much of subjects is seen; None: as they are probed."""
@@ -430,11 +489,11 @@ class ProbingSide:
 
 
 def seen_calls(events: NDArray[np.void]) -> NDArray[np.void]:
-    """What tells calls apart, for ``find_pulse``: LAUNCH or COLLECTIVE rows → ``SEEN`` rows, shape (n,)."""
+    """What distinguishes calls, for ``find_pulse``: LAUNCH or COLLECTIVE rows → ``SEEN`` rows, shape (n,)."""
     out = np.zeros(len(events), SEEN)
     out["ts"], out["call"] = events["ts_ns"], events["call"]
     if events.dtype == records.LAUNCH:
-        launching = launches.is_launch(events)
+        launching = event_kinds.is_launch(events)
         out["code"] = events["call"]
         if launching.any():
             out["code"][launching] = launch_codes(events[launching])[1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
+from argus.model import records
 
 RECORDER_BYTES = 32 << 20
 """What is kept of a process: a quarter of a million operations, two steps and more of a large model's 100,000."""
@@ -32,8 +32,8 @@ def called_ns(ops: NDArray[np.void]) -> NDArray[np.int64]:
     Args:
         ops: ``records.GPU_OP``, shape (n,).
     """
-    known = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
-    return np.where(known, ops["launch_ns"], ops["start_ns"]).astype(np.int64)
+    matched = (ops["flags"] & records.GPU_LAUNCH_MATCHED) != 0
+    return np.where(matched, ops["launch_ns"], ops["start_ns"]).astype(np.int64)
 
 
 class FlightRecorder:
@@ -91,10 +91,10 @@ class FlightRecorder:
         self._bytes = 0
 
     def _take(self, chosen: list[NDArray[np.bool_]]) -> NDArray[np.void]:
-        found = [np.empty(0, records.GPU_OP)]
+        parts = [np.empty(0, records.GPU_OP)]
         for part, mask in zip(self._parts, chosen, strict=True):
             mask &= ~part.stored
             if mask.any():
                 part.stored |= mask
-                found.append(part.ops[mask])
-        return np.concatenate(found)
+                parts.append(part.ops[mask])
+        return np.concatenate(parts)

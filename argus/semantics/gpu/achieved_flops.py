@@ -1,7 +1,7 @@
 """How fast matrix products ran on one process's GPUs: calls of cuBLAS whose sizes are known, and the time of the
 kernels that their threads launched meanwhile.
 
-What is not known is told as well: the time of kernels whose names say that they are products or attention, and that no
+What is not known is reported as well: the time of kernels that are products or attention by their names, and that no
 such call launched (Triton, CUTLASS and cuDNN, CUDA graphs, calls before the probes were there). So the share that is
 known is known, too.
 """
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.records import GPU_LAUNCH_MATCHED, GpuKind
-from argus.semantics.flops import OUTSIDE, WORK, Achieved, Counted, launched_by, step_of, sum_up
-from argus.semantics.products import Products
+from argus.model.records import GPU_LAUNCH_MATCHED, GpuKind
+from argus.semantics.gpu.flops import OUTSIDE, WORK, Achieved, Counted, launched_by, step_of, sum_up
+from argus.semantics.gpu.products import Products
 
 WINDOW_NS = 10_000_000_000
 """Steps of so long are one row a shape: a job has some 30 shapes, and looks the same for hours."""
@@ -32,10 +32,10 @@ _KERNEL = np.dtype(
         ("launch_tid", "<u4"),
         ("device", "<u4"),
         ("name", "<u4"),
-        ("untold", "i1"),
+        ("by_name", "i1"),
     ]
 )
-"""``untold``: what its name says, a place in ``_KINDS``, where no call tells more."""
+"""``by_name``: its kind by its name, a place in ``_KINDS``, where no call gives the shape."""
 _KINDS = ("", "gemm", "attention")
 _NAMES = (
     (2, re.compile(r"flash|fmha|attention|attn|sdpa|mha_", re.IGNORECASE)),
@@ -45,7 +45,7 @@ _NAMES = (
 
 
 def kind_of(name: str) -> int:
-    """What a kernel's name says of it: a place in "", "gemm", "attention"."""
+    """The kind of a kernel by its name: a place in "", "gemm", "attention"."""
     return next((kind for kind, pattern in _NAMES if pattern.search(name)), 0)
 
 
@@ -79,9 +79,9 @@ class GpuFlops:
         self._steps: list[int] = []
         self._sums: dict[tuple[bool, int, int], _Sum] = {}
 
-    def feed_calls(self, found: NDArray[np.void]) -> None:
+    def feed_calls(self, calls: NDArray[np.void]) -> None:
         """Takes calls of cuBLAS: ``records.MATH`` of this process."""
-        works = self.products.take(found)
+        works = self.products.take(calls)
         if len(works):
             self._works.append(works)
             if sum(map(len, self._works)) > KEPT:
@@ -104,12 +104,12 @@ class GpuFlops:
         kernels = np.zeros(len(ops), _KERNEL)
         for name in ("start_ns", "end_ns", "launch_ns", "launch_tid", "device"):
             kernels[name] = ops[name]
-        kernels["name"], kernels["untold"] = symbols, np.array(self._kinds, np.int8)[symbols]
+        kernels["name"], kernels["by_name"] = symbols, np.array(self._kinds, np.int8)[symbols]
         # A kernel of a graph was launched by nobody in particular.
         known = ((ops["flags"] & GPU_LAUNCH_MATCHED) != 0) & (ops["graph"] == 0)
         kernels["launch_tid"][~known] = 0
         kernels["launch_ns"] = np.where((ops["flags"] & GPU_LAUNCH_MATCHED) != 0, ops["launch_ns"], ops["start_ns"])
-        kernels = kernels[known | (kernels["untold"] > 0)]
+        kernels = kernels[known | (kernels["by_name"] > 0)]
         self._kernels.append(kernels)
         self._kept += len(kernels)
         if self._kept > KEPT:
@@ -144,27 +144,30 @@ class GpuFlops:
         self._kernels, self._kept = [kernels[later]], int(later.sum())
         kernels, owner = kernels[~later], owner[~later]
         self._works = [works[works["begin_ns"] >= until_ns]]
-        # What no call tells stands for itself: an operation of no known work, of its own kernel.
-        alone = np.flatnonzero((owner < 0) & (kernels["untold"] > 0))
-        untold = np.zeros(len(alone), WORK)
-        untold["begin_ns"], untold["text"] = kernels["launch_ns"][alone], -kernels["untold"][alone].astype(np.int64)
+        # A kernel without a known call stands for itself: an operation of no known work, of its own kernel.
+        alone = np.flatnonzero((owner < 0) & (kernels["by_name"] > 0))
+        unmatched = np.zeros(len(alone), WORK)
+        unmatched["begin_ns"], unmatched["text"] = (
+            kernels["launch_ns"][alone],
+            -kernels["by_name"][alone].astype(np.int64),
+        )
         owner[alone] = len(works) + np.arange(len(alone))
-        works = np.concatenate([works, untold])
+        works = np.concatenate([works, unmatched])
         kernels, owner = kernels[owner >= 0], owner[owner >= 0]
         edges = np.array([[begin, end] for begin, end, _ in steps], np.int64).reshape(-1, 2)
         inside = step_of(works["begin_ns"], edges[:, 0], edges[:, 1]) >= 0
         self._add(sum_up(works, inside.astype(np.int64), kernels, owner))
 
-    def _add(self, found: Achieved) -> None:
-        for place in range(len(found.flops)):
-            text, spent = int(found.text[place]), int(found.duration_ns[place])
-            key = bool(found.step[place]), int(found.device[place]), text
-            into = self._sums.setdefault(key, _Sum(int(found.ts_ns[place])))
-            into.calls += int(found.calls[place]) if text >= 0 else 0
-            into.kernels += int(found.kernels[place])
-            into.flops += float(found.flops[place])
+    def _add(self, achieved: Achieved) -> None:
+        for place in range(len(achieved.flops)):
+            text, spent = int(achieved.text[place]), int(achieved.duration_ns[place])
+            key = bool(achieved.step[place]), int(achieved.device[place]), text
+            into = self._sums.setdefault(key, _Sum(int(achieved.ts_ns[place])))
+            into.calls += int(achieved.calls[place]) if text >= 0 else 0
+            into.kernels += int(achieved.kernels[place])
+            into.flops += float(achieved.flops[place])
             into.duration_ns += spent
-            symbol = int(found.symbol[place])
+            symbol = int(achieved.symbol[place])
             into.by_kernel[symbol] = into.by_kernel.get(symbol, 0) + spent
 
     def take(self, *, final: bool = False) -> tuple[dict[str, Any], Counted]:
@@ -181,8 +184,8 @@ class GpuFlops:
         for (in_step, _, _), each in zip(keys, sums, strict=True):
             if in_step:
                 counted.flops += each.flops
-                counted.told_ns += each.duration_ns if each.flops else 0
-                counted.untold_ns += 0 if each.flops else each.duration_ns
+                counted.with_flops_ns += each.duration_ns if each.flops else 0
+                counted.without_flops_ns += 0 if each.flops else each.duration_ns
         if not sums:
             return {}, counted
         texts = [self.products.texts[text] if text >= 0 else (_KINDS[-text], "", "", "") for _, _, text in keys]

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.calls import CALLS
+from argus.model import records
+from argus.model.calls import CALLS
 
 WAIT_NS = 3_000_000_000
 """How long an operation waits for the record of its call: three rounds of delivered buffers."""
@@ -43,8 +43,8 @@ class Correlator:
 
     Args:
         api: Whether there will be records of calls. Without them nothing waits, and nothing is matched.
-        host_tids: Tells which thread of the host is which in the process's own PID namespace (inside → host). Asked
-            when no probe's launch is on a thread that CUPTI names.
+        host_tids: Maps the process's own thread ids, of its PID namespace, to the host's. Called when
+            no probe's launch is on a thread that CUPTI names.
     """
 
     def __init__(self, *, api: bool = True, host_tids: Callable[[], Mapping[int, int]] | None = None) -> None:
@@ -176,13 +176,13 @@ class Correlator:
         after = np.empty(len(calls), np.int64)
         for tid, chosen in zip(tids.tolist(), np.split(order, starts[1:]), strict=True):
             ends = np.maximum.accumulate(np.concatenate([[self._last_end.get(tid, 0)], calls["end_ns"][chosen]]))
-            # The call before this one on its thread; one that has not ended is around it, and tells nothing.
+            # The call before this one on its thread; one that has not ended is around it, and gives no bound.
             after[chosen] = np.where(ends[:-1] <= calls["begin_ns"][chosen], ends[:-1], 0)
             self._last_end[tid] = int(ends[-1])
         if not len(self._probe_ts):
             return
-        found = self._look_up(calls, after)
-        strange = not found and not self._tids
+        matched = self._look_up(calls, after)
+        strange = not matched and not self._tids
         if strange or (self._tids and not set(tids.tolist()) <= self._tids.keys()):
             if self._host_tids is None or now_ns < self._ask_tids_ns:
                 return
@@ -200,13 +200,13 @@ class Correlator:
             ts = self._probe_ts[self._probe_tid == tid]
             if not len(ts):
                 continue
-            mine = np.flatnonzero((threads == tid) & ~calls["probed"])
-            begin = calls["begin_ns"][mine]
+            of_thread = np.flatnonzero((threads == tid) & ~calls["probed"])
+            begin = calls["begin_ns"][of_thread]
             last = ts[np.maximum(np.searchsorted(ts, begin, side="right") - 1, 0)]
-            good = (last <= begin) & (last > begin - PROBE_REACH_NS) & (last > after[mine])
-            calls["begin_ns"][mine[good]] = last[good]
-            calls["probed"][mine[good]] = True
-            calls["tid"][mine[good]] = tid
+            good = (last <= begin) & (last > begin - PROBE_REACH_NS) & (last > after[of_thread])
+            calls["begin_ns"][of_thread[good]] = last[good]
+            calls["probed"][of_thread[good]] = True
+            calls["tid"][of_thread[good]] = tid
             some |= bool(good.any())
         return some
 
@@ -258,13 +258,13 @@ def _match(ops: NDArray[np.void], calls: NDArray[np.void]) -> None:
             break
         place[late] -= 1
     good = (ids[place] == wanted) & (calls["begin_ns"][place] <= latest)
-    chosen, found = candidates[good], calls[place[good]]
+    chosen, matched = candidates[good], calls[place[good]]
     begin, end = ops["launch_ns"][chosen].astype(np.int64), ops["launch_end_ns"][chosen].astype(np.int64)
     fresh = (ops["flags"][chosen] & records.GPU_LAUNCH_MATCHED) == 0
-    nested = (found["begin_ns"] < end) & (begin < found["end_ns"])
-    better = fresh | np.where(nested, found["begin_ns"] < begin, found["begin_ns"] > begin)
-    chosen, found = chosen[better], found[better]
-    ops["launch_ns"][chosen], ops["launch_end_ns"][chosen] = found["begin_ns"], found["end_ns"]
-    ops["launch_tid"][chosen] = found["tid"]
+    nested = (matched["begin_ns"] < end) & (begin < matched["end_ns"])
+    better = fresh | np.where(nested, matched["begin_ns"] < begin, matched["begin_ns"] > begin)
+    chosen, matched = chosen[better], matched[better]
+    ops["launch_ns"][chosen], ops["launch_end_ns"][chosen] = matched["begin_ns"], matched["end_ns"]
+    ops["launch_tid"][chosen] = matched["tid"]
     flags = ops["flags"][chosen] & ~np.uint32(records.GPU_LAUNCH_PROBED) | records.GPU_LAUNCH_MATCHED
-    ops["flags"][chosen] = np.where(found["probed"], flags | records.GPU_LAUNCH_PROBED, flags)
+    ops["flags"][chosen] = np.where(matched["probed"], flags | records.GPU_LAUNCH_PROBED, flags)

@@ -1,4 +1,4 @@
-"""Floating-point operations of matrix products and attention, told from the shapes of their inputs.
+"""Floating-point operations of matrix products and attention, derived from the shapes of their inputs.
 
 Counted as PyTorch's own counter counts (``torch.utils.flop_counter``): a multiplication and an addition are two. A
 product of m x k and k x n matrices is 2mnk; attention is two products a head forward, and five backward, where the
@@ -66,8 +66,8 @@ _ATTENTION = {
     "flash_attn::_flash_attn_forward": _Attention(0, 5, False, -1, 6),
     "flash_attn::_flash_attn_backward": _Attention(1, 11, False, -1, 12),
 }
-"""Operators of attention: those of PyTorch 2.1 to 2.13 as their schemas are (``tests/unit/test_flops.py`` compares with
-the PyTorch that is installed), and those that the package flash_attn registers since 2.7."""
+"""Operators of attention: those of PyTorch 2.1 to 2.13 as their schemas are (``tests/unit/semantics/gpu/test_flops.py``
+compares with the PyTorch that is installed), and those that the package flash_attn registers since 2.7."""
 OPERATORS = frozenset([*_PRODUCTS, *_ATTENTION])
 """Those whose work is known where the shapes of their inputs are."""
 _NOT_CAUSAL, _NO_WINDOW = ("", "0", "False", "None"), ("", "None", "-1")
@@ -78,7 +78,7 @@ class Work:
     """What one operation has to do.
 
     Attributes:
-        flops: Floating-point operations; 0: the shapes do not tell.
+        flops: Floating-point operations; 0: the shapes do not determine them.
         kind: "gemm" or "attention".
         shape: Of a product, "b x m x k x n" without b where there is none; of attention
             "batch x heads x queries x keys x size", with "causal" where half is left out.
@@ -116,7 +116,7 @@ def attention(name: str, query: Sequence[int], key: Sequence[int], value: Sequen
     """The work of attention.
 
     Args:
-        name: One of :data:`OPERATORS`, which tells the order of the sizes, and whether it is the backward pass.
+        name: One of :data:`OPERATORS`, which determines the order of the sizes, and whether it is the backward pass.
         query, key, value: Their four sizes.
         causal: Whether half of it is left out.
 
@@ -135,10 +135,10 @@ def attention(name: str, query: Sequence[int], key: Sequence[int], value: Sequen
 
 
 def _sizes(dims: Sequence[object], place: int) -> tuple[int, ...]:
-    found = dims[place] if place < len(dims) else ()
-    if not isinstance(found, (list, tuple)) or not all(isinstance(size, int) and size > 0 for size in found):
+    sizes = dims[place] if place < len(dims) else ()
+    if not isinstance(sizes, (list, tuple)) or not all(isinstance(size, int) and size > 0 for size in sizes):
         return ()
-    return tuple(found)
+    return tuple(sizes)
 
 
 def _product(dims: Sequence[object], first: int) -> Work:
@@ -156,9 +156,9 @@ def _attention(name: str, dims: Sequence[object], arguments: Sequence[str]) -> W
         return Work(0.0, "attention")
     if 0 <= where.window < len(arguments) and arguments[where.window] not in _NO_WINDOW:
         return Work(0.0, "attention")
-    told = where.causal < len(arguments) and arguments[where.causal] != ""
-    causal = told and arguments[where.causal] not in _NOT_CAUSAL
-    return replace(attention(name, query, key, value, causal), guessed=not told)
+    is_given = where.causal < len(arguments) and arguments[where.causal] != ""
+    causal = is_given and arguments[where.causal] not in _NOT_CAUSAL
+    return replace(attention(name, query, key, value, causal), guessed=not is_given)
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,10 @@ def launched_by(works: NDArray[np.void], kernels: NDArray[np.void]) -> Int:
     launched, owner = kernels["launch_ns"].astype(np.int64), np.full(len(kernels), -1)
     order = np.lexsort((works["begin_ns"], works["tid"]))
     for tid in np.unique(works["tid"]).tolist():
-        mine, theirs = order[works["tid"][order] == tid], np.flatnonzero(kernels["launch_tid"] == tid)
-        place = np.searchsorted(works["begin_ns"][mine], launched[theirs], side="right") - 1
-        inside = (place >= 0) & (launched[theirs] <= works["end_ns"][mine[place]])
-        owner[theirs[inside]] = mine[place[inside]]
+        of_thread, launches = order[works["tid"][order] == tid], np.flatnonzero(kernels["launch_tid"] == tid)
+        place = np.searchsorted(works["begin_ns"][of_thread], launched[launches], side="right") - 1
+        inside = (place >= 0) & (launched[launches] <= works["end_ns"][of_thread[place]])
+        owner[launches[inside]] = of_thread[place[inside]]
     return owner
 
 
@@ -250,21 +250,22 @@ class Counted:
 
     Attributes:
         flops: Floating-point operations of those whose shapes are known.
-        told_ns, untold_ns: Time of the kernels of these, and of kernels that are such by their names alone.
+        with_flops_ns, without_flops_ns: Time of the kernels of these, and of kernels that are such by their names
+            alone.
         steps, steps_ns: How many steps these are, each rank's apart, and how long they took.
     """
 
     flops: float = 0.0
-    told_ns: int = 0
-    untold_ns: int = 0
+    with_flops_ns: int = 0
+    without_flops_ns: int = 0
     steps: int = 0
     steps_ns: int = 0
 
     def add(self, other: Counted) -> None:
         """Adds what other steps come to."""
         self.flops += other.flops
-        self.told_ns += other.told_ns
-        self.untold_ns += other.untold_ns
+        self.with_flops_ns += other.with_flops_ns
+        self.without_flops_ns += other.without_flops_ns
         self.steps += other.steps
         self.steps_ns += other.steps_ns
 
@@ -272,7 +273,8 @@ class Counted:
         """In words; empty: nothing was counted. ``peak_flops``: what a GPU can do at most in a second; 0: not given."""
         if not (self.flops and self.steps_ns):
             return ""
-        achieved, share = self.flops / self.steps_ns * 1e9, self.told_ns / (self.told_ns + self.untold_ns)
+        achieved = self.flops / self.steps_ns * 1e9
+        share = self.with_flops_ns / (self.with_flops_ns + self.without_flops_ns)
         of_peak = f" of {peak_flops / 1e12:.4g}" if peak_flops else ""
         utilized = f" ({achieved / peak_flops:.1%})" if peak_flops else ""
         return (

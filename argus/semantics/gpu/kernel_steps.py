@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.gpu_rows import KINDS, op_kinds
-from argus.records import GpuKind
+from argus.model.event_kinds import EVENT_KINDS, op_kinds
+from argus.model.records import GpuKind
 
 NO_STEP = 0xFFFFFFFF
 """Stands for the step of what was called outside every step."""
@@ -42,8 +42,8 @@ class KernelGroups:
         """The group of each of ``records.GPU_OP``, shape (n,)."""
         keys = _keys(ops)
         slot = keys >> np.uint64(64 - 16)
-        found = np.where(self._keys[slot] == keys, self._groups[slot], -1)
-        missing = np.flatnonzero(found < 0)
+        numbers = np.where(self._keys[slot] == keys, self._groups[slot], -1)
+        missing = np.flatnonzero(numbers < 0)
         if len(missing):
             # Few are new; two that share a slot are looked up one by one.
             fresh, first, inverse = np.unique(keys[missing], return_index=True, return_inverse=True)
@@ -58,12 +58,12 @@ class KernelGroups:
                     if self._groups[key >> 48] < 0:
                         self._keys[key >> 48], self._groups[key >> 48] = key, group
                 groups[place] = group
-            found[missing] = groups[inverse]
-        return found
+            numbers[missing] = groups[inverse]
+        return numbers
 
 
 def _keys(ops: NDArray[np.void]) -> NDArray[np.uint64]:
-    """One number for all that tells groups apart; different groups have the same with a chance of 2^-64."""
+    """One number for all that distinguishes groups; different groups have the same with a chance of 2^-64."""
     grid, block = ops["grid"], ops["block"]
     what: NDArray[np.uint64] = ops["name"] * _MIX[3]
     for place in range(3):
@@ -184,24 +184,24 @@ class KernelSteps:
         ops, rest = ops.part(0, cut), ops.part(cut, None)
         self._count = len(rest.called)
         self._parts = [Ops(*(column.copy() for column in rest))] if self._count else []
-        found: list[StepOps] = []
+        settled: list[StepOps] = []
 
         def outside(begin: int, end: int) -> None:
             if end > begin:
                 part = ops.part(begin, end)
                 self.outside += end - begin
                 until = int((part.start + part.duration).max())
-                found.append(StepOps(NO_STEP, int(part.start.min()), until, part))
+                settled.append(StepOps(NO_STEP, int(part.start.min()), until, part))
 
         at = 0
         for begin_ns, end_ns, step in done:
             first, last = np.searchsorted(ops.called, [begin_ns, end_ns]).tolist()
             outside(at, first)
             if last > first:
-                found.append(StepOps(step, begin_ns, end_ns, ops.part(first, last)))
+                settled.append(StepOps(step, begin_ns, end_ns, ops.part(first, last)))
             at = max(at, last)
         outside(at, cut)
-        return found
+        return settled
 
 
 def describe(op: NDArray[np.void], words: Sequence[str], places: NDArray[np.int32]) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def describe(op: NDArray[np.void], words: Sequence[str], places: NDArray[np.int3
     """
     (kind,), name = op_kinds(op).tolist(), int(op["name"][0])
     if kind:
-        word = f"{KINDS[kind]} {size_text(int(size_class(op['bytes'])[0]))}"
+        word = f"{EVENT_KINDS[kind]} {size_text(int(size_class(op['bytes'])[0]))}"
     else:
         word = words[int(places[name])] if name < len(places) else ""
     return {

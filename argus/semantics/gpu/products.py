@@ -1,12 +1,12 @@
 """What calls of cuBLAS, and of PyTorch's attention, multiply, from what the probes saw of their arguments.
 
-``cublasLtMatmul`` is told its matrices by descriptors. ``cublasLt.h`` publishes their size (``uint64_t data[8]``), and
+``cublasLtMatmul`` gets its matrices by descriptors. ``cublasLt.h`` publishes their size (``uint64_t data[8]``), and
 not what lies where. It was found by having the library's own functions make descriptors of known numbers, and looking
 for these: the same places in 11.11, 12.1, 12.9, 13.0 and 13.10 (``tests/e2e/programs/cublas_layout.py``). A version
 that has others is noticed: A, B and D must fit each other.
 
-Attention is given tensors, whose sizes the probes have read in the objects (``argus/capture/pytorch.py``): they are 0
-where they did not make up the number of elements.
+Attention is given tensors, whose sizes the probes have read in the objects (``argus/capture/process/pytorch.py``): they
+are 0 where they did not make up the number of elements.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture import calls
-from argus.records import DESCRIPTOR_WORDS, MATH_WORDS
-from argus.semantics.flops import WORK, Work, attention, product
+from argus.model import calls
+from argus.model.records import DESCRIPTOR_WORDS, MATH_WORDS
+from argus.semantics.gpu.flops import WORK, Work, attention, product
 
 TYPE, ROWS, COLUMNS, BATCH = 0, 1, 2, 4
 """Words of a layout descriptor: type (the lower 32 bits), rows, columns, matrices in the batch (the lower 32 bits)."""
@@ -44,26 +44,26 @@ _TYPE = np.array(
         for call in calls.CALLS
     ]
 )
-"""What the function's name tells of the type; -1: an argument does."""
+"""The type by the function's name; -1: an argument has it."""
 _OPERATOR = re.compile(r"_ZN2at4_ops\d\d(\w+?)4call")
 _KIND = np.dtype([("call", "u1"), *((f"word_{place}", "<u8") for place in range(MATH_WORDS))])
 _SIZES = np.dtype([("call", "u1"), ("dtype", "<i8"), *((name, "<u8") for name in ("m", "n", "k", "batch"))])
 
 MAX_TEXTS = 4096
-"""Different products that are told apart; further ones count as unknown. A job has some dozens."""
+"""Different products that are distinguished; further ones count as unknown. A job has some dozens."""
 
 
-def sizes_of(found: NDArray[np.void]) -> NDArray[np.void]:
+def sizes_of(records: NDArray[np.void]) -> NDArray[np.void]:
     """What calls of cuBLAS multiplied: ``call``, ``dtype`` (cudaDataType_t), ``m``, ``n``, ``k`` and ``batch``; ``k``
     is 0 where the arguments make no sense. ``found``: ``records.MATH``, shape (n,); returns shape (n,)."""
-    words, matmul = found["words"], _MATMUL[found["call"]]
-    sizes = np.zeros(len(found), _SIZES)
-    sizes["call"] = found["call"]
-    narrow = ~matmul & ~_WIDE[found["call"]]  # an int, whose register's upper half may hold anything
+    words, matmul = records["words"], _MATMUL[records["call"]]
+    sizes = np.zeros(len(records), _SIZES)
+    sizes["call"] = records["call"]
+    narrow = ~matmul & ~_WIDE[records["call"]]  # an int, whose register's upper half may hold anything
     for place, name in enumerate(("m", "n", "k")):
         sizes[name] = np.where(narrow, words[:, place] & _LOW, words[:, place])
     sizes["batch"] = np.where(narrow, words[:, 4] & _LOW, words[:, 4])
-    by_name = _TYPE[found["call"]]
+    by_name = _TYPE[records["call"]]
     sizes["dtype"] = np.where(by_name >= 0, by_name, (words[:, 3] & _LOW).astype(np.int64))
     if matmul.any():
         a, b, d = (words[matmul][:, DESCRIPTOR_WORDS * place :] for place in range(3))
@@ -100,12 +100,12 @@ def _attention_of(kind: np.void) -> tuple[str, str, Work] | None:
     return name, dtype, attention(name, words[:4], words[4:8], words[8:12], causal)
 
 
-def _kinds_of(found: NDArray[np.void]) -> NDArray[np.void]:
+def _kinds_of(records: NDArray[np.void]) -> NDArray[np.void]:
     """``_KIND`` of each call of attention."""
-    kinds = np.zeros(len(found), _KIND)
-    kinds["call"] = found["call"]
+    kinds = np.zeros(len(records), _KIND)
+    kinds["call"] = records["call"]
     for place in range(MATH_WORDS):
-        kinds[f"word_{place}"] = found["words"][:, place]
+        kinds[f"word_{place}"] = records["words"][:, place]
     return kinds
 
 
@@ -114,7 +114,7 @@ class Products:
 
     Attributes:
         texts: Kind, function, type and shape of each product, as in the table ``kernel_flops``.
-        unknown: Calls whose arguments told no product.
+        unknown: Calls whose arguments did not give a product.
     """
 
     def __init__(self) -> None:
@@ -122,37 +122,37 @@ class Products:
         self.unknown = 0
         self._places: dict[tuple[str, str, str, str], int] = {}
 
-    def take(self, found: NDArray[np.void]) -> NDArray[np.void]:
+    def take(self, records: NDArray[np.void]) -> NDArray[np.void]:
         """Calls of which the product is known, and whose end was seen; of attention, which cannot fail unseen, all.
 
         Args:
-            found: ``records.MATH`` of the process, shape (n,).
+            records: ``records.MATH`` of the process, shape (n,).
 
         Returns:
             ``WORK``, in the same order, by places in ``texts``.
         """
-        place, flops = np.full(len(found), -1), np.zeros(len(found))
-        of_attention = _ATTENTION[found["call"]]
+        place, flops = np.full(len(records), -1), np.zeros(len(records))
+        of_attention = _ATTENTION[records["call"]]
         for chosen, kinds_of, read in (
             (np.flatnonzero(~of_attention), sizes_of, _product_of),
             (np.flatnonzero(of_attention), _kinds_of, _attention_of),
         ):
-            kinds, kind_of = np.unique(kinds_of(found[chosen]), return_inverse=True)
+            kinds, kind_of = np.unique(kinds_of(records[chosen]), return_inverse=True)
             place_of, flops_of = np.full(len(kinds), -1), np.zeros(len(kinds))
             for number, kind in enumerate(kinds):
-                if (told := read(kind)) is not None:
-                    name, dtype, work = told
+                if (product := read(kind)) is not None:
+                    name, dtype, work = product
                     place_of[number] = self._place((work.kind, name, dtype, work.shape))
                     flops_of[number] = work.flops
             place[chosen], flops[chosen] = place_of[kind_of.reshape(-1)], flops_of[kind_of.reshape(-1)]
-        ended = of_attention | ((found["duration_ns"] >= 0) & (found["result"] == 0))
+        ended = of_attention | ((records["duration_ns"] >= 0) & (records["result"] == 0))
         known = (place >= 0) & ended
         self.unknown += int(np.sum(ended & ~known))
         works = np.zeros(int(known.sum()), WORK)
-        begin = found["ts_ns"][known].astype(np.int64)
+        begin = records["ts_ns"][known].astype(np.int64)
         # One that launched nothing has no duration: no kernel is its.
-        works["begin_ns"], works["end_ns"] = begin, begin + np.maximum(found["duration_ns"][known], 0)
-        works["tid"], works["text"], works["flops"] = found["tid"][known], place[known], flops[known]
+        works["begin_ns"], works["end_ns"] = begin, begin + np.maximum(records["duration_ns"][known], 0)
+        works["tid"], works["text"], works["flops"] = records["tid"][known], place[known], flops[known]
         return works
 
     def _place(self, text: tuple[str, str, str, str]) -> int:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus import records
-from argus.semantics.gpu_phases import GPU_COLLECTIVE, GPU_PHASE, GpuPhases, communicates, what_of
+from argus.model import records
+from argus.semantics.phases.gpu import GPU_COLLECTIVE, GPU_PHASE, GpuPhases, communicates, what_of
 
 WINDOW_NS = 1_000_000_000
 LAG_NS = 4_000_000_000
@@ -46,11 +46,11 @@ USAGE = np.dtype(
         ("issue_latency_p99_ns", "<i8"),
     ]
 )
-"""One window of one device; the table ``gpu_usage`` says what each field means."""
+"""One window of one device; the table ``gpu_usage`` documents the fields."""
 
 _COMPUTE, _COMMUNICATION, _MEMORY = range(3)
 _MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D], np.uint32)
-"""Odd numbers with well-mixed bits, the primes of xxHash32: to tell kernels of different grids apart."""
+"""Odd numbers with well-mixed bits, the primes of xxHash32: to distinguish kernels of different grids."""
 _OP = np.dtype(
     [
         ("start", "<i8"),
@@ -153,15 +153,15 @@ class GpuUsage:
         self._launches_known |= bool((short["launch"] != _UNKNOWN).any())
         self._newest_ns = max(self._newest_ns, int(short["end"].max()))
         for number in np.unique(ops["device"]).tolist():
-            mine = short[ops["device"] == number]
+            of_device = short[ops["device"] == number]
             device = self._devices.get(number)
-            first = int(mine["start"].min())
+            first = int(of_device["start"].min())
             if device is None:
                 device = self._devices[number] = _Device(number, first)
             elif not device.begun:
                 device.closed_ns = min(device.closed_ns, first)
-            self.late += int(np.sum(mine["start"] < device.closed_ns))
-            device.fresh.append(mine)
+            self.late += int(np.sum(of_device["start"] < device.closed_ns))
+            device.fresh.append(of_device)
 
     def advance(self, *, final: bool = False) -> NDArray[np.void]:
         """The windows that can be closed.
@@ -172,7 +172,7 @@ class GpuUsage:
         Returns:
             ``USAGE``, by device and time.
         """
-        found = [np.empty(0, USAGE)]
+        windows = [np.empty(0, USAGE)]
         until = (self._newest_ns - LAG_NS) // WINDOW_NS * WINDOW_NS
         for device in self._devices.values():
             end = self._newest_ns if final else until
@@ -183,10 +183,10 @@ class GpuUsage:
             first = device.closed_ns // WINDOW_NS + 1
             inner = np.arange(first, -(-end // WINDOW_NS), dtype=np.int64) * WINDOW_NS
             edges = np.concatenate([[device.closed_ns], inner, [end]])
-            found.append(_windows(device, edges, self._launches_known))
+            windows.append(_windows(device, edges, self._launches_known))
             device.closed_ns, device.begun = end, True
             device.ops = device.ops[device.ops["end"] > end]
-        return np.concatenate(found)
+        return np.concatenate(windows)
 
 
 STEP_USAGE = np.dtype([("step", "<u4"), *((name, USAGE[name]) for name in USAGE.names or ())])
@@ -267,12 +267,12 @@ class GpuSteps:
         Returns:
             ``STEP_USAGE``, by device and step.
         """
-        found = [np.empty(0, STEP_USAGE)]
+        finished = [np.empty(0, STEP_USAGE)]
         while self._first_ns and self._steps and self._steps[0][0] < self._first_ns:
             self._steps.popleft()  # it was not recorded from its beginning on
         # Records come about once a second, and looking at them costs a sort.
         if not self._steps or not self._ops or (not final and self._newest_ns < self._due_ns):
-            return found[0]
+            return finished[0]
         self._due_ns = self._newest_ns + WINDOW_NS
         ready = len(self._steps)
         for number, kept in self._ops.items():
@@ -284,12 +284,12 @@ class GpuSteps:
                 # step was over, so are all that were launched until then: the step's own, and what was in the queue.
                 settled = ops["launch"][ops["end"] <= self._newest_ns - LAG_NS]
                 idle = not len(ops) or int(ops["end"].max()) <= self._newest_ns - LAG_NS  # another one works
-                told = len(settled) and self._launches_known and not idle
-                reach = int(settled.max()) if told else self._newest_ns - LAG_NS
+                by_launches = len(settled) and self._launches_known and not idle
+                reach = int(settled.max()) if by_launches else self._newest_ns - LAG_NS
                 ends = np.array([end for _, end, _ in self._steps], np.int64)
                 ready = min(ready, int(np.sum(np.maximum(self._over(ops, ends), ends) < reach)))
         if not ready:
-            return found[0]
+            return finished[0]
         done = [self._steps.popleft() for _ in range(ready)]
         self._over_now += done
         for number, (ops,) in self._ops.items():
@@ -313,11 +313,11 @@ class GpuSteps:
                 for name in USAGE.names or ():
                     out[name] = rows[name]
                 out["step"] = [done[i][2] for i in part.tolist()]
-                found.append(out)
+                finished.append(out)
                 windows.append(out)
             self._split_phases(number, ops, windows)
             self._ops[number] = [ops[ops["end"] > over[-1, 0]]]
-        return np.concatenate(found)
+        return np.concatenate(finished)
 
     def _split_phases(self, number: int, ops: NDArray[np.void], parts: list[NDArray[np.void]]) -> None:
         """The phases of these steps of a device."""

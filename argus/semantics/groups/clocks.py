@@ -1,6 +1,6 @@
 """How far apart the clocks of several hosts are, from collectives that they take part in.
 
-Two facts tell. Causality: nobody leaves a synchronising collective before everybody has entered it, which bounds the
+Two facts show it. Causality: nobody leaves a synchronising collective before everybody has entered it, which bounds the
 offset of two clocks from both sides whatever the network does; all bounds of a minute together leave the band that the
 offset lies in (Duda et al., "Estimating global time in distributed systems", 1987). And ranks leave a collective
 together: once the last has come, what is left is the transfer, and nobody takes longer for it than twice the time of
@@ -13,7 +13,6 @@ only causality counts.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -72,7 +71,7 @@ change the rate by less than 0.1 ppm in that time, 6 us."""
 MAX_WINDOWS = 240
 """Longer runs have longer windows. What a line then misses shows in the residuals, and so in the error."""
 MIN_CALLS = 8
-"""Fewer collectives in common than this say nothing."""
+"""Fewer collectives in common than this are ignored."""
 MAX_DRIFT = 1e-3
 """Linux corrects a clock's rate by at most 500 ppm (MAXFREQ, include/linux/timex.h), so two differ by at most 1,000."""
 STRAY = 0.05
@@ -122,23 +121,23 @@ def estimate(
         begins = (np.unique(minutes) - base).astype(np.float64)
         ends = begins + window_ns
     walls = _walls(wall_error_ns, hosts, reference)
-    found: dict[int, list[_Stretch]] = defaultdict(list)
+    stretches: dict[int, list[_Stretch]] = defaultdict(list)
     for begin, end, links in zip(begins.tolist(), ends.tolist(), _windows(known, base, begins, reference), strict=True):
         for host, line in _nearest(links + walls, reference, base).items():
-            found[host].append(_Stretch(int(begin), int(end), line))
+            stretches[host].append(_Stretch(int(begin), int(end), line))
     last = max(int(ends[-1]), span + 1)
     rows: list[tuple[float, ...]] = [(reference, 0, 0, 0, 0, 0, 0, REFERENCE, -1)]
     for host in range(hosts):
         if host == reference:
             continue
-        if host in found:
-            rows += _rows(host, found[host], base, last)
+        if host in stretches:
+            rows += _rows(host, stretches[host], base, last)
         else:
             rows.append((host, 0, 0, 0, 0, -1, 0, UNKNOWN, -1))
     return np.array(rows, CLOCK)
 
 
-def telling(calls: NDArray[np.void], hosts: int, *, reference: int = 0) -> list[int]:
+def most_informative(calls: NDArray[np.void], hosts: int, *, reference: int = 0) -> list[int]:
     """The communicators by which each host is best compared with the reference, ascending. Arguments as for
     :func:`estimate`; all calls are taken for those of one window."""
     known = _known(calls)
@@ -179,10 +178,10 @@ def _extent(known: NDArray[np.void]) -> tuple[int, int]:
     return int(times.min()), int(times.max()) - int(times.min())
 
 
-def _rows(host: int, found: list[_Stretch], base: int, last: int) -> list[tuple[float, ...]]:
+def _rows(host: int, stretches: list[_Stretch], base: int, last: int) -> list[tuple[float, ...]]:
     """The lines of one host, and what joins them over times that nothing is known of. ``last``: when the run ends."""
     rows: list[tuple[float, ...]] = []
-    found = _best(found, base)
+    stretches = _best(stretches, base)
 
     def add(since: int, line: _Line, offset_ns: float, drift: float, error: float, at: int) -> None:
         # On the reference's clock, whose windows differ from the host's own by the offset alone.
@@ -190,8 +189,8 @@ def _rows(host: int, found: list[_Stretch], base: int, last: int) -> list[tuple[
         rows.append((host, own, at, round(offset_ns), round(drift * 1e9), math.ceil(error) + FLOOR_NS, line.calls,
                      line.method, line.through))  # fmt: skip
 
-    for place, here in enumerate(found):
-        line, after = here.line, found[place + 1] if place + 1 < len(found) else None
+    for place, here in enumerate(stretches):
+        line, after = here.line, stretches[place + 1] if place + 1 < len(stretches) else None
         begin, until = here.begin if place else 0, here.end if after is not None else last
         add(begin, line, line.offset, line.drift, max(_error(line, base, begin), _error(line, base, until)), line.at)
         if after is not None and after.begin > here.end:
@@ -200,13 +199,13 @@ def _rows(host: int, found: list[_Stretch], base: int, last: int) -> list[tuple[
     return rows
 
 
-def _best(found: list[_Stretch], base: int) -> list[_Stretch]:
-    """Without what a host says of itself where the lines before and after are better."""
-    lines = [place for place, one in enumerate(found) if one.line.method != BY_WALL]
+def _best(stretches: list[_Stretch], base: int) -> list[_Stretch]:
+    """Without a host's own account of its clock where the lines before and after are better."""
+    lines = [place for place, one in enumerate(stretches) if one.line.method != BY_WALL]
     kept = []
-    for place, one in enumerate(found):
-        before = next((found[i] for i in reversed(lines) if i < place), None)
-        after = next((found[i] for i in lines if i > place), None)
+    for place, one in enumerate(stretches):
+        before = next((stretches[i] for i in reversed(lines) if i < place), None)
+        after = next((stretches[i] for i in lines if i > place), None)
         error = math.inf
         if one.line.method == BY_WALL and before is not None and after is not None:
             error = _chord(before, after, base)[3]
@@ -265,7 +264,7 @@ class _Link(NamedTuple):
     calls: int
     method: int
     group: int = -1
-    """The communicator that tells it; -1: none, it is what the hosts say of themselves."""
+    """The communicator that it is estimated from; -1: none, it is the hosts' own account."""
 
 
 class _Line(NamedTuple):
@@ -331,16 +330,16 @@ def _windows(calls: NDArray[np.void], base: int, begins: Float, reference: int) 
     row_order = np.argsort(kind[of_call], kind="stable")
     row_cuts = np.flatnonzero(np.diff(kind[of_call][row_order])) + 1
     for chosen, rows in zip(np.split(by_kind, cuts), np.split(row_order, row_cuts), strict=True):
-        mine = calls[rows]
-        members, column = np.unique(mine["host"], return_inverse=True)
+        of_pair = calls[rows]
+        members, column = np.unique(of_pair["host"], return_inverse=True)
         if len(members) < 2 or len(chosen) < MIN_CALLS:
             continue
         line = np.searchsorted(np.sort(chosen), of_call[rows])
         times = np.full((3, len(chosen), len(members)), np.nan)
-        times[0, line, column] = mine["entry_ns"] - base
-        times[1, line, column] = mine["end_ns"] - base
-        times[2, line, column] = mine["took_ns"]
-        links = _star(times[0], times[1], times[2], members, mine[0], reference)
+        times[0, line, column] = of_pair["entry_ns"] - base
+        times[1, line, column] = of_pair["end_ns"] - base
+        times[2, line, column] = of_pair["took_ns"]
+        links = _star(times[0], times[1], times[2], members, of_pair[0], reference)
         out[int(window[chosen[0]])] += links
     return out
 
@@ -369,7 +368,7 @@ def _star(entry: Float, end: Float, took: Float, members: Int, call: np.void, re
     apart = end[:, [hub]] - end[:, others]
     both = ~np.isnan(apart)
     shortest = np.nanmin(took, axis=1)
-    # The calls that say most are those which nobody was in for long.
+    # The most informative calls are those that no rank was in for long.
     tight = shortest <= 2 * np.nanquantile(shortest, 0.1)
     used = both & tight[:, None]
     few = np.sum(used, axis=0) < MIN_CALLS
@@ -478,37 +477,55 @@ def _fit(x: Float, y: Float, used: NDArray[np.bool_]) -> tuple[Float, Float, Flo
 
 
 def _nearest(links: list[_Link], reference: int, base: int) -> dict[int, _Line]:
-    """Each host against the reference by the way of least error (Dijkstra)."""
-    ways: dict[int, list[tuple[_Link, bool]]] = defaultdict(list)
+    """Each host that can be compared against the reference, by the way of least error."""
+    # Imported late: it takes a quarter of a second, and most jobs compare no hosts.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import dijkstra
+
+    best: dict[tuple[int, int], _Link] = {}
     for link in links:
-        ways[link.hub].append((link, False))
-        ways[link.member].append((link, True))
-    lines: dict[int, _Line] = {}
-    # (error, order, host, line): a host's line is kept when it comes up first.
-    start = _Line(base, 0.0, 0.0, 0.0, 0.0, 0, REFERENCE, -1)
-    queue: list[tuple[float, int, int, _Line]] = [(0.0, 0, reference, start)]
-    pushed = 0
-    while queue:
-        _, _, host, line = heapq.heappop(queue)
-        if host in lines:
-            continue
-        lines[host] = line
-        for link, inverse in ways[host]:
-            other = link.hub if inverse else link.member
-            if other in lines:
-                continue
-            # In the clock of `other`: when the link is exact, and what to add there to get this host's time.
-            at = link.at + link.offset if inverse else link.at
-            own = -link.offset if inverse else link.offset
-            drift = -link.drift if inverse else link.drift
-            here = at + own
-            offset = own + line.offset + line.drift * (here - (line.at - base))
-            calls = link.calls if line.method == REFERENCE else min(link.calls, line.calls)
-            through = -1 if host == reference else host
-            error = link.error + line.error
-            further = _Line(base + round(at), offset, drift + line.drift, error, link.drift_error + line.drift_error,
-                            calls, max(link.method, line.method), through, link.group)  # fmt: skip
-            pushed += 1
-            heapq.heappush(queue, (error, pushed, other, further))
+        pair = (min(link.hub, link.member), max(link.hub, link.member))
+        if pair not in best or link.error < best[pair].error:
+            best[pair] = link
+    if not best:
+        return {}
+    ends = np.array(list(best))
+    size = max(int(ends.max()), reference) + 1
+    errors = [link.error for link in best.values()]
+    graph = csr_array((errors, (ends[:, 0], ends[:, 1])), shape=(size, size))
+    distance, before = dijkstra(graph, directed=False, indices=reference, return_predecessors=True)
+    lines = {reference: _Line(base, 0.0, 0.0, 0.0, 0.0, 0, REFERENCE, -1)}
+    for host in np.flatnonzero(np.isfinite(distance)).tolist():
+        way = []
+        while host not in lines:
+            way.append(host)
+            host = int(before[host])
+        for further in reversed(way):
+            link = best[min(host, further), max(host, further)]
+            lines[further] = _extended(lines[host], host, link, base)
+            host = further
     del lines[reference]
     return lines
+
+
+def _extended(line: _Line, host: int, link: _Link, base: int) -> _Line:
+    """The line of the other end of a link, given a host's own."""
+    inverse = link.member == host
+    # In the clock of the other end: when the link is exact, and what to add there to get this host's time.
+    at = link.at + link.offset if inverse else link.at
+    own = -link.offset if inverse else link.offset
+    drift = -link.drift if inverse else link.drift
+    offset = own + line.offset + line.drift * (at + own - (line.at - base))
+    calls = link.calls if line.method == REFERENCE else min(link.calls, line.calls)
+    through = -1 if line.method == REFERENCE else host
+    return _Line(
+        base + round(at),
+        offset,
+        drift + line.drift,
+        link.error + line.error,
+        link.drift_error + line.drift_error,
+        calls,
+        max(link.method, line.method),
+        through,
+        link.group,
+    )

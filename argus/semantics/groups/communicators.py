@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import CALLS
-from argus.capture.nccl import Place
-from argus.capture.pytorch import Membership
-from argus.records import COLLECTIVE, CONTROL
-from argus.semantics.steps import MIN_PERIODS, Prefix, collective_codes, find_period
+from argus.model.calls import CALLS
+from argus.model.groups import Membership, Place
+from argus.model.records import COLLECTIVE, CONTROL
+from argus.model.units import milliseconds
+from argus.semantics.steps.by_calls import collective_codes
+from argus.semantics.steps.period import MIN_PERIODS, Prefix, find_period
 
 Int = NDArray[np.int64]
 
@@ -43,7 +44,7 @@ NCCL_IN_PROGRESS = 7
 RECENT = 4096
 """Newest calls of a communicator that are lined up: hundreds of steps, and a candidate costs microseconds."""
 MIN_CALLS = 8
-"""Fewer calls in common say nothing about an offset."""
+"""Fewer calls in common determine no offset."""
 VIOLATIONS = 0.05
 """Share of calls that may break causality (a rank leaving a collective that another has not called yet). Not 0: a
 synchronise on an unrelated stream ends early now and then."""
@@ -74,14 +75,14 @@ class RankCalls:
 
     Attributes:
         rank: Global rank.
-        collectives: :data:`argus.records.COLLECTIVE` rows of collective operations, nested ones removed, time-ordered.
-        sync_ts: Entries of blocking synchronise calls (stream, event, device), shape (n,), ns.
+        collectives: :data:`argus.model.records.COLLECTIVE` rows of collective operations, nested ones removed,
+        time-ordered. sync_ts: Entries of blocking synchronise calls (stream, event, device), shape (n,), ns.
         sync_duration: Time inside them, shape (n,), ns; -1: not measured.
-        control: :data:`argus.records.CONTROL` rows; those that do not concern communicators are ignored.
+        control: :data:`argus.model.records.CONTROL` rows; those that do not concern communicators are ignored.
         clock_ns: Added to this rank's times to compare them with the others'.
-        named: What the process said of its process groups, by handle, in the order in which they were met. Their calls
-            have the group's own count of collectives, plus 1, in ``stream``.
-        told: What the process's memory said of its NCCL communicators, by handle.
+        named: The process's own names of its process groups, by handle, in the order in which they were met. Their
+            calls have the group's own count of collectives, plus 1, in ``stream``.
+        in_memory: The process's NCCL communicators, read from its memory, by handle.
         ends: When each of ``collectives`` ended, where that is known better than by the next wait, shape (m,), ns.
     """
 
@@ -92,7 +93,7 @@ class RankCalls:
     control: NDArray[np.void] = field(default_factory=lambda: np.empty(0, CONTROL))
     clock_ns: int = 0
     named: Mapping[int, Membership] = field(default_factory=dict)
-    told: Mapping[int, Place] = field(default_factory=dict)
+    in_memory: Mapping[int, Place] = field(default_factory=dict)
     ends: Int | None = None
 
 
@@ -206,7 +207,7 @@ def _gap(a: _Life, b: _Life) -> int:
 
 
 def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
-    """Groups whose names the processes told, lined up by the groups' own counts of collectives."""
+    """Groups whose names are known from the processes, lined up by the groups' own counts of collectives."""
     rows: dict[tuple[int, int], _Row] = {}
     parts: dict[int, list[tuple[tuple[int, int], Int, Int]]] = defaultdict(list)
     lives: dict[tuple[str, int], dict[int, list[_Life]]] = defaultdict(lambda: defaultdict(list))
@@ -240,8 +241,8 @@ def _named(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], _Row]:
         # A call that is several collectives to the group: its count runs ahead of the calls.
         _, count, seq = members[0]
         for key, other_count, other_seq in members[1:]:
-            _, mine, its = np.intersect1d(count, other_count, return_indices=True)
-            offsets = np.unique(seq[mine] - other_seq[its])
+            _, first, its = np.intersect1d(count, other_count, return_indices=True)
+            offsets = np.unique(seq[first] - other_seq[its])
             if len(offsets) == 1:
                 rows[key].offset = int(offsets[0])
             else:
@@ -277,7 +278,7 @@ def _blocked(calls: RankCalls, ts: Int) -> Int:
 
 
 def _traffic(calls: RankCalls) -> list[_Calls]:
-    found = []
+    traffic = []
     rows = calls.collectives
     if rows.dtype != COLLECTIVE:
         raise TypeError("RankCalls.collectives takes COLLECTIVE records")
@@ -289,8 +290,8 @@ def _traffic(calls: RankCalls) -> list[_Calls]:
         ends = _ends(calls, ts) if calls.ends is None else calls.ends[chosen] + calls.clock_ns
         codes = collective_codes(own, with_comm=False).view(np.int64)
         seq = own["seq"].astype(np.int64)
-        found.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, ends, _blocked(calls, ts)))
-    return found
+        traffic.append(_Calls(calls.rank, comm, codes, seq, ts + calls.clock_ns, ends, _blocked(calls, ts)))
+    return traffic
 
 
 def _signature(calls: _Calls) -> int:
@@ -307,11 +308,11 @@ def _candidates(a: _Calls, b: _Calls) -> Int:
     """Offsets (a's number minus b's) at which some stretch of ``b`` equals one of ``a``, shape (k,)."""
     width = max(1, min(64, len(b.codes) // 3, len(a.codes) // 3))
     prefix = Prefix.of(a.codes)
-    found = []
+    candidates = []
     for end in {len(b.codes), max(width, 2 * len(b.codes) // 3), max(width, len(b.codes) // 3)}:
         starts = np.flatnonzero(prefix.matches(b.codes[end - width : end].view(np.uint64)))
-        found.append(a.seq[starts + width - 1] - b.seq[end - 1])
-    return np.unique(np.concatenate(found))
+        candidates.append(a.seq[starts + width - 1] - b.seq[end - 1])
+    return np.unique(np.concatenate(candidates))
 
 
 def _waited(blocked: Int, ts: Int, end: Int) -> tuple[float, float]:
@@ -334,8 +335,8 @@ class _Fit:
 def _align(a: _Calls, b: _Calls) -> _Fit:
     """The offset that makes call ``n`` of ``b`` call ``n + offset`` of ``a``.
 
-    Call times cannot tell: a rank that is late by 0.6 steps calls nearest to the *next* step of the others. Ends can,
-    and causality can: nobody leaves a collective that somebody has not called yet.
+    Call times cannot decide it: a rank that is late by 0.6 steps calls nearest to the *next* step of the others. Ends
+    can, and causality can: nobody leaves a collective that somebody has not called yet.
     """
     synced = bool((a.end >= 0).any() and (b.end >= 0).any())
     size = int(max(a.seq[-1] - a.seq[0], b.seq[-1] - b.seq[0])) + 1
@@ -369,7 +370,7 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
         if np.mean(code_a == code_b) < 0.98:
             continue
         if synced:
-            # Which calls a synchronise follows: tells equal buckets of one step apart, whose ends are the same.
+            # Which calls a synchronise follows: it distinguishes equal buckets of one step, whose ends are the same.
             uneven = float(np.mean((np.diff(end_a) != 0) != (np.diff(end_b) != 0)))
             broken = np.mean((ts_b > end_a + SLACK_NS) | (ts_a > end_b + SLACK_NS))
             least_uneven = min(least_uneven, uneven)
@@ -398,8 +399,8 @@ def _align(a: _Calls, b: _Calls) -> _Fit:
         return _Fit(
             offset,
             cost,
-            f"ambiguous: by {how}, offset {offset} fits to {cost / 1e6:.3g} ms "
-            f"and {possible[1][1]} to {runner_up / 1e6:.3g} ms",
+            f"ambiguous: by {how}, offset {offset} fits to {milliseconds(cost, '.3g')} "
+            f"and {possible[1][1]} to {milliseconds(runner_up, '.3g')}",
         )
     return _Fit(offset, cost, "")
 
@@ -464,21 +465,21 @@ def _together(costs: list[float], wanted: int) -> NDArray[np.bool_]:
 
 
 def _confirmed(ranks: Sequence[RankCalls]) -> dict[tuple[int, int], Place]:
-    """Handles whose members the processes' memory tells, by (rank, handle).
+    """Handles whose members are known from the processes' memory, by (rank, handle).
 
     What was read is believed where several processes agree: one key and size, and each another rank. A handle whose
     memory was given to something else, or an object that is laid out otherwise, would not.
     """
     alike: dict[tuple[int, int], list[tuple[tuple[int, int], Place]]] = defaultdict(list)
     for calls in ranks:
-        for comm, place in calls.told.items():
+        for comm, place in calls.in_memory.items():
             alike[place.key, place.size].append(((calls.rank, comm), place))
-    found: dict[tuple[int, int], Place] = {}
+    confirmed: dict[tuple[int, int], Place] = {}
     for (_, size), members in alike.items():
         places = {place.rank for _, place in members}
         if 1 < len(members) <= size and len(places) == len(members) == len({rank for (rank, _), _ in members}):
-            found |= dict(members)
-    return found
+            confirmed |= dict(members)
+    return confirmed
 
 
 def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
@@ -488,14 +489,14 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
         ranks: What is known of each rank, one entry a rank.
 
     Returns:
-        :data:`COMMUNICATOR` rows, ordered by rank and handle. ``error`` says why an alignment is unknown; such a row's
+        :data:`COMMUNICATOR` rows, ordered by rank and handle. ``error`` is why an alignment is unknown; such a row's
         ``seq_offset`` is a guess that nothing may rely on.
     """
     made, asked = _made(ranks)
     made |= _named(ranks)
     confirmed = _confirmed(ranks)
-    for key, told in confirmed.items():
-        asked[key] = told.rank, told.size
+    for key, member in confirmed.items():
+        asked[key] = member.rank, member.size
     rows = dict(made)
     traffic = [calls for rank in ranks for calls in _traffic(rank)]
     of = {(calls.rank, calls.comm): calls for calls in traffic}
@@ -539,9 +540,9 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
             for key, row in group_rows.items():
                 row.joined_by = row.joined_by if key in made else "memory"
                 rows.setdefault(key, row)
-    for key, told in confirmed.items():
-        alone = "sends and receives alone do not tell how calls line up"
-        rows.setdefault(key, _Row(_group_id("memory", told.key, told.size), "memory", error=alone))
+    for key, member in confirmed.items():
+        alone = "sends and receives alone do not show how calls line up"
+        rows.setdefault(key, _Row(_group_id("memory", member.key, member.size), "memory", error=alone))
     for key, row in rows.items():
         rank, nranks = asked.get(key, (-1, -1))
         row.comm_rank = row.comm_rank if row.comm_rank >= 0 else rank
@@ -552,23 +553,23 @@ def find_groups(ranks: Sequence[RankCalls]) -> NDArray[np.void]:
     return out
 
 
-def keep_alignment(found: NDArray[np.void], before: NDArray[np.void]) -> NDArray[np.void]:
+def keep_alignment(rows: NDArray[np.void], before: NDArray[np.void]) -> NDArray[np.void]:
     """Takes an alignment by traffic that was clear before over one that no longer is: a busy node blurs the times that
     it is concluded from, and the calls have not changed.
 
     Args:
-        found: :data:`COMMUNICATOR` rows as they are found now.
+        rows: :data:`COMMUNICATOR` rows as they are found now.
         before: As they were found last.
 
     Returns:
         ``found``, with whole groups as they were.
     """
     clear = before[(before["error"] == "") & np.isin(before["joined_by"], ("traffic", "memory"))]
-    doubtful = {(row["rank"], row["comm"]) for row in found[found["error"] != ""]}
+    doubtful = {(row["rank"], row["comm"]) for row in rows[rows["error"] != ""]}
     lost = {row["comm_group"] for row in clear if (row["rank"], row["comm"]) in doubtful}
     kept = {(row["rank"], row["comm"]): row for row in clear if row["comm_group"] in lost}
-    out: NDArray[np.void] = found.copy()
-    for place, row in enumerate(found):
+    out: NDArray[np.void] = rows.copy()
+    for place, row in enumerate(rows):
         old = kept.get((row["rank"], row["comm"]))
         if old is not None:
             out[place] = old

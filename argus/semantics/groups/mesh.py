@@ -9,7 +9,7 @@ Frameworks name their process groups, but not to NCCL. What they send is charact
 * data parallelism reduces gradients: a few large calls a step, among all or among ranks that are far apart;
 * what is tiny and among all (the norm of the gradients, the loss) is bookkeeping.
 
-Megatron's and DeepSpeed's arguments, where the command line has them, say it outright.
+Megatron's and DeepSpeed's arguments, where the command line has them, name it outright.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from argus.model.units import rank_pattern
 
 DIMENSIONS = ("tp", "cp", "ep", "fsdp", "dp", "pp", "world", "unknown")
 """In the order in which a mesh is written, innermost first."""
@@ -50,9 +52,9 @@ TWICE = 1.8
 """Sharded parameters are gathered for the forward and again for the backward pass, and scattered once: 2 to 1, a little
 less where the last layer is kept. Tensor parallelism with split sequences gathers 6 times for 4 scatters a layer."""
 GUESSED = 0.4
-"""At most so sure is a group whose members were concluded from equal calls: parallel ones cannot be told apart."""
+"""At most so sure is a group whose members were concluded from equal calls: parallel ones cannot be distinguished."""
 MAX_SIZES = 512
-"""Different sizes remembered of a communicator. More (variable sequence lengths) say no more."""
+"""Different sizes remembered of a communicator. More (variable sequence lengths) add nothing."""
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Group:
         ranks: Global ranks that were seen in it, ascending.
         size: Ranks it has; -1: not known.
         confidence: 0 to 1.
-        why: What it was told from.
+        why: What it was inferred from.
         handles: (rank, handle) of each of them.
         concluded: Whether that they belong together was concluded from their calls.
     """
@@ -151,14 +153,14 @@ _ARGUMENTS = {
 }
 
 
-def sizes_told(command: str) -> dict[str, int]:
+def sizes_in(command: str) -> dict[str, int]:
     """Sizes of dimensions that a command line gives, as Megatron and its descendants spell them."""
-    found = {}
+    sizes = {}
     for dimension, names in _ARGUMENTS.items():
         match = re.search(rf"(?:^|\s)(?:{names})[= ](\d+)(?=\s|$)", command)
         if match:
-            found[dimension] = int(match[1])
-    return found
+            sizes[dimension] = int(match[1])
+    return sizes
 
 
 def find_mesh(
@@ -171,7 +173,7 @@ def find_mesh(
     """What each communicator of a job is for.
 
     Args:
-        communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows.
+        communicators: :data:`argus.semantics.groups.communicators.COMMUNICATOR` rows.
         traffic: By rank and handle.
         world: Ranks of the job; 0: not known.
         command: Command line of a rank.
@@ -181,17 +183,17 @@ def find_mesh(
     """
     sums = _sums(communicators, traffic)
     world = max(world, *(each.ranks[-1] + 1 for each in sums), 1) if sums else world
-    told = sizes_told(command)
-    found: list[Group] = []
+    sizes = sizes_in(command)
+    groups: list[Group] = []
     undecided: list[_Sum] = []
     for each in sums:
-        answer = _by_arguments(each, told, world) or _by_operations(each, world)
+        answer = _by_arguments(each, sizes, world) or _by_operations(each, world)
         if answer is None:
             undecided.append(each)
         else:
-            found.append(_group(each, *answer))
-    found += _reductions(undecided, world)
-    return sorted(found, key=lambda group: (DIMENSIONS.index(group.dimension), group.ranks, group.id))
+            groups.append(_group(each, *answer))
+    groups += _reductions(undecided, world)
+    return sorted(groups, key=lambda group: (DIMENSIONS.index(group.dimension), group.ranks, group.id))
 
 
 def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Traffic]) -> list[_Sum]:
@@ -217,20 +219,22 @@ def _sums(communicators: NDArray[np.void], traffic: Mapping[tuple[int, int], Tra
             continue
         ranks = tuple(sorted({rank for rank, _, _ in members}))
         size = max(nranks for _, nranks, _ in members)
-        told = group in concluded
+        is_concluded = group in concluded
         parts_of = [part for _, _, part in members]
-        sums.append(_Sum(group, ranks, size, calls, parts_of, several and told, frozenset(handles[group]), told))
+        sums.append(
+            _Sum(group, ranks, size, calls, parts_of, several and is_concluded, frozenset(handles[group]), is_concluded)
+        )
     return sums
 
 
-def _by_arguments(each: _Sum, told: dict[str, int], world: int) -> tuple[str, float, str] | None:
-    """By what the command line says, where this group's ranks are those of such a dimension."""
+def _by_arguments(each: _Sum, sizes: dict[str, int], world: int) -> tuple[str, float, str] | None:
+    """By the command line, where this group's ranks are those of a dimension that it names."""
     if len(each.ranks) < 2:
         return None
     steps = set(np.diff(each.ranks).tolist())
-    strides = {"tp": 1, "cp": told.get("tp", 1), "pp": max(world // max(told.get("pp", 1), 1), 1)}
+    strides = {"tp": 1, "cp": sizes.get("tp", 1), "pp": max(world // max(sizes.get("pp", 1), 1), 1)}
     for dimension, stride in strides.items():
-        size = told.get(dimension, 1)
+        size = sizes.get(dimension, 1)
         if size > 1 and len(each.ranks) == size and steps == {stride}:
             return dimension, 0.95, f"the command line says {dimension} {size}, and these are its ranks"
     return None
@@ -261,7 +265,7 @@ def _reductions(undecided: list[_Sum], world: int) -> list[Group]:
     # Where nobody calls more rarely by so much there is nothing to compare with.
     most = max((each.often for each in undecided), default=0.0)
     rarest = min((each.often for each in undecided if most > MANY * each.often), default=0.0)
-    found = []
+    groups = []
     for each in undecided:
         shards = each.part("AllGather", "ReduceScatter")
         least = SMALL_BYTES if each.largest > SMALL_BYTES else 0
@@ -277,8 +281,8 @@ def _reductions(undecided: list[_Sum], world: int) -> list[Group]:
         else:
             sure = 0.85 if rarest and not everybody else 0.7
             answer = "dp", sure, f"all-reduces, in {_few(sizes)}"
-        found.append(_group(each, *answer))
-    return found
+        groups.append(_group(each, *answer))
+    return groups
 
 
 def _group(each: _Sum, dimension: str, sure: float, why: str) -> Group:
@@ -319,16 +323,7 @@ def describe(groups: list[Group]) -> list[str]:
         if dimension not in ("world", "unknown"):
             doubt = "?" if all(group.confidence <= GUESSED and group.concluded for group in members) else ""
             sizes.append(f"{dimension} {widest}{doubt}")
-        shown = " · ".join(_ranks(ranks) for ranks in rank_sets[:4])
+        shown = " · ".join(rank_pattern(ranks) for ranks in rank_sets[:4])
         more = f" and {len(rank_sets) - 4} more" if len(rank_sets) > 4 else ""
         lines.append(f"  {dimension:5} {WORDS[dimension]}: ranks {shown}{more} ({members[0].why})")
     return [f"mesh: {' x '.join(sizes)}", *lines] if sizes else lines and ["mesh: none", *lines]
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    steps = set(np.diff(ranks).tolist())
-    if len(ranks) > 2 and steps == {1}:
-        return f"{ranks[0]}-{ranks[-1]}"
-    if len(ranks) > 4 and len(steps) == 1:
-        return f"{ranks[0]},{ranks[1]}..{ranks[-1]}"
-    return ",".join(map(str, ranks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 FORWARD, BACKWARD = 0, 1
 
@@ -80,16 +80,16 @@ def schedule(pp: int, vpp: int, batches: int) -> list[Op]:
         return other, places[other][kind, chunk, batch]
 
     done = [0] * pp
-    found: list[Op] = []
-    while len(found) < sum(map(len, orders)):
-        before = len(found)
+    ops: list[Op] = []
+    while len(ops) < sum(map(len, orders)):
+        before = len(ops)
         for stage, order in enumerate(orders):
             while done[stage] < len(order):
                 kind, chunk, batch = order[done[stage]]
                 after = needs(stage, kind, chunk, batch)
                 if after is not None and done[after[0]] <= after[1]:
                     break
-                found.append(Op(stage, kind, chunk, batch, done[stage], after))
+                ops.append(Op(stage, kind, chunk, batch, done[stage], after))
                 done[stage] += 1
-        assert len(found) > before, "the schedule waits for itself"
-    return found
+        assert len(ops) > before, "the schedule waits for itself"
+    return ops

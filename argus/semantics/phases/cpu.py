@@ -2,10 +2,11 @@
 
 torch names its own parts: the data loader's, the wrapped model's and the optimiser's calls are ``record_function``
 ranges, the autograd engine has an entry and an exit, and a process group's works have a begin, an end and somebody who
-waits. Time that one of these covers is told from marks; the loss between forward and backward or a batch's way to the
-device have no marks of their own and are told from their neighbours. What is left is "other".
+waits. Time that one of these covers is attributed by marks; the loss between forward and backward or a batch's way to
+the device have no marks of their own and are inferred from their neighbours. What is left is "other".
 
-Only time on the CPU is told: on a GPU job the kernels of a forward may run while the main thread is in its backward.
+Only time on the CPU is attributed: on a GPU job the kernels of a forward may run while the main thread is in its
+backward.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics import steps as steps_by
-from argus.semantics.range_names import Role
+from argus.semantics.steps import by_calls as steps_by
+from argus.semantics.steps.range_names import Role
 
 
 class What(IntEnum):
@@ -96,12 +97,12 @@ BY_MARKS, BETWEEN_MARKS, REMAINDER = range(3)
 
 MARKS = 65_536
 """Marks kept while no step comes: 650 steps of 100 marks, 1.5 MiB a rank. Steps come at the latest when their period
-has held for a few dozen units (:mod:`argus.semantics.steps`)."""
+has held for a few dozen units (:mod:`argus.semantics.steps.by_calls`)."""
 WORKS = 4_096
 """Works remembered after their last mark, to know a wait for a finished one. Waits come within the step, and a step has
 10 to 100 marks, so that this is 40 steps and more."""
 THREADS = 64
-"""Threads whose marks are counted, to tell the main one. A process that starts a thread a step must not pile them up;
+"""Threads whose marks are counted, to find the main one. A process that starts a thread a step must not pile them up;
 the main one is among those with most marks."""
 DEPTH = 256
 """Ranges open in one another. Deeper is a sign of lost ends: Python itself stops at 1,000 frames."""
@@ -114,8 +115,8 @@ PIECES = 1_024
 """Fed arrays joined at the latest when there are so many: an array's own cost is 5 marks'."""
 
 _ESTIMATED = 0.5
-"""At most this confidence in a step whose end has no mark: what :class:`argus.semantics.steps.StepTracker` gives to
-steps that it could not tell apart either."""
+"""At most this confidence in a step whose end has no mark: what :class:`argus.semantics.steps.by_calls.StepTracker`
+gives to steps that it could not separate either."""
 
 
 class _Label(IntEnum):
@@ -181,7 +182,7 @@ class _Works:
         self._ends: list[int] = []
 
     def advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
-        """Takes the works' marks of a stretch, in order, and says when works ran in it.
+        """Takes the works' marks of a stretch, in order, and returns when works ran in it.
 
         A work open throughout the stretch though its thread began others lost its end: threads carry out one at a
         time.
@@ -216,7 +217,7 @@ class _Works:
         return spans
 
     def wait_end(self, since: int, handle: int, limit: int, *, over: bool) -> tuple[int, bool]:
-        """When a wait of the newest stretch ended, at the latest at ``limit``, and whether marks say so.
+        """When a wait of the newest stretch ended, at the latest at ``limit``, and whether marks show it.
 
         Args:
             since: Begin of the wait.
@@ -265,7 +266,7 @@ class _Main:
         self._works = works
         self._counters = counters
         self._spans: list[_Span] = []
-        self._told = 0
+        self._attributed_until = 0
         self._begun = False
         self._ends_known = False
         """Whether backwards have ends. Where they do, an optimiser inside a backward is a hook's."""
@@ -277,7 +278,7 @@ class _Main:
         self._newest_optimizer = -1
         self._wait: tuple[int, int] | None = None
         self._after: int | None = None
-        """The part before the open gap where that tells something: DATA or FORWARD."""
+        """The part before the open gap where that decides what the gap is: DATA or FORWARD."""
         self._since = 0
         self._zeroed = False
         """Whether a ZERO_GRAD came since that part."""
@@ -287,13 +288,13 @@ class _Main:
         """Gaps that count if a backward follows in the step."""
 
     def advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
-        """Takes the thread's marks of a stretch, in order, and says what its time until ``until`` went to."""
+        """Takes the thread's marks of a stretch, in order, and returns what its time until ``until`` was spent on."""
         self._spans = []
         self._ends_known |= bool((marks["what"] == What.BACKWARD_END).any())
-        if self._depth and not self._ends_known:  # told up to the step's end, and over with it
+        if self._depth and not self._ends_known:  # attributed up to the step's end, and over with it
             self._depth = 0
-            self._resume_optimizers(self._told, sure=True)
-        self._told = until
+            self._resume_optimizers(self._attributed_until, sure=True)
+        self._attributed_until = until
         columns = (marks[name].tolist() for name in ("ts_ns", "what", "role", "handle"))
         for ts, what, role, handle in zip(*columns, strict=True):
             if self._wait:
@@ -434,7 +435,7 @@ class _Main:
                 entry.shown, entry.sure = ts, sure
 
     # Parts follow one another: DATA, FORWARD, ZERO_GRAD, backward. An optimiser that held no closure is noticed when
-    # it ends. The gap between two is told from both; a ZERO_GRAD parts a gap and changes what is after it.
+    # it ends. The gap between two is inferred from both; a ZERO_GRAD parts a gap and changes what is after it.
 
     def _arrive(self, role: int, ts: int) -> None:
         if role == Role.DATA:
@@ -470,7 +471,7 @@ class PhaseTracker:
     """The phases of one rank's steps. ``feed`` marks, ``snap`` the steps' boundaries, then ``split`` the steps.
 
     A step is split by the marks up to its end, so these should have come: drained buffers may be 50 ms apart. Marks
-    that come later still close what they close, but change no phase already told.
+    that come later still close what they close, but change no phase already reported.
 
     Attributes:
         counters: What was lost or odd: ``marks_dropped_old``, ``marks_late``, ``main_thread_changed``,
@@ -505,7 +506,7 @@ class PhaseTracker:
         self._pieces.append(np.array(marks, MARK))
         self._kept += len(marks)
         begins = marks["what"] == What.RANGE_BEGIN
-        for count, mine in zip(
+        for count, counted in zip(
             self._tallies,
             (
                 begins & (marks["role"] == Role.OPTIMIZER),
@@ -516,7 +517,7 @@ class PhaseTracker:
             ),
             strict=True,
         ):
-            count.update(marks["tid"][mine].tolist())
+            count.update(marks["tid"][counted].tolist())
         self.prune()
 
     def prune(self) -> None:
@@ -560,9 +561,9 @@ class PhaseTracker:
                 self._choose(end, end)
                 continue
             newest = max(self._chosen, default=0)
-            found = self._last_between(ends, begin, end)
-            if found is not None:
-                self._learn(end - found)
+            nearest = self._last_between(ends, begin, end)
+            if nearest is not None:
+                self._learn(end - nearest)
             if begin not in self._chosen:
                 # What the step before would have been is not known: taken to be as long as this one.
                 after = max(begin - (end - begin), newest if newest < begin else 0)
@@ -574,11 +575,11 @@ class PhaseTracker:
                     self._learn(begin - moved)
                 self._choose(begin, moved)
             start = self._chosen[begin]
-            stop = max(end - self._offset() if found is None else found, start + 1)
+            stop = max(end - self._offset() if nearest is None else nearest, start + 1)
             self._choose(end, stop)
             out["ts_ns"][i] = start
             out["duration_ns"][i] = stop - start
-            if found is not None:
+            if nearest is not None:
                 out["method"][i] = steps_by.BY_MARKS
             elif stop != end:
                 out["confidence"][i] = min(_ESTIMATED, float(out["confidence"][i]))
@@ -619,7 +620,7 @@ class PhaseTracker:
         self._kept = len(marks)
 
     def _advance(self, marks: NDArray[np.void], begin: int, until: int) -> list[_Span]:
-        """Takes the ordered marks up to ``until``, a step's end, and says what happened until then."""
+        """Takes the ordered marks up to ``until``, a step's end, and returns what happened until then."""
         self.counters["marks_late"] += int(np.searchsorted(marks["ts_ns"], np.uint64(self._done), side="right"))
         self._done = max(self._done, until)
         spans = self._works.advance(marks[marks["what"] >= What.WORK_BEGIN], begin, until)

@@ -5,7 +5,7 @@ At each moment the strongest thing counts: a kernel that computes, then NCCL's, 
 ran belongs to what the GPU waited for. So the phases of a step add up to the step.
 
 What a kernel is for is known where PyTorch marks its own parts: by when it was launched. Elsewhere some kernels' names
-tell (``attention_bwd``, ``multi_tensor_adamw``), and the others go by their neighbours in the order of launches.
+show it (``attention_bwd``, ``multi_tensor_adamw``), and the others go by their neighbours in the order of launches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.records import GpuKind
-from argus.semantics.phases import SEGMENT, Phase
+from argus.model.records import GpuKind
+from argus.semantics.phases.cpu import SEGMENT, Phase
 
 
 class What(IntEnum):
@@ -37,7 +37,7 @@ class What(IntEnum):
     REDUCE = 9
     SEND_RECV = 10
     COMMUNICATION = 11
-    """Of NCCL, and its name does not tell which."""
+    """Of NCCL, of unknown kind by its name."""
     COPY = 12
     COPY_IN = 13
     COPY_OUT = 14
@@ -73,7 +73,7 @@ class Method(IntEnum):
     """``GPU_PHASE["method"]``: how most of a phase was found."""
 
     RECORDS = 0
-    """What CUPTI says of the operation itself: NCCL's kernels, copies; and that nothing ran."""
+    """What CUPTI records of the operation itself: NCCL's kernels, copies; and that nothing ran."""
     MARKS = 1
     """Launched while PyTorch was in that part."""
     NAMES = 2
@@ -81,7 +81,7 @@ class Method(IntEnum):
     THREADS = 3
     """Launched by a thread that launches backward passes only."""
     ORDER = 4
-    """Launched between kernels whose names tell."""
+    """Launched between kernels whose names show their phase."""
     CALLS = 5
     """By what the CPU called, and when."""
 
@@ -124,7 +124,7 @@ none. ``bytes``: of the calls that launched them, added up; of calls in a group,
 
 _FOREVER = 1 << 62
 _WAYS = len(GpuPhase), len(Method), 101
-"""Phase, method and confidence in percent, to be told apart as one number."""
+"""Phase, method and confidence in percent, to be distinguished by one number."""
 _COMPUTES = int(GpuPhase.COMPUTE)
 _COMMUNICATES = int(GpuPhase.PIPELINE_BUBBLE)
 
@@ -186,18 +186,18 @@ CALLS_NS = 600_000_000_000
 BATCHES = 64
 """Batches of calls that may wait to be put with the others while no kernel asks for them."""
 TRANSFERS = 512
-"""Newest kernels of one size that tell how long a transfer takes."""
+"""Newest kernels of one size from which the time of a transfer is estimated."""
 SIZES = 1_024
 """Sizes of transfers that are remembered."""
 ALIKE = 1.1
 """Transfers that take up to this many times as long as the quickest waited for nobody."""
 BACKWARD_THREAD = 8
-"""Kernels with telling names, of a backward pass, that make a thread one of autograd's."""
+"""Kernels of a backward pass, by their names, that make a thread one of autograd's."""
 THREADS = 64
 """Threads that are remembered."""
 KERNELS = 16_384
-"""Kernels, told apart by name and grid, of which is remembered what they were for: 3 MiB. Grids that go with the length
-of a batch must not pile up."""
+"""Kernels, distinguished by name and grid, of which is remembered what they were for: 3 MiB. Grids that go with the
+length of a batch must not pile up."""
 SURE = 0.9
 """Share that decides: of a kernel's appearances, what it is for; of a thread's, that it is one of autograd's."""
 LARGE_COPY = 1 << 20
@@ -205,7 +205,7 @@ LARGE_COPY = 1 << 20
 USUAL = 32
 """Newest steps whose large copies to the host are the usual ones (optimiser states kept on the host)."""
 FEWEST = 3
-"""Steps that tell what is usual: with fewer, the median is a step's own or half of it."""
+"""Steps that show what is usual: with fewer, the median is a step's own or half of it."""
 UNUSUAL = 4
 """A checkpoint is this many times what is usual, at least."""
 
@@ -224,7 +224,7 @@ def what_of(name: str) -> What:
     )
     if _COPIES.search(name):
         return What.KERNEL  # of sharded parameters, forward and backward
-    # A template's arguments tell where its own name does not: elementwise_kernel<…gelu_backward…>.
+    # A template's arguments show it where its own name does not: elementwise_kernel<…gelu_backward…>.
     for text in (name.partition("<")[0], name):
         for pattern, what in patterns:
             if pattern.search(text):
@@ -279,7 +279,7 @@ class Transfers:
 
 
 class Calls:
-    """A rank's newest calls of NCCL: what its kernels are for, where their names do not tell, and how large."""
+    """A rank's newest calls of NCCL: what its kernels are for, where their names do not show it, and how large."""
 
     def __init__(self) -> None:
         self._calls = np.empty((0, 6), np.int64)
@@ -318,14 +318,14 @@ class Calls:
         """The call that each operation was launched in, shape (n, 6), and whether there is one."""
         calls = np.concatenate([np.zeros((1, 6), np.int64), self._join()])
         calls = calls[np.lexsort((calls[:, 0], calls[:, 1]))]
-        found = np.zeros(len(ops), np.int64)
+        places = np.zeros(len(ops), np.int64)
         tids = ops["tid"].astype(np.int64)
         for tid in np.unique(tids[tids > 0]).tolist():
-            mine = tids == tid
+            of_thread = tids == tid
             low, high = np.searchsorted(calls[:, 1], [tid, tid + 1])
-            place = low + np.searchsorted(calls[low:high, 0], ops["launch"][mine], side="right") - 1
-            found[mine] = np.where(place >= low, place, 0)
-        return calls[found], found > 0
+            place = low + np.searchsorted(calls[low:high, 0], ops["launch"][of_thread], side="right") - 1
+            places[of_thread] = np.where(place >= low, place, 0)
+        return calls[places], places > 0
 
 
 class GpuPhases:
@@ -334,7 +334,7 @@ class GpuPhases:
     Attributes:
         transfers: Shared by the ranks of a job.
         calls: The rank's.
-        guessed: Kernels of NCCL whose names do not tell what they do, and whose calls were not seen.
+        guessed: Kernels of NCCL of unknown kind by their names, and whose calls were not seen.
     """
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class GpuPhases:
         self.guessed = 0
         self._timeline: deque[NDArray[np.void]] = deque()
         self._threads: dict[int, NDArray[np.int64]] = {}
-        """Of each thread: kernels with telling names, and those among them of a backward pass."""
+        """Of each thread: kernels whose names show their phase, and those among them of a backward pass."""
         self._votes: dict[int, NDArray[np.int64]] = {}
         self._large: deque[int] = deque(maxlen=USUAL)
 
@@ -367,7 +367,7 @@ class GpuPhases:
 
         Args:
             ops: Operations of one device, in order of launch, those before and after the windows included, for they
-                tell what kernels are for: ``semantics.gpu._OP``.
+                show what kernels are for: ``semantics.gpu._OP``.
             edges: The windows, shape (n + 1,), ns.
             steps: The step of each window, -1 for none, shape (n,).
 
@@ -467,9 +467,9 @@ class GpuPhases:
         computes = np.flatnonzero(what <= What.OPTIMIZER)
         if not len(computes):
             return label, method, sure
-        found = self._by_neighbours(ops, what, computes)
+        by_neighbours = self._by_neighbours(ops, what, computes)
         marked, known = _at(segments, ops["launch"][computes])
-        label[computes], method[computes], sure[computes] = found
+        label[computes], method[computes], sure[computes] = by_neighbours
         label[computes[known]] = marked[known]
         method[computes[known]], sure[computes[known]] = Method.MARKS, 0.95
         return label, method, sure
@@ -519,9 +519,9 @@ class GpuPhases:
         if threads:
             # No batch: the CPU prepares the next step for longer than it pauses anywhere in it.
             for first in np.unique(left[unnamed & (before != after) & ~bordered & (place > 0)]).tolist():
-                mine = np.flatnonzero(unnamed & (left == first) & (place > 0))
-                pause = int(np.diff(ops["launch"][computes[np.append(first, mine)]]).argmax())
-                guess[mine[pause:]] = after[mine[0]]
+                between = np.flatnonzero(unnamed & (left == first) & (place > 0))
+                pause = int(np.diff(ops["launch"][computes[np.append(first, between)]]).argmax())
+                guess[between[pause:]] = after[between[0]]
             label[unnamed] = guess[unnamed] - 1
             sure[same], sure[split], sure[unnamed & ~same & ~split] = 0.8, 0.6, 0.4
             return label, method, sure
@@ -537,18 +537,18 @@ class GpuPhases:
         if len(doubtful):
             identities, back = np.unique(ops["identity"][computes[doubtful]], return_inverse=True)
             votes = np.array([self._votes.get(one, np.zeros(8, np.int64)) for one in identities.tolist()])[back]
-            for kind, told in ((votes[:, :4], np.ones(len(doubtful), bool)), (votes[:, 4:], ~split[doubtful])):
+            for kind, applies in ((votes[:, :4], np.ones(len(doubtful), bool)), (votes[:, 4:], ~split[doubtful])):
                 best, total = kind.argmax(axis=1), kind.sum(axis=1)
-                clear = told & (total >= 2) & (kind.max(axis=1) >= SURE * total) & (sure[doubtful] < 0.6)
+                clear = applies & (total >= 2) & (kind.max(axis=1) >= SURE * total) & (sure[doubtful] < 0.6)
                 label[doubtful[clear]], sure[doubtful[clear]] = best[clear] - 1, 0.6
         return label, method, sure
 
     def _backward_threads(self, tids: NDArray[np.uint32], own: NDArray[np.uint8]) -> list[int]:
         """Threads that launch backward passes only (PyTorch's autograd has one for each GPU)."""
         for tid in np.unique(tids).tolist():
-            told = own[tids == tid]
+            kinds = own[tids == tid]
             seen = self._threads.setdefault(tid, np.zeros(2, np.int64))
-            seen += np.sum(told != What.KERNEL), np.sum(told == What.BACKWARD)
+            seen += np.sum(kinds != What.KERNEL), np.sum(kinds == What.BACKWARD)
         if len(self._threads) < 2:
             return []
         while len(self._threads) > THREADS:
@@ -562,7 +562,7 @@ class GpuPhases:
         same: NDArray[np.bool_],
         split: NDArray[np.bool_],
     ) -> None:
-        """Counts what kernels without a telling name were for: between equals, and by borders."""
+        """Counts what kernels whose names do not show it were for: between equals, and by borders."""
         for chosen, shift in ((same, 0), (split, 4)):
             codes, count = np.unique(identity[chosen].astype(np.int64) << 4 | guess[chosen], return_counts=True)
             for code, times in zip(codes.tolist(), count.tolist(), strict=True):
@@ -580,18 +580,18 @@ class GpuPhases:
         inside = (window >= 0) & (window < len(steps))
         large, window = large[inside], window[inside]
         total = np.bincount(window, ops["identity"][large], minlength=len(steps)).astype(np.int64)
-        found = np.zeros(len(steps), bool)
+        is_checkpoint = np.zeros(len(steps), bool)
         real = np.flatnonzero(steps >= 0)
-        # Those after a step tell what is usual, too: the first that Argus sees may well be one with a checkpoint.
+        # Those after a step show what is usual, too: the first that Argus sees may well be one with a checkpoint.
         ahead = deque(total[real[:USUAL]].tolist())
         for place, number in enumerate(real.tolist()):
             near = [*self._large, *ahead]
             if len(near) >= FEWEST:
-                found[number] = total[number] > UNUSUAL * np.median(near)
+                is_checkpoint[number] = total[number] > UNUSUAL * np.median(near)
             self._large.append(ahead.popleft())
             if place + USUAL < len(real):
                 ahead.append(int(total[real[place + USUAL]]))
-        chosen: NDArray[np.int64] = large[found[window]]
+        chosen: NDArray[np.int64] = large[is_checkpoint[window]]
         return chosen
 
     @staticmethod
@@ -619,7 +619,7 @@ class GpuPhases:
 
 
 def _vague(ops: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which are kernels of NCCL whose names do not tell what they do, shape (n,)."""
+    """Which are kernels of NCCL of unknown kind by their names, shape (n,)."""
     vague: NDArray[np.bool_] = (ops["kind"] == What.SEND_RECV) | (ops["kind"] == What.COMMUNICATION)
     return vague
 
@@ -672,9 +672,9 @@ def _sweep(
     begin, end = np.clip(begin, edges[0], edges[-1]), np.clip(end, edges[0], edges[-1])
     keep = begin < end
     begin, end, label, method, sure = begin[keep], end[keep], label[keep], method[keep], sure[keep]
-    # Labels that are told in different ways are kept apart, so that each moment has one way.
-    told = label, method, np.round(sure * 100).astype(np.int64)
-    ways, way = _distinct(np.ravel_multi_index(told, _WAYS))
+    # Labels that were found by different methods are kept apart, so that each moment has one way.
+    labels = label, method, np.round(sure * 100).astype(np.int64)
+    ways, way = _distinct(np.ravel_multi_index(labels, _WAYS))
     label_of, method_of, percent_of = np.unravel_index(ways, _WAYS)
     times = np.concatenate([begin, end, edges])
     order = np.argsort(times, kind="stable")
@@ -686,10 +686,10 @@ def _sweep(
     winner = np.full(len(length), len(ways), np.int64)
     talks = np.zeros((len(GpuPhase), len(length)), np.bool_)
     by_way = np.argsort(way, kind="stable")
-    for number, mine in reversed(list(enumerate(np.split(by_way, np.cumsum(np.bincount(way))[:-1])))):
+    for number, of_way in reversed(list(enumerate(np.split(by_way, np.cumsum(np.bincount(way))[:-1])))):
         change = np.zeros(len(times), np.int32)
-        change[place[mine]] = 1
-        change[place[len(begin) + mine]] = -1
+        change[place[of_way]] = 1
+        change[place[len(begin) + of_way]] = -1
         active = np.cumsum(change, dtype=np.int32)[:-1] > 0
         winner[active] = number  # the strongest comes last
         if _COMPUTES < phase_of[number] <= _COMMUNICATES:
@@ -706,19 +706,19 @@ def _sweep(
     parts = []
     for phase in GpuPhase:
         of = np.flatnonzero(phase_of == phase)
-        mine = spent[:, of]
-        duration, overlapped = mine.sum(axis=1), hidden[:, phase]
+        by_label = spent[:, of]
+        duration, overlapped = by_label.sum(axis=1), hidden[:, phase]
         there = np.flatnonzero((steps >= 0) & ((duration > 0) | (overlapped > 0)))
         if not len(there):
             continue
-        mine, duration = mine[there], duration[there]
-        most = of[mine.argmax(axis=1)]
+        by_label, duration = by_label[there], duration[there]
+        most = of[by_label.argmax(axis=1)]
         part = np.zeros(len(there), GPU_PHASE)
         part["step"], part["start_ns"], part["phase"] = steps[there], edges[there], phase
         part["duration_ns"], part["overlapped_ns"] = duration, overlapped[there]
         part["operations"] = operations[there * phases + phase]
         part["method"] = method_of[most]
-        part["confidence"] = np.where(duration > 0, mine @ sure_of[of] / np.maximum(duration, 1), sure_of[most])
+        part["confidence"] = np.where(duration > 0, by_label @ sure_of[of] / np.maximum(duration, 1), sure_of[most])
         parts.append(part)
     rows = np.concatenate([np.empty(0, GPU_PHASE), *parts])
     in_order: NDArray[np.void] = rows[np.argsort(rows["start_ns"], kind="stable")]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from argus.semantics.stacks import Frame, label
+from argus.model.stacks import Frame
+from argus.semantics.stacks.stack import label
 
 KERNEL = Frame("kernel", "[kernel]")
 COLLECTING = Frame("marker", "(collecting garbage)")
@@ -67,7 +68,7 @@ class Profile:
 
 
 def annotated(frames: tuple[Frame, ...], *, kind: str, reason: str, gc: bool, in_kernel: bool) -> tuple[Frame, ...]:
-    """A stack with what the samples say besides: collecting garbage, in the kernel, waiting for what."""
+    """A stack with the other properties of its samples: collecting garbage, in the kernel, waiting for what."""
     out = list(frames) or [NO_STACK]
     if gc:
         last = max((n for n, frame in enumerate(out) if frame.kind == "python"), default=len(out) - 1)
@@ -174,5 +175,5 @@ def changes(two: Difference, *, python: bool = False) -> list[Change]:
             sums.setdefault(own, [0.0] * 4)[column] += ns
             for frame in set(frames):
                 sums.setdefault(frame, [0.0] * 4)[2 + column] += ns
-    found = [Change(frame, *values) for frame, values in sums.items()]
-    return sorted(found, key=lambda change: (-change.gained, frame_text(change.frame)))
+    all_changes = [Change(frame, *values) for frame, values in sums.items()]
+    return sorted(all_changes, key=lambda change: (-change.gained, frame_text(change.frame)))

@@ -4,7 +4,7 @@ A training loop makes the same calls again and again: the shortest period of the
 NCCL collectives is a step. This is GREYHOUND's idea (ATC '25: period of the NCCL call types), taken further in three
 ways: kernels are part of the sequence, so that equal gradient buckets are not taken for steps; the period is verified
 instead of read off an autocorrelation peak; and steps get numbers that agree on every rank, from the calls' aligned
-sequence numbers (:mod:`argus.semantics.groups`), whenever the ranks were attached.
+sequence numbers (:mod:`argus.semantics.groups.communicators`), whenever the ranks were attached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.records import COLLECTIVE, LAUNCH
+from argus.model.records import COLLECTIVE, LAUNCH
+from argus.semantics.steps.period import (
+    BACKWARD,
+    COLLECTIVES,
+    EXACT,
+    LOCK_PERIODS,
+    LOOSE,
+    MULTIPLIER,
+    PROOF,
+    PROOF_UNITS,
+    WINDOW,
+    Hash,
+    Prefix,
+    codes_of,
+    find_unit,
+    mix,
+)
 
 Int = NDArray[np.int64]
-Hash = NDArray[np.uint64]
 
 ITERATION = np.dtype(
     [
@@ -45,156 +60,13 @@ BY_LAUNCHES = 1
 BY_MARKS = 3
 BY_PULSES = 4
 
-WINDOW = 65_536
-"""Calls looked at for a period. 3 steps of 20,000 launches, the largest step of the public traces at hand, fit in."""
-NEAR_EXACT = 0.98
-"""Share of calls that must repeat. One unit in 50 may differ: a step with fewer than 50 equal parts (micro-batches,
-layers) is told from its parts, and a rare extra call (a log line's reduction) does not hide the period."""
-GRAM = 16
-"""Calls in the n-gram whose re-occurrences propose periods. Proposals are verified, so this only bounds their
-number."""
-CANDIDATES = 64
-"""Proposals verified, those with most votes. The true period has a vote from every n-gram unique in its unit."""
-MIN_PERIODS = 3
-"""A period must hold over three units: two can be a coincidence of warm-up steps."""
-LOCK_PERIODS = 5
-"""Units :class:`StepTracker` wants before it believes a period: attached inside a step of 4 micro-batches, 3 are
-seen."""
-PROOF_UNITS = 20
-"""Units over which a new period must hold before steps are reported: up to 19 micro-batches a step are told from steps.
-Evaluation more often than every 20 steps is in turn taken for a part of a longer step, where it launches kernels of its
-own."""
-PROOF = 0.95
-"""Share of those units that must be followed by another at once: 19 of 20. Fewer suffice where nothing new is launched
-in between."""
-SHORT_STRETCH = 4096
-"""Stretches of calls up to this long are looked at in four places: steps that evaluation comes between so often are
-short."""
 KEPT_BOUNDARIES = 16_384
 """Numbered boundaries of a communicator, 16 bytes each: a rank may be so many steps behind the first."""
-KNOWN_KERNELS = 0.9
-"""Share of the launches between repetitions that must be known from them: an evaluation may have a kernel or two of its
-own (an argmax), an optimiser has hardly any other."""
 HOLD_NS = 50_000_000
 """Calls younger than this (before the newest) wait, so that another thread's batch can still sort in before them. Ring
 buffers are drained every 10-20 ms."""
 GAP_UNITS = 32
 """Units over which the median gap between calls is taken."""
-
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing, Knuth TAOCP 3, 6.4
-_BASE = np.uint64(0xD1342543DE82EF95)  # odd, hence invertible modulo 2^64; from Steele and Vigna, LXM multipliers
-
-
-def _mix(values: NDArray[np.uint64] | NDArray[np.int64]) -> Hash:
-    """Spreads values over 64 bits, so that polynomial hashes of small codes do not collide."""
-    mixed = values.astype(np.uint64, copy=True)
-    mixed ^= mixed >> np.uint64(30)
-    mixed *= _MULTIPLIER
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)  # splitmix64's second constant
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
-
-
-def _powers(count: int) -> Hash:
-    powers = np.full(count, _BASE, np.uint64)
-    if count:
-        powers[0] = 1
-    return np.cumprod(powers, dtype=np.uint64)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """Hashes of all windows of a sequence, any width, from one pass (Karp and Rabin, modulo 2^64)."""
-
-    sums: Hash
-    powers: Hash
-
-    @classmethod
-    def of(cls, codes: NDArray[np.uint64] | NDArray[np.int64]) -> Prefix:
-        powers = _powers(len(codes) + 1)
-        sums = np.zeros(len(codes) + 1, np.uint64)
-        np.cumsum(_mix(codes) * powers[:-1], out=sums[1:])
-        return cls(sums, powers)
-
-    def windows(self, width: int) -> Hash:
-        """Hashes of windows ``[i, i + width)``, shape (n - width + 1,), comparable with one another."""
-        count = len(self.sums) - width
-        # Shifting each up to the last one's power avoids inverses.
-        return (self.sums[width:] - self.sums[:-width]) * self.powers[count - 1 :: -1][:count]
-
-    def matches(self, unit: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Where windows equal ``unit``, shape (n - len(unit) + 1,)."""
-        width = len(unit)
-        count = len(self.sums) - width
-        if count <= 0:
-            return np.zeros(0, np.bool_)
-        target = np.sum(_mix(unit) * _powers(width), dtype=np.uint64)
-        return np.asarray((self.sums[width:] - self.sums[:-width]) == target * self.powers[:count])
-
-
-@dataclass(frozen=True)
-class Period:
-    """A repeating unit of a call sequence.
-
-    Attributes:
-        length: Calls in the unit.
-        score: Share of calls equal to the one a period later, 0 to 1.
-        repeats: Whole units in the stretch the score was taken over.
-    """
-
-    length: int
-    score: float
-    repeats: int
-
-
-def _score(codes: NDArray[np.int64], length: int) -> Period | None:
-    """The repetition of ``codes`` at ``length``, over the newer half of the window and at least three units of it."""
-    start = min(len(codes) - MIN_PERIODS * length, len(codes) // 2)
-    if start < 0:
-        return None
-    tail = codes[start:]
-    return Period(length, float(np.mean(tail[length:] == tail[:-length])), len(tail) // length)
-
-
-def find_period(codes: NDArray[np.int64]) -> Period | None:
-    """The shortest unit that the end of a sequence repeats.
-
-    Each n-gram votes for the distance to its previous occurrence; the distances with most votes are verified against
-    the newer half of the window (the older may be warm-up). The shortest that holds wins, unless a longer one leaves
-    at most a quarter of its mismatches: then the shorter one is a part of the unit (a layer, a bucket) that repeats
-    often. A multiple of the true period never has fewer mismatches, since an extra call disturbs one period's worth
-    of comparisons.
-
-    Args:
-        codes: One integer a call, shape (n,); the newest :data:`WINDOW` are used.
-
-    Returns:
-        The period, or None where nothing repeats three times with a share of :data:`NEAR_EXACT`.
-    """
-    codes = codes[-WINDOW:]
-    count = len(codes)
-    if count < MIN_PERIODS:
-        return None
-    gram = max(1, min(GRAM, count // 8))
-    hashes = Prefix.of(codes).windows(gram)
-    order = np.argsort(hashes, kind="stable")
-    same = hashes[order[1:]] == hashes[order[:-1]]
-    distances = (order[1:] - order[:-1])[same]
-    votes = np.bincount(distances[distances <= count // MIN_PERIODS], minlength=1)
-    found = np.flatnonzero(votes)
-    if len(found) > CANDIDATES:
-        found = np.sort(found[np.argsort(votes[found], kind="stable")[-CANDIDATES:]])
-    best: Period | None = None
-    for length in found:
-        period = _score(codes, int(length))
-        if period is None or period.score < NEAR_EXACT:
-            continue
-        if best is None or (period.score > best.score and 1 - period.score <= (1 - best.score) / 4):
-            best = period
-            if best.score == 1.0:
-                break
-    return best
 
 
 def launch_codes(launches: NDArray[np.void]) -> tuple[Hash, Hash]:
@@ -202,9 +74,9 @@ def launch_codes(launches: NDArray[np.void]) -> tuple[Hash, Hash]:
 
     Sequences of varying length change the grids in every step, the kernels in none.
     """
-    loose = _mix(launches["handle"])
+    loose = mix(launches["handle"])
     grid = launches["grid"].astype(np.uint64)
-    exact = _mix(loose ^ _mix(grid[:, 0] | (grid[:, 1] << np.uint64(32))) ^ (grid[:, 2] * _MULTIPLIER))
+    exact = mix(loose ^ mix(grid[:, 0] | (grid[:, 1] << np.uint64(32))) ^ (grid[:, 2] * MULTIPLIER))
     return exact, loose
 
 
@@ -212,8 +84,8 @@ def collective_codes(collectives: NDArray[np.void], *, with_comm: bool = True) -
     """Codes of collectives from operation, count, data type and, unless compared between ranks, communicator; shape
     (n,)."""
     kind = (collectives["call"].astype(np.uint64) << np.uint64(8)) | collectives["dtype"].astype(np.uint64)
-    codes = _mix(_mix(collectives["count"].astype(np.uint64)) ^ (kind * _MULTIPLIER))
-    return _mix(codes ^ _mix(collectives["comm"])) if with_comm else codes
+    codes = mix(mix(collectives["count"].astype(np.uint64)) ^ (kind * MULTIPLIER))
+    return mix(codes ^ mix(collectives["comm"])) if with_comm else codes
 
 
 _CALL = np.dtype(
@@ -231,11 +103,6 @@ _CALL = np.dtype(
 _NUMBERED = np.dtype([*((name, ITERATION[name]) for name in ITERATION.names or ()), ("number", "<i8")])
 _RECENT = 64
 
-_BACKWARD = np.uint64(0x6261636B77617264)
-"""Code of backward passes: no other call's, but by chance."""
-
-_EXACT, _LOOSE, _COLLECTIVES = "exact", "loose", "collectives"
-
 
 @dataclass
 class _Lock:
@@ -246,7 +113,7 @@ class _Lock:
     score: float
     anchor_comm: int | None = None
     suffix: int = 0
-    """Calls at the end of the rotated unit that tell the boundary from every other place in the unit."""
+    """Calls at the end of the rotated unit that distinguish the boundary from every other place in the unit."""
 
 
 @dataclass
@@ -332,19 +199,26 @@ class _Family:
             return self.numbers[place]
         per_step = next((e for e in reversed(self.epochs) if call >= e.start), self.epochs[0]).per_step
         if not self.calls:
-            found = call // per_step
+            number = call // per_step
         elif place:
-            found = self.numbers[place - 1] + max(1, round((call - self.calls[place - 1]) / per_step))
+            number = self.numbers[place - 1] + max(1, round((call - self.calls[place - 1]) / per_step))
             if place < len(self.calls):
-                found = min(found, self.numbers[place])
+                number = min(number, self.numbers[place])
         else:
-            found = self.numbers[0] - max(1, round((self.calls[0] - call) / per_step))
+            number = self.numbers[0] - max(1, round((self.calls[0] - call) / per_step))
         self.calls.insert(place, call)
-        self.numbers.insert(place, found)
+        self.numbers.insert(place, number)
         if len(self.calls) > KEPT_BOUNDARIES:
             del self.calls[: KEPT_BOUNDARIES // 2]
             del self.numbers[: KEPT_BOUNDARIES // 2]
-        return found
+        return number
+
+
+def _is_same(lock: _Lock | None, level: str, unit: NDArray[np.uint64]) -> bool:
+    """Whether a found unit is the locked one, from whichever call on."""
+    if lock is None or lock.level != level or len(lock.unit) != len(unit):
+        return False
+    return bool(Prefix.of(np.concatenate([unit, unit])).matches(lock.unit).any())
 
 
 class StepTracker:
@@ -354,7 +228,7 @@ class StepTracker:
     call's aligned sequence number is the same on all ranks, so that ranks attached at different moments agree on the
     step's number; without collectives, steps are counted from 0 on each rank.
 
-    Counters say what was not turned into steps: ``late_calls`` (sorted in too late to count), ``steps_before_first``,
+    Counters of what was not turned into steps: ``late_calls`` (sorted in too late to count), ``steps_before_first``,
     ``steps_repeated`` (a number at or before the previous one's, merged into the next), ``calls_without_alignment``
     (left the ring while their communicators were unknown).
 
@@ -374,14 +248,15 @@ class StepTracker:
         """``_groups`` as it was when last sure."""
         self._counted: dict[tuple[int, int], tuple[_Family, int]] = {}
         """(rank, communicator) -> the family that counts its calls, and what it adds to their numbers. That stays as it
-        was begun while :meth:`align` is told of other numbers that differ by the same on all its ranks."""
+        was begun while :meth:`align` gets other numbers that differ by the same on all its ranks."""
         self._first = first
         self.counters: Tally[str] = Tally()
-        self._told: Tally[int] = Tally()
-        """Steps by rank that have been told since its calls were last lined up otherwise."""
+        self._reported: Tally[int] = Tally()
+        """Steps by rank that have been reported since its calls were last lined up otherwise."""
 
     def align(self, communicators: NDArray[np.void]) -> None:
-        """Takes what is known of the communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows, the full table.
+        """Takes what is known of the communicators: :data:`argus.semantics.groups.communicators.COMMUNICATOR` rows, the
+        full table.
 
         A communicator with an ``error`` counts for its own rank alone: its steps are found, but their numbers may
         differ between ranks and their confidence is at most one half.
@@ -400,7 +275,7 @@ class StepTracker:
             strict=True,
         ):
             if error:
-                alone = int(_mix(np.array([group ^ (rank + 1)], np.uint64))[0])
+                alone = int(mix(np.array([group ^ (rank + 1)], np.uint64))[0])
                 self._untrusted.add(alone)
                 group, offset = alone, 0
             known[rank, comm] = (group, offset)
@@ -410,9 +285,9 @@ class StepTracker:
         moved = self._moved()
         for key in moved:
             del self._counted[key]
-        # Rows that were told keep their numbers.
+        # Rows that were reported keep their numbers.
         for rank in {rank for rank, comm in moved if (rank, comm) in known}:
-            self.counters["steps_counted_anew"] += self._told.pop(rank, 0)
+            self.counters["steps_counted_anew"] += self._reported.pop(rank, 0)
         lined = {key: row for key, row in known.items() if row[0] not in self._untrusted}
         self._lined = {key: row for key, row in self._lined.items() if key in known} | lined
         for rank, state in self._ranks.items():
@@ -448,12 +323,12 @@ class StepTracker:
 
     def _family_of(self, rank: int, group: int) -> tuple[_Family, int] | None:
         """The family that counts a group's calls, and what to add to the group's numbers to have the family's."""
-        found: dict[int, tuple[_Family, int]] = {}
+        candidates: dict[int, tuple[_Family, int]] = {}
         for key, (family, offset) in self._counted.items():
             there, now = self._groups[key]
             if there == group and (family.trusted or key[0] == rank):
-                found.setdefault(id(family), (family, offset - now))
-        return max(found.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
+                candidates.setdefault(id(family), (family, offset - now))
+        return max(candidates.values(), key=lambda pair: (len(pair[0].members), -pair[0].group), default=None)
 
     def feed(
         self,
@@ -466,10 +341,10 @@ class StepTracker:
 
         Args:
             rank: Global rank.
-            launches: :data:`argus.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL removed.
-            collectives: :data:`argus.records.COLLECTIVE` rows of collective operations only, nested ones removed.
-            backwards: When PyTorch began backward passes, ns, shape (k,). Layers that are all alike repeat within a
-                step; on CPUs, where nothing is launched, its backward pass alone tells them from steps.
+            launches: :data:`argus.model.records.LAUNCH` rows of kernel and graph launches only, those inside NCCL
+            removed. collectives: :data:`argus.model.records.COLLECTIVE` rows of collective operations only, nested ones
+            removed. backwards: When PyTorch began backward passes, ns, shape (k,). Layers that are all alike repeat
+                within a step; on CPUs, where nothing is launched, only its backward pass distinguishes them from steps.
         """
         backwards = np.empty(0, np.uint64) if backwards is None else backwards
         if launches.dtype != LAUNCH or collectives.dtype != COLLECTIVE:
@@ -477,7 +352,7 @@ class StepTracker:
         state = self._ranks.setdefault(rank, _Rank(rank))
         new = np.zeros(len(launches) + len(collectives) + len(backwards), _CALL)
         head, tail, passes = np.split(new, [len(launches), len(launches) + len(collectives)])
-        passes["ts"], passes["exact"], passes["loose"], passes["backward"] = backwards, _BACKWARD, _BACKWARD, True
+        passes["ts"], passes["exact"], passes["loose"], passes["backward"] = backwards, BACKWARD, BACKWARD, True
         if len(launches):
             head["ts"] = launches["ts_ns"]
             head["exact"], head["loose"] = launch_codes(launches)
@@ -528,12 +403,8 @@ class StepTracker:
         for rank, state in sorted(self._ranks.items()):
             if state.lock is not None and state.lock.anchor_comm is None:
                 self._anchor(state, ready[rank], final)
-        found = [self._parse(state, ready[rank]) for rank, state in sorted(self._ranks.items())]
-        return self._number(np.concatenate(found)) if found else np.empty(0, ITERATION)
-
-    def _codes(self, calls: NDArray[np.void], level: str) -> NDArray[np.uint64]:
-        codes = calls["exact"] if level != _LOOSE else calls["loose"]
-        return np.ascontiguousarray(codes[calls["collective"]] if level == _COLLECTIVES else codes)
+        parsed = [self._parse(state, ready[rank]) for rank, state in sorted(self._ranks.items())]
+        return self._number(np.concatenate(parsed)) if parsed else np.empty(0, ITERATION)
 
     def _detect(self, state: _Rank, ready: int, final: bool) -> None:
         """Locks the rank onto a period where it has none, or where its own no longer fits."""
@@ -551,105 +422,25 @@ class StepTracker:
             return
         state.tried = position
         window = state.calls[max(since, ready - self._window) : ready]
-        for level in (_EXACT, _LOOSE, _COLLECTIVES):
-            found, pending = self._find(window, level, final)
-            if found is not None:
-                unit, score = found
+        for level in (EXACT, LOOSE, COLLECTIVES):
+            detected, pending = find_unit(window, level, final)
+            if detected is not None:
+                unit, score = detected
                 # The last boundary stays: a new pattern goes on from it.
-                if not self._same(state.lock, level, unit):
+                if not _is_same(state.lock, level, unit):
                     state.lock = _Lock(level, unit, score)
                     state.recent.clear()
-            if found is not None or pending:
+            if detected is not None or pending:
                 return
-
-    def _find(
-        self, window: NDArray[np.void], level: str, final: bool
-    ) -> tuple[tuple[NDArray[np.uint64], float] | None, bool]:
-        """The first unit in a window that keeps repeating, from ever longer beginnings of it, so that the size of the
-        batches that calls come in does not matter: ((unit, score) or None, whether one still has to prove itself)."""
-        part = window[window["collective"]] if level == _COLLECTIVES else window
-        launches = ~window["collective"] & ~window["backward"]
-        codes = self._codes(window, level)
-        prefix = Prefix.of(codes)
-        size = 32
-        while size < 2 * len(codes):
-            size = min(2 * size, 2 * len(codes))
-            # An evaluation in the first stretch hides the period from it, but not from one beside it.
-            moves = range(0, 2 * size, size // 2) if size <= SHORT_STRETCH else (0,)
-            for begin in moves:
-                seen = codes[begin : begin + size]
-                if begin and len(seen) < size:
-                    break
-                period = find_period(seen.view(np.int64))
-                if period is None or len(seen) < LOCK_PERIODS * period.length:
-                    continue
-                if not self._whole(part, begin + len(seen), period.length):
-                    continue
-                unit = seen[-period.length :]
-                if level != _COLLECTIVES and (unit == _BACKWARD).all():
-                    continue  # micro-batches
-                if launches.any() and level == _COLLECTIVES and (unit == unit[0]).all():
-                    continue  # equal buckets: only the launches between them could tell the steps apart
-                decided = self._judge(part, prefix, unit, period, level, final, whole=size >= len(codes))
-                if decided is not None:
-                    return decided
-        return None, False
-
-    @staticmethod
-    def _judge(
-        part: NDArray[np.void],
-        prefix: Prefix,
-        unit: NDArray[np.uint64],
-        period: Period,
-        level: str,
-        final: bool,
-        *,
-        whole: bool,
-    ) -> tuple[tuple[NDArray[np.uint64], float] | None, bool] | None:
-        """What :meth:`_find` answers for one proposed unit; None: it is none. ``whole``: it is from all calls."""
-        starts = np.flatnonzero(prefix.matches(unit))
-        gaps = np.diff(starts)
-        proof = gaps[:PROOF_UNITS]
-        share = float(np.mean(proof == period.length)) if len(proof) else 0.0
-        if share >= PROOF and (final or len(proof) == PROOF_UNITS):
-            return (unit, period.score), False
-        if share >= PROOF:
-            return None, True
-        proven = len(proof) == PROOF_UNITS or (final and len(proof) >= LOCK_PERIODS)
-        if proven and share >= 0.5 and level != _COLLECTIVES and _nothing_new(part, starts, period.length):
-            return (unit, period.score), False
-        # Steps that often differ (evaluation, lost records) are better than none.
-        share = float(np.mean(gaps == period.length)) if len(gaps) else 0.0
-        if (final or len(gaps) >= 3 * PROOF_UNITS) and share >= 0.5 and whole:
-            return (unit, period.score * share), False
-        return None
-
-    @staticmethod
-    def _same(lock: _Lock | None, level: str, unit: NDArray[np.uint64]) -> bool:
-        """Whether a found unit is the locked one, from whichever call on."""
-        if lock is None or lock.level != level or len(lock.unit) != len(unit):
-            return False
-        return bool(Prefix.of(np.concatenate([unit, unit])).matches(lock.unit).any())
-
-    @staticmethod
-    def _whole(part: NDArray[np.void], end: int, length: int) -> bool:
-        """Whether the unit that ends before ``end`` holds a call of every communicator that is in regular use: a
-        micro-batch alone does not."""
-        collective = part[part["collective"]]
-        newer = collective[len(collective) // 2 :]
-        inside = part[end - length : end]
-        regular, uses = np.unique(newer["comm"], return_counts=True)
-        have = np.unique(inside["comm"][inside["collective"]])
-        return bool(np.isin(regular[uses >= 2], have).all())
 
     def _anchor(self, state: _Rank, ready: int, final: bool) -> None:
         """Rotates the unit so that it ends at the step's boundary, the same call on every rank of the family."""
         lock = state.lock
         assert lock is not None
         window = state.calls[max(0, ready - self._window) : ready]
-        if lock.level == _COLLECTIVES:
+        if lock.level == COLLECTIVES:
             window = window[window["collective"]]
-        codes = self._codes(window, lock.level)
+        codes = codes_of(window, lock.level)
         length = len(lock.unit)
         starts = Prefix.of(codes).matches(lock.unit).nonzero()[0]
         if not len(starts):
@@ -671,7 +462,7 @@ class StepTracker:
         trusted = {comm for comm, (group, _) in known.items() if group not in self._untrusted}
         shared = {comm for comm in trusted if self._sizes[known[comm][0]] > 1}
         if not final and not state.dropped and not shared and len(trusted) < len(known):
-            return  # more calls may still tell how the ranks line up
+            return  # more calls may still show how the ranks line up
         shared = shared or set(known)
         places = places[np.isin(unit["comm"][places], list(shared))]
         families = {comm: self._family_of(state.rank, group) for comm, (group, _) in known.items()}
@@ -733,8 +524,8 @@ class StepTracker:
             state.boundary = -1
         begin = max(0, (state.boundary if state.boundary >= 0 else state.dropped) - state.dropped)
         window = state.calls[begin:ready]
-        places = np.flatnonzero(window["collective"]) if lock.level == _COLLECTIVES else np.arange(len(window))
-        codes = self._codes(window, lock.level)
+        places = np.flatnonzero(window["collective"]) if lock.level == COLLECTIVES else np.arange(len(window))
+        codes = codes_of(window, lock.level)
         prefix = Prefix.of(codes)
         exact = np.zeros(len(codes), np.bool_)
         whole = prefix.matches(lock.unit)
@@ -817,13 +608,13 @@ class StepTracker:
             return None
         return self._counted[state.rank, state.lock.anchor_comm][0]
 
-    def _number(self, found: NDArray[np.void]) -> NDArray[np.void]:
+    def _number(self, parsed: NDArray[np.void]) -> NDArray[np.void]:
         """Turns families' numbers into the job's."""
-        out = found[list(ITERATION.names or ())].astype(ITERATION)
-        if not len(found):
+        out = parsed[list(ITERATION.names or ())].astype(ITERATION)
+        if not len(parsed):
             return out
-        numbers = found["number"].copy()
-        states = [self._ranks[rank] for rank in np.unique(found["rank"]).tolist()]
+        numbers = parsed["number"].copy()
+        states = [self._ranks[rank] for rank in np.unique(parsed["rank"]).tolist()]
         states.sort(key=lambda state: -len(family.members) if (family := self._family(state)) else 0)
         for state in states:
             family = self._family(state)
@@ -831,10 +622,10 @@ class StepTracker:
                 continue
             if family.shift is None:
                 family.shift = self._shift(state, family)
-            mine = found["rank"] == state.rank
-            numbers[mine] += family.shift
+            of_rank = parsed["rank"] == state.rank
+            numbers[of_rank] += family.shift
             if not family.trusted:
-                out["confidence"][mine] = np.minimum(out["confidence"][mine], 0.5)
+                out["confidence"][of_rank] = np.minimum(out["confidence"][of_rank], 0.5)
         if self._first is None:
             self._first = int(numbers.min())
         numbers -= self._first
@@ -842,7 +633,7 @@ class StepTracker:
         out["step"] = np.maximum(numbers, 0)
         kept: NDArray[np.void] = out[numbers >= 0]
         for rank, count in zip(*(each.tolist() for each in np.unique(kept["rank"], return_counts=True)), strict=True):
-            self._told[rank] += count
+            self._reported[rank] += count
         return kept
 
     def _shift(self, state: _Rank, family: _Family) -> int:
@@ -871,12 +662,14 @@ class StepTracker:
 
     def _shared(self, there: _Rank, here: _Rank) -> NDArray[np.int64]:
         """Step numbers of shared calls on one rank minus those on another, shape (calls,)."""
-        mine = {group: (comm, offset) for (rank, comm), (group, offset) in self._groups.items() if rank == here.rank}
+        of_group = {
+            group: (comm, offset) for (rank, comm), (group, offset) in self._groups.items() if rank == here.rank
+        }
         for (rank, comm), (group, offset) in self._groups.items():
-            if rank != there.rank or group not in mine:
+            if rank != there.rank or group not in of_group:
                 continue
             sides = []
-            for state, handle, add in ((there, comm, offset), (here, *mine[group])):
+            for state, handle, add in ((there, comm, offset), (here, *of_group[group])):
                 calls = state.calls[state.calls["collective"] & (state.calls["comm"] == handle)]
                 bounds = np.array(state.bounds, np.int64).reshape(-1, 2)
                 place = np.searchsorted(bounds[:, 0], calls["ts"])
@@ -886,27 +679,6 @@ class StepTracker:
             if len(left):
                 return np.asarray(sides[0][1][left] - sides[1][1][right])
         return np.empty(0, np.int64)
-
-
-def _nothing_new(calls: NDArray[np.void], starts: NDArray[np.int64], length: int) -> bool:
-    """Whether what lies between units launches only what the units launch, too: evaluation between steps.
-
-    What lies between a step's micro-batches is the optimiser, with kernels of its own.
-
-    Args:
-        calls: Those that the units were looked for in, shape (n,).
-        starts: Where units begin.
-        length: Calls in one.
-    """
-    inside = np.zeros(len(calls) + 1, np.int64)
-    inside[starts] += 1
-    inside[np.minimum(starts + length, len(calls))] -= 1
-    covered = np.cumsum(inside[:-1]) > 0
-    between = np.arange(len(calls)) > starts[0]
-    between &= (np.arange(len(calls)) < starts[-1]) & ~covered & ~calls["collective"]
-    unit = calls["loose"][starts[0] : starts[0] + length][~calls["collective"][starts[0] : starts[0] + length]]
-    extra = calls["loose"][between]
-    return len(extra) == 0 or float(np.mean(np.isin(extra, unit))) >= KNOWN_KERNELS
 
 
 def _before_largest_gap(times: NDArray[np.int64]) -> int:

@@ -1,12 +1,12 @@
 """Training steps from the marks that PyTorch or the program itself makes: a step ends where the optimiser does, or
 where a range that is a step's begins (NVTX).
 
-Where these marks exist, nothing has to be concluded from repetition (:mod:`argus.semantics.steps`): steps are exact
-from the second one on, whatever is called in between (evaluations, log lines' reductions, varying micro-batches).
+Where these marks exist, nothing has to be concluded from repetition (:mod:`argus.semantics.steps.by_calls`): steps are
+exact from the second one on, whatever is called in between (evaluations, log lines' reductions, varying micro-batches).
 Numbers agree on all ranks by the collectives: the last call of a communicator before a step's end is the same on all.
 
 Optimisers come first: what a program calls a step may be a micro-batch. Without them ranges of one name are the steps
-if they are called so and nothing speaks against it; or if one begins in each step that the repetition of calls tells;
+if they are called so and nothing contradicts it; or if one begins in each step that the repetition of calls shows;
 or, in a program without calls, if they cover most of the time. Of several such names the outermost counts.
 """
 
@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.collectives import payload_bytes
-from argus.semantics.phases import What, innermost
-from argus.semantics.range_names import Role
-from argus.semantics.steps import BY_MARKS, ITERATION
+from argus.model.event_kinds import payload_bytes
+from argus.semantics.phases.cpu import What, innermost
+from argus.semantics.steps.by_calls import BY_MARKS, ITERATION
+from argus.semantics.steps.range_names import Role
 
 Int = NDArray[np.int64]
 
 FIRST_ENDS = 4
-"""Ends of the optimiser wanted on every rank before steps are told, if a batch is loaded after each of them, or after
-none."""
+"""Ends of the optimiser wanted on every rank before steps are reported, if a batch is loaded after each of them, or
+after none."""
 DECIDING_ENDS = 16
 """The same where it is after some: two optimisers that take turns, or a loader that only evaluation uses."""
 LOADED_OFTEN = 1 / 8
@@ -52,28 +52,28 @@ KEPT_CALLS = 65_536
 KEPT_KEYS = 8192
 """Numbered calls kept of each communicator: a rank may be so many steps behind the first one."""
 THREADS = 64
-"""Threads looked at, as in :mod:`argus.semantics.phases`."""
+"""Threads looked at, as in :mod:`argus.semantics.phases.cpu`."""
 DEPTH = 256
 """Ranges open in one another, likewise."""
 USUAL = 32
 """Newest steps from which the usual number of backward passes, and of collectives, is taken."""
 RARE = 1 / 8
 """A number of backward passes that fewer of these steps had is odd, if at least half of them have had another one.
-Scalers leave the optimiser out more rarely, and where micro-batches vary no number says anything."""
+Scalers leave the optimiser out more rarely, and where micro-batches vary no number is informative."""
 KEPT_BEFORE = 512
 """Calls before the newest step's end are dropped when there are so many: at every end it would cost more."""
 
 RANGES = 64
 """Names of ranges looked at of a thread."""
 DECIDING_RANGES = 16
-"""Ranges of a name wanted on every rank before they are taken for steps, if nothing tells of an optimiser."""
+"""Ranges of a name wanted on every rank before they are taken for steps, if there is no sign of an optimiser."""
 ACCUMULATED = FIRST_BACKWARDS
 """The same where backward passes have marks, so that an optimiser's may yet come, and for each of its ends that came:
 no usual program accumulates more micro-batches."""
 OUTER_RANGES = 16
 """A name waits for the names around it, as long as these are not rarer: steps of so many parts are usual."""
 COVERED = 0.5
-"""Share of the time that ranges cover, of which nothing but their repetition tells that they are steps."""
+"""Share of the time that ranges cover, of which nothing but their repetition shows that they are steps."""
 ONE_A_STEP = 0.9
 """Share of the steps, as calls repeat, in which a range that is a step's begins exactly once. A rank may be attached
 inside of one, and an evaluation may be taken for one."""
@@ -96,7 +96,7 @@ class _End:
 class _Ranges:
     """Ranges of one name on one thread."""
 
-    says_step: bool
+    is_step: bool
     depth: int
     begins: array[int] = field(default_factory=lambda: array("q"))
     seen: int = 0
@@ -127,7 +127,7 @@ class _Thread:
     candidate: int = 0
     loaded: bool = False
     backwards: int = -1
-    """Begun since the newest end in ``ends``, less the one that told it."""
+    """Begun since the newest end in ``ends``, less the one that revealed it."""
     between: int = -1
     """Those up to the candidate."""
     begun: int = 0
@@ -178,13 +178,11 @@ class _Thread:
         """Whether an optimiser may be expected to end."""
         return self.begun <= MOST_BACKWARDS if self.ended else 0 < self.begun <= FIRST_BACKWARDS
 
-    def _range(self, handle: int, says_step: bool, depth: int) -> _Ranges:
+    def _range(self, handle: int, is_step: bool, depth: int) -> _Ranges:
         if handle not in self.ranges:
             if len(self.ranges) >= RANGES:
-                del self.ranges[
-                    min(self.ranges, key=lambda each: (self.ranges[each].says_step, self.ranges[each].seen))
-                ]
-            self.ranges[handle] = _Ranges(says_step, depth)
+                del self.ranges[min(self.ranges, key=lambda each: (self.ranges[each].is_step, self.ranges[each].seen))]
+            self.ranges[handle] = _Ranges(is_step, depth)
         return self.ranges[handle]
 
     def confirm(self) -> None:
@@ -210,7 +208,7 @@ class _Rank:
     """Time and number of the newest that has."""
     looked: int = 0
     """Time of the newest end whose calls were looked at."""
-    told: int = 0
+    reported: int = 0
     """Rows since its calls were last lined up otherwise."""
     moved: bool = False
     """Whether that has happened since the newest step that has a number."""
@@ -236,12 +234,12 @@ class _Rank:
     def ranges(self) -> dict[int, _Ranges]:
         """Those that may be steps, by name: those of the first thread that has no less than half of the most. (One that
         fetches batches is some batches ahead.)"""
-        found: dict[int, _Ranges] = {}
+        by_handle: dict[int, _Ranges] = {}
         for _, thread in sorted(self.threads.items()):
             for handle, ranges in thread.ranges.items():
-                if handle not in found or ranges.seen > 2 * found[handle].seen:
-                    found[handle] = ranges
-        return found
+                if handle not in by_handle or ranges.seen > 2 * by_handle[handle].seen:
+                    by_handle[handle] = ranges
+        return by_handle
 
 
 @dataclass(frozen=True)
@@ -281,7 +279,7 @@ class MarkedSteps:
     Attributes:
         counters: ``steps_before_first`` (ended before the first one that was numbered), ``steps_repeated`` (at or
             before the number before, merged into the next), ``families_joined_by_time``, ``steps_counted_anew`` (of
-            a rank whose calls turned out to be lined up otherwise, told with numbers that are not the others').
+            a rank whose calls turned out to be lined up otherwise, reported with numbers that are not the others').
     """
 
     def __init__(self) -> None:
@@ -312,7 +310,7 @@ class MarkedSteps:
     # ---- what happened
 
     def feed_marks(self, rank: int, marks: NDArray[np.void]) -> None:
-        """Takes marks of a rank: :data:`argus.semantics.phases.MARK`, those of each thread in order, shape (n,)."""
+        """Takes marks of a rank: :data:`argus.semantics.phases.cpu.MARK`, those of each thread in order, shape (n,)."""
         threads = self._ranks.setdefault(rank, _Rank(rank)).threads
         wanted = marks[(marks["what"] <= What.BACKWARD_BEGIN) | (marks["what"] >= What.STEP_BEGIN)]
         columns = (wanted[name].tolist() for name in ("tid", "ts_ns", "what", "role", "handle", "depth"))
@@ -330,7 +328,7 @@ class MarkedSteps:
         Args:
             rank: Global rank.
             launched: Entries of launches, ns, shape (n,).
-            collectives: :data:`argus.records.COLLECTIVE` rows of collective operations.
+            collectives: :data:`argus.model.records.COLLECTIVE` rows of collective operations.
         """
         state = self._ranks.setdefault(rank, _Rank(rank))
         state.calls |= bool(launched is not None and len(launched)) or bool(
@@ -348,7 +346,8 @@ class MarkedSteps:
             state.nbytes = np.concatenate([state.nbytes, payload_bytes(collectives).astype(np.int64)])[order]
 
     def align(self, communicators: NDArray[np.void]) -> None:
-        """Takes what is known of the communicators: :data:`argus.semantics.groups.COMMUNICATOR` rows, all of them."""
+        """Takes what is known of the communicators: :data:`argus.semantics.groups.communicators.COMMUNICATOR` rows, all
+        of them."""
         names = ("rank", "comm", "comm_group", "seq_offset", "nranks", "error")
         self._groups, self._doubtful, seen = {}, set(), Tally[int]()
         sizes: dict[int, int] = {}
@@ -375,7 +374,7 @@ class MarkedSteps:
     # ---- steps
 
     def ready(self, ranks: Iterable[int], *, final: bool = False) -> bool:
-        """Whether these ranks' steps can be told by their marks.
+        """Whether these ranks' steps can be found by their marks.
 
         Args:
             ranks: All that have made calls or marks.
@@ -384,9 +383,9 @@ class MarkedSteps:
         if self._by_batch is not None:
             return True
         ranks = list(ranks)
-        return self._ends_tell(ranks, final) or self._names_tell(ranks, final)
+        return self._ready_by_ends(ranks, final) or self._ready_by_names(ranks, final)
 
-    def _ends_tell(self, ranks: list[int], final: bool) -> bool:
+    def _ready_by_ends(self, ranks: list[int], final: bool) -> bool:
         """Whether the optimiser's ends are known well enough."""
         threads = []
         for rank in ranks:
@@ -407,11 +406,11 @@ class MarkedSteps:
         return False
 
     def expects(self, ranks: Iterable[int]) -> bool:
-        """Whether these ranks' steps will be told by their marks before long. Arguments as for :meth:`ready`."""
+        """Whether these ranks' steps will be found by their marks before long. Arguments as for :meth:`ready`."""
         known = [self._ranks[rank].threads.values() if rank in self._ranks else () for rank in ranks]
         return bool(known) and all(any(thread.trains for thread in threads) for threads in known)
 
-    def _names_tell(self, ranks: list[int], final: bool) -> bool:
+    def _ready_by_names(self, ranks: list[int], final: bool) -> bool:
         """Whether ranges of one name are steps on all these ranks: they are called so, or cover the time of a program
         without calls."""
         states = [self._ranks[rank] for rank in ranks if rank in self._ranks]
@@ -422,11 +421,11 @@ class MarkedSteps:
             seen = min(each.seen for each in ranges)
             if around * OUTER_RANGES > seen and not final:
                 return False
-            said = all(each.says_step for each in ranges)
+            all_named_steps = all(each.is_step for each in ranges)
             covers = not any(state.calls for state in states) and all(
                 each.covered >= COVERED * (each.last - each.first) for each in ranges
             )
-            if not said and not covers:
+            if not all_named_steps and not covers:
                 continue
             if seen < 2 or (not final and seen < max(map(self._needed, states))):
                 around = max(around, seen if seen > 1 else 0)
@@ -440,11 +439,11 @@ class MarkedSteps:
         return False
 
     def agree(self, steps: NDArray[np.void]) -> bool:
-        """Whether ranges of one name begin once in each of these steps, as the repetition of calls tells them. Then the
+        """Whether ranges of one name begin once in each of these steps, as the repetition of calls shows them. Then the
         ranges are the steps.
 
         Args:
-            steps: :data:`argus.semantics.steps.ITERATION` rows, the first that were found.
+            steps: :data:`argus.semantics.steps.by_calls.ITERATION` rows, the first that were found.
         """
         ranks = np.unique(steps["rank"]).tolist()
         states = [self._ranks[rank] for rank in ranks if rank in self._ranks]
@@ -452,10 +451,10 @@ class MarkedSteps:
             return False
         for handle, ranges in self._common(states):
             for rank, each in zip(ranks, ranges, strict=True):
-                mine = np.sort(steps[steps["rank"] == rank], order="ts_ns")
-                edges = mine["ts_ns"].astype(np.int64)
+                of_rank = np.sort(steps[steps["rank"] == rank], order="ts_ns")
+                edges = of_rank["ts_ns"].astype(np.int64)
                 begins = np.array(each.begins, np.int64)
-                counts = np.searchsorted(begins, edges + mine["duration_ns"].astype(np.int64)) - np.searchsorted(
+                counts = np.searchsorted(begins, edges + of_rank["duration_ns"].astype(np.int64)) - np.searchsorted(
                     begins, edges
                 )
                 if np.mean(counts == 1) < ONE_A_STEP:
@@ -470,8 +469,8 @@ class MarkedSteps:
         """The ranges that all these ranks have, by name, the outermost first; of equals, those that came first."""
         of_each = [state.ranges() for state in states]
         common = [handle for handle in of_each[0] if all(handle in ranges for ranges in of_each)]
-        found = [(handle, [ranges[handle] for ranges in of_each]) for handle in common]
-        return sorted(found, key=lambda one: (max(each.depth for each in one[1]), one[1][0].first))
+        candidates = [(handle, [ranges[handle] for ranges in of_each]) for handle in common]
+        return sorted(candidates, key=lambda one: (max(each.depth for each in one[1]), one[1][0].first))
 
     @staticmethod
     def _needed(state: _Rank) -> int:
@@ -538,28 +537,28 @@ class MarkedSteps:
             final: Nothing more will come.
 
         Returns:
-            :data:`argus.semantics.steps.ITERATION` rows, ordered by rank and step.
+            :data:`argus.semantics.steps.by_calls.ITERATION` rows, ordered by rank and step.
         """
         if self._by_batch is None:
             return np.empty(0, ITERATION)
         states = [state for _, state in sorted(self._ranks.items())]
         for state in states:
             self._collect(state, until_ns, final)
-        found: list[tuple[float, ...]] = []
+        rows: list[tuple[float, ...]] = []
         going = True
         while going:
             # Who is sure comes first. Only when all of these have been heard, one goes on that is not.
             waiting = sum(len(state.ends) for state in states)
             for state in states:
-                found += self._number(state, final)
+                rows += self._number(state, final)
             going = sum(len(state.ends) for state in states) < waiting
             for state in [] if going else sorted(states, key=_turn):
                 before = len(state.ends)
-                found += self._number(state, final, unsure=True)
+                rows += self._number(state, final, unsure=True)
                 if len(state.ends) < before:
                     going = True
                     break
-        return np.array(sorted(found, key=lambda row: row[:2]), ITERATION)
+        return np.array(sorted(rows, key=lambda row: row[:2]), ITERATION)
 
     def _collect(self, state: _Rank, until_ns: int, final: bool) -> None:
         """Moves what ends steps from the main thread to the rank: optimiser's ends, or the begins of its ranges."""
@@ -594,12 +593,12 @@ class MarkedSteps:
         first, until = np.searchsorted(state.called, [state.looked, end], side="right").tolist()
         state.looked = end
         comms, back = np.unique(state.comm[first:until][::-1], return_index=True)
-        found = []
+        keys = []
         for comm, newest in zip(comms.tolist(), state.seq[until - 1 - back].tolist(), strict=True):
             group, offset = self._groups.get((state.rank, comm), (-1, 0))
             if self._sizes.get(group, 1) > 1:
-                found.append((group, newest + offset))
-        return found
+                keys.append((group, newest + offset))
+        return keys
 
     def _number(self, state: _Rank, final: bool, *, unsure: bool = False) -> list[tuple[float, ...]]:
         """Rows of the ends that can be numbered now.
@@ -617,7 +616,7 @@ class MarkedSteps:
             return []  # they will be looked at within a second
         if state.last is None:
             if patient and comms & self._doubtful and not comms & self._groups.keys():
-                return []  # more calls may still tell how the ranks line up
+                return []  # more calls may still show how the ranks line up
             self._find_place(state, patient or not unsure)
             if state.last is not None:
                 unsure = False
@@ -626,24 +625,24 @@ class MarkedSteps:
             end, backwards = state.ends[0]
             before, number = state.last
             looked, keys = state.looked, self._keys(state, end)
-            told = [n for group, key in keys if (n := self._numbers.get(group, {}).get(key)) is not None]
+            agreed = [n for group, key in keys if (n := self._numbers.get(group, {}).get(key)) is not None]
             called, launched = (
                 int(np.searchsorted(times, end, side="right") - np.searchsorted(times, before, side="right"))
                 for times in (state.called, state.launched)
             )
             usual = Tally(state.usual).most_common(1)[0][0] if state.usual else (backwards, called)
-            if keys and not told and backwards >= 0 and (backwards, called) != usual:
+            if keys and not agreed and backwards >= 0 and (backwards, called) != usual:
                 # Perhaps an end was lost. Those of the others are there once all have gone one step further.
                 if not unsure or (len(state.ends) == 1 and not final):
                     state.looked = looked
                     break
                 unsure = False
             del state.ends[0]
-            here = told[0] if told else number + 1
+            here = agreed[0] if agreed else number + 1
             if state.moved and keys:
                 # Rows keep their numbers, and only those are wrong that do not lead to this one.
-                self.counters["steps_counted_anew"] += state.told if here != number + 1 else 0
-                state.moved, state.told = False, 0
+                self.counters["steps_counted_anew"] += state.reported if here != number + 1 else 0
+                state.moved, state.reported = False, 0
             if here <= number:
                 self.counters["steps_repeated"] += 1
                 state.merged = True
@@ -657,7 +656,7 @@ class MarkedSteps:
             state.last = end, here
             state.bounds.append(state.last)
             if here > 0:
-                state.told += 1
+                state.reported += 1
                 rows.append((state.rank, here - 1, before, end - before, called, launched, BY_MARKS, sure))
             else:
                 self.counters["steps_before_first"] += 1

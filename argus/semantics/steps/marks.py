@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.calls import CALLS
-from argus.semantics.phases import DEPTH, MARK, What
-from argus.semantics.range_names import Meaning, Role, meaning_of, role_of
+from argus.model.calls import CALLS
+from argus.semantics.phases.cpu import DEPTH, MARK, What
+from argus.semantics.steps.range_names import Meaning, Role, meaning_of, role_of
 
 _NONE = 255
 _ENTRY = {
@@ -49,7 +49,7 @@ class _Name:
 class Marks:
     """Marks of one process, with its open ranges of NVTX.
 
-    NVTX's ends do not tell what they end: the ranges pushed on a thread are a stack. Those that are started and ended
+    NVTX's ends do not name what they end: the ranges pushed on a thread are a stack. Those that are started and ended
     by a number are one, too: with no tool in the process NVTX numbers all of them 0. They have stacks of their own, so
     that a range that is never ended does no harm to PyTorch's.
 
@@ -65,18 +65,18 @@ class Marks:
     _open: dict[tuple[int, int, bool], list[_Name]] = field(default_factory=dict)
     _names: dict[bytes, _Name] = field(default_factory=dict)
     _backwards: bool = False
-    """Whether a backward pass was named: the engine's own begins, which have no end, would tell it twice."""
+    """Whether a backward pass was named: the engine's own begins, which have no end, would report it twice."""
 
     def take(self, events: NDArray[np.void], *, ends_of_backward: bool) -> NDArray[np.void]:
         """Makes marks of records.
 
         Args:
-            events: :data:`argus.records.MARK` rows of the process, those of each thread in order, shape (n,).
-            ends_of_backward: Whether the process's backward calls have probes of their own, which tell their ends, too.
-                The engine's tell beginnings only, and would tell them twice.
+            events: :data:`argus.model.records.MARK` rows of the process, those of each thread in order, shape (n,).
+            ends_of_backward: Whether the process's backward calls have probes of their own, which report their ends,
+                too. The engine's report beginnings only, and would report them twice.
 
         Returns:
-            :data:`argus.semantics.phases.MARK` rows in order of time, shape (m,).
+            :data:`argus.semantics.phases.cpu.MARK` rows in order of time, shape (m,).
         """
         named = self._take_nvtx(events[_NVTX[events["call"]] != 0])
         own = _own_marks(events, engine=not ends_of_backward and not self._backwards)
@@ -100,7 +100,7 @@ class Marks:
                 if kind == _POINT:
                     rows += self._step(What.STEP_BEGIN, name, ts, tid, len(stack))
                     continue
-                if name.meaning.says_step and name in stack:
+                if name.meaning.is_step and name in stack:
                     # A step is in no other one: the end of that was left out.
                     self._close(rows, stack, stack.index(name), ts, tid)
                 rows += self._begin(name, ts, tid, len(stack))
@@ -125,13 +125,13 @@ class Marks:
             self.counters["ranges_unfinished"] += 1
 
     def _name(self, text: bytes) -> _Name:
-        found = self._names.get(text)
-        if found is None:
+        known_name = self._names.get(text)
+        if known_name is None:
             if len(self._names) >= NAMES:
                 self._names.clear()
             meaning = meaning_of(text.decode(errors="replace"))
-            found = self._names[text] = _Name(meaning, 1 + zlib.crc32(meaning.base.encode()))
-        return found
+            known_name = self._names[text] = _Name(meaning, 1 + zlib.crc32(meaning.base.encode()))
+        return known_name
 
     def _begin(self, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:
         role = name.meaning.role
@@ -150,11 +150,11 @@ class Marks:
     def _step(self, what: What, name: _Name, ts: int, tid: int, depth: int) -> list[_Row]:
         if name.meaning.part or not name.meaning.base or self.steps not in (None, name.handle):
             return []
-        return [(ts, name.handle, tid, what, int(name.meaning.says_step), depth)]
+        return [(ts, name.handle, tid, what, int(name.meaning.is_step), depth)]
 
 
 def _own_marks(events: NDArray[np.void], *, engine: bool) -> NDArray[np.void]:
-    """PyTorch's own. ``engine``: with the beginnings of backward passes that its engine tells."""
+    """PyTorch's own. ``engine``: with the beginnings of backward passes that its engine reports."""
     what = _WHAT[np.minimum(events["at_exit"], 1), events["call"]]
     kept = what != _NONE
     if not engine:

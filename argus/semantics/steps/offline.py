@@ -1,12 +1,14 @@
 """Steps of a whole, short recording, from its sequence of calls alone.
 
-:class:`argus.semantics.steps.StepTracker` watches a job for hours, and believes a period after some twenty exact
-repetitions. A profiler's recording has two to ten steps, and is there as a whole, so another question can be asked:
+:class:`argus.semantics.steps.by_calls.StepTracker` watches a job for hours, and believes a period after some twenty
+exact repetitions. A profiler's recording has two to ten steps, and is there as a whole, so another question can be
+asked:
 *which unit, repeated, is the recording?*
 
 1. Each n-gram of calls that comes back proposes the stretches between its occurrences as steps: it is an anchor.
    Anchors of equal spacing are alike; one of each kind is looked at.
-2. A proposal is judged over the whole recording. Its stretches are compared with the typical one by what is called in
+2. A proposal is evaluated over the whole recording. Its stretches are compared with the typical one by what is called
+in
    them, how often; what lies before the first and after the last anchor is compared with the same part of the nearest
    stretch. So a layer, which repeats within each step only, explains little of the recording, and a step explains it
    all. The order inside a stretch does not count: threads launch at once, and never in quite the same order twice.
@@ -28,14 +30,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.steps import Prefix
+from argus.semantics.steps.period import Prefix
 
 Int = NDArray[np.int64]
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 """Calls in the n-grams that propose anchors. A single call that is made once a step (an optimiser's) is found however
-threads mix; long ones tell places apart in a step of few kernels."""
-KINDS = 64
+threads mix; long ones distinguish places in a step of few kernels."""
+MOST_ANCHOR_KINDS = 64
 """Kinds of anchors that are looked at, those that stand for most calls."""
 SAME_SPACING = 32
 """Anchors are of one kind if their median spacings fall in the same of so many parts of an octave: 2 %."""
@@ -180,11 +182,11 @@ def _units(codes: Int, anchors: list[_Anchors]) -> list[_Unit]:
         order = np.lexsort((each.places[each.first[long]], -each.regular[long], inverse))
         chosen = long[order[np.searchsorted(inverse[order], np.arange(len(votes)))]]
         weight = votes * each.count[chosen]
-        for place in np.argsort(-weight, kind="stable")[:KINDS].tolist():
+        for place in np.argsort(-weight, kind="stable")[:MOST_ANCHOR_KINDS].tolist():
             proposals.append((int(weight[place]), each.of(int(chosen[place]))))
     proposals.sort(key=lambda proposal: -proposal[0])
-    judged = (_judge(codes, places) for _, places in proposals[: 2 * KINDS])
-    return [unit for unit in judged if unit is not None]
+    evaluated = (_evaluated(codes, places) for _, places in proposals[: 2 * MOST_ANCHOR_KINDS])
+    return [unit for unit in evaluated if unit is not None]
 
 
 def _bags(codes: Int, bounds: Int, kinds: int) -> Int:
@@ -221,7 +223,7 @@ def _in_order(one: Int, other: Int) -> bool:
     return bool(np.abs(counts[0] - counts[1]).sum() <= CHANCE * _by_chance((counts[0] + counts[1]) / 2))
 
 
-def _judge(codes: Int, places: Int) -> _Unit | None:
+def _evaluated(codes: Int, places: Int) -> _Unit | None:
     """What the stretches between ``places`` explain of the recording; None: not enough."""
     kinds = int(codes.max()) + 1
     if (len(places) - 1) * kinds > _CELLS:
@@ -292,7 +294,7 @@ def _from_the_start(codes: Int, anchors: list[_Anchors], unit: _Unit) -> Steps |
         return None
     tried = [np.round(np.arange(parts + 1) * count / parts).astype(np.int64)]
     for each in anchors:
-        # Where steps differ in length, the earliest anchors tell where each begins.
+        # Where steps differ in length, the earliest anchors show where each begins.
         kind = np.flatnonzero((each.count == parts) & (each.regular >= 0.5))
         kind = kind[np.abs(each.spacing[kind] - unit.length) <= REGULAR * unit.length]
         if len(kind):

@@ -36,18 +36,18 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a name that somebody gave says.
+    """The meaning of a name that a user gave.
 
     Attributes:
         role: Of a part of a step.
         base: The name without its numbers: the same in every step.
-        says_step: Whether it is called a step of training.
+        is_step: Whether it is called a step of training.
         part: Whether it is called a part of one, or no training at all: it is never taken for a step.
     """
 
     role: Role
     base: str
-    says_step: bool
+    is_step: bool
     part: bool
 
 
@@ -65,27 +65,27 @@ def role_of(name: str) -> Role:
 
 
 def meaning_of(name: str) -> Meaning:
-    """What the name of a user's range (NVTX) says, from its words.
+    """The meaning of the name of a user's range (NVTX), by its words.
 
-    A name that says two parts of a step ("forward_backward") says none.
+    A name with two parts of a step ("forward_backward") means neither.
     """
     base = base_of(name)
     words = {word.lower() for word in _WORD.findall(name)}
     part = bool(words & (_PARTS_OF_STEPS | _NO_TRAINING))
-    said = [
+    roles = [
         role
-        for role, tells in (
+        for role, matches in (
             (Role.FORWARD, words & _FORWARD),
             (Role.BACKWARD, words & _BACKWARD),
             (Role.ZERO_GRAD, {"zero", "grad"} <= words),
             (Role.OPTIMIZER, words & _OPTIMIZER and not words & _NO_UPDATE),
             (Role.DATA, words & _LOADER or words == {"data"} or (words & {"data", "batch"} and words & _LOADS)),
         )
-        if tells
+        if matches
     ]
-    role = said[0] if len(said) == 1 and not words & _NO_TRAINING else Role.NONE
-    says_step = not said and not part and bool(STEP_WORD.search(separated(base)))
-    return Meaning(role, base, says_step, part or bool(said))
+    role = roles[0] if len(roles) == 1 and not words & _NO_TRAINING else Role.NONE
+    is_step = not roles and not part and bool(STEP_WORD.search(separated(base)))
+    return Meaning(role, base, is_step, part or bool(roles))
 
 
 def base_of(name: str) -> str:

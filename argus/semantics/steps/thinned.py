@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.semantics.steps import BY_PULSES, ITERATION, find_period
+from argus.model.statistics import MEDIAN_ERROR
+from argus.semantics.steps.by_calls import BY_PULSES, ITERATION
+from argus.semantics.steps.period import find_period
 
 Int = NDArray[np.int64]
 
@@ -30,11 +32,11 @@ that."""
 KEPT = 4096
 """Newest steps of the first rank by which the others' are numbered."""
 LEAST_STEPS = 4
-"""So many steps are to be seen in a window, and before it, to tell how much seeing everything slows them."""
+"""So many steps are to be seen in a window, and before it, to estimate how much seeing everything slows them."""
 LEAST_WINDOWS, MOST_WINDOWS = 6, 32
 """So many windows are needed for that, and remembered."""
 SIGNIFICANT = 4.0
-"""Standard errors by which steps must be longer in windows, or nothing is said of it."""
+"""Standard errors by which steps must be longer in windows, or it is not reported."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def find_pulse(
     """The cheapest call to count steps by, if what was called in a window repeats.
 
     Args:
-        codes: What was called, all that tells calls apart, in order of time, shape (n,).
+        codes: What was called, all that distinguishes calls, in order of time, shape (n,).
         called: Numbers of the functions, shape (n,).
         ts: When, ns, shape (n,).
         prices: What a hit of each costs, ns; functions without a price are no pulses.
@@ -143,17 +145,17 @@ class ThinnedSteps:
     def slowdown(self) -> float:
         """How many times as long a step takes while everything is seen as between windows, by the steps themselves: the
         median over windows, of the rank with most. 0: too few windows had steps, or they differ by chance."""
-        found = []
+        slowdowns = []
         for state in self._ranks.values():
             if len(state.ratios) < LEAST_WINDOWS:
                 continue
             ratios = np.array(state.ratios)
             middle = float(np.median(ratios))
             # The median's standard error by the median absolute deviation, as of a normal distribution.
-            error = 1.2533 * 1.4826 * float(np.median(np.abs(ratios - middle))) / len(ratios) ** 0.5
+            error = MEDIAN_ERROR * float(np.median(np.abs(ratios - middle))) / len(ratios) ** 0.5
             if middle - 1 > SIGNIFICANT * error:
-                found.append(middle)
-        return max(found, default=0.0)
+                slowdowns.append(middle)
+        return max(slowdowns, default=0.0)
 
     def begin(
         self,
@@ -209,7 +211,7 @@ class ThinnedSteps:
             final: Nothing more will come.
 
         Returns:
-            :data:`argus.semantics.steps.ITERATION` rows, ordered by rank and step.
+            :data:`argus.semantics.steps.by_calls.ITERATION` rows, ordered by rank and step.
         """
         rows: list[tuple[float, ...]] = []
         for place, (_, state) in enumerate(sorted(self._ranks.items())):
@@ -315,4 +317,4 @@ def concatenate_windows(parts: Iterable[NDArray[np.void]]) -> NDArray[np.void]:
 
 
 SEEN = np.dtype([("ts", "<i8"), ("code", "<u8"), ("call", "<i8")])
-"""One call in a window: when, what tells it apart, and the function's number."""
+"""One call in a window: when, the code that identifies it, and the function's number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.cluster import LOCAL
 from argus.store.open import Store
 from argus.store.reader import list_jobs, nothing_stored, query, query_columns
@@ -23,6 +23,7 @@ class JobRun:
         open: Its trace has not ended, or was cut off.
         steps: Steps found; ``step_ns``: the median over ranks and steps, 0: none were found.
         status: Of the newest verdict stored; empty: none is. ``kind``, ``finding_ranks``: of its first finding.
+        judged_ns: Wall time of that verdict; 0: none is stored.
     """
 
     job: str
@@ -38,6 +39,7 @@ class JobRun:
     status: str
     kind: str
     finding_ranks: list[int]
+    judged_ns: int
 
 
 # Sessions, processes and steps: imported jobs may have steps alone, a trace that has just begun no step yet. Only small
@@ -70,7 +72,8 @@ GROUP BY job, run
 ORDER BY run DESC, ended_ns DESC, job
 """
 _VERDICTS = """
-SELECT job, run, status, kind, ranks FROM findings ORDER BY job, run, created DESC, share DESC LIMIT 1 BY job, run
+SELECT job, run, status, kind, ranks, toInt64(toUnixTimestamp64Nano(created)) AS created_ns
+FROM findings ORDER BY job, run, created DESC, share DESC LIMIT 1 BY job, run
 """
 
 
@@ -80,17 +83,29 @@ def list_job_runs(store: Store) -> list[JobRun]:
     Raises:
         ArgusError: The store cannot be reached, or nothing is stored.
     """
-    if not store.exists():
+    runs = find_job_runs(store) if store.exists() else []
+    if not runs:
         raise nothing_stored(store)
+    return runs
+
+
+def find_job_runs(store: Store) -> list[JobRun]:
+    """The same of a store that exists; empty: it has no runs yet.
+
+    Raises:
+        ArgusError: The store cannot be reached, or has no tables.
+    """
     verdicts = {(row["job"], row["run"]): row for row in query(store, _VERDICTS).to_pylist()}
     runs = []
     for row in query(store, _RUNS).to_pylist():
         verdict: dict[str, Any] = verdicts.get((row["job"], row["run"]), {})
         row["open"] = bool(row["open"])
-        last = verdict.get("status", ""), verdict.get("kind", ""), list(verdict.get("ranks", []))
-        runs.append(JobRun(**row, status=last[0], kind=last[1], finding_ranks=last[2]))
-    if not runs:
-        raise nothing_stored(store)
+        runs.append(
+            JobRun(
+                **row, status=verdict.get("status", ""), kind=verdict.get("kind", ""),
+                finding_ranks=list(verdict.get("ranks", [])), judged_ns=verdict.get("created_ns", 0),
+            )
+        )  # fmt: skip
     return runs
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from argus.errors import ArgusError
-from argus.store.open import LEASE_TIMEOUT_S, READONLY, Store, first_line
+from argus.model.errors import ArgusError
+from argus.model.text import printable
+from argus.store.failures import READONLY, first_line
+from argus.store.open import LEASE_TIMEOUT_S, Store
 from argus.store.statements import check_no_format, check_read_only, returns_rows
-from argus.text import printable
 
 FORMATS = ("table", "json", "jsonl", "csv", "tsv")
 """What ``run_statement`` writes."""

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.semantics.profile import Profile, Sample, annotated, without_lines
-from argus.semantics.stacks import Frame, Stack, rank_text, thread_role
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.stacks import Frame, Stack
+from argus.model.units import rank_text
+from argus.semantics.stacks.profile import Profile, Sample, annotated, without_lines
+from argus.semantics.stacks.stack import thread_role
 from argus.store.open import Store
 from argus.store.reader import query_columns
 
 S = 1_000_000_000
 
-KINDS = ("cpu", "off", "all")
+PROFILE_KINDS = ("cpu", "off", "all")
 OWN_THREAD = "argus-cupti"
 """The thread of Argus's CUPTI helper in traced processes (argus/cupti/helper/helper.c): left out unless asked for."""
 
@@ -36,7 +38,7 @@ class Selection:
         threads: Names, with * and ? as in a shell; ``main``: the main thread of each rank's own process. Empty: all.
         steps: First and last, both included; None: not by step.
         from_ns, to_ns: Wall time, from and before; None: open. Of a wait that lies across an end counts the part
-            inside: it may have been told in pieces of 10 s. Samples count where the middle of their row is.
+            inside: it may have been reported in pieces of 10 s. Samples count where the middle of their row is.
         last_ns: The last so many ns before ``to_ns``, or before the newest sample; None: all.
         kind: cpu, off or all.
         gil: Only what held the GIL.
@@ -389,7 +391,7 @@ def read_threads(store: Store, selection: Selection) -> list[Thread]:
     """Where each chosen thread was.
 
     Of a window each thread's stack with the most time is taken. A thread that was silent in the window (it has been off
-    the CPU and was not told) comes with what was seen of it last, and says so by ``age_ns``.
+    the CPU and was not reported) comes with what was seen of it last, and says so by ``age_ns``.
 
     Args:
         store: The store.

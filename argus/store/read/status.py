@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store import spill
 from argus.store.cluster import LOCAL
 from argus.store.open import Store

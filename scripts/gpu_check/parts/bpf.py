@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from tests.gpu.common import HERE, ROOT, Child, Context, ExactProgram, compile_launcher, target_environment
+from scripts.gpu_check.common import HERE, ROOT, Child, Context, ExactProgram, compile_launcher, target_environment
 
 ROUNDS = 9
 LAUNCHES = 20_000
@@ -24,8 +24,8 @@ def _hits(probes: Any, names: list[str], pid: int) -> Counter[str]:
 
 def _cost(ctx: Context, probes: Any, child: Child, label: str, launches: int, command: str) -> None:
     """Paired: batches of launches with probes and without, in turns."""
-    from argus.capture import calls
-    from argus.capture.targets import open_target
+    from argus.capture.process.targets import open_target
+    from argus.model import calls
 
     names = [call.symbol if hasattr(call, "symbol") else call.name for call in calls.CALLS]
     target = open_target(child.pid)
@@ -36,8 +36,8 @@ def _cost(ctx: Context, probes: Any, child: Child, label: str, launches: int, co
     sent = 0
 
     def per_launch() -> float:
-        told = child.ask(f"{command} {launches}")
-        return float(told["launch_ns"])
+        answer = child.ask(f"{command} {launches}")
+        return float(answer["launch_ns"])
 
     per_launch()
     for _ in range(ROUNDS):
@@ -71,7 +71,7 @@ def _cost(ctx: Context, probes: Any, child: Child, label: str, launches: int, co
 
 
 def run(ctx: Context) -> None:
-    from argus.capture.bpf import Probes
+    from argus.capture.probes import Probes
 
     began = time.perf_counter()
     probes = Probes()
@@ -95,8 +95,8 @@ def run(ctx: Context) -> None:
 
 
 def _torch(ctx: Context, probes: Any) -> None:
-    from argus.capture import calls
-    from argus.capture.targets import open_target
+    from argus.capture.process.targets import open_target
+    from argus.model import calls
 
     names = [call.symbol if hasattr(call, "symbol") else call.name for call in calls.CALLS]
     command = [ctx.python, str(HERE / "callers.py"), "--only", "pointwise,matmul,NCCL"]
@@ -108,11 +108,11 @@ def _torch(ctx: Context, probes: Any) -> None:
         probes.add_target(child.pid)
         made = [probes.attach(library, child.pid) for library in target.libraries]
         child.send("run 101")
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         callers = []
-        while "done" not in told:
-            told = child.answer()
-            callers.append(told)
+        while "done" not in answer:
+            answer = child.answer()
+            callers.append(answer)
         hits = _hits(probes, names, child.pid)
         probes.detach(made)
         target.close()
@@ -129,8 +129,8 @@ def _torch(ctx: Context, probes: Any) -> None:
 
 
 def _fake(ctx: Context, probes: Any) -> None:
-    from argus.capture import calls
-    from argus.capture.targets import open_target
+    from argus.capture.process.targets import open_target
+    from argus.model import calls
 
     names = [call.symbol if hasattr(call, "symbol") else call.name for call in calls.CALLS]
     with ExactProgram(ctx, 1009, 211) as program:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import (
+from scripts.gpu_check.common import (
     HERE,
     Child,
     Context,
@@ -26,10 +26,10 @@ def _collect(child: Child, command: str) -> list[dict[str, Any]]:
     child.send(command)
     found: list[dict[str, Any]] = []
     while True:
-        told = child.answer(60)
-        if "done" in told:
+        answer = child.answer(60)
+        if "done" in answer:
             return found
-        found.append(told)
+        found.append(answer)
 
 
 def run(ctx: Context) -> None:
@@ -52,15 +52,15 @@ def run(ctx: Context) -> None:
         ctx.save(failures=ready[0].get("failures"))
         for name, failure in ready[0].get("failures", {}).items():
             ctx.note(f"{name} could not be used: {failure}")
-        session = Session(ctx, [traced.pid, launcher.pid], "uprobes", "uprobes")
+        session = Session(ctx, [traced.pid, launcher.pid], "uprobes", "uprobes", whole="")
         try:
             began = session.start()
             runs = _collect(traced, f"run {CALLS}")
-            told = launcher.ask(f"launch {CALLS}")
+            answer = launcher.ask(f"launch {CALLS}")
             ended = session.stop()
         finally:
             session.kill()
-        runs.append({"caller": "nvcc, static runtime", "calls": CALLS, "pid": launcher.pid, **told})
+        runs.append({"caller": "nvcc, static runtime", "calls": CALLS, "pid": launcher.pid, **answer})
         gpu = Session(ctx, [traced.pid], "kernels", "kernels")
         try:
             gpu.start()
@@ -129,7 +129,7 @@ def _by_caller(session: Session, runs: list[dict[str, Any]], pid: int) -> dict[s
 
 
 def _timed(session: Session, runs: list[dict[str, Any]]) -> dict[str, int]:
-    from tests.gpu.common import traced_kernels
+    from scripts.gpu_check.common import traced_kernels
 
     found = traced_kernels(session.spool).kernels()
     return {run["caller"]: len(found.within(run["begin_ns"], run["end_ns"])) for run in runs} if len(found) else {}
@@ -137,7 +137,7 @@ def _timed(session: Session, runs: list[dict[str, Any]]) -> dict[str, int]:
 
 def _fake(ctx: Context) -> None:
     with ExactProgram(ctx, 1009, 211) as program:
-        session = Session(ctx, [program.pid], "uprobes", "uprobes")
+        session = Session(ctx, [program.pid], "uprobes", "uprobes", whole="")
         try:
             session.start()
             begin = time.monotonic_ns()

@@ -6,7 +6,15 @@ import time
 
 import numpy as np
 
-from tests.gpu.common import Child, Context, PartFailed, Session, compile_launcher, target_environment, traced_kernels
+from scripts.gpu_check.common import (
+    Child,
+    Context,
+    PartFailed,
+    Session,
+    compile_launcher,
+    target_environment,
+    traced_kernels,
+)
 
 LASTS_S = 30.0
 LENGTHS_NS = (100_000, 2_000_000)
@@ -37,7 +45,7 @@ def run(ctx: Context) -> None:
         raise PartFailed("no kernel was timed")
     rows = np.array(spins, np.float64)
     ctx.check("every spin was timed once", len(start) == len(rows), f"{len(start)} of {len(rows)}")
-    # Synchronised one by one: the order tells which is which.
+    # Synchronised one by one: the order identifies each.
     place = np.searchsorted(start, rows[:, 1].astype(np.int64))
     known = place < len(start)
     rows, place = rows[known], place[known]
@@ -74,7 +82,7 @@ def run(ctx: Context) -> None:
         ctx.check(
             "the launch by CUPTI lies within the launch by the program",
             bool(np.mean((off >= -1000) & (launch[place][api] <= launched[api] + 1000)) > 0.99),
-            f"CUPTI says median {np.median(off):.0f} ns after",
+            f"by CUPTI median {np.median(off):.0f} ns after",
         )
     # Delays are never shorter than their shortest; a clock that drifts makes one side shorter and the other longer.
     thirds = np.array_split(np.argsort(before), 3)

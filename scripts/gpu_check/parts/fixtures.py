@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import Child, Context, Session, normal_name, tally, traced_kernels, training
-from tests.gpu.session import read_tap
+from scripts.gpu_check.common import Child, Context, Session, normal_name, tally, traced_kernels, training
+from scripts.gpu_check.session import read_tap
 
 STEPS = 2
 MOST_BYTES = 200 << 10
@@ -54,17 +54,17 @@ def _fixture(
         plain.ask(f"profile {STEPS} {file}")
         expected = Counter(normal_name(e[1]) for e in json.loads(file.read_text())["events"] if e[0] == "kernel")
     traced = traced_kernels(session.spool)
-    mine = Counter(map(normal_name, traced.within(window["begin_ns"], window["end_ns"]).kernels().name))
+    counted = Counter(map(normal_name, traced.within(window["begin_ns"], window["end_ns"]).kernels().name))
     buffers = read_tap(tap)
     names = json.loads(tap.with_suffix(".names").read_text())
     meta: dict[str, Any] = {
-        "program": f"tests/gpu/train_step.py --size tiny{'' if name == 'eager' else ' --mode ' + name}, {STEPS} steps"
-        + (", traffic" if traffic else ""),
+        "program": "scripts/gpu_check/train_step.py --size tiny"
+        f"{'' if name == 'eager' else ' --mode ' + name}, {STEPS} steps{', traffic' if traffic else ''}",
         "cupti_version": ended["cupti_versions"], "steps_window_ns": [window["begin_ns"], window["end_ns"]],
         "traffic": made, "names": names, "counters": ended["counters"],
         "operations_by_kind": tally(list(traced.kind)),
         "kernels_by_name": tally(list(map(normal_name, traced.kernels().name))),
-        "kernels_in_steps": dict(mine), "kernels_in_steps_by_torch_profiler": dict(expected),
+        "kernels_in_steps": dict(counted), "kernels_in_steps_by_torch_profiler": dict(expected),
         "layouts": _layouts(ended["cupti_versions"]), "buffers": [],
     }  # fmt: skip
     total = 0
@@ -88,17 +88,19 @@ def _fixture(
     if expected:
         ctx.check(
             f"{name}: kernels as torch.profiler counts them",
-            mine == expected,
-            f"{sum(mine.values())} of {sum(expected.values())}",
+            counted == expected,
+            f"{sum(counted.values())} of {sum(expected.values())}",
         )
     if traffic:
         kinds = Counter(traced.within(made["begin_ns"], made["end_ns"]).kind)
-        told = {
+        expected_counts = {
             k: made[f"memcpy_{w}"] for k, w in (("memcpy_h2d", "htod"), ("memcpy_d2h", "dtoh"), ("memcpy_d2d", "dtod"))
         }
-        told["memset"] = made["memset"]
+        expected_counts["memset"] = made["memset"]
         ctx.check(
-            f"{name}: copies and fills", all(kinds[k] == n for k, n in told.items()), f"{dict(kinds)}; made {told}"
+            f"{name}: copies and fills",
+            all(kinds[k] == n for k, n in expected_counts.items()),
+            f"{dict(kinds)}; made {expected_counts}",
         )
 
 

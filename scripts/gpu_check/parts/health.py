@@ -1,4 +1,4 @@
-"""The active probe of `argus health`: exact products, their rate, copies; and that wrong sums are told."""
+"""The active probe of `argus health`: exact products, their rate, copies; and that wrong sums are reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 
 from argus.health.check import Blind, Look
 from argus.health.checks import _gemm, probe_gpu
-from tests.gpu.common import Context
+from scripts.gpu_check.common import Context
 
 TIMES = 3
 PEAK_TFLOPS = {(8, 0): 312.0, (9, 0): 989.0, (10, 0): 2500.0}
@@ -19,7 +19,7 @@ def run(ctx: Context) -> None:
         import ctypes
         import os
 
-        from tests.gpu.common import FAKE_BUILD
+        from scripts.gpu_check.common import FAKE_BUILD
 
         # It reads its settings when it is loaded; libcuda.so.1 is then found by its soname.
         os.environ |= {"FAKEGPU_COMPUTE": "1", "FAKEGPU_DEVICES": "2", "FAKEGPU_KERNEL_NS": "argus_gemm=20000000"}
@@ -51,12 +51,14 @@ def run(ctx: Context) -> None:
     sums = kernel.sums.copy()
     sums[3, 5] += 1
     _, bad = gpu.multiply(dataclasses.replace(kernel, sums=sums))
-    ctx.check("a sum that differs by 1 is told of every multiprocessor", len(bad) == count, f"{len(bad)} of {count}")
+    ctx.check(
+        "a sum that differs by 1 is reported for every multiprocessor", len(bad) == count, f"{len(bad)} of {count}"
+    )
     # The kernel for old GPUs runs on new ones, too.
     rate, bad = gpu.multiply(_gemm.kernel((7, 0)))
     ctx.check("the kernel without tensor cores computes rightly", bad == [], f"{rate:.1f} TFLOP/s")
     try:
         gpu.multiply(dataclasses.replace(kernel, name="not_there"))
-        ctx.check("a function that is missing is told", ctx.fake, "it was found")
+        ctx.check("a function that is missing is reported", ctx.fake, "it was found")
     except Blind as failure:
-        ctx.check("a function that is missing is told", "cuModuleGetFunction failed" in str(failure), str(failure))
+        ctx.check("a function that is missing is reported", "cuModuleGetFunction failed" in str(failure), str(failure))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import (
+from scripts.gpu_check.common import (
     HERE,
     ROOT,
     Child,
@@ -155,13 +155,13 @@ def _argus_run(ctx: Context) -> None:
     theirs = [(e[1], e[3]) for e in json.loads(file.read_text())["events"] if e[0] == "kernel"]
     outcome = compare(list(zip(ours.name.tolist(), ours.duration_ns.tolist(), strict=True)), theirs)
     before = traced.kernels().start_ns
-    said = Path(log).read_text(errors="replace").splitlines()[-6:] if Path(log).exists() else []
+    last_lines = Path(log).read_text(errors="replace").splitlines()[-6:] if Path(log).exists() else []
     earlier = int(np.sum(before < window["begin_ns"]))
     ctx.save(argus_run={"code": code, "ours": outcome.ours, "theirs": outcome.theirs, "before": earlier})
     ctx.check(
         "argus run: kernels of 50 small steps, and those of the warm-up",
         outcome.share >= GOAL_COUNT and code == 0,
-        f"{outcome.matched:,} of {outcome.theirs:,}; {earlier:,} before; exit {code}; " + " | ".join(said),
+        f"{outcome.matched:,} of {outcome.theirs:,}; {earlier:,} before; exit {code}; " + " | ".join(last_lines),
     )
 
 

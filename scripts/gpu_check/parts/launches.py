@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import (
+from scripts.gpu_check.common import (
     HERE,
     Child,
     Context,
@@ -22,7 +22,7 @@ from tests.gpu.common import (
     shown,
     target_environment,
 )
-from tests.gpu.parts.overhead import AFTER, DORMANT, LAYERS, NOTHING
+from scripts.gpu_check.parts.overhead import AFTER, DORMANT, LAYERS, NOTHING
 
 SETTLE_MS, WINDOW_MS = 200, 300
 BATCH, PAUSE_US = 200, 500
@@ -44,10 +44,10 @@ class Windows:
         self.found: dict[str, dict[str, dict[int, float]]] = {}
         self.late = 0
 
-    def add(self, what: str, layer: str, turn: int, told: dict[str, Any]) -> None:
-        self.late += int(told.get("late", 0))
-        if told["batches"]:
-            self.found.setdefault(what, {}).setdefault(layer, {})[turn] = float(told["median_ns"])
+    def add(self, what: str, layer: str, turn: int, answer: dict[str, Any]) -> None:
+        self.late += int(answer.get("late", 0))
+        if answer["batches"]:
+            self.found.setdefault(what, {}).setdefault(layer, {})[turn] = float(answer["median_ns"])
 
     def difference(self, what: str, layer: str, base: str) -> tuple[float, float, float]:
         """Median over rounds of the difference within a round, with its interval."""
@@ -59,11 +59,11 @@ class Windows:
         for layer in (NOTHING, DORMANT, FIRST, *LAYERS, AFTER):
             if found := list(self.found.get(what, {}).get(layer, {}).values()):
                 row: list[Any] = [layer, len(found), float(np.median(found)), float(min(found)), float(max(found))]
-                rows.append(row + [_told(self.difference(what, layer, base)) for base in (NOTHING, DORMANT)])
+                rows.append(row + [_interval_text(self.difference(what, layer, base)) for base in (NOTHING, DORMANT)])
         return rows
 
 
-def _told(found: tuple[float, float, float]) -> str:
+def _interval_text(found: tuple[float, float, float]) -> str:
     value, low, high = found
     return "-" if np.isnan(value) else f"{value:+.1f} ({low:+.1f} to {high:+.1f})"
 
@@ -82,8 +82,8 @@ def _program(ctx: Context, name: str, folder: str, armed: bool) -> Child:
 def _window(windows: Windows, child: Child, layer: str, turn: int) -> None:
     windows.add(CPU, layer, turn, child.ask(f"window {SETTLE_MS} {WINDOW_MS} {BATCH} {PAUSE_US}"))
     for length in KERNELS_NS:
-        told = child.ask(f"gpu {GPU_WINDOW_MS} {GPU_BATCH} {length}")
-        windows.add(GPU.format(length / 1e3), layer, turn, told)
+        answer = child.ask(f"gpu {GPU_WINDOW_MS} {GPU_BATCH} {length}")
+        windows.add(GPU.format(length / 1e3), layer, turn, answer)
 
 
 def _round(ctx: Context, windows: Windows, programs: dict[str, Child], sessions: dict[str, Session], turn: int) -> None:
@@ -158,22 +158,26 @@ def _show(ctx: Context, windows: Windows, rounds: int) -> None:
 
 
 def _judge(ctx: Context, windows: Windows) -> None:
-    for name, told in ctx.values.get("sessions", {}).items():
-        on = [t for t in told if any((t["counters"] or {}).get(c) for c in ("hits", "cupti_records"))]
+    for name, windows_of in ctx.values.get("sessions", {}).items():
+        on = [t for t in windows_of if any((t["counters"] or {}).get(c) for c in ("hits", "cupti_records"))]
         lost: dict[str, int] = {}
-        for one in told:
+        for one in windows_of:
             for key, count in (one["lost"] or {}).items():
                 lost[key] = lost.get(key, 0) + count
-        took = ", ".join(f"{w} in {np.median([t[w + '_s'] for t in told]):.2f} s" for w in ("on", "off"))
-        detail = f"{len(on)} of {len(told)} windows; {took}; lost {lost}; {told[-1]['states']}"
-        ctx.check(f"{name}: was on", len(on) == len(told), detail[:400])
-        slowest = max(t["off_s"] for t in told)
+        took = ", ".join(f"{w} in {np.median([t[w + '_s'] for t in windows_of]):.2f} s" for w in ("on", "off"))
+        detail = f"{len(on)} of {len(windows_of)} windows; {took}; lost {lost}; {windows_of[-1]['states']}"
+        ctx.check(f"{name}: was on", len(on) == len(windows_of), detail[:400])
+        slowest = max(t["off_s"] for t in windows_of)
         ctx.check(f"{name}: every stop took at most {STOP_LIMIT_S:.0f} s", slowest <= STOP_LIMIT_S, f"{slowest:.2f} s")
     dormant = windows.difference(CPU, DORMANT, NOTHING)
     ctx.check(
-        f"dormant costs a launch at most {DORMANT_LIMIT_NS} ns", at_most(DORMANT_LIMIT_NS, dormant), _told(dormant)
+        f"dormant costs a launch at most {DORMANT_LIMIT_NS} ns",
+        at_most(DORMANT_LIMIT_NS, dormant),
+        _interval_text(dormant),
     )
     after = windows.difference(CPU, AFTER, DORMANT)
-    ctx.check(f"off means off: at most {OFF_LIMIT_NS} ns after a stop", at_most(OFF_LIMIT_NS, after), _told(after))
+    ctx.check(
+        f"off means off: at most {OFF_LIMIT_NS} ns after a stop", at_most(OFF_LIMIT_NS, after), _interval_text(after)
+    )
     if windows.late:
         ctx.note(f"{windows.late} batches were not queued in time, and do not count ({shown(GPU_BATCH)} kernels each)")

@@ -1,4 +1,4 @@
-"""What the machine has: GPU, driver, kernel, rights, libraries, and what `argus check` says of it."""
+"""What the machine has: GPU, driver, kernel, rights, libraries, and the output of `argus check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.common import Context, target_environment
+from scripts.gpu_check.common import Context, target_environment
 
 _TORCH = """
 import json, os, sys, sysconfig
@@ -44,7 +44,7 @@ print(json.dumps(found))
 """
 
 
-def _said(*command: str, timeout_s: float = 15, env: dict[str, str] | None = None) -> str:
+def _output_of(*command: str, timeout_s: float = 15, env: dict[str, str] | None = None) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
         return (done.stdout + done.stderr).strip() + (f" [exit {done.returncode}]" if done.returncode else "")
@@ -88,12 +88,12 @@ def _cupti_versions(libraries: list[str]) -> dict[str, Any]:
             "import ctypes, sys\nv = ctypes.c_uint32()\n"
             "print(ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(v)), v.value)"
         )
-        found[path] = _said(sys.executable, "-c", code, path)
+        found[path] = _output_of(sys.executable, "-c", code, path)
     return found
 
 
 def run(ctx: Context) -> None:
-    smi = _said(
+    smi = _output_of(
         "nvidia-smi",
         "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit,persistence_mode,mig.mode.current,"
         "compute_mode,pcie.link.gen.current",
@@ -123,27 +123,27 @@ def run(ctx: Context) -> None:
         "uprobe PMU": str(Path("/sys/bus/event_source/devices/uprobe").is_dir()),
         "clocksource": _read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         "glibc": os.confstr("CS_GNU_LIBC_VERSION"),
-        "nvcc": _said("nvcc", "--version").splitlines()[-1:],
+        "nvcc": _output_of("nvcc", "--version").splitlines()[-1:],
         "memory": _read("/proc/meminfo").splitlines()[:1],
     }
     ctx.save(facts=facts)
     for kind in ("tracefs", "bpf"):
         place = str(ctx.folder(f"mount-{kind}"))
-        facts[f"mount {kind}"] = _said("mount", "-t", kind, "nodev", place) or "works"
+        facts[f"mount {kind}"] = _output_of("mount", "-t", kind, "nodev", place) or "works"
         if facts[f"mount {kind}"] == "works":
-            _said("umount", place)
-    told = _said(ctx.python, "-c", _TORCH, timeout_s=60, env=target_environment())
-    found = next((json.loads(line) for line in told.splitlines() if line.startswith("{")), {})
-    facts["torch"] = found or told[-300:]
+            _output_of("umount", place)
+    output = _output_of(ctx.python, "-c", _TORCH, timeout_s=60, env=target_environment())
+    found = next((json.loads(line) for line in output.splitlines() if line.startswith("{")), {})
+    facts["torch"] = found or output[-300:]
     if not ctx.fake:
         ctx.check(
-            "PyTorch sees a GPU", "none" not in found.get("device", "none"), str(found.get("device", told[-300:]))
+            "PyTorch sees a GPU", "none" not in found.get("device", "none"), str(found.get("device", output[-300:]))
         )
     with ctx.trying("CUPTI versions"):
         facts["CUPTI"] = _cupti_versions(found.get("libraries", []))
     ctx.save(facts=facts)
     with ctx.trying("argus check"):
-        from argus.capture.preflight import check_all, tracing_works
+        from argus.live.preflight import check_all, tracing_works
 
         features = check_all()
         ctx.table(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import Context, PartFailed, Session, bootstrap_ratio, step_cpu, step_windows, training
+from scripts.gpu_check.common import Context, PartFailed, Session, bootstrap_ratio, step_cpu, step_windows, training
 
 WINDOW_S = 2.0
 SETTLE_S = 0.4
@@ -40,8 +40,8 @@ def chosen() -> tuple[tuple[str, str], ...]:
 class Measured:
     """What was recorded between ``go`` and ``pause``: steps, and the CPU time of the process in each."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        self._steps, self._cpu_ns = told["steps"], told["cpu_ns"]
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._steps, self._cpu_ns = answer["steps"], answer["cpu_ns"]
 
     def wall(self, window: tuple[int, int]) -> list[float]:
         return step_windows(self._steps, [window])[0]
@@ -90,13 +90,13 @@ class Variant:
                 session.on()
                 time.sleep(SETTLE_S)
                 on = self._window()
-                told = session.off()
+                answer = session.off()
             except PartFailed as failure:
                 ctx.check(f"{self.label}: {name}", False, str(failure)[:400])
                 sessions.pop(name).kill()
                 continue
             self.costs.setdefault(name, []).append(
-                {k: told.get(k) for k in ("cpu_share", "lost", "counters", "states", "took_s", "peak_rss_mb")}
+                {k: answer.get(k) for k in ("cpu_share", "lost", "counters", "states", "took_s", "peak_rss_mb")}
             )
             time.sleep(SETTLE_S)
             after = self._window()
@@ -139,22 +139,22 @@ class Variant:
 
     def _profiler(self, marks: list[tuple[str, tuple[int, int], tuple[int, int]]], before: tuple[int, int]) -> None:
         with self.ctx.trying(f"{self.label}: torch.profiler"):
-            told = self.armed.ask("profiler on", 30)
+            answer = self.armed.ask("profiler on", 30)
             time.sleep(SETTLE_S)
             marks.append((PROFILER, self._window(), before))
             off = self.armed.ask("profiler off", 60)
-            self.costs.setdefault(PROFILER, []).append({"on_ns": told["took_ns"], "off_ns": off["took_ns"],
+            self.costs.setdefault(PROFILER, []).append({"on_ns": answer["took_ns"], "off_ns": off["took_ns"],
                                                         "gpu_events": off["gpu_events"]})  # fmt: skip
 
     def result(self, cpu_time: bool = False) -> list[list[Any]]:
         """A row a layer, of step times or of the CPU time of steps."""
-        mine, bases = (self.cpu, self.cpu_base) if cpu_time else (self.windows, self.base)
+        windows_by_layer, bases = (self.cpu, self.cpu_base) if cpu_time else (self.windows, self.base)
         rows = []
         for name in (NOTHING, DORMANT, *LAYERS, AFTER, PROFILER):
-            windows = mine.get(name, [])
-            if not any(windows) or (name == DORMANT and NOTHING not in mine):
+            windows = windows_by_layer.get(name, [])
+            if not any(windows) or (name == DORMANT and NOTHING not in windows_by_layer):
                 continue
-            base = mine.get(NOTHING, []) if name == DORMANT else bases.get(name, [])
+            base = windows_by_layer.get(NOTHING, []) if name == DORMANT else bases.get(name, [])
             ratio, low, high = (1.0, 1.0, 1.0) if name == NOTHING else bootstrap_ratio(windows, base)
             median = float(np.median(np.concatenate([np.asarray(w) for w in windows if w])))
             cpu = [c["cpu_share"] for c in self.costs.get(name, []) if c.get("cpu_share") is not None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import Child, Context, PartFailed, begin_session, spool_rows, tally, training
+from scripts.gpu_check.common import Child, Context, PartFailed, begin_session, spool_rows, tally, training
 
 RANKS = 4
 SLOW, SLOW_FROM = 2, 20
@@ -71,7 +71,7 @@ def _trace(ctx: Context, backend: str, children: list[Child]) -> None:
         until = time.monotonic() + ctx.left_s() - 15
         for child in children:
             child.send(f"steps {steps}")
-        told = [child.answer(max(1.0, until - time.monotonic())) for child in children]
+        answers = [child.answer(max(1.0, until - time.monotonic())) for child in children]
         ended = session.stop()
     finally:
         session.kill()
@@ -82,11 +82,11 @@ def _trace(ctx: Context, backend: str, children: list[Child]) -> None:
         "backend": backend, "ranks": RANKS, "slow_rank": SLOW, "slow_from_step": SLOW_FROM, "untraced_steps": BEFORE,
         "pids": pids,
         "steps": {str(rank): {"begin_ns": t["begin_ns"], "end_ns": t["end_ns"], "step_ns": t["step_ns"]}
-                  for rank, t in enumerate(told)},
+                  for rank, t in enumerate(answers)},
     }  # fmt: skip
     early = slice(0, SLOW_FROM - BEFORE)
-    before = float(np.median(told[0]["step_ns"][early])) / 1e6
-    after = float(np.median(told[0]["step_ns"][SLOW_FROM - BEFORE + 3 :])) / 1e6
+    before = float(np.median(answers[0]["step_ns"][early])) / 1e6
+    after = float(np.median(answers[0]["step_ns"][SLOW_FROM - BEFORE + 3 :])) / 1e6
     files = sorted(session.spool.glob("*.arrow"))
     size = sum(file.stat().st_size for file in files)
     with tarfile.open(ctx.out / "ranks.tar", "w") as tar:

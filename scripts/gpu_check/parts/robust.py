@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.gpu.common import (
+from scripts.gpu_check.common import (
     Child,
     Context,
     PartFailed,
@@ -49,9 +49,9 @@ class Pace:
         # What was before is not known better than what is now.
         spread = np.ptp(bootstrap_median(self.before)[1:]) / np.median(self.before) / 2
         found = (found[0], found[1] - spread, found[2] + spread)
-        told = f"{found[0] - 1:+.2%} ({found[1] - 1:+.2%} to {found[2] - 1:+.2%})"
+        text = f"{found[0] - 1:+.2%} ({found[1] - 1:+.2%} to {found[2] - 1:+.2%})"
         ours, theirs = (float(np.median([pair[k] for pair in pairs])) for k in (0, 1))
-        self._rows.append([when, ours, theirs, told if len(self._rows) else "-", detail])
+        self._rows.append([when, ours, theirs, text if len(self._rows) else "-", detail])
         self._ctx.table("median step time, ms", ["when", "ms", "untouched", "against before", ""], self._rows)
         return found
 
@@ -91,7 +91,7 @@ def run(ctx: Context) -> None:
         pace = Pace(ctx, main, untouched)
         # What is measured now counts for all that follows: nothing else is to go on meanwhile.
         for session in sessions.values():
-            with contextlib.suppress(PartFailed):  # it is told when its turn comes
+            with contextlib.suppress(PartFailed):  # it is reported when its turn comes
                 session.prepared(30)
         pace.compare("before")
         killed_at = None
@@ -148,11 +148,11 @@ def _second(ctx: Context, child: Child, sessions: dict[str, Session]) -> dict[st
 
 def _forked(ctx: Context, child: Child, sessions: dict[str, Session]) -> None:
     session = _begin(ctx, child, sessions, "fork", children="")
-    told = child.ask("loader 20", 60)
+    answer = child.ask("loader 20", 60)
     ended = session.stop()
     ctx.check(
-        "a DataLoader with forked workers works while Argus is on", told["items"] == told["expected"],
-        f"{told['items']} of {told['expected']}; lost {ended['lost']}",
+        "a DataLoader with forked workers works while Argus is on", answer["items"] == answer["expected"],
+        f"{answer['items']} of {answer['expected']}; lost {ended['lost']}",
     )  # fmt: skip
 
 
@@ -186,6 +186,6 @@ def _argus_left() -> list[tuple[int, str]]:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError):
                 continue
-            if b"tests.gpu.session" in words and parent == os.getpid():
+            if b"scripts.gpu_check.session" in words and parent == os.getpid():
                 found.append((int(entry.name), b" ".join(words).decode(errors="replace")[:100]))
     return found

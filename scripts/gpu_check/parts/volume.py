@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.gpu.common import Context
+from scripts.gpu_check.common import Context
 
 KERNEL_BYTES, API_BYTES = 216, 40
 """Records of CUPTI 13.0: CUpti_ActivityKernel10, CUpti_ActivityAPI."""

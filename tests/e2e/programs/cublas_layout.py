@@ -1,5 +1,6 @@
-"""Shows where a real cuBLASLt keeps what ``argus.semantics.products`` reads of a layout descriptor: has the library's
-own functions make descriptors of known numbers, and looks for these in the 64 bytes that its header calls opaque.
+"""Shows where a real cuBLASLt keeps what ``argus.semantics.gpu.products`` reads of a layout descriptor: has the
+library's own functions make descriptors of known numbers, and looks for these in the 64 bytes that its header calls
+opaque.
 
     cublas_layout.py /path/to/libcublasLt.so.13
 

@@ -1,4 +1,4 @@
-"""Hangs: its main thread in the way that it is told, others in a lock and a pipe. Says "ready" once all of them do."""
+"""Hangs: its main thread in the given way, others in a lock and a pipe. Prints "ready" once all of them do."""
 
 import os
 import sys

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from argus.cli.live import Scene, frame
 from argus.cli.screen import Screen, is_possible, stdin_fd
-from tests.unit.live_views import a_view, degraded
+from tests.builders.live_views import a_view, degraded
 
 console = Console()
 if not is_possible(console):

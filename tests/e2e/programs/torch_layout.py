@@ -1,5 +1,5 @@
-"""Finds where the PyTorch of this interpreter keeps what ``argus.capture.pytorch.Layout`` says: by looking for known
-values in the objects' own memory.
+"""Finds where the PyTorch of this interpreter keeps what ``argus.capture.process.pytorch.Layout`` says: by looking for
+known values in the objects' own memory.
 
 Three processes, each with RANK of 0, 1, 2 and WORLD_SIZE=3, MASTER_ADDR and MASTER_PORT; rank 2 prints offsets as JSON:
 for each field, all that fit.
@@ -17,7 +17,7 @@ import torch.distributed as dist
 ELEMENTS = 7919
 SIZES = (11, 3, 7, 2)
 GROUP_BYTES = 1200
-"""Read from a process group's address on: it is larger than that (sizeof is not told)."""
+"""Read from a process group's address on: it is larger than that (sizeof is not known)."""
 
 
 def places(memory: bytes, wanted: bytes, step: int) -> list[int]:

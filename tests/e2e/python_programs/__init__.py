@@ -31,7 +31,7 @@ class Running:
         assert line, f"the program ended with {self._process.wait()}"
         return line
 
-    def tell(self, text: str = "\n") -> None:
+    def send(self, text: str = "\n") -> None:
         """Writes a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(text.encode())

@@ -294,11 +294,11 @@ def stacks():
     for thread in threads:
         frame = sys._current_frames().get(thread.ident)
         rows = []
-        said = [(entry.name, entry.lineno) for entry in reversed(traceback.extract_stack(frame))]
+        output = [(entry.name, entry.lineno) for entry in reversed(traceback.extract_stack(frame))]
         while frame is not None:
             code = frame.f_code
             row = [shown(getattr(code, "co_qualname", code.co_name)), shown(code.co_filename), frame.f_lineno or 0]
-            assert said[len(rows)] == (code.co_name, frame.f_lineno), (said[len(rows)], row)
+            assert output[len(rows)] == (code.co_name, frame.f_lineno), (output[len(rows)], row)
             rows.append([*row, frame.f_lasti])
             frame = frame.f_back
         tid = thread.native_id

@@ -2,7 +2,7 @@
 """Makes a function, waits in it, forgets it, and makes another one, which comes to lie where the old one was.
 
 Prints its thread's number, then function, file and line that each function waits at. Each byte of input lets it go on.
-With an argument all functions have the same name, so that nothing but contents may tell two of them apart.
+With an argument all functions have the same name, so that only contents distinguish two of them.
 """
 
 import os
@@ -24,7 +24,7 @@ def main():
         name = NAMES[number * 7 % 4]
         blank = number * 5 % 9
         file = "<made-%03d>" % (number * 31 % 1000)
-        # The first line is the same for all, so it tells them not apart.
+        # The first line is the same for all, so it does not distinguish them.
         source = "def %s(wait, text):\n%s    wait(text)\n" % (name, "\n" * blank)
         scope = {}
         exec(compile(source, file, "exec"), scope)

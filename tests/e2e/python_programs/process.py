@@ -1,5 +1,5 @@
 # ruff: noqa: UP031 (it runs on CPython 3.8 and later)
-"""A process that does what it is told, one line of input at a time, and answers each with a line of JSON.
+"""A process that executes commands, one line of input at a time, and answers each with a line of JSON.
 
 "threads": its threads' numbers. "more N": N more threads, blocked. "fewer": they end. "spin": a thread that spins; its
 number. "collect": a thread that collects garbage without end; its number. "stop": both stop. "statistics": collections

@@ -197,7 +197,7 @@ static void fill_record(const struct stream *stream, const struct op *op, struct
 static bool watched(void) { return observer || ops_log_on(); }
 
 /* Takes up to a batch of ended operations out of one stream. `node` keeps the place inside a launched graph, `before`
- * tells how many of them had been resolved when the observer came. */
+ * holds how many of them had been resolved when the observer came. */
 static int take_batch(struct stream *stream, uint32_t *node, struct fakegpu_record *batch, int *before) {
     int64_t now = now_ns();
     int taken = 0;

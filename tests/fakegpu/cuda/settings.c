@@ -87,7 +87,7 @@ struct settings settings = {
 };
 
 static struct settings from_environment;
-static int64_t current_step = -1; /* the program has not told; guarded by the engine's lock */
+static int64_t current_step = -1; /* the program has not set it; guarded by the engine's lock */
 static struct {
     const char *name;
     int64_t duration_ns;

@@ -1,4 +1,4 @@
-/* The subscriber, and what it is told of each call that it asked about. */
+/* The subscriber, and what is reported to it of each call that it asked about. */
 #include <stdlib.h>
 
 #include "cupti.h"

@@ -1,6 +1,6 @@
 /* What the files of the fake libcupti share.
  *
- * Two locks. `control` orders the calls that switch things on and off; it may be held while the engine is told. The
+ * Two locks. `control` orders the calls that switch things on and off; it may be held while the engine is informed. The
  * records' lock guards everything that is written while work runs; as in the real library it is held while the buffer
  * callbacks are called, and the engine is never called with it held. */
 #ifndef FAKEGPU_CUPTI_H
@@ -104,7 +104,7 @@ struct subscriber {
     bool enabled[3][MAX_FUNCTION_ID];
 };
 extern struct subscriber *_Atomic subscribed;
-/* Tells the subscriber of a call. */
+/* Notifies the subscriber of a call. */
 void callbacks_tell(int site, const struct fakegpu_api_record *call, CUpti_CallbackId id);
 /* Whether this thread is in a subscriber's callback at the exit of a call. */
 bool in_api_exit(void);

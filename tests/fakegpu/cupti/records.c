@@ -1,4 +1,4 @@
-/* From what the engine tells to activity records. */
+/* From what the engine reports to activity records. */
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The memory that the ranks of one communicator share, and what they tell each other through it.
+/* The memory that the ranks of one communicator share, and what they exchange through it.
  *
  * It is an anonymous file of the process that made the unique id, which carries that process's number and descriptor;
  * the others open it through /proc. So there is no name that could outlive a killed job. */

@@ -111,7 +111,29 @@ static void set_up(void) {
     }
 }
 
+/* The path of this rank: its number in place of {rank}. */
+static void path_of_rank(const char *text, char path[4096]) {
+    const char *place = strstr(text, "{rank}");
+    if (place)
+        snprintf(path, 4096, "%.*s%d%s", (int)(place - text), text, options.rank, place + 6);
+    else
+        snprintf(path, 4096, "%s", text);
+}
+
+static void read_file(const char *name) {
+    char path[4096], part[4096];
+    path_of_rank(name, path);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        perror(path);
+        exit(1);
+    }
+    while (read(file, part, sizeof part) > 0) {}
+    close(file);
+}
+
 static void load_data(void) {
+    if (options.data) read_file(options.data);
     int64_t stall_ns = fakegpu_data_stall_ns ? fakegpu_data_stall_ns() : 0;
     int64_t loaded_ns = now_ns() + (int64_t)(options.data_ms * 1e6) + stall_ns;
     struct timespec until = {loaded_ns / 1000000000, loaded_ns % 1000000000};
@@ -232,11 +254,7 @@ static void end_backward(pthread_t thread) {
 static void open_log(void) {
     if (!options.log) return;
     char path[4096];
-    const char *place = strstr(options.log, "{rank}");
-    if (place)
-        snprintf(path, sizeof path, "%.*s%d%s", (int)(place - options.log), options.log, options.rank, place + 6);
-    else
-        snprintf(path, sizeof path, "%s", options.log);
+    path_of_rank(options.log, path);
     log_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     if (log_file < 0) {
         perror(path);
@@ -330,7 +348,7 @@ int main(int argc, char **argv) {
     workers_start(options.fork_workers);
     if (options.go) wait_for_file(options.go);
     if (job_told_to_stop() && options.go) {
-        /* told to stop while it waited */
+        /* asked to stop while it waited */
     } else if (options.exact_launches) {
         set_kernel_us("gemm_bf16_128x128", 5);
         run_exactly();

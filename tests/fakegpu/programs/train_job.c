@@ -87,7 +87,7 @@ void job_catch_signals(double grace_s) {
 bool job_told_to_stop(void) { return told_to_stop; }
 
 /* A rank may be steps ahead of another, where they need not meet in each step. So the last step is the furthest that
- * any had begun when one was told to stop. */
+ * any had begun when one was asked to stop. */
 bool job_over(long step) {
     long furthest = shared->furthest, next;
     do {

@@ -1,5 +1,5 @@
 /* What the ranks of fake_train and fake_plan share besides NCCL: one small file, mapped by all. It carries the unique
- * id, and the step after which all stop when one of them is told to; a rank that stopped alone would leave the others
+ * id, and the step after which all stop when one of them is asked to; a rank that stopped alone would leave the others
  * waiting. */
 #ifndef TRAIN_JOB_H
 #define TRAIN_JOB_H
@@ -15,7 +15,7 @@ bool job_told_to_stop(void);
 /* Whether the job ends before this step. Each rank asks once before each step. */
 bool job_over(long step);
 
-/* Waits, in small sleeps, until the file exists or the job is told to stop. */
+/* Waits, in small sleeps, until the file exists or the job is asked to stop. */
 void wait_for_file(const char *path);
 /* Idle processes with the CUDA libraries mapped, as data loaders that were forked; ended with their parent. */
 void workers_start(int count);

@@ -17,6 +17,7 @@ static const char usage[] =
     "  --backward-us US      of its backward pass (20000)\n"
     "  --optimizer-us US     of its optimizer (3000)\n"
     "  --data-ms MS          time to load a batch (3)\n"
+    "  --data FILE           read FILE for each batch; {rank} in the name stands for the rank\n"
     "  --sync-before-reduce  synchronise after the backward kernels, then launch the all-reduces: no overlap\n"
     "  --fork-workers N      data loader processes that do nothing (0)\n"
     "  --log FILE            append one JSON line a step; {rank} in the name stands for the rank\n"
@@ -92,6 +93,8 @@ struct options parse_options(int argc, char **argv) {
             options.grace_s = number(value, name, 0);
         } else if (!strcmp(name, "--log") && value) {
             options.log = value;
+        } else if (!strcmp(name, "--data") && value) {
+            options.data = value;
         } else if (!strcmp(name, "--go") && value) {
             options.go = value;
         } else {

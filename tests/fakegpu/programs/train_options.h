@@ -10,7 +10,7 @@ struct options {
     double forward_us, backward_us, optimizer_us, data_ms, bucket_mb;
     bool sync_before_reduce;
     long exact_launches, exact_collectives; /* 0: train */
-    const char *log, *go;
+    const char *log, *go, *data;
     double hold_s, grace_s;
     int rank, world, local_rank;
     const char *rendezvous;

@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from argus.capture import code, python, python_layouts
-from argus.records import CODE as CODE_RECORD
-from argus.records import FRAME
+from argus.capture.python import code, interpreter, layouts
+from argus.model.records import CODE as CODE_RECORD
+from argus.model.records import FRAME
 from tests.fuzz.harness import Bytes, is_text, memory_file
 
 ALLOWED = ()
-CODE = ["argus.capture.code", "argus.capture.python"]
-VERSIONS = sorted(python_layouts.LAYOUTS)
+CODE = ["argus.capture.python.code", "argus.capture.python.interpreter"]
+VERSIONS = sorted(layouts.LAYOUTS)
 TYPE = 0x100
 """Address of the code type; code objects, names and tables lie where ``seeds`` puts them."""
 OBJECT, NAME, FILE, TABLE = 0x200, 0x400, 0x500, 0x600
 
 
 def _layout(version: tuple[int, int]) -> Any:
-    record = python._record(python_layouts.LAYOUTS[version], (*version, 1))
+    record = interpreter._record(layouts.LAYOUTS[version], (*version, 1))
     record["code_type"] = TYPE
     return record
 
 
 def _memory(version: tuple[int, int]) -> bytes:
-    layout = python_layouts.LAYOUTS[version]
+    layout = layouts.LAYOUTS[version]
     memory = bytearray(0x800)
 
     def put(at: int, form: str, *values: Any) -> None:
@@ -37,7 +37,7 @@ def _memory(version: tuple[int, int]) -> bytes:
     put(OBJECT + layout.code_firstlineno, "<I", 7)
     for field, at in (("code_name", NAME), ("code_filename", FILE), ("code_linetable", TABLE)):
         put(OBJECT + getattr(layout, field), "<Q", at)
-    if layout.code_qualname != python.NO_OFFSET:
+    if layout.code_qualname != interpreter.NO_OFFSET:
         put(OBJECT + layout.code_qualname, "<Q", NAME)
     for at, text in ((NAME, b"function"), (FILE, b"/srv/train.py")):
         put(at + layout.unicode_length, "<q", len(text))
@@ -63,7 +63,7 @@ def run(data: bytes) -> None:
     read = resolver._read_header(OBJECT)
     header = [0] * len(resolver._order) if read is None else list(read)
     name, qualname = header[resolver._name], header[resolver._qualname] if resolver._qualname >= 0 else 0
-    check = python.check_of(name, qualname, header[resolver._filename], header[resolver._linetable])
+    check = interpreter.check_of(name, qualname, header[resolver._filename], header[resolver._linetable])
     frames = np.zeros(3, FRAME)
     frames["code"], frames["check"] = OBJECT, check
     frames["firstlineno"], frames["instruction"] = header[resolver._first] & 0x7FFFFFFF, (0, 6, 0xFFFFFFFF)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argus import redact
-from argus.text import harmless, printable
+from argus.model.text import harmless, printable
+from argus.system import redact
 from tests.fuzz.harness import is_text
 
 ALLOWED = ()
-CODE = ["argus.redact", "argus.text"]
+CODE = ["argus.system.redact", "argus.model.text"]
 TOKENS = [b"\0", b"--", b"--api-key", b"=", b"-p", b"://", b"@", b"?token=", b"Bearer ", b"eyJ", b"hf_", b"-----BEGIN ",
           b"***", b"  ", b"--redact"]  # fmt: skip
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from argus.cupti import collector, layouts, shared
-from argus.cupti.collector import Collector, CollectorState, _load_walk, _Step
+from argus.cupti import buffers, collector, layouts, shared
+from argus.cupti.buffers import load_walk
+from argus.cupti.collector import Collector, CollectorState, _Step
 from tests.fuzz.harness import Bytes, joined
 
 ALLOWED = ()
-CODE = ["argus.cupti.collector", "argus.cupti.shared"]
+CODE = ["argus.cupti.buffers", "argus.cupti.collector", "argus.cupti.shared"]
 BUFFER, SLOTS = 16384, 2
-_walk = _load_walk()
+_walk = load_walk()
 _COUNTERS = (shared.CONTROL.fields or {})["names_used"][1]
 
 
@@ -73,26 +74,26 @@ def _collect(fd: int, mode: int) -> None:
     watched: Any = Collector(os.getpid())
     watched._fd, watched._pidfd = os.dup(fd), os.pidfd_open(os.getpid())
     watched._memory = shared.Memory(fd)
-    watched._layouts = layouts.for_version(130400)
-    watched._texts, watched._step = _Texts(), _Step.ON
+    watched.buffers.layouts = layouts.for_version(130400)
+    watched.buffers.texts, watched._step = _Texts(), _Step.ON
     watched._base = dict.fromkeys(collector._COUNTED, 0)
     watched._next_check = float("inf")  # no look at whether this process maps it
     if mode & 1:
-        watched._walk, watched._claim = _walk, lambda address: 1
+        watched.buffers.walk, watched.buffers.claim = _walk, lambda address: 1
     batches: list[Any] = []
     try:
         memory = watched._memory
         watched._check(memory)
-        watched._say_on(memory)
-        watched._map_buffers(memory)
+        watched._set_on(memory)
+        watched._memory = watched.buffers.map(watched._fd, memory)
         for _ in range(2):
             batches += watched.poll(1.0)
         if mode & 2 and watched._memory is not None:
-            watched._bury(watched._memory, batches)
+            watched.buffers.take_left(watched._memory, batches)
         if watched._memory is not None:
-            watched._count_kept(watched._memory)
+            watched.buffers.count_kept(watched._memory)
             watched._memory.text("reason")
-    except collector._Damaged as reason:
+    except buffers.Damaged as reason:
         watched._rest(CollectorState.FAILED, str(reason))
     assert all(0 <= value <= collector._MAX_COUNT for value, _ in watched.counters().values())
     assert watched.text.isprintable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from argus.cupti import decode, layouts
-from argus.cupti.collector import _load_walk
+from argus.cupti.buffers import load_walk
 from tests.fuzz.harness import Bytes
 
 ALLOWED = ()
@@ -13,7 +13,7 @@ CODE = ["argus.cupti.decode"]
 VERSIONS = (24, 28, 130001, 130400)
 NOW, NAMES = 10**15, 100
 KINDS = ("CONCURRENT_KERNEL", "MEMCPY", "MEMSET", "RUNTIME", "SYNCHRONIZATION", "OVERHEAD", "MARKER")
-_walk = _load_walk()
+_walk = load_walk()
 
 
 def seeds() -> list[bytes]:

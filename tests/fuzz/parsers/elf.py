@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argus.capture import elf, nccl
+from argus.capture.process import elf, nccl
 from tests.fuzz.harness import memory_file
 from tests.fuzz.small_elf import BASE, FUNCTIONS, small_elf
 
 ALLOWED = (elf.NotElf, OSError)
-CODE = ["argus.capture.elf", "argus.capture.nccl"]
+CODE = ["argus.capture.process.elf", "argus.capture.process.nccl"]
 NAMES = [name for name, _, _ in FUNCTIONS]
 
 

@@ -9,12 +9,12 @@ from unittest import mock
 
 import numpy as np
 
-from argus import flags
-from argus.flags import FAR_NS, MOST, FlagWatcher
+from argus.live.sides import flags
+from argus.live.sides.flags import FAR_NS, MOST, FlagWatcher
 from tests.fuzz.harness import Bytes
 
 ALLOWED = ()
-CODE = ["argus.flags"]
+CODE = ["argus.live.sides.flags"]
 JOBS = [("llama", 7), ("other", 8)]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argus.capture import elf
-from argus.capture.symbols import EVALUATION_LOOPS
+from argus.capture.process import elf
+from argus.capture.process.symbols import EVALUATION_LOOPS
 from tests.fuzz.harness import Bytes, memory_file
 from tests.fuzz.small_elf import BASE, small_elf
 
 ALLOWED = (elf.NotElf, OSError)
-CODE = ["argus.capture.elf"]
+CODE = ["argus.capture.process.elf"]
 SECONDS = 3.0
 """A compressed table may unpack to 64 MiB."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from argus.errors import ArgusError
-from argus.interop import iterations_csv
-from argus.interop.iterations_csv import Columns
+from argus.importers import iterations_csv
+from argus.importers.iterations_csv import Columns
+from argus.model.errors import ArgusError
 from tests.fuzz import storing
 
 ALLOWED = (ArgusError,)
-CODE = ["argus.interop.iterations_csv"]
+CODE = ["argus.importers.iterations_csv"]
 TOKENS = [b",", b"\n", b"\r\n", b'"', b"worker", b"step", b"ms", b"\0", b"\xff", b"nan", b"1e308", b"3.0", b" ", b"_",
           "１".encode(), b"\n\n", b",,,"]  # fmt: skip
 

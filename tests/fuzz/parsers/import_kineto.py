@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 
-from argus.errors import ArgusError
-from argus.interop import kineto
+from argus.importers import kineto
+from argus.model.errors import ArgusError
 from tests.fuzz import storing
-from tests.unit.test_import_kineto import trace
+from tests.unit.importers.test_kineto import trace
 
 ALLOWED = (ArgusError,)
-CODE = ["argus.interop.kineto", "argus.interop.recording", "argus.interop.imported_steps",
-        "argus.interop.imported_collectives"]  # fmt: skip
+CODE = ["argus.importers.kineto", "argus.importers.recordings.recording", "argus.importers.recordings.steps",
+        "argus.importers.recordings.collectives"]  # fmt: skip
 TOKENS = [b"{", b"}", b"[", b"]", b'"', b",", b":", b"null", b"-1", b"1e999", b'"\\ud800"', b'"ph": "X"', b'"dur": ',
           b'"ts": ', b'"args": {}', b'"cat": "kernel"', b'"stream": ', b'"grid": [1, 2]', b'"rank": -5', b"[" * 2000,
           b'"Input Dims": [[1, 2], [2, 3]]', b'"baseTimeNanoseconds": ', b"NaN", b"Infinity", b"true"]  # fmt: skip

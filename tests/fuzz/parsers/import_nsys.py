@@ -5,13 +5,13 @@ from __future__ import annotations
 import sqlite3
 import struct
 
-from argus.errors import ArgusError
-from argus.interop import nsys
+from argus.importers import nsys
+from argus.model.errors import ArgusError
 from tests.fuzz import storing
-from tests.unit.test_import_nsys import PIDS, export
+from tests.unit.importers.test_nsys import PIDS, export
 
 ALLOWED = (ArgusError,)
-CODE = ["argus.interop.nsys", "argus.interop.recording", "argus.interop.imported_steps"]
+CODE = ["argus.importers.nsys", "argus.importers.recordings.recording", "argus.importers.recordings.steps"]
 SECONDS = 4.0
 _NUMBERS = [0, 1, -1, 1 << 31, 1 << 32, 1 << 62, (1 << 63) - 1, -(1 << 63)]
 _TABLES = ("StringIds", "PROCESSES", "TARGET_INFO_SESSION_START_TIME", "ANALYSIS_DETAILS",

@@ -7,13 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from argus.errors import ArgusError
-from argus.interop import whatif_parquet
+from argus.importers import whatif_parquet
+from argus.model.errors import ArgusError
 from tests.fuzz import storing
 from tests.fuzz.harness import Bytes, joined
 
 ALLOWED = (ArgusError,)
-CODE = ["argus.interop.whatif_parquet"]
+CODE = ["argus.importers.whatif_parquet"]
 TOKENS = [b"dp_size: 2\n", b"pp_size", b"tp_size: 0", b"world_size: 4", b": ", b"'", b"#", b"99999999999999999999"]
 SECONDS = 4.0
 

@@ -11,31 +11,32 @@ from unittest import mock
 
 import numpy as np
 
-from argus.capture import python, python_layouts
-from argus.capture.python import Interpreter, Memory, PythonProcess
-from argus.records import NO_OFFSET
+from argus.capture.python import interpreter as python
+from argus.capture.python import layouts
+from argus.capture.python.interpreter import Interpreter, Memory, PythonProcess
+from argus.model.records import NO_OFFSET
 from tests.fuzz.harness import Bytes, memory_file
 
 ALLOWED = ()
-CODE = ["argus.capture.python"]
-VERSIONS = sorted(python_layouts.LAYOUTS)
+CODE = ["argus.capture.python.interpreter"]
+VERSIONS = sorted(layouts.LAYOUTS)
 RUNTIME, TYPE = 0x100, 0x40
 
 
 def _links(version: tuple[int, int]) -> bytes:
     """Memory with an interpreter, two thread states and two frames, as far as one place may serve all."""
-    layout = python_layouts.LAYOUTS[version]
+    layout = layouts.LAYOUTS[version]
     memory = bytearray(RUNTIME + (1 << 14))
 
     def put(at: int, value: int) -> None:
         if 0 <= at <= len(memory) - 8:
             struct.pack_into("<Q", memory, at, value)
 
-    if version in python_layouts.DEBUG_OFFSETS:
-        memory[RUNTIME : RUNTIME + len(python_layouts.DEBUG_COOKIE)] = python_layouts.DEBUG_COOKIE
-        put(RUNTIME + python_layouts.DEBUG_VERSION, version[0] << 24 | version[1] << 16)
-        for field, at in python_layouts.DEBUG_OFFSETS[version].items():
-            value = python_layouts.OBJECT_TYPE if field == "object_type" else getattr(layout, field, 0)
+    if version in layouts.DEBUG_OFFSETS:
+        memory[RUNTIME : RUNTIME + len(layouts.DEBUG_COOKIE)] = layouts.DEBUG_COOKIE
+        put(RUNTIME + layouts.DEBUG_VERSION, version[0] << 24 | version[1] << 16)
+        for field, at in layouts.DEBUG_OFFSETS[version].items():
+            value = layouts.OBJECT_TYPE if field == "object_type" else getattr(layout, field, 0)
             put(RUNTIME + at, value if value != NO_OFFSET else 0)
     interpreter, states, frames = 0x2000, (0x2800, 0x2C00), (0x3000, 0x3400)
     put(RUNTIME + layout.interp_head, interpreter)
@@ -47,7 +48,7 @@ def _links(version: tuple[int, int]) -> bytes:
     put(frames[0] + layout.frame_previous, frames[1])
     for frame in frames:
         put(frame + layout.frame_code, 0x3800)
-    put(0x3800 + python_layouts.OBJECT_TYPE, TYPE)
+    put(0x3800 + layouts.OBJECT_TYPE, TYPE)
     return bytes(memory)
 
 
@@ -69,8 +70,8 @@ def run(data: bytes) -> None:
     memory: Any = Memory.__new__(Memory)
     memory._fd = os.dup(file.fd)
     try:
-        table: Any = python_layouts.LAYOUTS[version]
-        if version in python_layouts.DEBUG_OFFSETS:
+        table: Any = layouts.LAYOUTS[version]
+        if version in layouts.DEBUG_OFFSETS:
             own = python._own_offsets(memory, RUNTIME, version, table)
             if not isinstance(own, str):
                 table = own

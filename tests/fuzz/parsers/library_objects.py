@@ -7,11 +7,11 @@ import os
 import struct
 from unittest import mock
 
-from argus.capture import nccl, pytorch
+from argus.capture.process import nccl, pytorch
 from tests.fuzz.harness import Bytes, joined, memory_file
 
 ALLOWED = ()
-CODE = ["argus.capture.nccl", "argus.capture.pytorch"]
+CODE = ["argus.capture.process.nccl", "argus.capture.process.pytorch"]
 LAYOUT = next(group for group in pytorch._GROUPS.values())
 ROOM = 4096
 

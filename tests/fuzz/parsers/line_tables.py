@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from argus.capture import code
+from argus.capture.python import code
 from tests.fuzz.harness import Bytes
 
 ALLOWED = ()
-CODE = ["argus.capture.code"]
+CODE = ["argus.capture.python.code"]
 
 
 def seeds() -> list[bytes]:

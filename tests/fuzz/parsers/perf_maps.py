@@ -6,11 +6,11 @@ import os
 from typing import Any
 from unittest import mock
 
-from argus.capture import symbols
+from argus.capture.process import symbols
 from tests.fuzz.harness import Bytes, is_text, memory_file
 
 ALLOWED = ()
-CODE = ["argus.capture.symbols"]
+CODE = ["argus.capture.process.symbols"]
 TOKENS = [b"\n", b" ", b"ffffffffffffffff", b"0x", b"1000 10 a\n", b"1000 ffffffffffffffff b\n", b"-1 "]
 
 

@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
-from argus.capture import candidates, python, symbols, targets
+from argus.capture.process import candidates, symbols, targets
+from argus.capture.python import interpreter
 from tests.fuzz.harness import Bytes, is_text, joined
 
 ALLOWED = ()
-CODE = ["argus.capture.targets", "argus.capture.candidates"]
+CODE = ["argus.capture.process.targets", "argus.capture.process.candidates"]
 TOKENS = [b"RANK=", b"WORLD_SIZE=", b"LOCAL_RANK=", b"SLURM_JOB_ID=7", b"SLURM_PROCID=1", b"TORCHELASTIC_RUN_ID=",
           b"JOB_NAME=", b"\0", b"\r", b"\n", b"-m\0torch.distributed.run\0", b"kubepods/pod", b"/job_42/",
           b"0123456-89ab-cdef-0123-456789abcdef", b" (deleted)", b"\xed\xa0\x80", b"\xff"]  # fmt: skip
@@ -80,16 +81,16 @@ def run(data: bytes) -> None:
     with (
         mock.patch.object(targets, "PROC", _folder),
         mock.patch.object(candidates, "PROC", _folder),
-        mock.patch.object(python, "PROC", _folder),
+        mock.patch.object(interpreter, "PROC", _folder),
     ):
-        said = targets.identify(targets.read_environment(PID), command, targets.read_cgroup(PID))
-        whole = targets.owned(said, PID, targets.read_cgroup(PID))
-        assert -1 <= said.rank <= targets.MAX_RANK
-        assert 0 <= said.world_size <= targets.MAX_RANK
-        assert -1 <= said.local_rank <= targets.MAX_RANK
-        is_text(said.job, targets.MAX_JOB_NAME)
-        assert said.job.isprintable()
-        is_text(said.lineage, 6 * len(environment) + 64)
+        output = targets.identify(targets.read_environment(PID), command, targets.read_cgroup(PID))
+        whole = targets.owned(output, PID, targets.read_cgroup(PID))
+        assert -1 <= output.rank <= targets.MAX_RANK
+        assert 0 <= output.world_size <= targets.MAX_RANK
+        assert -1 <= output.local_rank <= targets.MAX_RANK
+        is_text(output.job, targets.MAX_JOB_NAME)
+        assert output.job.isprintable()
+        is_text(output.lineage, 6 * len(environment) + 64)
         assert whole.uid == 1000
         is_text(whole.container, 64)
         mappings = targets.executable_mappings(PID)
@@ -104,7 +105,7 @@ def run(data: bytes) -> None:
         words = targets.read_command(PID)
         targets.script_name(words)
         targets.is_argus(words)
-        python._numbers_inside(PID)
+        interpreter._numbers_inside(PID)
         found = candidates._inspect(PID)
         if found is not None:
             is_text(found.identity.job, targets.MAX_JOB_NAME)

@@ -11,12 +11,13 @@ from unittest import mock
 import pyarrow as pa
 from urllib3 import HTTPResponse
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store import open as store_open
 from argus.store import reader
-from argus.store.open import Store, parse_url
-from argus.store.schema import table_columns
-from argus.store.writer import to_arrow
+from argus.store.arrow import to_arrow
+from argus.store.open import Store
+from argus.store.schema_files import table_columns
+from argus.store.url import parse_url
 from tests.fuzz.harness import Bytes, joined
 from tests.fuzz.parsers.spools import COVERAGE
 

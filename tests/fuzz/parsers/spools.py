@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store import spool
-from argus.store.schema import table_columns
-from argus.store.writer import to_arrow
+from argus.store.arrow import to_arrow
+from argus.store.schema_files import table_columns
 from tests.fuzz import storing
 
 ALLOWED = (ArgusError,)

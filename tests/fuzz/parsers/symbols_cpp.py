@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zlib
 
-from argus.capture import demangler
-from argus.capture.symbols import readable
+from argus.capture.process import demangler
+from argus.capture.process.symbols import readable
 from tests.fuzz.harness import is_text
 
 ALLOWED = ()
-CODE = ["argus.capture.demangler", "argus.capture.symbols", "argus.capture.rust"]
+CODE = ["argus.capture.process.demangler", "argus.capture.process.symbols", "argus.capture.process.rust"]
 TOKENS = [b"S_", b"S0_", b"St", b"NSt3__112basic_stringIcE", b"IS_S_E", b"T_", b"DpT_", b"L_Z1fvE", b"N2at6TensorE",
           b"17h0123456789abcdefE", b"$u20$", b"$LT$", b"cv", b"fL0p_", b"UlvE_", b"Z1fvE"]  # fmt: skip
 SECONDS = 4.0

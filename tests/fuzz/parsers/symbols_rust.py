@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from argus.capture import demangler, rust
+from argus.capture.process import demangler, rust
 from tests.fuzz.harness import is_text
 
 ALLOWED = ()
-CODE = ["argus.capture.rust"]
+CODE = ["argus.capture.process.rust"]
 TOKENS = [b"NvC", b"INv", b"B_", b"B0_", b"C3abc", b"u", b"s_", b"Kj1_", b"KB_", b"TB_B_E", b"FEu", b"DNtC1a1bEL_",
           b"RL0_", b"$ud800$", b"17h0123456789abcdefE", b"::h0123456789abcdef"]  # fmt: skip
 LONGEST = demangler.MAX_NAME + 64

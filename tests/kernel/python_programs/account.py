@@ -1,4 +1,4 @@
-"""Lets a program say what stacks its threads had, by the interpreter's own account: ``--tell=SECONDS``."""
+"""Records the stacks of a program's threads by the interpreter's own account: ``--account=SECONDS``."""
 
 import _thread
 import json
@@ -6,13 +6,13 @@ import os
 import sys
 import time
 
-TOLD = {}
+STACKS = {}
 FINISHED = []
 
 
 def follow(role):
     """From now on every line of this thread is noted, with all that lies below."""
-    seen = TOLD.setdefault(role, set())
+    seen = STACKS.setdefault(role, set())
 
     def trace(frame, event, argument):
         if FINISHED:
@@ -33,8 +33,8 @@ def finish_after(seconds, path):
     def finish():
         time.sleep(seconds)
         FINISHED.append(True)
-        with open(path + ".told", "w") as file:
-            json.dump({role: list(seen.copy()) for role, seen in TOLD.items()}, file)
+        with open(path + ".account", "w") as file:
+            json.dump({role: list(seen.copy()) for role, seen in STACKS.items()}, file)
         os._exit(0)
 
     _thread.start_new_thread(finish, ())

@@ -15,11 +15,11 @@ import time
 LOG = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 OPTIONS = [argument for argument in sys.argv[2:] if argument.startswith("--")]
 CHOSEN = [argument for argument in sys.argv[2:] if not argument.startswith("--")]
-TELL = None
-if OPTIONS and OPTIONS[0].startswith("--tell="):
-    import tell as TELL
+ACCOUNT = None
+if OPTIONS and OPTIONS[0].startswith("--account="):
+    import account as ACCOUNT
 
-    TELL.finish_after(float(OPTIONS[0][7:]), sys.argv[1])
+    ACCOUNT.finish_after(float(OPTIONS[0][10:]), sys.argv[1])
 
 
 def say(*words):
@@ -28,8 +28,8 @@ def say(*words):
 
 def announce(role):
     say("thread", os.getpid(), _thread.get_native_id(), role)  # -> say
-    if TELL:
-        TELL.follow(role)
+    if ACCOUNT:
+        ACCOUNT.follow(role)
 
 
 def thread(role, work):

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 
 from argus.capture import offcpu
-from argus.records import (
-    NO_SYSCALL,
-    WHAT_GIL_WAIT,
-    WHAT_KERNEL,
-    WHAT_OFF,
-    WHAT_PREEMPTED,
-    WHAT_UNINTERRUPTIBLE,
-)
+from argus.model.records import NO_SYSCALL, WHAT_GIL_WAIT, WHAT_KERNEL, WHAT_OFF, WHAT_PREEMPTED, WHAT_UNINTERRUPTIBLE
 
 FUTEX, READ, IOCTL, OPENAT, MUNMAP = 202, 0, 16, 257, 11
 
@@ -62,7 +55,7 @@ def test_another_machine_has_other_numbers() -> None:
     assert offcpu.reason(WHAT_OFF | WHAT_PREEMPTED, "riscv64") == "runqueue"
 
 
-def test_many_are_told_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_named_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offcpu.platform, "machine", lambda: "x86_64")
     what = np.array([WHAT_OFF | FUTEX, WHAT_OFF, 5, WHAT_OFF | FUTEX, WHAT_OFF | WHAT_PREEMPTED], np.uint32)
     assert offcpu.reasons(what) == ["futex", "read", "", "futex", "runqueue"]
@@ -77,14 +70,14 @@ def numbers(header: str) -> dict[str, int]:
     if done.returncode:
         pytest.skip(f"the header {header} is not installed")
     defined = dict(re.findall(r"^#define (\w+) (\w+)$", done.stdout, re.MULTILINE))
-    found = {}
+    by_name = {}
     for name, value in defined.items():
         if name.startswith("__NR_"):
             while value in defined:
                 value = defined[value]
             if value.isdigit():
-                found[name.removeprefix("__NR_")] = int(value)
-    return found
+                by_name[name.removeprefix("__NR_")] = int(value)
+    return by_name
 
 
 @pytest.mark.parametrize(("machine", "header"), [("x86_64", "asm/unistd_64.h"), ("aarch64", "asm-generic/unistd.h")])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from argus.capture import prices as module
-from argus.capture.prices import FALLBACK, KINDS, MEASUREMENTS, STEPPED, Prices, kind_of, prices
+from argus.capture.prices import FALLBACK, INSTRUCTIONS, MEASUREMENTS, STEPPED, Prices, kind_of, prices
 
 pytestmark = pytest.mark.skipif(not module.MEASURABLE, reason="x86-64 only")
 
-MEASURED = Prices(dict.fromkeys(KINDS, 700) | {STEPPED: 9_000}, 600)
+MEASURED = Prices(dict.fromkeys(INSTRUCTIONS, 700) | {STEPPED: 9_000}, 600)
 
 
 @contextlib.contextmanager
@@ -43,7 +43,7 @@ def test_an_instructions_kind_is_that_of_the_bytes_that_it_begins_with() -> None
         b"": STEPPED,
     }
     assert {code: kind_of(code) for code in cases} == cases
-    assert {kind_of(function) for function in KINDS.values()} == set(KINDS)
+    assert {kind_of(function) for function in INSTRUCTIONS.values()} == set(INSTRUCTIONS)
 
 
 def test_what_cannot_be_measured_has_the_prices_of_a_slow_machine(
@@ -72,11 +72,11 @@ def test_the_least_of_the_first_measurements_counts(monkeypatch: pytest.MonkeyPa
     first = prices("multi", no_probe)
     assert first.entry["push"] == round(1.3 * MEASURED.entry["push"])
     for _ in range(MEASUREMENTS + 3):
-        found = prices("multi", no_probe)
-        assert (found.entry, found.exit, found.measured) == (MEASURED.entry, MEASURED.exit, True)
+        least = prices("multi", no_probe)
+        assert (least.entry, least.exit, least.measured) == (MEASURED.entry, MEASURED.exit, True)
     assert len(measured) == MEASUREMENTS
     prices("perf", no_probe)
-    assert measured[MEASUREMENTS - 1 :] == [tuple(KINDS), module.FEW_KINDS]
+    assert measured[MEASUREMENTS - 1 :] == [tuple(INSTRUCTIONS), module.FEW_KINDS]
     file = tmp_path / "prices/multi.json"
     file.write_text('{"entry": {}}')
     assert prices("multi", no_probe) == MEASURED

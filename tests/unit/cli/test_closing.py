@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from argus.errors import ArgusError
-from argus.store.open import Store, open_store, parse_url
+from argus.cli import closing
+from argus.model.errors import ArgusError
+from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from argus.store.url import parse_url
 from argus.store.writer import Writer
-from cli import closing
+from tests.builders.stored_job import WALL, store_job
+from tests.builders.synthetic_job import Fault, ddp, simulate
 from tests.stores import new_store
-
-from .stored_job import WALL, store_job
-from .synthetic_job import Fault, ddp, simulate
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,11 @@ def a_tracer(job: str = "healthy", *, ranks: int = 4, samples: int = 7, **more: 
         for rank in range(ranks)
     ]
     jobs = [SimpleNamespace(name=job, run=1, ranks=lambda: members, members=dict(enumerate(members)))]
-    said = lambda *lines: lambda **_: list(lines)  # noqa: E731
+    output = lambda *lines: lambda **_: list(lines)  # noqa: E731
     return SimpleNamespace(
-        jobs=jobs, past=Counter(), samples=samples, host="node-0", started_ns=0, store_error="", steps_go=said(),
-        utilization=said(), mesh=said(), gpu_times=said(), stacks=said("stacks: 7 samples"),
-        not_started=said(), overhead=said("overhead: 0.10% of the job's time"),
+        jobs=jobs, past=Counter(), samples=samples, host="node-0", started_ns=0, store_error="", steps_go=output(),
+        utilization=output(), mesh=output(), gpu_times=output(), stacks=output("stacks: 7 samples"),
+        not_started=output(), overhead=output("overhead: 0.10% of the job's time"),
     )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_diagnosed_is_summed_up(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr("argus.diagnose.run.diagnose_store", fail)
+    monkeypatch.setattr("argus.diagnose.stored.diagnose_store", fail)
     lines = sum_up(a_tracer(), store)
     assert lines[0] == words
     assert "coverage: complete, nothing was lost" in lines

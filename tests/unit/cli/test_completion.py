@@ -90,7 +90,9 @@ def complete(shell: str, line: str, **more: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_an_engine_that_runs_is_asked_and_what_it_said_is_kept(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_runs_is_asked_and_what_it_answered_is_kept(
+    stored: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(completion, "ANSWER_S", 20.0)  # however busy the machine is
     with open_store(stored) as store, store.lease():
         assert find_names(stored) == [{"job": "llama", "run": 9, "ranks": [0, 1]}]
@@ -98,7 +100,7 @@ def test_an_engine_that_runs_is_asked_and_what_it_said_is_kept(stored: str, monk
     assert kept == [{"job": "llama", "run": 9, "ranks": [0, 1]}]
 
 
-def test_where_no_engine_runs_the_names_that_were_kept_are_told(
+def test_where_no_engine_runs_the_names_that_were_kept_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -153,6 +155,6 @@ def test_verbs_are_completed_without_being_imported() -> None:
 )
 def test_the_scripts(shell: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     assert main(["completion", shell]) == 0
-    said = capsys.readouterr().out
-    assert words in said
-    assert f"_ARGUS_COMPLETE={shell}_complete" in said
+    output = capsys.readouterr().out
+    assert words in output
+    assert f"_ARGUS_COMPLETE={shell}_complete" in output

@@ -15,12 +15,11 @@ import pytest
 
 from argus.cli.main import main
 from argus.cli.selection import parse_ranks, parse_span, parse_steps, parse_time
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.writer import Writer
+from tests.builders.stack_data import MS, Row, native, py, stack, store_run, store_stacks
 from tests.stores import new_store
-
-from .stack_data import MS, Row, native, py, stack, store_run, store_stacks
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -185,8 +184,8 @@ def test_what_became_slower(argus: Run) -> None:
         (["svg", "--last", "1s", "--step", "1"], 2, "--last goes neither with --since"),
         (["svg", "--from", "1700000000", "--step", "1"], 2, "--steps goes neither"),
         (["svg", "--job", "llama", "--diff", "rank=others"], 2, "needs --rank"),
-        (["svg", "--job", "llama", "--diff", "colour=red"], 2, "says not what to compare with"),
-        (["svg", "--job", "llama", "--diff", "step="], 2, "says not what to compare with"),
+        (["svg", "--job", "llama", "--diff", "colour=red"], 2, "does not name what to compare with"),
+        (["svg", "--job", "llama", "--diff", "step="], 2, "does not name what to compare with"),
         (["svg", "--job", "llama", "--rank", "1", "--diff", "rank=1"], 2, "with itself"),
         (["svg", "--per", "step"], 2, "no --diff"),
         (["pprof", "--diff", "rank=1"], 2, "pprof knows no --diff"),
@@ -280,9 +279,9 @@ def test_stacks_as_json(argus: Run) -> None:
 
 
 def test_a_rank_that_is_silent_is_not_left_out(argus: Run) -> None:
-    """Where they were is older than the window, and that is said."""
+    """Where they were is older than the window, and that is reported."""
     out = argus("stacks", *LLAMA, "--from", "1700000005.55", "--to", "1700000005.6")[1]
-    # The wait was told until 6 s.
+    # The wait was recorded until 6 s.
     assert "waiting: futex\n" in out
     assert "last seen" not in out
     out = argus("stacks", *LLAMA, "--from", "1700000006", "--to", "1700000006.5")
@@ -307,5 +306,5 @@ def test_stacks_that_are_not_there(argus: Run, arguments: list[str], code: int, 
 
 
 def test_the_help_names_every_format(argus: Run) -> None:
-    said = argus("export", "--help")[1]
-    assert all(word in said for word in ("svg", "folded", "speedscope", "pprof", "--diff"))
+    output = argus("export", "--help")[1]
+    assert all(word in output for word in ("svg", "folded", "speedscope", "pprof", "--diff"))

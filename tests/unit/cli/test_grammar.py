@@ -16,7 +16,7 @@ from argus.cli.grammar import (
     parse_time,
 )
 from argus.cli.main import cli, main
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 S = 10**9
 

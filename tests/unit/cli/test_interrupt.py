@@ -54,8 +54,8 @@ def test_while_it_attaches_one_ends_the_trace(timers: list[Any], capfd: pytest.C
 
 
 def test_then_the_first_is_noted_and_wakes_who_waits(timers: list[Any]) -> None:
-    said: list[str] = []
-    stop = Stopping(feedback=lambda: said.append("storing"))
+    output: list[str] = []
+    stop = Stopping(feedback=lambda: output.append("storing"))
     stop.attached()
     assert not stop
     stop.wait(0.0)
@@ -68,18 +68,18 @@ def test_then_the_first_is_noted_and_wakes_who_waits(timers: list[Any]) -> None:
     stop.storing()
     assert timer.cancelled
     timer.action()  # it was under way
-    assert said == ["storing"], "once"
+    assert output == ["storing"], "once"
     stop.close()
 
 
 def test_feedback_comes_though_the_trace_is_busy(timers: list[Any]) -> None:
-    said: list[str] = []
-    stop = Stopping(feedback=lambda: said.append("storing"))
+    output: list[str] = []
+    stop = Stopping(feedback=lambda: output.append("storing"))
     stop.attached()
     stop.note(signal.SIGINT, None)
     timers[0].action()
     stop.storing()
-    assert said == ["storing"]
+    assert output == ["storing"]
     stop.close()
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from argus.diagnose.standing import News, Standing
-from argus.stack_view import NO_STACKS
-from cli.drawing import bar, elapsed, plain_ascii, sparkline, wrapped
-from cli.live import PAGES, Scene, Standings, by_lateness, frame, plain_line
-from cli.screen import parse_keys
-from cli.verdict_text import news_lines
-
-from .live_views import JOB, a_finding, a_rank, a_view, degraded
+from argus.cli.drawing import bar, plain_ascii, sparkline, wrapped
+from argus.cli.live import PAGES, Scene, Standings, by_lateness, frame, plain_line
+from argus.cli.screen import parse_keys
+from argus.cli.verdict_text import news_lines
+from argus.diagnose.follow.standing import News, Standing
+from argus.live.display.stack_view import NO_STACKS
+from argus.model.units import elapsed
+from tests.builders.live_views import JOB, a_finding, a_rank, a_view, degraded
 
 SIZES = [(60, 20), (80, 24), (120, 40), (200, 60)]
 
@@ -164,7 +164,7 @@ def test_the_first_word_is_how_the_job_fares(standing: Standing | None, changes:
 
 
 @pytest.mark.parametrize(("width", "words"), [(60, " DEGRADED  llama"), (80, " DEGRADED so far  llama")])
-def test_that_a_verdict_is_provisional_is_said_where_there_is_room(width: int, words: str) -> None:
+def test_that_a_verdict_is_provisional_is_shown_where_there_is_room(width: int, words: str) -> None:
     early = {(JOB, 7): replace(degraded(11)[JOB, 7], provisional=True)}
     first, *_ = rows(None, width, 24, early, ranks=16, slow=11)
     assert first.startswith(words)

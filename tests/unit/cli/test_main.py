@@ -13,7 +13,7 @@ import click
 import pytest
 
 from argus.cli import main as cli_main
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 
 def test_help_lists_every_verb_and_imports_none_of_them() -> None:
@@ -32,9 +32,9 @@ def test_help_lists_every_verb_and_imports_none_of_them() -> None:
 def test_every_verb_explains_itself_with_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = [verb, "--help"] if verb != "store" else ["store", "init", "--help"]
     assert cli_main.main(words) == 0
-    said = capsys.readouterr().out
-    assert f"argus {verb}" in said.split("Options:")[0].split("\n", 1)[1], "the help shows an example"
-    assert max(map(len, said.splitlines())) <= 110
+    output = capsys.readouterr().out
+    assert f"argus {verb}" in output.split("Options:")[0].split("\n", 1)[1], "the help shows an example"
+    assert max(map(len, output.splitlines())) <= 110
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, failure: BaseException) -> None:
@@ -74,9 +74,9 @@ def test_no_failure_shows_a_traceback(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     failing(monkeypatch, failure)
     assert cli_main.main(["trace"]) == code
-    said = capsys.readouterr()
-    assert words in said.err
-    assert "Traceback" not in said.err + said.out
+    output = capsys.readouterr()
+    assert words in output.err
+    assert "Traceback" not in output.err + output.out
 
 
 def test_a_defect_s_traceback_is_in_a_file_whose_path_is_shown(
@@ -85,9 +85,9 @@ def test_a_defect_s_traceback_is_in_a_file_whose_path_is_shown(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     failing(monkeypatch, ZeroDivisionError("division by zero"))
     assert cli_main.main(["trace"]) == 1
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     (log,) = (tmp_path / "argus").iterdir()
-    assert f"The traceback is in {log}\n" in said
+    assert f"The traceback is in {log}\n" in output
     assert "raise failure\nZeroDivisionError: division by zero" in log.read_text()
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
     assert stat.S_IMODE(log.parent.stat().st_mode) == 0o700
@@ -153,10 +153,21 @@ def test_help_is_short(words: list[str], capsys: pytest.CaptureFixture[str]) -> 
         (["xyzzy"], ""),
     ],
 )
-def test_a_mistyped_command_is_told_what_it_may_mean(
+def test_a_mistyped_command_is_answered_with_what_it_may_mean(
     words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli_main.main(words) == (3 if words[0] == "health" else 2)
-    said = capsys.readouterr().err
-    assert f"No such command '{words[-1] if words[0] in ('store', 'import', 'health') else words[0]}'" in said
-    assert (f"Did you mean '{meant}'?" in said) if meant else ("Did you mean" not in said)
+    output = capsys.readouterr().err
+    assert f"No such command '{words[-1] if words[0] in ('store', 'import', 'health') else words[0]}'" in output
+    assert (f"Did you mean '{meant}'?" in output) if meant else ("Did you mean" not in output)
+
+
+@pytest.mark.parametrize("verb", ["trace", "simulate", "import_trace"])
+def test_no_verb_that_records_starts_with_scipy(verb: str) -> None:
+    """It takes 0.2 s and 26 MB at least: what needs it imports it when it does."""
+    script = (
+        f"import sys, argus.cli.{verb}, argus.semantics.groups.clocks, argus.compress.fidelity; "
+        "sys.exit(str([name for name in sys.modules if name.startswith('scipy')][:3]) if 'scipy' in sys.modules else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,13 +11,12 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from argus.bulkhead import Bulkheads
-from argus.roster import Notes
-from argus.trace import Tracer
-from cli import session
-from cli.live import Scene
-
-from .live_views import JOB, a_view, degraded
+from argus.cli import session
+from argus.cli.live import Scene
+from argus.live.bulkhead import Bulkheads
+from argus.live.notes import Notes
+from argus.live.tracer import Tracer
+from tests.builders.live_views import JOB, a_view, degraded
 
 
 class Traced:
@@ -29,7 +28,7 @@ class Traced:
     def __init__(self) -> None:
         self.polls = 0
         self.bulkheads = Bulkheads()
-        self.heeded: list[list[str]] = []
+        self.matters_seen: list[list[str]] = []
 
     def done(self) -> bool:
         return self.polls >= 2
@@ -37,11 +36,11 @@ class Traced:
     def poll(self) -> None:
         self.polls += 1
 
-    def heed(self, matters: list[str]) -> None:
-        self.heeded.append(matters)
+    def raise_sampling(self, matters: list[str]) -> None:
+        self.matters_seen.append(matters)
 
     def news(self) -> list[str]:
-        return ["stacks: 97 samples a second now: x"] if self.heeded else []
+        return ["stacks: 97 samples a second now: x"] if self.matters_seen else []
 
     def gpu_times(self) -> list[str]:
         return []
@@ -51,7 +50,9 @@ class Traced:
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_the_matter_raises_sampling_and_what_changes_is_reported(
+    judged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session, "time", SimpleNamespace(monotonic=lambda: 100.0))
     monkeypatch.setattr(session.interrupt, "pause", lambda stopping, seconds: None)
     looked: list[list[tuple[str, int]]] = []
@@ -59,32 +60,34 @@ def test_what_is_the_matter_is_heeded_and_what_changes_is_said(judged: bool, mon
         look=lambda runs: looked.append(list(runs)), lines=lambda: ["jitter: rank 3"], take=list, state="on"
     )
     tracer: Any = Traced()
-    said = io.StringIO()
-    console = Console(file=said)
+    output = io.StringIO()
+    console = Console(file=output)
     session._watch(console, tracer, [], 160.0, None, True, watch if judged else None)
     # Whoever asked for a closer look (argus flag) is forgotten in time, even if nobody judges.
-    assert tracer.heeded == [["jitter: rank 3"] if judged else []]
+    assert tracer.matters_seen == [["jitter: rank 3"] if judged else []]
     assert looked == ([[("j", 7)]] if judged else [])
-    assert "note: stacks: 97 samples a second now: x\n" in said.getvalue()
+    assert "note: stacks: 97 samples a second now: x\n" in output.getvalue()
 
 
 def test_a_tracer_notes_that_the_rate_has_changed() -> None:
     asked: list[str] = []
 
-    def heed(why: str, now: float) -> str:
+    def raise_sampling(why: str, now: float) -> str:
         asked.append(why)
         return f"changed: {why}" if why else ""
 
     notes: list[str] = []
-    tracer: Any = SimpleNamespace(_stacks=SimpleNamespace(heed=heed), _note=notes.append)
-    Tracer.heed(tracer, ["first", "second"])
-    Tracer.heed(tracer, [])
+    tracer: Any = SimpleNamespace(
+        _stacks=SimpleNamespace(raise_sampling=raise_sampling), session=SimpleNamespace(note=notes.append)
+    )
+    Tracer.raise_sampling(tracer, ["first", "second"])
+    Tracer.raise_sampling(tracer, [])
     assert (asked, notes) == (["first", ""], ["changed: first"])
 
 
 def test_every_note_is_news_once_however_many_there_are() -> None:
     notes = Notes()
-    tracer: Any = SimpleNamespace(_roster=SimpleNamespace(notes=notes), _told=0)
+    tracer: Any = SimpleNamespace(session=SimpleNamespace(notes=notes), _reported_notes=0)
     seen: list[str] = []
     for number in range(250):
         notes.append(str(number))

@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
+from argus.cli.verdict_text import bar, has_more, plain_evidence, show, verdict_lines
 from argus.diagnose.verdict import Verdict
-from cli.verdict_text import has_more, plain_evidence, show, verdict_lines
-
-from .live_views import a_finding
+from tests.builders.live_views import a_finding
 
 
 def a_verdict(**more: object) -> Verdict:
@@ -27,7 +26,7 @@ def test_three_plain_sentences_and_all_of_it_on_request() -> None:
     verdict = a_verdict()
     short = "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=False))
     assert short.startswith("DEGRADED  llama  16 ranks, steps 0 to 640, 1.35x slower than it could be")
-    assert "since step 320 · 1.35x · 98% of the lost time · confidence 93%" in short
+    assert "since step 320 · 1.35x · 98% of the lost time · confidence 93% · owner: infrastructure" in short
     assert short.count("· rank 11") + short.count("· the GPU") + short.count("→ Check") == 3
     assert "W1" not in short
     assert "beta" not in short
@@ -96,3 +95,15 @@ def test_a_job_without_steps_has_no_0_ranks() -> None:
     verdict = a_verdict(ranks=0, steps=[], status="inconclusive", findings=[], reason="no step was seen")
     first = next(iter(verdict_lines(verdict, detail=False)))[0].plain
     assert first == "INCONCLUSIVE  llama  no rank with steps"
+
+
+def test_a_share_is_drawn_where_there_are_several() -> None:
+    assert bar(0.65) == "██████▌░░░"
+    assert bar(0.0) == "░" * 10
+    assert bar(1e-9) == "▌" + "░" * 9
+    assert bar(7.0) == "█" * 10
+    two = a_verdict(findings=[a_finding(11, share=0.8), a_finding(12, share=0.2)])
+    drawn = "\n".join(text.plain for text, _ in verdict_lines(two, detail=False, bars=True))
+    assert "████████░░ 80% of the lost time" in drawn
+    assert "██░░░░░░░░ 20% of the lost time" in drawn
+    assert "█" not in "\n".join(text.plain for text, _ in verdict_lines(two, detail=False))

@@ -1,4 +1,4 @@
-"""What scripts/bench compress measures with: outliers, planted faults, and what a form has to tell to find them."""
+"""What scripts/bench compress measures with: outliers, planted faults, and what a form has to keep to find them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bench(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("benches.compress")
 
 
-def test_an_outlier_is_told_if_its_duration_is(bench: Any) -> None:
+def test_an_outlier_is_kept_if_its_duration_is(bench: Any) -> None:
     forms = importlib.import_module("benches._forms")
     sample = np.array([100.0] * 97 + [2_000.0, 3_000.0, 4_000.0])
     assert forms.outliers(sample, sample, np.ones(100)) == (3, 3)

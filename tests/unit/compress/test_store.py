@@ -70,14 +70,14 @@ def test_the_view_says_what_the_launches_were(stored: tuple[Store, Any]) -> None
     errors = []
     for row in rows:
         kind, took = launches[row["rank"], row["step_from"]]
-        mine = took[kind == kinds[row["kernel"]]]
+        own = took[kind == kinds[row["kernel"]]]
         assert row["step_to"] == row["step_from"]
-        assert row["count"] == len(mine)
-        assert row["total_ns"] == (mine.sum() if not row["spikes"] else pytest.approx(mine.sum(), rel=1e-3))
-        assert row["mean_ns"] == pytest.approx(mine.mean(), rel=1e-3)
-        assert row["min_ns"] == pytest.approx(mine.min(), rel=0.04)
-        assert row["max_ns"] == pytest.approx(mine.max(), rel=0.04)
-        exact = np.quantile(mine, Q, method="inverted_cdf")
+        assert row["count"] == len(own)
+        assert row["total_ns"] == (own.sum() if not row["spikes"] else pytest.approx(own.sum(), rel=1e-3))
+        assert row["mean_ns"] == pytest.approx(own.mean(), rel=1e-3)
+        assert row["min_ns"] == pytest.approx(own.min(), rel=0.04)
+        assert row["max_ns"] == pytest.approx(own.max(), rel=0.04)
+        exact = np.quantile(own, Q, method="inverted_cdf")
         errors.append(np.abs([row["p50_ns"], row["p90_ns"], row["p99_ns"]] - exact) / exact)
     assert np.max(np.mean(errors, axis=0)) < QUANTILE_BOUND
     assert np.max(errors) < 6 * QUANTILE_BOUND
@@ -108,10 +108,12 @@ def test_a_kernels_name_decides_what_is_read(stored: tuple[Store, Any]) -> None:
     plan = "EXPLAIN SELECT rank, avg(p50_ns) FROM kernel_stats WHERE {} GROUP BY rank " + set_so
     for where, filters in (("kernel = 'softmax'", True), ("kernel LIKE 'soft%'", True), ("rank = 1", False)):
         with store.lease() as client:
-            told = str(client.command(plan.format(where))).replace("\\n", "\n").splitlines()
-        read = next(k for k, line in enumerate(told) if line.strip(" │├└─").startswith("ReadFromMergeTree"))
-        assert "kernel_summaries" in told[read]
-        assert any("Runtime filters: " in line and "(kernel_id" in line for line in told[read : read + 8]) == filters
+            reported = str(client.command(plan.format(where))).replace("\\n", "\n").splitlines()
+        read = next(k for k, line in enumerate(reported) if line.strip(" │├└─").startswith("ReadFromMergeTree"))
+        assert "kernel_summaries" in reported[read]
+        assert (
+            any("Runtime filters: " in line and "(kernel_id" in line for line in reported[read : read + 8]) == filters
+        )
 
 
 def test_steps_of_a_row_have_their_shares_of_it(stored: tuple[Store, Any]) -> None:
@@ -131,17 +133,17 @@ def test_steps_of_a_row_have_their_shares_of_it(stored: tuple[Store, Any]) -> No
     (late,) = view(store, "SELECT sum(launches) AS n FROM kernel_times WHERE job = 'shared' AND step BETWEEN 12 AND 12")
     assert late["n"] == RANKS * 3 * 3
     totals = "SELECT sum({}) AS n, sum({}) AS ns FROM {} WHERE job = 'j'"
-    (given,), (told,) = (
+    (given,), (reported,) = (
         view(store, totals.format(*names))
         for names in (("count", "total_ns", "kernel_stats"), ("launches", "spent_ns", "kernel_times"))
     )
-    assert (told["n"], told["ns"]) == (given["n"], pytest.approx(given["ns"], abs=20))
+    assert (reported["n"], reported["ns"]) == (given["n"], pytest.approx(given["ns"], abs=20))
     with store.lease() as client:
         for table in ("kernel_summaries", "kernel_escapes"):
             client.command(f"DELETE FROM {table} WHERE job = 'shared'")
 
 
-def test_kernels_without_a_name_are_told_nevertheless(stored: tuple[Store, Any]) -> None:
+def test_kernels_without_a_name_are_stored_nevertheless(stored: tuple[Store, Any]) -> None:
     """Rows of ``kernel_groups`` may have been lost on the way."""
     store, _ = stored
     with store.lease() as client:
@@ -150,8 +152,10 @@ def test_kernels_without_a_name_are_told_nevertheless(stored: tuple[Store, Any])
     (row,) = view(
         store, "SELECT count() AS n, sum(p50_ns) AS ns FROM kernel_stats WHERE job = 'nameless' AND kernel = ''"
     )
-    (told,) = view(store, "SELECT count() AS n, sum(p50_ns) AS ns FROM kernel_stats WHERE job = 'j' AND NOT escaped")
-    assert row == told
+    (reported,) = view(
+        store, "SELECT count() AS n, sum(p50_ns) AS ns FROM kernel_stats WHERE job = 'j' AND NOT escaped"
+    )
+    assert row == reported
     assert row["n"] > 0
     with store.lease() as client:
         client.command("DELETE FROM kernel_summaries WHERE job = 'nameless'")
@@ -160,7 +164,7 @@ def test_kernels_without_a_name_are_told_nevertheless(stored: tuple[Store, Any])
 
 def test_python_decodes_what_the_view_says(stored: tuple[Store, Any]) -> None:
     store, _ = stored
-    said = {
+    output = {
         (row["kernel_id"], row["rank"], row["step_from"]): [row["p50_ns"], row["p90_ns"], row["p99_ns"]]
         for row in view(store, "SELECT * FROM kernel_stats WHERE spikes = 0")
     }
@@ -172,7 +176,7 @@ def test_python_decodes_what_the_view_says(stored: tuple[Store, Any]) -> None:
         keys = zip(*(rows.column(name).to_pylist() for name in ("kernel_id", "rank", "step")), strict=True)
         assert rows.num_rows
         for key, values in zip(keys, found, strict=True):
-            assert said[key] == pytest.approx(values, rel=1e-4, abs=1)
+            assert output[key] == pytest.approx(values, rel=1e-4, abs=1)
 
 
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

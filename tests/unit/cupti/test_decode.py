@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from argus.cupti import decode as decoding
 from argus.cupti import layouts
 from argus.cupti.decode import decode
-from argus.records import GPU_OP, HOST_OP, GpuKind, HostKind
+from argus.model.records import GPU_OP, HOST_OP, GpuKind, HostKind
 
 pytest.importorskip("cupti.cupti")
 

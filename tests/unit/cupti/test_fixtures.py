@@ -16,13 +16,13 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import ipc
 
-from argus import records
-from argus.capture.gpu_rows import Names
 from argus.cupti import build, layouts
 from argus.cupti.decode import Batch, decode
-from argus.semantics.correlation import Correlator
+from argus.model import records
+from argus.semantics.gpu.correlation import Correlator
+from argus.tables.gpu import Names
 
-DATA = Path(__file__).resolve().parent.parent / "data" / "cupti"
+DATA = Path(__file__).resolve().parents[2] / "data" / "cupti"
 PROGRAMS = sorted(folder.name for folder in DATA.iterdir() if folder.is_dir())
 
 
@@ -160,8 +160,8 @@ def test_the_labelled_trace_shows_what_was_planted() -> None:
     since = label["slow_from_step"] - label["untraced_steps"] + 2  # two more were in the untraced ones' first iteration
     change = {}
     for rank in range(label["ranks"]):
-        mine = steps.filter(pc.equal(steps["rank"], rank))
-        begin = dict(zip(mine["step"].to_pylist(), mine["ts"].cast("int64").to_pylist(), strict=True))
+        own = steps.filter(pc.equal(steps["rank"], rank))
+        begin = dict(zip(own["step"].to_pylist(), own["ts"].cast("int64").to_pylist(), strict=True))
         of_rank = kernels.filter(pc.and_(pc.equal(kernels["rank"], rank), pc.equal(kernels["kind"], "kernel")))
         at = np.sort(np.array(of_rank["ts"].cast("int64")))
         count = {step: int(np.sum((at >= begin[step]) & (at < begin[step + 1]))) for step in (10, 25)}

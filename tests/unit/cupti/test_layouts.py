@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from argus.cupti import layouts, shared
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 
 cupti = pytest.importorskip("cupti.cupti")
 

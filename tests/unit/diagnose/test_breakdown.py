@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import jsonschema
 import numpy as np
 import pytest
 
+from argus.cli.main import main
 from argus.diagnose.breakdown import short
-from argus.diagnose.run import diagnose_store
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import PARTS, Verdict, json_schema
-from argus.store.open import Store, open_store
+from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from cli.main import main
-from tests.stores import new_store
-
-from .stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
+from tests.builders.stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 
 S = 1000 * MS
 MAIN = py("<module>", 90)
@@ -39,12 +36,6 @@ MAIN = py("<module>", 90)
 def test_names_of_kernels_are_short(name: str, wanted: str) -> None:
     assert short(name) == wanted
     assert len(short("x" * 500)) <= 60
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("breakdown"))) as opened:
-        yield opened
 
 
 def judged(store: Store, job: str) -> Verdict:
@@ -81,7 +72,7 @@ def train(store: Store, job: str, ranks: int = 1) -> None:
         })  # fmt: skip
         took = {"data_loading": 40, "forward": 20, "backward": 35, "optimizer": 5}
         rows = [(rank, step, phase, ms) for rank, step in every for phase, ms in took.items()]
-        # Steps that were found by one mark each tell nothing of their phases.
+        # Steps that were found by one mark each show nothing of their phases.
         rows += [(rank, steps + step, "optimizer", 100) for rank, step in every]
         writer.append("phases", {
             "job": job, "run": 1, "rank": [row[0] for row in rows], "step": [row[1] for row in rows],
@@ -106,9 +97,9 @@ def train(store: Store, job: str, ranks: int = 1) -> None:
         closed(writer, job, T0 + 2 * steps * 100 * MS)
 
 
-def test_one_rank_is_healthy_and_says_where_its_time_goes(store: Store) -> None:
-    train(store, "alone")
-    verdict = judged(store, "alone")
+def test_one_rank_is_healthy_and_says_where_its_time_goes(shared: Store) -> None:
+    train(shared, "alone")
+    verdict = judged(shared, "alone")
     assert verdict["status"] == "healthy"
     assert "one rank, so there is nothing to compare it with; a step takes 100.0 ms" in verdict["reason"]
     found = texts(verdict)
@@ -122,42 +113,42 @@ def test_one_rank_is_healthy_and_says_where_its_time_goes(store: Store) -> None:
     assert "Loading data takes 40% of a step" in advice[0]
 
 
-def test_waits_that_were_not_followed_are_not_called_computing(store: Store) -> None:
-    train(store, "thinned")
-    with Writer(store, source="test") as writer:
+def test_waits_that_were_not_followed_are_not_called_computing(shared: Store) -> None:
+    train(shared, "thinned")
+    with Writer(shared, source="test") as writer:
         writer.append("signal_coverage", {
             "job": "thinned", "run": 1, "rank": 0, "host": "node-0", "signal": "off_cpu", "ts": [T0, T0 + S // 2],
             "seen": np.array([1, 0], np.float32), "period_ns": np.uint64(0), "reason": ["", "it cost too much"],
             "version": 1,
         })  # fmt: skip
-    found = texts(judged(store, "thinned"))
+    found = texts(judged(shared, "thinned"))
     assert found["main_thread"].startswith("not known: time off the CPU was not followed")
     assert "lines_off_cpu" not in found
     assert found["lines_on_cpu"].startswith("train (app/train.py:20) 75%")
 
 
-def test_what_is_not_all_of_a_job_is_not_healthy(store: Store) -> None:
-    train(store, "part")
-    with Writer(store, source="test") as writer:
+def test_what_is_not_all_of_a_job_is_not_healthy(shared: Store) -> None:
+    train(shared, "part")
+    with Writer(shared, source="test") as writer:
         writer.append("jobs", {
             "job": "part", "run": 1, "host": "node-0", "started": [T0], "ended": None, "world_size": 8,
             "launcher": "torchrun", "mono_offset_ns": 0, "argus_version": "0", "version": 2,
         })  # fmt: skip
-    verdict = judged(store, "part")
+    verdict = judged(shared, "part")
     assert verdict["status"] == "inconclusive"
     assert "fewer than 2 ranks" in verdict["reason"]
     assert "phases" in texts(verdict)
 
 
-def test_a_loop_without_pytorch_computes(store: Store) -> None:
-    with Writer(store, source="test") as writer:
+def test_a_loop_without_pytorch_computes(shared: Store) -> None:
+    with Writer(shared, source="test") as writer:
         store_run(writer, [0], job="loop")
         store_stacks(writer, [
             Row(0, stack(MAIN, py("crunch", 5 if ms % 1000 else 6)), ms, count=9, last_ms=ms + 90)
             for ms in range(0, 20_000, 100)
         ], job="loop")  # fmt: skip
         closed(writer, "loop", T0 + 20 * S)
-    verdict = judged(store, "loop")
+    verdict = judged(shared, "loop")
     assert verdict["status"] == "inconclusive"
     assert "no training step was seen: 1 process made no CUDA or NCCL call" in verdict["reason"]
     assert "rank 0 computes (90% of a CPU, most in crunch (app/train.py:5))" in verdict["reason"]
@@ -165,23 +156,23 @@ def test_a_loop_without_pytorch_computes(store: Store) -> None:
     assert texts(verdict)["lines_on_cpu"].startswith("crunch (app/train.py:5) 90%")
 
 
-def test_a_trace_of_nothing_says_so(store: Store) -> None:
-    with Writer(store, source="test") as writer:
+def test_a_trace_of_nothing_says_so(shared: Store) -> None:
+    with Writer(shared, source="test") as writer:
         store_run(writer, [0], job="sleep")
         store_stacks(writer, [
             Row(0, stack(native("main", "/usr/bin/sleep"), native("clock_nanosleep")), ms, "off", ns=2 * S,
                 last_ms=ms + 2000, reason="sleep") for ms in range(0, 20_000, 2000)
         ], job="sleep")  # fmt: skip
         closed(writer, "sleep", T0 + 20 * S)
-    verdict = judged(store, "sleep")
+    verdict = judged(shared, "sleep")
     assert verdict["status"] == "inconclusive"
     assert verdict["reason"].startswith("nothing to diagnose: 1 process made no CUDA or NCCL call")
     assert "breakdown" not in verdict
 
 
-def test_a_job_that_hung_before_it_was_traced_is_not_nothing(store: Store) -> None:
-    """It has loaded CUDA, and waits in a system call of which no stack tells the library."""
-    with Writer(store, source="test") as writer:
+def test_a_job_that_hung_before_it_was_traced_is_not_nothing(shared: Store) -> None:
+    """It has loaded CUDA, and waits in a system call of which no stack names the library."""
+    with Writer(shared, source="test") as writer:
         store_run(writer, [0], job="hung before")
         writer.append("ranks", {
             "job": "hung before", "run": 1, "rank": 0, "host": "node-0", "pid": 1000, "local_rank": 0,
@@ -193,14 +184,14 @@ def test_a_job_that_hung_before_it_was_traced_is_not_nothing(store: Store) -> No
             for ms in range(0, 20_000, 2000)
         ], job="hung before")  # fmt: skip
         closed(writer, "hung before", T0 + 20 * S)
-    assert judged(store, "hung before")["reason"].startswith(
+    assert judged(shared, "hung before")["reason"].startswith(
         "1 process made no CUDA or NCCL call while it was traced: rank 0 waits (futex) in futex_wait"
     )
 
 
-def test_a_short_recording_of_gpus(store: Store) -> None:
+def test_a_short_recording_of_gpus(shared: Store) -> None:
     """Three steps of two ranks: idle half of the time, and one computes longer."""
-    with Writer(store, source="test") as writer:
+    with Writer(shared, source="test") as writer:
         store_run(writer, [0, 1], job="short", steps=3)
         every = [(rank, step) for rank in (0, 1) for step in range(3)]
         compute = [30 * MS if rank == 0 else 40 * MS for rank, _ in every]
@@ -213,7 +204,7 @@ def test_a_short_recording_of_gpus(store: Store) -> None:
             "kernels": 50, "queue_depth_mean": 0.1, "queue_depth_max": 2, "issue_latency_p50_ns": 9000,
             "issue_latency_p99_ns": 20000, "void_share": 0.5,
         })  # fmt: skip
-    verdict = judged(store, "short")
+    verdict = judged(shared, "short")
     assert (verdict["status"], verdict["reason"]) == ("inconclusive", "3 whole steps were seen, 10 are needed")
     found = texts(verdict)
     assert found["gpu"].startswith("idle 50%, computing 35%, communication that nothing hides 15%")
@@ -224,12 +215,13 @@ def test_a_short_recording_of_gpus(store: Store) -> None:
     assert second.startswith("Rank 1 computes 1.33 times as long as rank 0")
 
 
-def test_it_is_printed_after_the_status(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    train(store, "printed")
-    assert main(["diagnose", "--job", "printed", "--store", store.url, "--no-store"]) == 0
+def test_it_is_printed_after_the_status(shared: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    train(shared, "printed")
+    assert main(["diagnose", "--job", "printed", "--store", shared.url, "--no-store"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("HEALTHY  printed  1 rank")
     heading = lines.index("where the time goes (rank 0, steps 0 to 59, 100.0 ms a step)")
     assert any("data loading 40%" in line for line in lines[heading:])
     assert "worth trying first" in lines
-    assert lines[-1].startswith("coverage: ")
+    assert lines[-2].startswith("coverage: ")
+    assert lines[-1].startswith("argus report ")

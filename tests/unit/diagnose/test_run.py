@@ -16,21 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argus.diagnose import sql
-from argus.diagnose.cause import attribute_by_phases
-from argus.diagnose.iteration import find_regression, more_to_do, without_work
-from argus.diagnose.phase import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
-from argus.diagnose.run import diagnose, diagnose_store, save
+from argus.cli.main import main
+from argus.diagnose.causes.cpu_time import attribute_by_phases
+from argus.diagnose.iteration.regression import find_regression, more_to_do, without_work
+from argus.diagnose.ranks.lateness import Straggler, by_chance, find_episode, find_onset, find_stragglers, lateness_of
+from argus.diagnose.read import queries
+from argus.diagnose.read.query import runnable_sql
+from argus.diagnose.run import diagnose
+from argus.diagnose.save import save
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict, json_schema
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from cli.main import main
+from tests.builders.memory_query import MemoryQuery
+from tests.builders.stored_job import store_job
+from tests.builders.synthetic_job import Fault, Job, Op, ddp, simulate
 from tests.stores import new_store
-
-from .memory_query import MemoryQuery
-from .stored_job import store_job
-from .synthetic_job import Fault, Job, Op, ddp, simulate
 
 
 @cache
@@ -126,7 +128,7 @@ class Working(MemoryQuery):
 
     def __call__(self, text: str, params: Mapping[str, Any]) -> dict[str, Any]:
         found = super().__call__(text, params)
-        if text == sql.WORK:
+        if text == queries.WORK:
             found |= {name: values[found["step"]] for name, values in self.work.items()}
         return found
 
@@ -544,21 +546,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 @pytest.mark.parametrize("name", ["healthy", "slow", "data", "recovered", "regression", "short"])
 def test_sql_and_numpy_agree(store: Store, name: str) -> None:
     memory, stored = MemoryQuery(STORED[name]), partial(query_columns, store)
-    span = stored(sql.SPAN, {"job": name, "run": 1, "since_ns": 0})
+    span = stored(queries.SPAN, {"job": name, "run": 1, "since_ns": 0})
     params = {"job": name, "run": 1, "first": int(span["first"][0]), "last": int(span["last"][0]), "left_out": []}
     cases = [
-        (sql.STEPS, params),
-        (sql.LATENESS, params),
-        (sql.LEAD, {**params, "ranks": [1, 2], "members": list(range(64))}),
-        (sql.LAST, params),
-        (sql.CPU_TIME, {**params, "ranks": [0, 2]}),
-        (sql.SLOWER, {**params, "onset": params["last"] - 2}),
-        (sql.WORK, {**params, "ranks": [0, 1]}),
+        (queries.STEPS, params),
+        (queries.LATENESS, params),
+        (queries.LEAD, {**params, "ranks": [1, 2], "members": list(range(64))}),
+        (queries.LAST, params),
+        (queries.CPU_TIME, {**params, "ranks": [0, 2]}),
+        (queries.SLOWER, {**params, "onset": params["last"] - 2}),
+        (queries.WORK, {**params, "ranks": [0, 1]}),
     ]
     for text, values in cases:
         ours, theirs = memory(text, values), stored(text, values)
         assert len(next(iter(theirs.values())))
-        keys = [n for n in ("comm_group", "step", "rank") if n in ours and not (text == sql.LAST and n == "rank")]
+        keys = [n for n in ("comm_group", "step", "rank") if n in ours and not (text == queries.LAST and n == "rank")]
         orders = [np.lexsort([columns[n].astype(np.uint64) for n in keys]) for columns in (ours, theirs)]
         for column in ours:
             np.testing.assert_allclose(
@@ -571,7 +573,7 @@ def test_sql_and_numpy_agree(store: Store, name: str) -> None:
 
 
 def test_the_alignment_query_says_why(store: Store) -> None:
-    rows = query_columns(store, sql.ALIGNMENT, {"job": "late loader", "run": 1})
+    rows = query_columns(store, queries.ALIGNMENT, {"job": "late loader", "run": 1})
     assert (int(rows["ranks"][0]), int(rows["aligned_ranks"][0])) == (2, 0)
     assert "ambiguous" in rows["why"][0]
     assert "needed" in diagnose_store(store, "late loader", 1)["reason"]
@@ -632,7 +634,7 @@ def test_of_a_job_that_runs_the_next_moment_is_kept_of_ranks_to_compare(store: S
 
 
 def test_a_name_with_quotes_survives_in_the_shown_sql(store: Store) -> None:
-    shown = sql.shown(sql.SPAN, {"job": "a'; DROP TABLE jobs --\\", "run": 1, "since_ns": 0})
+    shown = runnable_sql(queries.SPAN, {"job": "a'; DROP TABLE jobs --\\", "run": 1, "since_ns": 0})
     assert int(query_columns(store, shown)["n"][0]) == 0
 
 
@@ -647,7 +649,9 @@ def test_diagnose_prints_text(store: Store, capsys: pytest.CaptureFixture[str]) 
     assert main(["diagnose", "--job", "slow", "--store", store.url, "--no-store", "--sql"]) == 0
     assert "SELECT" in capsys.readouterr().out
     assert main(["diagnose", "--job", "healthy", "--store", store.url, "--no-store"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "coverage: complete"
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "coverage: complete", "argus report --job healthy writes a page about it, with pictures.",
+    ]  # fmt: skip
 
 
 def test_diagnose_prints_json_and_stores(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

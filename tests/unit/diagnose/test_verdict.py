@@ -10,7 +10,7 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from argus.diagnose.verdict import KINDS, LEVELS, SCHEMA, Verdict, json_schema, to_json
+from argus.diagnose.verdict import FINDING_KINDS, LEVELS, SCHEMA, Verdict, json_schema, to_json
 
 GOOD: dict[str, Any] = {
     "schema": "argus.verdict/1", "job": "llama", "run": 1, "ranks": 64, "steps": [16, 1237], "status": "degraded",
@@ -18,6 +18,7 @@ GOOD: dict[str, Any] = {
     "findings": [{
         "kind": "compute_straggler", "ranks": [0], "hosts": ["n1"], "steps": [16, 1237], "phase": "backward",
         "kernels": [], "slowdown": 1.97, "share": 0.99, "confidence": 0.99, "level": "iteration",
+        "id": "0123456789ab", "owner": "infrastructure",
         "evidence": [{"text": "rank 0 came last", "sql": "SELECT 1"}], "action": "Check the GPU.",
     }],
     "whatif": {"S": 1.97, "M_W": 1.0, "M_S": 0.0, "S_optype": {}, "S_rank": {}, "S_stage": {}},
@@ -59,6 +60,8 @@ def test_the_schema_is_valid_and_takes_a_good_verdict() -> None:
         lambda v: v["findings"][0].update(evidence=["rank 0"]),
         lambda v: v["findings"][0].update(level="L1"),
         lambda v: v["findings"][0].update(action=""),
+        lambda v: v["findings"][0].pop("id"),
+        lambda v: v["findings"][0].update(owner="somebody"),
         lambda v: v["findings"][0].pop("steps"),
         lambda v: v["coverage"].update(dropped={"launches": 3}),
         lambda v: v.update(coverage={"complete": False, "dropped": {"launches": 0}}),
@@ -72,7 +75,7 @@ def test_the_schema_refuses_a_broken_verdict(change: Callable[[dict[str, Any]], 
 
 def test_schema_and_code_know_the_same_words() -> None:
     finding = json_schema()["$defs"]["finding"]["properties"]
-    assert finding["kind"]["enum"] == list(KINDS)
+    assert finding["kind"]["enum"] == list(FINDING_KINDS)
     assert finding["level"]["enum"] == list(LEVELS)
     assert json_schema()["properties"]["schema"]["const"] == SCHEMA
     assert set(json_schema()["properties"]) == Verdict.__required_keys__ | Verdict.__optional_keys__

@@ -15,16 +15,16 @@ import jsonschema
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from argus.interop import svg
-from argus.interop.folded import write_difference as folded_difference
-from argus.interop.folded import write_folded
-from argus.interop.pprof import write_pprof
-from argus.interop.speedscope import write_speedscope
-from argus.semantics.profile import Profile, Sample, changes, difference, frame_text
-from argus.semantics.stacks import Frame
-from argus.text import printable
-
-from .stack_data import MS, native, py
+from argus.export import svg
+from argus.export.folded import write_difference as folded_difference
+from argus.export.folded import write_folded
+from argus.export.pprof import write_pprof
+from argus.export.speedscope import write_speedscope
+from argus.model.stacks import Frame
+from argus.model.text import printable
+from argus.model.units import short_duration
+from argus.semantics.stacks.profile import Profile, Sample, changes, difference, frame_text
+from tests.builders.stack_data import MS, native, py
 
 HOSTILE = [
     "<script>alert('x')</script>", '"><svg onload=alert(1)>', "]]></script><script>alert(2)//", "a;b 7", "&amp;",
@@ -460,7 +460,7 @@ def test_the_difference_as_text() -> None:
 
 
 def test_readable_durations() -> None:
-    assert [svg.duration(ns) for ns in (0, 999, 1500, 2.5e6, 1.25e9, 5.4321e12)] == [
+    assert [short_duration(ns) for ns in (0, 999, 1500, 2.5e6, 1.25e9, 5.4321e12)] == [
         "0 ns", "999 ns", "1.5 µs", "2.5 ms", "1.25 s", "5,432 s",
     ]  # fmt: skip
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from argus.interop.perfetto import OFF_CPU, ON_CPU, PHASES, STEPS, Moment, moment_of, write_perfetto
+from argus.export.perfetto import OFF_CPU, ON_CPU, PHASES, STEPS, Moment, moment_of, write_perfetto
 from argus.store.open import Store, open_store
-from argus.store.stacks import Selection
+from argus.store.read.stacks import Selection
 from argus.store.writer import Writer
+from tests.builders.stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 from tests.stores import new_store
-
-from .stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 
 STEP = 100
 """ms, as ``store_run`` has it."""

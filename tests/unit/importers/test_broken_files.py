@@ -1,7 +1,7 @@
 """Importers of profilers' recordings with damaged, cut and made-up files: one clear line, or a recording that goes all
 the way to the rows that would be stored.
 
-``ARGUS_FUZZ=2000 pytest tests/unit/test_import_fuzz.py`` makes so many cases of each kind."""
+``ARGUS_FUZZ=2000 pytest tests/unit/importers/test_broken_files.py`` makes so many cases of each kind."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from argus.errors import ArgusError
-from argus.interop import imported, kineto, nsys
-from argus.interop.imported_clocks import compare_clocks, find_hosts
-from argus.interop.imported_groups import find_communicators, mesh_of
-from argus.interop.imported_phases import phases_of
-from argus.interop.imported_steps import find_all_steps
-from argus.interop.recording import Recording
-from tests.unit.kineto_job import Job, make
-from tests.unit.test_import_nsys import export
+from argus.importers import kineto, nsys
+from argus.importers.recordings import convert
+from argus.importers.recordings.clocks import compare_clocks, find_hosts
+from argus.importers.recordings.groups import find_communicators, mesh_of
+from argus.importers.recordings.phases import phases_of
+from argus.importers.recordings.recording import Recording
+from argus.importers.recordings.steps import find_all_steps
+from argus.model.errors import ArgusError
+from tests.builders.kineto_job import Job, make
+from tests.unit.importers.test_nsys import export
 
 CASES = int(os.environ.get("ARGUS_FUZZ", "60"))
 cases = settings(
@@ -49,7 +50,7 @@ ARGUMENTS = (
 
 def taken(recordings: Sequence[Recording]) -> None:
     """Goes as far as the import does before it writes."""
-    imported.check_ranks(recordings)
+    convert.check_ranks(recordings)
     clocks = compare_clocks(recordings)
     for each in recordings:
         each.clock_ns = clocks[each.rank].offset_ns if each.rank in clocks else 0
@@ -59,19 +60,19 @@ def taken(recordings: Sequence[Recording]) -> None:
     mesh_of(recordings, communicators)
     for each in recordings:
         phases_of(each, steps[each.rank].rows)
-        imported.summary(each, steps[each.rank])
+        convert.summary(each, steps[each.rank])
 
 
 def one_line(read: Any) -> None:
     """Reading either succeeds, or says in one line what is wrong."""
-    told = ""
+    reported = ""
     try:
         taken(read())
     except ArgusError as failure:
-        told = failure.message.strip() or "\n"
-    assert "\n" not in told
-    assert "Traceback" not in told
-    assert len(told) < 1000
+        reported = failure.message.strip() or "\n"
+    assert "\n" not in reported
+    assert "Traceback" not in reported
+    assert len(reported) < 1000
 
 
 @cache

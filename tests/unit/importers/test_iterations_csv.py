@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.interop import tables
+from argus.importers import tables
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
 
-DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "alibaba-minibatch"
+DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "alibaba-minibatch"
 reference = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the published step times are not at {DATA} (ARGUS_REFERENCE_DATA)"
 )
@@ -102,7 +102,7 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ("1,0,5\n2,0,abc\n", "row 2: took is 'abc', not a number"),
         ("1,0,5\n2,0,\n", "row 2: took is '', not a number"),
@@ -119,13 +119,13 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
 )
 @pytest.mark.filterwarnings("error")
 def test_files_that_make_no_sense_are_refused(
-    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rows: str, said: str
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], rows: str, message: str
 ) -> None:
     path = tmp_path / "times.csv"
     path.write_text("step,worker,took\n" + rows)
     assert main(["import", "iterations", str(path), *OPTIONS, "--store", url]) == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     assert "Traceback" not in shown
     # Nothing is half stored.
     assert stored(url, "SELECT (SELECT count() FROM iterations), (SELECT count() FROM jobs)") == [(0, 0)]
@@ -197,7 +197,7 @@ def test_two_kinds_of_machines_are_no_stragglers(
     assert "ranks differ by a constant" in found["reason"]
 
 
-def test_ranks_that_wait_for_one_another_cannot_be_told_apart(
+def test_ranks_that_wait_for_one_another_cannot_be_distinguished(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = np.repeat(steady(1, 150, 0.05), 8, axis=0)
@@ -216,7 +216,7 @@ def test_one_column_is_not_two(tmp_path: Path, url: str, capsys: pytest.CaptureF
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_rank_that_recovered_is_told_of(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_that_recovered_is_reported(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     times = steady()
     times[2, 50:90] *= 1.5
     found = judged(tmp_path, url, times, capsys)
@@ -236,7 +236,7 @@ def test_short_episode_is_mentioned_beside_a_finding(
     assert "rank 6 was slow in steps 40 to 48 (up to 2.3" in found["reason"]
 
 
-def test_rank_that_is_slow_now_and_then_is_told_whatever_it_costs(
+def test_rank_that_is_slow_now_and_then_is_reported_whatever_it_costs(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = steady(8, 200)
@@ -256,7 +256,7 @@ def test_noisy_rank_that_is_always_slow_is_no_jitter(
     assert (one["kind"], one["ranks"]) == ("compute_straggler", [4])
 
 
-def test_recovered_rank_is_told_beside_checkpoints(
+def test_recovered_rank_is_reported_beside_checkpoints(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     times = steady(4, 100)

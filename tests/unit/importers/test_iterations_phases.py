@@ -16,17 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from argus.cli.main import main
-from argus.errors import ArgusError
-from argus.interop import iterations_csv, tables
-from argus.interop.iterations_csv import Columns
-from argus.interop.rows import Told
+from argus.importers import iterations_csv, tables
+from argus.importers.iterations_csv import Columns
+from argus.importers.rows import ImportReport
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.builders.logged_job import LAYOUTS, Fault, Log, judge_rows, make
 from tests.stores import new_store
-from tests.unit.logged_job import LAYOUTS, Fault, Log, judge_rows, make
 
 DATA = (
-    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "accelerator-faults"
+    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "accelerator-faults"
 )
 reference = pytest.mark.skipif(not DATA.is_dir(), reason=f"the labelled runs are not at {DATA} (ARGUS_REFERENCE_DATA)")
 OPTIONS = [
@@ -104,8 +104,8 @@ def written(folder: Path, log: Log) -> dict[str, list[Path]]:
     ranks = folder / "ranks"
     ranks.mkdir()
     for rank in range(log.step.shape[0]):
-        mine = [{k: v for k, v in row.items() if k != "rank"} for row in rows.to_pylist() if row["rank"] == rank]
-        (ranks / f"run7-rank{rank}.jsonl").write_text("\n".join(map(json.dumps, mine)))
+        own = [{k: v for k, v in row.items() if k != "rank"} for row in rows.to_pylist() if row["rank"] == rank]
+        (ranks / f"run7-rank{rank}.jsonl").write_text("\n".join(map(json.dumps, own)))
     found["one a rank"] = [ranks]
     found["pattern"] = [ranks / "*rank*.jsonl"]
     return found
@@ -231,15 +231,15 @@ SOURCE_COLUMNS = Columns(
 def test_labelled_runs() -> None:
     """GPT-2 on 16 accelerators: the rank at fault and its side, and nobody where all are alike or nothing is wrong."""
     for run, truth in json.loads((DATA / "truth.json").read_text()).items():
-        reading, told = iterations_csv._Reading(), Told(begin_ns=10**18)
-        (found,) = iterations_csv._blocks([DATA / f"{run}.csv.gz"], {}, SOURCE_COLUMNS, reading, told)
+        reading, reported = iterations_csv._Reading(), ImportReport(begin_ns=10**18)
+        (found,) = iterations_csv._blocks([DATA / f"{run}.csv.gz"], {}, SOURCE_COLUMNS, reading, reported)
         times, phases = (
             {name: np.array(values) for name, values in found[table].items() if name in ("rank", "step", "phase")}
             | {"duration_ns": found[table]["duration_ns"].astype(float)}
             for table in ("iterations", "phases")
         )
         newest = float(np.median(times["duration_ns"][times["step"] >= 280]))
-        blamed = [(one["ranks"], one["kind"] in HOST_KINDS) for one in judge_rows(times, phases, newest).findings]
+        blamed = [(one.ranks, one.kind in HOST_KINDS) for one in judge_rows(times, phases, newest)[0]]
         assert blamed == ([([truth["rank"]], truth["host_side"])] if truth["kind"] == "rank" else []), (run, truth)
 
 
@@ -304,7 +304,7 @@ def test_damaged_files_end_with_one_line(tmp_path: Path) -> None:
         path.write_bytes(damaged(forms[form], rng))
         try:
             found = iterations_csv._Reading()
-            for _ in iterations_csv._blocks([path], {}, COLUMNS, found, Told(begin_ns=10**18)):
+            for _ in iterations_csv._blocks([path], {}, COLUMNS, found, ImportReport(begin_ns=10**18)):
                 pass
             read += 1
         except ArgusError as failure:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.interop import nsys
-from argus.interop.imported_groups import find_communicators
-from argus.interop.imported_steps import OFFLINE, find_all_steps
+from argus.importers import nsys
+from argus.importers.recordings.groups import find_communicators
+from argus.importers.recordings.steps import OFFLINE, find_all_steps
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", ROOT.parent / "shared" / "data")) / "nsys"
 reference = pytest.mark.skipif(not DATA.is_dir(), reason=f"the reference exports are not at {DATA}")
 
@@ -154,7 +154,7 @@ def test_times_are_of_the_wall(store: Store) -> None:
     assert rows(store, "SELECT toUnixTimestamp64Nano(min(ts)) FROM launches") == [(UTC + 20_000,)]
 
 
-def test_steps_are_told_by_ranges(store: Store) -> None:
+def test_steps_are_found_by_ranges(store: Store) -> None:
     found = rows(
         store, "SELECT rank, step, toUnixTimestamp64Nano(ts), duration_ns, method FROM iterations ORDER BY rank, step"
     )
@@ -175,12 +175,12 @@ def test_collectives_have_their_range_s_times(store: Store) -> None:
 def test_steps_without_their_ranges(tmp_path: Path) -> None:
     recordings = nsys.read(export(tmp_path / "a.sqlite"), 0)
     found = find_all_steps(recordings, find_communicators(recordings), ignore_annotations=True)
-    told = find_all_steps(recordings, find_communicators(recordings))
+    reported = find_all_steps(recordings, find_communicators(recordings))
     for rank in (0, 1):
         assert found[rank].method == OFFLINE
-        assert found[rank].rows["step"].tolist() == told[rank].rows["step"].tolist()
-        assert found[rank].rows["launches"].tolist() == told[rank].rows["launches"].tolist() == [8] * 4
-        shift = found[rank].rows["ts_ns"].astype(np.int64) - told[rank].rows["ts_ns"].astype(np.int64)
+        assert found[rank].rows["step"].tolist() == reported[rank].rows["step"].tolist()
+        assert found[rank].rows["launches"].tolist() == reported[rank].rows["launches"].tolist() == [8] * 4
+        shift = found[rank].rows["ts_ns"].astype(np.int64) - reported[rank].rows["ts_ns"].astype(np.int64)
         assert shift.tolist() == [20_000] * 4
 
 
@@ -280,7 +280,7 @@ def test_reference_exports(name: str, kernels: list[int], nccl: list[int]) -> No
     assert [int(each.communication().sum()) for each in found] == nccl
     steps = find_all_steps(found, find_communicators(found))
     for each in found:
-        # Both are inferences, and what repeats in them is a layer. That is said, and no diagnosis relies on it.
+        # Both are inferences, and what repeats in them is a layer. That is reported, and no diagnosis relies on it.
         assert len(each.marks) == 0
         assert "may be a layer" in steps[each.rank].why
         assert steps[each.rank].rows["confidence"].max() <= 0.5
@@ -306,6 +306,6 @@ def test_recordings_of_different_times_are_not_one_job(tmp_path: Path, capsys: p
     second = export(tmp_path / "report_rank1.sqlite", pids=(6,), change=later)
     url = new_store(tmp_path)
     assert main(["import", "nsys", str(second), str(first), "--store", url]) == 2
-    said = capsys.readouterr().err
-    assert f"{second} begins 60 minutes after the end of {first}: not of one run" in said
+    output = capsys.readouterr().err
+    assert f"{second} begins 60 minutes after the end of {first}: not of one run" in output
     assert main(["import", "nsys", str(second), "--store", url]) == 0

@@ -14,17 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from argus.cli.main import main
-from argus.diagnose import whatif
 from argus.diagnose.verdict import json_schema
-from argus.interop import whatif_parquet
+from argus.diagnose.whatif import dependencies
+from argus.importers import whatif_parquet
 from argus.store.open import open_store
 from argus.store.reader import query_columns
+from tests.builders import training_job as made
 from tests.stores import new_store
 
-from . import training_job as made
-
 DATA = (
-    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "straggler-analysis"
+    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "straggler-analysis"
 )
 reference = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the published traces are not at {DATA} (ARGUS_REFERENCE_DATA)"
@@ -58,20 +57,20 @@ def test_published_jobs_are_judged(url: str, capsys: pytest.CaptureFixture[str])
         assert found["status"] == "degraded"
         (one,) = found["findings"]
         assert (one["kind"], one["ranks"]) == slow
-        told, workers, last = (
+        reported, workers, last = (
             json.loads((DATA / f"{kind}-{name}.json").read_text()) for kind in ("result", "mw", "ms")
         )
-        assert found["whatif"]["S"] == pytest.approx(told["blocking_slowdown"], abs=1e-6)
+        assert found["whatif"]["S"] == pytest.approx(reported["blocking_slowdown"], abs=1e-6)
         assert found["whatif"]["M_W"] == pytest.approx(workers["Mw"], abs=1e-6)
         assert found["whatif"]["M_S"] == pytest.approx(last["Ms"], abs=1e-6)
-        for mine, theirs in (("S_optype", "optype"), ("S_stage", "stage"), ("S_dp_rank", "dp_rank")):
-            assert found["whatif"][mine] == pytest.approx(told[f"blocking_decompose_by_{theirs}"], abs=1e-6)
+        for own, theirs in (("S_optype", "optype"), ("S_stage", "stage"), ("S_dp_rank", "dp_rank")):
+            assert found["whatif"][own] == pytest.approx(reported[f"blocking_decompose_by_{theirs}"], abs=1e-6)
 
 
 def test_what_is_stored_gives_the_same_model(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     path, meta = made.write(tmp_path, made.rows(steps=6, fault=made.slow_worker(2, 1, 1.5), width=2), tp_size=2)
     trace = whatif_parquet.read(path, meta)
-    answers = whatif.answer(whatif.build(trace.operations, trace.layout))
+    answers = dependencies.answer(dependencies.build(trace.operations, trace.layout))
     assert main(["import", "whatif", str(path), "--meta", str(meta), "--store", url]) == 0
     assert "4,464 operations of 16 ranks in 6 steps" in capsys.readouterr().out
     found = verdict(url, "made", capsys)
@@ -109,15 +108,15 @@ def test_two_steps_are_too_few(tmp_path: Path, url: str, capsys: pytest.CaptureF
     assert found["whatif"]["S"] > 1.1
 
 
-def test_columns_that_others_tell_may_be_missing(tmp_path: Path) -> None:
+def test_columns_that_others_imply_may_be_missing(tmp_path: Path) -> None:
     columns = made.rows(steps=3, fault=made.slow_worker(1, 2, 1.4))
     whole = whatif_parquet.read(*made.write(tmp_path, columns))
-    expected = whatif.answer(whatif.build(whole.operations, whole.layout))
+    expected = dependencies.answer(dependencies.build(whole.operations, whole.layout))
     for gone in (("seq_id", "mc", "gmc", "mb_id"), ("rank",), ("stage", "dp_rank")):
         path, meta = made.write(tmp_path, {name: v for name, v in columns.items() if name not in gone})
         trace = whatif_parquet.read(path, meta)
-        assert {name for name in trace.told.counters if "missing" in name} == {f"column_{g}_missing" for g in gone}
-        found = whatif.answer(whatif.build(trace.operations, trace.layout))
+        assert {name for name in trace.report.counters if "missing" in name} == {f"column_{g}_missing" for g in gone}
+        found = dependencies.answer(dependencies.build(trace.operations, trace.layout))
         assert found.by_rank == pytest.approx(expected.by_rank)
     bare = whatif_parquet.read(path, None)
     assert "no metadata" in bare.notes[0]
@@ -131,7 +130,7 @@ def test_double_precision_and_other_types_are_read(tmp_path: Path) -> None:
     table = table.set_column(table.column_names.index("mb_id"), "mb_id", pa.array([None] * table.num_rows, pa.int8()))
     pq.write_table(table, tmp_path / "other.parquet", row_group_size=1000)
     other = whatif_parquet.read(tmp_path / "other.parquet", tmp_path / "meta.yaml")
-    answers = [whatif.answer(whatif.build(t.operations, t.layout)) for t in (one, other)]
+    answers = [dependencies.answer(dependencies.build(t.operations, t.layout)) for t in (one, other)]
     assert answers[0].slowdown == answers[1].slowdown
     assert set(other.microbatch.tolist()) == {-1}
 
@@ -144,7 +143,7 @@ def spoiled(name: str, row: int, value: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         (spoiled("duration", 3, float("nan")), "row 3: duration is nan"),
         (spoiled("start_ts", 4, None), "row 4: start_ts is empty"),
@@ -156,17 +155,17 @@ def spoiled(name: str, row: int, value: Any) -> dict[str, Any]:
     ],
 )
 def test_traces_that_make_no_sense_are_refused(
-    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], columns: dict[str, Any], said: str
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], columns: dict[str, Any], message: str
 ) -> None:
     path, meta = made.write(tmp_path, columns, single=False, shuffled=False, dp_size=1, pp_size=1)
     assert main(["import", "whatif", str(path), "--meta", str(meta), "--store", url]) == 2
     shown = capsys.readouterr().err
-    assert said in shown
+    assert message in shown
     assert "Traceback" not in shown
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("dp_size: 4\npp_size four\n", "line 2: 'pp_size four' is not 'name: value'"),
         ("dp_size: many\n", "line 1: dp_size is 'many'"),
@@ -176,12 +175,12 @@ def test_traces_that_make_no_sense_are_refused(
     ],
 )
 def test_metadata_that_makes_no_sense_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
 ) -> None:
     path, meta = made.write(tmp_path, made.rows(dp=1, pp=1, microbatches=1, steps=1))
     meta.write_text(text)
     assert main(["import", "whatif", str(path), "--meta", str(meta)]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_file_that_is_no_parquet_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,4 +207,4 @@ def test_metadata_as_yaml_writes_it(tmp_path: Path) -> None:
     meta.write_text("---\n# a job\ntrial_name: 'SE: 1'  # a name\nrun_id: 0\ndp_size: 32\npp_size: 2\ndsp_size: 2\n")
     name, layout = whatif_parquet.read_meta(meta)
     assert name == "SE: 1"
-    assert layout == whatif.Layout(data=32, pipeline=2, sequence=2)
+    assert layout == dependencies.Layout(data=32, pipeline=2, sequence=2)

@@ -15,49 +15,73 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from argus import flags, records, stacks, trace
-from argus.capture import demangler, symbols
-from argus.capture.calls import BY_SYMBOL
-from argus.capture.symbols import Symbols
-from argus.cupti.collector import CuptiOptions
-from argus.flags import KEPT_NS, FlagWatcher
-from argus.gpu import KEPT_NAMES, GpuSide
-from argus.neighbours import Neighbours, Spent
-from argus.probing import EARLY_CALLS, ProbingSide, _OfJob
-from argus.roster import Job
-from argus.semantics import correlation
-from argus.semantics.correlation import Correlator
-from argus.trace import Options, Tracer
-
-from .test_stack_side import PID, Session
+from argus.capture.process import demangler, symbols
+from argus.capture.process.symbols import Symbols
+from argus.live.cost.neighbours import Neighbours, Spent
+from argus.live.gpu.rows import KEPT_NAMES
+from argus.live.job import Job
+from argus.live.sampling import processes
+from argus.live.sides import calls as live_calls
+from argus.live.sides import flags
+from argus.live.sides.calls import CallSide
+from argus.live.sides.flags import KEPT_NS, FlagWatcher
+from argus.live.sides.gpu_times import GpuSide
+from argus.live.sides.probing import EARLY_CALLS, ProbingSide, _OfJob
+from argus.model import records
+from argus.model.calls import BY_SYMBOL
+from argus.semantics.gpu import correlation
+from argus.semantics.gpu.correlation import Correlator
+from tests.builders.sessions import a_session
+from tests.unit.live.test_stack_samples import PID, Session
 
 CLASSES = {
-    "trace": ("Tracer",),
-    "roster": ("Roster", "Job"),
-    "stacks": ("StackSide", "_Process"),
-    "gpu": ("GpuSide", "_Process", "_Program"),
-    "kernels": ("KernelSide", "_Process"),
-    "probing": ("ProbingSide", "_OfJob", "_Searched"),
-    "overhead": ("OverheadSide",),
-    "neighbours": ("Neighbours",),
-    "coverage": ("SignalCoverage",),
-    "recent": ("RecentSteps",),
-    "flags": ("FlagWatcher",),
-    "recorder": ("FlightRecorder",),
-    "bulkhead": ("Bulkheads",),
-    "capture/follow": ("Family",),
-    "capture/bpf": ("Probes",),
-    "capture/stacks": ("StackProbes",),
-    "capture/collectives": ("Generations",),
-    "capture/names": ("KernelNames",),
-    "capture/demangler": ("Demangler",),
-    "capture/symbols": ("Symbols",),
-    "capture/code": ("CodeResolver",),
-    "capture/threads": ("ThreadWatch",),
-    "capture/host_cpu": ("HostCpuReader",),
+    "live/tracer": ("Tracer",),
+    "live/session": ("Session",),
+    "live/session_rows": ("SessionRows",),
+    "live/sides/calls": ("CallSide",),
+    "live/cost/budget": ("BudgetSide",),
+    "live/signals": ("Signals",),
+    "live/display/viewer": ("Viewer",),
+    "live/roster": ("Roster",),
+    "live/probed_files": ("ProbedFiles",),
+    "live/mapped_libraries": ("MappedLibraries",),
+    "live/last_rows": ("LastRows",),
+    "live/job": ("Job",),
+    "live/sides/stack_samples": ("StackSide",),
+    "live/sampling/dictionary": ("StackDictionary",),
+    "live/sampling/process": ("SampledProcess",),
+    "live/sampling/processes": ("SampledProcesses",),
+    "live/sampling/programs": ("StackPrograms",),
+    "live/sampling/rows": ("StackRows",),
+    "live/sampling/symbolize": ("Symbolizer",),
+    "live/sampling/waits": ("Waits",),
+    "live/sides/gpu_times": ("GpuSide",),
+    "live/gpu/duty_cycle": ("DutyCycle",),
+    "live/gpu/process": ("GpuProcess", "CuptiProgram"),
+    "live/gpu/rows": ("GpuRows",),
+    "live/sides/kernel_rows": ("KernelSide", "_Process"),
+    "live/sides/probing": ("ProbingSide", "_OfJob", "_Searched"),
+    "live/cost/overhead": ("Overhead",),
+    "live/cost/neighbours": ("Neighbours",),
+    "live/coverage": ("SignalCoverage",),
+    "live/display/recent": ("RecentSteps",),
+    "live/sides/flags": ("FlagWatcher", "FlagSide"),
+    "live/sides/recorder": ("FlightRecorder",),
+    "live/bulkhead": ("Bulkheads",),
+    "capture/process/follow": ("Family",),
+    "capture/probes": ("Probes",),
+    "capture/placement": ("Placement",),
+    "capture/sampler": ("StackProbes",),
+    "tables/collectives": ("Generations",),
+    "capture/process/names": ("KernelNames",),
+    "capture/process/demangler": ("Demangler",),
+    "capture/process/symbols": ("Symbols",),
+    "capture/python/code": ("CodeResolver",),
+    "capture/process/threads": ("ThreadWatch",),
+    "capture/process/host_cpu": ("HostCpuReader",),
     "store/writer": ("Writer",),
     "store/spill": ("Others",),
-    "diagnose/watch": ("Watch",),
+    "diagnose/follow/watch": ("Watch",),
 }
 """What lives as long as the session, or as a job or process in it."""
 KINDS = {"dict", "set", "list", "deque", "Tally", "Counter", "OrderedDict", "Notes"}
@@ -65,16 +89,16 @@ KINDS = {"dict", "set", "list", "deque", "Tally", "Counter", "OrderedDict", "Not
 
 def containers(tree: ast.ClassDef) -> set[str]:
     """Attributes of a class that hold any number of things."""
-    found = set()
+    attributes = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.AnnAssign) or ast.unparse(node.annotation).partition("[")[0] not in KINDS:
             continue
         target = node.target
         if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            found.add(target.attr)
+            attributes.add(target.attr)
         elif isinstance(target, ast.Name) and node in tree.body:
-            found.add(target.id)
-    return found
+            attributes.add(target.id)
+    return attributes
 
 
 def rows(root: Path) -> list[list[str]]:
@@ -113,10 +137,8 @@ def test_each_bound_names_a_test(root: Path) -> None:
 
 
 def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace.spill, "place", lambda target: None)
-    tracer: Any = Tracer(SimpleNamespace(target=None, spooled=True), Options())  # type: ignore[arg-type]
-    tracer._writer = SimpleNamespace(append=lambda *_: None)
-    tracer._probing = SimpleNamespace(count=lambda *_: None)
+    side: Any = CallSide(a_session(SimpleNamespace(append=lambda *_: None)), *[SimpleNamespace()] * 4)  # type: ignore[arg-type]
+    side._probing = SimpleNamespace(count=lambda *_: None)
     called = np.zeros(1, records.LAUNCH)
     called["pid"], called["call"] = 7, BY_SYMBOL["cuLaunchKernel"].id
     pids, ranks = np.array([7], np.uint32), np.array([0], np.uint32)
@@ -124,19 +146,19 @@ def test_kernels_that_the_view_counts_are_bounded(monkeypatch: pytest.MonkeyPatc
         names = [f"kernel {turn} {number}" for number in range(1000)]
         words = pa.DictionaryArray.from_arrays(np.arange(1000, dtype=np.int32), names)
         table = pa.table({"kernel": pa.chunked_array([words])})
-        monkeypatch.setattr(trace.launches, "to_table", lambda *_, table=table: table)
+        monkeypatch.setattr(live_calls.launches, "to_table", lambda *_, table=table: table)
         members: Any = {7: SimpleNamespace(helper=True, launches=0)}
-        tracer._take_launches(Job("j", 1), members, called, pids, ranks)
-    assert len(tracer._kernel_launches) <= 2 * KEPT_NAMES
+        side._feed_launches(Job("j", 1), members, called, pids, ranks)
+    assert len(side.kernel_launches) <= 2 * KEPT_NAMES
 
 
 def test_early_calls_are_bounded() -> None:
-    side = ProbingSide(SimpleNamespace(), 0.01, print)  # type: ignore[arg-type]
+    side = ProbingSide(a_session())
     events = np.zeros(1000, records.COLLECTIVE)
     jobs = [Job(f"j{number}", 1) for number in range(100)]
     for job in jobs:
         for rank in range(4):
-            side.take(job, rank, events)
+            side.feed(job, rank, events)
     kept = sum(len(part) for of_job in side._early.values() for parts in of_job.values() for part in parts)
     assert EARLY_CALLS <= kept < EARLY_CALLS + 1000
     for job in jobs:
@@ -145,9 +167,9 @@ def test_early_calls_are_bounded() -> None:
 
 
 def test_threads_that_come_and_go_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "KEPT_THREADS", 100)
+    monkeypatch.setattr(processes, "KEPT_THREADS", 100)
     session = Session(monkeypatch)
-    process = session.side._processes[PID]
+    process = session.side._processes.by_pid[PID]
     process.names.update({10_000_000 + number: "loader" for number in range(5000)})
     process.awake.update(process.names)
     for _ in range(8):
@@ -210,14 +232,13 @@ def test_accounts_are_of_processes_that_are_there() -> None:
 
 
 def test_windows_and_shares_of_long_ago_are_forgotten() -> None:
-    nothing: Any = SimpleNamespace()
-    gpu = GpuSide(nothing, "auto", CuptiOptions(), nothing, nothing, nothing, nothing)
-    side = ProbingSide(nothing, 0.01, print)
+    gpu = GpuSide(a_session(), SimpleNamespace())  # type: ignore[arg-type]
+    side = ProbingSide(a_session())
     job, state = Job("j", 1), _OfJob()
     for number in range(1000):
         gpu.set_share(0.25, number)
         side._begin_span(job, state, number)
-    assert len(gpu._regimes) == 16
+    assert len(gpu._duty._regimes) == 16
     assert len(state.spans) == 64
 
 
@@ -231,8 +252,8 @@ def test_flags_that_were_taken_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
     for number in range(200):
         now_ns[0] += KEPT_NS // 20
         begin = [now_ns[0] - 1000 + number]
-        found = {"job": ["j"], "run": [1], "begin_ns": begin, "end_ns": [begin[0] + 10], "why": ["x"], "asked_ms": [0]}
-        rows.update({name: np.array(values, object) for name, values in found.items()})
+        flag = {"job": ["j"], "run": [1], "begin_ns": begin, "end_ns": [begin[0] + 10], "why": ["x"], "asked_ms": [0]}
+        rows.update({name: np.array(values, object) for name, values in flag.items()})
         rows["ranks"] = SimpleNamespace(tolist=lambda: [[]])
         watcher.ask()
         assert len(watcher.take()) == 1

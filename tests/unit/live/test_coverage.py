@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from argus.coverage import SIGNALS, Seen, SignalCoverage
+from argus.live.coverage import SIGNALS, Seen, SignalCoverage
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 A, B = ("job", 7, 0), ("job", 7, 1)
 
 
@@ -45,7 +45,7 @@ def test_what_ends_is_seen_no_more() -> None:
 
 
 def test_every_signal_is_in_the_schema_and_the_documentation() -> None:
-    schema = (ROOT / "schemas" / "021_signal_coverage.sql").read_text()
+    schema = (ROOT / "schemas" / "coverage.sql").read_text()
     text = (ROOT / "docs" / "sql.md").read_text().split("**`signal_coverage`**")[1].split("\n\n")[0]
     for signal in SIGNALS:
         assert re.search(rf"\b{signal}\b", schema)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from argus import draining
-from argus.capture.ring import Ring
-from argus.draining import CallRings
-
-from .test_ring import RECORD, STRIDE, Producer, values
+from argus.capture.kernel.ring import Ring
+from argus.live.sides import draining
+from argus.live.sides.draining import CallRings
+from tests.unit.capture.kernel.test_ring import RECORD, STRIDE, Producer, values
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus.capture import calls
-from argus.capture.governor import (
+from argus.live.cost.governor import (
     LADDERS,
     LEAST_DUTY,
     LONGEST_RETURN_S,
@@ -17,25 +16,27 @@ from argus.capture.governor import (
     Part,
     Plan,
     Reading,
+    Rung,
     plan,
 )
-from argus.overhead import INTERRUPT_NS, OverheadSide
+from argus.live.cost.overhead import INTERRUPT_NS, Overhead
+from argus.model import calls
 
 WINDOW_S = 2.0
-ALL = {rung.name for rungs in LADDERS.values() for rung in rungs}
+ALL = {rung for rungs in LADDERS.values() for rung in rungs}
 S = 10**9
 
 
-def judge(
-    governor: Governor, shares: dict[Part, float], windows: int, begin: float = 0.0, able: set[str] = ALL
+def changes_of(
+    governor: Governor, shares: dict[Part, float], windows: int, begin: float = 0.0, able: set[Rung] = ALL
 ) -> list[Change]:
     """The changes that so many windows with the same costs bring."""
-    found = (governor.judge(shares, begin + WINDOW_S * n, able) for n in range(windows))
-    return [change for change in found if change is not None]
+    changes = (governor.next_change(shares, begin + WINDOW_S * n, able) for n in range(windows))
+    return [change for change in changes if change is not None]
 
 
 def names(changes: list[Change]) -> list[str]:
-    return [("-" if change.down else "+") + change.rung.name for change in changes]
+    return [("-" if change.down else "+") + change.rung.feature for change in changes]
 
 
 def test_what_a_job_loses_is_what_is_taken_from_the_time_that_it_runs() -> None:
@@ -65,47 +66,50 @@ def test_a_window_is_the_difference_of_two_readings() -> None:
 
 def test_within_the_budget_nothing_is_given_up() -> None:
     governor = Governor(0.01)
-    assert not judge(governor, {Part.CALLS: 0.004, Part.STACKS: 0.003, Part.GPU: 0.003}, 1000)
+    assert not changes_of(governor, {Part.CALLS: 0.004, Part.STACKS: 0.003, Part.GPU: 0.003}, 1000)
 
 
 def test_a_burst_is_let_pass() -> None:
     governor = Governor(0.01)
     for turn in range(50):
-        assert not judge(governor, {Part.CALLS: 0.5}, PATIENCE - 1, 10 * turn)
-        assert not judge(governor, {Part.CALLS: 0.005}, 1, 10 * turn + 5)
+        assert not changes_of(governor, {Part.CALLS: 0.5}, PATIENCE - 1, 10 * turn)
+        assert not changes_of(governor, {Part.CALLS: 0.005}, 1, 10 * turn + 5)
 
 
 def test_what_costs_most_goes_first_one_step_at_a_time() -> None:
     governor = Governor(0.01)
     costs = {Part.STACKS: 0.01, Part.GPU: 0.015}
-    assert names(judge(governor, costs, PATIENCE)) == ["-GPU times for all of the time"]
-    assert names(judge(governor, costs, PATIENCE, 10)) == ["-GPU times for a quarter of the time"]
+    assert names(changes_of(governor, costs, PATIENCE)) == ["-GPU times for all of the time"]
+    assert names(changes_of(governor, costs, PATIENCE, 10)) == ["-GPU times for a quarter of the time"]
     rest = ["-sampling more often", "-sampling at the usual rate", "-following waits"]
-    assert names(judge(governor, costs, 100 * PATIENCE, 40)) == rest
+    assert names(changes_of(governor, costs, 100 * PATIENCE, 40)) == rest
     assert len(governor.taken) == 5
 
 
 def test_what_probes_cost_takes_nothing_from_stacks() -> None:
-    assert not judge(Governor(0.01), {Part.CALLS: 0.5, Part.MARKS: 0.5, Part.STACKS: 0.004}, 100)
+    assert not changes_of(Governor(0.01), {Part.CALLS: 0.5, Part.MARKS: 0.5, Part.STACKS: 0.004}, 100)
 
 
 def test_far_above_the_budget_no_second_window_is_waited_for() -> None:
-    assert judge(Governor(0.01), {Part.STACKS: 0.05}, 1)
+    assert changes_of(Governor(0.01), {Part.STACKS: 0.05}, 1)
 
 
 def test_steps_that_change_nothing_are_left_out() -> None:
-    able = ALL - {"sampling more often"}
+    able = ALL - {Rung.SAMPLE_OFTEN}
     costs = {Part.CALLS: 0.5, Part.STACKS: 0.1}
-    assert names(judge(Governor(0.01), costs, 10, able=able)) == ["-sampling at the usual rate", "-following waits"]
+    assert names(changes_of(Governor(0.01), costs, 10, able=able)) == [
+        "-sampling at the usual rate",
+        "-following waits",
+    ]
 
 
 def test_what_was_given_up_comes_back_when_there_has_been_room_for_long() -> None:
     governor = Governor(0.01)
-    judge(governor, {Part.STACKS: 0.02}, 2 * PATIENCE, able={"sampling at the usual rate", "following waits"})
+    changes_of(governor, {Part.STACKS: 0.02}, 2 * PATIENCE, able={Rung.SAMPLE_USUALLY, Rung.FOLLOW_WAITS})
     windows = int(RETURN_S / WINDOW_S)
-    assert not judge(governor, {Part.STACKS: 0.004}, windows, 100)
-    assert not judge(governor, {Part.STACKS: 0.008}, 10, 200)  # below the budget, and no room
-    changes = judge(governor, {Part.STACKS: 0.004}, 2 * windows + 2, 300)
+    assert not changes_of(governor, {Part.STACKS: 0.004}, windows, 100)
+    assert not changes_of(governor, {Part.STACKS: 0.008}, 10, 200)  # below the budget, and no room
+    changes = changes_of(governor, {Part.STACKS: 0.004}, 2 * windows + 2, 300)
     assert names(changes) == ["+following waits", "+sampling at the usual rate"]  # each after its own wait
     assert not governor.taken
 
@@ -114,10 +118,10 @@ def test_each_time_that_it_was_too_early_doubles_the_wait() -> None:
     """Otherwise a job would be over its budget for ever, now and then."""
     governor, now, waits = Governor(0.01), 0.0, []
     for _ in range(9):
-        while not judge(governor, {Part.STACKS: 0.02}, 1, now, {"following waits"}):
+        while not changes_of(governor, {Part.STACKS: 0.02}, 1, now, {Rung.FOLLOW_WAITS}):
             now += WINDOW_S
         begin = now
-        while not judge(governor, {Part.STACKS: 0.001}, 1, now):
+        while not changes_of(governor, {Part.STACKS: 0.001}, 1, now):
             now += WINDOW_S
         waits.append(now - begin)
     expected = [min(RETURN_S * 2**turn, LONGEST_RETURN_S) for turn in range(9)]
@@ -133,7 +137,7 @@ SMALL_SCRIPT = {"ranges": 0.012, "backward": 0.001, "collectives": 0.0}
 
 
 def probed(governor: Governor, costs: dict[str, float], now: float, others: float = 0.0) -> list[str]:
-    return names(governor.judge_probes(costs, costs, others, now))
+    return names(governor.probe_changes(costs, costs, others, now))
 
 
 def test_the_first_look_is_enough_where_the_cost_is_far_above_the_budget() -> None:
@@ -171,7 +175,7 @@ def test_what_stacks_cost_is_not_there_for_probes() -> None:
 @pytest.mark.parametrize(
     "costs", [LAUNCH_BOUND, SMALL_SCRIPT, {"launches": 0.4}, {"nvtx": 0.3}, {"backward": 0.1}, {"collectives": 1.0}]
 )
-def test_no_plan_leaves_a_job_without_what_tells_steps_and_each_keeps_the_budget(
+def test_no_plan_leaves_a_job_without_what_marks_steps_and_each_keeps_the_budget(
     costs: dict[str, float], scale: float
 ) -> None:
     """Where the cost of a window of 20 ms can be kept by one a minute: a job that is a thousand times slower cannot."""
@@ -179,7 +183,7 @@ def test_no_plan_leaves_a_job_without_what_tells_steps_and_each_keeps_the_budget
     made = plan(costs, costs, 0.01)
     throughout = sum(cost for subject, cost in costs.items() if subject not in made.windowed | made.off)
     in_windows = sum(costs.get(subject, 0.0) for subject in made.windowed)
-    assert not made.off or throughout or made.windowed, "something tells steps"
+    assert not made.off or throughout or made.windowed, "something marks steps"
     if made.windowed:
         assert made.length_s >= 0.02
         assert made.duty > 0
@@ -197,7 +201,7 @@ def test_what_went_first_and_would_not_have_had_to_comes_back_at_once() -> None:
 def test_exits_go_before_entries() -> None:
     costs = {"launches": 0.002, "copies": 0.009, "waits": 0.0005}
     made = plan(costs, {**costs, "copies": 0.003}, 0.01)
-    assert made.names() == ("durations of copies",)
+    assert made.rungs == (Rung.COPY_DURATIONS,)
     assert made.entries == {"copies"}
     assert made.duty == 1.0
 
@@ -208,7 +212,7 @@ def test_products_go_altogether() -> None:
     assert not made.windowed
 
 
-def test_ranges_that_alone_tell_steps_are_seen_in_windows() -> None:
+def test_ranges_that_alone_mark_steps_are_seen_in_windows() -> None:
     alone, beside = (plan({"nvtx": 0.3, **more}, {}, 0.01) for more in ({}, {"launches": 1e-4}))
     assert alone.windowed == {"nvtx"}
     assert not alone.off
@@ -229,7 +233,7 @@ def test_windows_follow_what_they_cost_without_a_word() -> None:
     duty = governor.plan.duty
     assert probed(governor, {"launches": 0.36}, 2.0) == []
     assert governor.plan.duty == pytest.approx(duty / 3)
-    assert [rung.name for rung in governor.taken] == ["launches"]
+    assert governor.taken == [Rung.LAUNCHES]
 
 
 def test_launches_come_back_when_there_has_been_room_for_long() -> None:
@@ -268,8 +272,8 @@ def counted(**more: int) -> dict[str, int]:
 
 def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
-    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: clock[0])
-    side = OverheadSide(0.5)
+    monkeypatch.setattr("argus.live.cost.overhead.cpu_ns", lambda pid: clock[0])
+    side = Overhead(0.5)
     side.measured = True
     side.look(100.0, [7], programs(10**6, 1000), {"on_sample": (500, 1)}, counted(stack_samples=10), ALL)
     clock[0] = 10 * S
@@ -280,22 +284,22 @@ def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch:
         side.count_hits(hits * turn, prices)
     now = counted(stack_samples=110, gpu_ops=1000, cupti_callback_ns=9)
     assert side.look(110.0, [7], programs(2 * 10**6, 2000), {"on_sample": (100_500, 101)}, now, ALL) is None
-    found = {name: value for name, (value, loss) in side.counters().items() if not loss}
-    assert found["overhead_job_ns"] == 10 * S
-    assert found["overhead_calls_ns"] == 10**6 + 1000 * 50 + 400 * 9_000
-    assert found["overhead_marks_ns"] == 14 * 700
-    assert found["overhead_stacks_ns"] == 100_000 + 100 * 50 + 100 * INTERRUPT_NS
-    assert found["overhead_gpu_ns"] == 1000 * 500 + 9
-    total = sum(found[f"overhead_{part}_ns"] for part in Part)
-    assert found["overhead_ppm"] == pytest.approx(total / 10**4, abs=1)
+    values = {name: value for name, (value, loss) in side.counters().items() if not loss}
+    assert values["overhead_job_ns"] == 10 * S
+    assert values["overhead_calls_ns"] == 10**6 + 1000 * 50 + 400 * 9_000
+    assert values["overhead_marks_ns"] == 14 * 700
+    assert values["overhead_stacks_ns"] == 100_000 + 100 * 50 + 100 * INTERRUPT_NS
+    assert values["overhead_gpu_ns"] == 1000 * 500 + 9
+    total = sum(values[f"overhead_{part}_ns"] for part in Part)
+    assert values["overhead_ppm"] == pytest.approx(total / 10**4, abs=1)
     assert side.share == pytest.approx(total / (10 * S))
     assert side.summary()[0].startswith(f"overhead: {total / 1e8:.2f}% of the job's time (probes ")
 
 
 def test_processes_that_come_and_go_count_while_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = {1: 5 * S, 2: 0}
-    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: spent.get(pid, -1))
-    side = OverheadSide(0.5)
+    monkeypatch.setattr("argus.live.cost.overhead.cpu_ns", lambda pid: spent.get(pid, -1))
+    side = Overhead(0.5)
     for now, pids in ((10.0, [1]), (12.0, [1, 2]), (14.0, [1, 2, 3]), (16.0, [2])):
         side.look(now, pids, programs(0, 0), {}, counted(), ALL)
         spent = {pid: ns + S for pid, ns in spent.items()}
@@ -304,8 +308,8 @@ def test_processes_that_come_and_go_count_while_they_are_there(monkeypatch: pyte
 
 def test_prices_are_corrected_by_what_the_job_s_steps_show(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch costs twice what the machine's price says: windows, and what is reported, go by the job's own steps."""
-    monkeypatch.setattr("argus.overhead.cpu_ns", lambda pid: S)
-    side = OverheadSide(0.01)
+    monkeypatch.setattr("argus.live.cost.overhead.cpu_ns", lambda pid: S)
+    side = Overhead(0.01)
     side.measured = True  # the programs' runs, of which there are none here
     launch = calls.BY_SYMBOL["cudaLaunchKernel"].id
     price, hits, inside, on = np.zeros(256, np.int64), np.zeros(256, np.int64), np.zeros(256, np.int64), 0

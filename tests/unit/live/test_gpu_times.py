@@ -15,24 +15,28 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from argus import gpu as gpu_module
-from argus import records
-from argus.capture import gpu_rows
-from argus.capture.calls import BY_SYMBOL
-from argus.capture.gpu_rows import Names, gpu_host_events, kernel_events
-from argus.capture.launches import Origin
-from argus.cli.drawing import span
 from argus.cli.live import Scene, frame, plain_line
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.cupti.decode import Batch
-from argus.errors import ArgusError
-from argus.gpu import NOT_ARMED, GpuSide, host_tids
-from argus.kernels import KernelSide
-from argus.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
-from argus.roster import Job, Member
-from argus.semantics.steps import ITERATION
-from argus.store.writer import to_arrow
-from argus.view import JobView, RankView, View
+from argus.live.display.view import JobView, RankView, View
+from argus.live.gpu import injection
+from argus.live.gpu import process as gpu_process
+from argus.live.gpu import rows as rows_of_gpus
+from argus.live.gpu.process import host_tids
+from argus.live.job import Job, Member
+from argus.live.sides import gpu_times as gpu_module
+from argus.live.sides.gpu_times import NOT_ARMED, GpuSide
+from argus.live.sides.kernel_rows import KernelSide
+from argus.model import records
+from argus.model.calls import BY_SYMBOL
+from argus.model.errors import ArgusError
+from argus.model.records import GPU_OP, HOST_OP, LAUNCH, GpuKind, HostKind
+from argus.semantics.steps.by_calls import ITERATION
+from argus.store.arrow import to_arrow
+from argus.tables import gpu as gpu_rows
+from argus.tables.arrow import Origin
+from argus.tables.gpu import Names, gpu_host_events, kernel_events
+from tests.builders.sessions import a_session
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
 OFFSET = 500
@@ -56,9 +60,9 @@ def host(count: int, **fields: Any) -> NDArray[np.void]:
 
 
 def names(*symbols: str) -> Names:
-    known = Names()
-    known.learn(["", *symbols])
-    return known
+    learned = Names()
+    learned.learn(["", *symbols])
+    return learned
 
 
 # ---- columns
@@ -102,13 +106,13 @@ def test_kinds(kind: GpuKind, copy: int, word: str) -> None:
 
 
 def test_names_are_demangled_once_and_no_dictionary_holds_a_word_twice() -> None:
-    known = names("_Z4gemmPfi", "softmax", "gemm(float*, int)")
-    known.learn(["", "_Z4gemmPfi", "softmax", "gemm(float*, int)", "later"])
-    table = kernel_events(ops(6, name=[3, 1, 2, 0, 4, 99]), ORIGIN, 0, 1, known)
+    learned = names("_Z4gemmPfi", "softmax", "gemm(float*, int)")
+    learned.learn(["", "_Z4gemmPfi", "softmax", "gemm(float*, int)", "later"])
+    table = kernel_events(ops(6, name=[3, 1, 2, 0, 4, 99]), ORIGIN, 0, 1, learned)
     column = table["name"].combine_chunks()
     assert column.to_pylist() == ["gemm(float*, int)", "gemm(float*, int)", "softmax", "", "later", ""]
     assert sorted(column.dictionary.to_pylist()) == ["", "gemm(float*, int)", "later", "softmax"]
-    only = kernel_events(ops(2, name=2), ORIGIN, 0, 1, known)["name"].combine_chunks()
+    only = kernel_events(ops(2, name=2), ORIGIN, 0, 1, learned)["name"].combine_chunks()
     assert only.dictionary.to_pylist() == ["softmax"], "words of other batches stay out"
 
 
@@ -205,27 +209,15 @@ class Session:
     """A GPU side, its processes and its clock."""
 
     def __init__(self, mode: str = "auto", options: CuptiOptions | None = None) -> None:
-        self.rows, self.notes, self.version = Rows(), [], 0
-
-        def origin(job: Job) -> Origin:
-            return Origin(job.name, job.run, "h", OFFSET)
-
-        self.side = GpuSide(
-            self.rows,  # type: ignore[arg-type]
-            mode,
-            options or CuptiOptions(),
-            origin,
-            self._next,
-            self.notes.append,
-            KernelSide(self.rows, origin),  # type: ignore[arg-type]
-        )
+        self.rows = Rows()
         self.job = Job("j", 7)
+        cupti_options = options or CuptiOptions()
+        shared = a_session(self.rows, offset_ns=OFFSET, jobs=[self.job], cupti=mode, cupti_options=cupti_options)
+        self.notes = shared.notes
         self.candidates: list[Any] = []
+        shared.roster.candidates, shared.roster.waited = lambda: self.candidates, lambda pid: None
+        self.side = GpuSide(shared, KernelSide(shared))
         self.now = 1000.0
-
-    def _next(self) -> int:
-        self.version += 1
-        return self.version
 
     def rank(self, rank: int, pid: int) -> Member:
         target: Any = SimpleNamespace(pid=pid, start_ticks=pid * 10, on_gpu=True)
@@ -236,8 +228,8 @@ class Session:
     def go(self, seconds: float = 0.25, cuda: NDArray[np.void] = NO_LAUNCHES, *, final: bool = False) -> None:
         self.now += seconds
         self.side.poll(self.now)
-        self.side.look([self.job], self.candidates, self.now)
-        self.side.work(cuda, self.now, int(self.now * S), final=final)
+        self.side.look_quickly(self.now)
+        self.side.work_at(cuda, self.now, int(self.now * S), final=final)
 
     def finish(self) -> None:
         self.side.begin_stop()
@@ -252,7 +244,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeCollector]]:
         "_Z4gemmPfi",
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     )
-    monkeypatch.setattr(gpu_module, "Collector", FakeCollector)
+    for module in (gpu_module, gpu_process):
+        monkeypatch.setattr(module, "Collector", FakeCollector)
     return FakeCollector.made  # type: ignore[return-value]
 
 
@@ -299,7 +292,7 @@ def test_what_a_rank_s_gpu_did_is_stored(made: list[FakeCollector]) -> None:
     assert counters["cupti_records_dropped"] == (4, True)
     assert session.side.top_kernels(1) == [("gemm(float*, int)", 8, 8 * 400 * MS)]
     assert session.side.kernel_ns == 8 * 600 * MS
-    assert session.side.summary(done=True) == ["GPU times: on (1 rank), 16 kernels, 100.00 % matched with their launch"]
+    assert session.side.summary() == ["GPU times: on (1 rank), 16 kernels, 100.00 % matched with their launch"]
     assert [(row["rank"], row["feature"], row["state"], row["reason"]) for row in session.rows["features"]] == [
         (3, "gpu_times", "on", "")
     ]
@@ -319,7 +312,7 @@ def test_steps_that_come_with_their_rank_are_not_missed(made: list[FakeCollector
     steps = np.zeros(2, ITERATION)
     steps["rank"], steps["step"] = 3, [0, 1]
     steps["ts_ns"], steps["duration_ns"] = np.array([1000.2, 1001.2]) * S, S
-    session.side.take_steps(session.job, steps)
+    session.side.feed_steps(session.job, steps)
     session.go()
     session.finish()
     assert [row["step"] for row in session.rows["gpu_steps"]] == [0, 1]
@@ -338,14 +331,12 @@ def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
     made[0].give(given, calls)
     session.go()
     session.finish()
-    assert session.side.summary(done=True) == [
-        "GPU times: on (1 rank), 100,000 kernels, 99.99 % matched with their launch"
-    ]
+    assert session.side.summary() == ["GPU times: on (1 rank), 100,000 kernels, 99.99 % matched with their launch"]
 
 
 def test_launches_that_nothing_answers_are_bounded(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever becomes of their records; and none are missing while another profiler has CUPTI, or it failed."""
-    monkeypatch.setattr(gpu_module, "KEEP_PROBED", 1000)
+    monkeypatch.setattr(rows_of_gpus, "KEEP_PROBED", 1000)
     session = Session()
     session.rank(0, 77)
     launched = np.zeros(300, LAUNCH)
@@ -386,7 +377,7 @@ def test_other_records_are_stored_and_calls_are_not(made: list[FakeCollector]) -
     )
 
 
-def test_states_are_told_and_stored_when_they_change(made: list[FakeCollector]) -> None:
+def test_states_are_reported_and_stored_when_they_change(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(0, 77)
     session.rank(1, 78)
@@ -394,28 +385,28 @@ def test_states_are_told_and_stored_when_they_change(made: list[FakeCollector]) 
     for collector in made:
         collector.state, collector.reason = CollectorState.WAITING, "the process is not armed"
     session.go()
-    assert not session.side.known(session.now), "the first look may come before the process has begun CUDA"
+    assert not session.side.settled(session.now), "the first look may come before the process has begun CUDA"
     session.go(3)
-    assert session.side.known(session.now)
-    assert session.side.summary() == [f"GPU times: off: {NOT_ARMED}"]
+    assert session.side.settled(session.now)
+    assert session.side.describe() == [f"GPU times: off: {NOT_ARMED}"]
     made[1].state, made[1].reason = CollectorState.ON, ""
     session.go()
-    assert session.side.summary() == ["GPU times: on (1 rank)", f"GPU times of rank 0: off: {NOT_ARMED}"]
+    assert session.side.describe() == ["GPU times: on (1 rank)", f"GPU times of rank 0: off: {NOT_ARMED}"]
     assert [(row["rank"], row["state"]) for row in session.rows["features"]] == [
         (0, "on"), (1, "on"), (0, "off"), (1, "off"), (1, "on")
     ]  # fmt: skip
     made[1].state, made[1].reason = CollectorState.WAITING, "CUPTI is being switched on again"
-    assert not session.side.known(session.now)
+    assert not session.side.settled(session.now)
     made[0].state, made[0].reason = CollectorState.IGNORED, "torch.profiler holds CUPTI"
     made[1].state, made[1].reason = CollectorState.FAILED, "the shared memory is damaged"
     session.go()
-    assert session.side.summary() == [
+    assert session.side.describe() == [
         "GPU times of rank 0: ignored: torch.profiler holds CUPTI",
         "GPU times of rank 1: failed: the shared memory is damaged",
     ]
 
 
-def test_what_stays_loaded_is_told_at_the_end(made: list[FakeCollector]) -> None:
+def test_what_stays_loaded_is_reported_at_the_end(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(2, 77)
     session.go()
@@ -423,7 +414,7 @@ def test_what_stays_loaded_is_told_at_the_end(made: list[FakeCollector]) -> None
     session.side.begin_stop()
     made[0].reason = "CUPTI stays loaded: no call"
     session.go(final=True)
-    assert session.side.summary(done=True) == [
+    assert session.side.summary() == [
         "GPU times: on (1 rank), 0 kernels",
         "GPU times of rank 2: off: CUPTI stays loaded: no call",
     ]
@@ -438,7 +429,7 @@ def test_off_touches_nothing(made: list[FakeCollector]) -> None:
     session.go()
     session.go(3)
     assert made == []
-    assert session.side.summary() == ["GPU times: off: switched off with --cupti off"]
+    assert session.side.describe() == ["GPU times: off: switched off with --cupti off"]
     assert session.side.counters() == {}
     session.finish()
     assert session.rows["features"][0]["reason"] == "switched off with --cupti off"
@@ -460,7 +451,7 @@ def test_without_launches_nothing_is_matched(made: list[FakeCollector]) -> None:
     session.go()
     assert [row["issue_latency_ns"] for row in session.rows["kernel_events"]] == [-1, -1]
     session.finish()
-    assert session.side.summary(done=True) == ["GPU times: on (1 rank), 2 kernels"]
+    assert session.side.summary() == ["GPU times: on (1 rank), 2 kernels"]
 
 
 def test_a_process_that_ends_gives_its_last_records(made: list[FakeCollector]) -> None:
@@ -482,7 +473,7 @@ def test_a_process_that_ends_gives_its_last_records(made: list[FakeCollector]) -
     session.finish()
     assert session.side.counters()["gpu_launch_unmatched"] == (2, False)
     assert session.side.counters()["cupti_records"] == (1, False)
-    assert session.side.summary(done=True)[0].startswith("GPU times: on (1 rank), 2 kernels, 0.00 %")
+    assert session.side.summary()[0].startswith("GPU times: on (1 rank), 2 kernels, 0.00 %")
     # The same PID again is another process.
     again = session.rank(0, 77)
     again.target.start_ticks = 4711
@@ -567,8 +558,8 @@ def test_operations_of_what_never_was_a_rank_are_counted_as_lost(made: list[Fake
 
 
 def inject_with(monkeypatch: pytest.MonkeyPatch, how: Callable[[int], str], *, cuda: bool = True) -> None:
-    monkeypatch.setattr(gpu_module, "inject", how)
-    monkeypatch.setattr(gpu_module, "maps_cuda", lambda _: cuda)
+    monkeypatch.setattr(injection, "inject", how)
+    monkeypatch.setattr(injection, "maps_cuda", lambda _: cuda)
 
 
 def wait_for(session: Session, condition: Callable[[], bool]) -> None:
@@ -594,10 +585,10 @@ def test_injecting_arms_first(made: list[FakeCollector], monkeypatch: pytest.Mon
     assert made == []
     wait_for(session, lambda: len(made) == 1)
     assert asked == [77]
-    assert session.notes == ["process 77: injected: it was held for 4 ms"]
+    assert list(session.notes) == ["process 77: injected: it was held for 4 ms"]
 
 
-def test_what_cannot_be_injected_says_why(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_injected_has_a_reason(made: list[FakeCollector], monkeypatch: pytest.MonkeyPatch) -> None:
     def inject(pid: int) -> str:
         raise ArgusError(f"process {pid} is stopped: not injected", "Let it go on")
 
@@ -605,8 +596,8 @@ def test_what_cannot_be_injected_says_why(made: list[FakeCollector], monkeypatch
     session = Session("inject")
     session.rank(0, 77)
     session.go()
-    wait_for(session, lambda: session.side.known(session.now))
-    assert session.side.summary() == ["GPU times: failed: process 77 is stopped: not injected. Let it go on"]
+    wait_for(session, lambda: session.side.settled(session.now))
+    assert session.side.describe() == ["GPU times: failed: process 77 is stopped: not injected. Let it go on"]
     session.go(5)
     assert made == []
     assert len(session.notes) == 1
@@ -627,13 +618,13 @@ def test_threads_of_a_namespace_are_read_from_proc(monkeypatch: pytest.MonkeyPat
     for tid, line in ((500, "NSpid:\t500\t1"), (501, "NSpid:\t501\t9"), (502, "Name:\tx")):
         (tmp_path / "77" / "task" / str(tid)).mkdir(parents=True)
         (tmp_path / "77" / "task" / str(tid) / "status").write_text(f"Name:\tx\n{line}\n" if tid != 502 else line)
-    monkeypatch.setattr(gpu_module, "PROC", tmp_path)
+    monkeypatch.setattr(gpu_process, "PROC", tmp_path)
     assert host_tids(77) == {1: 500, 9: 501}
     assert host_tids(78) == {}
 
 
-def test_every_counter_is_explained_and_its_loss_is_told() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
+def test_every_counter_is_explained_and_its_loss_is_reported() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "trace.md").read_text().split("## Counters")[1].split("## ")[0]
     explained = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -642,10 +633,10 @@ def test_every_counter_is_explained_and_its_loss_is_told() -> None:
     session = Session()
     session.rank(0, 77)
     session.go()
-    found = {**session.side.counters(), **Collector(os.getpid()).counters()}
-    assert len(found) > 20
-    assert {name for name in found if name not in explained} == set()
-    assert {name for name in found if explained[name] != found[name][1]} <= {"cupti_buffers_unfinished"}
+    counters = {**session.side.counters(), **Collector(os.getpid()).counters()}
+    assert len(counters) > 20
+    assert {name for name in counters if name not in explained} == set()
+    assert {name for name in counters if explained[name] != counters[name][1]} <= {"cupti_buffers_unfinished"}
 
 
 # ---- for people
@@ -667,7 +658,7 @@ def shown(view: View, page: str = "") -> str:
     return "\n".join(line.plain for line in frame(view, {}, Scene(page), 110, 40))
 
 
-def test_the_live_view_tells_of_the_gpu(made: list[FakeCollector]) -> None:
+def test_the_live_view_shows_the_gpu(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(0, 77)
     session.go()
@@ -692,7 +683,7 @@ def test_the_live_view_tells_of_the_gpu(made: list[FakeCollector]) -> None:
     assert "nothing has ended on the GPU for 65 s" in shown(late, "g")
 
 
-def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> None:
+def test_the_live_view_gives_the_reason_why_there_is_nothing(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(0, 77)
     session.rank(1, 78)
@@ -702,11 +693,6 @@ def test_the_live_view_says_why_there_is_nothing(made: list[FakeCollector]) -> N
     text = shown(a_view(session), "g")
     assert text.count("GPU times: off: the process is not armed") == 1
     assert "top kernels by launches" in text
-
-
-@pytest.mark.parametrize(("ns", "text"), [(950, "950 ns"), (3400, "3.4 µs"), (12_500_000, "12.5 ms"), (5 * S, "5.0 s")])
-def test_spans(ns: float, text: str) -> None:
-    assert span(ns) == text
 
 
 def test_windows_around_a_change_of_the_share_are_not_whole() -> None:
@@ -719,12 +705,12 @@ def test_windows_around_a_change_of_the_share_are_not_whole() -> None:
     session.side.set_share(1.0, 41 * S)
     assert [collector.shares for collector in FakeCollector.made] == [[0.25, 1.0]]
     starts = np.arange(0, 60 * S, S)
-    whole = session.side._records_whole(starts, np.full(len(starts), S))
+    whole = session.side._duty.records_whole(starts, np.full(len(starts), S))
     # Of 20 to 40 s the first five are recorded, the first of which is incomplete.
     assert (starts[whole] // S).tolist() == [*range(21), 23, 24, *range(43, 60)]
 
 
-def test_what_is_over_holds_only_what_is_told_of_it() -> None:
+def test_what_is_over_holds_only_what_is_reported_of_it() -> None:
     session = Session()
     members = [session.rank(number, 11 + number) for number in range(3)]
     FakeCollector.armed = {11, 12, 13}
@@ -791,7 +777,7 @@ def test_devices_that_no_node_has_are_left_out(made: list[FakeCollector]) -> Non
     session.go()
     for number in range(8):
         gpu, calls = second((1000 + number) * S)
-        gpu["device"][1] = gpu_module.MAX_DEVICES + number
+        gpu["device"][1] = rows_of_gpus.MAX_DEVICES + number
         made[0].give(gpu, calls)
         session.go(1.0)
     session.finish()

@@ -13,21 +13,23 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from argus import kernels as kernels_module
-from argus.capture.gpu_rows import Names
-from argus.capture.launches import Origin
-from argus.errors import ArgusError
-from argus.flags import FAR_NS, Flag, FlagWatcher, flag
-from argus.interop.perfetto import Moment, moment_of, write_perfetto
-from argus.kernels import FLAG_S, KernelSide
-from argus.recorder import FlightRecorder, called_ns
-from argus.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
-from argus.roster import Job
-from argus.semantics.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
+from argus.export.perfetto import Moment, moment_of, write_perfetto
+from argus.live.job import Job
+from argus.live.sides import kernel_rows as kernels_module
+from argus.live.sides.flags import FAR_NS, FlagWatcher
+from argus.live.sides.kernel_rows import FLAG_S, KernelSide
+from argus.live.sides.recorder import FlightRecorder, called_ns
+from argus.model.errors import ArgusError
+from argus.model.records import GPU_LAUNCH_MATCHED, GPU_OP, GpuKind
+from argus.semantics.gpu.kernel_steps import KEPT_NS, KEPT_OPS, NO_STEP, KernelGroups, KernelSteps, describe, size_text
+from argus.store.arrow import to_arrow
+from argus.store.flags import Flag, flag
 from argus.store.open import open_store
+from argus.store.read.stacks import Selection
 from argus.store.schema import ensure_schema
-from argus.store.stacks import Selection
-from argus.store.writer import Writer, to_arrow
+from argus.store.writer import Writer
+from argus.tables.gpu import Names
+from tests.builders.sessions import a_session
 from tests.stores import new_store
 
 S, MS, US = 1_000_000_000, 1_000_000, 1_000
@@ -89,14 +91,14 @@ def test_what_was_stored_is_not_stored_again_and_the_oldest_goes_first() -> None
 def test_what_runs_across_the_ends_of_a_moment_belongs_to_it() -> None:
     recorder = FlightRecorder()
     record(recorder, ops(np.array([S, S + 10 * MS, S + 20 * MS]), took_ns=4 * MS))
-    found = recorder.take_ran(S + 3 * MS, S + 20 * MS)
-    assert (found["start_ns"] - S).tolist() == [0, 10 * MS], "one that had begun; one that begins at the end has not"
+    ran = recorder.take_ran(S + 3 * MS, S + 20 * MS)
+    assert (ran["start_ns"] - S).tolist() == [0, 10 * MS], "one that had begun; one that begins at the end has not"
 
 
 # ---- groups
 
 
-def test_groups_are_what_tells_durations_apart() -> None:
+def test_groups_are_what_distinguishes_durations() -> None:
     made: list[NDArray[np.void]] = []
 
     def number(op: NDArray[np.void]) -> int:
@@ -108,13 +110,13 @@ def test_groups_are_what_tells_durations_apart() -> None:
     given = ops(at, name=RNG.integers(1, 9, 4000), stream=RNG.integers(7, 9, 4000))
     given["grid"] = RNG.integers(1, 4, (4000, 1))
     given["block"][:, 0] = 32 * RNG.integers(1, 3, 4000)
-    found = groups.of(given)
+    numbers = groups.of(given)
     keys = np.stack([given["name"], given["stream"], given["grid"][:, 0], given["block"][:, 0]])
     distinct, expected = np.unique(keys, axis=1, return_inverse=True)
     assert len(made) == distinct.shape[1]
     # the same partition: each group of one is one group of the other
-    assert len({(a, b) for a, b in zip(found.tolist(), expected.ravel().tolist(), strict=True)}) == distinct.shape[1]
-    assert (groups.of(given[::-1]) == found[::-1]).all(), "a group keeps its number"
+    assert len({(a, b) for a, b in zip(numbers.tolist(), expected.ravel().tolist(), strict=True)}) == distinct.shape[1]
+    assert (groups.of(given[::-1]) == numbers[::-1]).all(), "a group keeps its number"
     assert len(made) == distinct.shape[1], "and is made once"
 
 
@@ -135,8 +137,8 @@ def test_copies_are_grouped_by_size() -> None:
     groups = KernelGroups(_counter())
     size = np.array([0, 1, 2, 3, 4, 1 << 20, (1 << 20) - 1, (1 << 20) + 1], np.uint64)
     copies = ops(S + np.arange(8), kind=GpuKind.MEMCPY, copy=1, bytes=size)
-    found = groups.of(copies).tolist()
-    assert [found.index(group) for group in found] == [0, 0, 2, 3, 3, 5, 5, 7], "each as the first of its group"
+    numbers = groups.of(copies).tolist()
+    assert [numbers.index(group) for group in numbers] == [0, 0, 2, 3, 3, 5, 5, 7], "each as the first of its group"
     assert describe(copies[5:6], [""], np.zeros(1, np.int32)) == {
         "name": "memcpy_h2d <= 1 MiB", "stream": 0, "device": 0, "grid": (), "block": (),
     }  # fmt: skip
@@ -151,8 +153,8 @@ def test_copies_are_grouped_by_size() -> None:
     ]
 
 
-def test_groups_that_share_a_slot_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    from argus.semantics import kernel_steps
+def test_groups_that_share_a_slot_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+    from argus.semantics.gpu import kernel_steps
 
     monkeypatch.setattr(kernel_steps, "_keys", lambda ops: ops["name"].astype(np.uint64) | np.uint64(1 << 60))
     groups = KernelGroups(_counter())
@@ -174,13 +176,13 @@ def test_operations_go_to_the_step_that_asked_for_them() -> None:
     begin = S - 100 * US
     fed(steps, S + np.arange(0, 50, 2) * MS)
     assert steps.settle([]) == []
-    found = steps.settle([(begin + 10 * MS, begin + 20 * MS, 4), (begin + 24 * MS, begin + 30 * MS, 5)])
-    told = [(step, [int(s - S) // MS for s in part.start]) for step, _, _, part in found]
-    assert told == [
+    settled = steps.settle([(begin + 10 * MS, begin + 20 * MS, 4), (begin + 24 * MS, begin + 30 * MS, 5)])
+    starts = [(step, [int(s - S) // MS for s in part.start]) for step, _, _, part in settled]
+    assert starts == [
         (NO_STEP, [0, 2, 4, 6, 8]), (4, [10, 12, 14, 16, 18]), (NO_STEP, [20, 22]), (5, [24, 26, 28]),
     ]  # fmt: skip
-    assert found[1][1:3] == (begin + 10 * MS, begin + 20 * MS)
-    assert found[0][1:3] == (S, S + 8 * MS + 5 * US), "what was outside lasts from its first to its last"
+    assert settled[1][1:3] == (begin + 10 * MS, begin + 20 * MS)
+    assert settled[0][1:3] == (S, S + 8 * MS + 5 * US), "what was outside lasts from its first to its last"
     assert steps.outside == 7
     fed(steps, np.array([S + 29 * MS]))  # late: its step is gone
     rest = steps.settle([], final=True)
@@ -196,9 +198,9 @@ def test_a_step_that_is_too_long_to_be_kept_is_not_stored_in_part() -> None:
     assert step == NO_STEP
     gone = len(part.start)
     fed(steps, S + np.arange(70, 90) * S)
-    found = steps.settle([(S - MS, 80 * S, 4), (80 * S, 90 * S, 5)])
-    assert [one.step for one in found] == [NO_STEP, 5]
-    assert [len(one.ops.start) for one in found] == [79 - gone + 1, 10]
+    settled = steps.settle([(S - MS, 80 * S, 4), (80 * S, 90 * S, 5)])
+    assert [one.step for one in settled] == [NO_STEP, 5]
+    assert [len(one.ops.start) for one in settled] == [79 - gone + 1, 10]
     assert steps.cut == 1
 
 
@@ -224,14 +226,10 @@ class Trace:
     """A rank that runs ``per_step`` kernels in each step of 10 ms, two of which communicate."""
 
     def __init__(self, raw: str = "auto", rows_s: float = 1e9, per_step: int = 20) -> None:
-        self.rows, self.notes = Rows(), list[str]()
-        self.side = KernelSide(
-            self.rows,  # type: ignore[arg-type]
-            lambda job: Origin(job.name, job.run, "h", OFFSET),
-            raw,
-            rows_s,
-            self.notes.append,
-        )
+        self.rows = Rows()
+        session = a_session(self.rows, offset_ns=OFFSET, raw=raw, raw_rows_s=rows_s)
+        self.notes: list[str] = session.notes
+        self.side = KernelSide(session)
         self.job = Job("j", 7)
         self.names = Names()
         self.names.learn(["", "gemm", "ncclDevKernel_AllReduce"])
@@ -251,12 +249,12 @@ class Trace:
                 self.side.settle(self.job, 100 + rank, [(begin, begin + length, self.step)])
             self.step += 1
             self.now += took_ns / S
-            self.side.work(self.now, begin)
+            self.side.work_at(self.now, begin)
 
     def finish(self, ranks: int = 2) -> None:
         for rank in range(ranks):
             self.side.settle(self.job, 100 + rank, [], final=True)
-        self.side.work(self.now, S + self.step * STEP_NS, final=True)
+        self.side.work_at(self.now, S + self.step * STEP_NS, final=True)
 
     def stored(self, rank: int = 0) -> dict[int, int]:
         """Kernels that compute by step, of those that are stored one by one."""
@@ -311,7 +309,7 @@ def test_flagged_only_stores_what_is_flagged_behind_and_ahead() -> None:
     assert (int(row["ts"].value) - OFFSET, row["duration_ns"]) == (ahead, STEP_NS)
 
 
-def test_what_had_left_the_memory_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_had_left_the_memory_is_reported_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlightRecorder.__init__, "__defaults__", (100 * GPU_OP.itemsize,))
     trace = Trace("flagged")
     trace.go(20, ranks=1)
@@ -363,10 +361,10 @@ def test_a_job_that_is_over_is_stored_and_forgotten(monkeypatch: pytest.MonkeyPa
     trace.go(5)
     for rank in (0, 1):
         trace.side.settle(trace.job, 100 + rank, [], final=True)
-    trace.side.work(clock[0], S)
+    trace.side.work_at(clock[0], S)
     assert not trace.rows["kernel_escapes"], "the ranks may have begun another program"
     clock[0] += 10
-    trace.side.work(clock[0], S)
+    trace.side.work_at(clock[0], S)
     both = trace.rows["kernel_escapes"] + trace.rows["kernel_summaries"]
     assert sum(row["count"] for row in both) == 5 * 20 * 2
     assert trace.side._jobs == {}
@@ -375,7 +373,7 @@ def test_a_job_that_is_over_is_stored_and_forgotten(monkeypatch: pytest.MonkeyPa
 
 
 def test_shapes_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from argus.semantics import kernel_steps
+    from argus.semantics.gpu import kernel_steps
 
     monkeypatch.setattr(kernel_steps, "MAX_KEYS", 100)
     groups = KernelGroups(lambda op: int(op["grid"][0, 0]))
@@ -459,14 +457,14 @@ def test_no_row_is_held_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     trace.go(38)
     assert trace.covered()[-1] == (96, 111)
     trace.now += kernels_module.ROW_S - 0.1
-    trace.side.work(trace.now, S)
+    trace.side.work_at(trace.now, S)
     assert trace.covered() == []
     trace.now += 0.2  # the job hangs
-    trace.side.work(trace.now, S)
+    trace.side.work_at(trace.now, S)
     assert (trace.covered(0) or trace.covered(1)) == [(112, 113)]
     trace.go(5)
     trace.side.settle(trace.job, 100, [], final=True)  # a rank ends, and its process is no more
-    trace.side.work(trace.now, S)
+    trace.side.work_at(trace.now, S)
     assert trace.covered(0) == [(114, 118)]
 
 
@@ -489,7 +487,7 @@ def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path, monkeypatch: pyte
         job, other = Job("j", 7), Job("j", 8)
         watcher._jobs = {("j", 7): job, ("j", 8): other}
         now = 4_000_000_000 * S  # requests of long ago would expire
-        monkeypatch.setattr("argus.flags.time", SimpleNamespace(time_ns=lambda: now))
+        monkeypatch.setattr("argus.live.sides.flags.time", SimpleNamespace(time_ns=lambda: now))
         wanted = Flag(now + 1, now + 5 * S, (3, 4), "by hand")
         flag(store, "j", 7, wanted)
         flag(store, "other", 7, wanted)
@@ -503,13 +501,13 @@ def test_a_flag_reaches_the_tracers_of_its_run(tmp_path: Path, monkeypatch: pyte
         flag(store, "j", 8, Flag(-8 * 10**18, 9 * 10**18, (), "for ever"))
         flag(store, "j", 8, Flag(S, 2 * S, (), "1970"))
         watcher.ask()
-        ((_, found),) = watcher.take()
-        assert found.why == "for ever"
-        assert 0 <= now + FAR_NS - found.end_ns + 60 * S <= 60 * S
-        assert 0 <= found.begin_ns - (now - FAR_NS) <= 60 * S
+        ((_, window),) = watcher.take()
+        assert window.why == "for ever"
+        assert 0 <= now + FAR_NS - window.end_ns + 60 * S <= 60 * S
+        assert 0 <= window.begin_ns - (now - FAR_NS) <= 60 * S
 
 
-def test_a_spool_says_that_it_takes_no_flags(tmp_path: Path) -> None:
+def test_a_spool_reports_that_it_takes_no_flags(tmp_path: Path) -> None:
     with open_store(f"spool://{tmp_path}/spool") as store:
         watcher = FlagWatcher(store)
         watcher.look({("j", 7): Job("j", 7)})
@@ -529,24 +527,24 @@ def test_a_timeline_shows_what_ran_when(tmp_path: Path) -> None:
         moment = moment_of(store, Selection("j", 7, steps=(1, 1)))
         assert (moment.begin_ns, moment.end_ns) == (begin + STEP_NS, begin + 2 * STEP_NS)
         count = write_perfetto(store, moment, file, note="of a test")
-        told = json.loads(file.read_text())
+        timeline = json.loads(file.read_text())
         with pytest.raises(ArgusError, match="nothing is stored of that moment"):
             write_perfetto(store, Moment("j", 7, begin - 2 * S, begin - S), tmp_path / "none.json")
         assert not list(tmp_path.glob("none*")), "no half file is left"
         packed = tmp_path / "t.json.gz"
         assert write_perfetto(store, moment_of(store, Selection("j", 7, ranks=(1,))), packed) == 3 * 3
         assert packed.read_bytes()[:2] == b"\x1f\x8b"
-    spans = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    spans = [event for event in timeline["traceEvents"] if event["ph"] == "X"]
     assert len(spans) == count == 2 * 3
     of_rank = {(event["cat"], event["name"], event["ts"], event["dur"]) for event in spans if event["pid"] == 1}
     assert of_rank == {
         ("step", "step 1", 0.0, 10_000.0), ("cuda", "cuLaunchKernel", 1000.0, 0.0), ("kernel", "gemm", 1100.0, 2000.0),
     }  # fmt: skip
-    arrows = {event["ph"]: event for event in told["traceEvents"] if event.get("id") == 0}
+    arrows = {event["ph"]: event for event in timeline["traceEvents"] if event.get("id") == 0}
     assert (arrows["s"]["ts"], arrows["f"]["ts"], arrows["s"]["tid"]) == (1000.0, 1100.0, 55)
     named = {
         (event["pid"], event["tid"]): event["args"]["name"]
-        for event in told["traceEvents"]
+        for event in timeline["traceEvents"]
         if event["name"] == "thread_name"
     }
     (kernel,) = [event for event in spans if event["cat"] == "kernel" and event["pid"] == 1]
@@ -581,7 +579,7 @@ def fill(store: Any, begin: int) -> None:
 
 def test_a_job_without_gpu_times_that_was_flagged_is_forgotten() -> None:
     """Each finding flags a moment: of jobs on CPUs nothing may stay."""
-    side = KernelSide(Rows(), lambda job: Origin(job.name, job.run, "h", 0))  # type: ignore[arg-type]
+    side = KernelSide(a_session(Rows()))
     for number in range(100):
         job = Job(f"j{number}", 1)
         side.flag(job, S, 2 * S, "asked for", asked=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus import records
-from argus.recent import RECENT_STEPS, RecentSteps, lateness_ms
-from argus.semantics.groups import COMMUNICATOR
-from argus.semantics.phases import PHASE, PHASES
-from argus.semantics.steps import ITERATION
-from argus.view import own_ms, parts_of_thread
+from argus.live.display.recent import RECENT_STEPS, RecentSteps, lateness_ms
+from argus.live.display.view import own_ms, parts_of_thread
+from argus.model import records
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.phases.cpu import PHASE, PHASES
+from argus.semantics.steps.by_calls import ITERATION
 
 MS = 1_000_000
 

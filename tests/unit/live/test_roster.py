@@ -8,15 +8,20 @@ from typing import Any
 
 import pytest
 
-from argus.capture.names import KernelNames
-from argus.capture.targets import Identity, Libraries
-from argus.roster import KEPT_FILES, KEPT_HELPERS, KEPT_OVER, YOUNG_S, Job, Member, Roster, _Candidate
+from argus.capture.process.names import KernelNames
+from argus.capture.process.targets import Identity, Libraries
+from argus.live.job import Job, Member
+from argus.live.probed_files import KEPT_FILES
+from argus.live.roster import KEPT_HELPERS, KEPT_OVER, YOUNG_S, Roster, _Candidate
+from tests.builders.sessions import a_session
 
 
 @pytest.fixture
 def roster() -> Roster:
     probes: Any = SimpleNamespace(remove_target=lambda pid: None)
-    return Roster(probes, KernelNames(), follow=False, job=None, run=1)
+    session = a_session(run=1)
+    session.probes = probes
+    return Roster(session, KernelNames())
 
 
 def join(roster: Roster, job: Job, pid: int, *, helper: bool = False) -> None:
@@ -94,14 +99,14 @@ def library(number: int) -> Any:
 def probing(roster: Roster) -> list[Any]:
     """What the roster let go of, as it goes on."""
     released: list[Any] = []
-    roster._probes.release = released.extend  # type: ignore[method-assign]
+    roster._session.probes.release = released.extend  # type: ignore[method-assign]
     return released
 
 
 def map_file(roster: Roster, pid: int, number: int, *, apart: bool = False) -> None:
     file = library(number)
     roster.by_pid[pid][1].target.libraries.append(file)
-    roster._shared[file.key] = not apart
+    roster.files._shared[file.key] = not apart
     if not any(each.library.key == file.key and not apart for each in roster.attached):
         roster.attached.append(SimpleNamespace(library=file, pid=pid if apart else None))  # type: ignore[arg-type]
 
@@ -121,8 +126,8 @@ def test_probes_on_files_that_nobody_maps_are_bounded(roster: Roster) -> None:
     numbers = [each.library.key[1] for each in roster.attached]
     assert numbers == [0, *range(302 - KEPT_FILES, 302)], "what is mapped, and the newest of what is not"
     assert [each.library.key[1] for each in released] == list(range(2, 302 - KEPT_FILES))
-    assert roster.files_released == len(released)
-    assert len(roster._shared) == len(roster._unused) + 1 == KEPT_FILES + 1
+    assert roster.files.released == len(released)
+    assert len(roster.files._shared) == len(roster.files._unused) + 1 == KEPT_FILES + 1
 
 
 def test_a_file_that_is_mapped_again_keeps_its_probes(roster: Roster) -> None:
@@ -150,12 +155,12 @@ def test_probes_that_a_twin_uses_stay_and_twins_are_bounded(roster: Roster) -> N
         join(roster, job, pid, helper=True)
         twin = library(pid)
         roster.by_pid[pid][1].target.libraries.append(twin)
-        roster._shared[twin.key] = True
-        roster._twins[twin.key] = library(0).key
+        roster.files._shared[twin.key] = True
+        roster.files._twins[twin.key] = library(0).key
         if pid > 2:
             leave(roster, pid - 1)
     assert released == []
-    assert len(roster._twins) <= KEPT_FILES + 1
+    assert len(roster.files._twins) <= KEPT_FILES + 1
 
 
 def test_probes_in_a_process_that_ended_go_with_it(roster: Roster) -> None:
@@ -172,8 +177,8 @@ def test_probes_in_a_process_that_ended_go_with_it(roster: Roster) -> None:
 
 def test_a_job_without_end_begins_a_new_run(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that numbers what it starts, beside one process that lives on."""
-    monkeypatch.setattr("argus.roster.MOST_RANKS", 10)
-    monkeypatch.setattr("argus.roster.parent_of", lambda pid: 0)
+    monkeypatch.setattr("argus.live.roster.MOST_RANKS", 10)
+    monkeypatch.setattr("argus.live.roster.parent_of", lambda pid: 0)
     for pid in range(1, 41):
         identity = Identity(pid - 1, 0, -1, "sweep", "torchrun", uid=5)
         target: Any = SimpleNamespace(
@@ -184,7 +189,7 @@ def test_a_job_without_end_begins_a_new_run(roster: Roster, monkeypatch: pytest.
             leave(roster, pid)
     assert [len(job.members) for job in roster.jobs] == [10, 10, 10, 10]
     assert len({job.run for job in roster.jobs}) == 4
-    assert "sweep has had 10 processes: a new run" in roster.notes
+    assert "sweep has had 10 processes: a new run" in roster._session.notes
 
 
 # ---- what it costs to look
@@ -201,11 +206,13 @@ def mappings(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> Any:
         seen.now += seen.took_s
         return 1
 
-    monkeypatch.setattr("argus.roster.time", SimpleNamespace(monotonic=lambda: seen.now, time=lambda: 1e9))
-    monkeypatch.setattr("argus.roster.cpu_ns", lambda pid: next(ran))
-    monkeypatch.setattr("argus.roster.mapped_pages", lambda pid: seen.pages.get(pid, b"1"))
-    monkeypatch.setattr("argus.roster.mappings_signature", signature)
-    monkeypatch.setattr("argus.roster.find_libraries", lambda pid: Libraries())
+    clock = SimpleNamespace(monotonic=lambda: seen.now, time=lambda: 1e9)
+    monkeypatch.setattr("argus.live.roster.time", clock)
+    monkeypatch.setattr("argus.live.mapped_libraries.time", clock)
+    monkeypatch.setattr("argus.live.mapped_libraries.cpu_ns", lambda pid: next(ran))
+    monkeypatch.setattr("argus.live.mapped_libraries.mapped_pages", lambda pid: seen.pages.get(pid, b"1"))
+    monkeypatch.setattr("argus.live.mapped_libraries.mappings_signature", signature)
+    monkeypatch.setattr("argus.live.mapped_libraries.find_libraries", lambda pid: Libraries())
     roster.family.refresh = lambda: ([], [])  # type: ignore[method-assign]
     job = Job("train", 1)
     for pid in range(1, 9):
@@ -244,7 +251,7 @@ def test_a_look_reads_mappings_for_so_long_and_all_have_their_turn(roster: Roste
 def test_parents_are_looked_up_once_until_somebody_ends(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Data-loader workers are candidates for ever, and are asked for 20 times a second."""
     asked: list[int] = []
-    monkeypatch.setattr("argus.roster.parent_of", lambda pid: asked.append(pid) or 1)
+    monkeypatch.setattr("argus.live.roster.parent_of", lambda pid: asked.append(pid) or 1)
     for pid in range(2, 12):
         target: Any = SimpleNamespace(pid=pid, on_gpu=True, libraries=[], close=lambda: None)
         roster._candidates[pid] = _Candidate(0.0, target)

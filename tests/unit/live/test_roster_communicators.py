@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.capture.calls import BY_SYMBOL, CALLS, Layer
-from argus.capture.collectives import GENERATION_BITS, KEPT_ENDS, Generations
-from argus.capture.nccl import Place
-from argus.capture.pytorch import Membership
-from argus.records import COLLECTIVE, CONTROL
-from argus.roster import KEPT_COMMUNICATORS, Job
-from argus.semantics.groups import RankCalls, find_groups
+from argus.live.job import KEPT_COMMUNICATORS, Job
+from argus.model.calls import BY_SYMBOL, CALLS, Layer
+from argus.model.groups import Membership, Place
+from argus.model.records import COLLECTIVE, CONTROL
+from argus.semantics.groups.communicators import RankCalls, find_groups
+from argus.tables.collectives import GENERATION_BITS, KEPT_ENDS, Generations
 
 GLOO = next(call.id for call in CALLS if call.layer is Layer.TORCH and call.kind == "AllReduce")
 NCCL = BY_SYMBOL["ncclAllReduce"].id
@@ -35,7 +34,7 @@ def ended(comm: int, ts_ns: list[int], call: int = ENDED) -> NDArray[np.void]:
     return rows
 
 
-def test_groups_at_one_address_are_told_apart_by_when_they_ended() -> None:
+def test_groups_at_one_address_are_distinguished_by_when_they_ended() -> None:
     generations = Generations()
     ends, calls = ended(ADDRESS, [200, 100]), called(GLOO, ADDRESS, [50, 150, 250])
     of_others = called(NCCL, ADDRESS, [250])
@@ -63,7 +62,7 @@ def test_ends_that_are_forgotten_still_count() -> None:
 
 
 def test_addresses_at_which_no_group_has_ended_for_long_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argus.capture.collectives.KEPT_ADDRESSES", 3)
+    monkeypatch.setattr("argus.tables.collectives.KEPT_ADDRESSES", 3)
     generations = Generations()
     for life in range(20):
         # One address is used again and again, the others once.
@@ -88,7 +87,7 @@ def sizes(job: Job) -> Counter[str]:
         handles=len(job.handles),
         placed=len(job.placed),
         named=sum(map(len, job.named.values())),
-        told=sum(map(len, job.told.values())),
+        told=sum(map(len, job.places.values())),
         ended=len(job.ended),
     )
 
@@ -99,9 +98,9 @@ def live(job: Job, comm: int, ts_ns: int, *, calls: int = 4) -> None:
         rows = called(GLOO, comm, [ts_ns + i for i in range(calls)])
         rows["stream"] = 1 + np.arange(calls)
         take(job, rank, rows)
-        known = job.named.setdefault(rank, {})
-        known.setdefault(comm, Membership("0", rank, 2, max((one.turn for one in known.values()), default=-1) + 1))
-        job.told.setdefault(rank, {})[comm] = Place(comm, rank, 2)
+        groups = job.named.setdefault(rank, {})
+        groups.setdefault(comm, Membership("0", rank, 2, max((one.turn for one in groups.values()), default=-1) + 1))
+        job.places.setdefault(rank, {})[comm] = Place(comm, rank, 2)
     job.forget_old_communicators()
     ranks = [RankCalls(rank, rows, named=job.named[rank]) for rank, rows in job.recent.items()]
     job.communicators = find_groups(ranks)
@@ -110,7 +109,7 @@ def live(job: Job, comm: int, ts_ns: int, *, calls: int = 4) -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_program_that_begins_again_for_ever_takes_no_more(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("argus.roster.KEPT_COMMUNICATORS", 60)
+    monkeypatch.setattr("argus.live.job.KEPT_COMMUNICATORS", 60)
     job = Job("job", 1)
     most: Counter[str] = Counter()
     groups = []
@@ -152,7 +151,7 @@ def test_what_another_communicator_at_the_address_was_called_for_is_not_its_own(
     job = Job("job", 1)
     take(job, 0, called(NCCL, 7, [1, 2, 3]))
     job.keep_control(0, ended(7, [4], BY_SYMBOL["ncclCommDestroy"].id))
-    assert job.traffic[0, 7].calls.total() == 3, "its last calls may tell what it was for"
+    assert job.traffic[0, 7].calls.total() == 3, "its last calls may show what it was for"
     job.keep_control(0, ended(7, [5], BY_SYMBOL["ncclCommInitRank"].id))
     take(job, 0, called(NCCL, 7, [6]))
     assert job.traffic[0, 7].calls.total() == 1

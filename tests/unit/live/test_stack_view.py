@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus import records
-from argus.semantics.stacks import Frame, Stack
-from argus.stack_view import Recent, hot_line, summarize
+from argus.live.display.stack_view import Recent, hot_line, summarize
+from argus.model import records
+from argus.model.stacks import Frame, Stack
 
 STACKS = {
     1: Stack((Frame("python", "main", "/t/train.py", 5), Frame("native", "gemm", "/libx.so")), "complete", "complete"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import calls
-from argus.capture.elf import Elf
+from argus.capture.process.elf import Elf
+from argus.model import calls
 
 
 def test_no_return_probe_where_an_exception_may_leave() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.counters import SENTENCES, describe, describe_all
+from argus.model.counters import SENTENCES, describe, describe_all
 
 
 def test_every_loss_counter_of_the_docs_has_a_sentence() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "trace.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "trace.md").read_text()
     named = {
         name
         for cells in (line.split("|") for line in text.splitlines())

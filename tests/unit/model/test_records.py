@@ -1,4 +1,4 @@
-"""bpf/argus.h, bpf/stacks.h and argus/records.py describe the same bytes."""
+"""bpf/argus.h, bpf/stacks.h and argus/model/records.py describe the same bytes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus import records
-from argus.capture import calls
+from argus.model import calls, records
 
 STRUCTS = {
     "argus_launch": records.LAUNCH,
@@ -36,7 +35,7 @@ FLAGS = ("IN_NCCL", "IN_GROUP", "READ_FAULT", "UNFINISHED", "NAME_ADDRESS")
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """Sizes, offsets and enum values as a C compiler sees them."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     folder = tmp_path_factory.mktemp("abi")
     lines = ["#include <stdio.h>", "#include <stddef.h>", '#include "stacks.h"', "int main(void) {", 'printf("{");']
     for struct, dtype in STRUCTS.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 LOG = """
 setup: ready: .venv/bin/argus
@@ -67,7 +67,7 @@ def result(title: str, *, code: int = 0, skipped: tuple[str, ...] = (), **counte
     return {"title": title, "versions": versions, "demo": {"code": 0, "seconds": 9}, "test": test, "seconds": 660}
 
 
-def test_a_table_tells_what_one_skips_and_another_does_not(
+def test_a_table_shows_what_one_skips_and_another_does_not(
     distros: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     same = [result("Debian 12", passed=1000), result("Debian 13", passed=1000)]

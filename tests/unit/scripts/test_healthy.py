@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def result(*rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def program(name: str, backend: str = "", *, loaded: bool = True, verified: int = 100) -> dict[str, Any]:
-    outcome = {"verified": verified, "seconds": 0.1} if loaded else {"said": "program x: Permission denied"}
+    outcome = {"verified": verified, "seconds": 0.1} if loaded else {"output": "program x: Permission denied"}
     return {"step": "program", "program": name, "backend": backend, "loaded": loaded, **outcome}
 
 
 WORKS = {"step": "sampler", "on": True, "detail": "this process's own stack was read"}
-TRUE = {"step": "truth", "samples": 200, "right": 0.995, "wrong": 0, "said": ""}
+TRUE = {"step": "truth", "samples": 200, "right": 0.995, "wrong": 0, "output": ""}
 TRACED = {
-    "step": "trace", "code": 0, "said": "…\ncoverage: complete\n", "functions": {"inner": 3}, "reasons": {"sleep": 2},
+    "step": "trace", "code": 0, "output": "…\ncoverage: complete\n", "functions": {"inner": 3}, "reasons": {"sleep": 2},
     "rows": {"launches": 10, "collectives": 4, "stack_samples": 7},
 }  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_a_kernel_is_right_if_all_programs_load_and_rows_come(
         [program("on_sample"), WORKS, {**TRUE, "samples": 99}, TRACED],
         [program("on_sample"), WORKS, TRACED],
         [program("on_sample"), WORKS, TRUE, TRACED, {"step": "failed", "what": "Traceback\nOSError: no"}],
-        [program("on_sample"), {"step": "refusal", "code": 1, "said": "Traceback"}],
+        [program("on_sample"), {"step": "refusal", "code": 1, "output": "Traceback"}],
         [WORKS, TRUE, TRACED],
         [program("on_sample")],
     ],
@@ -140,22 +140,22 @@ def test_programs_may_be_all_that_was_asked_for(kernels: ModuleType) -> None:
     assert kernels.show([{**result(program("on_sample"), WORKS), "words": ["--programs"]}])
 
 
-def test_a_kernel_that_is_too_old_is_right_if_the_user_is_told(kernels: ModuleType) -> None:
-    refusal = {"step": "refusal", "code": 3, "said": "argus: Linux 5.10 is too old: uprobes with cookies need 5.15\n"}
+def test_a_kernel_that_is_too_old_is_right_if_the_user_reads_why(kernels: ModuleType) -> None:
+    refusal = {"step": "refusal", "code": 3, "output": "argus: Linux 5.10 is too old: uprobes with cookies need 5.15\n"}
     # With stand-ins for what the kernel lacks the programs are loaded, and cannot work.
     assert kernels.show([result(program("on_sample"), {**WORKS, "on": False}, refusal)])
 
 
 def test_a_line_that_is_being_written_is_read_later(kernels: ModuleType, tmp_path: Path) -> None:
-    file = tmp_path / "said.jsonl"
-    assert kernels.said(file) == []
+    file = tmp_path / "output.jsonl"
+    assert kernels.rows_of(file) == []
     file.write_text(json.dumps({"step": "begin"}) + '\n{"step": "pro')
-    assert kernels.said(file) == [{"step": "begin"}]
+    assert kernels.rows_of(file) == [{"step": "begin"}]
 
 
 def test_the_mirror_is_the_one_that_apt_uses(kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = "Debian\tDebian-Security\thttp://security\nOther\tOther\thttp://other\nDebian\tDebian\thttp://mirror\n"
-    monkeypatch.setattr(kernels.debian.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, told))
+    reported = "Debian\tDebian-Security\thttp://security\nOther\tOther\thttp://other\nDebian\tDebian\thttp://mirror\n"
+    monkeypatch.setattr(kernels.debian.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, reported))
     assert kernels.debian.mirror() == "http://mirror"
     monkeypatch.setattr(kernels.debian.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, ""))
     with pytest.raises(kernels.Failure, match="--mirror"):
@@ -164,5 +164,11 @@ def test_the_mirror_is_the_one_that_apt_uses(kernels: ModuleType, monkeypatch: p
 
 def test_the_packages_of_a_kernel_are_known_by_their_names(kernels: ModuleType) -> None:
     # Dependencies of linux-image-RELEASE in trixie and in sid.
-    told = ["linux-base", "kmod", "linux-base-7.2.13+deb14-amd64", "linux-binary-7.2.13+deb14-amd64", "linux-headers-7"]
-    assert list(filter(kernels.KERNEL_PACKAGES.fullmatch, told)) == told[2:4]
+    reported = [
+        "linux-base",
+        "kmod",
+        "linux-base-7.2.13+deb14-amd64",
+        "linux-binary-7.2.13+deb14-amd64",
+        "linux-headers-7",
+    ]
+    assert list(filter(kernels.KERNEL_PACKAGES.fullmatch, reported)) == reported[2:4]

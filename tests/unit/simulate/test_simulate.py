@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,23 @@ import pytest
 from numpy.typing import NDArray
 
 from argus.cli.main import main
-from argus.diagnose import sql
-from argus.diagnose.peers import between_stages
-from argus.diagnose.run import diagnose_store
-from argus.errors import ArgusError
-from argus.semantics.schedule import BACKWARD, FORWARD, order_of, schedule
+from argus.diagnose.read import queries
+from argus.diagnose.read.peers import between_stages
+from argus.diagnose.read.query import across
+from argus.diagnose.stored import diagnose_store
+from argus.diagnose.verdict import FINDING_KINDS
+from argus.model.errors import ArgusError
+from argus.semantics.groups.schedule import BACKWARD, FORWARD, order_of, schedule
 from argus.simulate.engine import PHASES
-from argus.simulate.faults import KINDS, parse
+from argus.simulate.faults import FAULTS, parse
 from argus.simulate.kernels import Kernels
 from argus.simulate.mesh import Mesh
 from argus.simulate.noise import QUIET, Noise
 from argus.simulate.program import Program
 from argus.simulate.rows import Rows
 from argus.simulate.write import Made, Spec, truth, write
-from argus.store.open import Store, open_store
+from argus.store.open import Store
 from argus.store.reader import query_columns
-from tests.stores import new_store
 
 MS = 1e6
 BARE = Program(
@@ -38,12 +38,6 @@ BARE = Program(
 """Computation and nothing else."""
 BUSY = Program(micro_batches=4)
 SMALL = Mesh(dp=2, tp=2, pp=2)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("simulated"))) as opened:
-        yield opened
 
 
 def step_ms(spec: Spec, *, healthy: bool = False) -> NDArray[np.float64]:
@@ -167,7 +161,11 @@ def test_the_same_seed_is_the_same_job() -> None:
     assert (once["iterations"]["ts"] != other["iterations"]["ts"]).any()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hang"])
+def test_every_kind_of_a_verdict_can_be_simulated() -> None:
+    assert set(FAULTS) == set(FINDING_KINDS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "hang"])
 def test_every_fault_costs_time_and_a_louder_dose_more(kind: str) -> None:
     mesh = Mesh(dp=2, tp=2, pp=2, per_host=4)
     specs = [
@@ -185,7 +183,7 @@ def test_every_fault_costs_time_and_a_louder_dose_more(kind: str) -> None:
     assert cost[2] > 1.1
 
 
-def test_faults_begin_end_and_grow_when_told() -> None:
+def test_faults_begin_end_and_grow_when_set() -> None:
     fault = parse("compute_straggler:loud:ranks=0,2-3:from=4:steps=6:ramp=2")
     assert fault.ranks == (0, 2, 3)
     assert [fault.level(step) for step in (3, 4, 5, 9, 10)] == [0, 0.5, 1, 1, 0]
@@ -213,8 +211,8 @@ def test_a_slow_link_of_a_ring_is_in_no_record(shape: dict[str, int]) -> None:
         return [step.phases, step.cpu_end, *step.hidden.values(), *calls]
 
     made = [played(rank) for rank in range(mesh.size)]
-    for rank, mine in enumerate(made):
-        same = [other for other, theirs in enumerate(made) if all(map(np.array_equal, mine, theirs))]
+    for rank, own in enumerate(made):
+        same = [other for other, theirs in enumerate(made) if all(map(np.array_equal, own, theirs))]
         assert list(parse(f"link_degradation:ranks={rank}").alike(mesh)) == same
         assert len(same) == (mesh.dp if mesh.pp == 1 else 1)
     assert parse("jitter:ranks=1").alike(mesh) == (1,)
@@ -247,54 +245,54 @@ def stored(store: Store, job: str, spec: Spec, run: int) -> tuple[Made, dict[str
     return made, truth(spec, job, made)
 
 
-def test_a_slow_gpu_is_diagnosed(store: Store) -> None:
+def test_a_slow_gpu_is_diagnosed(shared: Store) -> None:
     spec = Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3:from=20")], steps=60)
-    made, known = stored(store, "slow", spec, 1)
+    made, known = stored(shared, "slow", spec, 1)
     assert made.rows["iterations"] == made.rows["gpu_steps"] == 480
     assert known["faults"][0]["slowdown"] == pytest.approx(1.85, abs=0.1)
     assert known["slowdown"] == pytest.approx(1.57, abs=0.1)
-    verdict = diagnose_store(store, "slow", 1)
+    verdict = diagnose_store(shared, "slow", 1)
     assert verdict["status"] == "degraded"
     finding = verdict["findings"][0]
     assert finding["ranks"] == [3]
     assert abs(finding["steps"][0] - 20) <= 1
 
 
-def test_a_healthy_job_is_healthy(store: Store) -> None:
-    _, known = stored(store, "fine", Spec(Mesh(dp=8, per_host=4), steps=60), 2)
+def test_a_healthy_job_is_healthy(shared: Store) -> None:
+    _, known = stored(shared, "fine", Spec(Mesh(dp=8, per_host=4), steps=60), 2)
     assert known["faults"] == []
     assert known["slowdown"] == 1.0
-    assert diagnose_store(store, "fine", 2)["status"] == "healthy"
+    assert diagnose_store(shared, "fine", 2)["status"] == "healthy"
     # Its two hosts have clocks of their own; what the diagnosis finds is what was put in.
     found = query_columns(
-        store, "SELECT host, toUnixTimestamp64Nano(at) AS at, offset_ns, error_ns FROM clocks WHERE job = 'fine'", {}
+        shared, "SELECT host, toUnixTimestamp64Nano(at) AS at, offset_ns, error_ns FROM clocks WHERE job = 'fine'", {}
     )
     rows = Spec(Mesh(dp=8, per_host=4)).rows(1_700_000_000 * 10**9)
     apart = int(rows.offset_ns[1] - rows.offset_ns[0])
-    mine = found["host"] == "node0001"
+    own = found["host"] == "node0001"
     assert abs(apart) > MS
-    assert (np.abs(found["offset_ns"][mine].astype(np.int64) + apart) < found["error_ns"][mine] + 20_000).all()
+    assert (np.abs(found["offset_ns"][own].astype(np.int64) + apart) < found["error_ns"][own] + 20_000).all()
     assert (found["error_ns"] < 0.2 * MS).all()
 
 
-def test_rows_hang_together_in_the_store(store: Store) -> None:
+def test_rows_hang_together_in_the_store(shared: Store) -> None:
     mesh = Mesh(dp=2, tp=2, pp=2, per_host=4)
     spec = Spec(mesh, Program(micro_batches=4), faults=[parse("gc_pause"), parse("jit_stall")], steps=20)
-    made, _ = stored(store, "mesh", spec, 3)
+    made, _ = stored(shared, "mesh", spec, 3)
     assert made.rows["gc_pauses"] > 0
     calls = query_columns(
-        store,
+        shared,
         "SELECT comm_group, aligned_seq, op, count() AS ranks, any(nranks) AS nranks FROM collectives_aligned "
         "WHERE job = 'mesh' AND op NOT IN ('Send', 'Recv') GROUP BY comm_group, aligned_seq, op",
         {},
     )
     assert (calls["ranks"] == calls["nranks"]).all()
     p2p = query_columns(
-        store, "SELECT countIf(op = 'Send') AS s, countIf(op = 'Recv') AS r FROM collectives WHERE job = 'mesh'", {}
+        shared, "SELECT countIf(op = 'Send') AS s, countIf(op = 'Recv') AS r FROM collectives WHERE job = 'mesh'", {}
     )
     assert p2p["s"][0] == p2p["r"][0] > 0
     inside = query_columns(
-        store,
+        shared,
         "SELECT kind, countIf(step IS NULL) AS outside FROM launches_by_step WHERE job = 'mesh' GROUP BY kind",
         {},
     )
@@ -302,14 +300,14 @@ def test_rows_hang_together_in_the_store(store: Store) -> None:
     assert not inside["outside"].any()
 
 
-def test_kernels_take_as_long_as_their_phases(store: Store) -> None:
+def test_kernels_take_as_long_as_their_phases(shared: Store) -> None:
     program = Program(kernels=200)
     spec = Spec(Mesh(dp=4), program, faults=[parse("compute_straggler:ranks=2")], steps=24, kernels=3, layout=True)
-    made, _ = stored(store, "kernels", spec, 4)
+    made, _ = stored(shared, "kernels", spec, 4)
     assert made.rows["parallel_layout"] == 1
-    assert 2 in spec.told_ranks()
+    assert 2 in spec.summarised_ranks()
     times = query_columns(
-        store,
+        shared,
         "SELECT k.rank AS rank, sum(k.spent_ns) AS spent, any(p.spent) AS phases FROM kernel_times AS k INNER JOIN "
         "(SELECT rank, sum(duration_ns) AS spent FROM gpu_phases WHERE job = 'kernels' AND phase IN "
         "('forward', 'backward', 'optimizer') GROUP BY rank) AS p ON k.rank = p.rank "
@@ -320,17 +318,17 @@ def test_kernels_take_as_long_as_their_phases(store: Store) -> None:
     assert times["spent"] / times["phases"] == pytest.approx(1.0, abs=0.04)  # spikes come on top
 
 
-def test_the_command_tells_the_truth(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_truth(shared: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "truth.json"
-    flags = ["--ranks", "8", "--tp", "2", "--steps", "12", "--job", "told", "--store", store.url]
+    flags = ["--ranks", "8", "--tp", "2", "--steps", "12", "--job", "told", "--store", shared.url]
     assert main(["simulate", *flags, "--fault", "link_degradation:quiet:ranks=5", "--truth", str(file)]) == 0
     assert "link_degradation (quiet: 3) of rank 5" in capsys.readouterr().out
     known = json.loads(file.read_text())
     assert known["mesh"]["dp"] == 4
     assert known["faults"][0]["hosts"] == ["node0000"]
     assert len(known["step_ns"]) == len(known["ideal_step_ns"]) == 12
-    assert main(["simulate", "--ranks", "9", "--tp", "2", "--store", store.url]) == 2
-    assert main(["simulate", "--ranks", "8", "--fault", "nothing", "--store", store.url]) == 2
+    assert main(["simulate", "--ranks", "9", "--tp", "2", "--store", shared.url]) == 2
+    assert main(["simulate", "--ranks", "8", "--fault", "nothing", "--store", shared.url]) == 2
 
 
 HIDDEN = Mesh(dp=2, tp=2, pp=2, per_host=8)
@@ -362,13 +360,13 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("mesh", "fault"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
-def test_who_is_behind_it_is_named(store: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
+def test_who_is_behind_it_is_named(shared: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
     """Where others come late as well, or nobody does: the kind and the rank of the truth."""
     number = 100 + [case[2] for case in NAMED].index(fault)
     batches = 2 * mesh.pp if mesh.pp > 1 else 1
     spec = Spec(mesh, Program(micro_batches=batches), faults=[parse(fault)], steps=60, skewed=False)
-    _, known = stored(store, f"named-{number}", spec, number)
-    verdict = diagnose_store(store, f"named-{number}", number)
+    _, known = stored(shared, f"named-{number}", spec, number)
+    verdict = diagnose_store(shared, f"named-{number}", number)
     (expected,) = known["faults"]
     assert verdict["findings"], verdict["reason"]
     first = verdict["findings"][0]
@@ -376,42 +374,44 @@ def test_who_is_behind_it_is_named(store: Store, request: pytest.FixtureRequest,
     assert first["ranks"] or expected["kind"] == "regression"
 
 
-def test_all_ranks_of_a_host_that_wait_for_a_cpu_are_named(store: Store) -> None:
-    """One of the four comes last too seldom to be told by that, and the others not for as long as all of them."""
+def test_all_ranks_of_a_host_that_wait_for_a_cpu_are_named(shared: Store) -> None:
+    """One of the four comes last too seldom to be detected by that, and the others not for as long as all of them."""
     fault = parse("host_contention:masked:ranks=4-7:from=14")
-    stored(store, "a busy host", Spec(Mesh(dp=8, per_host=4), faults=[fault], steps=60, seed=2016), 1)
-    (finding,) = diagnose_store(store, "a busy host", 1)["findings"]
+    stored(shared, "a busy host", Spec(Mesh(dp=8, per_host=4), faults=[fault], steps=60, seed=2016), 1)
+    (finding,) = diagnose_store(shared, "a busy host", 1)["findings"]
     assert (finding["kind"], finding["ranks"], finding["steps"]) == ("host_contention", [4, 5, 6, 7], [14, 59])
-    told = [evidence["text"] for evidence in finding["evidence"]]
-    assert any(text.startswith("ranks 4, 6, 7 came last") for text in told)
-    assert "rank 5 on the same hosts waits for a CPU as long" in told
+    reported = [evidence["text"] for evidence in finding["evidence"]]
+    assert any(text.startswith("ranks 4, 6, 7 came last") for text in reported)
+    assert "rank 5 on the same hosts waits for a CPU as long" in reported
     assert "ranks 4, 5, 6, 7" in finding["action"]
 
 
 @pytest.mark.parametrize(
-    ("noise", "steps", "told"),
+    ("noise", "steps", "is_reported"),
     [
         (Noise(spike=0.03, spike_ms=15), 120, r"6 .* [345]\d% of them"),
         (Noise(spike=0.02, spike_ms=8), 60, r"6 .* \d+% of the \d longest"),
     ],
     ids=["many", "long"],
 )
-def test_stalls_of_one_rank_among_those_that_others_have(store: Store, noise: Noise, steps: int, told: str) -> None:
+def test_stalls_of_one_rank_among_those_that_others_have(
+    shared: Store, noise: Noise, steps: int, is_reported: str
+) -> None:
     """Every rank is held up now and then: as many long steps or more are others' than those of the one whose stalls
     cost the most; or short ones are."""
     job, faults = f"spikes-{steps}", [parse("jitter:quiet:ranks=6:from=10")]
-    stored(store, job, Spec(Mesh(dp=8), noise=noise, faults=faults, steps=steps), 97)
-    (finding,) = diagnose_store(store, job, 97)["findings"]
+    stored(shared, job, Spec(Mesh(dp=8), noise=noise, faults=faults, steps=steps), 97)
+    (finding,) = diagnose_store(shared, job, 97)["findings"]
     assert (finding["kind"], finding["ranks"]) == ("jitter", [6])
-    assert re.search(told, finding["evidence"][1]["text"])
+    assert re.search(is_reported, finding["evidence"][1]["text"])
 
 
-def test_stalls_beside_another_fault(store: Store) -> None:
+def test_stalls_beside_another_fault(shared: Store) -> None:
     """From the step on in which a GPU gets slow all steps are longer, and stalls stand out from those, too."""
     faults = [parse("compute_straggler:quiet:ranks=3:from=20"), parse("jit_stall:loud:ranks=5")]
     spec = Spec(Mesh(dp=8), faults=faults, steps=60)
-    _, known = stored(store, "beside", spec, 96)
-    verdict = diagnose_store(store, "beside", 96)
+    _, known = stored(shared, "beside", spec, 96)
+    verdict = diagnose_store(shared, "beside", 96)
     found = {finding["kind"]: finding["ranks"] for finding in verdict["findings"]}
     assert found == {"jit_stall": [5], "compute_straggler": [3]}
     assert verdict["slowdown"] == pytest.approx(
@@ -426,49 +426,49 @@ def test_stalls_beside_another_fault(store: Store) -> None:
         ("data_loading:loud:ranks=5:from=20", "compute_straggler:quiet:ranks=3:from=10", 94),
     ],
 )
-def test_two_ranks_that_are_late_in_the_same_steps(store: Store, first: str, second: str, run: int) -> None:
-    """Since when each is late is told apart, and both together cost no more than there is to be had."""
+def test_two_ranks_that_are_late_in_the_same_steps(shared: Store, first: str, second: str, run: int) -> None:
+    """Since when each is late is reported separately, and both together cost no more than there is to be had."""
     faults = [parse(first), parse(second)]
-    _, known = stored(store, f"both-{run}", Spec(Mesh(dp=8), faults=faults, steps=40), run)
-    verdict = diagnose_store(store, f"both-{run}", run)
+    _, known = stored(shared, f"both-{run}", Spec(Mesh(dp=8), faults=faults, steps=40), run)
+    verdict = diagnose_store(shared, f"both-{run}", run)
     found = [(finding["kind"], finding["ranks"], finding["steps"][0]) for finding in verdict["findings"]]
     assert found == [(fault.kind, list(fault.ranks), fault.since) for fault in faults]
     lost = np.median(known["step_ns"][20:]) / np.median(known["ideal_step_ns"][20:])
     assert verdict["slowdown"] == pytest.approx(lost, rel=0.1)
 
 
-def test_stalls_in_half_of_the_steps_count_once(store: Store) -> None:
+def test_stalls_in_half_of_the_steps_count_once(shared: Store) -> None:
     """In a pipeline a pause makes two steps long: the median of the newest may be one of them."""
     spec = Spec(
         Mesh(dp=2, tp=2, pp=2, per_host=4), Program(micro_batches=4), faults=[parse("gc_pause:quiet")], steps=40,
         seed=7709,
     )  # fmt: skip
-    _, known = stored(store, "half", spec, 95)
-    verdict = diagnose_store(store, "half", 95)
+    _, known = stored(shared, "half", spec, 95)
+    verdict = diagnose_store(shared, "half", 95)
     (finding,) = verdict["findings"]
     assert finding["kind"] == "gc_pause"
-    told = known["slowdown"]
-    assert (verdict["slowdown"], finding["slowdown"]) == pytest.approx((told, told), rel=0.02)
+    reported = known["slowdown"]
+    assert (verdict["slowdown"], finding["slowdown"]) == pytest.approx((reported, reported), rel=0.02)
 
 
-def test_a_transfer_received_ahead_takes_no_less(store: Store) -> None:
+def test_a_transfer_received_ahead_takes_no_less(shared: Store) -> None:
     """In interleaved schedules, too, the rank is named that slow transfers have in common."""
     faults = [parse("link_degradation:ranks=5:quiet:from=20")]
     spec = Spec(Mesh(dp=4, pp=2, vpp=2), Program(micro_batches=4), faults=faults, steps=60, skewed=False)
-    stored(store, "ahead", spec, 96)
-    (finding,) = diagnose_store(store, "ahead", 96)["findings"]
+    stored(shared, "ahead", spec, 96)
+    (finding,) = diagnose_store(shared, "ahead", 96)["findings"]
     assert (finding["kind"], finding["ranks"]) == ("link_degradation", [5])
 
 
-def test_a_healthy_pipeline_blames_nobody(store: Store) -> None:
+def test_a_healthy_pipeline_blames_nobody(shared: Store) -> None:
     spec = Spec(HIDDEN, Program(micro_batches=4, variable=True), steps=60, skewed=False)
-    stored(store, "pipeline", spec, 99)
-    assert diagnose_store(store, "pipeline", 99)["status"] == "healthy"
-    # Communicators among several stages, which tell their order, are left out of who came late.
+    stored(shared, "pipeline", spec, 99)
+    assert diagnose_store(shared, "pipeline", 99)["status"] == "healthy"
+    # Communicators among several stages, which show their order, are left out of who came late.
     params = {"job": "pipeline", "run": 99, "first": 0, "last": 59, "left_out": []}
-    between = between_stages(query_columns(store, sql.GROUPS, params))
+    between = between_stages(query_columns(shared, queries.GROUPS, params))
     every, inside = (
-        set(query_columns(store, sql.LATENESS, {**params, "left_out": out})["comm_group"].tolist())
+        set(query_columns(shared, queries.LATENESS, {**params, "left_out": out})["comm_group"].tolist())
         for out in ([], between)
     )
     assert every - inside == every & set(between)
@@ -476,17 +476,17 @@ def test_a_healthy_pipeline_blames_nobody(store: Store) -> None:
     assert inside
 
 
-def test_since_when_is_found_in_parts_of_a_large_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_since_when_is_found_in_parts_of_a_large_job(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had so many calls that only the newest 20 steps could be read at once."""
-    monkeypatch.setattr("argus.diagnose.run.MOST_CALLS", 1)
+    monkeypatch.setattr("argus.diagnose.case.MOST_CALLS", 1)
     spec = Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3:from=43")], steps=160)
-    stored(store, "long", spec, 98)
-    (finding,) = diagnose_store(store, "long", 98)["findings"]
+    stored(shared, "long", spec, 98)
+    (finding,) = diagnose_store(shared, "long", 98)["findings"]
     assert finding["ranks"] == [3]
     assert abs(finding["steps"][0] - 43) <= 1
 
 
-def test_kernels_are_summed_up_as_they_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_summed_up_as_they_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("argus.simulate.kernels.SPIKE", 0.0)
     spec = Spec(Mesh(dp=2), steps=3, kernels=2)
     kernels = Kernels(spec.rows(0), spec.program, [0, 1], 0)
@@ -515,31 +515,29 @@ def test_kernels_are_summed_up_as_they_are_told_one_by_one(monkeypatch: pytest.M
     (2, "compute_straggler:ranks=4,5:from=50", "compute_straggler", "as often as before step 50 (1.00x)"),
     (2, "stage_imbalance:from=50", "stage_imbalance", "takes as long as before step 50 (1.00x): more work"),
 ])  # fmt: skip
-def test_kernels_tell_slow_gpus_of_a_whole_stage_from_more_layers(
-    store: Store, tp: int, fault: str, kind: str, text: str
+def test_kernels_distinguish_slow_gpus_of_a_whole_stage_from_more_layers(
+    shared: Store, tp: int, fault: str, kind: str, text: str
 ) -> None:
     job, run = f"stages-{fault}", 700 + tp
-    _, told = stored(store, job, Spec(Mesh(pp=4, tp=tp), faults=[parse(fault)], kernels=8), run)
-    (found,) = diagnose_store(store, job, run)["findings"]
-    assert (found["kind"], found["ranks"]) == (kind, told["faults"][0]["ranks"])
+    _, reported = stored(shared, job, Spec(Mesh(pp=4, tp=tp), faults=[parse(fault)], kernels=8), run)
+    (found,) = diagnose_store(shared, job, run)["findings"]
+    assert (found["kind"], found["ranks"]) == (kind, reported["faults"][0]["ranks"])
     assert any(text in one["text"] for one in found["evidence"])
     assert found["confidence"] >= 0.79
     assert ("Check the GPU" in found["action"]) == (kind == "compute_straggler")
 
 
-def test_what_is_begun_before_is_asked_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_begun_before_is_asked_once(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behaviour is read while what-if is worked out: the same queries, not others."""
-    stored(store, "once", Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3")], kernels=8), 1)
+    stored(shared, "once", Spec(Mesh(dp=8), faults=[parse("compute_straggler:ranks=3")], kernels=8), 1)
     asked: list[str] = []
 
-    def noted(store: Store, text: str, params: dict[str, Any]) -> dict[str, Any]:
+    def noted(shared: Store, text: str, params: dict[str, Any]) -> dict[str, Any]:
         asked.append(text)
-        return query_columns(store, text, params)
+        return query_columns(shared, text, params)
 
-    monkeypatch.setattr("argus.diagnose.run.query_columns", noted)
-    (found,) = diagnose_store(store, "once", 1)["findings"]
+    monkeypatch.setattr("argus.diagnose.stored.query_columns", noted)
+    (found,) = diagnose_store(shared, "once", 1)["findings"]
     assert any("behav" in one["text"] or "of the time against" in one["text"] for one in found["evidence"])
-    for query in (sql.ISSUE, sql.PATTERNS):
-        assert [text in (query, sql.across(query, "stored"), sql.across(query, "given")) for text in asked].count(
-            True
-        ) == 1
+    for query in (queries.ISSUE, queries.PATTERNS):
+        assert [text in (query, across(query, "stored"), across(query, "given")) for text in asked].count(True) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from argus.errors import ArgusError
+from argus.model.errors import ArgusError
 from argus.store import open as open_module
 
 

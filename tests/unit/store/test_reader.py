@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import Store, open_store
+from argus.store.read.status import describe_table, list_tables, store_status
 from argus.store.reader import latest_run, list_jobs, list_runs, query, query_columns
 from argus.store.schema import ensure_schema
-from argus.store.status import describe_table, list_tables, store_status
 from argus.store.writer import Writer
 from tests.stores import new_store
 

@@ -1,30 +1,17 @@
-"""The schema: splitting SQL, applying migrations once, and refusing what this Argus does not know."""
+"""The tables: splitting SQL, making and upgrading tables, and refusing those of a newer Argus."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
-from argus.store import schema
-from argus.store.open import Store, open_store
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import schema_files
+from argus.store.open import Store
 from argus.store.reader import query
-from argus.store.schema import Migration, ensure_schema, init_schema, interval, schema_state, table_columns
+from argus.store.schema import ensure_schema, init_schema, interval, schema_state
+from argus.store.schema_files import Upgrade, table_columns
 from argus.store.statements import check_no_format, check_read_only, is_complete, returns_rows, split_statements
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path}/store") as opened:
-        yield opened
-
-
-def rows(store: Store, sql: str) -> list[tuple[object, ...]]:
-    with store.lease() as client:
-        return [tuple(row) for row in client.query(sql).result_rows]
-
+from tests.stores import rows
 
 # ---- SQL text ----
 
@@ -130,78 +117,112 @@ def test_bad_interval(text: str) -> None:
 # ---- in a store ----
 
 
-def test_tables_are_created_once_and_match_what_the_files_say(store: Store) -> None:
-    assert schema_state(store).version == 0
-    state = ensure_schema(store)
-    assert state.version == state.known == schema.migrations()[-1].version
+def test_tables_are_created_once_and_match_what_the_files_say(bare: Store) -> None:
+    assert schema_state(bare).version == 0
+    state = ensure_schema(bare)
+    assert state.version == state.known == schema_files.VERSION
     assert not state.changed
     assert not state.missing
-    assert ensure_schema(store) == state
-    number = len(schema.migrations())
-    assert rows(store, "SELECT count(), uniqExact(version) FROM schema_migrations") == [(number, number)]
+    assert ensure_schema(bare) == state
+    assert rows(bare, "SELECT version, checksum FROM schema_migrations") == [(state.version, schema_files.checksum())]
     for table, columns in table_columns().items():
-        described = rows(store, f"DESCRIBE TABLE {table}")
+        described = rows(bare, f"DESCRIBE TABLE {table}")
         assert [(c.name, c.type) for c in columns.values()] == [(r[0], r[1]) for r in described]
         assert [c.optional for c in columns.values()] == [r[2] == "DEFAULT" for r in described]
-    assert rows(store, "SELECT name FROM system.columns WHERE database = 'default' AND comment = '' AND (table IN"
+    assert rows(bare, "SELECT name FROM system.columns WHERE database = 'default' AND comment = '' AND (table IN"
                        f" {tuple(table_columns())} OR table LIKE '%_rollup')") == []  # fmt: skip
 
 
-def test_a_newer_store_is_refused(store: Store) -> None:
-    ensure_schema(store)
-    with store.lease() as client:
-        client.command("INSERT INTO schema_migrations (version, name, checksum) VALUES (999, '999_x.sql', '')")
+def test_every_statement_makes_a_table_or_a_view() -> None:
+    made = [*schema_files.tables().values(), *schema_files.feeds().values(), *schema_files.views().values()]
+    assert sorted(made) == sorted(schema_files.statements())
+
+
+def test_a_view_stands_behind_those_that_it_reads() -> None:
+    order = list(schema_files.views())
+    for reader, read in (("collectives_across", "calls_across"), ("function_patterns", "collective_waits"),
+                         ("latest_ranks", "latest_run"), ("latest_run", "newest_runs")):  # fmt: skip
+        assert order.index(read) < order.index(reader)
+
+
+STATEMENTS = {26: "810f87156750796ff6fa13fcbfe6e4ce954c0cac170f546df21180ae8d09e7ed"}
+"""Checksum of the statements of each version that has been released, or is about to be."""
+
+
+def test_changed_statements_are_a_new_version() -> None:
+    assert STATEMENTS.get(schema_files.VERSION) == schema_files.checksum(), (
+        "schemas/ has changed: raise VERSION in schema_files.py, write schemas/upgrades/ for tables of older stores,"
+        f" and note here: {schema_files.VERSION}: {schema_files.checksum()!r}"
+    )
+    assert max(upgrade.version for upgrade in schema_files.upgrades()) <= schema_files.VERSION
+
+
+def test_a_newer_store_is_refused(bare: Store) -> None:
+    ensure_schema(bare)
+    with bare.lease() as client:
+        client.command("INSERT INTO schema_migrations (version, name, checksum) VALUES (999, 'argus 9', '')")
     with pytest.raises(ArgusError, match=r"newer Argus \(schema 999") as failure:
-        ensure_schema(store)
+        ensure_schema(bare)
     assert failure.value.exit_code == EXIT_UNAVAILABLE
+    assert "\n" not in failure.value.message
 
 
-def test_upgrades_and_changed_files(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = schema.migrations()
-    ensure_schema(store)
-    edited = Migration(1, now[0].name, now[0].text + "\n-- edited")
-    sql = "CREATE TABLE IF NOT EXISTS more (a UInt8) ENGINE = MergeTree ORDER BY a"
-    more = Migration(900, "900_more.sql", sql)
-    monkeypatch.setattr(schema, "migrations", lambda: [edited, *now[1:], more])
-    state = ensure_schema(store)
-    assert state.version == more.version
-    assert state.changed == [now[0].name]
-    assert rows(store, "SELECT count() FROM more") == [(0,)]
+def new_version(monkeypatch: pytest.MonkeyPatch, *statements: str, upgrade: tuple[str, ...] = ()) -> int:
+    """Makes this Argus one of version 900, which has more statements."""
+    now, upgrades = schema_files.statements(), schema_files.upgrades()
+    monkeypatch.setattr(schema_files, "VERSION", 900)
+    monkeypatch.setattr(schema_files, "statements", lambda: (*now, *statements))
+    monkeypatch.setattr(schema_files, "upgrades", lambda: [*upgrades, Upgrade(900, upgrade)])
+    return 900
+
+
+MORE = "CREATE TABLE IF NOT EXISTS more (a UInt8) ENGINE = MergeTree ORDER BY a"
+
+
+def test_an_upgrade_makes_tables_and_views_and_alters_what_is_there(
+    bare: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_schema(bare)
+    before = schema_files.VERSION
+    version = new_version(
+        monkeypatch,
+        MORE,
+        "CREATE OR REPLACE VIEW another AS SELECT another FROM jobs",
+        upgrade=("ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8",),
+    )
+    assert schema_state(bare).missing == list(range(before + 1, version + 1))
+    assert ensure_schema(bare).version == version
+    assert rows(bare, "SELECT count() FROM more") == [(0,)]
+    assert rows(bare, "SELECT count() FROM another") == [(0,)]
+    assert rows(bare, "SELECT version FROM schema_migrations ORDER BY version") == [(before,), (version,)]
+
+
+def test_a_store_that_was_made_from_other_statements_of_the_version(
+    bare: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_schema(bare)
+    now = schema_files.statements()
+    monkeypatch.setattr(schema_files, "statements", lambda: (*now, MORE))
+    state = ensure_schema(bare)
+    assert (state.changed, state.missing) == (["schemas"], [])
 
 
 @pytest.mark.parametrize(
     "lacking", ["SELECT count() FROM more", "SELECT another FROM jobs", "SELECT j.another FROM jobs AS j"]
 )
 def test_what_an_older_argus_did_not_have_is_told_with_the_way_to_get_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch, lacking: str
+    bare: Store, monkeypatch: pytest.MonkeyPatch, lacking: str
 ) -> None:
-    now = schema.migrations()
-    ensure_schema(store)
+    ensure_schema(bare)
     with pytest.raises(ArgusError) as failure:
-        query(store, lacking)
+        query(bare, lacking)
     assert "older" not in failure.value.message  # it's up to date: the query is wrong
-    sql = (
-        "CREATE TABLE IF NOT EXISTS more (a UInt8) ENGINE = MergeTree ORDER BY a;\n"
-        "ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8"
-    )
-    monkeypatch.setattr(schema, "migrations", lambda: [*now, Migration(900, "900_more.sql", sql)])
+    new_version(monkeypatch, MORE, upgrade=("ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8",))
     with pytest.raises(ArgusError, match=r"older Argus \(schema \d+, now 900\)") as failure:
-        query(store, lacking)
-    assert f"argus store init --store '{store.url}'" in failure.value.hint
-    ensure_schema(store)
-    assert len(query(store, lacking)) <= 1
-
-
-def test_a_lower_number_that_comes_later_is_applied(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = schema.migrations()
-    # Nothing of a higher number builds on the tables of health checks.
-    skipped = next(one for one in now if one.version == 11)
-    rest = [one for one in now if one is not skipped]
-    monkeypatch.setattr(schema, "migrations", lambda: rest)
-    assert ensure_schema(store).version == now[-1].version
-    monkeypatch.setattr(schema, "migrations", lambda: now)
-    assert schema_state(store).missing == [skipped.version]
-    assert ensure_schema(store).missing == []
+        query(bare, lacking)
+    assert f"argus store init --store '{bare.url}'" in failure.value.hint
+    ensure_schema(bare)
+    assert len(query(bare, lacking)) <= 1
 
 
 RECOUNT = (
@@ -216,64 +237,62 @@ ROLLED_UP = (
 )
 
 
-def test_the_rollup_equals_a_recount(store: Store) -> None:
-    from argus.store.writer import to_arrow
+def test_the_rollup_equals_a_recount(bare: Store) -> None:
+    from argus.store.arrow import to_arrow
+    from tests.unit.store.test_writer import iterations
 
-    from .test_store_writer import iterations
-
-    ensure_schema(store)
+    ensure_schema(bare)
     for rank in range(8):
         took = [1000 + rank * (k + 1) for k in range(50)]
         batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": took})
-        store.insert("iterations", batch, f"rank {rank}")
-        store.insert("iterations", batch, f"rank {rank}")  # its answer was lost
-    assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
-    assert rows(store, "SELECT sum(n) FROM iteration_rollup") == [(400,)]
+        bare.insert("iterations", batch, f"rank {rank}")
+        bare.insert("iterations", batch, f"rank {rank}")  # its answer was lost
+    assert rows(bare, ROLLED_UP) == rows(bare, RECOUNT)
+    assert rows(bare, "SELECT sum(n) FROM iteration_rollup") == [(400,)]
     told = "SELECT ranks, mean_ns, slowest_ns, slowest_rank, median_ns BETWEEN 1033 AND 1044 FROM step_times"
-    assert rows(store, f"{told} WHERE step = 10") == [(8, 1038.5, 1077, 7, 1)]
+    assert rows(bare, f"{told} WHERE step = 10") == [(8, 1038.5, 1077, 7, 1)]
 
 
-def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(store: Store) -> None:
-    from argus.store.writer import to_arrow
+def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(bare: Store) -> None:
+    from argus.store.arrow import to_arrow
+    from tests.unit.store.test_writer import iterations
 
-    from .test_store_writer import iterations
-
-    ensure_schema(store)
-    with store.lease() as client:
+    ensure_schema(bare)
+    with bare.lease() as client:
         made = client.command("SELECT create_table_query FROM system.tables WHERE name = 'iteration_rollup_feed'")
         client.command("DROP TABLE iteration_rollup_feed")
         batch = to_arrow("iterations", iterations(50))
-        store.insert("iterations", batch, "one")  # as far as the engine got
+        bare.insert("iterations", batch, "one")  # as far as the engine got
         client.command(str(made).replace("\\'", "'"))
-    store.insert("iterations", batch, "one")
-    assert rows(store, "SELECT count() FROM iterations") == [(50,)]
-    assert rows(store, ROLLED_UP) == rows(store, RECOUNT)
+    bare.insert("iterations", batch, "one")
+    assert rows(bare, "SELECT count() FROM iterations") == [(50,)]
+    assert rows(bare, ROLLED_UP) == rows(bare, RECOUNT)
 
 
-def test_times_to_live(store: Store) -> None:
-    init_schema(store, raw_ttl="3h")
+def test_times_to_live(bare: Store) -> None:
+    init_schema(bare, raw_ttl="3h")
 
     def ttl(table: str) -> str:
         sql = f"SELECT extract(create_table_query, 'TTL (.*?) SETTINGS') FROM system.tables WHERE name = '{table}'"
-        return str(rows(store, sql)[0][0])
+        return str(rows(bare, sql)[0][0])
 
     assert ttl("launches") == "stored + toIntervalHour(3)"
     assert ttl("iterations") == "stored + toIntervalDay(30)"
-    init_schema(store, ttl="90d")
+    init_schema(bare, ttl="90d")
     assert ttl("iterations") == "stored + toIntervalDay(90)"
     assert ttl("launches") == "stored + toIntervalHour(3)"
     # Tables that an upgrade adds are kept as the others are.
-    with store.lease() as client:
+    with bare.lease() as client:
         client.command("DROP TABLE phase_ops")
         client.command("DROP TABLE gpu_host_events")
-        client.command("ALTER TABLE schema_migrations DELETE WHERE version IN (3, 8) SETTINGS mutations_sync = 2")
-    ensure_schema(store)
+        client.command("TRUNCATE TABLE schema_migrations")
+    ensure_schema(bare)
     assert ttl("phase_ops") == "stored + toIntervalDay(90)"
     assert ttl("gpu_host_events") == "stored + toIntervalHour(3)"
 
 
-def test_a_store_folder_can_be_read_by_its_owner_only(store: Store) -> None:
-    ensure_schema(store)
-    assert store.target.path is not None
-    assert store.target.path.stat().st_mode & 0o077 == 0
-    assert (store.target.path / "socket").stat().st_mode & 0o077 == 0
+def test_a_store_folder_can_be_read_by_its_owner_only(bare: Store) -> None:
+    ensure_schema(bare)
+    assert bare.target.path is not None
+    assert bare.target.path.stat().st_mode & 0o077 == 0
+    assert (bare.target.path / "socket").stat().st_mode & 0o077 == 0

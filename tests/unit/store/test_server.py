@@ -10,22 +10,25 @@ from typing import Any
 import pytest
 
 from argus.cli.main import main
-from argus.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store.arrow import to_arrow
 from argus.store.cluster import Cluster, render
 from argus.store.open import open_store
+from argus.store.read.render import FORMATS
+from argus.store.read.status import store_status
 from argus.store.reader import query_columns
-from argus.store.render import FORMATS
-from argus.store.schema import _fill, ensure_schema, init_schema, migrations, table_columns
-from argus.store.statements import split_statements
-from argus.store.status import store_status
-from argus.store.writer import Writer, look_up, to_arrow
+from argus.store.replay import look_up
+from argus.store.schema import _fill, ensure_schema, init_schema
+from argus.store.schema_files import statements, table_columns, upgrades
+from argus.store.writer import Writer
+from tests.builders.old_stores import make_old_store
+from tests.builders.stored_job import store_job
+from tests.builders.synthetic_job import Fault, ddp, simulate
+from tests.clickhouse_server import MISSING, PASSWORD, Server
+from tests.unit.store.test_upgrades import shown
+from tests.unit.store.test_writer import iterations
 
-from ..clickhouse_server import MISSING, PASSWORD, Server
-from .stored_job import store_job
-from .synthetic_job import Fault, ddp, simulate
-from .test_store_writer import iterations
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
@@ -67,11 +70,11 @@ def url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_schema_is_the_same_as_in_the_embedded_engine(url: str) -> None:
     with open_store(url) as store:
         for table, columns in table_columns().items():
-            told = query_columns(store, f"SELECT name, type, comment FROM system.columns WHERE table = '{table}'"
+            rows = query_columns(store, f"SELECT name, type, comment FROM system.columns WHERE table = '{table}'"
                                         " AND database = currentDatabase() ORDER BY position")  # fmt: skip
-            assert told["name"].tolist() == list(columns)
-            assert told["type"].tolist() == [c.type for c in columns.values()]
-            assert "" not in told["comment"].tolist()
+            assert rows["name"].tolist() == list(columns)
+            assert rows["type"].tolist() == [c.type for c in columns.values()]
+            assert "" not in rows["comment"].tolist()
 
 
 def test_a_job_is_removed_and_nothing_else(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +96,7 @@ def test_a_job_is_removed_and_nothing_else(url: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("table", table_columns())
 def test_every_table_takes_rows(url: str, table: str) -> None:
-    from .test_store_writer import example
+    from tests.unit.store.test_writer import example
 
     given = {name: [example(name, c.type)[0]] * 3 for name, c in table_columns()[table].items() if name != "stored"}
     with open_store(url) as store, Writer(store, source="test") as writer:
@@ -217,8 +220,8 @@ def test_two_shards(
     counts = []
     for url in urls:
         with open_store(url) as store:
-            told = query_columns(store, "SELECT ranks, slowest_rank FROM step_times WHERE step = 7")
-            assert (told["ranks"].tolist(), told["slowest_rank"].tolist()) == ([16], [15])
+            rows = query_columns(store, "SELECT ranks, slowest_rank FROM step_times WHERE step = 7")
+            assert (rows["ranks"].tolist(), rows["slowest_rank"].tolist()) == ([16], [15])
             assert query_columns(store, "SELECT count() AS n FROM iterations")["n"][0] == 800
             counts.append(int(query_columns(store, "SELECT count() AS n FROM iterations_local")["n"][0]))
     assert sum(counts) == 800
@@ -248,6 +251,39 @@ def test_two_shards(
     assert f"no job '{job}' is stored" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["server", "shard"])
+def test_old_tables_become_those_that_a_new_database_has(
+    shards: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Of a cluster, codecs of Distributed tables, which store nothing, stay as they were."""
+    monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+    words = {"cluster": "both", "replicas": False} if form == "shard" else {}
+    databases, found = [f"new_{form}", f"old_{form}"], []
+    for database in databases:
+        shards[0].command(f"CREATE DATABASE {database}")
+        with open_store(shards[0].url(database)) as store:
+            if database == databases[1]:
+                cluster = Cluster("both", database, replicas=False) if form == "shard" else None
+                make_old_store(store, 15, cluster=cluster)
+                with pytest.raises(ArgusError, match=r"old tables \(schema 15\)"):
+                    ensure_schema(store)
+            state = init_schema(store, **words)  # type: ignore[arg-type]
+            assert ensure_schema(store) == state
+            found.append({part: _named_alike(lines, database) for part, lines in shown(store).items()})
+    new, upgraded = found
+    assert upgraded["indices"] == new["indices"]
+    assert [line[:2] for line in upgraded["tables"]] == [line[:2] for line in new["tables"]]
+    for line, other in zip(new["tables"], upgraded["tables"], strict=True):
+        if "Distributed" not in str(line[1]):
+            assert other == line
+    for line, other in zip(new["columns"], upgraded["columns"], strict=True):
+        assert other[:-1] == line[:-1], "all but the codec"
+
+
+def _named_alike(lines: list[tuple[object, ...]], database: str) -> list[tuple[object, ...]]:
+    return [tuple(str(each).replace(database, "database") for each in line) for line in lines]
+
+
 def status_line(url: str, capsys: pytest.CaptureFixture[str], table: str) -> str:
     assert main(["store", "status", "--store", url]) == 0
     return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(f"{table} "))
@@ -256,14 +292,13 @@ def status_line(url: str, capsys: pytest.CaptureFixture[str], table: str) -> str
 def test_the_replicated_form_is_sql_that_a_server_understands(server: Server) -> None:
     """It takes Keeper to run; its grammar is the server's own here, and its settings and engines are looked up."""
     for form in (Cluster("main", "argus"), Cluster("it's", "argus", replicas=False)):
-        for migration in migrations():
-            for statement in split_statements(migration.text):
-                for each in render(_fill(statement, {"ttl": "INTERVAL 1 DAY", "raw_ttl": "INTERVAL 1 DAY"}), form):
-                    assert server.command(f"EXPLAIN AST {each}")
-                    assert ("ON CLUSTER" in each) == form.replicas
-                    if each.startswith("CREATE TABLE") and "Distributed(" not in each:
-                        assert ("ENGINE = Replicated" in each) == form.replicas
-                        assert "non_replicated" not in each or not form.replicas
+        for statement in (*statements(), *(one for upgrade in upgrades() for one in upgrade.statements)):
+            for each in render(_fill(statement, {"ttl": "INTERVAL 1 DAY", "raw_ttl": "INTERVAL 1 DAY"}), form):
+                assert server.command(f"EXPLAIN AST {each}")
+                assert ("ON CLUSTER" in each) == form.replicas
+                if each.startswith("CREATE TABLE") and "Distributed(" not in each:
+                    assert ("ENGINE = Replicated" in each) == form.replicas
+                    assert "non_replicated" not in each or not form.replicas
     engines = set(server.command("SELECT name FROM system.table_engines").split())
     assert engines > {"ReplicatedMergeTree", "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree"}
     settings = server.command("SELECT name FROM system.replicated_merge_tree_settings").split()

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import pyarrow as pa
 import pytest
 
 from argus.cli.main import main
-from argus.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import spool
+from argus.store.arrow import to_arrow
+from argus.store.load import Loaded, load_spool
 from argus.store.open import Store, open_store
 from argus.store.reader import newest_run, query_columns
-from argus.store.schema import ensure_schema, table_columns
-from argus.store.writer import Writer, to_arrow
-
-from .test_store_writer import example, iterations, launches
+from argus.store.schema import ensure_schema
+from argus.store.schema_files import table_columns
+from argus.store.writer import Writer
+from tests.unit.store.test_writer import example, iterations, launches
 
 HELD = 1_800_000_000
 
@@ -32,21 +33,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "spool"
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(f"chdb://{tmp_path_factory.mktemp('spool')}/store") as store:
-        ensure_schema(store)
-        yield store
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    with shared.lease() as client:
-        for table in table_columns():
-            client.command(f"TRUNCATE TABLE {table}")
-    return shared
-
-
 def write(folder: Path, batches: list[tuple[str, Any]]) -> None:
     with Writer(open_store(f"spool://{folder}"), source="test") as writer:
         for table, rows in batches:
@@ -54,8 +40,8 @@ def write(folder: Path, batches: list[tuple[str, Any]]) -> None:
             assert writer.flush(), writer.last_error
 
 
-def load(folder: Path, store: Store, **options: Any) -> spool.Loaded:
-    return spool.load(folder, store, progress=lambda done, files: None, **options)
+def load(folder: Path, store: Store, **options: Any) -> Loaded:
+    return load_spool(folder, store, progress=lambda done, files: None, **options)
 
 
 def count(store: Store, table: str) -> int:
@@ -270,9 +256,9 @@ def test_what_fills_a_spool_says_how_to_go_on(tmp_path: Path, capsys: pytest.Cap
     columns = ["--rank-column", "rank", "--step-column", "step", "--duration-column", "ms"]
     for words in (["simulate", "--ranks", "2", "--steps", "3"], ["import", "iterations", str(table), *columns]):
         assert main([*words, "--job", "my job", "--store", f"spool://{folder}"]) == 0
-        told = capsys.readouterr().out
-        assert f"argus store load '{folder}'" in told
-        assert "argus diagnose --job 'my job'" in told
+        output = capsys.readouterr().out
+        assert f"argus store load '{folder}'" in output
+        assert "argus diagnose --job 'my job'" in output
 
 
 def test_a_folder_that_was_loaded_and_removed_meanwhile_is_made_anew(folder: Path) -> None:

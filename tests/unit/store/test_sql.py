@@ -15,18 +15,17 @@ import pytest
 
 from argus.cli.main import main
 from argus.cli.sql import completions
-from argus.cli.store import readable_bytes
 from argus.compress.kernels import Compressor
+from argus.model.units import binary_size
 from argus.store.open import open_store
+from argus.store.read.render import readable_duration, table_lines
 from argus.store.reader import query
-from argus.store.render import readable_duration, table_lines
 from argus.store.writer import Writer
+from tests.builders.stack_data import T0 as STACKS_T0
+from tests.builders.stack_data import Row, native, py, stack, store_stacks
 from tests.stores import new_store
 
-from .stack_data import T0 as STACKS_T0
-from .stack_data import Row, native, py, stack, store_stacks
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 T0 = 1_700_000_000_123_456_789
 MS = 1_000_000
 LATER = 4_000_000_000_000_000_000
@@ -289,8 +288,8 @@ def test_readable_duration(ns: int, text: str) -> None:
 
 def test_helpers() -> None:
     assert list(table_lines(["a"], [], [True])) == ["a", "-"]
-    assert readable_bytes(0) == "0 B"
-    assert readable_bytes(4434432) == "4.23 MiB"
+    assert binary_size(0) == "0 B"
+    assert binary_size(4434432) == "4.23 MiB"
     assert completions("sel", ["SELECT", "settle", "other"]) == ["select"]
     assert completions("iter", ["iterations", "IN"]) == ["iterations"]
 

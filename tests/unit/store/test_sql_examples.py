@@ -12,11 +12,10 @@ import pytest
 from argus.cli.main import main
 from argus.store.open import Store, open_store
 from argus.store.reader import latest_run, query
-from argus.store.schema import table_columns
+from argus.store.schema_files import table_columns
+from tests.unit.store.test_sql import url  # noqa: F401 - a store with one run of one job, llama's 1
 
-from .test_sql import url  # noqa: F401 - a store with one run of one job, llama's 1
-
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "cli").glob("*.py"))]
 WITHOUT_LATEST = {
     "iteration_rollup", "iteration_rollup_feed", "kernel_summaries", "kernel_escapes", "kernel_templates",
@@ -33,7 +32,7 @@ def examples() -> Iterator[tuple[str, str, dict[str, str]]]:
             if sql.startswith(("SELECT", "WITH")):
                 yield f"{file.name}-{number}", sql, {}
         for number, (options, sql) in enumerate(re.findall(r'argus sql ((?:--\w+ \S+ )*)\\?"([^"]+)"', text)):
-            if "SELECT " in sql and "…" not in sql and "{quoted}" not in sql:
+            if "SELECT " in sql and "…" not in sql and "{quoted" not in sql:
                 values = dict(re.findall(r"--param (\w+)=(\S+)", options))
                 yield f"{file.name}-line-{number}", sql.rstrip("\\").replace("\n", " "), values
 
@@ -145,9 +144,9 @@ def test_every_table_of_runs_has_a_view_of_the_newest(answers: tuple[Store, dict
     missing = (
         of_runs - WITHOUT_LATEST - {name.removeprefix("latest_") for name in columns if name.startswith("latest_")}
     )
-    assert missing == set(), "schemas/: a table of runs needs a view latest_NAME"
+    assert missing == set(), "schemas/latest.sql: a table of runs needs a view latest_NAME"
     for name in of_runs - WITHOUT_LATEST:
-        assert columns[f"latest_{name}"] == columns[name], f"latest_{name} lacks columns: make it anew in a migration"
+        assert columns[f"latest_{name}"] == columns[name], f"latest_{name} lacks columns"
 
 
 def test_the_run_is_the_one_that_every_verb_means(answers: tuple[Store, dict[str, Rows]]) -> None:

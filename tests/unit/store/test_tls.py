@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from argus.cli.main import main
-from argus.errors import EXIT_UNAVAILABLE
+from argus.model.errors import EXIT_UNAVAILABLE
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.schema import init_schema
 from argus.store.writer import Writer
-
-from ..clickhouse_server import MISSING, PASSWORD, Server
-from ..tls_front import Authority, TlsFront
-from .test_store_writer import iterations
+from tests.clickhouse_server import MISSING, PASSWORD, Server
+from tests.tls_front import Authority, TlsFront
+from tests.unit.store.test_writer import iterations
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
@@ -27,11 +26,12 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
     folder = tmp_path_factory.mktemp("tls")
     ours, _ = Authority(folder, "ours"), Authority(folder, "theirs")
     certificates = {
-        "tls": ours.sign("good"), "expired": ours.sign("old", days=-1), "elsewhere": ours.sign("other", host="DNS:db"),
+        "plain": None, "tls": ours.sign("good"), "expired": ours.sign("old", days=-1),
+        "elsewhere": ours.sign("other", host="DNS:db"),
     }  # fmt: skip
     with Server(folder / "server") as server:
         fronts = {name: TlsFront(certificate, server.port) for name, certificate in certificates.items()}
-        yield {"plain": server.port, **{name: front.port for name, front in fronts.items()}}
+        yield {name: front.port for name, front in fronts.items()}
         for front in fronts.values():
             front.close()
 

@@ -231,3 +231,58 @@ def test_slow_gpu_phases(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [row[2:] for row in zip(*found.values(), strict=True)] == [(19, 10, 9, 4), (10, 10, 0, 4), (10, 10, 0, 4)]
     assert found["rank"][0] == 1
+
+
+ACROSS = {
+    "iterations": {"stored"},
+    "phases": {"stored"},
+    "kernel_times": set(),
+    "gpu_steps": set(),
+    "gpu_phases": set(),
+    "gpu_collectives": set(),
+    "collectives_aligned": {"redop", "stream", "result", "joined_by"},
+    "calls_aligned": {"redop", "stream", "result", "joined_by"},
+}
+"""Tables and views of one host's steps and calls, and which of their columns the views over hosts leave out."""
+
+
+def test_what_is_one_host_s_is_there_across_hosts_with_every_column(tmp_path: Path) -> None:
+    found = columns(
+        tmp_path,
+        "SELECT table, groupUniqArray(name) AS names FROM system.columns WHERE database = currentDatabase()"
+        " GROUP BY table",
+    )
+    names = dict(zip(found["table"], map(set, found["names"]), strict=True))
+    for table, left_out in ACROSS.items():
+        across = names[table.removesuffix("_aligned") + "_across"]
+        assert names[table] - across == left_out, table
+        assert {"host", "step"} - across <= {"step"} - names[table]
+    every = {name for name in names if name.endswith("_across") and not name.startswith("latest_")}
+    assert every == {table.removesuffix("_aligned") + "_across" for table in ACROSS}
+
+
+def test_iterations_across_is_its_table_with_the_steps_of_the_reference(tmp_path: Path) -> None:
+    """Host b counts from 3 steps later on, host c could not be numbered; of two estimates the newer one counts."""
+    table = ("job", "run", "rank", "host", "ts", "duration_ns", "collectives", "launches", "method", "confidence")
+    hosts = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+    rows = {
+        "job": "j", "run": 1, "rank": [0] * 4 + [1] * 4 + [2] * 4, "step": [*range(4)] * 3, "host": hosts,
+        "ts": [T0 + number * 1000 * US for number in range(12)], "duration_ns": range(100, 112),
+        "collectives": range(12), "launches": range(20, 32), "method": "marks", "confidence": [0.5] * 12,
+    }  # fmt: skip
+    shifts = {
+        "job": "j", "run": 1, "host": ["a", "b", "b", "c"], "shift": [0, 9, 3, 0], "how": "calls", "calls": 9,
+        "confidence": 1.0, "error": ["", "", "", "no call in common"], "version": [2, 1, 2, 2],
+    }  # fmt: skip
+    chosen = ", ".join(f"i.{name} = x.{name} AS same_{name}" for name in table)
+    found = columns(
+        tmp_path,
+        f"SELECT x.host AS host, x.host_step AS host_step, x.step AS step, {chosen} FROM iterations_across AS x"
+        " JOIN iterations AS i ON i.host = x.host AND i.step = x.host_step ORDER BY host, host_step",
+        iterations=rows,
+        step_shifts=shifts,
+    )
+    assert found["host"] == hosts[:8]
+    assert found["host_step"] == [0, 1, 2, 3] * 2
+    assert found["step"] == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert all(all(found[f"same_{name}"]) for name in table)

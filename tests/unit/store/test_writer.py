@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +9,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from argus.errors import EXIT_UNAVAILABLE, ArgusError
-from argus.store import spool
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.store import replay, spool
 from argus.store import writer as writer_module
+from argus.store.arrow import to_arrow
 from argus.store.open import Store, open_store
-from argus.store.schema import ensure_schema, table_columns
-from argus.store.writer import Writer, to_arrow
-from tests.stores import new_store
+from argus.store.schema_files import table_columns
+from argus.store.writer import Writer
+from tests.stores import rows
 
 T0 = 1_700_000_000_123_456_789
 LATER = 4_000_000_000_000_000_000
 """2096: rows that were stored long ago would have expired."""
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("writer"))) as store:
-        ensure_schema(store)
-        yield store
-
-
-@pytest.fixture
-def store(shared: Store) -> Store:
-    with shared.lease() as client:
-        for table in table_columns():
-            client.command(f"TRUNCATE TABLE {table}")
-    return shared
 
 
 class Clock:
@@ -58,11 +43,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(writer_module, "time", made)
     return made
-
-
-def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
-    with store.lease() as client:
-        return [tuple(row) for row in client.query(sql).result_rows]
 
 
 def iterations(count: int, rank: int = 0) -> dict[str, Any]:
@@ -366,7 +346,7 @@ def test_a_block_that_the_engine_noted_and_lost_is_sent_anew(
         real(store, table, batch, f"token/{table}")
         assert rows(store, count) == [(0,)], "the engine takes it for stored"
         file = spool.write(tmp_path, table, f"token/{table}", batch, sent_s=clock.time())
-        assert writer_module.replay(store, spool.read(file), 1.0, 30.0)
+        assert replay.replay(store, spool.read(file), 1.0, 30.0)
     else:
         writer.append(table, columns)
         assert writer.flush(timeout_s=30)

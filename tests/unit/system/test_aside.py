@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from argus.aside import Aside
+from argus.system.aside import Aside
 
 
 def test_its_result_comes_when_asked_for() -> None:

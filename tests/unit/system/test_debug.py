@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from argus import debug
+from argus.system import debug
 
 
 @pytest.fixture

@@ -21,36 +21,36 @@ def _python(*lines: str) -> str:
 @pytest.mark.parametrize(("arguments", "there"), [("", "False"), ("['--version']", "True")])
 def test_a_command_does_without_a_program_does_not(arguments: str, there: str) -> None:
     """Where arguments are given it is not the process's command."""
-    said = _python(
+    output = _python(
         "import sys; sys.argv = ['argus', '--version']",
-        "from cli.main import main",
+        "from argus.cli.main import main",
         f"main({arguments})",
         ARRAYS,
         "print('pandas' in sys.modules)",
     )
-    assert said.splitlines()[-1] == there
+    assert output.splitlines()[-1] == there
 
 
 def test_others_code_may_have_it() -> None:
-    said = _python(
-        "from argus.lean import be_generous, be_lean",
+    output = _python(
+        "from argus.system.lean import be_generous, be_lean",
         "be_lean()",
         "try: import pandas",
         "except ModuleNotFoundError as failure: print(failure)",
         "be_generous()",
         "import pandas; print(pandas.Series([1, 2]).sum())",
     )
-    assert said.splitlines() == ["argus does without pandas", "3"]
+    assert output.splitlines() == ["argus does without pandas", "3"]
 
 
 def test_plug_ins_of_health_may_have_it() -> None:
-    said = _python(
+    output = _python(
         "from importlib import metadata",
         "from argus.health.config import ENTRY_POINTS, Check",
-        "from argus.lean import be_lean",
+        "from argus.system.lean import be_lean",
         "theirs = metadata.EntryPoints([metadata.EntryPoint('theirs', 'pandas:Series', ENTRY_POINTS)])",
         "metadata.entry_points = lambda group: theirs.select(group=group)",
         "be_lean()",
         "print(Check('theirs', '', 'python', 'pandas:Series', {}).load()([1, 2]).sum())",
     )
-    assert said == "3"
+    assert output == "3"

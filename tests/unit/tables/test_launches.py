@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus import records
-from argus.capture import calls, collectives, launches
-from argus.capture import names as names_module
-from argus.capture.names import KernelNames, demangle
+from argus.capture.process import names as names_module
+from argus.capture.process.names import KernelNames, demangle
+from argus.model import calls, event_kinds, records
+from argus.tables import arrow, collectives, launches
 
-ORIGIN = launches.Origin("j", 7, "h", 1_000)
+ORIGIN = arrow.Origin("j", 7, "h", 1_000)
 
 
 def rows_of(events: np.ndarray, names: KernelNames | None = None) -> list[dict[str, object]]:
@@ -144,8 +144,8 @@ def test_payload_counts_bytes_and_marks_have_none() -> None:
     events = np.zeros(3, records.COLLECTIVE)
     events["call"] = [calls.BY_SYMBOL[s].id for s in ("ncclAllReduce", "ncclSend", "ncclGroupEnd")]
     events["count"], events["dtype"] = [10, 10, 10], [9, 8, 7]
-    assert collectives.payload_bytes(events).tolist() == [20, 80, 0]
-    assert collectives.is_collective(events).tolist() == [True, False, False]
+    assert event_kinds.payload_bytes(events).tolist() == [20, 80, 0]
+    assert event_kinds.is_collective(events).tolist() == [True, False, False]
 
 
 def test_an_unknown_dtype_is_called_unknown_and_has_no_bytes() -> None:
@@ -194,12 +194,12 @@ def test_a_group_s_own_count_is_no_stream() -> None:
     of_nccl["call"], of_nccl["stream"] = calls.BY_SYMBOL["ncclAllReduce"].id, 77
     events = np.concatenate([torch_call("AllReduce", stream=78), torch_call("AllReduce"), of_nccl])
     assert [row["stream"] for row in collective_rows(events)] == [0, 0, 77]
-    assert collectives.tells_count(events).tolist() == [True, False, False]
+    assert event_kinds.has_count(events).tolist() == [True, False, False]
 
 
 def test_torch_s_sends_are_no_collectives() -> None:
     events = np.concatenate([torch_call(kind) for kind in ("AllReduce", "Barrier", "Send", "Recv")])
-    assert collectives.is_collective(events).tolist() == [True, True, False, False]
+    assert event_kinds.is_collective(events).tolist() == [True, True, False, False]
 
 
 def test_no_dictionary_of_collectives_holds_a_word_twice() -> None:

@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from argus import records
-from argus.capture.launches import Origin
-from argus.capture.stack_rows import to_pauses, to_samples, to_stacks, to_usage
-from argus.semantics.stacks import Frame, Stack
+from argus.model import records
+from argus.model.stacks import Frame, Stack
+from argus.store.arrow import to_arrow
 from argus.store.open import open_store
+from argus.store.read.stacks import read_stacks
 from argus.store.reader import query
-from argus.store.stacks import read_stacks
-from argus.store.writer import Writer, to_arrow
+from argus.store.writer import Writer
+from argus.tables.arrow import Origin
+from argus.tables.stacks import to_pauses, to_samples, to_stacks, to_usage
+from tests.builders.stack_data import native, py, stack
 from tests.stores import new_store
-
-from .stack_data import native, py, stack
 
 ORIGIN = Origin("llama", 7, "node-3", 1_000)
 

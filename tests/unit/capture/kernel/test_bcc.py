@@ -1,4 +1,4 @@
-"""bcc: found where distributions put it, never taken for the unrelated package of that name, told when absent."""
+"""bcc: found where distributions put it, never the unrelated package of that name, reported when absent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import bcc, preflight
-from argus.errors import ArgusError
-from argus.resources import resource_dir
+from argus.capture.kernel import bcc
+from argus.live import preflight
+from argus.model.errors import ArgusError
+from argus.system.resources import resource_dir
 
 
 def test_its_absence_is_one_line_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,9 +59,9 @@ def test_the_programs_compile_for_both_architectures(machine: str) -> None:
     script = """
 import os, sys
 os.environ["ARCH"] = sys.argv[1]
-from argus.capture.bpf import SOURCES, _budgets
-from argus.capture import bcc
-from argus.resources import resource_dir
+from argus.capture.probes import SOURCES, _budgets
+from argus.capture.kernel import bcc
+from argus.system.resources import resource_dir
 module, folder = bcc.load(), resource_dir("bpf")
 text = "\\n".join((folder / name).read_text() for name in SOURCES)
 if sys.argv[1] == "arm64":

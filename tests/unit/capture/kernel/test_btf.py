@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import btf
-from argus.capture.btf import Btf, BtfError
+from argus.capture.kernel import btf
+from argus.capture.kernel.btf import Btf, BtfError
 
 PTR, STRUCT, UNION, ENUM, TYPEDEF, INT, ARRAY, PROTO, VAR, FLOAT, TAG, ENUM64 = 2, 4, 5, 6, 8, 1, 3, 13, 14, 16, 17, 19
 
@@ -76,7 +76,7 @@ def test_offsets(types: Types, of: str, member: str, offset: int) -> None:
 
 
 @pytest.mark.parametrize(("of", "member"), [("task", "wrong"), ("task", "absent"), ("nothing", "pid"), ("bits", "one")])
-def test_what_is_not_there_is_said(types: Types, of: str, member: str) -> None:
+def test_what_is_not_there_is_reported(types: Types, of: str, member: str) -> None:
     with pytest.raises(BtfError):
         Btf(types.bytes()).offset(of, member)
 

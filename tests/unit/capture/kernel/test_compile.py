@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import bcc, bpf, compile, disk_cache, programs, stacks
-from argus.capture.programs import INSTRUCTION, LOG_STATISTICS, RAW_TRACEPOINT, LoadError, Module
-from argus.capture.stacks import StackProbes
-from argus.capture.syscalls import bpf as bpf_call
-from argus.errors import ArgusError
+from argus.capture import probes, sampler
+from argus.capture.kernel import bcc, compile, programs
+from argus.capture.kernel.programs import INSTRUCTION, LOG_STATISTICS, RAW_TRACEPOINT, LoadError, Module
+from argus.capture.sampler import StackProbes
+from argus.model.errors import ArgusError
+from argus.system import disk_cache
+from argus.system.syscalls import bpf as bpf_call
 
 SOURCE = """
 BPF_HASH(numbers, u64, u32, 64);
@@ -108,9 +110,9 @@ def test_what_others_could_have_written_is_not_believed(cache: Path, asked: list
     def distrusted() -> bool:
         nonlocal times
         compile.compiled("text", [])
-        told = len(asked) == times + 1
+        compiled_again = len(asked) == times + 1
         times = len(asked)
-        return told
+        return compiled_again
 
     assert not distrusted()
     for part in (whole[:-1], whole.replace(b"AQIDBA", b"AQIDBB"), b"", whole[:64]):
@@ -205,10 +207,10 @@ def test_the_oldest_kernel_has_every_helper_and_kind_of_map(monkeypatch: pytest.
             super().__init__(compiled)
             seen.append(compiled)
 
-    monkeypatch.setattr(bpf, "Module", Watched)
-    bpf.Probes(launch_ring_bytes=1 << 20).close()
+    monkeypatch.setattr(probes, "Module", Watched)
+    probes.Probes(launch_ring_bytes=1 << 20).close()
     StackProbes(rate_hz=19).close()
-    assert [made.programs.keys() for made in seen] == [bpf.PROGRAMS.keys(), stacks.PROGRAMS.keys()]
+    assert [made.programs.keys() for made in seen] == [probes.PROGRAMS.keys(), sampler.PROGRAMS.keys()]
     assert max(spec.kind for made in seen for spec in made.maps) <= _NEWEST_MAP
     for made in seen:
         for name, code in made.programs.items():
@@ -261,7 +263,7 @@ def test_maps_are_read_and_written(cache: Path) -> None:
         assert table.delete(3)
         assert len(table.read(delete=True)[0]) == 4
         assert len(table.read()[0]) == 0
-        # Room for 64: as many are told to have found some.
+        # Room for 64: as many are reported to have found some.
         assert table.update(np.arange(100, dtype="<u8"), np.zeros(100, "<u4")) == 64
         with pytest.raises(OSError, match="too long"):
             table.set(1000, 1)
@@ -280,9 +282,9 @@ def test_maps_are_read_and_written(cache: Path) -> None:
 
 
 @pytest.mark.kernel
-def test_what_clang_says_reaches_the_user(cache: Path) -> None:
+def test_messages_of_clang_reach_the_user(cache: Path) -> None:
     with pytest.raises(ArgusError, match=r"cannot do it: .*error: use of undeclared identifier 'nothing'"):
-        bpf.module("int program(void *ctx) { return nothing; }", FLAGS, "do it")
+        probes.module("int program(void *ctx) { return nothing; }", FLAGS, "do it")
     assert not cache.exists()
 
 
@@ -294,7 +296,7 @@ def test_modules_of_the_folder_it_is_called_in_are_not_imported(cache: Path, tmp
         (tmp_path / module).write_text("raise SystemExit('taken over')\n")
     code = (
         f"import os; os.chdir({str(tmp_path)!r})\n"
-        "from argus.capture import compile\n"
+        "from argus.capture.kernel import compile\n"
         f"print(sorted(compile.compiled({SOURCE!r}, {FLAGS!r}).programs))\n"
     )
     # -I: this one does not look there either.
@@ -302,19 +304,19 @@ def test_modules_of_the_folder_it_is_called_in_are_not_imported(cache: Path, tmp
     assert done.stdout == "['bad', 'good']\n", done.stderr
 
 
-def test_without_bcc_it_is_said(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bcc_the_reason_is_reported(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bcc, "find", lambda: None)
     with pytest.raises(ArgusError, match="bcc, which compiles eBPF programs, is not installed"):
         compile.compiled(SOURCE, FLAGS)
 
 
-def test_what_the_verifier_objects_to_is_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_verifier_s_objection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    said = "0: R1=ctx()\nR0 invalid mem access 'map_value_or_null'\nprocessed 5 insns (limit 1000000) max_states 0\n"
-    failure = bpf.load_failure("load the BPF programs", said, LoadError(13, "program x: Permission denied"))
+    log = "0: R1=ctx()\nR0 invalid mem access 'map_value_or_null'\nprocessed 5 insns (limit 1000000) max_states 0\n"
+    failure = probes.load_failure("load the BPF programs", log, LoadError(13, "program x: Permission denied"))
     assert failure.message == "cannot load the BPF programs: R0 invalid mem access 'map_value_or_null'"
-    failure = bpf.load_failure("load the BPF programs", "processed 5 insns\n", OSError(12, "Cannot allocate memory"))
+    failure = probes.load_failure("load the BPF programs", "processed 5 insns\n", OSError(12, "Cannot allocate memory"))
     assert failure.message.endswith("Cannot allocate memory")
     for code in (errno.EPERM, errno.EACCES):
-        failure = bpf.load_failure("load the BPF programs", "", LoadError(code, os.strerror(code)))
+        failure = probes.load_failure("load the BPF programs", "", LoadError(code, os.strerror(code)))
         assert failure.message == "no permission to load the BPF programs"

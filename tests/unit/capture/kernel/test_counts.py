@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from argus import records
-from argus.capture.counts import GRACE_NS, CountLogs, value_bytes
+from argus.capture.kernel.counts import GRACE_NS, CountLogs, value_bytes
+from argus.model import records
 
 WINDOW_NS = 1 << records.WINDOW_BITS
 ROWS, CPUS = 8, 3
@@ -18,7 +18,7 @@ LATE = GRACE_NS + 1
 
 
 class Kernel:
-    """Writes as ``tally`` of bpf/stacks.bpf.c does."""
+    """Writes as ``tally`` of bpf/stacks_count.bpf.h does."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("logs")

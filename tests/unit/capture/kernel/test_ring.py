@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from argus.capture import ring as ring_module
-from argus.capture.ring import BUSY, DISCARDED, HEADER_BYTES, Ring
+from argus.capture.kernel import ring as ring_module
+from argus.capture.kernel.ring import BUSY, DISCARDED, HEADER_BYTES, Ring
 
 RECORD = np.dtype([("value", "<u8"), ("check", "<u8"), ("small", "<u2"), ("pad", "u1", (14,))])
 STRIDE = HEADER_BYTES + RECORD.itemsize

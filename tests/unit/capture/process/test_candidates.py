@@ -7,10 +7,10 @@ from dataclasses import replace
 import click
 import pytest
 
-from argus.capture.candidates import BUSY_CPU, MAX_OTHERS, Candidate, ranked
-from argus.capture.targets import Identity, Match, choose_matches, is_argus, script_name
+from argus.capture.process.candidates import BUSY_CPU, MAX_OTHERS, Candidate, ranked
+from argus.capture.process.targets import Identity, Match, choose_matches, is_argus, script_name
 from argus.cli import pick
-from argus.errors import EXIT_USAGE, ArgusError
+from argus.model.errors import EXIT_USAGE, ArgusError
 
 TRAIN = ("python", "train.py")
 
@@ -21,8 +21,8 @@ def candidate(pid: int, parent: int = 1, words: tuple[str, ...] = TRAIN, rank: i
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def pids(found: list[Candidate]) -> list[int]:
-    return [one.pid for one in found]
+def pids(candidates: list[Candidate]) -> list[int]:
+    return [one.pid for one in candidates]
 
 
 def test_training_comes_first_by_job_and_rank_and_other_python_by_its_cpu() -> None:

@@ -15,8 +15,8 @@ from elftools.elf.sections import SymbolTableSection
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argus.capture import elf as elf_module
-from argus.capture.elf import Elf, NotElf, SymbolFile, _rows_named
+from argus.capture.process import elf as elf_module
+from argus.capture.process.elf import Elf, NotElf, SymbolFile, _rows_named
 
 
 def _mapped(name: str) -> Path:
@@ -35,7 +35,7 @@ LIBRARIES = ("libc.so.6", "libarrow.so", "libstdc++.so.6")
 
 def _functions(path: Path) -> dict[str, set[int]]:
     """File offsets of all functions by name, by pyelftools."""
-    found: dict[str, set[int]] = {}
+    addresses: dict[str, set[int]] = {}
     with path.open("rb") as file:
         elf = ELFFile(file)
         loaded = list(elf.iter_segments("PT_LOAD"))
@@ -49,8 +49,8 @@ def _functions(path: Path) -> dict[str, set[int]]:
                 for part in loaded:
                     if part["p_vaddr"] <= entry["st_value"] < part["p_vaddr"] + part["p_filesz"]:
                         at = entry["st_value"] - part["p_vaddr"] + part["p_offset"]
-                        found.setdefault(symbol.name, set()).add(at)
-    return found
+                        addresses.setdefault(symbol.name, set()).add(at)
+    return addresses
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -89,7 +89,7 @@ def test_symbols_are_what_nm_lists(name: str) -> None:
     st.integers(0, 3),
     st.binary(max_size=12),
 )
-def test_names_are_found_as_a_look_at_each_finds_them(
+def test_names_are_found_as_reading_each_finds_them(
     there: list[str], wanted: list[str], tails: int, rest: bytes
 ) -> None:
     text, begins = b"", []

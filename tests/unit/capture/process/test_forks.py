@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from argus.capture.hosts import forks_of
+from argus.capture.process.forks import forks_of
 
 
 def message(what: int, parent: int, thread: int, child: int) -> bytes:
@@ -14,7 +14,7 @@ def message(what: int, parent: int, thread: int, child: int) -> bytes:
     return struct.pack("=IHHII", 16 + len(packet), 3, 0, 0, 0) + packet
 
 
-def test_forks_are_told_from_threads_and_other_events() -> None:
+def test_forks_are_distinguished_from_threads_and_other_events() -> None:
     fork, thread, executed = message(1, 100, 200, 200), message(1, 100, 300, 200), message(2, 100, 200, 200)
     assert forks_of(fork + thread + executed + message(1, 7, 8, 8)) == [(100, 200), (7, 8)]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import calls, prices
-from argus.capture.instructions import MOST_INSTRUCTIONS, Code, places
-from argus.capture.mapped import open_file
+from argus.capture import prices
+from argus.capture.process.instructions import MOST_INSTRUCTIONS, Code, places
+from argus.capture.process.mapped import open_file
+from argus.model import calls
 
 pytestmark = pytest.mark.skipif(not prices.MEASURABLE, reason="x86-64 only")
 
@@ -97,7 +98,7 @@ def test_the_disassemblers_tables_of_names_are_not_imported(tmp_path: Path) -> N
     assert "iced_x86.Code" not in sys.modules
 
 
-def test_every_call_says_what_is_read_of_it() -> None:
+def test_what_is_read_of_every_call_is_listed() -> None:
     """What the programs read is in bpf/: here only that no call is forgotten, and some are as they are there."""
     reads = {call.symbol: call.reads for call in calls.CALLS}
     assert all(numbers <= set(range(21)) - {calls.ABSENT} for numbers in reads.values())

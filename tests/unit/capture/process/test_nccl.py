@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from argus.capture.calls import BY_SYMBOL
-from argus.capture.mapped import File, open_file
-from argus.capture.nccl import Place, common_offset, loads_in, rank_offset, read_place
-from argus.capture.targets import Library
-from argus.records import CONTROL
-from argus.roster import Job, Member
+from argus.capture.process.mapped import File, open_file
+from argus.capture.process.nccl import common_offset, loads_in, rank_offset, read_place
+from argus.capture.process.targets import Library
+from argus.live.job import Job, Member
+from argus.model.calls import BY_SYMBOL
+from argus.model.groups import Place
+from argus.model.records import CONTROL
 
 LIBRARY = """
 struct ncclComm {{ char before[{before}]; unsigned long hash; int rank, size, device; }};
@@ -38,7 +39,7 @@ def build(folder: Path, before: int, flags: str = "-O2", size: str = "size") -> 
 
 @pytest.mark.parametrize("before", [24, 1_181_400])
 @pytest.mark.parametrize("flags", ["-O0", "-O2"])
-def test_the_getters_tell_where_the_rank_is(tmp_path: Path, before: int, flags: str) -> None:
+def test_the_rank_s_offset_is_inferred_from_the_getters(tmp_path: Path, before: int, flags: str) -> None:
     offset = rank_offset(build(tmp_path, before, flags))
     assert offset == before + 8
 
@@ -51,7 +52,7 @@ def test_the_getters_tell_where_the_rank_is(tmp_path: Path, before: int, flags: 
     assert read_place(2**22 + 1, ctypes.addressof(block), offset) is None
 
 
-def test_a_library_that_is_laid_out_otherwise_tells_nothing(tmp_path: Path) -> None:
+def test_nothing_is_read_of_a_library_that_is_laid_out_otherwise(tmp_path: Path) -> None:
     assert rank_offset(build(tmp_path, 64, size="hash")) is None
     assert rank_offset(open_file(__file__)) is None
 
@@ -64,7 +65,7 @@ def test_what_could_be_meant_twice_is_not_guessed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    (("code", "offsets")),
     [
         ("418b85ec061200", {0x1206EC}),  # mov eax, [r13 + 0x1206ec]
         ("8b4710c3", {16}),  # mov eax, [rdi + 16]
@@ -75,8 +76,8 @@ def test_what_could_be_meant_twice_is_not_guessed() -> None:
         ("8b85", set()),
     ],
 )
-def test_loads(code: str, found: set[int]) -> None:
-    assert loads_in(bytes.fromhex(code)) == found
+def test_loads(code: str, offsets: set[int]) -> None:
+    assert loads_in(bytes.fromhex(code)) == offsets
 
 
 @pytest.mark.parametrize("made", ["ncclCommInitRank", "ncclCommSplit"])
@@ -90,7 +91,7 @@ def test_a_communicator_at_the_address_of_another_is_asked_anew(tmp_path: Path, 
     handles = [ctypes.addressof(block) for block in blocks]
     job = Job("job", 1)
 
-    def told(key: int, *call: str) -> list[int]:
+    def keys(key: int, *call: str) -> list[int]:
         """The keys known of each communicator on each rank, once memory has this one and this call was made."""
         for block in blocks:
             block[24:44] = key.to_bytes(8, "little") + b"\3\0\0\0\x08\0\0\0\0\0\0\0"
@@ -99,11 +100,11 @@ def test_a_communicator_at_the_address_of_another_is_asked_anew(tmp_path: Path, 
         job.keep_control(0, event)
         for member in members:
             job.ask_communicators(member, handles)
-        return [place.key for rank in range(2) for place in job.told[rank].values() if place is not None]
+        return [place.key for rank in range(2) for place in job.places[rank].values() if place is not None]
 
-    assert told(7) == [7, 7, 7, 7]
-    assert told(8) == [7, 7, 7, 7]
-    assert told(9, "ncclCommDestroy") == [7, 7, 7, 7]
-    assert sorted(told(10, made)) == [7, 7, 7, 10]
-    assert sorted(told(11)) == [7, 7, 7, 10]
-    assert job.told[0][handles[0]] == Place(10, 3, 8)
+    assert keys(7) == [7, 7, 7, 7]
+    assert keys(8) == [7, 7, 7, 7]
+    assert keys(9, "ncclCommDestroy") == [7, 7, 7, 7]
+    assert sorted(keys(10, made)) == [7, 7, 7, 10]
+    assert sorted(keys(11)) == [7, 7, 7, 10]
+    assert job.places[0][handles[0]] == Place(10, 3, 8)

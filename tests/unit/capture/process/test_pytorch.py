@@ -1,4 +1,4 @@
-"""What a process group's own memory tells, against this process's, and layouts by version."""
+"""What is read of a process group's own memory, against this process's, and layouts by version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture.pytorch import LAYOUTS, MAX_NAME, GroupLayout, Membership, layout_of, read_group
+from argus.capture.process.pytorch import LAYOUTS, MAX_NAME, GroupLayout, layout_of, read_group
+from argus.model.groups import Membership
 
 LAYOUT = GroupLayout(rank=16, size=20, name=32, counter=212)
 
@@ -21,8 +22,8 @@ class Group:
     Args:
         name: Its name.
         rank, size: Its place.
-        text: Where the name is said to lie, if not where it does.
-        length: How long it is said to be, if not as it is.
+        text: Where the memory says that the name lies, if not where it does.
+        length: How long the memory says that it is, if not as it is.
     """
 
     def __init__(self, name: bytes, rank: int, size: int, *, text: int | None = None, length: int | None = None):
@@ -39,7 +40,7 @@ class Group:
 
 
 @pytest.mark.parametrize("name", [b"0", b"default_pg", b"5f2b" * 10, b"x" * MAX_NAME])
-def test_a_group_tells_its_name_and_its_place(name: bytes) -> None:
+def test_a_group_s_name_and_place_are_read(name: bytes) -> None:
     assert Group(name, 2, 4).read() == Membership(name.decode(), 2, 4)
     assert Group(name, 0, 1).read() == Membership(name.decode(), 0, 1)
 
@@ -68,7 +69,7 @@ def test_an_object_that_is_nowhere_cannot_be_read(address: int) -> None:
     assert read_group(os.getpid(), address, LAYOUT) is None
 
 
-def test_a_process_that_is_not_there_tells_nothing() -> None:
+def test_nothing_is_read_of_a_process_that_is_not_there() -> None:
     group = Group(b"0", 0, 2)
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     assert group.read(nobody) is None
@@ -105,19 +106,19 @@ def installed(folder: Path, version: str | None) -> str:
 )
 def test_a_known_version_has_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = layout_of(os.getpid(), installed(tmp_path, text))
-    assert found is LAYOUTS["x86_64", 2, 13]
-    assert found.group == LAYOUT
+    layout = layout_of(os.getpid(), installed(tmp_path, text))
+    assert layout is LAYOUTS["x86_64", 2, 13]
+    assert layout.group == LAYOUT
 
 
 @pytest.mark.parametrize(("version", "places"), [("2.0.1", (72, 168)), ("2.12.0", (64, 160)), ("2.14.1", (56, 152))])
-def test_of_others_tensors_are_known(
+def test_of_others_tensors_are_laid_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, places: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    found = layout_of(os.getpid(), installed(tmp_path, f"__version__ = '{version}'\n"))
-    assert found is not None
-    assert ((found.sizes, found.numel), found.group) == (places, None)
+    layout = layout_of(os.getpid(), installed(tmp_path, f"__version__ = '{version}'\n"))
+    assert layout is not None
+    assert ((layout.sizes, layout.numel), layout.group) == (places, None)
 
 
 @pytest.mark.parametrize("text", ["__version__ = '1.13.0'\n", "__version__ = '3.13.0'\n", "nothing", "", None])

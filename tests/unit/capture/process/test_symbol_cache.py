@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from argus.capture import elf, symbol_cache
-from argus.capture.symbol_cache import functions
+from argus.capture.process import elf, symbol_cache
+from argus.capture.process.symbol_cache import functions
 
 NAMES = ("first_function", "second_function", "no_such_function")
 
@@ -111,7 +111,7 @@ def test_what_others_could_have_written_is_not_believed(cache: Path, library: Pa
     assert distrusted()
 
 
-def test_an_entry_that_lies_is_found_out_by_the_library(cache: Path, library: Path) -> None:
+def test_an_entry_that_lies_is_detected_by_the_library(cache: Path, library: Path) -> None:
     """Whole and owned by the right user, as after a defect of Argus: a probe must never stand elsewhere."""
     whole = functions(library, NAMES)
     (entry,) = cache.iterdir()

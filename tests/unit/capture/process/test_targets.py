@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from argus.capture import targets
-from argus.errors import ArgusError
+from argus.capture.process import targets
+from argus.model.errors import ArgusError
 
 POD = "0::/kubepods.slice/kubepods-pod0f3a1c52_9f6e_4a53_8d1c_3b2f7f0c9a11.slice/cri-containerd-ab.scope\n"
 
@@ -51,8 +51,8 @@ POD = "0::/kubepods.slice/kubepods-pod0f3a1c52_9f6e_4a53_8d1c_3b2f7f0c9a11.slice
 def test_identity_comes_from_the_launcher_s_environment(
     environment: dict[str, str], expected: tuple[int, int, int, str, str]
 ) -> None:
-    found = targets.identify(environment, b"python3\0-u\0/srv/code/train.py\0--lr\0" + b"1e-4\0")
-    assert (found.rank, found.world_size, found.local_rank, found.launcher, found.job) == expected
+    identity = targets.identify(environment, b"python3\0-u\0/srv/code/train.py\0--lr\0" + b"1e-4\0")
+    assert (identity.rank, identity.world_size, identity.local_rank, identity.launcher, identity.job) == expected
 
 
 @pytest.mark.parametrize("run_id", ["c8302b7c-4c33-4222-9d5a-0123456789ab", "c8302b7c4c3342229d5a0123456789ab"])
@@ -60,16 +60,16 @@ def test_an_id_that_torchrun_made_up_names_no_job(run_id: str) -> None:
     """All ranks, wherever they run, are called after their script, also in pods, which are others on each node."""
     environment = {"RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": run_id}
     for cgroup in ("", POD):
-        found = targets.identify(environment, b"/usr/bin/python3.11\0-u\0/srv/ddp.py\0", cgroup)
-        assert found.job == "ddp"
-        assert run_id in found.lineage, "two runs of one script at a time are told apart"
+        identity = targets.identify(environment, b"/usr/bin/python3.11\0-u\0/srv/ddp.py\0", cgroup)
+        assert identity.job == "ddp"
+        assert run_id in identity.lineage, "two runs of one script at a time are distinguished"
     assert targets.identify({**environment, "JOB_NAME": "llama"}, b"python\0ddp.py\0").job == "llama"
 
 
 def test_a_pod_names_the_job_where_nothing_else_does() -> None:
-    found = targets.identify({}, b"train\0", POD)
-    assert found.launcher == "kubernetes"
-    assert found.job == "pod-0f3a1c52-9f6e-4a53-8d1c-3b2f7f0c9a11"
+    identity = targets.identify({}, b"train\0", POD)
+    assert identity.launcher == "kubernetes"
+    assert identity.job == "pod-0f3a1c52-9f6e-4a53-8d1c-3b2f7f0c9a11"
 
 
 def test_a_process_that_does_not_exist_is_named() -> None:

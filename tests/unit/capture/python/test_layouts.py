@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from argus.capture import python_layouts as layouts
-from argus.records import NO_OFFSET, PYTHON
+from argus.capture.python import layouts
+from argus.model.records import NO_OFFSET, PYTHON
 from tests.pythons import prefixes
 
 R, I, T, F, C, G = "_PyRuntimeState", "PyInterpreterState", "PyThreadState", "FRAME", "PyCodeObject", "GC"  # noqa: E741
@@ -26,15 +26,15 @@ def _headers() -> dict[str, Path]:
     folders = [folder for prefix in prefixes() for folder in prefix.glob("include/python3.*")]
     folders += Path("/usr/include").glob("python3.*")
     folders += [Path(folder) for folder in os.environ.get("ARGUS_TEST_HEADERS", "").split(":") if folder]
-    found = {}
+    by_version = {}
     for folder in sorted(folders):
         patchlevel, internal = folder / "patchlevel.h", folder / "internal" / "pycore_runtime.h"
         if patchlevel.exists() and (internal.exists() or (folder / "internal" / "pycore_pystate.h").exists()):
             words = [line.split() for line in patchlevel.read_text().splitlines() if "define PY_VERSION " in line]
             version = words[0][2].strip('"')
             if _minor(version) in layouts.LAYOUTS:
-                found[f"{version}-{len(found)}"] = folder
-    return found
+                by_version[f"{version}-{len(by_version)}"] = folder
+    return by_version
 
 
 def _minor(version: str) -> tuple[int, int]:
@@ -182,21 +182,21 @@ def test_offsets_are_those_of_the_headers(name: str, tmp_path: Path) -> None:
            offsetof(struct gc_generation_stats, collections));
     #endif
     """
-    said = _compile(HEADERS[name], tmp_path, body)
+    offsets = _compile(HEADERS[name], tmp_path, body)
     fields = {*places, "unicode_ascii", "unicode_compact"}
-    assert {field: getattr(table, field) for field in fields} == {field: said[field] for field in fields}
-    assert (said["type"], said["size"]) == (layouts.OBJECT_TYPE, layouts.OBJECT_SIZE)
-    assert (said["state"], said["compact"], said["ascii"]) == tuple(
+    assert {field: getattr(table, field) for field in fields} == {field: offsets[field] for field in fields}
+    assert (offsets["type"], offsets["size"]) == (layouts.OBJECT_TYPE, layouts.OBJECT_SIZE)
+    assert (offsets["state"], offsets["compact"], offsets["ascii"]) == tuple(
         bits << table.unicode_kind_shift for bits in (7, 8, 16)
     )
-    if "entry" in said:
-        assert (said["entry"], said["entry_2"]) == (table.owner_entry, table.owner_entry_2)
+    if "entry" in offsets:
+        assert (offsets["entry"], offsets["entry_2"]) == (table.owner_entry, table.owner_entry_2)
     if table.gc_statistics_is_pointer:
-        assert tuple((said[f"ring {i}"], said[f"index {i}"]) for i in range(3)) == layouts.GC_RINGS
-        assert (said["record"], said["collections"]) == (layouts.GC_RING_RECORD, layouts.GC_RING_COLLECTIONS)
+        assert tuple((offsets[f"ring {i}"], offsets[f"index {i}"]) for i in range(3)) == layouts.GC_RINGS
+        assert (offsets["record"], offsets["collections"]) == (layouts.GC_RING_RECORD, layouts.GC_RING_COLLECTIONS)
     else:
-        assert said["collections"] == 0
-        assert table.gc_collections == tuple(said["record"] * generation for generation in range(3))
+        assert offsets["collections"] == 0
+        assert table.gc_collections == tuple(offsets["record"] * generation for generation in range(3))
 
 
 _OWN = {
@@ -238,10 +238,10 @@ def test_places_of_the_debug_offsets_are_those_of_the_headers(name: str, tmp_pat
     table = layouts.DEBUG_OFFSETS[_minor(name)]
     assert table.keys() == _OWN.keys()
     members = {**_OWN, "version": "version", "free": "free_threaded"}
-    said = _compile(HEADERS[name], tmp_path, "".join(f"OWN({member})\n" for member in members.values()))
-    assert {field: said[f"own {member}"] for field, member in _OWN.items()} == table
-    assert said["own version"] == layouts.DEBUG_VERSION
-    assert said["own free_threaded"] == layouts.DEBUG_FREE_THREADED
+    offsets = _compile(HEADERS[name], tmp_path, "".join(f"OWN({member})\n" for member in members.values()))
+    assert {field: offsets[f"own {member}"] for field, member in _OWN.items()} == table
+    assert offsets["own version"] == layouts.DEBUG_VERSION
+    assert offsets["own free_threaded"] == layouts.DEBUG_FREE_THREADED
     assert max(table.values()) + 8 <= layouts.DEBUG_OFFSETS_BYTES
 
 

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose import sql
-from argus.diagnose.cause import Cause
-from argus.diagnose.contention import Seen, explain_jitter, look_closer
-from argus.diagnose.stacks import StackReader
-from argus.diagnose.verdict import Finding
+from argus.diagnose.causes.contention import Compared, Sharpened, explain_jitter, sharpen
+from argus.diagnose.causes.cpu_time import Cause
+from argus.diagnose.causes.stacks import StackReader
+from argus.diagnose.read import queries
+from argus.diagnose.suspect import Suspect
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
+from tests.builders.stack_data import MS, T0, Row, py, stack, store_run, store_stacks
 from tests.stores import new_store
-
-from .stack_data import MS, T0, Row, py, stack, store_run, store_stacks
 
 STEP_MS, STEPS = 100, 100
 LATE_MS = 20.0
@@ -115,14 +114,13 @@ def look(
     neighbours: Sequence[int] = (),
     elsewhere: Sequence[int] = (),
     idle_ms: float | None = None,
-) -> Seen:
+) -> Sharpened:
     params: dict[str, Any] = {"job": job, "run": 1, "first": 10, "last": STEPS - 1}
     query = partial(query_columns, store)
     idle_ns = None if idle_ms is None else idle_ms * MS
     stacks = StackReader(store, job, 1)
-    seen = look_closer(
-        query, params, cause, [2], others, late_ms * MS, "rank 2", stacks, neighbours, elsewhere, idle_ns
-    )
+    compared = Compared([2], others, late_ms * MS, "rank 2", neighbours, elsewhere, idle_ns)
+    seen = sharpen(query, params, cause, compared, stacks)
     for evidence in seen.evidence:
         assert len(next(iter(query(evidence["sql"], {}).values())))
     return seen
@@ -139,19 +137,19 @@ def test_of_an_interval_counts_what_lies_in_the_time(store: Store) -> None:
                 "involuntary": 40,
             })  # fmt: skip
 
-    def told(first_s: float, last_s: float) -> dict[str, Any]:
+    def counted(first_s: float, last_s: float) -> dict[str, Any]:
         at = {"from_ns": T0 + int(first_s * 1000 * MS), "to_ns": T0 + int(last_s * 1000 * MS)}
-        found = query_columns(store, sql.HOST_TIME, {"job": "long", "run": 1, "ranks": [2], **at})
+        found = query_columns(store, queries.HOST_TIME, {"job": "long", "run": 1, "ranks": [2], **at})
         return {name: column[0] for name, column in found.items() if len(column)}
 
-    inside = told(6, 8)
+    inside = counted(6, 8)
     assert (inside["runqueue_share"], inside["cpu_share"]) == pytest.approx((0.1, 0.3))
     assert inside["taken_per_s"] == pytest.approx(4.0)
-    both = told(5, 15)
+    both = counted(5, 15)
     assert (both["thread"], both["io_share"]) == ("t7", -1)
     assert both["runqueue_share"] == pytest.approx((0.5 * 1 + 0.5 * 4) / 10)
-    assert told(4, 5)["thread"] == "t8", "a quarter of its time, and a tenth of the other's"
-    assert told(31, 32) == {}
+    assert counted(4, 5)["thread"] == "t8", "a quarter of its time, and a tenth of the other's"
+    assert counted(31, 32) == {}
 
 
 def test_garbage_collection_is_named_with_its_line(store: Store) -> None:
@@ -161,7 +159,7 @@ def test_garbage_collection_is_named_with_its_line(store: Store) -> None:
     assert "it collects garbage for 20." in evidence["text"]
     assert "pauses of 20.0 ms were seen, of generation 2 at most, most in gc (app/train.py:40)" in evidence["text"]
     assert "gc.freeze()" in seen.action
-    # Whatever the calls had said.
+    # Whatever the cause by calls was.
     assert look(store, "collects", LOADING).cause.kind == "gc_pause"
     assert look(store, "collects", Cause("jit_stall", "", True)).cause.kind == "jit_stall"
     # 20 ms of 60 are not what it is late by.
@@ -218,30 +216,27 @@ def test_the_function_that_takes_longer_is_named(store: Store) -> None:
     assert look(store, "slow", late_ms=60).evidence == []
 
 
-def test_a_function_that_gets_no_cpu_is_not_said_to_be_busy(store: Store) -> None:
+def test_a_function_that_gets_no_cpu_is_not_reported_as_busy(store: Store) -> None:
     (evidence,) = look(store, "kept off").evidence
     assert "in slow (app/train.py:50): 20% of its time, 0% of theirs, 20.0 ms a step more" in evidence["text"]
     assert evidence["text"].endswith("; for 75% of that it is ready to run, and no CPU is free")
     assert "ready to run" not in look(store, "slow").evidence[0]["text"]
 
 
-def test_nothing_is_said_where_nothing_is_known(store: Store) -> None:
-    assert look(store, "plain") == Seen(PHASE, [])
+def test_nothing_is_reported_where_nothing_is_known(store: Store) -> None:
+    assert look(store, "plain") == Sharpened(PHASE, [])
 
 
-def jitter(steps: list[int], share_ms: float) -> Finding:
-    return Finding(
-        kind="jitter", ranks=[2], hosts=[], steps=steps, phase="", kernels=[], slowdown=1.2, share=share_ms * MS,
-        confidence=1.0, level="iteration", evidence=[], action="",
-    )  # fmt: skip
+def jitter(steps: list[int], lost_ms: float, rank: int = 2) -> Suspect:
+    return Suspect("jitter", [rank], [], steps[0], steps[1], lost_ms * MS, 1.2, 1.0, "iteration", [], "")
 
 
 def test_jitter_is_garbage_collection_where_that_takes_the_time(store: Store) -> None:
     query, params = partial(query_columns, store), {"job": "now and then", "run": 1, "first": 0, "last": STEPS}
     found = jitter([0, STEPS - 1], 15)
     explain_jitter(query, params, found, STEPS)
-    assert (found["kind"], found["level"]) == ("gc_pause", "stack")
-    assert "it collected garbage 10 times in that time, for 150.0 ms each" in found["evidence"][0]["text"]
-    for other in (jitter([0, STEPS - 1], 40), {**jitter([0, STEPS - 1], 15), "ranks": [1]}):
-        explain_jitter(query, params, other, STEPS)  # type: ignore[arg-type]
-        assert other["kind"] == "jitter"
+    assert (found.kind, found.level) == ("gc_pause", "stack")
+    assert "it collected garbage 10 times in that time, for 150.0 ms each" in found.further[0]["text"]
+    for other in (jitter([0, STEPS - 1], 40), jitter([0, STEPS - 1], 15, rank=1)):
+        explain_jitter(query, params, other, STEPS)
+        assert other.kind == "jitter"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose.cause import long_kernels, slow_kernels
+from argus.diagnose.causes.cpu_time import long_kernels, slow_kernels
 
 MS = 1e6
 USUAL = {"forward": 10.0, "backward": 20.0, "optimizer": 4.0}
@@ -36,7 +36,7 @@ def test_the_phase_that_takes_the_most_time_more_is_named() -> None:
     )
 
 
-def test_a_phase_of_little_is_not_told() -> None:
+def test_a_phase_of_little_is_not_reported() -> None:
     found = slow_kernels(columns({"forward": 10.5, "backward": 38.0}), (1,), 18 * MS)
     assert found is not None
     assert "forward" not in found.text
@@ -53,7 +53,7 @@ def test_one_slow_step_is_not_the_rule() -> None:
     assert slow_kernels(given, (1,), 10 * MS) is None
 
 
-def test_gpu_times_of_the_slow_or_of_the_others_alone_tell_nothing() -> None:
+def test_gpu_times_of_the_slow_or_of_the_others_alone_show_nothing() -> None:
     given = columns({"backward": 38.0})
     for ranks in ((0, 1, 2, 3), (9,)):
         assert slow_kernels(given, ranks, 10 * MS) is None
@@ -96,7 +96,7 @@ def test_slow_kernels_that_explain_less_than_half_are_not_named() -> None:
     assert long_kernels(summaries({"gemm": 0.5}), (1,), 1 * MS) is None
 
 
-def test_kernels_of_one_side_only_tell_nothing() -> None:
+def test_kernels_of_one_side_only_show_nothing() -> None:
     given = summaries({"gemm": 1.5})
     for ranks in ((0, 1, 2, 3), (9,)):
         assert long_kernels(given, ranks, 10 * MS) is None

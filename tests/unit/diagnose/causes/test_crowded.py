@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from argus.capture import host_cpu
-from argus.capture.host_cpu import HostCpuReader, parse_stat
-from argus.diagnose.run import diagnose_store
-from argus.store.open import Store, open_store
+from argus.capture.process import host_cpu
+from argus.capture.process.host_cpu import HostCpuReader, parse_stat
+from argus.diagnose.stored import diagnose_store
+from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from tests.stores import new_store
-
-from .stored_job import store_job
-from .synthetic_job import Fault, simulate
+from tests.builders.stored_job import store_job
+from tests.builders.synthetic_job import Fault, simulate
 
 S = 10**9
 SLOW = simulate(4, 60, faults=(Fault("compute", (2,), 1.5),))
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("crowded"))) as opened:
-        yield opened
 
 
 def used(store: Store, job: str, busy: float, others: float, stolen: float = 0.0) -> None:
@@ -48,35 +38,96 @@ def used(store: Store, job: str, busy: float, others: float, stolen: float = 0.0
     ],
 )
 def test_a_rank_on_cpus_that_others_use_is_not_blamed(
-    store: Store, job: str, busy: float, others: float, kind: str
+    shared: Store, job: str, busy: float, others: float, kind: str
 ) -> None:
-    store_job(store, job, SLOW, launches=False)
-    used(store, job, busy, others)
-    (finding,) = diagnose_store(store, job, 1)["findings"]
+    store_job(shared, job, SLOW, launches=False)
+    used(shared, job, busy, others)
+    (finding,) = diagnose_store(shared, job, 1)["findings"]
     assert (finding["kind"], finding["ranks"]) == (kind, [2])
     assert finding["confidence"] <= 0.7
     if kind == "host_contention":
         assert "the CPUs of node-0 are busy for 98% of the time, other programs take 30%" in str(finding["evidence"])
         assert "what else runs on node-0" in finding["action"]
         for evidence in finding["evidence"]:
-            assert len(next(iter(query_columns(store, evidence["sql"]).values()))) or "no CUDA" in evidence["text"]
+            assert len(next(iter(query_columns(shared, evidence["sql"]).values()))) or "no CUDA" in evidence["text"]
     else:
         assert "nvidia-smi" not in finding["action"], "nothing says that it has a GPU"
         assert "argus export svg --rank 2" in finding["action"]
 
 
-def test_gpus_are_not_slowed_by_a_crowd(store: Store) -> None:
-    store_job(store, "gpus", SLOW)
-    used(store, "gpus", 0.98, 0.5)
-    (finding,) = diagnose_store(store, "gpus", 1)["findings"]
+def test_programs_that_came_late_are_seen_in_the_steps_that_are_compared(shared: Store) -> None:
+    store_job(shared, "late crowd", simulate(4, 200, faults=(Fault("compute", (2,), 1.5),)), launches=False)
+    steps = query_columns(
+        shared,
+        "SELECT toUnixTimestamp64Nano(min(ts)) AS first, toUnixTimestamp64Nano(max(ts)) AS last FROM iterations "
+        "WHERE job = 'late crowd'",
+    )
+    begin, last = int(steps["first"][0]), int(steps["last"][0])
+    since = last - (last - begin) // 4
+    with Writer(shared, source="test") as writer:
+        writer.append("host_usage", {
+            "job": "late crowd", "run": 1, "host": "node-0", "ts": [begin - S, since],
+            "interval_ns": [since - begin + S, last - since + S], "cpus": 4, "stolen_ns": 0, "argus_ns": 0,
+            "busy_ns": [int(0.5 * 4 * (since - begin + S)), int(0.98 * 4 * (last - since + S))],
+            "job_ns": [int(0.5 * 4 * (since - begin + S)), int(0.5 * 4 * (last - since + S))],
+        })  # fmt: skip
+    (finding,) = diagnose_store(shared, "late crowd", 1)["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("host_contention", [2])
+    assert "other programs take 48%" in str(finding["evidence"])
+
+
+def test_gpus_are_not_slowed_by_a_crowd(shared: Store) -> None:
+    store_job(shared, "gpus", SLOW)
+    used(shared, "gpus", 0.98, 0.5)
+    (finding,) = diagnose_store(shared, "gpus", 1)["findings"]
     assert finding["kind"] == "compute_straggler"
 
 
-def test_what_a_crowd_cannot_explain_is_blamed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store_job(store, "far slower", SLOW, launches=False)
-    used(store, "far slower", 0.98, 0.5)
-    monkeypatch.setattr("argus.diagnose.run.SLOWED", 0.1)
-    (finding,) = diagnose_store(store, "far slower", 1)["findings"]
+@pytest.mark.parametrize(
+    ("job", "own", "others", "asleep", "kind"),
+    [
+        ("works longer", 0.9, 0.6, 0.0, "host_contention"),
+        ("does not work longer", 0.3, 0.3, 0.0, "compute_straggler"),
+        ("works less than others", 0.3, 0.5, 0.0, "compute_straggler"),
+        ("others spin", 1.0, 1.0, 0.0, "host_contention"),
+        ("sleeps", 0.9, 0.6, 0.3, "compute_straggler"),
+        ("sleeps where others spin", 1.0, 1.0, 0.3, "compute_straggler"),
+        ("sleeps a little", 0.9, 0.6, 0.05, "host_contention"),
+    ],
+)
+def test_a_rank_that_is_late_asleep_is_not_slowed_by_a_crowd(
+    shared: Store, job: str, own: float, others: float, asleep: float, kind: str
+) -> None:
+    """Half of the time that threads work is a wait for a CPU. All sleep, rank 2 for longer."""
+    store_job(shared, job, SLOW, launches=False)
+    used(shared, job, 0.98, 0.3)
+    at = query_columns(shared, f"SELECT toUnixTimestamp64Nano(min(ts)) AS n FROM iterations WHERE job = '{job}'")
+    with Writer(shared, source="test") as writer:
+        for rank in range(4):
+            half = int((own if rank == 2 else others) * S / 2)
+            writer.append("thread_usage", {
+                "job": job, "run": 1, "rank": rank, "host": "node-0", "pid": 100 + rank, "tid": 100 + rank,
+                "thread": "main", "ts": [int(at["n"][0]) - S + S * turn for turn in range(40)], "interval_ns": S,
+                "cpu_ns": half, "runqueue_ns": half, "io_ns": 0, "voluntary": 1,
+                "involuntary": 1,
+            })  # fmt: skip
+            starts = [int(at["n"][0]) + S // 10 * turn for turn in range(200)]
+            slept = int((0.1 + (asleep if rank == 2 else 0.0)) * S / 10)
+            writer.append("stack_samples", {
+                "job": job, "run": 1, "rank": rank, "host": "node-0", "pid": 100 + rank, "tid": 100 + rank,
+                "thread": "main", "ts": starts, "last_ts": [start + S // 20 for start in starts], "kind": "off",
+                "reason": "sleep", "gil": False, "gc": False, "in_kernel": False, "count": 1, "ns": slept + S // 100,
+                "runqueue_ns": S // 100, "max_ns": slept, "stack_id": 0,
+            })  # fmt: skip
+    (finding,) = diagnose_store(shared, job, 1)["findings"]
+    assert (finding["kind"], finding["ranks"]) == (kind, [2])
+
+
+def test_what_a_crowd_cannot_explain_is_blamed(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_job(shared, "far slower", SLOW, launches=False)
+    used(shared, "far slower", 0.98, 0.5)
+    monkeypatch.setattr("argus.diagnose.causes.crowded.SLOWED", 0.1)
+    (finding,) = diagnose_store(shared, "far slower", 1)["findings"]
     assert (finding["kind"], finding["ranks"]) == ("compute_straggler", [2])
 
 

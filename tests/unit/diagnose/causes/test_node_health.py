@@ -1,13 +1,13 @@
-"""What argus health said of a finding's nodes."""
+"""What argus health reported on a finding's nodes."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from argus.diagnose.node_health import add
-from argus.diagnose.verdict import Finding
+from argus.diagnose.causes.node_health import add
+from argus.diagnose.suspect import Suspect
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.schema import ensure_schema
@@ -31,9 +31,8 @@ ROWS = [
 ]
 
 
-def finding(kind: str, hosts: list[str]) -> Finding:
-    found = {"kind": kind, "ranks": [0, 1, 2, 3], "hosts": hosts, "evidence": [], "action": "Check them."}
-    return cast(Finding, found)
+def suspect(kind: str, hosts: list[str]) -> Suspect:
+    return Suspect(kind, [0, 1, 2, 3], hosts, 0, 1, 1.0, 1.0, 1.0, "phase", [], "Check them.")
 
 
 def test_a_finding_cites_what_can_explain_it(tmp_path: Path) -> None:
@@ -49,16 +48,16 @@ def test_a_finding_cites_what_can_explain_it(tmp_path: Path) -> None:
             rows["ts"] = [T0 + ts for ts in rows["ts"]]
             writer.append("health", {**rows, "kind": "k", "hint": "", "facts": [{}] * len(ROWS), "duration_ns": 1})
             assert not writer.close().dropped
-        told = [finding("compute_straggler", ["a"]), finding("data_loading", ["a"]), finding("regression", ["a"]),
-                finding("compute_straggler", ["c"])]  # fmt: skip
-        links = [finding("link_degradation", hosts) for hosts in (["a", "b", "c"], ["b"], ["a", "c"])]
-        add(partial(query_columns, store), {"job": "j", "run": 1}, told + links, {0: "a", 1: "b", 2: "c", 3: "b"})
-    texts = [[one["text"].split("UTC: ")[1] for one in each["evidence"]] for each in told]
+        reported = [suspect("compute_straggler", ["a"]), suspect("data_loading", ["a"]), suspect("regression", ["a"]),
+                suspect("compute_straggler", ["c"])]  # fmt: skip
+        links = [suspect("link_degradation", hosts) for hosts in (["a", "b", "c"], ["b"], ["a", "c"])]
+        add(partial(query_columns, store), {"job": "j", "run": 1}, reported + links, {0: "a", 1: "b", 2: "c", 3: "b"})
+    texts = [[one["text"].split("UTC: ")[1] for one in each.further] for each in reported]
     assert texts == [["gpu_heat critical: gpu3 91 degrees", "xid warning: Xid 94"],
                      ["disk_slow critical: sda 3 s"], [], []]  # fmt: skip
-    assert "WHERE h.host IN ['a']" in told[0]["evidence"][0]["sql"]
+    assert "WHERE h.host IN ['a']" in reported[0].further[0]["sql"]
     # Of a communicator's nodes that one whose links complain is named; where none or all do, nothing is known better.
-    assert [(one["ranks"], one["hosts"]) for one in links] == [([1, 3], ["b"]), ([0, 1, 2, 3], ["b"]),
+    assert [(one.ranks, one.hosts) for one in links] == [([1, 3], ["b"]), ([0, 1, 2, 3], ["b"]),
                                                                ([0, 1, 2, 3], ["a", "c"])]  # fmt: skip
-    assert [one["action"] for one in links] == ["Begin with b. Check them.", "Check them.", "Check them."]
-    assert links[0]["evidence"][0]["text"].endswith("infiniband warning: mlx5_0 at 100 Gbit/s")
+    assert [one.action for one in links] == ["Begin with b. Check them.", "Check them.", "Check them."]
+    assert links[0].further[0]["text"].endswith("infiniband warning: mlx5_0 at 100 Gbit/s")

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose import follow as module
-from argus.diagnose import sql
-from argus.diagnose.continuous import Continuous
-from argus.diagnose.follow import Follower
+from argus.diagnose.follow import follow as module
+from argus.diagnose.follow.continuous import Continuous
+from argus.diagnose.follow.follow import Follower
+from argus.diagnose.read import queries
 from argus.diagnose.verdict import Verdict
 from argus.store.open import Store, open_store
 from argus.store.writer import Writer
@@ -26,11 +26,11 @@ class Steps:
 
     def __call__(self, text: str, params: Mapping[str, Any]) -> dict[str, Any]:
         steps = np.arange(params["first"], params["last"] + 1)
-        if text == sql.STEPS:
+        if text == queries.STEPS:
             self.read += steps.tolist()
             sure = np.where(steps % 100 == 37, 0.5, 1.0)
             return {"step": steps, "duration_ns": self.durations[steps], "confidence": sure}
-        assert text == sql.WORK
+        assert text == queries.WORK
         measures = {name: self.work.get(name, np.ones(len(self.durations)))[steps] for name in sql_measures}
         return {"step": steps, **measures}
 
@@ -45,7 +45,7 @@ def quiet(steps: int = 600) -> np.ndarray[Any, Any]:
 def followed(query: Steps, until: int, every: int = 7) -> Continuous:
     watch = Continuous()
     for last in range(every, until, every):
-        watch.look(query, {"job": "j", "run": 1}, last, list(range(8)))
+        watch.read_steps(query, {"job": "j", "run": 1}, last, list(range(8)))
     return watch
 
 
@@ -56,7 +56,7 @@ def verdict(last: int, status: Any = "healthy") -> Verdict:
     )  # fmt: skip
 
 
-def test_each_step_is_read_once_and_growth_stays_told() -> None:
+def test_each_step_is_read_once_and_growth_stays_reported() -> None:
     durations = quiet()
     durations[200:] *= 1.3
     durations[37::100] *= 10
@@ -107,9 +107,9 @@ class Gpus:
         self.read: list[int] = []
 
     def __call__(self, text: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        if text == sql.GROUPS:
+        if text == queries.GROUPS:
             return {name: np.empty(0, object) for name in ("host", "comm_group", "dimension", "ranks")}
-        assert text == sql.GPU_TIMES
+        assert text == queries.GPU_TIMES
         steps = np.arange(params["first"], params["last"] + 1)
         self.read += steps[:-1].tolist()
         rank, step = (values.ravel() for values in np.meshgrid(np.arange(8), steps, indexing="ij"))
@@ -124,7 +124,7 @@ class Gpus:
 def watched_ranks(query: Gpus, until: int) -> Continuous:
     watch = Continuous()
     for last in range(7, until, 7):
-        watch.look_at_ranks(query, {"job": "j", "run": 1}, last, None)
+        watch.read_ranks(query, {"job": "j", "run": 1}, last, None)
     return watch
 
 
@@ -153,7 +153,7 @@ def store(tmp_path: Any) -> Any:
         yield opened
 
 
-def test_growth_that_no_window_shows_is_told_by_who_follows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_that_no_window_shows_is_reported_by_who_follows(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """0.05 % a step, of which a window of 60 steps shows 3 %."""
     monkeypatch.setattr(module, "STEPS", 60)
     steps, ranks = 500, 2
@@ -182,7 +182,7 @@ def test_growth_that_no_window_shows_is_told_by_who_follows(store: Store, monkey
             "error": "", "version": 1,
         })  # fmt: skip
     follower = Follower(store, "slow", 1, keep=False)
-    found = follower.look()
+    found = follower.next_round()
     (finding,) = found.verdict["findings"]
     assert finding["kind"] == "regression"
     assert finding["steps"][0] == pytest.approx(100, abs=40)

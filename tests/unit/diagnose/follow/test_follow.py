@@ -1,4 +1,4 @@
-"""A job that is judged again and again: what is told, when it ends, what it reads."""
+"""A job that is diagnosed again and again: what is reported, when it ends, what it reads."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from argus.diagnose import follow as module
-from argus.diagnose.follow import Follower, follow
-from argus.diagnose.hang import SEEN_S
+from argus.cli.diagnose import command
+from argus.diagnose.follow import follow as module
+from argus.diagnose.follow.follow import Follower, follow
+from argus.diagnose.iteration.hang import SEEN_S
 from argus.diagnose.verdict import Finding, Verdict
-from argus.errors import ArgusError
-from argus.store.open import Store, open_store, parse_url
-from cli.diagnose import command
+from argus.model.errors import ArgusError
+from argus.store.open import Store, open_store
+from argus.store.url import parse_url
+from tests.builders.stored_job import WALL, store_job
+from tests.builders.synthetic_job import Fault, ddp, simulate
 from tests.stores import new_store
-
-from .stored_job import WALL, store_job
-from .synthetic_job import Fault, ddp, simulate
 
 
 def finding(kind: str, rank: int, slowdown: float, step: int = 40) -> Finding:
     return Finding(
         kind=kind, ranks=[rank], hosts=[], steps=[step, 99], phase="", kernels=[], slowdown=slowdown, share=1.0,
-        confidence=1.0, level="phase", evidence=[], action="",
+        confidence=1.0, level="phase", id=f"{kind}{rank}", owner="platform", evidence=[], action="",
     )  # fmt: skip
 
 
@@ -43,29 +43,60 @@ def follower() -> Follower:
     return Follower(Store(parse_url("chdb:///nowhere"), create=False), "job", 1)
 
 
-def told(follower: Follower, found: Verdict) -> tuple[bool, list[str], list[str]]:
+def reported_findings(follower: Follower, found: Verdict) -> tuple[bool, list[str], list[str]]:
     round_ = follower._round(found, 0.1)
     return round_.changed, [f["kind"] for f in round_.new], [f["kind"] for f in round_.gone]
 
 
-def test_only_what_changed_is_told(follower: Follower) -> None:
+def test_only_what_changed_is_reported(follower: Follower) -> None:
     slow = finding("data_loading", 1, 1.5)
-    assert told(follower, verdict("healthy")) == (True, [], [])
-    assert told(follower, verdict("healthy")) == (False, [], [])
-    assert told(follower, verdict("degraded", slow)) == (True, ["data_loading"], [])
-    assert told(follower, verdict("degraded", finding("data_loading", 1, 1.6))) == (False, [], [])
-    assert told(follower, verdict("degraded", finding("data_loading", 1, 2.0))) == (True, ["data_loading"], [])
+    assert reported_findings(follower, verdict("healthy")) == (True, [], [])
+    assert reported_findings(follower, verdict("healthy")) == (False, [], [])
+    assert reported_findings(follower, verdict("degraded", slow)) == (True, ["data_loading"], [])
+    assert reported_findings(follower, verdict("degraded", finding("data_loading", 1, 1.6))) == (False, [], [])
+    assert reported_findings(follower, verdict("degraded", finding("data_loading", 1, 2.0))) == (
+        True,
+        ["data_loading"],
+        [],
+    )
     other = finding("gc_pause", 0, 1.2)
-    assert told(follower, verdict("degraded", slow, other)) == (True, ["data_loading", "gc_pause"], [])
-    assert told(follower, verdict("degraded", other)) == (True, [], ["data_loading"])
-    assert told(follower, verdict("healthy")) == (True, [], ["gc_pause"])
+    assert reported_findings(follower, verdict("degraded", slow, other)) == (True, ["data_loading", "gc_pause"], [])
+    assert reported_findings(follower, verdict("degraded", other)) == (True, [], ["data_loading"])
+    assert reported_findings(follower, verdict("healthy")) == (True, [], ["gc_pause"])
     # Again.
-    assert told(follower, verdict("degraded", slow)) == (True, ["data_loading"], [])
+    assert reported_findings(follower, verdict("degraded", slow)) == (True, ["data_loading"], [])
 
 
-def test_a_hang_that_lasts_is_told_once(follower: Follower) -> None:
-    assert told(follower, verdict("hung", finding("hang", 1, 100.0)))[1] == ["hang"]
-    assert told(follower, verdict("hung", finding("hang", 1, 900.0))) == (False, [], [])
+def ids(follower: Follower, *findings: Finding) -> list[str]:
+    return [one["id"] for one in follower._round(verdict("degraded", *findings), 0.1).verdict["findings"]]
+
+
+def with_ranks(kind: str, *ranks: int) -> Finding:
+    return {**finding(kind, ranks[0], 1.5), "ranks": list(ranks)}
+
+
+def test_a_finding_keeps_its_id_for_as_long_as_it_is_open(follower: Follower) -> None:
+    (first,) = ids(follower, with_ranks("data_loading", 3))
+    assert ids(follower, with_ranks("data_loading", 3)) == [first]
+    # Ranks join, also one before it, and leave.
+    assert ids(follower, with_ranks("data_loading", 3, 4)) == [first]
+    other, same = ids(follower, with_ranks("data_loading", 9), with_ranks("data_loading", 1, 3, 4))
+    assert same == first != other
+    grown = follower._round(verdict("degraded", with_ranks("data_loading", 1, 4)), 0.1)
+    assert [one["id"] for one in grown.verdict["findings"]] == [first]
+    assert [one["ranks"] for one in grown.new] == [[1, 4]]
+    assert [one["ranks"] for one in grown.gone] == [[9]], "what has other ranks now is not over"
+    # It parts: the larger one goes on, and the other is new.
+    apart = ids(follower, with_ranks("data_loading", 1), with_ranks("data_loading", 4))
+    assert first in apart
+    assert len(set(apart)) == 2
+    kinds = ids(follower, with_ranks("gc_pause", 1))
+    assert not set(kinds) & {*apart, first, other}
+
+
+def test_a_hang_that_lasts_is_reported_once(follower: Follower) -> None:
+    assert reported_findings(follower, verdict("hung", finding("hang", 1, 100.0)))[1] == ["hang"]
+    assert reported_findings(follower, verdict("hung", finding("hang", 1, 900.0))) == (False, [], [])
 
 
 def test_the_step_since_when_stays_when_the_window_moves_on(follower: Follower) -> None:
@@ -96,7 +127,7 @@ class Scripted(Follower):
         super().__init__(Store(parse_url("chdb:///nowhere"), create=False), "job", 1)
         self.script = script
 
-    def look(self) -> module.Round:
+    def next_round(self) -> module.Round:
         what = self.script.pop(0)
         if isinstance(what, str):
             raise ArgusError(what)
@@ -105,15 +136,15 @@ class Scripted(Follower):
 
 def test_rounds_go_on_when_the_store_is_away_and_a_slow_one_is_spared() -> None:
     waits: list[float] = []
-    said: list[str] = []
+    output: list[str] = []
 
     def wait(seconds: float) -> bool:
         waits.append(seconds)
         return False
 
-    rounds = list(follow(Scripted([0.0, "away", 2.0, 0.0]), wait, lambda failure: said.append(failure.message), 5.0))
+    rounds = list(follow(Scripted([0.0, "away", 2.0, 0.0]), wait, lambda failure: output.append(failure.message), 5.0))
     assert len(rounds) == 3
-    assert said == ["away"]
+    assert output == ["away"]
     assert waits == pytest.approx([5.0, 5.0, 8.0], abs=0.1)
     assert len(list(follow(Scripted([0.0, 0.0]), lambda _: True, print, 5.0))) == 1
 
@@ -153,15 +184,15 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_the_newest_steps_are_judged(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STEPS", 50)
     with open_store(url) as store:
-        found = Follower(store, "ddp", 1).look()
+        found = Follower(store, "ddp", 1).next_round()
         assert found.ended
         assert found.verdict["status"] == "degraded"
         first, last = found.verdict["steps"]
         assert last - first == 49
         # From a time on: the last second has few steps.
         newest = Follower(store, "ddp", 1)
-        newest.look()
-        late = Follower(store, "ddp", 1, since_ns=newest._newest_ns - 1_000_000_000).look()
+        newest.next_round()
+        late = Follower(store, "ddp", 1, since_ns=newest._newest_ns - 1_000_000_000).next_round()
         assert first < late.verdict["steps"][0] <= last
     assert newest._newest_ns > WALL
 
@@ -173,7 +204,8 @@ def test_the_verb_prints_a_line_of_json_a_change(url: str) -> None:
     answer = json.loads(line)
     assert answer["status"] == "degraded"
     assert answer["change"]["ended"] is True
-    assert answer["change"]["new"] == [{"kind": answer["findings"][0]["kind"], "ranks": [2]}]
+    (found,) = answer["findings"]
+    assert answer["change"]["new"] == [{"id": found["id"], "kind": found["kind"], "ranks": [2]}]
     text = CliRunner().invoke(command, ["--follow", "--store", url, "--no-store"]).output
     assert text.startswith("---- ")
     assert text.endswith("the trace has ended\n")

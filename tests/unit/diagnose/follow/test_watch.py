@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from argus.diagnose import follow as follow_module
-from argus.diagnose import run as run_module
-from argus.diagnose import watch as watch_module
-from argus.diagnose.follow import Follower, Round
-from argus.diagnose.hang import SEEN_S
-from argus.diagnose.standing import News, Standing, in_words
+from argus.diagnose import save as save_module
+from argus.diagnose.follow import follow as follow_module
+from argus.diagnose.follow import watch as watch_module
+from argus.diagnose.follow.follow import Follower, Round
+from argus.diagnose.follow.standing import News, Standing, in_words
+from argus.diagnose.follow.watch import EARLY_S, INTERVAL_S, KEPT_NEWS, Watch
+from argus.diagnose.iteration.hang import SEEN_S
 from argus.diagnose.verdict import Finding
-from argus.diagnose.watch import EARLY_S, INTERVAL_S, KEPT_NEWS, Watch
-from argus.store.open import Store, parse_url
+from argus.store.open import Store
+from argus.store.url import parse_url
 
 
 def nowhere(url: str = "chdb:///nowhere") -> Store:
@@ -26,7 +27,7 @@ def nowhere(url: str = "chdb:///nowhere") -> Store:
 def finding(kind: str, ranks: list[int], hosts: list[str]) -> Finding:
     return Finding(
         kind=kind, ranks=ranks, hosts=hosts, steps=[7, 9], phase="", kernels=[], slowdown=1.5, share=1.0,
-        confidence=1.0, level="phase", evidence=[], action="Look.",
+        confidence=1.0, level="phase", id=f"{kind}{ranks}", owner="platform", evidence=[], action="Look.",
     )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def test_a_hang_is_looked_for_in_the_moment_in_which_it_counts(monkeypatch: pyte
         return len(waits) > 1
 
     monkeypatch.setattr(threading.Event, "wait", wait)
-    monkeypatch.setattr(Watch, "judge", lambda *_: 0.0)
+    monkeypatch.setattr(Watch, "diagnose_run", lambda *_: 0.0)
     watch = Watch(nowhere(), "node-0", interval_s=5e6)
     follower = Follower(nowhere(), "job", 1, hang_after_s=1e6)
     follower._newest_ns = now_ns = 1_700_000_000_000_000_000
@@ -79,7 +80,7 @@ def test_the_first_rounds_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return len(waits) > 6
 
     monkeypatch.setattr(threading.Event, "wait", wait)
-    monkeypatch.setattr(Watch, "judge", lambda *_: 0.25)
+    monkeypatch.setattr(Watch, "diagnose_run", lambda *_: 0.25)
     watch = Watch(nowhere(), "node-0")
     watch._runs = {("job", 1)}
     watch._go_on()
@@ -101,7 +102,7 @@ def rounds(*seen: tuple[str, list[Finding]]) -> Watch:
         new = [each for name, each in now.items() if name not in before]
         gone = [each for name, each in before.items() if name not in now]
         verdict: Any = {"status": status, "findings": findings, "reason": ""}
-        watch._tell("job", 1, Round(0, 0.1, verdict, new, gone, True, False))
+        watch._report("job", 1, Round(0, 0.1, verdict, new, gone, True, False))
         before = now
     return watch
 
@@ -109,7 +110,7 @@ def rounds(*seen: tuple[str, list[Finding]]) -> Watch:
 def test_what_is_found_early_is_reported_once_two_rounds_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its first seconds Argus itself starts."""
     saved: list[object] = []
-    monkeypatch.setattr(run_module, "save", lambda _, verdict: saved.append(verdict))
+    monkeypatch.setattr(save_module, "save", lambda _, verdict: saved.append(verdict))
     slow, late = finding("regression", [], []), finding("data_loading", [1], ["a"])
     once = rounds(("degraded", [slow]))
     assert once.standing("job", 1) == Standing("degraded", [slow], provisional=True)

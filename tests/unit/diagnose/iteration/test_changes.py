@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose.online import LASTS, Detector, Event, threshold
+from argus.diagnose.iteration.changes import LASTS, Detector, Event, threshold
 
 Float = NDArray[np.float64]
 MANY, STEPS = 100, 500
@@ -92,7 +92,7 @@ def test_a_step_change_is_found_where_it_is(growth: float) -> None:
     assert len(found) == MANY
     assert np.median([event.step for event in found.values()]) == 150
     assert np.quantile([abs(event.step - 150) for event in found.values()], 0.95) <= 3
-    assert np.quantile([event.told for event in found.values()], 0.95) <= 150 + LASTS + 20
+    assert np.quantile([event.decided for event in found.values()], 0.95) <= 150 + LASTS + 20
     assert np.mean([event.kind == "step" for event in found.values()]) > 0.95
     assert np.median([event.after / event.before for event in found.values()]) == pytest.approx(growth, rel=0.02)
 
@@ -106,11 +106,11 @@ def test_slow_growth_adds_up() -> None:
     assert np.mean([event.kind == "ramp" for event in found.values()]) > 0.8
     assert np.median([event.step for event in found.values()]) == pytest.approx(150, abs=25)
     last = {event.series: event for event in events if event.kind in CHANGES}
-    # It goes on growing, and is told again, against what it was at first.
+    # It goes on growing, and is reported again, against what it was at first.
     assert np.median([event.after / event.before for event in last.values()]) > 1.1
 
 
-def test_what_came_back_is_told() -> None:
+def test_what_came_back_is_reported() -> None:
     times = healthy("normal")
     times[:, 150:300] *= 1.5
     over = first_of_each(watched(times), ("over",))

@@ -1,4 +1,4 @@
-"""Slow and partial growth of step times: offline and online agree, and what is too small is said."""
+"""Slow and partial growth of step times: offline and online agree, and what is too small is reported as such."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose.iteration import find_growth, least_growth
-from argus.diagnose.online import Detector
+from argus.diagnose.iteration.changes import Detector
+from argus.diagnose.iteration.regression import find_growth, least_growth
 
 Float = NDArray[np.float64]
 

@@ -8,18 +8,17 @@ import jsonschema
 import numpy as np
 import pytest
 
-from argus.diagnose.hang import Stuck, not_downstream, root_causes, stuck_calls, stuck_transfers
-from argus.diagnose.run import diagnose_store
-from argus.diagnose.stacks import StackReader, compare, parting
+from argus.diagnose.causes.stacks import StackReader, compare, parting
+from argus.diagnose.iteration.hang import Stuck, not_downstream, root_causes, stuck_calls, stuck_transfers
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict, json_schema
-from argus.semantics.stacks import Stack
+from argus.model.stacks import Stack
 from argus.store.open import Store, open_store
+from argus.store.read.stacks import Thread
 from argus.store.reader import query_columns
-from argus.store.stacks import Thread
 from argus.store.writer import Writer
+from tests.builders.stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 from tests.stores import new_store
-
-from .stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 
 STEP_MS, STEPS = 100, 30
 HUNG_MS = STEP_MS * STEPS
@@ -85,7 +84,7 @@ def thread(rank: int, where: Stack, role: str = "main", reason: str = "futex") -
     return Thread(rank, "node", 1000 + rank, tid, role, role, where, reason, 1.0, 1, 0, 0, False)
 
 
-def test_only_threads_that_are_elsewhere_are_told() -> None:
+def test_only_threads_that_are_elsewhere_are_reported() -> None:
     usual, odd = stack(MAIN, py("train", 20)), stack(MAIN, py("load", 5))
     threads = [thread(rank, odd if rank == 2 else usual) for rank in range(4)]
     threads += [thread(rank, stack(native("epoll_wait")), "watchdog") for rank in range(4)]
@@ -205,7 +204,7 @@ def test_without_stacks_it_says_how_to_get_them(verdicts: dict[str, Verdict]) ->
     assert "argus dump --pid 1006 on node-1" in finding["action"]
 
 
-def test_places_without_peers_are_told_alone() -> None:
+def test_places_without_peers_are_reported_alone() -> None:
     (place,) = compare([thread(0, stack(py("f", 3, "/a/b.py")))], [0])
     assert not place.differs
     assert place.text == "the main thread of rank 0 waits (futex) in f (a/b.py:3)"

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from argus.diagnose import wavefront
-from argus.diagnose.wavefront import Call, Group, Snapshot, find
-
-from . import flight_dumps
-from .flight_dumps import Fault, Hang, Item, Job, run
+from argus.diagnose.iteration import wavefront
+from argus.diagnose.iteration.wavefront import Call, Group, Snapshot, find
+from tests.builders import flight_dumps
+from tests.builders.flight_dumps import Fault, Hang, Item, Job, run
 
 MESHES = ((2, 2, 2), (4, 2, 2), (2, 4, 2), (1, 1, 8), (8, 1, 1), (1, 4, 2), (2, 1, 4), (4, 4, 1))
 
@@ -69,7 +68,7 @@ def test_every_rank_at_fault_is_named_alone(kind: str) -> None:
         if len(faults) == 2 and len(job.programs[faults[0].rank]) == len(job.programs[faults[1].rank]):
             faults[1].at = faults[0].at
         hang = run(job, faults, seed=case)
-        # Of two, the one that waits for the other cannot be told from a victim.
+        # Of two, the one that waits for the other cannot be distinguished from a victim.
         shown = [fault for fault in faults if _seen(hang, fault)]
         expected = {fault.rank for fault in shown if len(faults) == 1 or not _waits(hang, fault)}
         named = set(blamed(hang))
@@ -82,7 +81,7 @@ def test_every_rank_at_fault_is_named_alone(kind: str) -> None:
 
 
 def _large(job: Job, item: Item) -> bool:
-    """Calls of groups of which a majority can tell who differs."""
+    """Calls of groups of which a majority shows who differs."""
     return item.peer < 0 and item.op not in ("sync", "broadcast") and len(job.groups[item.group][1]) > 2
 
 
@@ -91,8 +90,8 @@ def _seen(hang: Hang, fault: Fault) -> bool:
     rank without a dump is seen if somebody waits in one of its groups."""
     if fault.kind in ("other", "skip"):
         return True
-    rank, mine = fault.rank, hang.calls[fault.rank]
-    made = {(call.item.group, call.seq) for call in mine if call.item.peer < 0}
+    rank, own = fault.rank, hang.calls[fault.rank]
+    made = {(call.item.group, call.seq) for call in own if call.item.peer < 0}
     others = [call for other, calls in hang.calls.items() if other != rank and other not in hang.dead for call in calls]
     if fault.kind == "dead":
         return any(
@@ -107,7 +106,7 @@ def _seen(hang: Hang, fault: Fault) -> bool:
         for call in others
     )  # fmt: skip
     completed = {(call.item.group, call.seq) for call in others if call.completed and call.item.peer < 0}
-    lags = any(not call.completed and (call.item.group, call.seq) in completed for call in mine if call.item.peer < 0)
+    lags = any(not call.completed and (call.item.group, call.seq) in completed for call in own if call.item.peer < 0)
     return missed or lags
 
 

@@ -10,17 +10,24 @@ import numpy as np
 import pytest
 
 from argus.compress.kernels import Compressor
-from argus.diagnose.peers import Mesh
-from argus.diagnose.single_kernels import by_distribution, candidates, compared, distances, judge
+from argus.diagnose.kernels.distributions import by_distribution, candidates, compared, detect, distances
+from argus.diagnose.read.gpu_times import COMPUTES, GpuWindow, times_of
+from argus.diagnose.read.peers import Mesh
+from argus.diagnose.suspect import Suspect
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
+from tests.builders.cases import case_of
 from tests.stores import new_store
 
 MS = 1_000_000
 STEPS, STEP_MS = 60, 20
 NAMES = {"gemm": 40, "softmax": 10, "adam": 5}
 RANKS = 6
+COLUMNS = (
+    "rank", "step", "kernels", "collective_ns", "pipeline_ns", "idle_ns", "step_ns",
+    *(f"{name}_ns" for name in COMPUTES)
+)  # fmt: skip
 
 
 def rows(factor: dict[tuple[str, int, int], float], *, seed: int = 0) -> dict[str, dict[str, Any]]:
@@ -64,34 +71,40 @@ def mesh(stage: list[int] | None = None) -> Mesh:
     return Mesh(np.arange(RANKS), zero if stage is None else np.array(stage), zero, zero, staged=False)
 
 
-def judged(store: Store, job: str, told: frozenset[int] = frozenset(), stage: list[int] | None = None) -> list[Any]:
-    numbers, durations = np.arange(STEPS), np.full(STEPS, STEP_MS * 1e6)
+def judged(
+    store: Store, job: str, named: frozenset[int] = frozenset(), stage: list[int] | None = None
+) -> list[Suspect]:
     params = {"job": job, "run": 1, "first": 0, "last": STEPS - 1}
-    hosts = dict.fromkeys(range(RANKS), "n")
-    query = partial(query_columns, store)
-    return [dict(f) for f in judge(query, params, mesh(stage), numbers, durations, hosts, 0.05, set(told))]
+    case = case_of(
+        partial(query_columns, store), params, np.full(STEPS, STEP_MS * 1e6), dict.fromkeys(range(RANKS), "n")
+    )
+    none = times_of({name: np.empty(0) for name in COLUMNS})
+    case.gpus = GpuWindow(none, None, mesh(stage), params)
+    if named:
+        case.suspects = [Suspect("jitter", sorted(named), [], 0, 1, 1.0, 1.0, 1.0, "phase", [], "")]
+    return detect(case)
 
 
 def test_a_kernel_that_is_slow_on_one_rank(store: Store) -> None:
     """0.5 ms of a step of 20 ms: no phase shows it."""
     (found,) = judged(store, "one")
-    assert (found["kind"], found["ranks"], found["kernels"]) == ("masked_compute_straggler", [2], ["softmax"])
-    assert found["level"] == "kernel"
-    assert found["steps"][0] == pytest.approx(40, abs=2)
-    assert "1.80 times as long on rank 2" in found["evidence"][0]["text"]
-    assert "0.80 of the mean away from theirs (W1)" in found["evidence"][0]["text"]
-    assert "0.80 of the mean away from what they were" in found["evidence"][1]["text"]
-    assert found["share"] == 0
+    assert (found.kind, found.ranks, found.kernels) == ("masked_compute_straggler", [2], ["softmax"])
+    assert found.level == "kernel"
+    assert found.since == pytest.approx(40, abs=2)
+    assert "1.80 times as long on rank 2" in found.evidence[0]["text"]
+    assert "0.80 of the mean away from theirs (W1)" in found.evidence[0]["text"]
+    assert "0.80 of the mean away from what they were" in found.evidence[1]["text"]
+    assert found.lost_ns == 0
     # Where another finding names the rank, there is nothing to add.
-    assert judged(store, "one", told=frozenset({2})) == []
+    assert judged(store, "one", named=frozenset({2})) == []
 
 
 def test_half_of_the_ranks(store: Store) -> None:
     """The mean W1 of all pairs is the same for all ranks."""
     (found,) = judged(store, "half")
-    assert (found["kind"], found["ranks"], found["kernels"]) == ("compute_straggler", [0, 1, 2], ["gemm"])
-    assert found["steps"][0] == 0
-    assert found["share"] == pytest.approx(40 * 30_000, rel=0.05)
+    assert (found.kind, found.ranks, found.kernels) == ("compute_straggler", [0, 1, 2], ["gemm"])
+    assert found.since == 0
+    assert found.lost_ns == pytest.approx(40 * 30_000, rel=0.05)
 
 
 @pytest.mark.parametrize("job", ["healthy", "little", "all"])
@@ -153,7 +166,7 @@ def scaled(times: float = 1.0, ns: float = 1.0, only: str = "") -> dict[str, tup
     return {name: (round(n * times), took * (ns if only in name else 1)) for name, (n, took) in LAYER.items()}
 
 
-@pytest.mark.parametrize(("mine", "excess", "reason"), [
+@pytest.mark.parametrize(("own", "excess", "reason"), [
     (scaled(ns=2.1), 2.1, "slower"),
     (scaled(ns=1.15), 1.15, "slower"),
     (scaled(times=1.5), 1.5, "more"),
@@ -168,12 +181,12 @@ def scaled(times: float = 1.0, ns: float = 1.0, only: str = "") -> dict[str, tup
     # Most of what it does is a kernel of its own.
     ({**scaled(ns=2.0), "logits": (10, 20_000.0)}, 2.0, ""),
 ])  # fmt: skip
-def test_longer_kernels_are_told_from_more_of_them(
-    mine: dict[str, tuple[int, float]], excess: float, reason: str
+def test_longer_kernels_are_distinguished_from_more_of_them(
+    own: dict[str, tuple[int, float]], excess: float, reason: str
 ) -> None:
     others = [{**LAYER, "embedding": (1, 500.0)}, LAYER, LAYER]
     for place in range(4):
-        found = compared(of_ranks(*others[:place], mine, *others[place:]), [place], excess)
+        found = compared(of_ranks(*others[:place], own, *others[place:]), [place], excess)
         assert found is not None
         assert found.reason == reason
 

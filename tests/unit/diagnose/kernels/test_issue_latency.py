@@ -1,22 +1,20 @@
-"""GPUs that wait for their CPUs told from GPUs whose kernels are slow, by issue latencies (Flare)."""
+"""GPUs that wait for their CPUs distinguished from GPUs whose kernels are slow, by issue latencies (Flare)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from argus.diagnose.issue import MIN_ROWS, compare
-from argus.diagnose.run import diagnose_store
+from argus.diagnose.kernels.issue_latency import MIN_ROWS, compare
+from argus.diagnose.stored import diagnose_store
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, write
-from argus.store.open import Store, open_store
+from argus.store.open import Store
 from argus.store.reader import query_columns
-from tests.stores import new_store
 
 
 def rows(latency_ms: float, void: float, *, count: int = 60, seed: int = 1, known: bool = True) -> dict[str, Any]:
@@ -87,12 +85,6 @@ def test_too_little_is_known() -> None:
     assert compare(rows(1, 0.1, count=MIN_ROWS - 1), rows(1, 0.1)) is None
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("issue"))) as opened:
-        yield opened
-
-
 def texts(finding: Any) -> str:
     return "\n".join(evidence["text"] for evidence in finding["evidence"])
 
@@ -105,34 +97,34 @@ def judged(store: Store, fault: str) -> Any:
     return verdict["findings"][0]
 
 
-def test_all_cpus_that_no_longer_keep_up_are_no_regression_of_the_kernels(store: Store) -> None:
-    finding = judged(store, "kernel_issue_stall:loud:ranks=0-7:from=30")
+def test_all_cpus_that_no_longer_keep_up_are_no_regression_of_the_kernels(shared: Store) -> None:
+    finding = judged(shared, "kernel_issue_stall:loud:ranks=0-7:from=30")
     assert (finding["kind"], finding["ranks"], finding["steps"]) == ("kernel_issue_stall", [], [30, 59])
     assert "its CPU does not keep up" in texts(finding)
     assert "CPUs of all ranks" in finding["action"]
-    slower = judged(store, "compute_straggler:loud:ranks=0-7:from=30")
+    slower = judged(shared, "compute_straggler:loud:ranks=0-7:from=30")
     assert (slower["kind"], slower["ranks"]) == ("regression", [])
     assert "its kernels take longer" in texts(slower)
 
 
-def test_the_evidence_on_a_rank_tells_both_apart(store: Store) -> None:
-    starved = judged(store, "kernel_issue_stall:loud:ranks=1:from=20")
+def test_the_evidence_on_a_rank_separates_both(shared: Store) -> None:
+    starved = judged(shared, "kernel_issue_stall:loud:ranks=1:from=20")
     assert (starved["kind"], starved["ranks"]) == ("kernel_issue_stall", [1])
     assert "operations of the GPU of rank 1 begin" in texts(starved)
     assert "its CPU does not keep up" in texts(starved)
-    slow = judged(store, "compute_straggler:loud:ranks=1:from=20")
+    slow = judged(shared, "compute_straggler:loud:ranks=1:from=20")
     assert (slow["kind"], slow["ranks"]) == ("compute_straggler", [1])
     assert "it is not kept waiting, its kernels take longer" in texts(slow)
     assert "kernel gemm_bf16_128x128_nt of rank 1: " in texts(slow)
     assert "at 0.50 of the fastest rank's speed against " in texts(slow)
     # The same for anyone to query, of all steps: a third of them were before.
     seen = query_columns(
-        store,
+        shared,
         "SELECT rank, beta, mu FROM function_patterns WHERE run = (SELECT max(run) FROM jobs) "
         "AND kind = 'kernel' AND function = 'gemm_bf16_128x128_nt' ORDER BY rank",
     )
-    mine = seen["rank"] == 1
-    assert len(mine) == 4
-    assert seen["mu"][mine][0] == pytest.approx(0.57, abs=0.05)
-    assert seen["mu"][~mine].min() > 0.9
-    assert seen["beta"][mine][0] > 1.5 * seen["beta"][~mine].max()
+    own = seen["rank"] == 1
+    assert len(own) == 4
+    assert seen["mu"][own][0] == pytest.approx(0.57, abs=0.05)
+    assert seen["mu"][~own].min() > 0.9
+    assert seen["beta"][own][0] > 1.5 * seen["beta"][~own].max()

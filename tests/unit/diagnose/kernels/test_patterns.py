@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose.patterns import BYTES, LEAST_BETA, differing, find_odd
+from argus.diagnose.kernels.patterns import BYTES, LEAST_BETA, differing, find_odd
 
 
 def columns(functions: dict[tuple[str, str], Any]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_functions_of_little_time_do_not_count() -> None:
     assert not differing(*each.T)[1].any()
 
 
-def test_what_is_told() -> None:
+def test_what_is_reported() -> None:
     gemm, small, waits, loader = alike(8, 0.3, 0.95), alike(8, 0.02, 0.95), alike(8, 0.3, 0.5), alike(8, 0.05, 0.9)
     gemm[3, :2] = 0.55, 0.4
     small[3, :2] = 0.024, 0.4

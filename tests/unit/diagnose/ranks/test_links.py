@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose import balance, links, sql
-from argus.diagnose.gpu import Seen, read
-from argus.diagnose.verdict import Finding
-
-from .test_slow_gpus import MS, Cluster
+from argus.diagnose.case import Case
+from argus.diagnose.ranks import layout, links
+from argus.diagnose.read import queries, transfers
+from argus.diagnose.read.gpu_times import GpuWindow, read
+from argus.diagnose.suspect import Suspect
+from tests.builders.cases import case_of
+from tests.unit.diagnose.ranks.test_slow_gpus import MS, Cluster
 
 PARAMS = {"job": "j", "run": 1}
 HOSTS = {rank: f"node-{rank // 4}" for rank in range(64)}
@@ -58,7 +60,7 @@ class Network(Cluster):
         return {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
     def query(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        if text not in (sql.TRANSFERS, sql.TRANSFER_RANKS):
+        if text not in (queries.TRANSFERS, queries.TRANSFER_RANKS):
             return super().query(text, params)
         columns = self.transfers()
         took: dict[Any, float] = {}
@@ -75,29 +77,31 @@ class Network(Cluster):
                 ranks.setdefault(key, set()).add(rank)
         rows: list[tuple[Any, ...]] = [(*key, ns, 8, 1 << 24) for key, ns in took.items()]
         names = ("comm_group", "op", "one", "other", "step", "took_ns", "calls", "bytes")
-        if text == sql.TRANSFER_RANKS:
+        if text == queries.TRANSFER_RANKS:
             rows, names = list(ranks), names[:4]
         out = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-        if text == sql.TRANSFER_RANKS:
+        if text == queries.TRANSFER_RANKS:
             out["ranks"] = np.empty(len(rows), object)
             out["ranks"][:] = [sorted(those) for those in ranks.values()]
         return out
 
-    def seen(self) -> Seen:
+    def seen(self) -> GpuWindow:
         seen = read(self.query, PARAMS, np.arange(self.steps), self.count, None)
         assert seen is not None
         return seen
 
-    def slow_links(self) -> list[Finding]:
-        durations = self.columns()["step_ns"][: self.steps]
-        numbers = np.arange(self.steps)
-        seen = self.seen()
-        carried = links.read(seen, self.query, PARAMS, numbers, len(HOSTS), None)
-        return links.judge(seen, carried, numbers, durations, HOSTS)[0]
+    def job(self) -> Case:
+        case = case_of(self.query, PARAMS, self.columns()["step_ns"][: self.steps], HOSTS)
+        case.gpus = self.seen()
+        return case
 
-    def layout(self) -> list[Finding]:
-        durations = self.columns()["step_ns"][: self.steps]
-        return balance.judge(self.seen(), self.query, PARAMS, np.arange(self.steps), durations, HOSTS, 0.05)
+    def slow_links(self) -> list[Suspect]:
+        return links.detect(self.job())
+
+    def layout(self, fresh: int | None = None) -> list[Suspect]:
+        case = self.job()
+        assert case.gpus is not None
+        return layout.suspects_of(case, case.gpus, fresh=fresh)
 
 
 @pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2, "tp": 2, "pp": 2}, {"dp": 4, "pp": 4}])
@@ -110,12 +114,12 @@ def test_a_slow_communicator_is_named_with_its_ranks() -> None:
     network.only = ("tp",)
     network.link[8:12, 20:] = 1.6
     (found,) = network.slow_links()
-    assert (found["kind"], found["ranks"], found["hosts"]) == ("link_degradation", [8, 9, 10, 11], ["node-2"])
-    assert found["steps"] == [20, 59]
-    assert "1.6" in found["evidence"][0]["text"]
-    assert "3 others that send as much" in found["evidence"][0]["text"]
-    assert "which of them it is does not show" in found["evidence"][-1]["text"]
-    assert "CUDA_VISIBLE_DEVICES=… all_reduce_perf -b 2M -e 2M -g 2 on either half of the GPUs" in found["action"]
+    assert (found.kind, found.ranks, found.hosts) == ("link_degradation", [8, 9, 10, 11], ["node-2"])
+    assert [found.since, found.last] == [20, 59]
+    assert "1.6" in found.evidence[0]["text"]
+    assert "3 others that send as much" in found.evidence[0]["text"]
+    assert "which of them it is does not show" in found.evidence[-1]["text"]
+    assert "CUDA_VISIBLE_DEVICES=… all_reduce_perf -b 2M -e 2M -g 2 on either half of the GPUs" in found.action
 
 
 def test_the_action_says_how_to_find_the_link_of_a_ring() -> None:
@@ -123,9 +127,9 @@ def test_the_action_says_how_to_find_the_link_of_a_ring() -> None:
     network = Network(16)
     network.link[:, 20:] = 2.0
     (found,) = network.slow_links()
-    assert found["ranks"] == list(range(16))
+    assert found.ranks == list(range(16))
     test = "mpirun -N 1 -H node-0,node-1 all_reduce_perf -b 2M -e 2M -g 4 on either half of the nodes"
-    assert test in found["action"]
+    assert test in found.action
 
 
 @pytest.mark.parametrize(("ranks", "halves"), [(2, False), (3, False), (4, True)])
@@ -133,8 +137,8 @@ def test_half_of_a_ring_is_two_ranks_at_least(ranks: int, halves: bool) -> None:
     network = Network(ranks)
     network.link[:, 20:] = 2.0
     (found,) = network.slow_links()
-    assert ("by halves" in found["action"]) is halves
-    assert f"all_reduce_perf -b 2M -e 2M -g {2 if halves else ranks}" in found["action"]
+    assert ("by halves" in found.action) is halves
+    assert f"all_reduce_perf -b 2M -e 2M -g {2 if halves else ranks}" in found.action
 
 
 def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
@@ -142,9 +146,9 @@ def test_the_rank_that_all_slow_transfers_have_in_common_is_named() -> None:
     slow = network.rank(2, 1, 1)
     network.link[slow] = 3.0
     (found,) = network.slow_links()
-    assert found["ranks"] == [slow]
-    assert "takes part in all of them" in found["evidence"][-1]["text"]
-    assert "halves" not in found["action"]
+    assert found.ranks == [slow]
+    assert "takes part in all of them" in found.evidence[-1]["text"]
+    assert "halves" not in found.action
 
 
 def test_the_only_communicator_is_compared_with_its_own_past() -> None:
@@ -152,9 +156,9 @@ def test_the_only_communicator_is_compared_with_its_own_past() -> None:
     assert network.slow_links() == []
     network.link[:, 60:] = 2.0
     (found,) = network.slow_links()
-    assert found["ranks"] == list(range(8))
-    assert found["steps"][0] == pytest.approx(60, abs=1)
-    assert "its own first steps" in found["evidence"][0]["text"]
+    assert found.ranks == list(range(8))
+    assert found.since == pytest.approx(60, abs=1)
+    assert "its own first steps" in found.evidence[0]["text"]
 
 
 def test_a_link_that_was_well_in_the_first_steps_only() -> None:
@@ -162,8 +166,8 @@ def test_a_link_that_was_well_in_the_first_steps_only() -> None:
     network = Network(8)
     network.link[:, 12:] = 2.0
     (found,) = network.slow_links()
-    assert found["steps"][0] == pytest.approx(12, abs=1)
-    assert "its own first steps" in found["evidence"][0]["text"]
+    assert found.since == pytest.approx(12, abs=1)
+    assert "its own first steps" in found.evidence[0]["text"]
 
 
 def test_waiting_for_others_is_no_slow_link() -> None:
@@ -179,10 +183,10 @@ def test_what_hides_behind_other_work_is_found_and_costs_nothing() -> None:
     columns["collective_ns"][:] = 0
     network.columns = lambda: {name: values.copy() for name, values in columns.items()}  # type: ignore[method-assign]
     (found,) = network.slow_links()
-    assert (found["share"], found["slowdown"]) == (0.0, 1.0)
+    assert (found.lost_ns, found.slowdown) == (0.0, 1.0)
 
 
-def test_what_is_little_in_a_step_is_not_told() -> None:
+def test_what_is_little_in_a_step_is_not_reported() -> None:
     network = Network(4, tp=4)
     network.only = ("tp",)
     network.load["tp"] = 0.01
@@ -196,9 +200,9 @@ def test_a_pair_is_alike_others_between_the_same_stages() -> None:
     network.load["pp"] = 5.0
     network.link[network.rank(1, pp=1)] = 4.0
     (found,) = network.slow_links()
-    assert found["ranks"] == [network.rank(1), network.rank(1, pp=1)]
-    assert found["evidence"][0]["text"].startswith("a transfer between ranks 1, 5 takes")
-    assert "sendrecv_perf -b 2M -e 2M -g 1" in found["action"]
+    assert found.ranks == [network.rank(1), network.rank(1, pp=1)]
+    assert found.evidence[0]["text"].startswith("a transfer between ranks 1, 5 takes")
+    assert "sendrecv_perf -b 2M -e 2M -g 1" in found.action
 
 
 # ---- how work is shared out
@@ -213,28 +217,28 @@ def test_a_stage_with_more_work() -> None:
     network = Network(2, pp=4, micro=16)
     network.stage_work[3] = 1.4
     (found,) = network.layout()
-    assert (found["kind"], found["ranks"]) == ("stage_imbalance", [6, 7])
-    assert "(1.37x)" in found["evidence"][0]["text"]
+    assert (found.kind, found.ranks) == ("stage_imbalance", [6, 7])
+    assert "(1.37x)" in found.evidence[0]["text"]
     # Shared out evenly it would be 1.1 for each.
-    assert found["share"] == pytest.approx(0.3 * 60 * MS, rel=0.1)
+    assert found.lost_ns == pytest.approx(0.3 * 60 * MS, rel=0.1)
 
 
 def test_batches_of_different_length() -> None:
     network = Network(8)
     network.length = network.random.lognormal(0, 0.2, (8, network.steps))
     (found,) = network.layout()
-    assert (found["kind"], found["ranks"]) == ("sequence_imbalance", list(range(8)))
+    assert (found.kind, found.ranks) == ("sequence_imbalance", list(range(8)))
 
 
 def test_batches_that_differ_more_than_before_count_from_less_on() -> None:
-    """Sums of a pipeline's micro-batches that differ by 3.5 % between two replicas cost too little to be told, unless
-    they did not do so before."""
-    for start, told in ((0, []), (16, [("sequence_imbalance", 16)])):
+    """Sums of a pipeline's micro-batches that differ by 3.5 % between two replicas cost too little to be reported,
+    unless they did not do so before."""
+    for start, reported in ((0, []), (16, [("sequence_imbalance", 16)])):
         network = Network(2, tp=2, pp=2, micro=16)
         each = network.random.normal(0, 0.035, (2, network.steps))
         network.length[:, start:] = np.exp(each[network.place[:, 0], start:])
         network.noise = 0.002
-        assert [(found["kind"], found["steps"][0]) for found in network.layout()] == told
+        assert [(found.kind, found.since) for found in network.layout()] == reported
 
 
 def test_batches_that_vary_for_all_ranks_alike_are_even() -> None:
@@ -249,10 +253,10 @@ def test_noise_of_a_phase_alone_is_not_the_batch_s() -> None:
     assert network.layout() == []
 
 
-@pytest.mark.parametrize(("micro", "told"), [(2, True), (4, True), (7, False), (16, False)])
-def test_a_pipeline_without_work(micro: int, told: bool) -> None:
+@pytest.mark.parametrize(("micro", "is_reported"), [(2, True), (4, True), (7, False), (16, False)])
+def test_a_pipeline_without_work(micro: int, is_reported: bool) -> None:
     found = Network(2, pp=4, micro=micro).layout()
-    assert [finding["kind"] for finding in found] == ["pipeline_bubble"] * told
+    assert [finding.kind for finding in found] == ["pipeline_bubble"] * is_reported
 
 
 def test_collectives_inside_the_passes_are_no_bubble() -> None:
@@ -264,34 +268,35 @@ def test_collectives_inside_the_passes_are_no_bubble() -> None:
 
 def test_a_layout_is_fresh_only_if_it_was_not_so_before() -> None:
     network = Network(8, steps=120)
-    for start, told in ((60, ["sequence_imbalance"]), (0, [])):
+    for start, reported in ((60, ["sequence_imbalance"]), (0, [])):
         network.length = np.ones((8, 120))
         network.length[:, start:] = network.random.lognormal(0, 0.2, (8, 120 - start))
-        durations = network.columns()["step_ns"][:120]
-        found = balance.judge(network.seen(), network.query, PARAMS, np.arange(120), durations, HOSTS, 0.05, fresh=60)
-        assert [finding["kind"] for finding in found] == told
+        found = network.layout(fresh=60)
+        assert [finding.kind for finding in found] == reported
 
 
 def test_since_when_a_link_is_slow_is_found_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if only the newest 20 steps could be read at once."""
-    monkeypatch.setattr("argus.diagnose.links.MOST_ROWS", 1)
+    monkeypatch.setattr("argus.diagnose.read.transfers.MOST_ROWS", 1)
     network = Network(4, tp=2, steps=160)
     network.only = ("tp",)
     network.link[2:4, 77:] = 2.0
     (found,) = network.slow_links()
-    assert (found["ranks"], found["steps"][0]) == ([2, 3], 77)
+    assert (found.ranks, found.since) == ([2, 3], 77)
 
 
 @pytest.mark.parametrize(
-    ("pairs", "told"),
+    ("pairs", "is_reported"),
     [([(0, 1), (1, 2), (2, 3)], 1), ([(0, 1), (1, 2), (2, 3), (0, 3)], 2), ([(0, 1)], 1), ([(0, 1), (0, 2)], 2)],
 )
-def test_a_last_stage_that_hands_on_to_the_first_has_several_chunks(pairs: list[tuple[int, int]], told: int) -> None:
+def test_a_last_stage_that_hands_on_to_the_first_has_several_chunks(
+    pairs: list[tuple[int, int]], is_reported: int
+) -> None:
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        assert text == sql.TRANSFER_RANKS
+        assert text == queries.TRANSFER_RANKS
         assert (params["first"], params["last"]) == (7, 9)
         rows = [(4, "SendRecv", *pair) for pair in pairs] + [(4, "AllReduce", -1, -1)]
         names = ("comm_group", "op", "one", "other")
         return {name: np.array(column, object) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
 
-    assert links.chunks(query, {}, np.arange(10)) == told
+    assert transfers.chunks(query, {}, np.arange(10)) == is_reported

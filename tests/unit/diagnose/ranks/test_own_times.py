@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus.diagnose import phase_times
-from argus.diagnose.own_times import compare, kind_of, waiting_phases
-from argus.diagnose.step_times import Judged
-from tests.unit.logged_job import LAYOUTS, Fault, Log, judge_rows, make, rows
+from argus.diagnose.case import Logged
+from argus.diagnose.ranks import phase_times
+from argus.diagnose.ranks.own_times import compare, kind_of, waiting_phases
+from argus.diagnose.suspect import Suspect
+from tests.builders.logged_job import LAYOUTS, Fault, Log, judge_rows, make, rows
 
 CALLED_WAITING = {"communication", "waiting", "allreduce", "barrier_wait", "grad_sync"}
 HOST_KINDS = ("data_loading", "gc_pause", "kernel_issue_stall")
 
 
-def judged(log: Log, threshold: float = 0.05) -> Judged:
+def judged(log: Log, threshold: float = 0.05) -> tuple[list[Suspect], Logged]:
     times, phases = rows(log)
     return judge_rows(times, phases, float(np.median(log.step[:, -20:])) * 1e6, threshold)
 
@@ -35,27 +36,27 @@ def test_the_rank_that_waits_least_is_named_with_its_side(name: str, size: float
     layout = LAYOUTS[name]
     for number, where in enumerate(sorted(set(layout.own) - set(layout.waits) - CALLED_WAITING)):
         log = make(layout, ranks=8, steps=150, faults=(Fault(where, 5, size, shape=shape),), seed=10 * number + 3)
-        (one,) = judged(log).findings
-        assert one["ranks"] == [5], (where, one)
-        assert (one["kind"] in HOST_KINDS) == (kind_of(where or "other") in HOST_KINDS), (where, one)
-        assert one["phase"] == (where or "other")
+        (one,) = judged(log)[0]
+        assert one.ranks == [5], (where, one)
+        assert (one.kind in HOST_KINDS) == (kind_of(where or "other") in HOST_KINDS), (where, one)
+        assert one.phase == (where or "other")
         if shape == "step":
-            assert abs(one["steps"][0] - 49) <= 5
-            assert "waits least" in one["evidence"][0]["text"]
+            assert abs(one.since - 49) <= 5
+            assert "waits least" in one.evidence[0]["text"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_ranks_that_are_alike_are_not_blamed(name: str) -> None:
     layout = LAYOUTS[name]
     for seed in range(4):
-        assert judged(make(layout, steps=150, spikes=0.01 * seed, seed=seed)).findings == []
+        assert judged(make(layout, steps=150, spikes=0.01 * seed, seed=seed))[0] == []
     for where in layout.own:
         everybody = make(layout, ranks=8, steps=150, faults=(Fault(where, None, 0.4),), seed=7)
-        assert judged(everybody).findings == [], where
+        assert judged(everybody)[0] == [], where
     # A delay inside the timer that the others wait in: all timers are alike.
     (inside, *_) = layout.waits
     hidden = make(layout, ranks=8, steps=150, faults=(Fault(inside, 2, 0.4),), seed=8)
-    assert judged(hidden).findings == []
+    assert judged(hidden)[0] == []
 
 
 def test_a_rank_with_the_longest_computation_is_not_the_slow_one() -> None:
@@ -63,52 +64,52 @@ def test_a_rank_with_the_longest_computation_is_not_the_slow_one() -> None:
     # Taken at its word, the timer says that everybody but rank 3 computes slowly.
     longest = np.argmax(np.median(log.phases["compute"][:, 150:], axis=1))
     assert longest != 3
-    (one,) = judged(log).findings
-    assert (one["kind"], one["ranks"], one["phase"]) == ("data_loading", [3], "data_loading")
-    assert one["slowdown"] == pytest.approx(1.5, abs=0.08)
+    (one,) = judged(log)[0]
+    assert (one.kind, one.ranks, one.phase) == ("data_loading", [3], "data_loading")
+    assert one.slowdown == pytest.approx(1.5, abs=0.08)
 
 
 def test_spikes_of_one_rank_are_jitter() -> None:
     log = make(LAYOUTS["wait inside compute"], spikes=0.0, faults=(Fault("", 4, 3.0, shape="spikes"),), seed=4)
-    (one,) = judged(log).findings
-    assert (one["kind"], one["ranks"]) == ("jitter", [4])
+    (one,) = judged(log)[0]
+    assert (one.kind, one.ranks) == ("jitter", [4])
     # Of all ranks alike they are nobody's.
     shared = make(LAYOUTS["wait inside compute"], spikes=0.0, faults=(Fault("", None, 3.0, shape="spikes"),), seed=4)
-    assert judged(shared).findings == []
+    assert judged(shared)[0] == []
 
 
 def test_a_rank_that_is_slow_from_the_first_step_is_named() -> None:
     log = make(LAYOUTS["wait inside backward"], faults=(Fault("forward", 1, 0.3, since=0.0),), seed=5)
-    (one,) = judged(log).findings
-    assert (one["ranks"], one["steps"][0]) == ([1], 0)
-    assert "a constant difference" in one["evidence"][2]["text"]
+    (one,) = judged(log)[0]
+    assert (one.ranks, one.since) == ([1], 0)
+    assert "a constant difference" in one.evidence[2]["text"]
 
 
 def test_a_rank_that_recovered_is_mentioned_with_steps_and_cost() -> None:
     log = make(LAYOUTS["wait timed"], faults=(Fault("fetch_batch", 6, 1.4, since=0.4, until=0.43),), spikes=0.0, seed=6)
     found = judged(log)
-    assert found.findings == []
-    assert "rank 6 was slow in steps 120 to 128 (a step of up to 2." in found.note
-    assert "which cost the others" in found.note
+    assert found[0] == []
+    assert "rank 6 was slow in steps 120 to 128 (a step of up to 2." in found[1].note
+    assert "which cost the others" in found[1].note
 
 
 def test_two_slow_ranks_are_both_named() -> None:
     faults = (Fault("data", 2, 1.0), Fault("forward", 9, 0.5))
-    found = judged(make(LAYOUTS["wait not timed"], faults=faults, seed=7)).findings
-    assert sorted(rank for one in found for rank in one["ranks"]) == [2, 9]
+    found = judged(make(LAYOUTS["wait not timed"], faults=faults, seed=7))[0]
+    assert sorted(rank for one in found for rank in one.ranks) == [2, 9]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_few_ranks_tell_as_much(ranks: int) -> None:
+def test_few_ranks_show_as_much(ranks: int) -> None:
     layout = LAYOUTS["wait inside compute"]
-    assert judged(make(layout, ranks=ranks, seed=9)).findings == []
-    (one,) = judged(make(layout, ranks=ranks, faults=(Fault("", 1, 0.5),), seed=9)).findings
-    assert one["ranks"] == [1]
+    assert judged(make(layout, ranks=ranks, seed=9))[0] == []
+    (one,) = judged(make(layout, ranks=ranks, faults=(Fault("", 1, 0.5),), seed=9))[0]
+    assert one.ranks == [1]
 
 
-def test_what_is_too_small_is_said() -> None:
+def test_what_is_too_small_is_reported() -> None:
     layout = LAYOUTS["wait inside compute"]
-    text = judged(make(layout, noise=0.002, spikes=0.0, seed=1)).least
+    text = judged(make(layout, noise=0.002, spikes=0.0, seed=1))[1].least
     assert "a rank that needs less than 0.8 ms (1.0% of a step) more than it did" in text
     noisy = phase_times.read_timers(*rows(make(layout, drift=0.05, seed=1)))
     assert compare(noisy, 0.05).least_ns > 2e6

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose import balance, sql
-from argus.diagnose.cause import attribute
-from argus.diagnose.gpu import COMPUTES, all_grown, find_slow, find_starved, judge, read, starved_since, times_of
-from argus.diagnose.peers import Mesh, between_stages, mesh_of
-from argus.diagnose.phase import Straggler
-from argus.diagnose.run import _kept_waiting, _lost_its_lead, _narrowed
+from argus.diagnose.case import Case
+from argus.diagnose.causes.cpu_time import attribute
+from argus.diagnose.ranks import layout
+from argus.diagnose.ranks.late_ranks import kept_waiting, narrowed
+from argus.diagnose.ranks.lateness import Straggler
+from argus.diagnose.ranks.lost_lead import lost_its_lead
+from argus.diagnose.ranks.slow_gpus import all_grown, detect, find_slow, find_starved, starved_since
+from argus.diagnose.read import queries
+from argus.diagnose.read.gpu_times import COMPUTES, read, times_of
+from argus.diagnose.read.peers import Mesh, between_stages, mesh_of
+from argus.diagnose.suspect import Suspect
+from tests.builders.cases import case_of
 
 MS = 1e6
 USUAL = {"forward": 20.0, "backward": 40.0, "optimizer": 3.0, "compute": 1.0}
@@ -95,32 +101,32 @@ class Cluster:
         return mesh_of(self.groups(), np.arange(self.count), np.full(self.count, 500))
 
     def query(self, text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        if text == sql.GROUPS:
+        if text == queries.GROUPS:
             return self.groups()
-        if text == sql.KERNEL_TIME:
+        if text == queries.KERNEL_TIME:
             return {name: np.empty(0) for name in ("kernel_id", "kernel", "rank", "launches", "spent_ns", "steps")}
         columns = self.columns()
-        if text == sql.GPU_TIMES:
+        if text == queries.GPU_TIMES:
             kept = (columns["step"] >= params["first"]) & (columns["step"] <= params["last"])
         else:
-            assert text == sql.GPU_COMPUTE
+            assert text == queries.GPU_COMPUTE
             kept = np.isin(columns["step"], params["steps"]) & np.isin(columns["rank"], params["ranks"])
             columns["compute_ns"] = np.sum([columns[f"{name}_ns"] for name in COMPUTES], axis=0)
         return {name: values[kept] for name, values in columns.items()}
 
-    def judge(self, threshold: float = 0.05) -> list[dict[str, Any]]:
+    def case(self, threshold: float = 0.05) -> Case:
         durations = self.columns()["step_ns"][: self.steps]
-        numbers = np.arange(self.steps)
         hosts = {rank: f"node-{rank // 8}" for rank in range(self.count)}
-        params = {"job": "j", "run": 1}
-        seen = read(self.query, params, numbers, self.count, None)
-        assert seen is not None
-        found = judge(seen, self.query, params, numbers, durations, hosts, threshold)
-        return [dict(finding) for finding in found]
+        case = case_of(self.query, {"job": "j", "run": 1}, durations, hosts, threshold=threshold)
+        case.gpus = read(self.query, case.params, case.numbers, self.count, None)
+        return case
+
+    def slow_gpus(self, threshold: float = 0.05) -> list[Suspect]:
+        return detect(self.case(threshold))
 
 
 def named(cluster: Cluster) -> list[tuple[str, list[int]]]:
-    return [(finding["kind"], finding["ranks"]) for finding in cluster.judge()]
+    return [(finding.kind, finding.ranks) for finding in cluster.slow_gpus()]
 
 
 @pytest.mark.parametrize("shape", [{"dp": 2}, {"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 64}, {"dp": 4, "tp": 2, "pp": 4}])
@@ -154,18 +160,18 @@ def test_ranks_that_differ_all_along_as_gpus_do_are_no_finding() -> None:
 )
 def test_a_slow_gpu_that_others_wait_for(shape: dict[str, int], ranks: list[int]) -> None:
     cluster = Cluster(**shape).slow(ranks, 1.3, 25)
-    (found,) = cluster.judge()
-    assert (found["kind"], found["ranks"], found["phase"]) == ("compute_straggler", ranks, "backward")
-    assert found["steps"] == [25, 59]
+    (found,) = cluster.slow_gpus()
+    assert (found.kind, found.ranks, found.phase) == ("compute_straggler", ranks, "backward")
+    assert [found.since, found.last] == [25, 59]
     # Of 64 ms a step 18 more; a pipeline of two stages makes 9 slots of 8 micro-batches' time.
     slots = (8 + cluster.pp - 1) / 8
-    assert found["share"] == pytest.approx(18 * slots * MS, rel=0.25)
+    assert found.lost_ns == pytest.approx(18 * slots * MS, rel=0.25)
 
 
 @pytest.mark.parametrize("steps", [12, 16, 20])
 def test_of_a_short_recording_the_newer_half_decides(steps: int) -> None:
-    (found,) = Cluster(8, steps=steps).slow([3], 1.3, steps // 2).judge()
-    assert (found["kind"], found["ranks"]) == ("compute_straggler", [3])
+    (found,) = Cluster(8, steps=steps).slow([3], 1.3, steps // 2).slow_gpus()
+    assert (found.kind, found.ranks) == ("compute_straggler", [3])
     recovered = Cluster(8, steps=20).slow([3], 1.3)
     recovered.factor[:, 11:] = 1.0
     assert named(recovered) == []
@@ -177,14 +183,15 @@ def test_a_slow_gpu_that_the_pipeline_hides() -> None:
     cluster.stage_work[2] = 0.45
     slow = cluster.rank(1, pp=2)
     cluster.slow([slow], 1.9, 30, backward=True)
-    (found,) = cluster.judge()
-    assert (found["kind"], found["ranks"]) == ("masked_compute_straggler", [slow])
-    assert found["phase"] == "backward"
-    assert found["steps"][0] == 30
-    assert found["share"] < 0.02 * 64 * MS
-    assert found["slowdown"] == pytest.approx(1, abs=0.02)
-    assert "backward (1.9" in found["evidence"][0]["text"]
-    assert "nobody waits" in found["evidence"][1]["text"]
+    (found,) = cluster.slow_gpus()
+    assert (found.kind, found.ranks) == ("masked_compute_straggler", [slow])
+    assert found.phase == "backward"
+    assert found.since == 30
+    assert found.lost_ns < 0.02 * 64 * MS
+    assert found.slowdown == pytest.approx(1, abs=0.02)
+    assert "backward (1.9" in found.evidence[0]["text"]
+    assert found.cost is not None
+    assert "nobody waits" in found.cost["text"]
 
 
 @pytest.mark.parametrize("shape", [{"dp": 8}, {"dp": 4, "tp": 2}, {"dp": 2}])
@@ -194,7 +201,7 @@ def test_half_of_a_group(shape: dict[str, int]) -> None:
     assert named(cluster.slow(half, 1.25, 20)) == [("compute_straggler", half)]
 
 
-def test_most_of_a_group_are_told_from_their_own_past() -> None:
+def test_most_of_a_group_are_compared_with_their_own_past() -> None:
     slow = [0, 1, 2, 3, 4, 6]
     assert named(Cluster(8, steps=80).slow(slow, 1.25, 40)) == [("compute_straggler", slow)]
 
@@ -227,14 +234,14 @@ def test_batches_of_varying_length_are_no_fault() -> None:
         assert named(cluster) == []
 
 
-def test_different_faults_are_told_apart() -> None:
+def test_different_faults_are_distinguished() -> None:
     cluster = Cluster(8, steps=80).slow([1], 1.2, 20).slow([6], 2.0, 40)
-    assert [(f["ranks"], f["steps"][0]) for f in cluster.judge()] == [([6], 40), ([1], 20)]
+    assert [(f.ranks, f.since) for f in cluster.slow_gpus()] == [([6], 40), ([1], 20)]
 
 
 def test_the_first_slow_step_of_a_long_job_is_found_exactly() -> None:
-    (found,) = Cluster(4, steps=1500).slow([2], 1.4, 433).judge()
-    assert found["steps"] == [433, 1499]
+    (found,) = Cluster(4, steps=1500).slow([2], 1.4, 433).slow_gpus()
+    assert [found.since, found.last] == [433, 1499]
 
 
 def test_a_recovered_gpu_is_no_finding() -> None:
@@ -256,10 +263,10 @@ def test_gaps_in_what_is_known() -> None:
     assert find_slow(times_of({name: values[few] for name, values in columns.items()}), cluster.mesh()) == []
 
 
-# ---- what changed is told more finely than what differs all along
+# ---- what changed is detected more finely than what differs all along
 
 
-def test_a_small_change_is_told_and_a_constant_difference_of_that_size_is_not() -> None:
+def test_a_small_change_is_reported_and_a_constant_difference_of_that_size_is_not() -> None:
     assert named(Cluster(8).slow([3], 1.06, 25)) == [("compute_straggler", [3])]
     assert named(Cluster(8).slow([3], 1.06)) == []
 
@@ -269,8 +276,8 @@ def test_a_stage_that_has_more_to_do_since_early_on(start: int) -> None:
     """Most of the first steps are slow already; the first ten are not."""
     cluster = Cluster(2, tp=2, pp=2)
     stage = [cluster.rank(d, t, 1) for d in range(2) for t in range(2)]
-    (found,) = cluster.slow(stage, 1.08, start).judge()
-    assert (found["kind"], found["ranks"], found["steps"][0]) == ("stage_imbalance", stage, start)
+    (found,) = cluster.slow(stage, 1.08, start).slow_gpus()
+    assert (found.kind, found.ranks, found.since) == ("stage_imbalance", stage, start)
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
@@ -290,7 +297,7 @@ def test_ranks_that_drift_each_on_its_own_are_healthy(ranks: int) -> None:
         )
 
 
-def test_a_gpu_that_waits_a_little_for_its_cpu_since_a_step_is_told() -> None:
+def test_a_gpu_that_waits_a_little_for_its_cpu_since_a_step_is_reported() -> None:
     def starved(since: int) -> list[tuple[tuple[int, ...], int | None]]:
         cluster = Cluster(8)
         cluster.idle[5, since:] += 2 * MS
@@ -319,7 +326,7 @@ def test_what_a_gpu_waits_for_its_cpu_is_judged_by_its_own_noise() -> None:
 def late(cluster: Cluster, ranks: tuple[int, ...], gain_ms: float) -> Straggler | None:
     seen = read(cluster.query, {}, np.arange(cluster.steps), cluster.count, None)
     assert seen is not None
-    return _narrowed(Straggler(ranks, gain_ms * MS, 1.0, 0.0, 20), seen)
+    return narrowed(Straggler(ranks, gain_ms * MS, 1.0, 0.0, 20), seen)
 
 
 def test_ranks_that_wait_for_a_slow_gpu_of_their_pipeline_are_not_to_blame() -> None:
@@ -397,12 +404,12 @@ def test_a_stage_that_is_kept_waiting_is_to_blame_as_a_whole() -> None:
         seen = read(cluster.query, {}, np.arange(60), 8, None)
         assert seen is not None
         last = Straggler((0, 2), 4 * MS, 0.76, 1e-5, 50, own=True)
-        stragglers, starved = _kept_waiting([last], seen, MS)
+        stragglers, starved = kept_waiting([last], seen, MS)
         assert len(stragglers) == len(starved)
         return [(one.ranks, slow is not None) for one, slow in zip(stragglers, starved, strict=True)]
 
     assert found(26, 20, 30, 21) == [((0, 1, 2, 3), True)]
-    # Who waits for less than half as long as they do is not among them, or told apart.
+    # Who waits for less than half as long as they do is not among them, or is reported separately.
     assert found(16, 7, 18, 6) == [((0, 2), False)]
     assert found(26, 9, 30, 8) == [((0, 2), True), ((1, 3), True)]
 
@@ -479,15 +486,13 @@ def test_a_stage_of_one_rank_may_be_a_slow_gpu_and_it_says_so(dp: int) -> None:
     cluster = Cluster(dp, pp=4)
     stage = [cluster.rank(d, pp=2) for d in range(dp)]
     assert named(cluster.slow(stage, 2.0)) == []
-    numbers, params = np.arange(cluster.steps), {"job": "j", "run": 1}
-    seen = read(cluster.query, params, numbers, cluster.count, None)
-    assert seen is not None
-    durations = cluster.columns()["step_ns"][: cluster.steps]
-    (found,) = balance.judge(seen, cluster.query, params, numbers, durations, {}, 0.05)
+    case = cluster.case()
+    assert case.gpus is not None
+    (found,) = layout.suspects_of(case, case.gpus)
     alone = dp == 1
-    assert (found["kind"], found["ranks"], found["confidence"]) == ("stage_imbalance", stage, 0.45 if alone else 0.9)
-    assert ("would look the same" in found["evidence"][-1]["text"]) == alone
-    assert ("check the GPU of rank 2 (nvidia-smi" in found["action"]) == alone
+    assert (found.kind, found.ranks, found.confidence) == ("stage_imbalance", stage, 0.45 if alone else 0.9)
+    assert any("would look the same" in one["text"] for one in found.further) == alone
+    assert ("check the GPU of rank 2 (nvidia-smi" in found.action) == alone
 
 
 def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
@@ -505,17 +510,19 @@ def test_a_gpu_that_its_cpu_keeps_waiting() -> None:
     assert find_starved(times_of(Cluster(8).slow([3], 1.5).columns()), cluster.mesh()) == []
 
 
-@pytest.mark.parametrize(("since", "told"), [(20, True), (0, False), (52, False)])
-def test_a_lead_that_was_lost(since: int, told: bool) -> None:
+@pytest.mark.parametrize(("since", "is_reported"), [(20, True), (0, False), (52, False)])
+def test_a_lead_that_was_lost(since: int, is_reported: bool) -> None:
     """Who always came late, or since a few steps only, has lost none."""
     ahead = np.full(60, -1.0 * MS)
     ahead[since:] = 5 * MS
 
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        assert (text, params["ranks"]) == (sql.LEAD, [3])
+        assert (text, params["ranks"]) == (queries.LEAD, [3])
         return {"step": np.arange(60), "suspects_ns": ahead, "others_ns": np.zeros(60)}
 
-    assert _lost_its_lead(query, {}, Straggler((3,), 5 * MS, 1.0, 0.0, 20, hidden=True), None) is told
+    case = case_of(query, {}, np.full(60, 20.0 * MS), {3: "n"})
+    case.lateness = None
+    assert lost_its_lead(case, Straggler((3,), 5 * MS, 1.0, 0.0, 20, hidden=True)) is is_reported
 
 
 @pytest.mark.parametrize(("hidden", "kind"), [(True, "kernel_issue_stall"), (False, "compute_straggler")])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose.ahead import AT_ONCE, Ahead
+from argus.diagnose.read.ahead import AT_ONCE, Ahead
 
 STEP = "SELECT {step:UInt32} AS step"
 LONG_S = 60.0

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose import sql
-from argus.diagnose.hosts import (
+from argus.diagnose.read import queries
+from argus.diagnose.read.hosts import (
     ALL,
     MAX_CALLS,
     MAX_MINUTES,
@@ -29,18 +29,19 @@ from argus.diagnose.hosts import (
     prepare,
     store_hosts,
 )
-from argus.diagnose.run import diagnose, diagnose_store
+from argus.diagnose.read.query import across, of_job, runnable_sql
+from argus.diagnose.run import diagnose
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict
-from argus.errors import ArgusError
-from argus.records import COLLECTIVE
-from argus.semantics.clocks import CALL, convert, error_at, likely
+from argus.model.errors import ArgusError
+from argus.model.records import COLLECTIVE
+from argus.semantics.groups.clocks import CALL, convert, error_at, likely
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from tests.builders.hosts_job import World, store_world
+from tests.builders.stored_job import WALL, store_job
+from tests.builders.synthetic_job import MS, simulate
 from tests.stores import new_store
-
-from .hosts_job import World, store_world
-from .stored_job import WALL, store_job
-from .synthetic_job import MS, simulate
 
 US = 1_000
 SHIFTS = "SELECT host, shift, how, confidence, error FROM step_shifts"
@@ -155,7 +156,7 @@ def test_without_clocks_ranks_are_compared_within_a_host(store: Store) -> None:
     assert not any("agree to" in evidence["text"] for evidence in slow["findings"][0]["evidence"])
 
 
-def test_hosts_that_nothing_joins_are_left_out_and_said(store: Store) -> None:
+def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store) -> None:
     verdict = diagnose_store(store, "no company", 1)
     assert verdict["status"] == "inconclusive"
     assert "the steps of node-1 were left out" in verdict["reason"]
@@ -172,7 +173,7 @@ def test_hosts_that_nothing_joins_are_left_out_and_said(store: Store) -> None:
 def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
     world = WORLDS[name]
     diagnose_store(store, name, 1)
-    rows = asked(store, sql.CLOCKS, {"job": name, "run": 1})
+    rows = asked(store, queries.CLOCKS, {"job": name, "run": 1})
     assert set(rows["host"]) == {f"node-{host}" for host in range(world.hosts)}
     for i, host in enumerate(rows["host"]):
         number = int(host[-1])
@@ -311,34 +312,62 @@ def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> Non
         "kernel": 1,
         "width": 1,
     }
-    run = sql.of_job(query)
-    for text in (sql.LATENESS, sql.LEAD, sql.LAST, sql.STEPS, sql.CPU_TIME, sql.PHASE_TIME, sql.LOADING, sql.LAST_CALLS,
-                 sql.SPAN, sql.SLOWER, sql.CLOCKS, sql.STUCK_CALL, sql.SPAN_NS, sql.LAST_TRANSFERS, sql.GPU_TIMES,
-                 sql.GPU_COMPUTE, sql.TRANSFERS, sql.TRANSFER_RANKS, sql.WORK,
-                 sql.ISSUE, sql.PATTERNS, sql.KERNEL_STEPS):  # fmt: skip
+    run = of_job(query)
+    for text in (
+        queries.LATENESS,
+        queries.LEAD,
+        queries.LAST,
+        queries.STEPS,
+        queries.CPU_TIME,
+        queries.PHASE_TIME,
+        queries.LOADING,
+        queries.LAST_CALLS,
+        queries.SPAN,
+        queries.SLOWER,
+        queries.CLOCKS,
+        queries.STUCK_CALL,
+        queries.SPAN_NS,
+        queries.LAST_TRANSFERS,
+        queries.GPU_TIMES,
+        queries.GPU_COMPUTE,
+        queries.TRANSFERS,
+        queries.TRANSFER_RANKS,
+        queries.WORK,
+        queries.ISSUE,
+        queries.PATTERNS,
+        queries.KERNEL_STEPS,
+    ):
         a, b = (run(text, {**common, **hosts.params()}) for hosts in (given, stored))
         assert len(next(iter(a.values()))) > 0 or text in (
-            sql.PHASE_TIME, sql.LOADING, sql.LAST_TRANSFERS, sql.GPU_TIMES, sql.GPU_COMPUTE, sql.TRANSFERS,
-            sql.TRANSFER_RANKS, sql.ISSUE, sql.PATTERNS, sql.KERNEL_STEPS
-        )  # fmt: skip
+            queries.PHASE_TIME,
+            queries.LOADING,
+            queries.LAST_TRANSFERS,
+            queries.GPU_TIMES,
+            queries.GPU_COMPUTE,
+            queries.TRANSFERS,
+            queries.TRANSFER_RANKS,
+            queries.ISSUE,
+            queries.PATTERNS,
+            queries.KERNEL_STEPS,
+        )
         # What a verdict cites can be pasted.
-        c, d = (query(sql.shown(text, {**common, **hosts.params()}), {}) for hosts in (given, stored))
+        c, d = (query(runnable_sql(text, {**common, **hosts.params()}), {}) for hosts in (given, stored))
         for name in a:
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, b[name].tolist())), (name, text)
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, c[name].tolist())), (name, text)
             assert sorted(map(str, a[name].tolist())) == sorted(map(str, d[name].tolist())), (name, text)
 
 
-@pytest.mark.parametrize("text", [sql.STEPS, sql.CPU_TIME, sql.WORK])
+@pytest.mark.parametrize("text", [queries.STEPS, queries.CPU_TIME, queries.WORK])
 def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(store: Store, text: str) -> None:
     query = partial(query_columns, store)
     hosts = prepare(store, query, "late", 1)
     assert hosts is not None
     assert [shift.shift for shift in hosts.shifts] == [0, 6]
-    ranks = [int(rank) for rank in query(sql.HOSTS, {"job": "late", "run": 1})["rank"]]
+    ranks = [int(rank) for rank in query(queries.HOSTS, {"job": "late", "run": 1})["rank"]]
     params = {"job": "late", "run": 1, "first": 10, "last": 14, "ranks": ranks, **hosts.params()}
-    near = sql.of_job(query)(text, params)
-    whole, times = re.subn(r" AND host_step BETWEEN .*? AND \{last:UInt32\}", "", sql.across(text, "stored"))
+    near = of_job(query)(text, params)
+    whole, times = re.subn(r" AND host_step BETWEEN .*? AND \{last:UInt32\}", "", across(text, "stored"))
     assert times
     every = query(whole, {name: value for name, value in params.items() if name != "across"})
     assert len(every["step"])
@@ -357,7 +386,7 @@ def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store)
     number = rows["step"].astype(int) + np.array([shifts[host] for host in rows["host"]])
     for since_ns in (0, int(rows["ts"][len(number) // 2])):
         later = number[rows["ts"] >= since_ns]
-        span = sql.of_job(query)(sql.SPAN, {"job": "late", "run": 1, "since_ns": since_ns, **hosts.params()})
+        span = of_job(query)(queries.SPAN, {"job": "late", "run": 1, "since_ns": since_ns, **hosts.params()})
         assert (int(span["first"][0]), int(span["last"][0])) == (later.min(), later.max())
         assert int(span["n"][0])
         # Neither is the first or the last that a host has itself.
@@ -393,7 +422,7 @@ def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any,
 
 
 @pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
-def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some communicators, some of their calls, and of a long run some minutes."""
     query, asked_for = partial(query_columns, store), dict[str, list[Mapping[str, Any]]]()
 
@@ -404,12 +433,12 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
 
     whole = align_hosts(query, name, 1)
     for constant in ("MAX_ROWS", "MAX_CALLS"):
-        monkeypatch.setattr(f"argus.diagnose.hosts.{constant}", 0)
+        monkeypatch.setattr(f"argus.diagnose.read.hosts.{constant}", 0)
     some = align_hosts(noted, name, 1)
     assert whole is not None
     assert some is not None
-    glance, calls = asked_for[sql.across(sql.GPU_CALLS, "given")]
-    (steps,) = asked_for[sql.across(sql.STEPS_OF_CALLS, "given")]
+    glance, calls = asked_for[across(queries.GPU_CALLS, "given")]
+    (steps,) = asked_for[across(queries.STEPS_OF_CALLS, "given")]
     assert len(glance["minutes"]) == 1
     assert (glance["members"], calls["members"]) == (1, ALL)
     assert len(calls["groups"]) == 1
@@ -434,13 +463,13 @@ def test_a_part_of_the_calls_tells_as_much(store: Store, name: str, monkeypatch:
 
 @pytest.fixture
 def timed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A job of which a part is read, and whose GPUs tell that one communicator is quicker than all others. Of each host
+    """A job of which a part is read, and whose GPUs show that one communicator is quicker than all others. Of each host
     the later ranks come last, and rank 7, which is slow; of rank 0 that is not known."""
     for constant in ("MAX_ROWS", "MAX_CALLS"):
-        monkeypatch.setattr(f"argus.diagnose.hosts.{constant}", 0)
+        monkeypatch.setattr(f"argus.diagnose.read.hosts.{constant}", 0)
     params = {"job": "three from the start", "run": 1, "across": "stored"}
     prepare(store, partial(query_columns, store), "three from the start", 1)
-    quick = int(sql.of_job(partial(query_columns, store))(sql.SPANNING, params)["comm_group"][-1])
+    quick = int(of_job(partial(query_columns, store))(queries.SPANNING, params)["comm_group"][-1])
     with store.lease() as client:
         client.command(
             "INSERT INTO gpu_collectives (job, run, rank, step, ts, comm, op, calls, duration_ns, shortest_ns) "
@@ -454,12 +483,12 @@ def timed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         client.command("TRUNCATE TABLE gpu_collectives")
 
 
-def test_the_gpus_tell_which_communicators_are_looked_at(store: Store, timed: int) -> None:
+def test_the_gpus_show_which_communicators_are_looked_at(store: Store, timed: int) -> None:
     """And which ranks of each host the others wait for."""
     asked_for: list[Mapping[str, Any]] = []
 
     def noted(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        if text == sql.across(sql.GPU_CALLS, "given"):
+        if text == across(queries.GPU_CALLS, "given"):
             asked_for.append(params)
         return query_columns(store, text, params)
 
@@ -471,12 +500,12 @@ def test_the_gpus_tell_which_communicators_are_looked_at(store: Store, timed: in
     assert 0 < hosts.clocks["error_ns"].max() < 100 * US
 
 
-def test_communicators_that_turn_out_to_tell_nothing_are_chosen_anew(store: Store, timed: int) -> None:
+def test_communicators_that_turn_out_to_show_nothing_are_chosen_anew(store: Store, timed: int) -> None:
     asked_for: list[int] = []
 
     def without(text: str, params: Mapping[str, Any]) -> dict[str, Any]:
         found = query_columns(store, text, params)
-        if text == sql.across(sql.GPU_CALLS, "given"):
+        if text == across(queries.GPU_CALLS, "given"):
             asked_for.append(params["members"])
             if len(asked_for) == 1:
                 return {name: values[:0] for name, values in found.items()}
@@ -495,7 +524,7 @@ def test_the_way_of_least_time_is_likely_the_best() -> None:
 
 def test_where_those_minutes_have_nothing_in_common_all_are_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks may be minutes apart."""
-    monkeypatch.setattr("argus.diagnose.hosts._Extent.looked_at", lambda self: self.minutes[-1:])
+    monkeypatch.setattr("argus.diagnose.read.hosts._Extent.minutes_read", lambda self: self.minutes[-1:])
     hosts = align_hosts(partial(query_columns, store), "minutes", 1)
     assert hosts is not None
     assert [shift.error for shift in hosts.shifts] == ["", ""]
@@ -504,15 +533,15 @@ def test_where_those_minutes_have_nothing_in_common_all_are_read(store: Store, m
 
 def test_which_minutes_are_looked_at() -> None:
     minutes = tuple(range(0, 6000, 60))
-    assert _Extent(minutes, 60, 5820, MAX_CALLS / 2).looked_at() == minutes
-    some = _Extent(minutes, 60, 5820, 12.5 * MAX_CALLS).looked_at()
+    assert _Extent(minutes, 60, 5820, MAX_CALLS / 2).minutes_read() == minutes
+    some = _Extent(minutes, 60, 5820, 12.5 * MAX_CALLS).minutes_read()
     assert list(some) == sorted(set(some))
     assert some[0] == 60
     assert some[-6:] == minutes[-6:]
     assert len(some) == 10
-    assert len(_Extent(minutes, 60, 5820, 1e12).looked_at()) == MIN_MINUTES + 2
+    assert len(_Extent(minutes, 60, 5820, 1e12).minutes_read()) == MIN_MINUTES + 2
     long = tuple(range(0, 600_000, 60))
-    assert len(_Extent(long, 60, 60, 1.0).looked_at()) == MAX_MINUTES + 2
+    assert len(_Extent(long, 60, 60, 1.0).minutes_read()) == MAX_MINUTES + 2
 
 
 def test_communicators_that_connect_all_hosts_are_kept() -> None:
@@ -533,13 +562,13 @@ def test_one_host_costs_one_query(store: Store) -> None:
         return query_columns(store, text, params)
 
     assert align_hosts(counted, "one host", 1) is None
-    assert texts == [sql.SEVERAL]
+    assert texts == [queries.SEVERAL]
 
 
 def test_times_that_are_not_of_clocks_are_taken_as_they_are(store: Store) -> None:
     """Imported and simulated jobs have no offset of a monotonic clock."""
-    assert int(asked(store, sql.SEVERAL, {"job": "three", "run": 1})["hosts"][0]) == 3
-    assert int(asked(store, sql.SEVERAL, {"job": "one host", "run": 1})["hosts"][0]) == 0
+    assert int(asked(store, queries.SEVERAL, {"job": "three", "run": 1})["hosts"][0]) == 3
+    assert int(asked(store, queries.SEVERAL, {"job": "one host", "run": 1})["hosts"][0]) == 0
 
 
 # ---- parts
@@ -552,7 +581,7 @@ def steps_of(*rows: tuple[str, int, int]) -> dict[str, Any]:
             "step": np.array(step)}  # fmt: skip
 
 
-def test_steps_that_do_not_agree_are_said() -> None:
+def test_steps_that_do_not_agree_are_reported() -> None:
     a = [("a", n, n // 2) for n in range(40)]
     shifted = [("b", n, n // 2 - 3) for n in range(6, 40)]
     out = _shifts(steps_of(*a, *shifted), ["a", "b"])
@@ -625,7 +654,7 @@ def test_clocks_that_are_too_inexact_are_not_used(store: Store) -> None:
         clocks["error_ns"][1] = error
         other = replace(hosts, clocks=clocks)
         params = {"job": "healthy", "run": 1, "first": 0, "last": 100, "left_out": [], **other.params()}
-        late = sql.of_job(query)(sql.LATENESS, params)
+        late = of_job(query)(queries.LATENESS, params)
         assert set(late["rank"]) == set(range(8))
         assert least * MS <= late["peak_ns"].max() <= most * MS
         assert len(np.unique(late["comm_group"])) == (1 if error == 10_000 else 2)
@@ -638,7 +667,7 @@ def test_a_query_holds_no_more_clocks_than_it_can_carry(store: Store, monkeypatc
     more = replace(hosts, clocks=np.repeat(hosts.clocks, [1, 9]))
     more.clocks["since_ns"][1:] = np.arange(9) * 1000
     more.clocks["drift_ppb"][1:] = np.arange(9)
-    monkeypatch.setattr("argus.diagnose.hosts.MAX_GIVEN", 6)
+    monkeypatch.setattr("argus.diagnose.read.hosts.MAX_GIVEN", 6)
     given = more.params()
     assert given["clock_host"] == ["node-0", "node-1", "node-1", "node-1"]
     assert given["clock_drift"][1:] == [6, 7, 8]

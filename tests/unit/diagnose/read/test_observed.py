@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from argus.diagnose.activity import ACTIVITY, activities, waits_for
-from argus.diagnose.observed import FOREVER, STEP_SOURCE, Observed, on_cpus_alone, silence
-from argus.diagnose.run import diagnose_store
+from argus.diagnose.causes.activity import ACTIVITY, activities, waits_for
+from argus.diagnose.read.observed import FOREVER, STEP_SOURCE, Observed, on_cpus_alone, silence
+from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict
-from argus.semantics.stacks import Frame, Stack
-from argus.store.open import Store, open_store
+from argus.model.stacks import Frame, Stack
+from argus.store.open import Store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from tests.stores import new_store
-
-from .stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
+from tests.builders.stack_data import MS, T0, Row, native, py, stack, store_run, store_stacks
 
 S = 1000 * MS
 STEP_MS, STEPS = 100, 30
@@ -198,12 +196,6 @@ IN_BARRIER = stack(MAIN, py("barrier", 50, "/x/torch/distributed/distributed_c10
 LOADS = stack(MAIN, py("_try_get_data", 9, "/x/torch/utils/data/dataloader.py"))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("silence"))) as opened:
-        yield opened
-
-
 def judged(
     store: Store,
     job: str,
@@ -262,73 +254,73 @@ def judged(
     return diagnose_store(store, job, 1)
 
 
-def test_a_rank_that_computes_is_not_hung(store: Store) -> None:
-    verdict = judged(store, "evaluates", {0: (EVALUATES, "")})
+def test_a_rank_that_computes_is_not_hung(shared: Store) -> None:
+    verdict = judged(shared, "evaluates", {0: (EVALUATES, "")})
     assert (verdict["status"], verdict["findings"]) == ("inconclusive", [])
     assert "no step was seen for the last 30 s (300 usual steps): rank 0 computes" in verdict["reason"]
     assert "evaluate (app/train.py:31)" in verdict["reason"]
-    shorter = diagnose_store(store, "evaluates", 1, hang_after_s=60)
+    shorter = diagnose_store(shared, "evaluates", 1, hang_after_s=60)
     assert "(300 usual steps), and no call was made: rank 0 computes" in shorter["reason"]
-    others = judged(store, "one evaluates", {0: (EVALUATES, ""), 1: (IN_BARRIER, "futex")}, missing=0)
+    others = judged(shared, "one evaluates", {0: (EVALUATES, ""), 1: (IN_BARRIER, "futex")}, missing=0)
     assert others["status"] == "inconclusive"
     assert "others wait for rank 0; rank 0 computes" in others["reason"]
 
 
-def test_a_job_with_nothing_to_do_is_not_hung(store: Store) -> None:
-    alone = judged(store, "notebook", {0: (IDLE, "poll")})
+def test_a_job_with_nothing_to_do_is_not_hung(shared: Store) -> None:
+    alone = judged(shared, "notebook", {0: (IDLE, "poll")})
     assert alone["status"] == "inconclusive"
     assert "rank 0 waits (poll) in pause (app/train.py:40)" in alone["reason"]
-    assert judged(store, "both pause", {0: (IDLE, "sleep"), 1: (IDLE, "sleep")})["status"] == "inconclusive"
+    assert judged(shared, "both pause", {0: (IDLE, "sleep"), 1: (IDLE, "sleep")})["status"] == "inconclusive"
 
 
-def test_a_rank_that_sleeps_while_others_wait_for_it_is_named(store: Store) -> None:
-    verdict = judged(store, "sleeps", {0: (IN_BARRIER, "futex"), 1: (IDLE, "sleep")}, missing=1)
+def test_a_rank_that_sleeps_while_others_wait_for_it_is_named(shared: Store) -> None:
+    verdict = judged(shared, "sleeps", {0: (IN_BARRIER, "futex"), 1: (IDLE, "sleep")}, missing=1)
     assert verdict["status"] == "hung"
     assert verdict["findings"][0]["ranks"] == [1]
     assert "pause (app/train.py:40)" in verdict["findings"][0]["action"]
 
 
-def test_a_spinning_wait_is_a_hang(store: Store) -> None:
-    both = judged(store, "spin", {0: (SPINS, ""), 1: (SPINS, "")})
+def test_a_spinning_wait_is_a_hang(shared: Store) -> None:
+    both = judged(shared, "spin", {0: (SPINS, ""), 1: (SPINS, "")})
     assert both["status"] == "hung"
     assert "NCCL" in both["findings"][0]["action"]
-    missed = judged(store, "spins and sleeps", {0: (SPINS, ""), 1: (LOADS, "poll")}, missing=1)
+    missed = judged(shared, "spins and sleeps", {0: (SPINS, ""), 1: (LOADS, "poll")}, missing=1)
     assert (missed["status"], missed["findings"][0]["ranks"]) == ("hung", [1])
-    alone = judged(store, "alone", {0: (LOADS, "poll")})
+    alone = judged(shared, "alone", {0: (LOADS, "poll")})
     assert (alone["status"], alone["findings"][0]["ranks"]) == ("hung", [0])
     assert "rank 0 on node-0 stays in _try_get_data" in alone["findings"][0]["action"]
 
 
-def test_no_advice_is_on_gpus_that_a_job_has_not(store: Store) -> None:
+def test_no_advice_is_on_gpus_that_a_job_has_not(shared: Store) -> None:
     """PyTorch was probed, and made no call of CUDA."""
     both = {0: (SPINS, ""), 1: (SPINS, "")}
-    unknown = judged(store, "on cpus", both)["findings"][0]["action"]
-    with Writer(store, source="test") as writer:
+    unknown = judged(shared, "on cpus", both)["findings"][0]["action"]
+    with Writer(shared, source="test") as writer:
         writer.append("ranks", {
             "job": "on cpus", "run": 1, "rank": [0, 1], "host": "node-0", "pid": [1000, 1001], "local_rank": [0, 1],
             "rank_source": "torchrun", "started": T0, "exe": "python", "command": "python train.py",
             "libraries": [["libtorch_cpu.so"]] * 2, "probes": 12, "state": "traced", "version": 2,
         })  # fmt: skip
-    assert on_cpus_alone(partial(query_columns, store), {"job": "on cpus", "run": 1})
-    assert not on_cpus_alone(partial(query_columns, store), {"job": "spin", "run": 1}), "nothing is known of it"
-    action = diagnose_store(store, "on cpus", 1)["findings"][0]["action"]
+    assert on_cpus_alone(partial(query_columns, shared), {"job": "on cpus", "run": 1})
+    assert not on_cpus_alone(partial(query_columns, shared), {"job": "spin", "run": 1}), "nothing is known of it"
+    action = diagnose_store(shared, "on cpus", 1)["findings"][0]["action"]
     assert "NCCL" in unknown
     assert not {"NCCL", "GPU", "nvidia-smi"} & set(action.replace("'", " ").split())
 
 
-def test_silence_of_what_was_not_observed_is_no_hang(store: Store) -> None:
+def test_silence_of_what_was_not_observed_is_no_hang(shared: Store) -> None:
     there = [(0, "ranges", -10.0, 1.0, 0.0), (1, "ranges", -10.0, 1.0, 0.0)]
     gone = [*there, (0, "ranges", 1.0, 0.0, 0.0)]
     both = {0: (SPINS, ""), 1: (SPINS, "")}
-    verdict = judged(store, "detached", both, signals=gone)
+    verdict = judged(shared, "detached", both, signals=gone)
     assert verdict["status"] == "inconclusive"
     assert "ranges are not observed since" in verdict["reason"]
     assert "(it costs too much); rank 0 spins in a wait" in verdict["reason"]
-    assert judged(store, "attached", both, signals=there)["status"] == "hung"
-    # Collectives that were observed tell of a rank that is missing, whatever else was detached.
+    assert judged(shared, "attached", both, signals=there)["status"] == "hung"
+    # Collectives that were observed show a rank that is missing, whatever else was detached.
     seen = [*gone, (0, "collectives", -10.0, 1.0, 0.0), (1, "collectives", -10.0, 1.0, 0.0)]
     held = {0: (IN_BARRIER, "futex"), 1: (IDLE, "sleep")}
-    assert judged(store, "missed", held, missing=1, signals=seen)["status"] == "hung"
+    assert judged(shared, "missed", held, missing=1, signals=seen)["status"] == "hung"
     # Of a rank whose collectives were detached nobody knows what it called.
     blind = [*seen, (1, "collectives", -1.0, 0.0, 0.0)]
-    assert judged(store, "blind", held, missing=1, signals=blind)["status"] == "inconclusive"
+    assert judged(shared, "blind", held, missing=1, signals=blind)["status"] == "inconclusive"

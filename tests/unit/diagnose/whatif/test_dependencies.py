@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.diagnose import operations as judged
-from argus.diagnose import whatif
+from argus.diagnose.findings import findings_of
 from argus.diagnose.verdict import Finding
-from argus.diagnose.whatif import Layout, Model, Operations, WhatIf
-from argus.errors import ArgusError
-from argus.interop import whatif_parquet
-
-from . import training_job as made
+from argus.diagnose.whatif import dependencies
+from argus.diagnose.whatif import operations as causes
+from argus.diagnose.whatif.dependencies import Layout, Model, Operations, WhatIf
+from argus.importers import whatif_parquet
+from argus.model.errors import ArgusError
+from tests.builders import training_job as made
 
 DATA = (
-    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "straggler-analysis"
+    Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "straggler-analysis"
 )
 reference = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the published traces are not at {DATA} (ARGUS_REFERENCE_DATA)"
@@ -32,8 +32,8 @@ PARAMS = {"job": "made", "run": 1, "first": 0, "last": 100}
 def solved(folder: Path, columns: dict[str, Any], **sizes: int) -> tuple[Model, WhatIf]:
     path, meta = made.write(folder, columns, **sizes)
     trace = whatif_parquet.read(path, meta)
-    model = whatif.build(trace.operations, trace.layout)
-    return model, whatif.answer(model)
+    model = dependencies.build(trace.operations, trace.layout)
+    return model, dependencies.answer(model)
 
 
 def findings(folder: Path, threshold: float = 0.05, **job: Any) -> list[Finding]:
@@ -41,33 +41,34 @@ def findings(folder: Path, threshold: float = 0.05, **job: Any) -> list[Finding]
     model, answers = solved(folder, made.rows(**job), **sizes)
     # The graph is the generator's: without launch delays the steps take as long as recorded.
     assert answers.launch_slowdown == pytest.approx(1.0, abs=1e-5)
-    return judged.judge(model, answers, PARAMS, {}, threshold)
+    suspects, lost_ns = causes.causes(model, answers, PARAMS, {}, threshold)
+    return findings_of(suspects, "whatif", 1, lost_ns)
 
 
 @reference
 @pytest.mark.parametrize("name", ["AR", "ST"])
 def test_published_answers_are_reproduced(name: str) -> None:
     trace = whatif_parquet.read(DATA / f"trace-{name}.parquet", DATA / f"meta-{name}.yaml")
-    answers = whatif.answer(whatif.build(trace.operations, trace.layout))
-    told, workers, last = (json.loads((DATA / f"{kind}-{name}.json").read_text()) for kind in ("result", "mw", "ms"))
-    close = pytest.approx(told["blocking_slowdown"], abs=1e-6)
+    answers = dependencies.answer(dependencies.build(trace.operations, trace.layout))
+    reported, workers, last = (
+        json.loads((DATA / f"{kind}-{name}.json").read_text()) for kind in ("result", "mw", "ms")
+    )
+    close = pytest.approx(reported["blocking_slowdown"], abs=1e-6)
     assert answers.slowdown == close
-    assert answers.launch_slowdown == pytest.approx(told["launch_slowdown"], abs=1e-6)
-    for mine, theirs in ((answers.by_op, "optype"), (answers.by_dp, "dp_rank"), (answers.by_stage, "stage")):
-        assert {str(key): value for key, value in mine.items()} == pytest.approx(
-            told[f"blocking_decompose_by_{theirs}"], abs=1e-6
+    assert answers.launch_slowdown == pytest.approx(reported["launch_slowdown"], abs=1e-6)
+    for own, theirs in ((answers.by_op, "optype"), (answers.by_dp, "dp_rank"), (answers.by_stage, "stage")):
+        assert {str(key): value for key, value in own.items()} == pytest.approx(
+            reported[f"blocking_decompose_by_{theirs}"], abs=1e-6
         )
     steps = [str(step) for step in answers.steps.tolist()]
     assert dict(zip(steps, (answers.actual_ns * 1e-9).tolist(), strict=True)) == pytest.approx(
-        told["step_t_nodelay"], abs=1e-6
+        reported["step_t_nodelay"], abs=1e-6
     )
     for by_step, theirs in ((answers.step_by_dp, "dp_rank"), (answers.step_by_stage, "stage")):
-        mine = {int(key): values for key, values in by_step.items()}
+        own = {int(key): values for key, values in by_step.items()}
         for place, step in enumerate(steps):
-            published = told[f"blocking_decompose_by_{theirs}_per_step"][step]
-            assert {str(key): float(values[place]) for key, values in mine.items()} == pytest.approx(
-                published, abs=1e-6
-            )
+            published = reported[f"blocking_decompose_by_{theirs}_per_step"][step]
+            assert {str(key): float(values[place]) for key, values in own.items()} == pytest.approx(published, abs=1e-6)
     for part, theirs, key in ((answers.workers, workers, "Mw"), (answers.last_stage, last, "Ms")):
         assert part.share == pytest.approx(theirs[key], abs=1e-6)
         assert part.added_share == pytest.approx(theirs["add"], abs=1e-6)
@@ -82,17 +83,17 @@ def test_each_worker_has_the_lesser_of_its_groups(tmp_path: Path) -> None:
     assert answers.workers.share > 0.9 > 0.2 > answers.last_stage.share
 
 
-def test_what_part_costs_is_told(tmp_path: Path) -> None:
+def test_what_part_costs_is_reported(tmp_path: Path) -> None:
     model, answers = solved(tmp_path, made.rows(fault=made.slow_worker(2, 1, 1.5)))
     part = model.rank == 9
-    assert whatif.explain(model, part) == answers.workers
+    assert dependencies.explain(model, part) == answers.workers
 
 
 def test_few_cells_at_once_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, answers = solved(tmp_path, made.rows(steps=5, fault=made.uneven_sequences(0.3)))
     for cells in (1, 3000, 10_000):
-        monkeypatch.setattr(whatif, "CELLS", cells)
-        again = whatif.answer(model)
+        monkeypatch.setattr(dependencies, "CELLS", cells)
+        again = dependencies.answer(model)
         assert again.slowdown == answers.slowdown
         assert again.by_stage == answers.by_stage
         assert np.array_equal(again.actual_ns, answers.actual_ns)
@@ -146,13 +147,13 @@ def test_slow_stage_is_an_imbalance(tmp_path: Path, stage: int, dp: int) -> None
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (8, 1), (16, 2)])
-def test_uneven_sequences_are_told_by_both_passes(tmp_path: Path, shape: tuple[int, int]) -> None:
+def test_uneven_sequences_are_found_by_both_passes(tmp_path: Path, shape: tuple[int, int]) -> None:
     found = findings(tmp_path, dp=shape[0], pp=shape[1], fault=made.uneven_sequences(0.3))
     assert found[0]["kind"] == "sequence_imbalance"
     assert not found[1:]
 
 
-def test_two_causes_are_told_apart(tmp_path: Path) -> None:
+def test_two_causes_are_distinguished(tmp_path: Path) -> None:
     def both(key: made.Key, seconds: made.Float) -> made.Float:
         return made.slow_stage(1, 1.3)(key, made.uneven_sequences(0.3)(key, seconds))
 
@@ -195,14 +196,14 @@ def test_order_of_rows_has_no_meaning(tmp_path: Path) -> None:
     _, one = solved(tmp_path, columns)
     path, meta = made.write(tmp_path, columns, shuffled=False)
     trace = whatif_parquet.read(path, meta)
-    other = whatif.answer(whatif.build(trace.operations, trace.layout))
+    other = dependencies.answer(dependencies.build(trace.operations, trace.layout))
     assert (one.slowdown, one.by_op, one.by_rank) == (other.slowdown, other.by_op, other.by_rank)
 
 
 def test_step_that_lacks_an_operation_is_left_out_and_counted(tmp_path: Path) -> None:
     rows, layout = operations(tmp_path, steps=6)
     gone = (rows.step == 12) & (rows.rank == 5) & (rows.seq == 7)
-    model = whatif.build(rows.take(~gone), layout)
+    model = dependencies.build(rows.take(~gone), layout)
     assert model.steps.tolist() == [10, 11, 13, 14, 15]
     assert model.counters["steps_with_other_operations"] == 1
     assert "1 of 6 steps" in model.notes[0]
@@ -210,16 +211,16 @@ def test_step_that_lacks_an_operation_is_left_out_and_counted(tmp_path: Path) ->
 
 def test_unknown_operations_are_left_out_and_named(tmp_path: Path) -> None:
     rows, layout = operations(tmp_path, steps=4)
-    before = whatif.answer(whatif.build(rows, layout)).slowdown
+    before = dependencies.answer(dependencies.build(rows, layout)).slowdown
     names = tuple("moe-dispatch" if name == "gc" else name for name in rows.names)
-    model = whatif.build(replace(rows, names=names), layout)
+    model = dependencies.build(replace(rows, names=names), layout)
     assert model.counters["operations_of_unknown_type"] == 4 * 16
     assert "moe-dispatch" in model.notes[0]
-    assert whatif.answer(model).slowdown == pytest.approx(before, rel=1e-6)
+    assert dependencies.answer(model).slowdown == pytest.approx(before, rel=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda rows: rows.take(np.repeat(True, len(rows)) & (rows.stage != 2)), "stage 2 has no operations"),
         (lambda rows: replace(rows, seq=np.zeros_like(rows.seq)), "is there twice"),
@@ -227,7 +228,7 @@ def test_unknown_operations_are_left_out_and_named(tmp_path: Path) -> None:
         (lambda rows: rows.take(rows.step < 0), "no operation that the model knows"),
     ],
 )
-def test_recordings_that_are_no_job_are_refused(tmp_path: Path, spoil: Any, said: str) -> None:
+def test_recordings_that_are_no_job_are_refused(tmp_path: Path, spoil: Any, message: str) -> None:
     rows, layout = operations(tmp_path, steps=3)
-    with pytest.raises(ArgusError, match=said):
-        whatif.build(spoil(rows), layout)
+    with pytest.raises(ArgusError, match=message):
+        dependencies.build(spoil(rows), layout)

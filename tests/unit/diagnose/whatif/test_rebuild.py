@@ -4,7 +4,7 @@ known what they would take without the fault."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,21 +12,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.diagnose import sql
-from argus.diagnose.gpu import GpuTimes, Seen
-from argus.diagnose.links import P2P, Transfers
-from argus.diagnose.peers import Mesh as Peers
-from argus.diagnose.rebuild import Workers, build, read, relieved_ns, unburdened_ns
-from argus.diagnose.run import diagnose, diagnose_store
-from argus.diagnose.whatif import answer
+from argus.diagnose.read import queries
+from argus.diagnose.read.gpu_times import GpuTimes, GpuWindow
+from argus.diagnose.read.peers import Mesh as Peers
+from argus.diagnose.read.transfers import P2P, Transfers
+from argus.diagnose.run import diagnose
+from argus.diagnose.stored import diagnose_store
+from argus.diagnose.whatif.dependencies import answer
+from argus.diagnose.whatif.rebuild import Workers, build, read, relieved_ns, unburdened_ns
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
-from argus.store.open import Store, open_store
+from argus.store.open import Store
 from argus.store.reader import query_columns
-
-from ..stores import new_store
 
 MS = 1e6
 FORWARD_MS, BACKWARD_MS, OPTIMIZER_MS = 10.0, 20.0, 5.0
@@ -81,10 +80,10 @@ def test_a_slow_worker_is_who_costs_the_time() -> None:
     answers = answer(model)
     assert max(answers.by_rank, key=lambda rank: answers.by_rank[rank]) == 5
     assert answers.slowest == [5]
-    told = relieved_ns(model, known, [5])
-    assert told is not None
-    assert told[0] / MS == pytest.approx(step_ms(model))
-    assert told[1] / MS == pytest.approx(step_ms(build(workers(2, 3, 4), 1, 4)))
+    reported = relieved_ns(model, known, [5])
+    assert reported is not None
+    assert reported[0] / MS == pytest.approx(step_ms(model))
+    assert reported[1] / MS == pytest.approx(step_ms(build(workers(2, 3, 4), 1, 4)))
     # Nobody else costs anything, and whoever has no peers cannot be compared.
     unhurt = relieved_ns(model, known, [0])
     assert unhurt is not None
@@ -92,7 +91,7 @@ def test_a_slow_worker_is_who_costs_the_time() -> None:
     assert relieved_ns(model, known, [3, 4, 5]) is None
 
 
-def seen(step_ms: float) -> Seen:
+def seen(step_ms: float) -> GpuWindow:
     """Two stages of two ranks, four micro-batches."""
     ranks, steps = np.arange(4), np.arange(12)
 
@@ -102,14 +101,14 @@ def seen(step_ms: float) -> Seen:
     parts = {"forward": of(40.0), "backward": of(80.0), "optimizer": of(5.0), "compute": of(0)}
     now = GpuTimes(ranks, steps, parts, of(125.0), of(0), of(step_ms - 125.0), of(0), of(step_ms), np.full(4, 100))
     stage = np.array([0, 0, 1, 1])
-    return Seen(now, None, Peers(ranks, stage, ranks, np.array([0, 1, 0, 1]), True), {"first": 0, "last": 11})
+    return GpuWindow(now, None, Peers(ranks, stage, ranks, np.array([0, 1, 0, 1]), True), {"first": 0, "last": 11})
 
 
 @pytest.mark.parametrize(
     ("took", "sent", "known"),
     [
         (155.0, 8, True),
-        # Healthy pipelines are off by 1 %, steps that sums do not tell by 13 % and more, either way.
+        # Healthy pipelines are off by 1 %, steps that sums do not show by 13 % and more, either way.
         (155.0 / 0.92, 8, True),
         (155.0 / 1.08, 8, True),
         (155.0 / 0.88, 8, False),
@@ -173,12 +172,6 @@ def test_ranks_in_lockstep_wait_for_the_slowest_of_their_transfers() -> None:
     assert costs[0] == costs[1] >= 2 * (2.5 - 0.5) * MS
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with open_store(new_store(tmp_path_factory.mktemp("rebuilt"))) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize(
     ("mesh", "batches", "fault", "run"),
     [
@@ -186,19 +179,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         (Mesh(dp=2, tp=2, pp=2), 4, "compute_straggler:quiet:ranks=5:from=20", 2),
     ],
 )
-def test_what_if_is_what_would_have_been(store: Store, mesh: Mesh, batches: int, fault: str, run: int) -> None:
+def test_what_if_is_what_would_have_been(shared: Store, mesh: Mesh, batches: int, fault: str, run: int) -> None:
     spec = Spec(mesh, Program(micro_batches=batches), faults=[parse(fault)], steps=50, seed=8, calls=16 * batches)
-    made = write(store, "simulated", spec, run=run, start_ns=1_700_000_000 * 10**9)
+    made = write(shared, "simulated", spec, run=run, start_ns=1_700_000_000 * 10**9)
     known = truth(spec, "simulated", made)
-    verdict = diagnose_store(store, "simulated", run)
+    verdict = diagnose_store(shared, "simulated", run)
     was, would_be = (float(np.mean(known[name][-20:])) / MS for name in ("step_ns", "ideal_step_ns"))
     assert was > 1.05 * would_be
     first = verdict["findings"][0]
     (rank,) = first["ranks"]
-    told = [item["text"] for item in first["evidence"] if item["text"].startswith("if ")]
-    assert len(told) == 1
-    words = told[0].split()
-    assert told[0].startswith(f"if rank {rank} took as long as its peers, a step would take")
+    reported = [item["text"] for item in first["evidence"] if item["text"].startswith("if ")]
+    assert len(reported) == 1
+    words = reported[0].split()
+    assert reported[0].startswith(f"if rank {rank} took as long as its peers, a step would take")
     assert float(words[-6]) == pytest.approx(would_be, rel=0.02)
     assert float(words[-2]) == pytest.approx(was, rel=0.02)
     answers = verdict["whatif"]
@@ -206,42 +199,42 @@ def test_what_if_is_what_would_have_been(store: Store, mesh: Mesh, batches: int,
     assert next(iter(answers["S_rank"])) == str(rank)
 
 
-def test_since_when_a_cpu_is_late_is_not_looked_for_where_its_gpu_tells(store: Store) -> None:
+def test_since_when_a_cpu_is_late_is_not_looked_for_where_its_gpu_shows_it(shared: Store) -> None:
     """Of pipelines the GPUs' own times say who is slow, and since when: all calls need not be read for it."""
     fault = parse("compute_straggler:loud:ranks=5:from=20")
     spec = Spec(Mesh(dp=2, tp=2, pp=2), Program(micro_batches=4), faults=[fault], steps=50, seed=8)
-    write(store, "late", spec, run=1, start_ns=1_700_000_000 * 10**9)
+    write(shared, "late", spec, run=1, start_ns=1_700_000_000 * 10**9)
     asked_for = []
 
     def query(text: str, params: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         asked_for.append(text)
-        return query_columns(store, text, params)
+        return query_columns(shared, text, params)
 
     found = diagnose(query, "late", 1)["findings"]
     assert [(one["kind"], one["ranks"], one["steps"]) for one in found] == [("compute_straggler", [5], [20, 49])]
-    assert sql.LATENESS in asked_for
-    assert sql.CPU_TIME in asked_for  # it came late, and its CPU was looked at
-    assert sql.LEAD not in asked_for
+    assert queries.LATENESS in asked_for
+    assert queries.CPU_TIME in asked_for  # it came late, and its CPU was looked at
+    assert queries.LEAD not in asked_for
 
 
 @pytest.mark.parametrize(
     ("mesh", "batches", "ranks", "run"), [(Mesh(dp=8), 1, range(8), 3), (Mesh(dp=2, tp=2, pp=2), 4, [5], 4)]
 )
 def test_what_if_a_link_carried_what_others_do(
-    store: Store, mesh: Mesh, batches: int, ranks: Sequence[int], run: int
+    shared: Store, mesh: Mesh, batches: int, ranks: Sequence[int], run: int
 ) -> None:
-    """What it would have taken is in the range that is told, within what a rebuilt step is off by."""
+    """What it would have taken is in the range that is reported, within what a rebuilt step is off by."""
     fault = parse("link_degradation:loud:ranks=5:from=20")
     spec = Spec(mesh, Program(micro_batches=batches), faults=[fault], steps=50, seed=8, calls=16 * batches)
-    made = write(store, "simulated", spec, run=run, start_ns=1_700_000_000 * 10**9)
+    made = write(shared, "simulated", spec, run=run, start_ns=1_700_000_000 * 10**9)
     known = truth(spec, "simulated", made)
     was, would_be = (float(np.mean(known[name][-20:])) / MS for name in ("step_ns", "ideal_step_ns"))
-    (found,) = diagnose_store(store, "simulated", run)["findings"]
+    (found,) = diagnose_store(shared, "simulated", run)["findings"]
     assert (found["kind"], found["ranks"]) == ("link_degradation", list(ranks))
-    (told,) = [item["text"] for item in found["evidence"] if item["text"].startswith("if transfers of rank")]
-    *would, now = (float(number) for number in re.findall(r"[0-9.]+(?= ms)", told.split("take ")[1]))
-    least = float(told.split("take ")[1].split()[0])
+    (reported,) = [item["text"] for item in found["evidence"] if item["text"].startswith("if transfers of rank")]
+    *would, now = (float(number) for number in re.findall(r"[0-9.]+(?= ms)", reported.split("take ")[1]))
+    least = float(reported.split("take ")[1].split()[0])
     assert now == pytest.approx(was, rel=0.02)
     assert 0.98 * least <= would_be <= 1.02 * would[-1]
-    # What it is said to cost is no more than the range allows.
+    # Its reported cost is no more than the range allows.
     assert found["slowdown"] <= 1.001 * now / least

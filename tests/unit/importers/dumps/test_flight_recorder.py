@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 from argus.cli.main import main
 from argus.diagnose.verdict import json_schema
-from argus.errors import ArgusError
-from argus.interop import dumps, flight_recorder, plain_pickle, rows
-from argus.interop.rows import Told
+from argus.importers import rows
+from argus.importers.dumps import dumps, flight_recorder, plain_pickle
+from argus.importers.rows import ImportReport
+from argus.model.errors import ArgusError
+from argus.store.arrow import to_arrow
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-from argus.store.writer import to_arrow
+from tests.builders import flight_dumps
+from tests.builders.flight_dumps import Fault, run
 from tests.stores import new_store
 
-from . import flight_dumps
-from .flight_dumps import Fault, run
-
-DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data")) / "flight-recorder"
-CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "1000"))
+DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "flight-recorder"
+CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "500"))
 VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
 
 
@@ -164,7 +164,9 @@ def test_hangs_of_all_kinds(
         assert "rank 6 stalled in" in texts(found)
 
 
-def test_dumps_that_were_not_collected_are_said(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dumps_that_were_not_collected_are_reported(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of two nodes' dumps only one's: that a rank has none is no reason to name it where another is at fault."""
     hang = run(flight_dumps.job(4, 1, 4), [Fault("cpu", 2, 33)])
     folder = flight_dumps.write(tmp_path / "d", hang, absent=tuple(range(8, 16)))
@@ -230,11 +232,11 @@ def refused(path: Path, url: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Imports what cannot be; one line comes back, and nothing is stored."""
     capsys.readouterr()
     assert main(["import", "flight-recorder", str(path), "--job", "refused", "--store", url]) in (2, 3)
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert len(said.err.strip().splitlines()) <= 2
-    assert "Traceback" not in said.err
-    return said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.strip().splitlines()) <= 2
+    assert "Traceback" not in output.err
+    return output.err
 
 
 class _Call:
@@ -297,13 +299,13 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN, st.integers(0, 5))
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=CASES)
 def test_plain_data_comes_back_as_it_was(value: Any, protocol: int) -> None:
     assert plain_pickle.loads(pickle.dumps(value, protocol=protocol)) == value
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=4000, deadline=None)
+@settings(max_examples=CASES)
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(plain_pickle.NotPlain):
         plain_pickle.loads(b"\x80\x02" + data)
@@ -322,7 +324,7 @@ ENTRY = st.dictionaries(
 @given(
     st.dictionaries(st.sampled_from(FIELDS), PLAIN | st.lists(ENTRY, max_size=4) | st.dictionaries(st.text(), ENTRY))
 )
-@settings(max_examples=4000, deadline=None)
+@settings(max_examples=CASES)
 def test_values_of_any_kind_are_read_or_refused(found: dict[str, Any]) -> None:
     """What is read fits into the tables."""
     with contextlib.suppress(ValueError):
@@ -331,7 +333,7 @@ def test_values_of_any_kind_are_read_or_refused(found: dict[str, Any]) -> None:
 
 def check_rows(dump: flight_recorder.Dump) -> None:
     """Raises ValueError or worse where rows do not fit into their tables."""
-    for table, columns in dumps._tables([dump], Told()):
+    for table, columns in dumps._tables([dump], ImportReport()):
         shared: dict[str, Any] = {"job": "j", "run": 1}
         if table not in rows._WITHOUT_HOST:
             shared["host"] = "h"
@@ -366,7 +368,7 @@ def test_ranks_come_from_names_and_groups(tmp_path: Path) -> None:
         assert flight_recorder.read(path).rank == rank
     path = tmp_path / "odd"
     path.write_bytes(pickle.dumps(flight_dumps.dump(hang, 0), protocol=2))
-    with pytest.raises(Exception, match="say which rank"):
+    with pytest.raises(Exception, match="give its rank"):
         flight_recorder.read(path)
     path = path.rename(tmp_path / "rank_9")
     with pytest.raises(Exception, match="which is not in its process groups"):

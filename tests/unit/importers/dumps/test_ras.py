@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from argus.cli.main import main
-from argus.errors import ArgusError
-from argus.interop import inspector, ras
+from argus.importers.dumps import inspector, ras
+from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.stores import new_store
-
-from .test_import_flight_recorder import CASES, broken
+from tests.unit.importers.dumps.test_flight_recorder import CASES, broken
 
 
 def report(counts: Sequence[int], *, second: int = 0, gone: Sequence[int] = (), dead: bool = True) -> dict[str, Any]:

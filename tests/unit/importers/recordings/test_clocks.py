@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from argus.cli.main import main
-from argus.diagnose.short import find_short_regression
-from argus.errors import ArgusError
-from argus.interop import kineto
-from argus.interop.imported_clocks import AGREE_NS, compare_clocks, find_hosts, host_in_path, hosts_given
-from argus.interop.imported_groups import find_communicators
-from argus.interop.imported_phases import phases_of
-from argus.interop.imported_steps import find_all_steps
-from argus.interop.recording import UNKNOWN_HOST, Recording
-from argus.semantics.phases import PHASES
+from argus.diagnose.iteration.short import find_short_regression
+from argus.importers import kineto
+from argus.importers.recordings.clocks import AGREE_NS, compare_clocks, find_hosts, host_in_path, hosts_given
+from argus.importers.recordings.groups import find_communicators
+from argus.importers.recordings.phases import phases_of
+from argus.importers.recordings.recording import UNKNOWN_HOST, Recording
+from argus.importers.recordings.steps import find_all_steps
+from argus.model.errors import ArgusError
+from argus.semantics.phases.cpu import PHASES
+from tests.builders.kineto_job import Job, make, right
 from tests.stores import new_store
-from tests.unit.kineto_job import Job, make, right
 
 SMALL = Job(dp=4, steps=4, layers=2)
 
@@ -31,7 +31,7 @@ def read(job: Job, folder: Path) -> list[Recording]:
 
 
 def placed(recordings: list[Recording]) -> tuple[dict[int, float], list[str], list[str]]:
-    """(clock of each rank against rank 0's, us; hosts; what is told)."""
+    """(clock of each rank against rank 0's, us; hosts; what is reported)."""
     clocks = compare_clocks(recordings)
     notes = find_hosts(recordings, clocks)
     return {rank: clock.offset_ns / 1000 for rank, clock in clocks.items()}, [r.host for r in recordings], notes
@@ -73,7 +73,7 @@ def test_ranks_that_share_no_collective_are_hosts_of_their_own(tmp_path: Path) -
     found, hosts, notes = placed(recordings)
     assert found == {0: 0.0}
     assert hosts == ["host-of-rank-0", "host-of-rank-1"]
-    assert any("no collective tells how the clock of rank 1 differs" in note for note in notes)
+    assert any("no collective shows how the clock of rank 1 differs" in note for note in notes)
 
 
 def test_a_name_is_believed_where_nothing_contradicts_it(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.calls import BY_SYMBOL
-from argus.records import GPU_OP, HOST_OP, LAUNCH, HostKind
-from argus.semantics import correlation
-from argus.semantics.correlation import Correlator
+from argus.model import records
+from argus.model.calls import BY_SYMBOL
+from argus.model.records import GPU_OP, HOST_OP, LAUNCH, HostKind
+from argus.semantics.gpu import correlation
+from argus.semantics.gpu.correlation import Correlator
 
 US, S = 1_000, 1_000_000_000
 T = 1_000 * S

@@ -7,9 +7,9 @@ import importlib.util
 import pytest
 
 from argus.cli.options import flops as step_and_peak
-from argus.errors import ArgusError
-from argus.semantics import flops
-from argus.semantics.flops import OPERATORS, work_of
+from argus.model.errors import ArgusError
+from argus.semantics.gpu import flops
+from argus.semantics.gpu.flops import OPERATORS, work_of
 
 BHSD, BSHD = [2, 8, 128, 64], [2, 128, 8, 64]
 PAIRS = 2 * 8 * 128 * 128
@@ -47,11 +47,11 @@ def test_products(name: str, dims: list[object], expected: float, shape: str) ->
 def test_attention(name: str, dims: list[object], causal_at: int, products: int) -> None:
     whole = products * 2.0 * PAIRS * 64
     arguments = [""] * 16
-    for said, work in (("False", whole), ("True", whole / 2)):
-        arguments[causal_at] = said
+    for output, work in (("False", whole), ("True", whole / 2)):
+        arguments[causal_at] = output
         found = work_of(name, dims, arguments)
         assert (found.flops, found.guessed) == (work, False)
-        assert found.shape == "2 x 8 x 128 x 128 x 64" + (" causal" if said == "True" else "")
+        assert found.shape == "2 x 8 x 128 x 128 x 64" + (" causal" if output == "True" else "")
     assert work_of(name, dims).guessed
     assert work_of(name, dims).flops == whole
 
@@ -64,7 +64,7 @@ def test_keys_of_another_length_and_values_of_another_size() -> None:
     assert backward.flops == 2 * pairs * (3 * 64 + 2 * 32)
 
 
-def test_what_shapes_do_not_tell() -> None:
+def test_what_shapes_do_not_determine() -> None:
     packed = [[256, 8, 64], [256, 8, 64], [256, 8, 64], [3], [3]]
     assert work_of("aten::_flash_attention_forward", packed).flops == 0
     assert work_of("aten::_flash_attention_forward", [BSHD, BSHD, BSHD, [3], [3]]).flops == 0

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.semantics import gpu
-from argus.semantics.gpu import LAG_NS, STEP_USAGE, GpuSteps, GpuUsage
-from argus.semantics.gpu_phases import GPU_PHASES, What
-from argus.semantics.steps import ITERATION
-
-from .test_gpu_usage import MS, S, ops
+from argus.semantics.gpu import usage as gpu
+from argus.semantics.gpu.usage import LAG_NS, STEP_USAGE, GpuSteps, GpuUsage
+from argus.semantics.phases.gpu import GPU_PHASES, What
+from argus.semantics.steps.by_calls import ITERATION
+from tests.unit.semantics.gpu.test_usage import MS, S, ops
 
 
 def cpu_steps(*bounds: int, first: int = 0) -> NDArray[np.void]:
@@ -87,7 +86,7 @@ def test_a_step_without_work_has_no_row() -> None:
     assert found(given, cpu_steps(10 * MS, 20 * MS, 30 * MS, 40 * MS))["step"].tolist() == [0, 2]
 
 
-def test_devices_are_told_apart() -> None:
+def test_devices_are_distinguished() -> None:
     given = ops(BEFORE, BEFORE, (12 * MS, 15 * MS), (12 * MS, 19 * MS), launch=[4 * MS, 4 * MS, 11 * MS, 11 * MS])
     given["device"] = [0, 1, 0, 1]
     rows = found(given, cpu_steps(10 * MS, 20 * MS))
@@ -96,7 +95,7 @@ def test_devices_are_told_apart() -> None:
 
 @pytest.mark.parametrize("pieces", [1, 3, 17, 200])
 def test_live_as_at_the_end(pieces: int) -> None:
-    """Whatever comes when, all steps are told once, and alike."""
+    """Whatever comes when, all steps are reported once, and alike."""
     rng = np.random.default_rng(4)
     starts = np.sort(rng.integers(0, 30 * S, 6000))
     given = ops(*((int(t), int(t) + 2 * MS) for t in starts), launch=np.maximum(starts - 40 * MS, 1).tolist())
@@ -149,15 +148,15 @@ def test_a_device_that_was_used_once_holds_up_no_other() -> None:
     usage = GpuSteps()
     touch = ops((1 * S, 1 * S + MS), launch=[1 * S - MS], device=0)
     usage.feed(touch, none(touch))
-    told = 0
+    reported = 0
     for second in range(2, 40):
         given = ops((second * S, second * S + 900 * MS), launch=[second * S - MS], device=1)
         usage.feed(given, none(given))
         usage.feed_steps(cpu_steps(second * S - 2 * MS, (second + 1) * S - 2 * MS, first=second))
         rows = usage.advance()
-        told += int(np.sum(rows["device"] == 1))
+        reported += int(np.sum(rows["device"] == 1))
     # The newest seconds' records may still come.
-    assert told >= 38 - 6
+    assert reported >= 38 - 6
 
 
 def test_a_graph_s_collectives_are_no_call_s() -> None:

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture import calls
-from argus.semantics import gpu_flops, products
-from argus.semantics.flops import Counted
-from argus.semantics.gpu_flops import GpuFlops, kind_of
-from argus.semantics.products import MAX_TEXTS, Products, sizes_of
+from argus.model import calls, records
+from argus.semantics.gpu import achieved_flops, products
+from argus.semantics.gpu.achieved_flops import GpuFlops, kind_of
+from argus.semantics.gpu.flops import Counted
+from argus.semantics.gpu.products import MAX_TEXTS, Products, sizes_of
 
 MS = 1_000_000
 DIRT = 0xDEAD << 32
@@ -71,14 +70,14 @@ def test_the_real_library_s_descriptors_are_laid_out_so() -> None:
     libraries = [path for folder in folders if folder for path in glob.glob(f"{folder}/libcublasLt.so.*")]
     if not libraries:
         pytest.skip("no cuBLAS here: pip install nvidia-cublas, or ARGUS_CUBLAS=/folder/of/libcublasLt")
-    program = Path(__file__).parents[1] / "e2e" / "programs" / "cublas_layout.py"
+    program = Path(__file__).parents[3] / "e2e" / "programs" / "cublas_layout.py"
     for path in libraries:
         done = subprocess.run([sys.executable, program, path], capture_output=True, text=True, check=True)
-        told = json.loads(done.stdout)
-        print(path, told)
+        reported = json.loads(done.stdout)
+        print(path, reported)
         for name, word in (("type", products.TYPE), ("rows", products.ROWS), ("columns", products.COLUMNS)):
-            assert told[name] == [8 * word]
-        assert told["batch"] == [8 * products.BATCH]
+            assert reported[name] == [8 * word]
+        assert reported["batch"] == [8 * products.BATCH]
 
 
 def attend(symbol: str, *words: int, dtype: int = 15, causal: int = 0, more: int = 0, **rest: int) -> NDArray[np.void]:
@@ -186,7 +185,7 @@ def test_products_are_bounded() -> None:
     ],
 )
 def test_names(name: str, kind: str) -> None:
-    assert gpu_flops._KINDS[kind_of(name)] == kind
+    assert achieved_flops._KINDS[kind_of(name)] == kind
 
 
 NAMES = ["", "gemm", "reduce", "elementwise", "flash"]
@@ -254,7 +253,7 @@ def test_a_window_sums_up_steps_and_what_lies_outside_stays_apart() -> None:
 
 
 def test_what_is_kept_is_bounded_and_nothing_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_flops, "KEPT", 100)
+    monkeypatch.setattr(achieved_flops, "KEPT", 100)
     flops = GpuFlops()
     for number in range(500):
         flops.feed_calls(call("cublasGemmEx", 5, 7, 3, BF16, 1, ts=number * 1000))
@@ -265,7 +264,7 @@ def test_what_is_kept_is_bounded_and_nothing_of_it_is_lost(monkeypatch: pytest.M
 
 
 def test_calls_without_kernels_and_kernels_without_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_flops, "KEPT", 100)
+    monkeypatch.setattr(achieved_flops, "KEPT", 100)
     calling, running = GpuFlops(), GpuFlops()
     for number in range(500):
         calling.feed_calls(call("cublasGemmEx", 5, 7, 3, BF16, 1, ts=number * 1000))

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.records import GPU_OP, GpuKind
-from argus.semantics import gpu
-from argus.semantics.gpu import GpuUsage, is_communication, union
+from argus.model import records
+from argus.model.records import GPU_OP, GpuKind
+from argus.semantics.gpu import usage as gpu
+from argus.semantics.gpu.usage import GpuUsage, is_communication, union
 
 S = 1_000_000_000
 MS = 1_000_000

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from argus.semantics.clocks import (
+from argus.semantics.groups.clocks import (
     BY_GPU,
     BY_WAITS,
     BY_WALL,
@@ -21,7 +21,7 @@ from argus.semantics.clocks import (
     convert,
     error_at,
     estimate,
-    telling,
+    most_informative,
 )
 
 MS, US, S = 1_000_000, 1_000, 1_000_000_000
@@ -151,7 +151,7 @@ def test_a_long_transfer_is_a_large_error() -> None:
     assert 4 * MS < max(stated) < 15 * MS
 
 
-def test_entries_alone_tell_nothing() -> None:
+def test_entries_alone_show_nothing() -> None:
     rng = np.random.default_rng(4)
     clocks = estimate(Cluster.random(rng, 3).calls(rng, ends=False), 3)
     assert clocks["error_ns"].tolist() == [0, -1, -1]
@@ -159,7 +159,7 @@ def test_entries_alone_tell_nothing() -> None:
     assert (clocks["offset_ns"] == 0).all()
 
 
-def test_few_calls_tell_nothing() -> None:
+def test_few_calls_show_nothing() -> None:
     rng = np.random.default_rng(5)
     cluster = Cluster.random(rng, 2)
     assert estimate(cluster.calls(rng, seconds=0.7, takes_us=(40.0,)), 2)["error_ns"][1] == -1
@@ -277,14 +277,14 @@ def test_the_rate_of_a_clock_may_change() -> None:
     rng = np.random.default_rng(12)
     cluster = Cluster(np.array([0.0, 2.0 * MS]), np.array([0.0, 20e-6]))
     calls = cluster.calls(rng, seconds=300)
-    mine = calls["host"] == 1
-    t = calls["entry_ns"][mine] - WALL
+    selected = calls["host"] == 1
+    t = calls["entry_ns"][selected] - WALL
 
     def bent(t: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.where(t > 150 * S, ((t - 150 * S) * -50e-6).astype(np.int64), 0)
 
     for name in ("entry_ns", "end_ns"):
-        calls[name][mine] += bent(t)
+        calls[name][selected] += bent(t)
     clocks = estimate(calls, 2)
     own = clocks[clocks["host"] == 1]
     assert len(own) == 300 * S // WINDOW_NS - 1
@@ -346,14 +346,14 @@ def test_a_rate_that_changes_between_those_minutes_is_within_the_error() -> None
     rng = np.random.default_rng(22)
     cluster = Cluster(np.array([0.0, 2.0 * MS]), np.array([0.0, 20e-6]))
     calls = cluster.calls(rng, seconds=360, step_ms=1000)
-    mine = calls["host"] == 1
-    t = calls["entry_ns"][mine] - WALL
+    selected = calls["host"] == 1
+    t = calls["entry_ns"][selected] - WALL
 
     def bent(t: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.where(t > 180 * S, ((t - 180 * S) * -50e-6).astype(np.int64), 0)
 
     for name in ("entry_ns", "end_ns"):
-        calls[name][mine] += bent(t)
+        calls[name][selected] += bent(t)
     minutes = np.array([0, 1, 4, 5])
     looked = np.isin((calls["entry_ns"] - WALL) // (60 * S), minutes)
     own = estimate(calls[looked], 2, minutes=minutes * 60 * S + WALL)
@@ -379,14 +379,14 @@ def test_what_a_host_says_of_itself_counts_where_lines_around_it_say_less() -> N
         cluster.check(clocks, 360)
 
 
-def test_the_communicators_that_tell_most_are_known() -> None:
+def test_the_communicators_that_help_most_are_known() -> None:
     rng = np.random.default_rng(24)
     cluster = Cluster.random(rng, 4)
     rough = cluster.calls(rng, members=[0, 1, 2], group=1, takes_us=(20_000.0,))
     fine = [cluster.calls(rng, members=pair, group=7 + pair[0]) for pair in ([0, 1], [1, 2])]
-    assert telling(np.concatenate([rough, *fine]), 4) == [7, 8]
-    assert telling(rough, 4) == [1]
-    assert telling(rough[:0], 4) == []
+    assert most_informative(np.concatenate([rough, *fine]), 4) == [7, 8]
+    assert most_informative(rough, 4) == [1]
+    assert most_informative(rough[:0], 4) == []
 
 
 @pytest.mark.parametrize("method", [BY_GPU, BY_WAITS])

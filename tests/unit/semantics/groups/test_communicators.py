@@ -13,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from argus.capture.calls import BY_SYMBOL, CALLS, Layer
-from argus.capture.nccl import Place
-from argus.capture.pytorch import Membership
-from argus.records import COLLECTIVE, CONTROL
-from argus.semantics.groups import COMMUNICATOR, RankCalls, find_groups, keep_alignment
-
-from .stored_job import known
-from .synthetic_job import Fault, Job, Op, ddp, simulate
+from argus.model.calls import BY_SYMBOL, CALLS, Layer
+from argus.model.groups import Membership, Place
+from argus.model.records import COLLECTIVE, CONTROL
+from argus.semantics.groups.communicators import COMMUNICATOR, RankCalls, find_groups, keep_alignment
+from tests.builders.stored_job import known
+from tests.builders.synthetic_job import Fault, Job, Op, ddp, simulate
 
 
 def find(job: Job) -> NDArray[np.void]:
@@ -134,7 +132,7 @@ def test_the_trap_call_times_alone_pair_a_late_rank_with_the_wrong_step() -> Non
     late=st.floats(0.3, 12),
 )
 @settings(max_examples=60, deadline=None)
-def test_late_attachment_is_lined_up_or_said_to_be_unknown(
+def test_late_attachment_is_lined_up_or_reported_as_unknown(
     seed: int, nranks: int, layers: int, equal: bool, end_sync: bool, kind: str, factor: float, late: float
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -176,7 +174,7 @@ def test_equal_communicators_of_one_rank_are_not_guessed() -> None:
     assert all("equal call sequences" in str(error) for error in rows["error"])
 
 
-def test_communicators_with_different_traffic_are_told_apart() -> None:
+def test_communicators_with_different_traffic_are_distinguished() -> None:
     groups = {"dp": [(0, 2), (1, 3)], "world": [(0, 1, 2, 3)]}
     program = [*ddp(), Op("collective", 0.5, group="world", count=5), Op("wait"), Op("sync")]
     job = simulate(4, 40, program, groups=groups, inits=False, attach_ms=np.array([10, 900, 500, 20.0]))
@@ -218,8 +216,8 @@ def pairs() -> Job:
     return simulate(4, 40, program, groups=groups, inits=False)
 
 
-def told(job: Job, ranks: Sequence[int] = (0, 1, 2, 3)) -> list[RankCalls]:
-    """What is known of the ranks where the memory of some tells who is in which communicator."""
+def with_memory(job: Job, ranks: Sequence[int] = (0, 1, 2, 3)) -> list[RankCalls]:
+    """What is known of the ranks where the memory of some shows who is in which communicator."""
     found = []
     for rank in job.ranks:
         tp, dp = (job.handles[rank.rank, dimension] for dimension in ("tp", "dp"))
@@ -227,7 +225,7 @@ def told(job: Job, ranks: Sequence[int] = (0, 1, 2, 3)) -> list[RankCalls]:
             tp: Place(1000 + rank.rank // 2, rank.rank % 2, 2),
             dp: Place(2000 + rank.rank % 2, rank.rank // 2, 2),
         }
-        found.append(replace(known(rank), told=places if rank.rank in ranks else {}))
+        found.append(replace(known(rank), in_memory=places if rank.rank in ranks else {}))
     return found
 
 
@@ -235,11 +233,11 @@ def members(rows: NDArray[np.void]) -> set[tuple[int, ...]]:
     return {tuple(rows["rank"][rows["comm_group"] == group].tolist()) for group in np.unique(rows["comm_group"])}
 
 
-def test_pairs_that_always_end_together_are_told_apart_by_their_memory() -> None:
+def test_pairs_that_always_end_together_are_distinguished_by_their_memory() -> None:
     job = pairs()
     guessed = find_groups([known(rank) for rank in job.ranks])
     assert members(guessed) != {(0, 1), (2, 3), (0, 2), (1, 3)}, "by their calls alone they are not"
-    rows = find_groups(told(job))
+    rows = find_groups(with_memory(job))
     assert members(rows) == {(0, 1), (2, 3), (0, 2), (1, 3)}
     assert set(rows["joined_by"]) == {"memory"}
     assert set(rows["nranks"]) == {2}
@@ -255,27 +253,27 @@ def test_pairs_that_always_end_together_are_told_apart_by_their_memory() -> None
 @pytest.mark.parametrize("what", ["one rank", "one key", "one place", "another size"])
 def test_memory_that_makes_no_sense_is_not_believed(what: str) -> None:
     job = pairs()
-    ranks = told(job, (0,) if what == "one rank" else (0, 1, 2, 3))
+    ranks = with_memory(job, (0,) if what == "one rank" else (0, 1, 2, 3))
     for place, rank in enumerate(ranks):
-        changed = dict(rank.told)
-        for comm, said in rank.told.items():
+        changed = dict(rank.in_memory)
+        for comm, output in rank.in_memory.items():
             changed[comm] = {
-                "one key": Place(5, said.rank, said.size), "one place": Place(said.key, 0, said.size),
-                "another size": Place(said.key, said.rank, 2 + rank.rank),
-            }.get(what, said)  # fmt: skip
-        ranks[place] = replace(rank, told=changed)
+                "one key": Place(5, output.rank, output.size), "one place": Place(output.key, 0, output.size),
+                "another size": Place(output.key, output.rank, 2 + rank.rank),
+            }.get(what, output)  # fmt: skip
+        ranks[place] = replace(rank, in_memory=changed)
     assert "memory" not in find_groups(ranks)["joined_by"].tolist()
 
 
 def test_communicators_that_only_send_have_their_members() -> None:
     job = pairs()
-    ranks = [replace(known(rank), told={77: Place(9, rank.rank, 4)}) for rank in job.ranks]
+    ranks = [replace(known(rank), in_memory={77: Place(9, rank.rank, 4)}) for rank in job.ranks]
     rows = find_groups(ranks)
     pipeline = rows[rows["comm"] == 77]
     assert (pipeline["rank"].tolist(), pipeline["comm_rank"].tolist()) == ([0, 1, 2, 3], [0, 1, 2, 3])
     assert len(set(pipeline["comm_group"].tolist())) == 1
     assert set(pipeline["nranks"]) == {4}
-    assert set(pipeline["error"]) == {"sends and receives alone do not tell how calls line up"}
+    assert set(pipeline["error"]) == {"sends and receives alone do not show how calls line up"}
 
 
 def test_nothing_in_nothing_out() -> None:
@@ -285,7 +283,7 @@ def test_nothing_in_nothing_out() -> None:
         find_groups([RankCalls(0, np.empty(3, CONTROL))])
 
 
-# ---- groups that tell their names
+# ---- groups whose names are known
 
 GLOO = next(call.id for call in CALLS if call.layer is Layer.TORCH and call.kind == "AllReduce")
 WORLD = Membership("0", 0, 4)
@@ -297,7 +295,7 @@ def gloo(
     *,
     comm: int = 0,
     place: Membership | None = None,
-    tells: bool = True,
+    has_counts: bool = True,
     lost: Sequence[int] = (),
 ) -> RankCalls:
     """A rank whose calls of one group have these counts.
@@ -307,14 +305,14 @@ def gloo(
         counts: What the group's count was at each call.
         comm: Its handle; 0: one of the rank's own.
         place: What the process says of it; None: rank of 4 in the world.
-        tells: Whether its calls carry the count.
+        has_counts: Whether its calls carry the count.
         lost: Calls, by number since Argus came, whose records were lost.
     """
     comm = comm or 0x1000 + rank
     rows = np.zeros(len(counts), COLLECTIVE)
     rows["ts_ns"] = 1_000_000 * (1 + np.array(counts)) + 100 * rank
     rows["call"], rows["comm"], rows["seq"], rows["count"] = GLOO, comm, np.arange(len(counts)), 5
-    rows["stream"] = np.array(counts) + 1 if tells else 0
+    rows["stream"] = np.array(counts) + 1 if has_counts else 0
     rows = rows[~np.isin(rows["seq"], lost)]
     return RankCalls(rank, rows, named={comm: place or Membership("0", rank, 4)})
 
@@ -368,7 +366,7 @@ def test_counts_that_contradict_the_calls_say_so() -> None:
     assert of_rank(rows, "error") == {0: "", 1: "calls do not agree with the group's count"}
 
 
-def test_groups_of_one_name_one_after_the_other_are_told_apart() -> None:
+def test_groups_of_one_name_one_after_the_other_are_distinguished() -> None:
     """The program destroyed its groups and began again; one rank has not called the new one yet."""
     first = gloo(0, range(20), place=WORLD)
     then = gloo(0, range(20), comm=0x9000, place=replace(WORLD, turn=1))
@@ -414,7 +412,7 @@ def test_two_ranks_in_one_place_are_not_guessed() -> None:
 
 
 def test_a_named_group_is_not_looked_for_by_its_traffic() -> None:
-    """Equal calls at equal times: the names tell them apart."""
+    """Equal calls at equal times: the names distinguish them."""
     ranks = [gloo(rank, range(40), place=Membership(str(rank // 2), rank % 2, 2)) for rank in range(4)]
     rows = find_groups(ranks)
     groups = of_rank(rows, "comm_group")
@@ -424,7 +422,7 @@ def test_a_named_group_is_not_looked_for_by_its_traffic() -> None:
 
 def test_groups_whose_calls_carry_no_count_are_still_joined_by_traffic() -> None:
     for nameless in ({}, {0x1000: WORLD, 0x1001: Membership("0", 1, 4)}):
-        ranks = [gloo(rank, [*range(7), *range(20, 60)], tells=False) for rank in range(2)]
+        ranks = [gloo(rank, [*range(7), *range(20, 60)], has_counts=False) for rank in range(2)]
         ranks = [RankCalls(calls.rank, calls.collectives, named=nameless) for calls in ranks]
         for calls in ranks:
             calls.collectives["count"] = 1000 + np.arange(len(calls.collectives)) % 5

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.roster import Job
-from argus.semantics.groups import COMMUNICATOR
-from argus.semantics.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_told, superseded
+from argus.live.job import Job
+from argus.live.sides.step_rows import StepRows
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.groups.mesh import MAX_SIZES, Group, Traffic, describe, find_mesh, sizes_in, superseded
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from argus.trace import Tracer
+from tests.builders.sessions import a_session
 from tests.stores import new_store
 
 MB = 1 << 20
@@ -212,17 +211,17 @@ def test_the_command_line_decides_where_the_ranks_are_its() -> None:
         job.group((first, first + 1), {("AllReduce", 16 * MB): 100})
     for first in (0, 1):
         job.group(range(first, 8, 2), {("AllReduce", 25 * MB): 100})
-    # As often: nothing tells them apart but what was asked for.
+    # As often: nothing distinguishes them but what was asked for.
     assert set(job.dimensions()) == {"dp"}
-    told = "python pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1"
-    assert job.dimensions(told) == {"tp": [(0, 1), (2, 3), (4, 5), (6, 7)], "dp": [(0, 2, 4, 6), (1, 3, 5, 7)]}
-    assert max(group.confidence for group in job.find(told)) == 0.95
+    reported = "python pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1"
+    assert job.dimensions(reported) == {"tp": [(0, 1), (2, 3), (4, 5), (6, 7)], "dp": [(0, 2, 4, 6), (1, 3, 5, 7)]}
+    assert max(group.confidence for group in job.find(reported)) == 0.95
 
 
 def test_sizes_on_a_command_line() -> None:
     words = "x --tensor-model-parallel-size 4 --pipeline-model-parallel-size=8 --context-parallel-size two"
-    assert sizes_told(words) == {"tp": 4, "pp": 8}
-    assert sizes_told("--my-tensor-model-parallel-size 4 --tp-size 4x") == {}
+    assert sizes_in(words) == {"tp": 4, "pp": 8}
+    assert sizes_in("--my-tensor-model-parallel-size 4 --tp-size 4x") == {}
 
 
 def test_what_says_nothing_is_unknown() -> None:
@@ -262,7 +261,7 @@ def test_the_mesh_in_words() -> None:
     ]
 
 
-def test_a_guess_is_not_told_as_a_fact() -> None:
+def test_a_guess_is_not_reported_as_a_fact() -> None:
     """Pairs that always end together are taken for one communicator, where nobody saw them made."""
     job = Cluster(4)
     job.group((0, 1, 2, 3), ACTIVATIONS)
@@ -287,15 +286,14 @@ def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> No
     job = Job("j", 1, traffic=cluster.traffic)
     with open_store(new_store(tmp_path)) as store:
         writer = Writer(store, source="test")
-        versions = itertools.count(1)
-        tracer: Any = SimpleNamespace(host="h", _writer=writer, _next_version=lambda: next(versions))
+        steps = StepRows(a_session(writer), SimpleNamespace())  # type: ignore[arg-type]
         sql = "SELECT ranks FROM parallel_groups FINAL ORDER BY ranks"
         stored = []
         # At last the second communicator, whose making was seen, is destroyed, and another one is made in its place.
         again = rows.copy()
         again["comm_group"][3:] += 1
         for job.communicators in (two, rows, again, again[3:]):
-            Tracer._mesh(tracer, job)
+            steps.store_mesh(job)
             assert writer.flush(), writer.last_error
             stored.append([list(ranks) for ranks in query_columns(store, sql)["ranks"].tolist()])
     assert stored == [
@@ -306,7 +304,7 @@ def test_a_group_that_was_a_guess_is_not_left_in_the_store(tmp_path: Path) -> No
     ]
 
 
-def test_a_communicator_whose_making_is_told_after_its_calls_supersedes_the_guess() -> None:
+def test_a_communicator_whose_making_is_reported_after_its_calls_supersedes_the_guess() -> None:
     cluster = Cluster(2)
     cluster.group(range(2), BUCKETS)
     before = find_mesh(cluster.communicators()[:0], cluster.traffic, world=2)

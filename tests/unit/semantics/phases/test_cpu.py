@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.semantics import phases
-from argus.semantics.phases import MARK, METHODS, PHASE, PHASES, Phase, PhaseTracker, What
-from argus.semantics.range_names import Role, role_of
-from argus.semantics.steps import ITERATION
+from argus.semantics.phases import cpu
+from argus.semantics.phases.cpu import MARK, METHODS, PHASE, PHASES, Phase, PhaseTracker, What
+from argus.semantics.steps.by_calls import ITERATION
+from argus.semantics.steps.range_names import Role, role_of
 
 MS = 1_000_000
 MAIN, OTHER, GLOO = 100, 50, 200
@@ -87,7 +87,7 @@ def ms_of(rows: Array) -> dict[str, float]:
     return {PHASES[row["phase"]]: float(row["duration_ns"]) / MS for row in rows}
 
 
-def told(*parts: Marks, until: float) -> dict[str, float]:
+def phases_of(*parts: Marks, until: float) -> dict[str, float]:
     """Phases of the one step from 0 to ``until``, in ms."""
     return ms_of(split(*parts, bounds=(0, until)))
 
@@ -117,7 +117,7 @@ def test_names_give_roles() -> None:
     assert role_of("aten::mm") is Role.NONE
 
 
-def test_a_usual_ddp_step_is_told_exactly() -> None:
+def test_a_usual_ddp_step_is_reported_exactly() -> None:
     rows = split(
         data(1, 4),
         forward(6, 16),
@@ -129,11 +129,11 @@ def test_a_usual_ddp_step_is_told_exactly() -> None:
         optimizer(62, 70),
         bounds=(0, 70),
     )
-    told = {
+    reported = {
         PHASES[r["phase"]]: (r["duration_ns"] / MS, r["overlapped_ns"] / MS, METHODS[r["method"]], int(r["spans"]))
         for r in rows
     }
-    assert told == {
+    assert reported == {
         "data_loading": (5, 0, "marks", 1),  # 3 ms of loading, 2 on the way to the model
         "forward": (12, 0, "marks", 1),  # and 2 of loss
         "backward": (33, 0, "marks", 2),
@@ -154,17 +154,17 @@ def test_a_delay_goes_to_the_phase_it_is_in(slow: str) -> None:
         lasts = 500 if name == slow else 5
         marks += make(at, at + lasts)
         at += lasts
-    assert told(marks, until=at) == {name: 500 if name == slow else 5 for name in makers}
+    assert phases_of(marks, until=at) == {name: 500 if name == slow else 5 for name in makers}
 
 
-def test_gradient_accumulation_tells_each_gap_by_its_neighbours() -> None:
+def test_gradient_accumulation_splits_each_gap_by_its_neighbours() -> None:
     micro = [
         part
         for i in range(4)
         for at in [i * 20]
         for part in (data(at + 1, at + 3), forward(at + 5, at + 9), backward(at + 10, at + 18))
     ]
-    assert told(*micro, zero_grad(80, 81), optimizer(82, 90), until=90) == {
+    assert phases_of(*micro, zero_grad(80, 81), optimizer(82, 90), until=90) == {
         "data_loading": 4 * 4,
         "forward": 4 * 5,
         "backward": 4 * 8,
@@ -175,16 +175,16 @@ def test_gradient_accumulation_tells_each_gap_by_its_neighbours() -> None:
 
 def test_accumulation_without_a_loader_leaves_what_follows_a_backward_open() -> None:
     marks = (forward(1, 3), backward(4, 8), forward(10, 12), backward(13, 17), optimizer(18, 20))
-    assert told(*marks, until=20) == {"forward": 6, "backward": 8, "optimizer": 2, "other": 4}
+    assert phases_of(*marks, until=20) == {"forward": 6, "backward": 8, "optimizer": 2, "other": 4}
 
 
 def test_zero_grad_parts_the_gap_between_batch_and_model() -> None:
     marks = (data(0, 2), zero_grad(5, 6), forward(9, 12), backward(12, 20), optimizer(20, 22))
-    assert told(*marks, until=22) == {"data_loading": 5, "forward": 6, "backward": 8, "optimizer": 3}
+    assert phases_of(*marks, until=22) == {"data_loading": 5, "forward": 6, "backward": 8, "optimizer": 3}
 
 
 def test_without_batch_and_wrapped_model_the_forward_is_what_lies_before_the_backward() -> None:
-    assert told(zero_grad(2, 3), backward(9, 20), optimizer(20, 22), until=22) == {
+    assert phases_of(zero_grad(2, 3), backward(9, 20), optimizer(20, 22), until=22) == {
         "other": 2,
         "optimizer": 1 + 2,
         "forward": 6,
@@ -194,7 +194,7 @@ def test_without_batch_and_wrapped_model_the_forward_is_what_lies_before_the_bac
 
 def test_zero_grad_inside_the_loss_changes_nothing_else() -> None:
     marks = (forward(0, 4), zero_grad(6, 7), backward(9, 20), optimizer(20, 22))
-    assert told(*marks, until=22) == {"forward": 8, "backward": 11, "optimizer": 3}
+    assert phases_of(*marks, until=22) == {"forward": 8, "backward": 11, "optimizer": 3}
 
 
 def test_without_forward_ranges_the_model_is_between_batch_and_backward() -> None:
@@ -202,27 +202,31 @@ def test_without_forward_ranges_the_model_is_between_batch_and_backward() -> Non
     assert ms_of(direct) == {"data_loading": 2, "forward": 10, "backward": 8, "optimizer": 2}
     assert METHODS[row_of(direct, Phase.FORWARD)["method"]] == "between_marks"
     assert row_of(direct, Phase.FORWARD)["confidence"] == pytest.approx(0.8)
-    parted = told(data(0, 2), zero_grad(3, 4), backward(12, 20), optimizer(20, 22), until=22)
+    parted = phases_of(data(0, 2), zero_grad(3, 4), backward(12, 20), optimizer(20, 22), until=22)
     assert parted == {"data_loading": 3, "forward": 8, "backward": 8, "optimizer": 3}
 
 
 def test_no_backward_no_guess() -> None:
-    assert told(data(0, 2), forward(5, 9), data(12, 14), until=20) == {"data_loading": 4, "forward": 4, "other": 12}
+    assert phases_of(data(0, 2), forward(5, 9), data(12, 14), until=20) == {
+        "data_loading": 4,
+        "forward": 4,
+        "other": 12,
+    }
     evaluated = (backward(0, 5), optimizer(5, 6), forward(8, 10), optimizer(12, 13))
-    assert told(*evaluated, until=13) == {"forward": 2, "backward": 5, "optimizer": 2, "other": 4}
+    assert phases_of(*evaluated, until=13) == {"forward": 2, "backward": 5, "optimizer": 2, "other": 4}
     loaded_for_nothing = (data(0, 2), zero_grad(4, 5), optimizer(6, 7), backward(9, 12))
-    assert told(*loaded_for_nothing, until=12) == {"data_loading": 2, "optimizer": 2, "backward": 3, "other": 5}
+    assert phases_of(*loaded_for_nothing, until=12) == {"data_loading": 2, "optimizer": 2, "backward": 3, "other": 5}
 
 
 def test_a_second_batch_forgets_the_gap_before_a_zero_grad() -> None:
     marks = (data(0, 2), zero_grad(4, 5), data(6, 7), forward(8, 9), backward(9, 12))
-    assert told(*marks, until=12) == {"data_loading": 4, "forward": 1, "backward": 3, "optimizer": 1, "other": 3}
+    assert phases_of(*marks, until=12) == {"data_loading": 4, "forward": 1, "backward": 3, "optimizer": 1, "other": 3}
 
 
 def test_a_forward_computed_again_inside_a_backward_opens_no_gap() -> None:
     """Activation checkpointing."""
     again = (forward(0, 2), backward(2, 12), forward(4, 6))
-    assert told(*again, zero_grad(15, 16), forward(17, 18), backward(18, 20), until=20) == {
+    assert phases_of(*again, zero_grad(15, 16), forward(17, 18), backward(18, 20), until=20) == {
         "forward": 3,
         "backward": 12,
         "optimizer": 1,
@@ -232,7 +236,7 @@ def test_a_forward_computed_again_inside_a_backward_opens_no_gap() -> None:
 
 def test_two_batches_in_a_row_say_nothing_about_the_time_between_them() -> None:
     marks = (data(0, 2), data(8, 9), forward(10, 14), backward(14, 20))
-    assert told(*marks, until=20) == {"data_loading": 4, "forward": 4, "backward": 6, "other": 6}
+    assert phases_of(*marks, until=20) == {"data_loading": 4, "forward": 4, "backward": 6, "other": 6}
 
 
 def test_a_backward_without_an_end_lasts_until_the_next_part() -> None:
@@ -240,7 +244,7 @@ def test_a_backward_without_an_end_lasts_until_the_next_part() -> None:
     rows = split(*micro, zero_grad(20, 21), optimizer(22, 24), bounds=(0, 24))
     assert ms_of(rows) == {"data_loading": 2, "forward": 4, "backward": 14, "optimizer": 3, "other": 1}
     assert METHODS[row_of(rows, Phase.BACKWARD)["method"]] == "between_marks"
-    twice = told(backward(1, None), backward(4, None), until=10)
+    twice = phases_of(backward(1, None), backward(4, None), until=10)
     assert twice == {"backward": 9, "other": 1}
 
 
@@ -263,7 +267,7 @@ def test_nested_backwards_across_the_first_boundary_end_with_the_outer_one() -> 
 
 
 def test_a_backward_without_an_end_ends_with_the_range_around_it() -> None:
-    assert told(user(0, 8), backward(1, None)[:1], optimizer(10, 12), until=12) == {
+    assert phases_of(user(0, 8), backward(1, None)[:1], optimizer(10, 12), until=12) == {
         "backward": 7,
         "optimizer": 2,
         "other": 3,
@@ -272,7 +276,7 @@ def test_a_backward_without_an_end_ends_with_the_range_around_it() -> None:
 
 def test_double_backward_counts_once() -> None:
     marks = (backward(2, 12), backward(4, 6), backward(7, 9), optimizer(13, 14))
-    assert told(*marks, until=14) == {"backward": 10, "optimizer": 1, "other": 3}
+    assert phases_of(*marks, until=14) == {"backward": 10, "optimizer": 1, "other": 3}
 
 
 def test_a_hook_that_steps_inside_a_backward_is_the_optimizer() -> None:
@@ -284,30 +288,30 @@ def test_a_hook_that_steps_inside_a_backward_is_the_optimizer() -> None:
 def test_a_closure_inside_the_optimizer_is_not_the_optimizers_time() -> None:
     """Lightning hands forward and backward to ``optimizer.step``."""
     marks = (data(0, 2), optimizer(3, 30), forward(5, 10), zero_grad(11, 12), backward(13, 25))
-    assert told(*marks, until=30) == {"data_loading": 5, "forward": 7, "backward": 12, "optimizer": 6}
-    unwrapped = told(data(0, 2), optimizer(3, 30), zero_grad(4, 5), backward(13, 25), until=30)
+    assert phases_of(*marks, until=30) == {"data_loading": 5, "forward": 7, "backward": 12, "optimizer": 6}
+    unwrapped = phases_of(data(0, 2), optimizer(3, 30), zero_grad(4, 5), backward(13, 25), until=30)
     assert unwrapped == {"data_loading": 4, "forward": 8, "backward": 12, "optimizer": 6}
-    searched = told(optimizer(0, 30), forward(1, 5), backward(5, 10), forward(14, 18), backward(18, 28), until=30)
+    searched = phases_of(optimizer(0, 30), forward(1, 5), backward(5, 10), forward(14, 18), backward(18, 28), until=30)
     assert searched == {"forward": 8, "backward": 15, "optimizer": 6, "other": 1}
-    nested = told(optimizer(0, 20), forward(2, 10), backward(3, 5), forward(6, 8), until=20)
+    nested = phases_of(optimizer(0, 20), forward(2, 10), backward(3, 5), forward(6, 8), until=20)
     assert nested == {"forward": 6, "backward": 2, "optimizer": 10, "other": 2}
-    no_backward = told(optimizer(0, 10), forward(2, 6), data(10, 11), until=11)
+    no_backward = phases_of(optimizer(0, 10), forward(2, 6), data(10, 11), until=11)
     assert no_backward == {"forward": 4, "optimizer": 4, "data_loading": 1, "other": 2}
 
 
 def test_ranges_inside_ranges_count_once_by_rank_of_the_roles() -> None:
     marks = (optimizer(20, 30), optimizer(22, 28), forward(0, 15), forward(2, 4), data(5, 7), zero_grad(8, 9))
-    assert told(*marks, until=30) == {"data_loading": 2, "forward": 12, "optimizer": 11, "other": 5}
+    assert phases_of(*marks, until=30) == {"data_loading": 2, "forward": 12, "optimizer": 11, "other": 5}
 
 
 def test_a_gradient_taken_inside_the_forward_is_backward() -> None:
     marks = (data(0, 1), forward(2, 10), backward(4, 7), backward(12, 20))
-    assert told(*marks, until=20) == {"data_loading": 2, "forward": 7, "backward": 11}
+    assert phases_of(*marks, until=20) == {"data_loading": 2, "forward": 7, "backward": 11}
 
 
 def test_ranges_of_no_role_are_ignored_but_pair() -> None:
     marks = (user(0, 40), user(1, 19), forward(2, 10), user(3, 9), backward(10, 18), optimizer(20, 22))
-    assert told(*marks, until=40) == {"forward": 8, "backward": 8, "optimizer": 2, "other": 22}
+    assert phases_of(*marks, until=40) == {"forward": 8, "backward": 8, "optimizer": 2, "other": 22}
 
 
 def test_an_end_without_a_begin_is_ignored() -> None:
@@ -323,7 +327,7 @@ def test_an_end_without_a_begin_is_ignored() -> None:
 def test_an_end_that_names_its_role_finds_its_begin_past_a_lost_end() -> None:
     lost = [mark(2, What.RANGE_BEGIN, role=Role.NONE)]
     named = [mark(1, What.RANGE_BEGIN, role=Role.FORWARD), mark(5, What.RANGE_END, role=Role.FORWARD)]
-    assert told(lost, named, backward(5, 9), until=10) == {"forward": 4, "backward": 4, "other": 1 + 1}
+    assert phases_of(lost, named, backward(5, 9), until=10) == {"forward": 4, "backward": 4, "other": 1 + 1}
 
 
 def test_a_range_whose_end_was_lost_is_given_up_after_a_step() -> None:
@@ -339,7 +343,7 @@ def test_a_range_whose_end_was_lost_is_given_up_after_a_step() -> None:
 
 def test_a_backward_whose_end_was_lost_ends_at_the_next_batch() -> None:
     marks = (backward(0, 5), data(6, 7), backward(10, None), data(20, 21), backward(25, 28))
-    assert told(*marks, until=30) == {"data_loading": 2, "forward": 7, "backward": 18, "other": 3}
+    assert phases_of(*marks, until=30) == {"data_loading": 2, "forward": 7, "backward": 18, "other": 3}
 
 
 def test_a_backward_whose_end_was_lost_is_given_up_after_a_step() -> None:
@@ -370,11 +374,11 @@ def test_only_the_main_thread_counts() -> None:
     ],
 )
 def test_the_main_thread_is_the_one_that_trains(main: Marks, beside: Marks, answer: dict[str, float]) -> None:
-    assert told(main, beside, until=10) == answer
+    assert phases_of(main, beside, until=10) == answer
 
 
 def test_of_threads_alike_the_first_one_counts() -> None:
-    assert told(optimizer(0, 1), optimizer(1, 4, OTHER), until=10) == {"optimizer": 3, "other": 7}
+    assert phases_of(optimizer(0, 1), optimizer(1, 4, OTHER), until=10) == {"optimizer": 3, "other": 7}
 
 
 def test_a_range_across_a_boundary_gives_each_step_its_part() -> None:
@@ -589,7 +593,7 @@ def test_pieces_and_disorder_change_nothing(seed: int) -> None:
     assert not pieces.counters["marks_late"]
 
 
-def test_a_mark_after_its_step_was_told_still_closes_what_it_closes() -> None:
+def test_a_mark_after_its_step_was_reported_still_closes_what_it_closes() -> None:
     tracker = PhaseTracker()
     tracker.feed(stream(optimizer(0.5, 1)))
     marks = stream(forward(2, 8), backward(12, 15))
@@ -632,9 +636,9 @@ def test_what_is_fed_may_be_overwritten_by_its_owner() -> None:
     assert ms_of(tracker.split(steps(0, 5))) == {"data_loading": 2, "other": 3}
 
 
-def test_marks_of_told_steps_are_dropped() -> None:
+def test_marks_of_reported_steps_are_dropped() -> None:
     tracker = PhaseTracker()
-    for i in range(4 * phases.BOUNDARIES):
+    for i in range(4 * cpu.BOUNDARIES):
         at = i * 20
         tracker.feed(
             stream(
@@ -645,8 +649,8 @@ def test_marks_of_told_steps_are_dropped() -> None:
         assert tracker.marks_kept <= 8
         assert len(rows)
     assert not tracker.counters["marks_dropped_old"]
-    assert len(tracker._chosen) <= phases.BOUNDARIES
-    assert len(tracker._offsets) <= phases.OFFSETS
+    assert len(tracker._chosen) <= cpu.BOUNDARIES
+    assert len(tracker._offsets) <= cpu.OFFSETS
 
 
 def test_marks_without_steps_are_bounded_and_what_is_open_stays_known() -> None:
@@ -655,12 +659,12 @@ def test_marks_without_steps_are_bounded_and_what_is_open_stays_known() -> None:
     tracker.feed(stream([mark(0.6, What.RANGE_BEGIN, role=Role.DATA)]))
     steady = stream(user(0.001, 0.002), user(0.003, 0.004))
     fed = 2
-    for _ in range(2 * phases.MARKS // len(steady)):
+    for _ in range(2 * cpu.MARKS // len(steady)):
         steady["ts_ns"] += MS
         tracker.feed(steady)
         fed += len(steady)
-        assert tracker.marks_kept <= phases.MARKS
-    assert tracker.counters["marks_dropped_old"] == fed - tracker.marks_kept > phases.MARKS // 2
+        assert tracker.marks_kept <= cpu.MARKS
+    assert tracker.counters["marks_dropped_old"] == fed - tracker.marks_kept > cpu.MARKS // 2
     end = int(steady["ts_ns"][-1]) / MS
     assert ms_of(tracker.split(steps(end - 10, end))) == {"data_loading": 10}
 
@@ -673,22 +677,22 @@ def test_works_and_threads_are_bounded() -> None:
         tracker.feed(
             stream(*(backward(at + j, at + j + 0.5, tid) for j, tid in enumerate(tids)), optimizer(at, at + 1))
         )
-        many = [part for j in range(phases.WORKS) for part in work(at + j / 2, at + j / 2 + 0.25, 1 + 10_000 * i + j)]
+        many = [part for j in range(cpu.WORKS) for part in work(at + j / 2, at + j / 2 + 0.25, 1 + 10_000 * i + j)]
         tracker.feed(stream(many))
         tracker.split(steps(at, at + 10_000))
-    assert len(tracker._works._last) <= phases.WORKS
-    assert all(len(tally) <= phases.THREADS for tally in tracker._tallies)
+    assert len(tracker._works._last) <= cpu.WORKS
+    assert all(len(tally) <= cpu.THREADS for tally in tracker._tallies)
     assert tracker._main is not None
     assert tracker._main.tid == MAIN
 
 
 def test_ranges_that_never_end_are_bounded() -> None:
     tracker = PhaseTracker()
-    begins = [mark(i / 100, What.RANGE_BEGIN) for i in range(3 * phases.DEPTH)]
+    begins = [mark(i / 100, What.RANGE_BEGIN) for i in range(3 * cpu.DEPTH)]
     tracker.feed(stream(begins, backward(50, 60), optimizer(60, 61)))
     assert ms_of(tracker.split(steps(0, 70))) == {"backward": 10, "optimizer": 1, "other": 59}
     assert tracker._main is not None
-    assert len(tracker._main.open) <= phases.DEPTH
+    assert len(tracker._main.open) <= cpu.DEPTH
 
 
 # Boundaries
@@ -743,9 +747,9 @@ def test_a_low_confidence_is_not_raised() -> None:
 def test_the_newest_distances_count() -> None:
     tracker = PhaseTracker()
     early = [optimizer(20 * i + 14, 20 * i + 15) for i in range(40)]
-    later = [optimizer(20 * i + 18, 20 * i + 19) for i in range(40, 40 + phases.OFFSETS)]
+    later = [optimizer(20 * i + 18, 20 * i + 19) for i in range(40, 40 + cpu.OFFSETS)]
     tracker.feed(stream(*early, *later))
-    last = 40 + phases.OFFSETS
+    last = 40 + cpu.OFFSETS
     after = tracker.snap(steps(*range(0, 20 * (last + 2), 20)))
     assert moved(after)[-1] == (20 * last - 1, 20 * last + 19)
 
@@ -790,7 +794,7 @@ def test_split_takes_no_mark_that_the_next_boundary_needs() -> None:
     assert all(rows["method"][0] == 3 for rows in found)
 
 
-def test_an_optimizer_open_when_a_step_was_told_still_ends() -> None:
+def test_an_optimizer_open_when_a_step_was_reported_still_ends() -> None:
     tracker = PhaseTracker()
     marks = stream(optimizer(2, 4), optimizer(18, 25))
     tracker.feed(marks)

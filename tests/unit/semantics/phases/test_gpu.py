@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.semantics import gpu_phases
-from argus.semantics.gpu import _OP, GpuSteps, union
-from argus.semantics.gpu_phases import (
+from argus.model import records
+from argus.model.calls import CALLS, Layer
+from argus.semantics.gpu.usage import _OP, GpuSteps, union
+from argus.semantics.phases import gpu
+from argus.semantics.phases.cpu import SEGMENT, Phase
+from argus.semantics.phases.gpu import (
     GPU_METHODS,
     GPU_PHASES,
+    OF_NCCL,
     Calls,
     GpuPhase,
     GpuPhases,
@@ -28,8 +31,7 @@ from argus.semantics.gpu_phases import (
     kinds_of,
     what_of,
 )
-from argus.semantics.phases import SEGMENT, Phase
-from argus.semantics.steps import ITERATION
+from argus.semantics.steps.by_calls import ITERATION
 
 US = 1_000
 
@@ -52,11 +54,11 @@ def split(phases: GpuPhases, ops: NDArray[np.void], *edges: int) -> list[dict[st
     rows = phases.split(ops, US * np.array(edges), steps)
     found: list[dict[str, float]] = []
     for step in steps.tolist():
-        mine = rows[rows["step"] == step]
-        assert mine["duration_ns"].sum() == US * (edges[step + 1] - edges[step])
-        told = {GPU_PHASES[row["phase"]]: row["duration_ns"] / US for row in mine if row["duration_ns"]}
-        hidden = {f"overlapped {GPU_PHASES[row['phase']]}": row["overlapped_ns"] / US for row in mine}
-        found.append(told | {name: ns for name, ns in hidden.items() if ns})
+        own = rows[rows["step"] == step]
+        assert own["duration_ns"].sum() == US * (edges[step + 1] - edges[step])
+        reported = {GPU_PHASES[row["phase"]]: row["duration_ns"] / US for row in own if row["duration_ns"]}
+        hidden = {f"overlapped {GPU_PHASES[row['phase']]}": row["overlapped_ns"] / US for row in own}
+        found.append(reported | {name: ns for name, ns in hidden.items() if ns})
     return found
 
 
@@ -95,7 +97,7 @@ def test_what_and_phase_of_a_collective_have_one_number() -> None:
     ]
 
 
-def test_copies_are_told_by_their_direction() -> None:
+def test_copies_are_named_by_their_direction() -> None:
     ops = np.zeros(6, records.GPU_OP)
     ops["kind"] = [records.GpuKind.KERNEL, *[records.GpuKind.MEMCPY] * 4, records.GpuKind.MEMSET]
     ops["copy"] = [0, 1, 2, 8, 10, 1]
@@ -136,7 +138,7 @@ def test_stretches_that_are_no_step_have_no_rows() -> None:
 # ---- what kernels are for
 
 
-def test_pytorch_s_marks_tell_what_was_launched_when() -> None:
+def test_pytorch_s_marks_show_what_was_launched_when() -> None:
     """They are stronger than names: a forward that is computed again in the backward pass is backward."""
     phases = GpuPhases()
     segments = [(0, 10, Phase.DATA_LOADING), (10, 20, Phase.FORWARD), (20, 40, Phase.BACKWARD),
@@ -158,7 +160,7 @@ def test_pytorch_s_marks_tell_what_was_launched_when() -> None:
     assert row["confidence"] == pytest.approx(0.95)
 
 
-def test_kernels_without_a_telling_name_go_by_their_neighbours() -> None:
+def test_kernels_whose_names_show_nothing_go_by_their_neighbours() -> None:
     ops = operations(
         (0, 0, 10, What.FORWARD),
         (1, 10, 30, What.KERNEL, 77),  # forward before it and after it
@@ -191,15 +193,15 @@ def test_a_kernel_is_for_what_it_was_for_where_that_was_clear() -> None:
 
 
 def threaded(*main: Op) -> NDArray[np.void]:
-    """A backward pass, launched by a thread of its own, with nine kernels of which eight have telling names; and what
-    the thread that trains launched before and after it."""
+    """A backward pass, launched by a thread of its own, with nine kernels of which eight have names that show their
+    phase; and what the thread that trains launched before and after it."""
     named = [(100 + 10 * n, 100 + 10 * n, 105 + 10 * n, What.BACKWARD) for n in range(8)]
     ops = np.concatenate([operations(*main, tid=1), operations(*named, (190, 190, 195, What.KERNEL, 5), tid=2)])
     return ops[np.argsort(ops["launch"], kind="stable")]
 
 
 def test_the_threads_of_autograd_launch_backward_passes_only() -> None:
-    """And the thread that trains launches none, though no name of its kernels tells anything: before the backward pass
+    """And the thread that trains launches none, though no name of its kernels shows anything: before the backward pass
     it is the forward, after it the optimiser, until there is a batch."""
     ops = threaded(
         (10, 10, 30, What.KERNEL, 7),
@@ -244,7 +246,7 @@ def test_a_program_of_one_thread_has_no_thread_of_autograd_s() -> None:
     assert split(GpuPhases(), ops, 0, 20) == [{"backward": 14, "compute": 4, "memcpy": 1, "idle": 1}]
 
 
-def test_kernels_that_nothing_tells_are_compute() -> None:
+def test_kernels_that_nothing_classifies_are_compute() -> None:
     ops = operations((0, 0, 10, What.KERNEL), (1, 10, 12, What.ALL_REDUCE))
     assert split(GpuPhases(), ops, 0, 20) == [{"compute": 10, "all_reduce": 2, "idle": 8}]
 
@@ -252,7 +254,7 @@ def test_kernels_that_nothing_tells_are_compute() -> None:
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a program that has ever other kernels, threads, calls and sizes."""
     for name, most in (("KERNELS", 50), ("THREADS", 8), ("CALLS", 100), ("SIZES", 10), ("SEGMENTS", 30)):
-        monkeypatch.setattr(gpu_phases, name, most)
+        monkeypatch.setattr(gpu, name, most)
     phases, unseen = GpuPhases(), GpuPhases()
     for step in range(100):
         at = 100 * step
@@ -283,7 +285,7 @@ def call(at: int, tid: int = 7) -> tuple[np.ndarray, ...]:
 
 def test_calls_of_long_ago_go_whether_or_not_kernels_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that calls NCCL ten times a second would fill what is kept for an hour, a small array a turn."""
-    monkeypatch.setattr(gpu_phases, "CALLS_NS", 1000 * US)
+    monkeypatch.setattr(gpu, "CALLS_NS", 1000 * US)
     asked, silent = Calls(), Calls()
     for at in range(0, 50_000, 10):
         asked.feed(*call(at))
@@ -293,7 +295,7 @@ def test_calls_of_long_ago_go_whether_or_not_kernels_ask_for_them(monkeypatch: p
             assert known.all()
             assert found[0, 3] == at
         assert len(asked._fresh) <= 10
-        assert len(silent._fresh) < gpu_phases.BATCHES
+        assert len(silent._fresh) < gpu.BATCHES
     for calls in (asked, silent):
         kept = calls._join()
         assert kept[:, 3].tolist() == list(range(48_990, 50_000, 10))
@@ -317,7 +319,7 @@ def test_waiting_for_a_neighbour_is_a_bubble_and_the_transfer_is_not() -> None:
     ]  # fmt: skip
 
 
-def test_what_transfers_take_may_be_learned_before_any_are_told() -> None:
+def test_what_transfers_take_may_be_learned_before_any_are_reported() -> None:
     """As an importer does, which has the ranks one after the other."""
     job = Transfers()
     always_waits, never_waits = GpuPhases(), GpuPhases()
@@ -376,7 +378,7 @@ def test_what_is_spent_in_each_communicator() -> None:
     assert len(phases.collectives(ops[:0], edges, steps)) == 0
 
 
-def test_the_call_tells_what_the_kernel_s_name_does_not() -> None:
+def test_the_call_shows_what_the_kernel_s_name_does_not() -> None:
     calls = Calls()
     what = np.array([What.ALL_TO_ALL, 0, What.BROADCAST], np.uint8)
     calls.feed(US * np.array([10, 15, 30]), np.array([1, 1, 2]), what, np.array([8, 8, 8]))
@@ -392,7 +394,7 @@ def test_the_call_tells_what_the_kernel_s_name_does_not() -> None:
     assert split(phases, ops, 0, 60) == [
         {"send_recv": 1, "all_to_all": 10, "broadcast": 5, "communication": 3, "idle": 41}
     ]  # fmt: skip
-    # The first and the last go by their names, and that is said.
+    # The first and the last go by their names, and that is reported.
     assert phases.guessed == 2
     rows = phases.split(ops, US * np.array([0, 60]), np.array([0]))
     sure = {GPU_PHASES[row["phase"]]: float(row["confidence"]) for row in rows}
@@ -423,7 +425,7 @@ def test_what_was_launched_nobody_knows_when_hides_no_batch() -> None:
     ]  # fmt: skip
 
 
-def test_marks_tell_when_data_is_loaded() -> None:
+def test_marks_show_when_data_is_loaded() -> None:
     phases = GpuPhases()
     phases.feed_timeline(np.array([(0, 20 * US, Phase.DATA_LOADING), (20 * US, 60 * US, Phase.FORWARD)], SEGMENT))
     ops = operations((2, 5, 10, What.KERNEL), (45, 47, 50, What.COPY_IN))
@@ -434,8 +436,8 @@ def test_marks_tell_when_data_is_loaded() -> None:
 @pytest.mark.parametrize("at_once", [20, 3, 1])
 @pytest.mark.parametrize("saved", [0, 2, 15])
 def test_parameters_on_their_way_to_a_disk_are_a_checkpoint(saved: int, at_once: int) -> None:
-    """Copies to the host that all steps make are none. The first step that is seen may be one that saves, and is told
-    where two others are known by then."""
+    """Copies to the host that all steps make are none. The first step that is seen may be one that saves, and is
+    reported where two others are known by then."""
     phases = GpuPhases()
     kib = 1 << 12
     every: list[Op] = []
@@ -475,9 +477,9 @@ def test_the_steps_of_a_gpu_have_phases() -> None:
     assert sorted({(int(row["device"]), int(row["step"])) for row in phases}) == [(0, 3), (0, 4), (1, 3), (1, 4)]
     for device, step in ((0, 3), (0, 4), (1, 4)):
         of = (rows["device"] == device) & (rows["step"] == step)
-        mine = phases[(phases["device"] == device) & (phases["step"] == step)]
-        assert mine["duration_ns"].sum() == rows["duration_ns"][of].sum()
-        assert set(mine["start_ns"].tolist()) == set(rows["start_ns"][of].tolist())
+        own = phases[(phases["device"] == device) & (phases["step"] == step)]
+        assert own["duration_ns"].sum() == rows["duration_ns"][of].sum()
+        assert set(own["start_ns"].tolist()) == set(rows["start_ns"][of].tolist())
     assert len(usage.take_phases()) == 0
 
 
@@ -516,13 +518,13 @@ def recorded(path: Path) -> tuple[NDArray[np.void], NDArray[np.int64]]:
         begin, end = np.round(np.array(inside) * US).astype(np.int64).T
         merged = union(begin, end)
         place = np.maximum(np.searchsorted(merged[:, 0], ops["launch"], side="right") - 1, 0)
-        mine = np.array([tid == thread for tid in threads])
-        truth[mine & (ops["launch"] >= merged[place, 0]) & (ops["launch"] <= merged[place, 1])] = what
+        own = np.array([tid == thread for tid in threads])
+        truth[own & (ops["launch"] >= merged[place, 0]) & (ops["launch"] <= merged[place, 1])] = what
     order = np.argsort(ops["launch"], kind="stable")
     return ops[order], truth[order]
 
 
-REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[3] / "shared" / "data"))
+REFERENCE = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data"))
 
 
 @pytest.mark.parametrize(
@@ -544,6 +546,16 @@ def test_what_kernels_of_real_programs_are_for(name: str, right: float) -> None:
     took = (ops["end"] - ops["start"])[computes]
     correct = label[computes] + 1 == truth[computes]
     assert took[correct].sum() / took.sum() >= right
-    # What is said to be sure is right more often.
+    # What is reported as sure is right more often.
     certain = sure[computes] >= 0.8
     assert took[correct & certain].sum() / took[certain].sum() >= 0.975
+
+
+def test_every_function_of_nccl_that_moves_data_has_its_meaning() -> None:
+    """What is not in the table counts as a kernel that computes (``argus.live.job``)."""
+    moves = {call.kind for call in CALLS if call.layer is Layer.NCCL and call.program == "nccl"}
+    moves -= {"GroupStart", "GroupEnd"}
+    assert moves <= OF_NCCL.keys(), "add it to OF_NCCL"
+    assert len(moves) >= 10
+    for kind in moves:
+        assert communicates(np.array([OF_NCCL[kind]])).all(), kind

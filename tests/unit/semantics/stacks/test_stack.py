@@ -8,28 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from argus.records import (
+from argus.model.records import (
     STACK_IDLE_PYTHON,
     STACK_NATIVE_CUT,
     STACK_PYTHON,
     STACK_PYTHON_CUT,
     STACK_PYTHON_REJECTED,
 )
-from argus.semantics.stacks import (
-    CUT,
-    REJECTED,
-    UNRESOLVED,
-    Frame,
-    Stack,
-    group_by_stack,
-    label,
-    merge,
-    rank_text,
-    short_file,
-    thread_role,
-)
-
-from .stack_data import native, py, stack
+from argus.model.stacks import CUT, REJECTED, UNRESOLVED, Frame, Stack, merge
+from argus.semantics.stacks.stack import group_by_stack, label, rank_text, short_file, thread_role
+from tests.builders.stack_data import native, py, stack
 
 
 @dataclass(frozen=True)
@@ -130,7 +118,7 @@ def test_threads_without_python() -> None:
     assert woven("", "", "", flags=0) == Stack((), "none", "none")
 
 
-def test_python_that_could_not_be_read_is_said() -> None:
+def test_python_that_could_not_be_read_is_reported() -> None:
     merged = woven("", "", "E", complete=False, flags=STACK_PYTHON_REJECTED)
     assert functions(merged) == [REJECTED, "_PyEval_EvalFrameDefault"]
     assert (merged.frames[0].kind, merged.python) == ("marker", "rejected")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from argus.records import COLLECTIVE, LAUNCH
-from argus.semantics import steps as steps_module
-from argus.semantics.steps import BY_COLLECTIVES, BY_LAUNCHES, ITERATION, StepTracker, find_period
-
-from .stored_job import analyse
-from .synthetic_job import ALL_REDUCE, MS, Fault, Job, Op, ddp, simulate
+from argus.model.records import COLLECTIVE, LAUNCH
+from argus.semantics.steps import by_calls as steps_module
+from argus.semantics.steps.by_calls import BY_COLLECTIVES, BY_LAUNCHES, ITERATION, StepTracker
+from argus.semantics.steps.period import find_period
+from tests.builders.stored_job import analyse
+from tests.builders.synthetic_job import ALL_REDUCE, MS, Fault, Job, Op, ddp, simulate
 
 
 def repeat(unit: Sequence[int], times: int, cut: int = 0) -> NDArray[np.int64]:
@@ -231,8 +231,8 @@ def test_evaluation_between_a_few_steps_is_no_part_of_a_longer_step(every: int, 
     sane(steps)
     true = true_steps(job, steps)
     for rank in range(4):
-        mine = steps["rank"] == rank
-        assert np.array_equal(np.diff(true[mine]), np.ones(mine.sum() - 1))
+        own = steps["rank"] == rank
+        assert np.array_equal(np.diff(true[own]), np.ones(own.sum() - 1))
     # An evaluation calls a collective of its own: numbers are the program's all the same.
     assert len(set((true - steps["step"]).tolist())) == 1
 
@@ -272,8 +272,8 @@ def test_groups_that_are_seen_otherwise_leave_steps_alone(what: str) -> None:
         after["seq_offset"] += 1000
     if what == "one group of two":
         for dimension in ("tp", "dp"):
-            mine = [job.handles[rank, dimension] for rank in range(4)]
-            chosen = np.isin(after["comm"], mine)
+            own = [job.handles[rank, dimension] for rank in range(4)]
+            chosen = np.isin(after["comm"], own)
             after["comm_group"][chosen] = after["comm_group"][chosen].min()
             after["seq_offset"][chosen] += 17
     tracker = StepTracker()
@@ -298,9 +298,9 @@ def test_groups_that_are_seen_otherwise_leave_steps_alone(what: str) -> None:
     assert not tracker.counters["steps_counted_anew"]
     assert len(np.unique(steps["collectives"])) == 1, "all end with the same call"
     for rank in range(4):
-        mine = steps["step"][steps["rank"] == rank].astype(np.int64)
-        assert np.array_equal(mine, np.arange(mine[0], mine[0] + len(mine)))
-        assert len(mine) > (50 if what == "late rank" and rank == 3 else 110)
+        own = steps["step"][steps["rank"] == rank].astype(np.int64)
+        assert np.array_equal(own, np.arange(own[0], own[0] + len(own)))
+        assert len(own) > (50 if what == "late rank" and rank == 3 else 110)
 
 
 @pytest.mark.parametrize("wrong", [(3,), (0, 3)])
@@ -312,11 +312,11 @@ def test_a_rank_that_was_lined_up_wrongly_is_counted_anew(wrong: tuple[int, ...]
     before = right.copy()
     for rank in wrong:
         for dimension, calls in (("tp", 1), ("dp", 4)):
-            mine = (before["rank"] == rank) & (before["comm"] == job.handles[rank, dimension])
-            assert mine.sum() == 1
-            before["seq_offset"][mine] += calls
+            own = (before["rank"] == rank) & (before["comm"] == job.handles[rank, dimension])
+            assert own.sum() == 1
+            before["seq_offset"][own] += calls
             if doubtful:
-                before["error"][mine] = "ambiguous"
+                before["error"][own] = "ambiguous"
     tracker = StepTracker(window=2000)  # so that it does not wait for the communicators
     unknown = before.copy()
     unknown["error"] = "too few calls to line up"
@@ -420,7 +420,7 @@ def test_an_unknown_alignment_is_never_sure() -> None:
     tracker.align(groups)
     for rank in job.ranks:
         tracker.feed(rank.rank, rank.launches, rank.collectives)
-    assert len(tracker.advance()) == 0  # more calls may tell
+    assert len(tracker.advance()) == 0  # more calls may decide
     steps = tracker.advance(final=True)
     assert len(steps)
     assert (steps["confidence"] <= 0.5).all()

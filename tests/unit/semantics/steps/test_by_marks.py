@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.calls import BY_SYMBOL
-from argus.capture.targets import TORCH
-from argus.roster import Job as TracedJob
-from argus.roster import Member
-from argus.semantics import marked_steps
-from argus.semantics.groups import COMMUNICATOR
-from argus.semantics.marked_steps import FIRST_ENDS, MarkedSteps
-from argus.semantics.phases import MARK, What
-from argus.semantics.range_names import Role
-from argus.semantics.steps import BY_COLLECTIVES, BY_MARKS, ITERATION
+from argus.capture.process.targets import TORCH
+from argus.live.job import Job as TracedJob
+from argus.live.job import Member
+from argus.model import records
+from argus.model.calls import BY_SYMBOL
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.phases.cpu import MARK, What
+from argus.semantics.steps import by_marks
+from argus.semantics.steps.by_calls import BY_COLLECTIVES, BY_MARKS, ITERATION
+from argus.semantics.steps.by_marks import FIRST_ENDS, MarkedSteps
+from argus.semantics.steps.range_names import Role
 
 MS = 1_000_000
 MAIN = 100
@@ -231,17 +231,17 @@ def shift_of(job: Job, found: Array) -> int:
     assert found.dtype == ITERATION
     shifts: set[int] = set()
     for rank, seen in enumerate(job.ranks):
-        mine = of(found, rank)
-        ends = ends_of(mine)
+        own = of(found, rank)
+        ends = ends_of(own)
         assert set(ends) <= seen.ends.keys(), "a step ends between the true ones"
-        assert mine["ts_ns"][1:].tolist() == ends[:-1], "steps are contiguous"
-        assert not len(mine) or int(mine["ts_ns"][0]) in seen.ends
-        shifts |= {seen.ends[end] - step for end, step in zip(ends, mine["step"].tolist(), strict=True)}
+        assert own["ts_ns"][1:].tolist() == ends[:-1], "steps are contiguous"
+        assert not len(own) or int(own["ts_ns"][0]) in seen.ends
+        shifts |= {seen.ends[end] - step for end, step in zip(ends, own["step"].tolist(), strict=True)}
     assert len(shifts) == 1, "ranks number one step differently"
     return shifts.pop()
 
 
-def told(job: Job, found: Array) -> list[list[int]]:
+def steps_of(job: Job, found: Array) -> list[list[int]]:
     """Of each rank, the program's steps that were found."""
     return [[seen.ends[end] for end in ends_of(of(found, rank))] for rank, seen in enumerate(job.ranks)]
 
@@ -256,7 +256,7 @@ def test_every_step_of_a_usual_program_is_exact_from_the_second_on() -> None:
     job = play(4, 20, DDP)
     found = find(job)
     assert shift_of(job, found) == 1
-    assert told(job, found) == [list(range(1, 20))] * 4
+    assert steps_of(job, found) == [list(range(1, 20))] * 4
     assert set(found["confidence"]) == {1.0}
     assert set(found["method"]) == {BY_MARKS}
     assert set(found["collectives"]) == {2}
@@ -266,7 +266,7 @@ def test_every_step_of_a_usual_program_is_exact_from_the_second_on() -> None:
 def test_calls_count_for_the_step_in_which_they_were_made_whatever_their_order() -> None:
     job = play(2, 12, lambda step: "data launch fwd bwd " + "dp " * (1 + step % 3) + "launch " * step + "opt")
     for rank in job.ranks:
-        rank.launched = rank.launched[::-1].copy()  # as rings of several CPUs may tell them
+        rank.launched = rank.launched[::-1].copy()  # as rings of several CPUs may deliver them
         rank.calls = rank.calls[::-1].copy()
     found = find(job)
     steps = found["step"].astype(int) + shift_of(job, found)
@@ -279,7 +279,7 @@ def test_gradient_accumulation_has_a_step_an_optimiser(rest: str) -> None:
     job = play(2, 12, f"data fwd bwd data fwd bwd {rest}dp opt zero")
     found = find(job)
     assert shift_of(job, found) == 1
-    assert told(job, found) == [list(range(1, 12))] * 2
+    assert steps_of(job, found) == [list(range(1, 12))] * 2
     assert set(found["confidence"]) == {1.0}
 
 
@@ -291,7 +291,7 @@ def test_two_optimisers_that_take_turns_on_one_batch_are_one_step() -> None:
     job = play(2, 30, program)
     found = find(job)
     shift_of(job, found)
-    assert told(job, found) == [list(range(1, 30))] * 2
+    assert steps_of(job, found) == [list(range(1, 30))] * 2
     assert set(found["confidence"]) == {1.0}
 
 
@@ -300,7 +300,7 @@ def test_the_second_of_two_optimisers_may_have_the_batch_s_mark_behind_a_backwar
     job = play(1, 30, "bwd data fwd bwd opt fwd bwd opt", groups={})
     found = find(job)
     shift_of(job, found)
-    assert told(job, found)[0] == list(range(1, 30))
+    assert steps_of(job, found)[0] == list(range(1, 30))
 
 
 def test_two_optimisers_without_a_loader_are_two_steps() -> None:
@@ -312,20 +312,20 @@ def test_two_optimisers_without_a_loader_are_two_steps() -> None:
 
 def test_two_optimisers_one_after_another_are_one_step() -> None:
     job = play(2, 12, "fwd bwd dp opt opt zero")
-    assert told(job, find(job)) == [list(range(1, 12))] * 2
+    assert steps_of(job, find(job)) == [list(range(1, 12))] * 2
 
 
 def test_optimisers_in_one_another_and_in_the_user_s_ranges_are_one() -> None:
     job = play(2, 12, "user( data fwd bwd dp opt( user opt( zero opt) opt) user)")
     for rank in job.ranks:  # the outer one ends last
         assert len(rank.ends) == 12
-    assert told(job, find(job)) == [list(range(1, 12))] * 2
+    assert steps_of(job, find(job)) == [list(range(1, 12))] * 2
 
 
 def test_optimisers_inside_of_the_backward_pass_are_one_step() -> None:
     job = play(2, 12, "data fwd bwd( dp opt dp opt dp opt")
     found = find(job)
-    assert told(job, found) == [list(range(1, 12))] * 2
+    assert steps_of(job, found) == [list(range(1, 12))] * 2
     assert set(found["collectives"]) == {3}
     assert set(found["confidence"]) == {1.0}
 
@@ -338,7 +338,7 @@ def test_an_evaluation_with_a_loader_of_its_own_is_no_step(first: int) -> None:
     job = play(2, 120, program)
     for found in (find(job), find(job, edges=range(5000 * MS, 5600 * MS, 2 * MS), settle=MS)):
         assert shift_of(job, found) == 1
-        assert told(job, found) == [list(range(1, 120))] * 2
+        assert steps_of(job, found) == [list(range(1, 120))] * 2
         assert set(found["confidence"]) == {1.0}
 
 
@@ -349,7 +349,7 @@ def test_calls_that_are_not_in_every_step_do_not_matter() -> None:
     job = play(3, 120, program, groups={"dp": [(0, 1, 2)], "other": [(0, 1, 2)]}, attached={1: 203.3, 2: 10.1})
     found = find(job)
     shift_of(job, found)
-    assert [len(steps) for steps in told(job, found)] == [119, 86, 118]
+    assert [len(steps) for steps in steps_of(job, found)] == [119, 86, 118]
     assert set(found["confidence"]) == {1.0}
 
 
@@ -357,7 +357,7 @@ def test_a_process_of_its_own_that_calls_nothing_has_steps() -> None:
     job = play(1, 10, "data fwd bwd opt", groups={})
     found = find(job)
     assert shift_of(job, found) == 1
-    assert told(job, found) == [list(range(1, 10))]
+    assert steps_of(job, found) == [list(range(1, 10))]
     assert not found["collectives"].any()
 
 
@@ -367,11 +367,11 @@ def test_a_skipped_optimiser_makes_one_long_step_of_two_on_all_ranks() -> None:
 
     job = play(3, 20, program)
     found = find(job)
-    assert told(job, found) == [[*range(1, 10), *range(11, 20)]] * 3
+    assert steps_of(job, found) == [[*range(1, 10), *range(11, 20)]] * 3
     for rank in range(3):
-        mine = of(found, rank)
-        assert mine["step"].tolist() == list(range(18))
-        assert mine["confidence"].tolist() == [1.0] * 9 + [0.5] + [1.0] * 8
+        own = of(found, rank)
+        assert own["step"].tolist() == list(range(18))
+        assert own["confidence"].tolist() == [1.0] * 9 + [0.5] + [1.0] * 8
 
 
 @pytest.mark.parametrize("counts", [(1, 2, 3, 4, 5), (2, 3)])
@@ -380,8 +380,8 @@ def test_where_micro_batches_vary_their_number_is_nothing_odd(counts: tuple[int,
     job = play(2, 200, lambda step: "data fwd bwd " * drawn.choice(counts) + "dp opt")
     drawn.seed(3)
     found = find(job)
-    assert told(job, found) == [list(range(1, 200))] * 2
-    assert (found["confidence"][found["step"] >= marked_steps.USUAL] == 1.0).all()
+    assert steps_of(job, found) == [list(range(1, 200))] * 2
+    assert (found["confidence"][found["step"] >= by_marks.USUAL] == 1.0).all()
 
 
 # ---- ranks that see different things
@@ -403,9 +403,9 @@ def test_ranks_seen_from_different_times_number_a_step_alike(attached: dict[int,
     job = play(4, 30, DDP, attached=attached)
     pieces = find(job, edges=range(5000 * MS, 5240 * MS, 3 * MS), settle=MS)
     for found in (find(job), pieces):
-        # Nothing is told of what came before the first rank that was numbered.
+        # Nothing is reported of what came before the first rank that was numbered.
         begin = shift_of(job, found)
-        assert told(job, found) == [
+        assert steps_of(job, found) == [
             [step for step in list(rank.ends.values())[1:] if step >= begin] for rank in job.ranks
         ]
         assert set(found["confidence"]) == {1.0}
@@ -437,7 +437,7 @@ def test_a_lost_mark_leaves_one_long_step_and_the_numbers_right(victim: int, pie
     found = find(job, edges=edges, settle=MS)
     assert shift_of(job, found) == 1
     steps = list(range(1, 40))
-    assert told(job, found) == [[s for s in steps if rank != victim or s != 20] for rank in range(3)]
+    assert steps_of(job, found) == [[s for s in steps if rank != victim or s != 20] for rank in range(3)]
     for row in found:
         long = row["duration_ns"] > 12 * MS
         assert long == (row["rank"] == victim and row["step"] == 20)
@@ -454,7 +454,7 @@ def test_a_mark_lost_beside_an_evaluation_leaves_the_numbers_right(victim: int, 
         job = play(3, 50, program, attached=attached, lost={(victim, 41, "opt")}, seed=seed)
         found = find(job)
         shift_of(job, found)
-        assert [41 in steps for steps in told(job, found)] == [rank != victim for rank in range(3)]
+        assert [41 in steps for steps in steps_of(job, found)] == [rank != victim for rank in range(3)]
 
 
 @pytest.mark.parametrize("victim", range(2))
@@ -462,9 +462,9 @@ def test_a_step_whose_marks_are_all_lost_leaves_the_numbers_right(victim: int) -
     job = play(2, 40, DDP, lost={(victim, 20, word) for word in ("data", "fwd", "bwd", "opt")})
     found = find(job)
     assert shift_of(job, found) == 1
-    assert told(job, found)[1 - victim] == list(range(1, 40))
-    mine = of(found, victim)
-    assert mine["confidence"][mine["duration_ns"] > 12 * MS].tolist() == [0.5]
+    assert steps_of(job, found)[1 - victim] == list(range(1, 40))
+    own = of(found, victim)
+    assert own["confidence"][own["duration_ns"] > 12 * MS].tolist() == [0.5]
 
 
 def test_an_optimiser_that_one_rank_alone_has_makes_no_step_of_its_own() -> None:
@@ -473,11 +473,11 @@ def test_an_optimiser_that_one_rank_alone_has_makes_no_step_of_its_own() -> None
     job.ranks[1] = extra.ranks[0]
     job.ranks[1].calls["comm"] = handle(1, "dp")
     found = find(job)
-    mine = of(found, 1)
-    numbers = {row["step"]: row["duration_ns"] for row in mine}
+    own = of(found, 1)
+    numbers = {row["step"]: row["duration_ns"] for row in own}
     assert sorted(numbers) == list(range(29)), "equal numbers for equal steps, to the end"
     assert of(found, 0)["step"].tolist() == list(range(29))
-    assert mine["confidence"][mine["duration_ns"] > 5 * MS].tolist() == [0.5]
+    assert own["confidence"][own["duration_ns"] > 5 * MS].tolist() == [0.5]
 
 
 GRID: dict[str, list[tuple[int, ...]]] = {"tp": [(0, 1), (2, 3)], "dp": [(0, 2), (1, 3)]}
@@ -487,7 +487,7 @@ def test_ranks_that_share_groups_of_two_only_agree() -> None:
     job = play(4, 30, "data fwd tp tp bwd tp tp dp opt", groups=GRID, attached={0: 50.5, 1: 3.3, 3: 87.7})
     found = find(job)
     shift_of(job, found)
-    assert all(told(job, found))
+    assert all(steps_of(job, found))
 
 
 @pytest.mark.parametrize("links", [[(0, 3), (1, 2), (2, 3)], [(0, 4), (1, 2), (2, 3), (3, 4)]])
@@ -509,7 +509,7 @@ def test_ranks_without_a_common_group_are_put_together_by_time() -> None:
     assert shift_of(job, found) == 1
     assert steps.counters["families_joined_by_time"] == 1
     # While the job runs, calls in common are waited for: a while.
-    job = play(4, 40 + marked_steps.PENDING, DDP, groups=apart, attached={2: 41.2, 3: 43.2})
+    job = play(4, 40 + by_marks.PENDING, DDP, groups=apart, attached={2: 41.2, 3: 43.2})
     steps = MarkedSteps()
     edge = 5000 * MS + 300 * MS
     assert set(find(job, steps, edges=[edge], final=False)["rank"].tolist()) == {0, 1, 2, 3}
@@ -553,9 +553,9 @@ def test_communicators_that_nobody_has_looked_at_are_waited_for() -> None:
 
 
 def test_communicators_in_doubt_are_waited_for_but_not_for_ever() -> None:
-    job = play(2, 50 + marked_steps.PENDING, DDP)
+    job = play(2, 50 + by_marks.PENDING, DDP)
     doubtful = job.communicators(doubtful={0, 1})
-    early, late = 5000 * MS + 20 * 8 * MS, 5000 * MS + (20 + marked_steps.PENDING) * 8 * MS
+    early, late = 5000 * MS + 20 * 8 * MS, 5000 * MS + (20 + by_marks.PENDING) * 8 * MS
     steps = MarkedSteps()
     for rank, seen in enumerate(job.ranks):
         steps.feed_marks(rank, between(seen.marks, 0, early))
@@ -620,10 +620,10 @@ def test_steps_of_a_rank_that_was_lined_up_wrongly_are_counted() -> None:
         if steps.ready(range(3)):
             out.append(steps.advance(low + 3 * MS - 1))
     found = np.concatenate(out)
-    mine, theirs = found[found["rank"] == 2], found[found["rank"] == 0]
-    ends = [part["ts_ns"] + part["duration_ns"] for part in (mine, theirs)]
+    own, theirs = found[found["rank"] == 2], found[found["rank"] == 0]
+    ends = [part["ts_ns"] + part["duration_ns"] for part in (own, theirs)]
     nearest = np.abs(ends[0][:, None].astype(np.int64) - ends[1][None, :].astype(np.int64)).argmin(axis=1)
-    differs = mine["step"].astype(np.int64) != theirs["step"][nearest].astype(np.int64)
+    differs = own["step"].astype(np.int64) != theirs["step"][nearest].astype(np.int64)
     assert differs.any()
     assert not differs[-20:].any()
     assert steps.counters["steps_counted_anew"] == differs.sum()
@@ -664,7 +664,7 @@ def test_a_rank_may_come_ten_steps_ahead_of_the_others(first: int) -> None:
     assert found.tolist() == find(job).tolist()
 
 
-def test_a_step_is_told_once_its_calls_are_all_there() -> None:
+def test_a_step_is_reported_once_its_calls_are_all_there() -> None:
     job = play(1, 10, "data fwd bwd dp opt", groups={"dp": [(0,)]})
     steps = MarkedSteps()
     steps.feed_marks(0, job.ranks[0].marks)
@@ -691,7 +691,7 @@ def test_other_threads_marks_are_no_steps() -> None:
         np.concatenate([job.ranks[0].marks, other.ranks[0].marks, loader]), order="ts_ns", kind="stable"
     )
     found = find(job)
-    assert told(job, found) == [list(range(1, 30))]
+    assert steps_of(job, found) == [list(range(1, 30))]
 
 
 def test_a_second_thread_that_overtakes_the_main_one_makes_no_steps_that_run_backwards() -> None:
@@ -718,20 +718,20 @@ def test_threads_that_come_and_go_do_not_pile_up_nor_hide_the_main_one() -> None
     more["tid"] = 1000 + np.arange(len(more))
     job.ranks[0].marks = np.sort(np.concatenate([marks, more]), order="ts_ns", kind="stable")
     steps = MarkedSteps()
-    assert told(job, find(job, steps)) == [list(range(1, 300))]
-    assert len(steps._ranks[0].threads) <= marked_steps.THREADS
+    assert steps_of(job, find(job, steps)) == [list(range(1, 300))]
+    assert len(steps._ranks[0].threads) <= by_marks.THREADS
 
 
 # ---- what is kept
 
 
 def test_what_is_kept_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marked_steps, "KEPT_KEYS", 500)
+    monkeypatch.setattr(by_marks, "KEPT_KEYS", 500)
     period, block = 8, 1000
     one = play(2, block, "user( data fwd launch bwd dp opt user)", skew_ms=0.1)
     steps = MarkedSteps()
     steps.align(one.communicators())
-    told_so_far, blocks = 0, 5
+    reported_so_far, blocks = 0, 5
     for i in range(blocks):
         for rank, seen in enumerate(one.ranks):
             marks, calls = seen.marks.copy(), seen.calls.copy()
@@ -741,15 +741,15 @@ def test_what_is_kept_does_not_grow_with_the_steps(monkeypatch: pytest.MonkeyPat
             steps.feed_marks(rank, marks)
             steps.feed_calls(rank, seen.launched + i * block * period * MS, calls)
         assert steps.ready(range(2))
-        told_so_far += len(steps.advance(1 << 60))
+        reported_so_far += len(steps.advance(1 << 60))
         for state in steps._ranks.values():
             thread = state.threads[MAIN]
             assert max(len(state.ends), len(thread.ends), len(thread.roles)) <= 2
             assert max(len(state.called), len(state.comm), len(state.seq), len(state.launched)) < 10_000
             assert len(state.bounds) <= 1024
-            assert len(state.usual) <= marked_steps.USUAL
+            assert len(state.usual) <= by_marks.USUAL
         assert max(map(len, steps._numbers.values())) <= 500
-    assert told_so_far == 2 * (blocks * block - 2)
+    assert reported_so_far == 2 * (blocks * block - 2)
 
 
 def test_communicators_that_are_gone_are_forgotten() -> None:
@@ -771,13 +771,13 @@ def test_communicators_that_are_gone_are_forgotten() -> None:
 
 
 def test_ends_that_nobody_asks_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marked_steps, "KEPT_CALLS", 300)
+    monkeypatch.setattr(by_marks, "KEPT_CALLS", 300)
     steps = MarkedSteps()
     job = play(1, 5000, "bwd dp launch opt", groups={"dp": [(0,)]})
     steps.feed_marks(0, job.ranks[0].marks)
     steps.feed_calls(0, job.ranks[0].launched, job.ranks[0].calls)
     state = steps._ranks[0]
-    assert len(state.threads[MAIN].ends) == marked_steps.KEPT_ENDS
+    assert len(state.threads[MAIN].ends) == by_marks.KEPT_ENDS
     assert len(state.called) == len(state.launched) == 300
     assert state.called[-1] == job.ranks[0].calls["ts_ns"][-1]
 
@@ -799,10 +799,10 @@ def test_marks_out_of_joint_do_no_harm() -> None:
             assert found["ts_ns"][1:].tolist() == ends_of(found)[:-1]
 
 
-# ---- whether they can be told, and whether they are
+# ---- whether they can be found, and whether they are
 
 
-def test_steps_are_told_once_every_rank_has_a_few() -> None:
+def test_steps_are_reported_once_every_rank_has_a_few() -> None:
     job = play(2, FIRST_ENDS + 1, DDP)
     last = sorted(job.ranks[1].ends)[FIRST_ENDS - 1]
     steps = MarkedSteps()
@@ -840,13 +840,13 @@ def traced(job: Job, marked: Collection[int], *, until: int = 1 << 60) -> Traced
     return out
 
 
-def test_a_job_whose_ranks_all_have_marks_is_told_by_them() -> None:
+def test_a_job_whose_ranks_all_have_marks_is_split_by_them() -> None:
     job = play(2, 40, DDP)
     whole = traced(job, {0, 1})
     found = whole.steps(1 << 60, final=True)
     assert whole.by_marks is True
     assert set(found["method"]) == {BY_MARKS}
-    assert told(job, found) == [list(range(1, 40))] * 2
+    assert steps_of(job, found) == [list(range(1, 40))] * 2
     before = len(whole.tracker._ranks[0].calls)
     whole.feed(whole.members[0], None, job.ranks[0].calls)
     assert len(whole.tracker._ranks[0].calls) == before, "nobody will ask the tracker"
@@ -864,7 +864,7 @@ def test_a_job_with_a_rank_that_calls_and_has_no_marks_is_not() -> None:
 
 
 @pytest.mark.parametrize(("micro_batches", "until"), [(16, 3 * 65), (60, 200)])
-def test_calls_do_not_tell_steps_where_the_optimiser_is_about_to(micro_batches: int, until: int) -> None:
+def test_calls_do_not_make_steps_where_the_optimiser_is_about_to(micro_batches: int, until: int) -> None:
     """Micro-batches that are all reduced repeat twenty times before there are enough steps, or any."""
     job = play(2, 8, "data fwd bwd dp " * micro_batches + "opt")
     early = traced(job, {0, 1}, until=(5000 + until) * MS)
@@ -874,12 +874,12 @@ def test_calls_do_not_tell_steps_where_the_optimiser_is_about_to(micro_batches: 
     assert len(without.steps(1 << 60, final=False)), "of the same calls alone"
 
 
-def test_calls_tell_steps_where_there_is_no_optimiser_or_no_more() -> None:
+def test_calls_make_steps_where_there_is_no_optimiser_or_no_more() -> None:
     job = play(2, 100, "data fwd bwd dp")
-    for backwards, told_by_calls in ((marked_steps.FIRST_BACKWARDS, False), (90, True)):
+    for backwards, by_calls in ((by_marks.FIRST_BACKWARDS, False), (90, True)):
         some = traced(job, {0, 1}, until=(5000 + 4 * backwards) * MS)
-        assert bool(len(some.steps(1 << 60, final=False))) is told_by_calls
-    job = play(2, marked_steps.MOST_BACKWARDS + 10, lambda step: "data fwd bwd dp" + " opt" * (not step))
+        assert bool(len(some.steps(1 << 60, final=False))) is by_calls
+    job = play(2, by_marks.MOST_BACKWARDS + 10, lambda step: "data fwd bwd dp" + " opt" * (not step))
     assert len(traced(job, {0, 1}).steps(1 << 60, final=False))
 
 
@@ -926,14 +926,14 @@ def test_a_helper_of_a_rank_need_not_have_marks() -> None:
     assert whole.by_marks is True
 
 
-def test_a_short_job_is_told_by_its_marks_at_its_end() -> None:
+def test_a_short_job_is_split_by_its_marks_at_its_end() -> None:
     job = play(2, 3, DDP)
     short = traced(job, {0, 1})
     assert not len(short.steps(1 << 60, final=False))
     assert short.by_marks is None
     found = short.steps(1 << 60, final=True)
     assert short.by_marks is True
-    assert told(job, found) == [[1, 2]] * 2
+    assert steps_of(job, found) == [[1, 2]] * 2
     nothing = traced(play(2, 1, DDP), {0, 1})
     assert not len(nothing.steps(1 << 60, final=True))
 
@@ -946,7 +946,7 @@ ONE = "@@step( data launch @layer dp launch @layer @@step)"
 
 
 def by_name(job: Job, **more: Any) -> Array:
-    """Steps of a job whose ranges tell them, though nobody says that it is over."""
+    """Steps of a job whose ranges mark them, though its end is not announced."""
     found = find(job, final=False, **more)
     assert len(found)
     return found
@@ -956,7 +956,7 @@ def by_name(job: Job, **more: Any) -> Array:
 def test_a_range_that_is_called_a_step_is_one(groups: dict[str, list[tuple[int, ...]]] | None) -> None:
     job = play(2, 40, ONE, boundary=STEP, groups=groups)
     found = by_name(job)
-    assert told(job, found) == [list(range(39))] * 2
+    assert steps_of(job, found) == [list(range(39))] * 2
     assert set(found["step"].tolist()) == set(range(39))
     assert set(found["method"]) == {BY_MARKS}
     assert (found["confidence"] == 1).all()
@@ -968,15 +968,15 @@ def test_ranks_that_come_at_different_times_number_these_alike() -> None:
     job = play(3, 60, ONE, boundary=STEP, attached={1: 93.5, 2: 201.2})
     found = by_name(job, edges=[(5000 + at) * MS for at in range(50, 400, 35)], settle=3 * MS)
     assert shift_of(job, found) == 0
-    assert [steps[-1] for steps in told(job, found)] == [58] * 3
-    assert [steps[0] for steps in told(job, found)] == [0, 12, 26]
+    assert [steps[-1] for steps in steps_of(job, found)] == [58] * 3
+    assert [steps[0] for steps in steps_of(job, found)] == [0, 12, 26]
 
 
 def test_a_lost_begin_makes_one_long_step_on_its_rank() -> None:
     job = play(2, 60, ONE, boundary=STEP, lost=[(1, 40, "@@step(")])
     found = by_name(job)
     shift_of(job, found)
-    assert told(job, found) == [list(range(59)), [step for step in range(59) if step != 39]]
+    assert steps_of(job, found) == [list(range(59)), [step for step in range(59) if step != 39]]
 
 
 def test_what_comes_now_and_then_does_not_matter() -> None:
@@ -986,7 +986,7 @@ def test_what_comes_now_and_then_does_not_matter() -> None:
         return ONE + (" log" if step % 5 == 4 else "") + (" dp launch launch dp" if step % 7 == 6 else "")
 
     job = play(2, 60, program, boundary=STEP, groups={"dp": [(0, 1)], "log": [(0, 1)]}, sizes={"log": 8})
-    assert told(job, by_name(job)) == [list(range(59))] * 2
+    assert steps_of(job, by_name(job)) == [list(range(59))] * 2
 
 
 @pytest.mark.parametrize("parts", [2, 4])
@@ -1002,14 +1002,14 @@ def test_where_an_optimiser_has_marks_it_decides(parts: int) -> None:
     job = play(1, 20, "@@step( data bwd @@step) " * parts + "opt", groups={})
     edges = [(5000 + at) * MS for at in range(10, 20 * 4 * parts, 50)]
     found = find(job, final=False, edges=edges)
-    assert told(job, found) == [list(range(1, 19))]
+    assert steps_of(job, found) == [list(range(1, 19))]
 
 
 def test_of_ranges_in_one_another_the_outer_one_is_the_step() -> None:
     inner = "@@batch( dp launch @@batch) "
     job = play(2, 40, f"@@iteration( {inner * 3} launch @@iteration)", boundary="@@iteration")
     edges = [(5000 + at) * MS for at in range(10, 500, 20)]
-    assert told(job, by_name(job, edges=edges)) == [list(range(39))] * 2
+    assert steps_of(job, by_name(job, edges=edges)) == [list(range(39))] * 2
 
 
 def test_a_range_around_hundreds_of_steps_is_none() -> None:
@@ -1026,13 +1026,13 @@ def test_a_thread_that_fetches_batches_is_ahead_and_makes_no_steps() -> None:
     early["ts_ns"] -= 60 * MS
     marks = np.concatenate([job.ranks[0].marks, ahead, early])
     job.ranks[0].marks = marks[np.argsort(marks["ts_ns"], kind="stable")]
-    assert told(job, by_name(job)) == [list(range(39))]
+    assert steps_of(job, by_name(job)) == [list(range(39))]
 
 
 def test_a_range_of_any_name_is_a_step_where_nothing_else_is_seen_and_it_covers_the_time() -> None:
     body = "@train( data @a data @train) "
     job = play(1, 40, body + "@log", boundary="@train", groups={})
-    assert told(job, by_name(job)) == [list(range(39))]
+    assert steps_of(job, by_name(job)) == [list(range(39))]
     rare = play(1, 40, "@log data data data data", groups={})
     assert not len(find(rare, final=False))
     calling = play(1, 40, body + "launch", groups={})
@@ -1078,7 +1078,7 @@ def test_names_that_are_never_the_same_are_bounded() -> None:
     rows["handle"][::10], rows["role"][::10] = 5, 1
     steps.feed_marks(0, rows)
     (thread,) = steps._ranks[0].threads.values()
-    assert len(thread.ranges) == marked_steps.RANGES
+    assert len(thread.ranges) == by_marks.RANGES
     assert thread.ranges[5].seen == 1001
     assert not steps.agree(np.zeros(1, ITERATION))
 
@@ -1094,7 +1094,7 @@ def test_a_range_of_any_name_that_calls_agree_with_is_the_step(program: str, agr
     assert whole.by_marks is agrees
     assert set(found["method"]) == ({BY_MARKS} if agrees else {BY_COLLECTIVES})
     if agrees:
-        assert told(job, found) == [list(range(119))] * 2
+        assert steps_of(job, found) == [list(range(119))] * 2
         assert whole.marked.wanted == named("@train")
 
 
@@ -1105,8 +1105,8 @@ def test_once_optimisers_decide_no_ranges_are_wanted() -> None:
     assert steps.wanted == 0
 
 
-def test_a_short_job_is_told_by_its_ranges_at_its_end() -> None:
+def test_a_short_job_is_split_by_its_ranges_at_its_end() -> None:
     job = play(2, 4, ONE, boundary=STEP)
     short = traced(job, {0, 1})
     assert not len(short.steps(1 << 60, final=False))
-    assert told(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2
+    assert steps_of(job, short.steps(1 << 60, final=True)) == [[0, 1, 2]] * 2

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus import records
-from argus.capture.calls import BY_SYMBOL, CALLS, Layer, Shape
-from argus.capture.names import KernelNames
-from argus.semantics.marks import NAMES, STACKS, Marks
-from argus.semantics.phases import DEPTH, MARK, What
-from argus.semantics.range_names import Role, meaning_of
+from argus.capture.process.names import KernelNames
+from argus.model import records
+from argus.model.calls import BY_SYMBOL, CALLS, Layer, Shape
+from argus.semantics.phases.cpu import DEPTH, MARK, What
+from argus.semantics.steps.marks import NAMES, STACKS, Marks
+from argus.semantics.steps.range_names import Role, meaning_of
 
 Array = NDArray[np.void]
 
@@ -49,7 +49,7 @@ def test_every_kind_of_record_has_its_mark() -> None:
     }
 
 
-def test_a_backward_pass_is_told_once() -> None:
+def test_a_backward_pass_is_reported_once() -> None:
     """Python's call goes through the engine: both have probes."""
     rows = [seen("backward", 1), seen("backward_begin", 2), seen("backward", 3, at_exit=1)]
     both = marks(*rows)
@@ -190,14 +190,14 @@ def test_ranges_survive_the_pieces_in_which_they_come() -> None:
     assert len(known._names) <= NAMES
 
 
-def test_a_backward_pass_that_is_named_is_not_told_by_the_engine_too() -> None:
+def test_a_backward_pass_that_is_named_is_not_reported_by_the_engine_too() -> None:
     """The engine's begins have no end: backward would never be over."""
     rows = np.concatenate([push(1, b"backward"), seen("backward_begin", 2), pop(3)])
     found = Marks().take(rows, ends_of_backward=False)
     assert [what for _, what, _ in events(found)] == ["BACKWARD_BEGIN", "BACKWARD_END"]
 
 
-def test_once_it_is_known_which_ranges_are_steps_no_others_are_told() -> None:
+def test_once_it_is_known_which_ranges_are_steps_no_others_are_reported() -> None:
     known = Marks()
     handle = int(known.take(push(1, b"step 1"), ends_of_backward=True)["handle"][0])
     known.steps = handle
@@ -232,14 +232,14 @@ def test_once_it_is_known_which_ranges_are_steps_no_others_are_told() -> None:
         ("eval forward", Role.NONE),
     ],
 )
-def test_the_words_of_a_name_tell_its_role(name: str, role: Role) -> None:
+def test_the_words_of_a_name_show_its_role(name: str, role: Role) -> None:
     meaning = meaning_of(name)
     assert meaning.role is role
-    assert not meaning.says_step
+    assert not meaning.is_step
 
 
 @pytest.mark.parametrize(
-    ("name", "says_step", "part"),
+    ("name", "is_step", "part"),
     [
         ("step 812", True, False),
         ("iteration812", True, False),
@@ -258,9 +258,9 @@ def test_the_words_of_a_name_tell_its_role(name: str, role: Role) -> None:
         ("", False, False),
     ],
 )
-def test_a_name_says_a_step_or_a_part_of_one_or_neither(name: str, says_step: bool, part: bool) -> None:
+def test_a_name_says_a_step_or_a_part_of_one_or_neither(name: str, is_step: bool, part: bool) -> None:
     meaning = meaning_of(name)
-    assert (meaning.says_step, meaning.part) == (says_step, part)
+    assert (meaning.is_step, meaning.part) == (is_step, part)
 
 
 def test_names_that_the_kernel_could_not_read_are_read_or_counted() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.semantics.offline_steps import LEAST_CALLS, Steps, find_steps
+from argus.semantics.steps.offline import LEAST_CALLS, Steps, find_steps
 
 Int = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def test_micro_batches_are_no_steps(steps: int) -> None:
     assert found.bounds.tolist() == [len(ACCUMULATED) * k for k in range(steps + 1)]
 
 
-def test_an_optimiser_of_one_call_tells_steps_from_micro_batches() -> None:
+def test_an_optimiser_of_one_call_separates_steps_from_micro_batches() -> None:
     step = [*(MICRO_BATCH * MICRO_BATCHES), 300]
     found = steps_of(step * 4, first=300)
     assert found is not None

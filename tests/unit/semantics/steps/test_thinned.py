@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from argus.semantics.steps import BY_PULSES
-from argus.semantics.thinned_steps import ALIGNED, EXACT, GUESSED, ThinnedSteps, find_pulse
+from argus.semantics.steps.by_calls import BY_PULSES
+from argus.semantics.steps.thinned import ALIGNED, EXACT, GUESSED, ThinnedSteps, find_pulse
 
 MS = 10**6
 
@@ -102,7 +102,7 @@ def test_where_more_is_observed_steps_are_counted_and_not_stored() -> None:
     assert steps.counters["steps_disturbed"] == 1
 
 
-def test_steps_tell_how_much_seeing_everything_slows_them() -> None:
+def test_steps_show_how_much_seeing_everything_slows_them() -> None:
     rng = np.random.default_rng(2)
     steps = ThinnedSteps()
     steps.begin(0, 1, number=0, after_ns=MS, step_ns=MS)

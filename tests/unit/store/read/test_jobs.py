@@ -13,8 +13,8 @@ import pytest
 
 from argus.cli.jobs import took
 from argus.cli.main import main
-from argus.store.jobs import list_job_runs
 from argus.store.open import Store, open_store
+from argus.store.read.jobs import list_job_runs
 from argus.store.reader import query, query_columns
 from argus.store.writer import Writer
 from tests.stores import new_store
@@ -145,14 +145,14 @@ def test_a_job_is_removed_and_nothing_else(store: Store, run: int | None, capsys
     before = rows(store)
     words = ["--yes"] + ([] if run is None else ["--run", str(run)])
     assert main(["store", "rm", job, *words]) == 0
-    said = capsys.readouterr().out
+    out = capsys.readouterr().out
     gone = {key: count for key, count in before.items() if key[1] == job and run in (None, key[2])}
     assert len({table for table, *_ in gone}) == 4
     assert rows(store) == {key: count for key, count in before.items() if key not in gone}
     assert (
-        f"removed job {job}, {'all runs' if run is None else 'run 7'}: {sum(gone.values()):,} rows of 4 tables" in said
+        f"removed job {job}, {'all runs' if run is None else 'run 7'}: {sum(gone.values()):,} rows of 4 tables" in out
     )
-    assert said.splitlines()[0].split() == ["iteration_rollup", str(20 * (2 if run is None else 1))]
+    assert out.splitlines()[0].split() == ["iteration_rollup", str(20 * (2 if run is None else 1))]
 
 
 def test_without_a_yes_nothing_is_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

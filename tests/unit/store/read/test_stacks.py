@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from argus.errors import ArgusError
-from argus.semantics.profile import COLLECTING, KERNEL, NO_STACK
-from argus.semantics.stacks import group_by_stack
+from argus.model.errors import ArgusError
+from argus.semantics.stacks.profile import COLLECTING, KERNEL, NO_STACK
+from argus.semantics.stacks.stack import group_by_stack
 from argus.store.open import Store, open_store
+from argus.store.read.stacks import Selection, newest_sample_ns, read_profile, read_threads
 from argus.store.reader import query
-from argus.store.stacks import Selection, newest_sample_ns, read_profile, read_threads
 from argus.store.writer import Writer
+from tests.builders.stack_data import MS, PERIOD, T0, Row, native, py, stack, store_run, store_stacks
 from tests.stores import new_store
-
-from .stack_data import MS, PERIOD, T0, Row, native, py, stack, store_run, store_stacks
 
 FORWARD = stack(py("main", 10), py("step", 20), py("forward", 30, "/app/model.py"), native("sgemm", "/lib/libblas.so"))
 BACKWARD = stack(py("main", 10), py("step", 21), native("backward", "/lib/libtorch.so"))

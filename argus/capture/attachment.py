@@ -1,0 +1,81 @@
+"""What is probed of a file, by subject, and what each probe costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from argus.capture.process.targets import Library
+from argus.model import calls
+
+Subject = Literal["ranges", "backward", "nvtx", "math", "launches", "copies", "waits", "collectives"]
+"""What may be probed or not while the rest is: PyTorch's ranges, the begin of its backward passes, NVTX's ranges, math
+(cuBLAS and attention), launches of kernels and graphs, copies and allocations, waits for the GPU, collectives. What is
+in none (code that is loaded, communicators, names) is rare, and stays."""
+SUBJECT_OF: dict[str, Subject] = {
+    **dict.fromkeys(("range_begin", "range_end", "wait", "work_begin", "work_end"), "ranges"),
+    "backward_begin": "backward",
+    "backward": "backward",
+    **dict.fromkeys(("nvtx_push", "nvtx_pop", "nvtx_start", "nvtx_end", "nvtx_mark"), "nvtx"),
+    "gemm": "math",
+    "attention": "math",
+    "kernel": "launches",
+    "graph": "launches",
+    **dict.fromkeys(("memcpy", "memcpy_h2d", "memcpy_d2h", "memcpy_d2d", "memset", "alloc", "free"), "copies"),
+    "sync": "waits",
+}
+"""By kind of call. Collectives, of NCCL and of gloo, are the rest of the programs "nccl" and "torch"."""
+
+
+def subject_of(call: calls.Call) -> Subject | None:
+    """What a function's probe belongs to; None: to what is always probed."""
+    if call.program in ("nccl", "torch"):
+        return "collectives"
+    return SUBJECT_OF.get(call.kind)
+
+
+@dataclass
+class Attachment:
+    """Probes on one file, for one process or for all that map it.
+
+    Attributes:
+        library: The file.
+        pid: The process, or None for every process that maps the file (hits of others are filtered in the kernel).
+        entry_links, exit_links: Descriptors that hold the probes; closing them takes the probes away.
+        optional_links: The same of those that may be put on and taken away while the others stay, by their subject:
+            of entries and of exits.
+        optional_points: Where those are or would be: by subject, the programs with file offsets and cookies.
+        prices: What a call costs its thread, ns, by the call's number: the traps into the kernel at its entry and exit.
+            The programs' run time is not part of it.
+        exit_prices: What of it the trampoline at the exit costs, for calls whose exits are probed.
+        entry_points: Where to probe a call's entry alone, and the cookie, by the call's number: may be a cheaper place
+            than with its exit.
+        entry_prices: What a call costs then.
+        places: File offsets of entries that are probed throughout.
+        functions: Symbols with a probe at their entry, those included that may have one.
+        exits: Symbols with one at their exit too.
+    """
+
+    library: Library
+    pid: int | None
+    entry_links: list[int] = field(default_factory=list)
+    exit_links: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
+    exits: list[str] = field(default_factory=list)
+    optional_links: dict[Subject, tuple[list[int], list[int]]] = field(default_factory=dict)
+    optional_points: dict[Subject, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    prices: dict[int, int] = field(default_factory=dict)
+    exit_prices: dict[int, int] = field(default_factory=dict)
+    entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
+    entry_prices: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def probes(self) -> int:
+        return len(self.functions) + len(self.exits)
+
+    def seen(self, subject: Subject) -> bool | None:
+        """Whether a subject's functions are probed now; None: the file has none."""
+        if not self.optional_points.get(subject):
+            return None
+        return any(self.optional_links.get(subject, ()))

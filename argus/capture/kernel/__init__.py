@@ -1,0 +1,1 @@
+"""The kernel's interfaces: compiled BPF programs, maps, rings, types."""

@@ -1,0 +1,148 @@
+"""Where the probes of a file go: behind dear first instructions, exits only where they are worth their price."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Collection
+from typing import NamedTuple
+
+from argus.capture.attachment import Attachment, subject_of
+from argus.capture.kernel.programs import Module
+from argus.capture.prices import Prices
+from argus.capture.process.instructions import REGISTER_ARGUMENTS, Code
+from argus.capture.process.targets import FileKey, Library
+from argus.model import calls
+
+DEAR_EXIT = 3.0
+"""A collective's exit is left out, unless somebody needs it, if entry and exit together cost more than so many times
+what the entry costs alone: it is single-stepped for its exit's sake."""
+LAST_METHOD_BYTES = 16 << 10
+"""No method of ProcessGroupGloo is longer: the longest, allgather, has 6.6 KiB in PyTorch 2.13."""
+_FILE_SLOTS = 16
+
+
+class _Entry(NamedTuple):
+    """Where a function's entry is probed, and what a hit costs (ns)."""
+
+    offset: int
+    cookie: int
+    price: int
+
+
+class Placement:
+    """Where the probes of a file go, and what each costs.
+
+    Args:
+        module: The programs, whose maps get files and places.
+        prices: What probes cost on this machine.
+        launch_durations: Whether exits of launches are probed too.
+    """
+
+    def __init__(self, module: Module, prices: Prices, *, launch_durations: bool) -> None:
+        self._module = module
+        self._prices = prices
+        self._launch_durations = launch_durations
+        self._file_slots: dict[FileKey, int] = {}
+
+    def release(self, key: FileKey) -> None:
+        """The slot of a file on which there are no probes any more is another's."""
+        self._file_slots.pop(key, None)
+
+    def choose(
+        self,
+        attachment: Attachment,
+        by_program: dict[str, list[tuple[int, int]]],
+        code: Code,
+        without: Collection[str],
+        timed: bool,
+    ) -> None:
+        """Where probes go, and what each costs."""
+        library = attachment.library
+        taken: set[int] = set()
+        slot = self._file_slot(library)
+        self._set_family(library, slot)
+        for symbol, offset in sorted(library.offsets.items(), key=lambda item: calls.BY_SYMBOL[item[0]].id):
+            call = calls.BY_SYMBOL[symbol]
+            if call.kind in without:
+                continue
+            if offset in taken:
+                continue  # another name of a function that has its probe
+            if call.shape is calls.Shape.ATTENTION and library.layout is None:
+                continue  # it is not known where its tensors have their sizes
+            taken.add(offset)
+            with_exit = calls.probes_exit(call, self._launch_durations)
+            alone = self._choose_entry(code, call, offset, slot, library)
+            entry = self._choose_entry(code, call, offset, slot, library, with_exit=True) if with_exit else alone
+            ends = with_exit and call.shape in (calls.Shape.COLLECTIVE, calls.Shape.P2P)
+            if ends and not timed and entry.price + self._prices.exit > DEAR_EXIT * alone.price:
+                with_exit, entry = False, alone
+            cookie = call.cookie(with_exit, slot)
+            subject = subject_of(call)
+            points = by_program if subject is None else attachment.optional_points.setdefault(subject, {})
+            points.setdefault(f"{call.program}_enter", []).append((entry.offset, entry.cookie))
+            attachment.functions.append(symbol)
+            attachment.prices[call.id] = entry.price
+            attachment.entry_points[call.id] = alone.offset, alone.cookie
+            attachment.entry_prices[call.id] = alone.price
+            if with_exit:
+                points.setdefault(f"{call.program}_exit", []).append((entry.offset, cookie))
+                attachment.exits.append(symbol)
+                attachment.exit_prices[call.id] = self._prices.exit
+                attachment.prices[call.id] += self._prices.exit
+
+    def _choose_entry(
+        self, code: Code, call: calls.Call, offset: int, slot: int, library: Library, with_exit: bool = False
+    ) -> _Entry:
+        """Where the entry of a function is probed: behind its first instructions, if these are dear.
+
+        Args:
+            with_exit: Whether the exit is probed too. The kernel takes the return address from where the stack pointer
+                points, at the same place: that must be the entry's.
+        """
+        price = self._prices.of(code.at(offset))
+        if price <= self._prices.cheap:
+            return _Entry(offset, call.cookie(with_exit, slot), price)
+        others = {other for other in library.offsets.values() if other != offset}
+        shared = slot == _FILE_SLOTS - 1  # by several files, maybe
+        needed = call.reads & set(range(REGISTER_ARGUMENTS))
+        fit = [
+            place
+            for place in code.places(offset, throws=call.symbol.startswith("_Z"))
+            if needed <= place.intact
+            and (not place.below or not (with_exit or shared))
+            and not others & set(range(offset + 1, place.offset + 1))
+        ]
+        best = min(fit, key=lambda place: (self._prices.of(place.code), place.offset))
+        if best.below:
+            self._module["below"].set(slot << 8 | call.id, 8 * best.below)
+        return _Entry(best.offset, call.cookie(with_exit, slot, bool(best.below)), self._prices.of(best.code))
+
+    def _file_slot(self, library: Library) -> int:
+        """The cookie's slot for a file. Beyond 16 files the last slot is shared, with the largest size."""
+        table = self._module["text_bytes"]
+        slot = self._file_slots.get(library.key, -1)
+        if slot < 0:
+            used = set(self._file_slots.values())
+            slot = next((place for place in range(_FILE_SLOTS - 1) if place not in used), _FILE_SLOTS - 1)
+            self._file_slots[library.key] = slot
+            if slot < _FILE_SLOTS - 1:
+                table.set(slot, 0)  # what it was for before is no more
+        table.set(slot, max(library.text_bytes, int.from_bytes(table.get(slot) or b"", sys.byteorder)))
+        if library.layout is not None:
+            counter = library.layout.group.counter if library.layout.group is not None else 0
+            layout = struct.pack("<III", library.layout.numel, counter, library.layout.sizes)
+            self._module["torch_layouts"].set(slot, layout)
+        return slot
+
+    def _set_family(self, library: Library, slot: int) -> None:
+        """Notes where the methods of PyTorch's process group lie, so that calls among them are known."""
+        table = self._module["family_reach"]
+        methods = {
+            symbol: offset for symbol, offset in library.offsets.items() if calls.BY_SYMBOL[symbol].program == "torch"
+        }
+        if not methods:
+            return
+        first, last = min(methods.values()), max(methods.values()) + LAST_METHOD_BYTES
+        for symbol, offset in methods.items():
+            table.set(slot << 8 | calls.BY_SYMBOL[symbol].id, (last - offset) << 32 | (offset - first))

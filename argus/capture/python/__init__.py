@@ -1,0 +1,1 @@
+"""The CPython interpreter inside a process, seen from outside."""

@@ -1,0 +1,1 @@
+"""The process that reads files and memory of traced processes, and its answers."""

@@ -1,0 +1,1 @@
+"""Why: CPU time, contention, stacks, node health."""

@@ -1,0 +1,1 @@
+"""The diagnosis that runs beside a trace."""

@@ -1,0 +1,1 @@
+"""Findings by step times: regressions, stalls, hangs."""

@@ -1,0 +1,319 @@
+"""Time lost in a few steps: the typical step is fine, and the job is slow all the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose.case import Case, evidence
+from argus.diagnose.causes.contention import explain_jitter
+from argus.diagnose.causes.crowded import explain_crowded_jitter
+from argus.diagnose.ranks.lateness import ALPHA, RECENT_STEPS, by_chance
+from argus.diagnose.ranks.slow_gpus import LEAST_SHARE
+from argus.diagnose.read import gpu_times, queries
+from argus.diagnose.read.query import runnable_sql
+from argus.diagnose.suspect import StepTime, Suspect
+from argus.diagnose.verdict import Evidence
+from argus.model.units import milliseconds
+
+WINDOW = 200
+"""Newest steps looked at: a stall in one step of 50 comes four times."""
+OUTLIER = 1.5
+"""Steps this much longer than the median count as stalled. Healthy steps on a busy machine stay below 1.35 (the fake
+GPU's job on two shared cores)."""
+SCATTER = 8.0
+"""Where the GPUs' own times show whose stalls are: steps this many standard deviations over the typical one count,
+too, if that is less; but no less than the threshold."""
+QUARTER_TO_LOW, QUARTER_TO_MIDDLE = 0.970, 0.674
+"""Standard deviations between quantiles 0.05 and 0.25, and 0.25 and 0.5, of normal values."""
+LONGEST_STALL = 5
+"""More stalled steps in a row are an episode, which the comparison of ranks decides."""
+LEAST_LEVEL = RECENT_STEPS
+"""So many longer steps in a row are a level of their own, which stalls stand out from as from the usual one."""
+LEAST_STALLS = 3
+"""One or two long steps may be a checkpoint or an evaluation: noted, without naming a rank."""
+ALPHA_OWN = 0.02
+"""Chance that the stalls of ranks by turns all hit one, where the GPUs' own times show whose they are: that stalls cost
+so much at all is rarer in healthy jobs. (The last to come is somebody in any long step.)"""
+SAME_RANK = 0.6
+"""Share of the stalled steps in which one rank must have been the last, to be named. With less it is named where its
+own stalls alone cost the threshold and :data:`argus.diagnose.ranks.lateness.ALPHA` leaves no doubt, or where so many
+are among the longest stalls, half as long as the longest of all or more: that others have some, too, does not make it
+well."""
+
+
+def detect(case: Case) -> list[Suspect]:
+    """Steps that took much longer than the others, time and again, because of one rank. Long steps that are too few, or
+    of too many ranks, to name one become a note."""
+    window = _stalled_steps(case)
+    if window is None:
+        return []
+    lost_ns = float(np.sum(window.extra_ns[window.stalled]))
+    total_ns = float(np.sum(window.durations))
+    count = int(window.stalled.sum())
+    share = lost_ns / total_ns
+    small = share < case.threshold
+    if share < _least(case) or (count < LEAST_STALLS and small):
+        return []
+    what = (
+        f"{count} of the newest {len(window.numbers)} steps took over {window.limit:.2g}x the typical time, and cost "
+        f"{share:.0%}"
+    )
+    if count < LEAST_STALLS:
+        case.notes.long_steps = f"{what} of the time: a checkpoint, an evaluation, or a stall"
+        return []
+    at = {**case.params, "first": int(window.numbers[0])}
+    stalling = _stalling_rank(case, window, _latest(case, window, at), at)
+    if stalling is None:
+        case.notes.long_steps = "" if small else f"{what} of the time; no single rank is behind it"
+        return []
+    text = (
+        f"{what} of the time: {milliseconds(lost_ns / count)} each over a step of "
+        f"{milliseconds(float(np.median(window.usual)))}"
+    )
+    suspect = _suspect(case, window, stalling, [evidence(text, queries.STEPS, at), *stalling.evidence])
+    explain_jitter(case.query, case.params, suspect, min(len(case.numbers), WINDOW))
+    if case.gpus is None:
+        explain_crowded_jitter(case.query, case.params, suspect, case.hosts)
+    return [suspect]
+
+
+def _least(case: Case) -> float:
+    """Share of the time from which stalls count: less where the GPUs' own times show whose they are."""
+    return case.threshold if case.gpus is None else LEAST_SHARE
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The newest steps since stalls began.
+
+    Attributes:
+        numbers, durations: Of the steps, shape (steps,).
+        usual: What each takes if it is no stall, ns.
+        stalled: Which are stalls.
+        limit: How many times as long as usual those are at least.
+        newest_ns: What the newest step takes if it is no stall.
+    """
+
+    numbers: NDArray[np.int64]
+    durations: NDArray[np.float64]
+    usual: NDArray[np.float64]
+    stalled: NDArray[np.bool_]
+    limit: float
+    newest_ns: float
+
+    @property
+    def extra_ns(self) -> NDArray[np.float64]:
+        """What each step takes longer than usual, ns."""
+        return self.durations - self.usual
+
+
+def _stalled_steps(case: Case) -> _Window | None:
+    numbers, durations = case.numbers[-WINDOW:], case.durations[-WINDOW:]
+    usual, stalled, limit = _stalls(durations, case.threshold, of_gpus=case.gpus is not None)
+    if not stalled.any():
+        return None
+    since = 0
+    if case.gpus is not None:
+        # Since they began: half of what lies between two of them before the first.
+        first, among = int(np.argmax(stalled)), int(stalled.sum())
+        since = max(0, first - (len(stalled) - first) // among)
+    return _Window(numbers[since:], durations[since:], usual[since:], stalled[since:], limit, float(usual[-1]))
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """Who was behind each stall.
+
+    Attributes:
+        by_step: Of each stalled step the rank, and by how much it was later than any other, ns.
+        ranks: How many ranks it could have been.
+        own: By the GPUs' own times.
+        words: What the rank did, in words.
+        sql: The query that shows it.
+    """
+
+    by_step: dict[int, tuple[int, float]]
+    ranks: int
+    own: bool
+    words: str
+    sql: str
+
+
+def _latest(case: Case, window: _Window, at: dict[str, Any]) -> _Latest:
+    """Who was behind each stall; of large jobs, of as many of the newest as can be read."""
+    numbers, stalled, query = window.numbers, window.stalled, case.query
+    if case.reach < len(numbers):
+        newest = numbers[stalled][-max(LEAST_STALLS, case.reach // 2) :].tolist()
+        parts = [query(queries.LAST, {**at, "first": max(step - 1, 0), "last": step}) for step in newest]
+        last = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        stalled = stalled & np.isin(numbers, newest)
+    else:
+        last = query(queries.LAST, at)
+    if case.gpus is not None and (own := _slowest(case.gpus, numbers[stalled])):
+        words = "computed or did nothing for longer than others in"
+        return _Latest(own, len(case.gpus.now.ranks), True, words, runnable_sql(queries.GPU_TIMES, case.gpus.window))
+    steps, ranks, leads = (last[name].tolist() for name in ("step", "rank", "lead_ns"))
+    seen = {int(step): (int(rank), lead) for step, rank, lead in zip(steps, ranks, leads, strict=True)}
+    # A rank that is late in a step makes that step long for itself, and the next one for those that did not wait for it
+    # at once.
+    by_step = {
+        step: max((seen[near] for near in (step - 1, step) if near in seen), key=lambda row: row[1])
+        for step in numbers[stalled].tolist()
+        if step - 1 in seen or step in seen
+    }
+    # Whoever no GPU's own time names is one of those that came last in some step.
+    many = len(np.unique(last["rank"]))
+    return _Latest(by_step, many, False, "was the last to come in", runnable_sql(queries.LAST, at))
+
+
+@dataclass(frozen=True)
+class _StallingRank:
+    """The rank behind stalls.
+
+    Attributes:
+        rank: It.
+        since: Its first stall.
+        lost_ns: What its stalls cost together.
+        persistence: Part of the stalls that are its own.
+        p_value: Chance of that.
+        loads_code: It compiled or loaded GPU code meanwhile.
+        evidence: For it.
+    """
+
+    rank: int
+    since: int
+    lost_ns: float
+    persistence: float
+    p_value: float
+    loads_code: bool
+    evidence: list[Evidence]
+
+
+def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, Any]) -> _StallingRank | None:
+    """The rank that is behind more stalls than chance allows; None: there is none."""
+    total_ns = float(np.sum(window.durations))
+    length = dict(zip(window.numbers.tolist(), window.extra_ns.tolist(), strict=True))
+    who = latest.by_step
+    longest = max((length[step] for step in who), default=0.0)
+    long = {step: row for step, row in who.items() if length[step] >= longest / 2}
+    blur_ns = case.across.worst_ns if case.across is not None else 0
+    # Short stalls that ranks have by turns may go with long ones of one rank: the longest are compared by themselves.
+    for some, which in ((who, "of them"), (long, f"of the {len(long)} longest")):
+        if not some or (some is long and not LEAST_STALLS <= len(long) < len(who)):
+            continue
+        candidates, times = np.unique([row[0] for row in some.values()], return_counts=True)
+        hits, rank = int(times.max()), int(candidates[times.argmax()])
+        persistence = hits / len(some)
+        steps = [step for step, row in some.items() if row[0] == rank]
+        lead = float(np.median([some[step][1] for step in steps]))
+        cost = sum(length[step] for step in steps)
+        p_value = by_chance(hits, len(some), 1, latest.ranks, windows=1 if some is who else 2)
+        often = persistence >= SAME_RANK and p_value <= (ALPHA_OWN if latest.own else ALPHA)
+        often &= cost >= _least(case) * total_ns or some is who
+        much = cost >= case.threshold * total_ns and p_value <= ALPHA
+        if not (often or much) or lead < max(0.25 * cost / hits, blur_ns):
+            continue
+        text = (
+            f"rank {rank} {latest.words} {persistence:.0%} {which}, by {milliseconds(lead)}; "
+            f"these cost {cost / total_ns:.0%} of the time"
+        )
+        cited: list[Evidence] = [{"text": text, "sql": latest.sql}]
+        loading = case.query(queries.LOADING, at)
+        spent = loading["loading_ns"][loading["rank"] == rank]
+        loads_code = bool(len(spent) and float(spent[0]) >= 0.5 * cost)
+        if loads_code:
+            text = f"it spent {milliseconds(float(spent[0]))} loading or compiling GPU code in that time"
+            cited.append(evidence(text, queries.LOADING, at))
+        return _StallingRank(rank, min(steps), cost, persistence, p_value, loads_code, cited)
+    return None
+
+
+def _suspect(case: Case, window: _Window, stalling: _StallingRank, cited: list[Evidence]) -> Suspect:
+    name = f"rank {stalling.rank}"
+    action = (
+        f"Find what compiles or loads GPU code on {name} now and then: shapes that change, or a cache "
+        "(TRITON_CACHE_DIR, CUDA_CACHE_PATH) that it cannot write."
+        if stalling.loads_code
+        else f"Find out what {name} does in those steps: checkpoints, evaluation, garbage collection, memory "
+        "allocation, other processes on the node."
+    )
+    lost_ns = stalling.lost_ns / len(window.numbers)
+    mean_ns = float(np.mean(case.durations[-WINDOW:]))
+    return Suspect(
+        kind="jit_stall" if stalling.loads_code else "jitter",
+        ranks=[stalling.rank],
+        hosts=case.hosts_of([stalling.rank]),
+        since=stalling.since,
+        last=case.last,
+        lost_ns=lost_ns,
+        slowdown=1 / (1 - stalling.lost_ns / float(np.sum(window.durations))),
+        confidence=stalling.persistence * (1 - stalling.p_value),
+        level="iteration",
+        evidence=cited,
+        action=action,
+        # Where half of the newest steps stall, their median is one.
+        effect=lambda step: StepTime(
+            min(step.now_ns, window.newest_ns) + lost_ns, min(step.ideal_ns, mean_ns - lost_ns)
+        ),
+    )
+
+
+def _slowest(gpus: gpu_times.GpuWindow, steps: NDArray[np.int64]) -> dict[int, tuple[int, float]]:
+    """Of each of these steps, or the one before, the rank that was slow itself and by how much more than any other,
+    ns; steps that nothing is known of are left out."""
+    more = np.nan_to_num(gpu_times.by_step(gpus.now, gpus.mesh))
+    by_step: dict[int, tuple[int, float]] = {}
+    for step in steps.tolist():
+        places = np.flatnonzero(np.isin(gpus.now.steps, (step - 1, step)))
+        if not len(places) or len(more) < 2:
+            continue
+        ordered = np.sort(more[:, places], axis=0)
+        lead = ordered[-1] - ordered[-2]
+        best = int(places[lead.argmax()])
+        by_step[step] = int(gpus.now.ranks[more[:, best].argmax()]), float(lead.max())
+    return by_step
+
+
+def _stalls(
+    durations: NDArray[np.float64], threshold: float, *, of_gpus: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], float]:
+    """What each step takes if it is no stall, ns; which are; and how much longer than usual the latter are at least."""
+    typical, limit = _usual(durations, threshold, of_gpus=of_gpus)
+    usual, longer = np.full(len(durations), typical), durations > limit * typical
+    for begin, end in _runs(longer):
+        if end - begin >= LEAST_LEVEL:
+            own, most = _usual(durations[begin:end], threshold, of_gpus=of_gpus)
+            usual[begin:end], longer[begin:end] = own, durations[begin:end] > most * own
+    return usual, _isolated(longer), limit
+
+
+def _usual(durations: NDArray[np.float64], threshold: float, *, of_gpus: bool) -> tuple[float, float]:
+    """A typical step, ns, and how many times as long a stall is at least."""
+    typical = float(np.median(durations))
+    if not of_gpus:
+        return typical, OUTLIER
+    # In pipelines a stall makes two steps long: up to half of them may be, and the rest shows what is usual.
+    low, quarter = np.quantile(durations, [0.05, 0.25])
+    scatter = float(quarter - low) / QUARTER_TO_LOW
+    typical = float(min(typical, quarter + QUARTER_TO_MIDDLE * scatter))
+    return typical, 1 + float(np.clip(SCATTER * scatter / typical, threshold, OUTLIER - 1))
+
+
+def _runs(those: NDArray[np.bool_]) -> list[list[int]]:
+    """Where those in a row begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], those.astype(np.int8), [0]])))
+    runs: list[list[int]] = edges.reshape(-1, 2).tolist()
+    return runs
+
+
+def _isolated(stalled: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Stalled steps less those of runs longer than :data:`LONGEST_STALL`, shape (steps,)."""
+    kept: NDArray[np.bool_] = stalled.copy()
+    for begin, end in _runs(stalled):
+        if end - begin > LONGEST_STALL:
+            kept[begin:end] = False
+    return kept

@@ -1,0 +1,1 @@
+"""Findings by kernels: durations, patterns, issue latency."""

@@ -1,0 +1,1 @@
+"""Findings by comparing ranks: late ones, slow GPUs, links, the layout."""

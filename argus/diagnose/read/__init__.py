@@ -1,0 +1,1 @@
+"""What a diagnosis reads, once: queries, hosts, peers, what was observed."""

@@ -1,0 +1,40 @@
+"""The trace itself: sessions, losses, hosts, health of nodes."""
+
+from __future__ import annotations
+
+NODE_HEALTH = """
+WITH
+  (SELECT min(first_ts) FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}) AS begun,
+  (SELECT max(last_ts) FROM iteration_rollup WHERE job = {job:String} AND run = {run:UInt32}) AS ended
+SELECT h.host AS host, h.check AS check, argMax(h.status, h.ts) AS status, argMax(h.text, h.ts) AS text,
+       toUnixTimestamp64Nano(max(h.ts)) AS ts_ns
+FROM health AS h
+WHERE h.host IN {hosts:Array(String)} AND h.status IN ('warning', 'critical') AND h.check != 'argus'
+  AND h.ts BETWEEN begun - INTERVAL 1 HOUR AND ended + INTERVAL 10 MINUTE
+GROUP BY host, check
+ORDER BY host, check
+"""
+"""What checks of these nodes complained of last, from an hour before the job's first step to ten minutes after its
+last."""
+
+FLAGGED = """
+SELECT count() AS n FROM raw_requests
+WHERE job = {job:String} AND run = {run:UInt32} AND asked > now64(3) - INTERVAL 1 MINUTE
+"""
+"""Moments that were flagged within the last minute."""
+
+HOSTS = """
+SELECT rank, argMax(host, version) AS host FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+
+SESSIONS = """
+SELECT countIf(ended IS NULL) AS open, max(world_size) AS world_size FROM jobs FINAL
+WHERE job = {job:String} AND run = {run:UInt32}
+"""
+"""Tracing sessions (hosts) that have not closed their books, and how many ranks the launcher speaks of."""
+
+COVERAGE = """
+SELECT counter, sum(value) AS value FROM coverage FINAL
+WHERE job = {job:String} AND run = {run:UInt32} AND loss GROUP BY counter ORDER BY counter
+"""

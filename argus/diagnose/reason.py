@@ -1,0 +1,177 @@
+"""The status of a verdict, and its reason: what it lacks, what a healthy job may hide, what it went through before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.diagnose.case import MIN_STEPS, MOST_CALLS, Case
+from argus.diagnose.causes.activity import activities, describe
+from argus.diagnose.iteration.hang import PLACES_S
+from argus.diagnose.iteration.regression import least_growth
+from argus.diagnose.ranks.lateness import find_episode
+from argus.diagnose.read import gpu_times, queries, transfers
+from argus.diagnose.read.query import Query
+from argus.diagnose.verdict import Verdict
+from argus.model.units import milliseconds, ranks_text
+
+LIBRARIES = """
+SELECT rank, max(length(libraries)) AS libraries FROM ranks
+WHERE job = {job:String} AND run = {run:UInt32} GROUP BY rank ORDER BY rank
+"""
+"""How many libraries with probes each rank has loaded."""
+NOTHING = "nothing to diagnose"
+"""How the reason begins where a trace holds nothing that could be diagnosed."""
+REFERENCES = 16
+"""Processes of which it is asked what they do."""
+
+
+def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> None:
+    """Fills in the status of a job that was compared, and the reason.
+
+    Args:
+        verdict: With its findings and slowdown; changed in place.
+        case: The job.
+        now_ns: What a step takes.
+        world_size: Ranks of the job, by its launcher; 0: unknown.
+    """
+    notes, logged = case.notes, case.notes.logged
+    ranks, compared = verdict["ranks"], case.lateness is not None or logged is not None
+    trouble = _trouble(case, now_ns)
+    if verdict["findings"]:
+        verdict["status"] = "degraded"
+        known = compared or is_alone(case.query, case.params, ranks, world_size)
+        verdict["reason"] = trouble if known else f"stragglers could not be determined: {trouble or notes.why_not}"
+        if logged is not None:
+            verdict["reason"] = _joined(verdict["reason"], logged.note)
+    else:
+        verdict["slowdown"] = 1.0
+        if trouble or notes.blurred:
+            verdict["reason"] = _joined(notes.doubt, notes.blurred, trouble)
+        elif not compared and not notes.doubt and is_alone(case.query, case.params, ranks, world_size):
+            verdict["status"] = "healthy"
+            steady = f"one rank, so there is nothing to compare it with; a step takes {milliseconds(now_ns)}"
+            verdict["reason"] = _joined(steady, notes.long_steps, notes.more_work)
+        elif not compared or notes.doubt:
+            verdict["reason"] = notes.doubt or notes.why_not
+        elif case.lateness is None and logged is not None and logged.blind:
+            verdict["reason"] = logged.note
+        elif world_size > ranks:
+            verdict["reason"] = f"{ranks} of {world_size} ranks were traced, and none of them holds up the others"
+        else:
+            verdict["status"], verdict["reason"] = "healthy", _of_healthy(case, now_ns)
+    if case.across is not None and case.across.not_stored:
+        note = f"what is known of the hosts' clocks could not be stored: {case.across.not_stored}"
+        verdict["reason"] = _joined(verdict["reason"], note)
+
+
+def _joined(*clauses: str) -> str:
+    return "; ".join(filter(None, clauses))
+
+
+def _trouble(case: Case, now_ns: float) -> str:
+    """Why ranks of several hosts cannot be compared; empty: they can, or there is one host."""
+    if (across := case.across) is None:
+        return ""
+    by_gpus = case.gpus is not None and gpu_times.all_compared(case.gpus, set(case.hosts))
+    if by_gpus and case.gpus is not None and case.transfers is not None:
+        by_gpus = not transfers.without_partners(case.gpus, case.transfers, case.threshold)
+    trouble = across.trouble(case.threshold * now_ns, clocks=not by_gpus)
+    if case.lateness is not None:
+        alone = sorted(set(case.hosts) - set(case.lateness.ranks.tolist()))
+        if alone and not trouble and not by_gpus:
+            return f"{ranks_text(alone)} could not be compared with others, which collectives are the same is not known"
+    return trouble
+
+
+def _of_healthy(case: Case, now_ns: float) -> str:
+    notes, logged, across = case.notes, case.notes.logged, case.across
+    past = logged.note if logged is not None else ""
+    if case.lateness is not None:
+        past = _history(case)
+    agreement = across.agreement(across.names[:1], across.names) if across is not None else ""
+    inexact = across.trouble(case.threshold * now_ns) if across is not None else ""
+    if inexact:
+        agreement = f"by what their GPUs did all ranks are alike; {inexact}"
+    reason = _joined(notes.long_steps, notes.more_work, past) or agreement
+    if not case.asked.whole:
+        return reason
+    return _joined(reason, _too_small(case.durations, logged.least if logged is not None else ""))
+
+
+def _too_small(durations: NDArray[np.float64], least: str) -> str:
+    """What a healthy job may hide: how much longer steps could have become without being reported.
+
+    Args:
+        durations: Step times, ns.
+        least: The same of ranks, a clause; empty: unknown.
+    """
+    growth = least_growth(durations)
+    text = f"steps of the newer half that are less than {growth:.0%} longer would not have been reported"
+    return f"{text}, nor would {least}" if least else text
+
+
+def is_alone(query: Query, params: Mapping[str, Any], ranks: int, world_size: int) -> bool:
+    """Whether a rank is a whole job: its launcher names no others, and it never communicated. An imported file may
+    be one rank's of many, unless it states how many there are."""
+    traced = int(query(queries.LAST_LOOK, params)["looked_ns"][0]) > 0
+    if ranks != 1 or world_size > 1 or not (traced or world_size == 1):
+        return False
+    return int(query(queries.ALIGNMENT, params)["ranks"][0]) == 0
+
+
+def without_steps(query: Query, params: Mapping[str, Any], seen: Mapping[str, NDArray[Any]]) -> str:
+    """Why a trace holds no step, and what its processes did instead; empty: nothing more is known."""
+    states = query(queries.STATES, params)
+    looked = int(seen["looked_ns"][0])
+    if not looked or int(seen["called_ns"][0]) or not np.any(states["state"] == "traced"):
+        return ""
+    ranks = states["rank"].astype(np.int64).tolist()
+    activity = activities(query, params, ranks[:REFERENCES], looked - int(PLACES_S * 1e9), looked)
+    doing = sorted(activity.values(), key=lambda one: (not one.progresses, one.rank))
+    many = f"{len(ranks)} processes" if len(ranks) > 1 else "1 process"
+    text = f"{many} made no CUDA or NCCL call while they were traced" if len(ranks) > 1 else (
+        f"{many} made no CUDA or NCCL call while it was traced"
+    )  # fmt: skip
+    if any(one.progresses for one in doing):
+        return f"no training step was seen: {text}; {describe([one for one in doing if one.progresses])}"
+    probed = bool(np.any(query(LIBRARIES, params)["libraries"] > 0))
+    if (
+        doing
+        and not probed
+        and not any((one.place is not None and one.place.kind == "python") or one.waits_for for one in doing)
+    ):
+        return f"{NOTHING}: {text}, ran no Python and computed nothing; {describe(doing)}"
+    return f"{text}: " + (describe(doing) if doing else "they hang, wait or idle")
+
+
+def _history(case: Case) -> str:
+    """A sentence on what a job that is healthy now went through before; empty: nothing."""
+    query, params, numbers, durations, threshold = case.query, case.params, case.numbers, case.durations, case.threshold
+    # Ranks' times may be so much off one another; so many steps are read at most.
+    blur_ns = case.across.worst_ns if case.across is not None else 0
+    reach = max(case.reach, int(MOST_CALLS / max(case.calls, 1.0)))
+    # Where steps took no longer for a while, nobody held them up.
+    usual = float(np.quantile(durations, 0.1))
+    longer = find_episode(durations >= (1 + threshold) * usual)
+    if longer is None:
+        return ""
+    begin = max(0, longer[0] - MIN_STEPS)
+    end = min(longer[1] + MIN_STEPS, begin + reach, len(numbers))
+    rows = query(queries.LAST, {**params, "first": int(numbers[begin]), "last": int(numbers[end - 1])})
+    steps = rows["step"].astype(np.int64)
+    at = np.minimum(np.searchsorted(numbers, steps), len(numbers) - 1)
+    known = numbers[at] == steps
+    steps, last, lead = steps[known], rows["rank"][known], rows["lead_ns"][known]
+    slow = lead >= np.maximum(threshold * durations[at[known]], blur_ns)
+    best: tuple[int, int, int] | None = None
+    for rank in np.unique(last[slow]).tolist():
+        episode = find_episode(slow & (last == rank))
+        if episode and (best is None or episode[1] - episode[0] > best[2] - best[1]):
+            best = (rank, *episode)
+    if best is None:
+        return ""
+    return f"rank {best[0]} held the job up in steps {steps[best[1]]} to {steps[best[2] - 1]}, and no longer does"

@@ -1,0 +1,1 @@
+"""How fast the job would be without a fault."""

@@ -1,0 +1,1 @@
+"""Recordings and logs of other tools, as rows of the same tables."""

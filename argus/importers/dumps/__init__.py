@@ -1,0 +1,1 @@
+"""What NCCL and PyTorch wrote about collectives that did not end."""

@@ -1,0 +1,253 @@
+"""What observing costs the jobs, kept within ``--max-overhead``: measures, decides, and has the sides carry it out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Sequence
+
+from argus.capture.process.targets import queued_ns
+from argus.live.cost.governor import Change, Part, Rung
+from argus.live.cost.neighbours import Neighbours, Spent
+from argus.live.cost.overhead import FIRST_LOOKS_S, Overhead, describe_change
+from argus.live.session import Session
+from argus.live.side import Counters, Side
+from argus.live.sides.calls import CallSide
+from argus.live.sides.probing import SUBJECTS, ProbingSide
+from argus.live.signals import Signals
+
+MOST_SHARE = 0.9
+"""Of the job's time: more is not believed to be lost while all is probed."""
+COUNTED = ("hits", "hits_ignored", "marks", "stack_samples", "gpu_ops", "cupti_callback_ns")
+"""Counters of sides that costs are computed from."""
+
+
+class BudgetSide(Side):
+    """Keeps a trace within its budget, and processes within their share of it.
+
+    Args:
+        session: The trace.
+        calls: What has been called, and in which waits.
+        probing: Carries out the rungs of the probes.
+        others: Sides that can reduce what they observe, and are no probes.
+        signals: Receives what changes.
+
+    Attributes:
+        overhead: What is measured.
+    """
+
+    name = "overhead"
+    punctual = True
+
+    def __init__(
+        self, session: Session, calls: CallSide, probing: ProbingSide, others: Sequence[Side], signals: Signals
+    ) -> None:
+        self._session = session
+        self._calls = calls
+        self._probing = probing
+        self._others = others
+        self._by_part: dict[Part, Side] = {part: side for side in (probing, *others) for part in side.parts}
+        self._signals = signals
+        self.overhead = Overhead(session.options.max_overhead)
+        self._neighbours = Neighbours(session.options.max_overhead)
+        self._spent: dict[int, tuple[float, int, int, int]] = {}
+        """Of each process: when it was looked at, hits of its probes, records refused, for how long it had waited for a
+        CPU."""
+        self._reduced: Tally[str] = Tally()
+        """How often something was given up, by the rungs' counters."""
+        self._unreported: tuple[list[Change], int] | None = ([], 0)
+        """Changes while the run had no number, and since when they hold; None: it has one."""
+        self._files_probed = 0
+
+    # ---- when
+
+    def start(self) -> None:
+        """Begins to measure: before the first probe is put on."""
+        self.overhead.start()
+        self._govern()
+
+    def probes_are_on(self) -> None:
+        """The first probes were put on: what they cost is measured soon, before anything else takes its time."""
+        self._session.attached_ns = time.monotonic_ns()
+        self._govern()
+        self.overhead.restart(time.monotonic())
+        self._files_probed = len(self._session.roster.attached)
+        if self._session.live():
+            time.sleep(FIRST_LOOKS_S[0])
+            self._calls.drain()
+            self._govern()
+
+    def run_is_numbered(self) -> None:
+        """Reports what was changed while the run had no number."""
+        assert self._unreported is not None
+        (changes, since_ns), self._unreported = self._unreported, None
+        for change in changes:
+            self._report(change)
+        self._signals.store(since_ns or self._session.attached_ns)
+
+    @property
+    def due(self) -> float:
+        """When it measures next, ``time.monotonic``."""
+        return self.overhead.due_at
+
+    def poll(self, now: float, slack_s: float = 0.0) -> None:
+        """Measures, when that is due: soon after probes were put on."""
+        now = time.monotonic()
+        if (files := len(self._session.roster.attached)) > self._files_probed:
+            self.overhead.restart(now)
+        self._files_probed = files
+        if self.overhead.due(now):
+            self._govern()
+
+    # ---- what it costs
+
+    def _govern(self, *, final: bool = False) -> None:
+        """Measures what observing costs the jobs, and observes less where that is too much."""
+        probes, probing = self._session.probes, self._probing
+        if not final:
+            self._calls.drain()  # waits until now, as hits are counted until now
+        values = {counter.name.lower(): value for counter, value in probes.counters().items()}
+        samplers: dict[str, tuple[int, int]] = {}
+        for side in self._others:
+            values |= {name: value for name, (value, _) in side.counters().items()}
+            samplers |= side.run_times()
+        counted = {name: values.get(name, 0) for name in COUNTED}
+        counted["cupti_api"] = self._session.options.cupti_options.api
+        counted["waited_ns"] = self._calls.waited_ns
+        pids = [member.target.pid for member in self._session.live() if not member.ignored]
+        programs = probes.run_times()
+        prices, hits = probes.call_prices(), probes.hits()
+        now = time.monotonic()  # reading rings may have taken longer than the time that is measured
+        self.overhead.count_hits(hits, prices)
+        reducible = None if final else {rung for side in self._others for rung in side.reducible()}
+        change = self.overhead.look(now, pids, programs, samplers, counted, reducible)
+        if change is not None:
+            now_ns = time.monotonic_ns()
+            self._carry_out(change, now)
+            self._report(change)
+            self._signals.store(now_ns)
+        if final:
+            return
+        plan = probing.plan
+        on_ns = {subject: probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS}
+        if self._ignore_heavy_processes(now):
+            self.overhead.leave_out(programs, on_ns, probing.on_hits)
+            return
+        self.overhead.correct(probing.measured_share())
+        changes = self.overhead.look_at_probes(
+            now,
+            programs,
+            probes.whole_prices(),
+            probes.entry_prices(),
+            on_ns,
+            probing.on_hits,
+            probes.pulse,
+            probing.pulses,
+            step_s=self._step_s(),
+        )
+        if self.overhead.governor.plan != plan:
+            self._apply_plan(changes, now)
+        probing.weigh(self.overhead.pulse)
+
+    def _step_s(self) -> float:
+        """How long a step takes, of the job with the longest; 0: not known."""
+        longest = 0.0
+        for job in self._session.jobs:
+            thinned = job.thinned.step_ns if job.thinned is not None else 0
+            longest = max(longest, thinned or (job.step_ns / job.step_count if job.step_count else 0.0))
+        return longest / 1e9
+
+    # ---- what is given up for it
+
+    def _apply_plan(self, changes: list[Change], now: float) -> None:
+        """Probes what the governor's plan says, reports what changes, and stores it."""
+        slowed = 1 / (1 - min(self.overhead.lost_inside, MOST_SHARE))
+        since_ns = self._probing.apply(self.overhead.governor.plan, slowed)
+        for change in changes:
+            self._carry_out(change, now)
+        if self._unreported is not None:
+            self._unreported = [*self._unreported[0], *changes], since_ns
+            return
+        for change in changes:
+            self._report(change)
+        if changes:
+            self._signals.store(since_ns)
+
+    def _carry_out(self, change: Change, now: float) -> None:
+        """Has the side whose part it is observe less, or more again."""
+        rung, side = change.rung, self._by_part[change.rung.part]
+        if change.down:
+            side.reduce(rung, now)
+            self._reduced[rung.counter] += 1
+        else:
+            side.restore(rung, now)
+
+    def _report(self, change: Change) -> None:
+        """Says what has changed, and stores it as a feature's state."""
+        text = describe_change(change, self._session.options.max_overhead)
+        self._session.note(text)
+        state = change.rung.feature, "off" if change.down else "on", text
+        for job in self._session.jobs:
+            if ranks := [member.rank for member in job.ranks() if member.state == "traced"]:
+                self._session.write_features(job, ranks, [state])
+
+    # ---- whose calls are ignored
+
+    def _ignore_heavy_processes(self, now: float) -> bool:
+        """Ignores processes that take more than their share from others. Whether what was counted since the last time
+        is to decide nothing else: it is not all of processes that stay."""
+        before, spent = self._spent, {}
+        self._spent = {}
+        for pid, (job, member) in self._session.roster.by_pid.items():
+            if member.state != "traced" or member.ignored:
+                continue
+            hits, member.refused = self._session.probes.spent(pid)
+            queued = queued_ns(pid)
+            self._spent[pid] = now, hits, member.refused, queued
+            if pid in before:
+                then, hits_then, refused_then, queued_then = before[pid]
+                elapsed_s = max(now - then, 1e-3)
+                ran_s = elapsed_s - (queued - queued_then) / 1e9
+                spent[pid] = Spent(
+                    id(job), job.owner, hits - hits_then, member.refused - refused_then, elapsed_s, ran_s
+                )
+        ignored = self._neighbours.look(spent, self.overhead.hit_ns)
+        for pid, why in ignored.items():
+            self._ignore(pid, why)
+        return bool(ignored) or self._neighbours.suspects
+
+    def _ignore(self, pid: int, why: str) -> None:
+        """Records no call of a process any more."""
+        job, member = self._session.roster.by_pid[pid]
+        self._session.probes.ignore(pid)
+        member.ignored = f"the calls of process {pid} are ignored: {why}"
+        self._session.note(f"rank {member.rank} of {job.name}: {member.ignored}; trace it alone with --pid {pid}")
+        self._signals.store()
+
+    # ---- the end, and what is known of it
+
+    def begin_stop(self) -> None:
+        """Measures for the last time."""
+        self._govern(final=True)
+
+    def close(self) -> None:
+        """Measures nothing any more."""
+        self.overhead.close()
+
+    def counters(self) -> Counters:
+        """What observing cost, and how often something was given up for it."""
+        given_up: Counters = {rung.counter: (self._reduced[rung.counter], True) for rung in Rung if rung.counter}
+        return self.overhead.counters() | given_up
+
+    def summary(self) -> list[str]:
+        """What it cost the jobs, and what was seen in part for it."""
+        members = [member for job in self._session.jobs for member in job.members.values()]
+        seen = self._probing.describe(
+            {
+                "launches": sum(member.launches for member in members),
+                "collectives": sum(member.collectives for member in members),
+            },
+            self._session.end_ns or time.monotonic_ns(),
+            self._session.started_ns,
+        )
+        return [*self.overhead.summary(), *seen]

@@ -1,0 +1,1 @@
+"""A running trace as people see it, from memory alone."""

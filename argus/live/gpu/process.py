@@ -1,0 +1,161 @@
+"""One process whose GPU times are recorded, and CUPTI in each program that it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.process.targets import PROC, Target, mapped_pages
+from argus.cupti.collector import Collector, CuptiOptions
+from argus.cupti.decode import Batch
+from argus.live.job import Job, Member
+from argus.model import records
+from argus.semantics.gpu.achieved_flops import GpuFlops
+from argus.semantics.gpu.correlation import Correlator
+from argus.semantics.gpu.usage import GpuSteps, GpuUsage
+from argus.semantics.phases.gpu import kinds_of, what_of
+from argus.tables import gpu as gpu_rows
+
+RECENT_WINDOWS = 5
+"""Seconds that the live view averages over."""
+
+
+class CuptiProgram:
+    """CUPTI in one program: a process has several when it execs.
+
+    Args:
+        pid: The process.
+        options: How it is collected.
+    """
+
+    def __init__(self, pid: int, options: CuptiOptions) -> None:
+        self.collector = Collector(pid, options)
+        self.correlator = Correlator(api=options.api, host_tids=lambda: host_tids(pid))
+        self.names = gpu_rows.Names(pid)
+        self.batches: list[Batch] = []
+        self._kinds = np.zeros(0, np.uint8)
+
+    def poll(self, now: float) -> None:
+        """Fetches what was recorded. ``now``: ``time.monotonic()``."""
+        self.batches += self.collector.poll(now)
+
+    def take(self) -> tuple[NDArray[np.void], NDArray[np.void]]:
+        """What has come since the last call: operations, and records of the CPU side."""
+        batches, self.batches = self.batches, []
+        self.names.learn(self.collector.names)
+        return (
+            np.concatenate([np.empty(0, records.GPU_OP), *(batch.gpu for batch in batches)]),
+            np.concatenate([np.empty(0, records.HOST_OP), *(batch.host for batch in batches)]),
+        )
+
+    def kinds(self, ops: NDArray[np.void], words: NDArray[np.int32]) -> NDArray[np.uint8]:
+        """What operations are, ``semantics.gpu_phases.What``. ``words``: their names."""
+        fresh = [what_of(word) for word in self.names.words[len(self._kinds) :]]
+        self._kinds = np.concatenate([self._kinds, np.array(fresh, np.uint8)])
+        return kinds_of(ops, self._kinds[words])
+
+
+@dataclass
+class GpuProcess:
+    """A process, from when it was first seen until its last record is stored.
+
+    Attributes:
+        target, since: Which, and since when, ``time.monotonic()``.
+        job, member: Whose rank it is; None: of nobody yet.
+        program: CUPTI in the program that it runs; None: the helper is not in it.
+        usage, steps, flops: What becomes of its operations.
+        windows: Rows of ``gpu_usage`` of the last seconds, for the live view.
+        injection: Puts the helper into it (``--cupti inject``).
+        failure: Why its GPU times cannot be had; empty: they can.
+        was_on: Whether something was recorded, or might have been.
+        kernels: How many it ran.
+        unanswered: Times of launches, since GPU times are on, after the newest one of which an operation is known: the
+            newest ``KEEP_PROBED``, as many as an operation can still be matched with.
+        written: State and reason that its feature has.
+        again_at: When another program is tried; 0: that is not due.
+        ended_at: When it was seen to have ended; 0: it has not.
+        over: Whether its last record is stored.
+        due: When there may be something to fetch, ``time.monotonic()``.
+        last: State and reason, once it is over.
+    """
+
+    target: Target
+    since: float
+    job: Job | None = None
+    member: Member | None = None
+    program: CuptiProgram | None = None
+    usage: GpuUsage = field(default_factory=GpuUsage)
+    steps: GpuSteps = field(default_factory=GpuSteps)
+    flops: GpuFlops = field(default_factory=GpuFlops)
+    windows: deque[NDArray[np.void]] = field(default_factory=lambda: deque(maxlen=4 * RECENT_WINDOWS))
+    injection: Future[str] | None = None
+    failure: str = ""
+    was_on: bool = False
+    kernels: int = 0
+    unanswered: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    written: tuple[str, str] = ("", "")
+    again_at: float = 0.0
+    ended_at: float = 0.0
+    over: bool = False
+    due: float = 0.0
+    last: tuple[str, str] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process has."""
+        return key_of(self.target)
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """State and reason, for people."""
+        if self.last is not None:
+            return self.last
+        if self.failure:
+            return "failed", self.failure
+        if self.program is None:
+            return "waiting", "the helper is being put into the process"
+        collector = self.program.collector
+        state, reason = str(collector.state), collector.reason
+        return state, reason
+
+    @property
+    def may_have(self) -> bool:
+        """Whether operations may have come, or may yet: a program without the helper has none."""
+        return self.program is not None and (self.was_on or self.program.collector.armed)
+
+    def drop_records(self) -> None:
+        """Keeps of a process that is over only what is reported of it."""
+        self.last = self.state
+        self.program = self.injection = None
+        self.usage, self.steps, self.flops = GpuUsage(), GpuSteps(), GpuFlops()
+        self.unanswered = self.unanswered[:0].copy()
+
+
+def key_of(target: Target) -> tuple[int, int]:
+    """What no other process has: PIDs are used again."""
+    return target.pid, target.start_ticks
+
+
+def mapped_now(pid: int) -> bytes:
+    """``targets.mapped_pages``; empty: the process has ended."""
+    try:
+        return mapped_pages(pid)
+    except OSError:
+        return b""
+
+
+def host_tids(pid: int) -> dict[int, int]:
+    """Threads of a process as its own PID namespace numbers them → as the host does. Empty: there is no difference."""
+    host_tid_of = {}
+    with contextlib.suppress(OSError):
+        for task in (PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError, ValueError, StopIteration):
+                lines = (task / "status").read_text(errors="replace").splitlines()
+                inside = next(line for line in lines if line.startswith("NSpid:")).split()[-1]
+                host_tid_of[int(inside)] = int(task.name)
+    return {} if all(inside == host for inside, host in host_tid_of.items()) else host_tid_of

@@ -1,0 +1,168 @@
+"""A process's operations on GPUs as rows: matched with their launches, added up by window, step, phase and kernel."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter as Tally
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.cupti.collector import CollectorState
+from argus.live.gpu.duty_cycle import DutyCycle
+from argus.live.gpu.process import CuptiProgram, GpuProcess
+from argus.live.session import Session
+from argus.live.sides.kernel_rows import KernelSide
+from argus.model import records
+from argus.model.event_kinds import is_launch
+from argus.semantics.gpu.correlation import KEEP_PROBED
+from argus.semantics.phases.gpu import GPU_METHODS, GPU_OPS, GPU_PHASES, communicates
+from argus.tables import gpu as gpu_rows
+from argus.tables.arrow import Origin
+
+MAX_DEVICES = 64
+"""GPUs of a node: four times as many as the largest has. A process that claims others makes them up."""
+KEPT_NAMES = 4096
+"""Kernels that the live view counts, at least; a program that makes kernels all the time has any number."""
+
+
+class GpuRows:
+    """Writes what GPUs did.
+
+    Args:
+        session: Where rows go.
+        kernels: Gets the operations one by one.
+        duty: How they are recorded.
+
+    Attributes:
+        kernel_ns: Time of all kernels on the GPUs; two that ran at once count twice.
+        of_no_device: Operations of GPUs that cannot be: a loss.
+    """
+
+    def __init__(self, session: Session, kernels: KernelSide, duty: DutyCycle) -> None:
+        self._session = session
+        self._kernel_side = kernels
+        self._duty = duty
+        self._calls: Tally[str] = Tally()
+        self._ns: Tally[str] = Tally()
+        self.kernel_ns = 0
+        self.of_no_device = 0
+
+    def top_kernels(self, count: int) -> list[tuple[str, int, int]]:
+        """The kernels that took most time on the GPUs: name, calls, nanoseconds."""
+        return [(name, self._calls[name], total) for name, total in self._ns.most_common(count)]
+
+    def write_fetched(
+        self, process: GpuProcess, program: CuptiProgram, launches: NDArray[np.void], now_ns: int
+    ) -> None:
+        """Writes what was fetched of a rank, as far as it is ready.
+
+        Args:
+            process: A rank.
+            program: Its program.
+            launches: Its CUDA calls, ``records.LAUNCH``, in order.
+            now_ns: CLOCK_MONOTONIC.
+        """
+        assert process.member is not None
+        assert process.job is not None
+        gpu, host = program.take()
+        real = gpu["device"] < MAX_DEVICES
+        if not real.all():
+            self.of_no_device += int(np.sum(~real))
+            gpu = gpu[real]
+        options = self._duty.options
+        if process.was_on and options.api and options.share == 1:
+            # While another profiler has CUPTI, or it failed, nothing answers, for hours maybe: the state says so.
+            away = program.collector.state in (CollectorState.IGNORED, CollectorState.FAILED)
+            kept = 0 if away else KEEP_PROBED
+            asked = np.append(process.unanswered, launches["ts_ns"][is_launch(launches)])
+            process.unanswered = asked[max(len(asked) - kept, 0) :]
+        self.write_ready(process, program, program.correlator.feed(gpu, host, launches, now_ns))
+        events = host[gpu_rows.is_event(host)]
+        if len(events):
+            events["tid"] = program.correlator.on_host(events["tid"])
+            origin, rank, pid = self._session.origin(process.job), process.member.rank, process.target.pid
+            table = gpu_rows.gpu_host_events(events, origin, rank, pid, program.names, now_ns)
+            self._session.writer.append("gpu_host_events", table)
+
+    def write_ready(
+        self, process: GpuProcess, program: CuptiProgram, ops: NDArray[np.void], *, final: bool = False
+    ) -> None:
+        """Writes operations that are matched with their launches, and the windows and steps that are over.
+
+        Args:
+            process: A rank.
+            program: Its program.
+            ops: ``records.GPU_OP``.
+            final: Nothing more will come.
+        """
+        assert process.member is not None
+        assert process.job is not None
+        origin, rank, pid = self._session.origin(process.job), process.member.rank, process.target.pid
+        if len(ops):
+            self._feed(process, program, ops)
+        windows = process.usage.advance(final=final)
+        windows = windows[self._duty.records_whole(windows["start_ns"], windows["duration_ns"])]
+        if len(windows):
+            process.windows.append(windows)
+            self._session.writer.append("gpu_usage", gpu_rows.gpu_usage(windows, origin, rank, pid))
+        self._write_steps(process, origin, rank, final=final)
+
+    def _feed(self, process: GpuProcess, program: CuptiProgram, ops: NDArray[np.void]) -> None:
+        """Operations to all that adds them up."""
+        assert process.member is not None
+        assert process.job is not None
+        words = program.names.of(ops["name"])
+        kernel = ops["kind"] == records.GpuKind.KERNEL
+        kinds = program.kinds(ops, words)
+        communication = communicates(kinds)
+        self._kernel_side.feed(process.job, process.member.rank, process.target.pid, program.names, ops, communication)
+        process.usage.feed(ops, communication)
+        process.steps.feed(ops, communication, kinds)
+        if self._duty.options.api:
+            process.flops.feed(ops[~communication], words[~communication], program.names.words)
+        duration = (ops["end_ns"] - ops["start_ns"])[kernel].astype(np.float64)
+        count, total = np.bincount(words[kernel]), np.bincount(words[kernel], duration)
+        for word in np.flatnonzero(count).tolist():
+            name = program.names.words[word]
+            self._calls[name] += int(count[word])
+            self._ns[name] += int(total[word])
+        self.kernel_ns += int(duration.sum())
+        if len(self._ns) > 2 * KEPT_NAMES:
+            self._ns = Tally(dict(self._ns.most_common(KEPT_NAMES)))
+            self._calls = Tally({name: self._calls[name] for name in self._ns})
+        process.kernels += int(np.sum(kernel))
+        probed = ops["launch_ns"][(ops["flags"] & records.GPU_LAUNCH_PROBED) != 0]
+        if len(probed):
+            process.unanswered = process.unanswered[process.unanswered > probed.max()]
+
+    def _write_steps(self, process: GpuProcess, origin: Origin, rank: int, *, final: bool) -> None:
+        """Steps that are over: their GPU times, phases, collectives and FLOPs."""
+        assert process.job is not None
+        append, pid = self._session.writer.append, process.target.pid
+        steps = process.steps.advance(final=final)
+        steps = steps[self._duty.records_whole(steps["start_ns"], steps["duration_ns"])]
+        over = process.steps.take_over()
+        begin, end, _ = np.array(over, np.int64).reshape(-1, 3).T
+        whole = self._duty.records_whole(begin, end - begin).tolist()
+        whole_steps = list(itertools.compress(over, whole))
+        self._kernel_side.settle(process.job, pid, whole_steps, final=final)
+        process.flops.settle(whole_steps)
+        rows, counted = process.flops.take(final=final)
+        process.job.counted.add(counted)
+        if rows:
+            rows |= {"job": origin.job, "run": origin.run, "rank": rank, "host": origin.host, "pid": pid}
+            append("kernel_flops", rows | {"ts": rows["ts"] + origin.mono_offset_ns})
+        if len(steps):
+            append("gpu_steps", gpu_rows.gpu_steps(steps, origin, rank, pid))
+        phases = process.steps.take_phases()
+        phases = phases[np.isin(phases["step"], steps["step"])]
+        if len(phases):
+            append("gpu_phases", gpu_rows.gpu_phases(phases, origin, rank, pid, GPU_PHASES, GPU_METHODS))
+            for code in np.unique(phases["phase"]).tolist():
+                spent = int(phases["duration_ns"][phases["phase"] == code].sum())
+                process.job.gpu_phase_ns[GPU_PHASES[code]] += spent
+        collectives = process.steps.take_collectives()
+        collectives = collectives[np.isin(collectives["step"], steps["step"])]
+        if len(collectives):
+            append("gpu_collectives", gpu_rows.gpu_collectives(collectives, origin, rank, pid, GPU_OPS))

@@ -1,0 +1,470 @@
+"""One attempt of a job, its ranks, and the state that its steps and communicators are made from."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.process.nccl import rank_offset, read_place
+from argus.capture.process.pytorch import read_group
+from argus.capture.process.targets import NVTX, TORCH, Target
+from argus.live.display.recent import RecentSteps
+from argus.model import records
+from argus.model.calls import CALLS, Layer, Shape
+from argus.model.groups import Membership, Place
+from argus.semantics.gpu.flops import Counted
+from argus.semantics.groups.communicators import COMMUNICATOR
+from argus.semantics.groups.mesh import Group, Traffic, find_mesh
+from argus.semantics.phases.cpu import PhaseTracker, What
+from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
+from argus.semantics.steps.by_calls import ITERATION, StepTracker
+from argus.semantics.steps.by_marks import MarkedSteps
+from argus.semantics.steps.marks import Marks
+from argus.semantics.steps.thinned import ThinnedSteps
+
+KEPT_COMMUNICATORS = 1024
+"""Communicators of a job that are remembered, on this host. Large jobs have some thirty a rank; one that makes new ones
+for ever has as many as it lives long."""
+
+
+@dataclass
+class Member:
+    """One traced process of a job.
+
+    Attributes:
+        rank: Global rank.
+        rank_source: The launcher whose variable named it; "order": guessed; "parent": a helper of that rank.
+        state: "traced" or "exited".
+        launches, collectives, steps: Counted so far.
+        probes: Probes on the libraries it maps.
+        refused: Records that its budgets had no room for (``Probes.spent``).
+        over_share: Samples and switches of threads beyond its share.
+        ignored: Why nothing of its calls is recorded any more; empty: they are.
+    """
+
+    target: Target
+    rank: int
+    rank_source: str
+    state: str = "traced"
+    launches: int = 0
+    collectives: int = 0
+    steps: int = 0
+    last_step: int = -1
+    last_step_ns: int = 0
+    probes: int = 0
+    refused: int = 0
+    over_share: int = 0
+    ignored: str = ""
+
+    @property
+    def helper(self) -> bool:
+        """Whether it is a child of the rank's own process (a data-loader worker): its calls are no steps."""
+        return self.rank_source == "parent"
+
+
+_WHAT = np.array([OF_NCCL.get(call.kind, 0) if call.layer is Layer.NCCL else 0 for call in CALLS], np.uint8)
+"""What each probed call does, ``semantics.gpu_phases.What``; 0: no collective of NCCL."""
+_COLLECTIVE = [call.shape in (Shape.COLLECTIVE, Shape.C10D) for call in CALLS]
+"""By number: whether a call is a collective."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One attempt of one job, and what its steps are made from. Ranks that start again make a new one: a new run.
+
+    ``by_marks``: whether steps are named by marks of PyTorch or NVTX; None: not yet known. ``marks``: of each rank,
+    what makes them. ``phase_ns``: time of all ranks' steps by phase; ``hidden_ns``: of communication behind other
+    phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
+    ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
+    ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
+    ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
+    """
+
+    name: str
+    run: int
+    lineage: str = ""
+    owner: tuple[int, str] = (-1, "")
+    members: dict[int, Member] = field(default_factory=dict)
+    tracker: StepTracker = field(default_factory=StepTracker)
+    marked: MarkedSteps = field(default_factory=MarkedSteps)
+    by_marks: bool | None = None
+    thinned: ThinnedSteps | None = None
+    thin_since: int = 0
+    marks: dict[int, Marks] = field(default_factory=dict)
+    step_base: int = 0
+    phases: dict[int, PhaseTracker] = field(default_factory=dict)
+    phase_ns: Tally[str] = field(default_factory=Tally)
+    hidden_ns: int = 0
+    step_ns: int = 0
+    step_count: int = 0
+    gpu_phase_ns: Tally[str] = field(default_factory=Tally)
+    counted: Counted = field(default_factory=Counted)
+    transfers: Transfers = field(default_factory=Transfers)
+    calls: dict[int, Calls] = field(default_factory=dict)
+    communicators: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
+    recent: dict[int, NDArray[np.void]] = field(default_factory=dict)
+    syncs: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    control: dict[int, NDArray[np.void]] = field(default_factory=dict)
+    handles: set[tuple[int, int]] = field(default_factory=set)
+    named: dict[int, dict[int, Membership]] = field(default_factory=dict)
+    places: dict[int, dict[int, Place | None]] = field(default_factory=dict)
+    traffic: dict[tuple[int, int], Traffic] = field(default_factory=dict)
+    ended: set[tuple[int, int]] = field(default_factory=set)
+    forgotten: int = 0
+    placed: NDArray[np.void] = field(default_factory=lambda: np.empty(0, COMMUNICATOR))
+    mesh: list[Group] = field(default_factory=list)
+    recent_steps: RecentSteps = field(default_factory=RecentSteps)
+    losses: Tally[str] = field(default_factory=Tally)
+    """What failed of this job alone, by counter (``Bulkheads.of``)."""
+    groups_due: float = 0.0
+    _pulse_what: What = What.BACKWARD_BEGIN
+    pulse_spans: list[tuple[int, int]] | None = None
+    """When backward passes were seen, the end 0 as long as they are; None: throughout."""
+    _ranges_until: int = 0
+    _thinned_by: str = ""
+    """"marks", "calls", or empty: ``thinned`` has not taken over."""
+    _left: NDArray[np.void] = field(default_factory=lambda: np.empty(0, ITERATION))
+    _early: dict[int, list[NDArray[np.void]]] = field(default_factory=dict)
+    """Marks from ``thin_since`` on, of the time before ``thinned`` takes over, by rank."""
+    _main: dict[int, int] = field(default_factory=dict)
+    """The thread whose backward passes count, by rank."""
+    _ended: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Number and end of each rank's newest step."""
+    over_since: float = 0.0
+    """When the last of its processes was forgotten, ``time.monotonic()``; 0: one is left."""
+
+    def counters(self) -> Tally[str]:
+        """What was counted while its steps were made; none is a loss."""
+        parts = [self.tracker.counters, self.marked.counters]
+        parts += [self.thinned.counters] if self.thinned is not None else []
+        parts += [phases.counters for phases in self.phases.values()]
+        parts += [marks.counters for marks in self.marks.values()]
+        return sum(parts, Tally())
+
+    def holder(self, rank: int) -> Member | None:
+        """The process that is this rank, or was."""
+        members = [m for m in self.members.values() if m.rank == rank and not m.helper]
+        return members[-1] if members else None
+
+    def ranks(self) -> list[Member]:
+        """Its ranks' processes, without helpers."""
+        return [member for member in self.members.values() if not member.helper]
+
+    @property
+    def _on_other_hosts(self) -> bool:
+        return any(member.target.identity.world_size > len(self.ranks()) for member in self.ranks())
+
+    @property
+    def by_calls(self) -> bool:
+        """Whether steps are inferred from the sequence of calls: no marks name them, or will."""
+        marks = any(member.target.has(TORCH[0]) or member.target.has(NVTX) for member in self.ranks())
+        return self.by_marks is False or (self.by_marks is None and not marks)
+
+    def feed(self, member: Member, launched: NDArray[np.void] | None, called: NDArray[np.void] | None) -> None:
+        """Takes a rank's launches (LAUNCH rows) or collectives (COLLECTIVE rows), for its steps."""
+        nothing = np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE)
+        if not self.by_marks:
+            self.tracker.feed(
+                member.rank,
+                nothing[0] if launched is None else launched,
+                nothing[1] if called is None else called,
+            )
+        if self.by_marks is not False and (member.target.has(TORCH[0]) or member.target.has(NVTX)):
+            self.marked.feed_calls(member.rank, None if launched is None else launched["ts_ns"], called)
+
+    def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
+        """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        if self.thin_since and self._thinned_by != "calls":
+            late = marks["ts_ns"] >= self.thin_since
+            if late.any():
+                self._early.setdefault(member.rank, []).append(marks[late])
+                marks = marks[~late]
+        of_phases = marks[marks["what"] < What.STEP_BEGIN]
+        if len(of_phases):
+            self.phases.setdefault(member.rank, PhaseTracker()).feed(of_phases)
+        if self.by_marks is not False:
+            self.marked.feed_marks(member.rank, marks)
+        if not self.by_marks:
+            began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+            self.tracker.feed(member.rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+
+    def steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
+        """ITERATION rows of the steps completed since the last call, by marks where all ranks have them.
+
+        Args:
+            until_ns: What happened before this has been fed.
+            final: Nothing more will come.
+        """
+        if self.thin_since and not self._thinned_by and (until_ns >= self.thin_since or final):
+            self._hand_over()
+        if self.thinned is not None and self._thinned_by:
+            self._feed_pulses()
+            left, self._left = self._left, np.empty(0, ITERATION)
+            return np.concatenate([left, self.thinned.advance(until_ns, final=final)])
+        steps = self._steps(until_ns, final=final)
+        for rank, step, begin, duration in zip(
+            *(steps[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
+        ):
+            self._ended[rank] = step, begin + duration
+        return steps
+
+    def _steps(self, until_ns: int, *, final: bool) -> NDArray[np.void]:
+        if self.by_marks is None:
+            marked = self.marked.ranks
+            ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in marked}
+            if self.marked.ready(ranks):
+                self.by_marks = True
+            elif not final and self.marked.expects(ranks):
+                return np.empty(0, ITERATION)  # micro-batches repeat, too
+        if not self.by_marks:
+            steps = self.tracker.advance(until_ns=until_ns, final=final)
+            steps["step"] += self.step_base
+            if self.by_marks is None and len(steps):
+                self.by_marks = self.marked.agree(steps)
+            if self.by_marks is None and final and self.marked.ready(self.marked.ranks, final=True):
+                self.by_marks = True
+            if not self.by_marks:
+                return steps
+        return self.marked.advance(until_ns, final=final)
+
+    @property
+    def ranges_until(self) -> int:
+        """Until when PyTorch's ranges were seen throughout; 0: they are."""
+        return self._ranges_until
+
+    def thin_marks(self, since_ns: int) -> None:
+        """From now on PyTorch's ranges are seen in windows, and the begins of backward passes throughout: steps that
+        are named by marks go on by these. Others are inferred as before."""
+        self.phases.clear()
+        self._ranges_until = since_ns
+        if self.by_marks is not False and not self.thin_since:
+            self.thin_since = since_ns
+
+    def thin_ranges(self, since_ns: int) -> None:
+        """From now on NVTX's ranges are seen in windows, and nothing else marks steps."""
+        self.phases.clear()
+        self.pulse_spans = [(0, since_ns)]
+        if self.by_marks and not self.thin_since:
+            self.thin_since, self._pulse_what = since_ns, What.STEP_BEGIN
+
+    def thin_calls(self, since_ns: int) -> bool:
+        """From now on collectives are seen in windows. Whether steps have been inferred from calls: then they go on
+        by a pulse, once one is found (``begin_pulses``)."""
+        if self.by_marks or self.thin_since:
+            return False
+        self.by_marks, self.thin_since, self._thinned_by = False, since_ns, "calls"
+        self._left = self._steps(since_ns, final=True)
+        for rank, step, begin, duration in zip(
+            *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
+        ):
+            self._ended[rank] = step, begin + duration
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
+        return True
+
+    def begin_pulses(self, rank: int, per_step: int, step_ns: int, made: Mapping[int, int]) -> None:
+        """Counts a rank's steps by a call from now on.
+
+        Args:
+            rank: Global rank.
+            per_step: How often a step makes it.
+            step_ns: How long one takes.
+            made: How often a step makes each call, by number.
+        """
+        assert self.thinned is not None
+        step, end = self._ended.get(rank, (-1, 0))
+        self.thinned.begin(
+            rank,
+            per_step,
+            number=step + 1,
+            after_ns=end,
+            step_ns=step_ns,
+            collectives=sum(count for call, count in made.items() if _COLLECTIVE[call]),
+            launches=sum(count for call, count in made.items() if CALLS[call].kind in ("kernel", "graph")),
+        )
+
+    def _hand_over(self) -> None:
+        """Steps by marks end here: all marks from before are there."""
+        marked = self.marked.ranks
+        ranks = {m.rank for m in self.ranks() if m.launches or m.collectives or m.rank in marked}
+        if not ranks and not any(
+            (each["what"] == What.BACKWARD_BEGIN).any() for of in self._early.values() for each in of
+        ):
+            self._early.clear()
+            return  # it has not begun to train
+        if self.by_marks is None and self.marked.ready(ranks, final=True):
+            self.by_marks = True
+        if not self.by_marks and any(m.launches or m.collectives for m in self.ranks()):
+            self.by_marks, self.thin_since = False, 0  # calls give
+            for rank, parts in self._early.items():
+                marks = np.concatenate(parts)
+                began = marks["ts_ns"][marks["what"] == What.BACKWARD_BEGIN]
+                self.tracker.feed(rank, np.empty(0, records.LAUNCH), np.empty(0, records.COLLECTIVE), began)
+            self._early.clear()
+            return
+        self._left = self.marked.advance(self.thin_since, final=True)
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
+        self._thinned_by, self.by_marks = "marks", True
+        for rank in sorted(marked):
+            handed = self.marked.hand_over(rank)
+            self._main[rank] = handed.tid
+            self.thinned.begin(
+                rank,
+                handed.per_step,
+                number=handed.number,
+                after_ns=handed.after_ns,
+                step_ns=handed.step_ns,
+                pulses=handed.pulses,
+                collectives=handed.collectives,
+            )
+
+    def _feed_pulses(self) -> None:
+        """Begins of backward passes, of the thread that trains."""
+        assert self.thinned is not None
+        for rank, parts in self._early.items():
+            marks = np.concatenate(parts)
+            marks = marks[marks["what"] == self._pulse_what]
+            if self.pulse_spans is not None:
+                inside = [
+                    (marks["ts_ns"] >= begin) & (marks["ts_ns"] < (end or 1 << 62)) for begin, end in self.pulse_spans
+                ]
+                marks = marks[np.logical_or.reduce(inside)]
+            if not len(marks):
+                continue
+            if rank not in self.thinned.ranks:
+                self.thinned.begin(rank, 1)
+            tids, counts = np.unique(marks["tid"], return_counts=True)
+            main = self._main.get(rank) or int(tids[counts.argmax()])
+            self._main[rank] = main if main in tids else int(tids[counts.argmax()])
+            self.thinned.feed(rank, marks["ts_ns"][marks["tid"] == self._main[rank]].astype(np.int64))
+        self._early.clear()
+
+    def count_traffic(self, rank: int, called: NDArray[np.void], nbytes: NDArray[np.uint64]) -> None:
+        """Counts a rank's calls by communicator, operation, size and peer: what its communicators are distinguished by.
+
+        Args:
+            rank: Global rank.
+            called: COLLECTIVE rows, those point to point included, shape (n,).
+            nbytes: Their payloads, shape (n,).
+        """
+        self.calls.setdefault(rank, Calls()).feed(
+            called["ts_ns"],
+            called["tid"],
+            _WHAT[called["call"]],
+            nbytes.astype(np.int64),
+            called["comm"],
+            called["peer"],
+        )
+        columns = (called["comm"], called["call"].astype(np.uint64), nbytes, called["peer"].astype(np.uint64))
+        # Of a few calls: np.unique of rows takes ten times as long.
+        counts = Tally(zip(*(column.tolist() for column in columns), strict=True))
+        for comm in sorted({comm for comm, *_ in counts}):
+            self.traffic[rank, comm] = self.traffic.pop((rank, comm), Traffic())
+        for (comm, call, size, peer), count in counts.items():
+            op = CALLS[call].kind
+            if not op.startswith("Group"):
+                self.traffic[rank, comm].add(op, size, peer, count)
+
+    def find_mesh(self) -> bool:
+        """Says anew what the communicators are for. Whether that has changed."""
+        targets = [member.target for member in self.ranks()]
+        world = max((target.identity.world_size for target in targets), default=0)
+        command = targets[0].command if targets else ""
+        # What was called long ago is lined up no more, and stays where it was.
+        now = np.isin(_handles(self.placed), _handles(self.communicators))
+        self.placed = np.concatenate([self.placed[~now], self.communicators])
+        before, self.mesh = self.mesh, find_mesh(self.placed, self.traffic, world=world, command=command)
+        return before != self.mesh
+
+    def forget_old_communicators(self) -> None:
+        """Drops what is kept of communicators that were ended and of which no call is remembered any more, and of those
+        that were called longest ago where there are more than :data:`KEPT_COMMUNICATORS`."""
+        remembered = {(rank, comm) for rank, calls in self.recent.items() for comm in np.unique(calls["comm"]).tolist()}
+        most = max(len(self.traffic) - KEPT_COMMUNICATORS, 0)
+        longest_ago = set(itertools.islice(self.traffic, most))
+        self.forgotten += len(longest_ago - self.ended)
+        gone = (self.ended - remembered) | longest_ago
+        if gone:
+            self._forget_communicators(gone)
+
+    def _forget_communicators(self, gone: set[tuple[int, int]]) -> None:
+        for rank, comm in gone:
+            self.traffic.pop((rank, comm), None)
+            self.named.get(rank, {}).pop(comm, None)
+            self.places.get(rank, {}).pop(comm, None)
+        self.handles -= gone
+        self.ended -= gone
+        for rank in {rank for rank, _ in gone} & self.recent.keys():
+            calls = self.recent[rank]
+            self.recent[rank] = calls[~np.isin(calls["comm"], [comm for each, comm in gone if each == rank])]
+        kept = [key not in gone for key in zip(self.placed["rank"].tolist(), self.placed["comm"].tolist(), strict=True)]
+        self.placed = self.placed[kept]
+
+    def drop_marks(self) -> None:
+        """Goes on without marks: steps are found by calls, and go on counting."""
+        if self.by_marks:
+            self.step_base = 1 + max((member.last_step for member in self.ranks()), default=-1)
+            self.tracker = StepTracker()
+            self.tracker.align(self.communicators)
+        self.by_marks = False
+        self.phases.clear()
+
+    def drop_ranges(self) -> None:
+        """Goes on without NVTX's ranges: with PyTorch's marks alone if its steps are these, else without marks."""
+        if self.by_marks is not True or self.marked.wanted or any(each.optimizers for each in self.marks.values()):
+            self.drop_marks()
+        for each in self.marks.values():
+            each.forget()
+
+    def ask_groups(self, member: Member, handles: Iterable[int]) -> None:
+        """Asks a process of PyTorch's for the names of process groups that were not called before."""
+        layouts = (library.layout for library in member.target.libraries if library.layout is not None)
+        layout = next((layout.group for layout in layouts if layout.group is not None), None)
+        if layout is None:
+            return
+        groups = self.named.setdefault(member.rank, {})
+        for handle in handles:
+            if (
+                handle not in groups
+                and (group := read_group(member.target.pid, handle & (1 << 48) - 1, layout)) is not None
+            ):
+                alike = [one.turn for one in groups.values() if (one.name, one.size) == (group.name, group.size)]
+                groups[handle] = replace(group, turn=max(alike, default=-1) + 1)
+
+    def ask_communicators(self, member: Member, handles: Iterable[int]) -> None:
+        """Asks a process for its place in NCCL communicators that were not called before."""
+        places = self.places.setdefault(member.rank, {})
+        fresh = [handle for handle in handles if handle and handle not in places]
+        if not fresh:
+            return
+        offsets = (rank_offset(each.file) for each in member.target.libraries if "libnccl" in each.roles)
+        offset = next((one for one in offsets if one is not None), None)
+        for handle in fresh:
+            places[handle] = None if offset is None else read_place(member.target.pid, handle, offset)
+
+    def keep_control(self, rank: int, events: NDArray[np.void]) -> None:
+        """Remembers calls about communicators.
+
+        Args:
+            rank: Global rank.
+            events: CONTROL rows, in order.
+        """
+        for call, handle in zip(events["call"].tolist(), events["handle"].tolist(), strict=True):
+            key = rank, handle
+            if CALLS[call].kind == "comm_end":
+                self.ended.add(key)
+            elif CALLS[call].kind in ("comm_init", "comm_split"):
+                self.places.get(rank, {}).pop(handle, None)  # another object has had this address
+                if key in self.ended:
+                    self._forget_communicators({key})
+        before = self.control.get(rank, np.empty(0, records.CONTROL))
+        self.control[rank] = np.concatenate([before, events])[-1024:]
+
+
+def _handles(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """(rank, handle) of COMMUNICATOR rows, to be compared, shape (n,)."""
+    return np.rec.fromarrays([rows["rank"], rows["comm"]])

@@ -1,0 +1,91 @@
+"""Which traceable libraries processes map, read again as seldom as it can be: reading mappings takes a millisecond."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+
+from argus.capture.process.targets import Libraries, cpu_ns, find_libraries, mapped_pages, mappings_signature
+
+MAPS_S, MOST_MAPS_S = 5.0, 60.0
+"""After so long the mappings of a process that runs are read, though it has mapped as much as before; longer each time
+that nothing was new."""
+MAPS_SHARE_S = 0.02
+"""For so long mappings are read in one round: a process that allocates has mapped another amount each time, and the
+mappings of a large one take a millisecond to read. The others' turn comes in the next round."""
+_NEVER_READ = (b"", 0.0, 0.0)
+
+
+class MappedLibraries:
+    """The libraries that processes map.
+
+    Args:
+        losses: ``mapped_files_unread`` is counted here.
+    """
+
+    def __init__(self, losses: Tally[str]) -> None:
+        self._losses = losses
+        self._signatures: dict[int, int] = {}
+        self._ran: dict[int, int] = {}
+        """CPU time of each process when its mappings were read: what has not run has loaded nothing."""
+        self._mapped: dict[int, tuple[bytes, float, float]] = {}
+        """How much each process had mapped, when its mappings were read, and how soon they are read again."""
+        self._spent_s = 0.0
+        """For how long mappings of processes that are not young were read in this round."""
+        self._unread: dict[int, int] = {}
+        """Files of each process that wait to be read (``targets.Libraries``)."""
+        self._never_read = 0
+        """Of processes that have ended."""
+
+    def begin_round(self) -> None:
+        """``changed`` is called for all processes from here on."""
+        self._spent_s = 0.0
+
+    def read_at(self, pid: int) -> float:
+        """When the mappings of a process were read last, ``time.monotonic()``; 0: never."""
+        return self._mapped.get(pid, _NEVER_READ)[1]
+
+    def changed(self, pid: int, *, hurry: bool) -> Libraries | None:
+        """The traceable libraries of a process; None: it maps nothing that it did not map when it was read last, or
+        there was no time to see.
+
+        Args:
+            pid: The process.
+            hurry: It is read whatever the others took.
+        """
+        ran = cpu_ns(pid)
+        if 0 <= ran == self._ran.get(pid):
+            return None
+        try:
+            pages, now = mapped_pages(pid), time.monotonic()
+            mapped, read_at, again_s = self._mapped.get(pid, _NEVER_READ)
+            late = mapped and not hurry and self._spent_s > MAPS_SHARE_S
+            if late or (pages == mapped and now - read_at < again_s):
+                return None
+            signature = mappings_signature(pid)
+            self._spent_s += time.monotonic() - now if mapped else 0.0
+            same = self._signatures.get(pid) == signature
+            self._mapped[pid] = pages, now, min(2 * again_s, MOST_MAPS_S) if same and again_s else MAPS_S
+            if same:
+                self._ran[pid] = ran
+                return None
+            libraries = find_libraries(pid)
+        except OSError:
+            return None
+        if libraries.unread:
+            self._unread[pid] = libraries.unread  # read in the next round
+        else:
+            self._unread.pop(pid, None)
+            self._signatures[pid], self._ran[pid] = signature, ran
+        self._losses["mapped_files_unread"] = self._never_read + sum(self._unread.values())
+        return libraries
+
+    def read_anew(self, pid: int) -> None:
+        """Reads a process's mappings again, whether or not it has mapped something since."""
+        for by_pid in (self._signatures, self._ran, self._mapped):
+            by_pid.pop(pid, None)
+
+    def forget(self, pid: int) -> None:
+        """Drops what is kept of a process that has ended."""
+        self.read_anew(pid)
+        self._never_read += self._unread.pop(pid, 0)

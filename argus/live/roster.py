@@ -1,0 +1,534 @@
+"""Who is traced: processes, the jobs and ranks they stand for, and the probes on the libraries they map.
+
+A process becomes a rank when its user names it, or when it makes a call: mapping libcuda says little, since data-loader
+workers inherit it and launchers import it. Until then it is a candidate: let through, its libraries probed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter as Tally
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from argus.capture.attachment import Attachment
+from argus.capture.process.follow import Family
+from argus.capture.process.names import KernelNames
+from argus.capture.process.targets import (
+    PROC,
+    Libraries,
+    Target,
+    find_libraries,
+    identity_of,
+    inspect,
+    parent_of,
+    user_of,
+)
+from argus.capture.python.interpreter import find_interpreter
+from argus.capture.reader import reader
+from argus.live.job import Job, Member
+from argus.live.mapped_libraries import MappedLibraries
+from argus.live.probed_files import ProbedFiles
+from argus.live.session import Session
+from argus.live.side import Counters
+from argus.model.errors import ArgusError
+
+CPU_RANK_S = 3.0
+"""After so long a candidate that maps no traceable library, and of which its environment says that it is a rank, is one
+on CPUs."""
+KEPT_OVER = 8
+"""Attempts of jobs that are over and were superseded, remembered for the end's summary: of a launcher that restarts its
+ranks for weeks, the newest. What older ones did is in the store, and in ``Roster.past``."""
+KEPT_OVER_S = 600.0
+"""A job that has been over for so long is forgotten as if its ranks had started again, whatever its name: a node that
+runs a job after the other, each of another name, has any number."""
+KEPT_NAMES = 4096
+MOST_RANKS = 4096
+"""Ranks of a job on this host. A script that numbers what it starts without end begins a new run every so many."""
+KEPT_HELPERS = 64
+"""The same of a job's helpers that ended: data-loader workers, started anew each epoch."""
+QUICK_SHARE = 1 / 40
+"""Of its age: how soon a young candidate is looked at again between the rounds."""
+YOUNG_S = 60.0
+"""How long a candidate is looked at in every round: libraries are loaded early in a program's life."""
+
+
+@dataclass
+class _Candidate:
+    since: float
+    target: Target | None = None
+    from_the_start: bool = False
+    no_rank: bool = False
+    due: float = 0.0
+    """When it is looked at again between the rounds."""
+    parent: int = -1
+    """Its parent, -1: to be looked up (``Roster._parent_of``)."""
+
+
+class Roster:
+    """Keeps track of processes.
+
+    Args:
+        session: The trace: where processes are let through and files are probed.
+        names: Forgets which processes go, and remembers which come.
+        timed: Whether a process may have GPU times.
+    """
+
+    def __init__(self, session: Session, names: KernelNames, *, timed: Callable[[int], bool] = lambda _: False) -> None:
+        self._session = session
+        self._left_alone: set[int] = set()
+        """Processes whose libraries could not be read, though they should have been."""
+        self.jobs: list[Job] = []
+        self.by_pid: dict[int, tuple[Job, Member]] = {}
+        self.losses: Tally[str] = Tally()
+        self.past: Tally[str] = Tally()
+        """What the jobs and helpers that are no longer remembered did: jobs, launches, collectives."""
+        self._late: set[int] = set()
+        self._follow = session.options.children
+        self.family = Family(session.probes, follow=self._follow)
+        self.files = ProbedFiles(session, self.family, self.losses, timed)
+        self._libraries = MappedLibraries(self.losses)
+        self._names = names
+        self._job_name = session.options.job
+        self._run = session.run
+        self._current: dict[str, Job] = {}
+        self._forgotten: dict[str, int] = {}
+        """Names of jobs that are over and forgotten, and their newest runs; full: any name may be one of these."""
+        self._candidates: dict[int, _Candidate] = {}
+        self._leaving: list[int] = []
+
+    # ---- begin and end
+
+    def start(self, targets: list[Target], named: set[int]) -> None:
+        """Takes the first processes in and attaches to what they map.
+
+        Args:
+            targets: The processes.
+            named: PIDs that the user asked for one by one: their end is an error, that of others is not.
+
+        Raises:
+            ArgusError: The kernel refuses, or a named process has ended.
+        """
+        self.files.named = named
+        if self._follow and self.family.state != "on":
+            self._session.note(f"forks are noticed twice a second only: {self.family.state}")
+        pids = {target.pid for target in targets}
+        now = time.monotonic()
+        for target in targets:
+            # A child of another target with its parent's rank is a helper; a launcher has no rank. Either is a rank
+            # only once it makes calls.
+            helper = parent_of(target.pid) in pids and target.identity.rank >= 0
+            launcher = self._follow and (target.identity.rank < 0 or not target.on_gpu)
+            if helper or launcher:
+                self._candidates[target.pid] = _Candidate(now, target, from_the_start=True)
+            else:
+                self._adopt(target)
+        # Let through first: a launcher maps PyTorch, and probes on it hit its running ranks at once.
+        self.family.admit([target.pid for target in targets])
+        if self._follow:
+            joined, _ = self.family.refresh()
+            for pid in joined:
+                self._candidates[pid] = _Candidate(now, from_the_start=True)
+        self._attach(running=False)
+        if self._follow:
+            self._look_at_candidates(now, all_of_them=True)
+            self._attach(running=False)
+
+    def renumber(self, run: int) -> None:
+        """Gives the jobs another run, before any row of them was made."""
+        for job in self.jobs:
+            job.run += run - self._run
+        self._run = run
+
+    def close(self) -> None:
+        """Lets go of every process. Probes are the caller's to take away."""
+        self.family.let_go()
+        for candidate in self._candidates.values():
+            if candidate.target is not None:
+                candidate.target.close()
+        for job in self.jobs:
+            for member in job.members.values():
+                member.target.close()
+
+    def done(self) -> bool:
+        """Whether every rank has ended, and, when children are followed, every process that could still start one."""
+        if any(member.state == "traced" for _, member in self.by_pid.values()):
+            return False
+        return not self._follow or not any(pid not in self._leaving for pid in self._candidates)
+
+    def live(self) -> list[Member]:
+        """Ranks whose process runs."""
+        return [member for _, member in self.by_pid.values() if member.state == "traced" and not member.helper]
+
+    def candidates(self) -> list[Target]:
+        """Processes that have loaded a library of the GPU and may yet be ranks of their own."""
+        return [
+            candidate.target
+            for pid, candidate in self._candidates.items()
+            if candidate.target is not None
+            and candidate.target.on_gpu
+            and pid not in self._leaving
+            and self._parent_of(pid) not in self.by_pid
+        ]
+
+    def young(self, now: float) -> bool:
+        """Whether there are candidates that may be about to make their first calls."""
+        return any(now - candidate.since <= YOUNG_S for candidate in self._candidates.values())
+
+    def _parent_of(self, pid: int) -> int:
+        """A candidate's parent: it has another one only after that has ended."""
+        candidate = self._candidates[pid]
+        if candidate.parent < 0:
+            candidate.parent = parent_of(pid)
+        return candidate.parent
+
+    # ---- go on
+
+    def look_quickly(self, now: float) -> bool:
+        """Looks at young candidates only. Cheap enough for 20 times a second. Whether something changed."""
+        self._add_candidates(self.family.new(), now)
+        return self._look_at_candidates(now) and self._attach(running=True)
+
+    def _add_candidates(self, pids: list[int], now: float) -> None:
+        self._candidates.update((pid, _Candidate(now)) for pid in pids if pid not in self.by_pid)
+
+    def look(self, now: float) -> bool:
+        """Looks at every process: who came, who ended, who loaded what. Whether something changed."""
+        joined, ended = self.family.refresh()
+        self._add_candidates(joined, now)
+        changed = False
+        self._libraries.begin_round()
+        if ended:
+            for candidate in self._candidates.values():
+                candidate.parent = -1
+        for pid in ended + [pid for pid in self.by_pid if self._has_new_owner(pid)]:
+            if pid in self._leaving:
+                continue
+            self._leaving.append(pid)
+            if pid in self.by_pid:
+                self.by_pid[pid][1].state = "exited"
+                changed = True
+        # Whose mappings were read longest ago comes first: there may be no time for all.
+        for pid in sorted(self.by_pid, key=self._libraries.read_at):
+            member = self.by_pid[pid][1]
+            if member.state == "traced" and pid not in self._left_alone:
+                with self._guard(pid):
+                    changed |= self._look_for_libraries(pid, member.target)
+        changed |= self._look_at_candidates(now, all_of_them=True)
+        if changed:
+            self._attach(running=True)
+        return changed
+
+    def _has_new_owner(self, pid: int) -> bool:
+        """Whether a rank runs as another user now, by executing a setuid program or of its own will. What it does is
+        nobody's of its job then: it leaves the trace. Where children are followed it may come back as another job's."""
+        _, member = self.by_pid[pid]
+        if member.state != "traced" or member.target.identity.uid < 0:
+            return False
+        try:
+            # Of a process that cannot be dumped the files of /proc are root's, whoever it runs as.
+            if os.stat(f"{PROC}/{pid}").st_uid == member.target.identity.uid:
+                return False
+        except OSError:
+            return False
+        if user_of(pid) in (-1, member.target.identity.uid):
+            return False
+        self.losses["processes_changed_owner"] += 1
+        self._session.note(f"process {pid} runs as another user now: it is no longer traced as rank {member.rank}")
+        return True
+
+    def counters(self) -> Counters:
+        """Every counter of what becomes of processes: value, and whether a value above 0 is a loss."""
+        family = self.family
+        counters: Counters = {"files_released": (self.files.released, False)}
+        counters["calls_before_follow"] = (family.missed_calls, True)
+        counters["fork_events_missed"] = (family.missed_events, True)
+        counters["follow_failed"] = (family.failures + (family.state != "on"), True)
+        counters |= {name: (value, True) for name, value in self.losses.items() if value > 0}
+        ignored = sum(bool(member.ignored) for job in self.jobs for member in job.members.values())
+        counters["processes_ignored"] = (ignored, True)
+        return counters
+
+    def leaving(self) -> list[int]:
+        """Processes that ended and whose last records may not have been read yet."""
+        return list(self._leaving)
+
+    def retire(self, pids: list[int]) -> None:
+        """Forgets processes that ended and whose records have been read: their PIDs may be others' soon."""
+        for pid in pids:
+            self._leaving.remove(pid)
+            self.family.dismiss(pid)
+            self._names.forget(pid)
+            reader.shared.forget(pid)
+            self._libraries.forget(pid)
+            candidate = self._candidates.pop(pid, None)
+            if candidate is not None and candidate.target is not None:
+                candidate.target.close()
+                self.files.was_used(candidate.target)
+            self._late.discard(pid)
+            self._left_alone.discard(pid)
+            if pid in self.by_pid:
+                job, member = self.by_pid.pop(pid)
+                member.target.close()
+                self.files.was_used(member.target)
+                self._settle(job)
+        if pids:
+            users = [member.target for _, member in self.by_pid.values()]
+            users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
+            self.files.release(users)
+
+    def _settle(self, job: Job) -> None:
+        """A process of this job was forgotten: so are its oldest helpers, and it is over when that was the last one."""
+        ended = [pid for pid, member in job.members.items() if member.helper and pid not in self.by_pid]
+        for pid in ended[:-KEPT_HELPERS]:
+            self._put_by(job.members.pop(pid))
+        if not any(pid in self.by_pid for pid in job.members):
+            job.over_since = time.monotonic()
+
+    def _put_by(self, member: Member) -> None:
+        self.past["launches"] += member.launches
+        self.past["collectives"] += member.collectives
+
+    def take_over(self, now: float, linger_s: float) -> list[Job]:
+        """Forgets the oldest jobs that have been over for so long and whose ranks have started again, or that have been
+        over for ``KEPT_OVER_S``, and returns them. The newest ``KEPT_OVER`` stay.
+
+        Args:
+            now: ``time.monotonic()``.
+            linger_s: For so long their last rows may come.
+        """
+        current = {id(job) for job in self._current.values()}
+        over = [
+            job
+            for job in self.jobs
+            if job.over_since and (id(job) not in current or now - job.over_since > KEPT_OVER_S)
+        ]
+        gone = [job for job in over[:-KEPT_OVER] if now - job.over_since > linger_s]
+        for job in gone:
+            self.jobs.remove(job)
+            if self._current.get(job.name) is job:
+                del self._current[job.name]
+                if len(self._forgotten) < KEPT_NAMES or job.name in self._forgotten:
+                    self._forgotten[job.name] = max(job.run, self._forgotten.get(job.name, 0))
+            self.past["jobs"] += 1
+            for member in job.members.values():
+                self._put_by(member)
+        return gone
+
+    def adopt_callers(self, pids: set[int]) -> bool:
+        """Makes ranks of processes whose calls have arrived. Whether there was one."""
+        changed = False
+        for pid in pids:
+            if pid in self.by_pid or not self.family.includes(pid):
+                continue
+            candidate = self._candidates.get(pid)
+            target = candidate.target if candidate is not None else None
+            if target is None:
+                try:
+                    target = inspect(pid)
+                    target.libraries = find_libraries(pid)
+                except (OSError, ArgusError):
+                    continue  # it ended before anybody knew it: its records are counted as records_without_rank
+            self._candidates.pop(pid, None)
+            job, member = self._adopt(target)
+            if candidate is None or not candidate.from_the_start or not target.on_gpu:
+                what = "a helper of rank" if member.helper else "rank"
+                where = "" if target.on_gpu else ", on CPUs"
+                self._session.note(f"following process {pid}, {what} {member.rank} of {job.name}{where}")
+            changed = True
+        if changed:
+            self._attach(running=True)
+        return changed
+
+    def adopt_cpu_ranks(self, now: float) -> bool:
+        """Makes ranks of followed processes that use no GPU: their calls will never arrive. Whether there was one.
+
+        A launcher's own number (Slurm's task, which starts torchrun) makes it no rank: others below it have theirs. Nor
+        is a shell a rank that starts a program with the same environment.
+        """
+        changed = False
+        children: dict[int, list[int]] = {}
+        for pid in self._candidates:
+            children.setdefault(self._parent_of(pid), []).append(pid)
+        for pid, candidate in sorted(self._candidates.items()):
+            if candidate.no_rank or now - candidate.since < CPU_RANK_S or pid in self._leaving:
+                continue
+            if candidate.target is not None and candidate.target.on_gpu:
+                continue
+            above = self._candidates.get(self._parent_of(pid))
+            if above is not None and not above.no_rank:
+                continue  # its turn comes once it is known what its parent is
+            try:
+                target = candidate.target or inspect(pid)
+                python = find_interpreter(pid) is not None
+            except (OSError, ArgusError):
+                continue
+            identity = target.identity
+            below = [identity_of(child) for child in children.get(pid, ()) if child in self._candidates]
+            starts_ranks = any(
+                one.rank >= 0 and (one.rank, one.launcher) != (identity.rank, identity.launcher) for one in below
+            )
+            if identity.rank < 0 or not python or starts_ranks:
+                candidate.target, candidate.no_rank = target, True
+                continue
+            del self._candidates[pid]
+            job, member = self._adopt(target)
+            what = "a helper of rank" if member.helper else "rank"
+            self._session.note(f"following process {pid}, {what} {member.rank} of {job.name}, on CPUs")
+            changed = True
+        return changed
+
+    # ---- jobs and ranks
+
+    def _adopt(self, target: Target) -> tuple[Job, Member]:
+        pid, rank = target.pid, target.identity.rank
+        job, source = None, target.identity.launcher
+        parent = self.by_pid.get(parent_of(pid)) if rank >= 0 else None
+        if parent is not None and parent[1].rank == rank and parent[0].owner[0] == target.identity.uid:
+            job, source = parent[0], "parent"
+        if job is None:
+            if rank < 0:
+                source = "order"
+            job, rank = self._place(target)
+        member = Member(target, rank, source)
+        job.members[pid] = member
+        job.over_since = 0.0
+        self.by_pid[pid] = (job, member)
+        self._names.remember(pid)
+        return job, member
+
+    def _place(self, target: Target) -> tuple[Job, int]:
+        """The attempt and the rank that a process belongs to."""
+        wanted = self._job_name or target.identity.job or "job"
+        numbered = target.identity.rank >= 0
+        for number in range(1, len(self.jobs) + 2):
+            # Two jobs of one name on a node (the same script twice): a rank that is held belongs to another one.
+            name = wanted if number == 1 else f"{wanted}#{number}"
+            job = self._current.get(name)
+            if job is None:
+                run = self._run
+                if self.past["jobs"] and (name in self._forgotten or len(self._forgotten) == KEPT_NAMES):
+                    # Rows of that name are there.
+                    run = max(int(time.time()), run + 1, self._forgotten.get(name, 0) + 1)
+                return self._open(name, run, target), max(target.identity.rank, 0)
+            if not self._may_join(job, target):
+                continue
+            if not numbered and any(member.rank_source != "order" for member in job.ranks()):
+                continue  # a stray process among ranks that a launcher numbered
+            if (
+                numbered
+                and job.lineage
+                and job.lineage != target.identity.lineage
+                and any(member.target.alive() for member in job.ranks())
+            ):
+                continue  # started apart from the ranks of that job
+            held = {member.rank for member in job.ranks() if member.target.alive()}
+            rank = target.identity.rank if numbered else next(n for n in range(len(held) + 1) if n not in held)
+            if rank in held:
+                continue
+            if job.holder(rank) is None and len(job.members) < MOST_RANKS:
+                return job, rank
+            again = f"rank {rank} of {name} has started again"
+            why = f"{name} has had {MOST_RANKS} processes" if job.holder(rank) is None else again
+            self._session.note(f"{why}: a new run")
+            return self._open(name, max(int(time.time()), job.run + 1), target), rank
+        raise AssertionError("there is one name more than there are jobs")
+
+    def _may_join(self, job: Job, target: Target) -> bool:
+        """Whether a process may be a rank of a job that has begun, whatever it says of itself: it belongs to the same
+        user, and runs in the same container, unless that one is no more or who runs Argus named the job."""
+        uid, container = target.identity.owner
+        if uid != job.owner[0]:
+            return False
+        over = not any(member.target.alive() for member in job.ranks())
+        return container == job.owner[1] or over or self._job_name is not None
+
+    def _open(self, name: str, run: int, target: Target) -> Job:
+        job = Job(name, run, target.identity.lineage, target.identity.owner)
+        self._current[name] = job
+        self.jobs.append(job)
+        return job
+
+    def waited(self, pid: int) -> None:
+        """Takes note that a process had made no CUDA call when its libraries got their probes."""
+        if pid in self._late:
+            self._late.discard(pid)
+            self.losses["processes_probed_late"] -= 1
+
+    # ---- libraries and probes
+
+    def _look_at_candidates(self, now: float, *, all_of_them: bool = False) -> bool:
+        """Whether a candidate has loaded a library."""
+        changed = False
+        for pid, candidate in list(self._candidates.items()):
+            if pid in self._left_alone:
+                continue
+            if not all_of_them:
+                if now < candidate.due or now - candidate.since > YOUNG_S:
+                    continue
+                candidate.due = now + (now - candidate.since) * QUICK_SHARE
+            with self._guard(pid):
+                changed |= self._look_at_candidate(pid, candidate, young=now - candidate.since <= YOUNG_S)
+        return changed
+
+    def _guard(self, pid: int) -> AbstractContextManager[None]:
+        """What fails for a process costs that process."""
+        job = self.by_pid[pid][0] if pid in self.by_pid else None
+        return self._session.bulkheads.process(pid, "libraries", lambda: self._left_alone.add(pid), job, user_of)
+
+    def _look_at_candidate(self, pid: int, candidate: _Candidate, *, young: bool) -> bool:
+        if candidate.target is None:
+            libraries = self._libraries.changed(pid, hurry=young)
+            if not libraries:
+                return False
+            try:
+                candidate.target = inspect(pid)
+            except (OSError, ArgusError):
+                self._libraries.read_anew(pid)
+                return False
+            self._set_libraries(pid, candidate.target, libraries)
+        elif not self._look_for_libraries(pid, candidate.target, hurry=young):
+            return False
+        # Between PyTorch's load and its first collective lie seconds.
+        new = [lib.key for lib in candidate.target.libraries if lib.on_gpu]
+        unprobed = [key for key in new if not self.files.probes(key)]
+        if unprobed and not candidate.from_the_start:
+            # Calls that it made before its libraries had probes went unseen. They cannot be counted one by one.
+            self.losses["processes_probed_late"] += 1
+            self._late.add(pid)
+        return True
+
+    def _look_for_libraries(self, pid: int, target: Target, *, hurry: bool = False) -> bool:
+        """Whether a process maps other traceable libraries than when it was read last."""
+        libraries = self._libraries.changed(pid, hurry=hurry)
+        return libraries is not None and self._set_libraries(pid, target, libraries)
+
+    def _set_libraries(self, pid: int, target: Target, libraries: Libraries) -> bool:
+        """Notes what a process maps. Whether that has changed."""
+        before = {library.key for library in target.libraries}
+        now = {library.key for library in libraries}
+        if before and not before & now:
+            self._names.forget(pid)  # exec: handles mean something else now
+        self._names.remember(pid)
+        target.libraries = libraries
+        return now != before or not all(map(self.files.decided, now))
+
+    def _attach(self, *, running: bool) -> bool:
+        """Puts probes on every library in use that has none yet (``ProbedFiles.attach``)."""
+        users = [member.target for _, member in self.by_pid.values() if member.state == "traced"]
+        users += [candidate.target for candidate in self._candidates.values() if candidate.target is not None]
+        self.files.attach(users, {*self.by_pid, *self._candidates}, running=running)
+        for _, member in self.by_pid.values():
+            member.probes = sum(attachment.probes for attachment in self.attachments_of(member))
+        return True
+
+    def attachments_of(self, member: Member) -> list[Attachment]:
+        """Probes on the files that a process maps."""
+        return self.files.of(member.target)
+
+    @property
+    def attached(self) -> list[Attachment]:
+        """Probes on files."""
+        return self.files.attached

@@ -1,0 +1,221 @@
+"""Waits that last: the kernel counts one when it is over, and a thread that hangs never comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.blocked import read_blocked
+from argus.capture.reader.remote import RemotePython, RemoteResolver, RemoteSymbols
+from argus.live.sampling.dictionary import StackDictionary
+from argus.live.sampling.process import SampledProcess
+from argus.live.sampling.processes import SIGNS_OF_LIFE, SampledProcesses
+from argus.live.sampling.programs import StackPrograms
+from argus.model import records
+
+WAITING_S = 2.0
+"""A thread that has been off the CPU for so long is reported while it waits, whenever counts become rows."""
+
+_Wait = tuple[int, tuple[int, int], int, int]
+"""A thread, its stack and ``what``, from and until when it waited, CLOCK_MONOTONIC."""
+
+
+@dataclass
+class _Reported:
+    """What was reported of a thread's wait while it lasted."""
+
+    since_ns: int
+    reported_ns: int
+    stack: int
+    what: int
+    kernel_stack: int
+    """As the kernel numbers it: 0: it took none."""
+    over_ns: int | None = None
+    """When it was seen to be over: once all that was counted before has come, it is in no count to come."""
+
+
+class Waits:
+    """Reports waits piece by piece while they last, and takes those pieces off the count that comes in the end.
+
+    Args:
+        programs: What follows threads off the CPU.
+        processes: Whose threads.
+        dictionary: Where stacks go that are read from outside.
+    """
+
+    def __init__(self, programs: StackPrograms, processes: SampledProcesses, dictionary: StackDictionary) -> None:
+        self._programs = programs
+        self._processes = processes
+        self._dictionary = dictionary
+        self._reported: dict[tuple[int, int, int], _Reported] = {}
+        """By process, thread, and since when it waits."""
+        self._off: set[tuple[int, int]] = set()
+        """Processes and threads that the kernel had off the CPU when it was last asked."""
+
+    # ---- waits whose begin the kernel has seen
+
+    def ongoing(self, *, final: bool) -> NDArray[np.void]:
+        """Rows for threads that are off the CPU and stay there, a piece at a time.
+
+        Args:
+            final: Nothing comes after it: short waits, too.
+
+        Returns:
+            ``records.STACK_COUNT``.
+        """
+        off = self._programs.probes.off_now(tids=None if final else self._processes.threads())
+        now_ns = time.monotonic_ns()
+        rows = np.zeros(len(off), records.STACK_COUNT)
+        used = 0
+        self._off = set()
+        for one in off:
+            pid, tid, since = int(one["pid"]), int(one["tid"]), int(one["since_ns"])
+            self._off.add((pid, tid))
+            wait = self._reported.get((pid, tid, since))
+            if wait is None:
+                wait = _Reported(since, 0, int(one["stack"]), int(one["what"]), int(one["stack"]))
+            wait.over_ns = None
+            fresh = now_ns - since - wait.reported_ns
+            if fresh < (self._programs.off_cpu_ns or 0 if final else WAITING_S * 1e9):
+                continue
+            process = self._processes.by_pid.get(pid)
+            if process is not None and not wait.reported_ns and (not wait.stack or since < process.python_since_ns):
+                # The kernel took no stack when it went, or took it before it knew of the interpreter.
+                with self._processes.guard(pid, process.job):
+                    blocked = None if process.quarantined else self._read_blocked(process, tid)
+                    wait.stack = wait.stack if blocked is None else blocked[0]
+            row = rows[used]
+            row["stack"], row["pid"], row["tid"], row["what"] = wait.stack, pid, tid, wait.what
+            row["count"] = 0 if wait.reported_ns else 1
+            row["ns"] = row["max_ns"] = fresh
+            row["first_ns"], row["last_ns"] = since + wait.reported_ns, now_ns
+            wait.reported_ns += fresh
+            self._reported[pid, tid, since] = wait
+            used += 1
+        self._forget_ended(off, now_ns)
+        reported: NDArray[np.void] = rows[:used].copy()
+        return reported
+
+    def _forget_ended(self, off: NDArray[np.void], now_ns: int) -> None:
+        """Drops waits that are over and that no count is of: their threads have ended."""
+        waits = set(zip(off["pid"].tolist(), off["tid"].tolist(), off["since_ns"].tolist(), strict=True))
+        for key in self._reported.keys() - waits:
+            wait = self._reported[key]
+            if wait.over_ns is None:
+                wait.over_ns = now_ns
+            elif self._programs.probes.counted_ns > wait.over_ns:
+                del self._reported[key]
+
+    def without_reported(self, counts: NDArray[np.void]) -> NDArray[np.void]:
+        """Takes off ``records.STACK_COUNT`` what was reported already of waits that are over now."""
+        if not self._reported:
+            return counts
+        counts = counts.copy()
+        for key, wait in list(self._reported.items()):
+            same = (counts["pid"] == key[0]) & (counts["tid"] == key[1]) & (counts["stack"] == wait.kernel_stack)
+            same &= (counts["what"] & records.WHAT_OFF) != 0
+            same &= (counts["max_ns"] >= wait.reported_ns) & (counts["first_ns"] <= wait.since_ns)
+            for place in np.flatnonzero(same & (counts["last_ns"] >= wait.since_ns + wait.reported_ns))[:1]:
+                row = counts[place]
+                row["ns"] -= min(wait.reported_ns, int(row["ns"]))
+                row["count"] -= min(1, int(row["count"]))
+                row["max_ns"] = max(int(row["max_ns"]) - wait.reported_ns, 0) if row["count"] == 0 else row["max_ns"]
+                row["first_ns"] = max(int(row["first_ns"]), wait.since_ns + wait.reported_ns)
+                del self._reported[key]
+        return counts
+
+    # ---- waits that had begun when Argus came
+
+    def asleep(
+        self, process: SampledProcess, usage: NDArray[np.void], pending: Sequence[NDArray[np.void]]
+    ) -> NDArray[np.void]:
+        """Rows for threads that were off the CPU when Argus came, and have been since: those of a job that hangs.
+
+        Args:
+            process: A process.
+            usage: Of its threads, ``records.THREAD_USAGE``, at least one.
+            pending: Counts that are to become rows, ``records.STACK_COUNT``.
+
+        Returns:
+            ``records.STACK_COUNT``.
+        """
+        ran = np.logical_or.reduce([usage[name] > 0 for name in SIGNS_OF_LIFE])
+        process.awake.update(usage["tid"][ran].tolist())
+        waits: list[_Wait] = []
+        for one in usage[ran & np.isin(usage["tid"], list(process.asleep))]:
+            # It woke before it was met first. Since then it has run, waited for a CPU, and waited for less than is
+            # counted as often as it was switched: it woke no earlier than so long before.
+            tid = int(one["tid"])
+            spent_ns = sum(max(int(one[name]), 0) for name in ("cpu_ns", "runqueue_ns"))
+            spent_ns += max(int(one["switches_voluntary"]), 0) * (self._programs.off_cpu_ns or 0)
+            until_ns = _first_met_ns(process, tid, pending) - spent_ns
+            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
+        for tid in process.asleep.keys() - set(usage["tid"].tolist()):
+            until_ns = _first_met_ns(process, tid, pending)
+            waits.append((tid, process.asleep.pop(tid), process.asleep_until_ns, until_ns))
+        states: dict[int, int] | None = None
+        for one in usage[~ran]:
+            tid = int(one["tid"])
+            if tid in process.awake or (process.pid, tid) in self._off:
+                continue
+            blocked = process.asleep.get(tid)
+            if blocked is None:
+                if states is None and process.python is not None:
+                    states = process.python.thread_states()
+                blocked = self._read_blocked(process, tid, states)
+                if blocked is None:
+                    continue
+                process.asleep[tid] = blocked
+            waits.append((tid, blocked, int(one["begin_ns"]), int(one["end_ns"])))
+        process.asleep_until_ns = int(usage["end_ns"].max())
+        return _rows(process, waits)
+
+    def asleep_until_the_end(self, process: SampledProcess, pending: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
+        """The same of a process that has ended: they waited until they were met, ending, or until then."""
+        until = {tid: _first_met_ns(process, tid, pending) or process.ended_ns for tid in process.asleep}
+        since_ns = process.asleep_until_ns
+        rows = _rows(process, [(tid, blocked, since_ns, until[tid]) for tid, blocked in process.asleep.items()])
+        process.asleep.clear()
+        return rows
+
+    def _read_blocked(
+        self, process: SampledProcess, tid: int, states: dict[int, int] | None = None
+    ) -> tuple[int, int] | None:
+        """Stack and ``what`` of a thread that waits, from outside; None: it runs, or has ended."""
+        layout = process.interpreter.layout if process.interpreter is not None else None
+        symbols, python, resolver = process.symbols, process.python, process.resolver
+        try:
+            if isinstance(symbols, RemoteSymbols):
+                blocked = symbols.blocked(tid)
+            else:
+                assert not isinstance(python, RemotePython)
+                assert not isinstance(resolver, RemoteResolver)
+                blocked = read_blocked(process.pid, tid, symbols, python, resolver, layout, states)
+        except OSError:
+            return None
+        if blocked is None:
+            return None
+        self._dictionary.add(blocked.stack.id, blocked.stack)
+        return blocked.stack.id, blocked.what
+
+
+def _first_met_ns(process: SampledProcess, tid: int, pending: Iterable[NDArray[np.void]]) -> int:
+    """When a thread went off the CPU or was sampled first, of what is to become rows; 0: it did not."""
+    met = [part["first_ns"][(part["pid"] == process.pid) & (part["tid"] == tid)] for part in pending]
+    return min((int(times.min()) for times in met if len(times)), default=0)
+
+
+def _rows(process: SampledProcess, waits: Iterable[_Wait]) -> NDArray[np.void]:
+    """``records.STACK_COUNT`` for waits; what lasted no time is left out."""
+    waits = [wait for wait in waits if wait[2] < wait[3]]
+    rows = np.zeros(len(waits), records.STACK_COUNT)
+    rows["pid"] = process.pid
+    for row, (tid, blocked, begin_ns, end_ns) in zip(rows, waits, strict=True):
+        row["stack"], row["what"], row["tid"] = *blocked, tid
+        row["ns"] = row["max_ns"] = end_ns - begin_ns
+        row["first_ns"], row["last_ns"] = begin_ns, end_ns
+    return rows

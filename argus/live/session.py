@@ -1,0 +1,213 @@
+"""What all sides of one trace share: the writer, the host, the clocks, notes for the user, the jobs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from argus.capture.process.forks import wall_error_ns
+from argus.live.bulkhead import Bulkheads
+from argus.live.clock import mono_offset_ns
+from argus.live.notes import Notes
+from argus.live.options import Options
+from argus.store.writer import Writer
+from argus.system import redact
+from argus.tables.arrow import Origin
+
+if TYPE_CHECKING:
+    from argus.capture.attachment import Attachment
+    from argus.capture.probes import Probes
+    from argus.capture.process.targets import Target
+    from argus.live.job import Job, Member
+
+JUMP_NS = 1_000_000
+"""By how much the clocks differ otherwise than before: both are slewed alike, so that only a clock that was set, or a
+machine that slept, changes it. A measurement is good to microseconds."""
+
+
+def host_name(options: Options) -> str:
+    """Name of this host, as rows have it."""
+    return redact.host(socket.gethostname(), options.redact)
+
+
+class Processes(Protocol):
+    """Who is traced, as sides may ask: ``argus.live.roster.Roster``.
+
+    Attributes:
+        jobs: Every attempt of every job that is kept.
+        by_pid: Ranks and helpers, those included that ended and whose last records have not been read.
+    """
+
+    jobs: list[Job]
+    by_pid: dict[int, tuple[Job, Member]]
+
+    @property
+    def attached(self) -> list[Attachment]:
+        """Probes on files."""
+
+    def live(self) -> list[Member]:
+        """Ranks whose process runs."""
+
+    def candidates(self) -> list[Target]:
+        """Processes that have loaded a library of the GPU and may yet be ranks of their own."""
+
+    def attachments_of(self, member: Member) -> list[Attachment]:
+        """Probes on the files that a process maps."""
+
+    def adopt_callers(self, pids: set[int]) -> bool:
+        """Makes ranks of processes whose calls have arrived. Whether there was one."""
+
+    def waited(self, pid: int) -> None:
+        """Takes note that a process had made no CUDA call when its libraries got their probes."""
+
+
+class Session:
+    """One trace, as its sides see it. ``Tracer`` makes it, and is the only one to set what changes.
+
+    Args:
+        options: What to trace, and how.
+        writer: Where rows go.
+
+    Attributes:
+        host: Name of this host, as rows have it.
+        mono_offset_ns: Wall time minus CLOCK_MONOTONIC, ns.
+        first_offset_ns: The same when the trace began.
+        wall_error_ns: How far the wall clock may be off; -1: not known.
+        clock_jumps: How often ``mono_offset_ns`` was taken anew.
+        started_ns, end_ns: When the trace began, and when its probes began to go (None: they are there),
+            CLOCK_MONOTONIC.
+        attached_ns: When the first probes were on, CLOCK_MONOTONIC.
+        run: Number of the first run.
+        notes: What the user is to read.
+        bulkheads: What failed alone.
+        children: Whether forks of the targets are followed.
+    """
+
+    def __init__(self, options: Options, writer: Writer) -> None:
+        self.options = options
+        self.writer = writer
+        self.host = host_name(options)
+        self.mono_offset_ns = self.first_offset_ns = mono_offset_ns()
+        self.wall_error_ns = wall_error_ns()
+        self.clock_jumps = 0
+        self.started_ns = time.monotonic_ns()
+        self.end_ns: int | None = None
+        self.attached_ns = 0
+        self.run = int(time.time()) if options.run is None else options.run
+        self.notes = Notes()
+        self.bulkheads = Bulkheads(self.note)
+        self._probes: Probes | None = None
+        self._roster: Processes | None = None
+        self._version = time.time_ns()
+
+    # ---- who is traced
+
+    @property
+    def has_probes(self) -> bool:
+        """Whether probes are loaded."""
+        return self._probes is not None
+
+    @property
+    def probes(self) -> Probes:
+        """The probes on CUDA's and NCCL's calls, from ``Tracer.start`` on."""
+        assert self._probes is not None
+        return self._probes
+
+    @probes.setter
+    def probes(self, probes: Probes | None) -> None:
+        self._probes = probes
+
+    @property
+    def has_roster(self) -> bool:
+        """Whether it is known who is traced."""
+        return self._roster is not None
+
+    @property
+    def roster(self) -> Processes:
+        """The traced processes, from ``Tracer.start`` on."""
+        assert self._roster is not None
+        return self._roster
+
+    @roster.setter
+    def roster(self, roster: Processes | None) -> None:
+        self._roster = roster
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Every attempt of every job that is kept."""
+        return [] if self._roster is None else self._roster.jobs
+
+    def live(self) -> list[Member]:
+        """Ranks whose process runs."""
+        return [] if self._roster is None else self._roster.live()
+
+    @property
+    def calls_come(self) -> bool:
+        """Whether calls are probed, or may be."""
+        return self._roster is not None and bool(self._roster.attached or self.options.children)
+
+    def waited(self, pid: int) -> None:
+        """Takes note that a process had waited for GPU times before its first CUDA call."""
+        if self._roster is not None:
+            self._roster.waited(pid)
+
+    # ---- rows
+
+    def origin(self, job: Job) -> Origin:
+        """What rows of a job say besides the records that they are made of."""
+        return Origin(job.name, job.run, self.host, self.mono_offset_ns)
+
+    def next_version(self) -> int:
+        """Of a row that replaces an older one: greater each time."""
+        self._version += 1
+        return self._version
+
+    def now_ns(self) -> int:
+        """Wall time on the session's own clock: an adjustment of the system's reaches it within ``clock.CLOCK_S``."""
+        return time.monotonic_ns() + self.mono_offset_ns
+
+    def note(self, text: str) -> None:
+        """Notes something for the user."""
+        self.notes.append(text)
+
+    def write_features(self, job: Job, ranks: Sequence[int], states: Sequence[tuple[str, str, str]]) -> None:
+        """Stores what works and what does not.
+
+        Args:
+            job: Whose.
+            ranks: Of which of its ranks; each gets all ``states``.
+            states: Feature, state ("on", "off", "failed", …) and reason, for people.
+        """
+        origin, count = self.origin(job), len(states)
+        self.writer.append(
+            "features",
+            {
+                "job": origin.job,
+                "run": origin.run,
+                "rank": np.repeat(np.array(ranks, np.uint32), count),
+                "host": origin.host,
+                "feature": [feature for feature, _, _ in states] * len(ranks),
+                "state": [state for _, state, _ in states] * len(ranks),
+                "reason": [reason for _, _, reason in states] * len(ranks),
+                "version": self.next_version(),
+            },
+        )
+
+    def take_offset(self, offset_ns: int) -> bool:
+        """Takes a new offset of the wall clock over, if the clock was set or the machine slept. What was stored before
+        keeps its times. Whether it did."""
+        jumped_ns = offset_ns - self.mono_offset_ns
+        if abs(jumped_ns) < JUMP_NS:
+            return False
+        self.clock_jumps += 1
+        self.mono_offset_ns = offset_ns
+        self.wall_error_ns = wall_error_ns()
+        self.note(
+            f"the wall clock jumped by {jumped_ns / 1e9:+.3f} s (it was set, or the machine slept): times are of the"
+            " new clock from here on"
+        )
+        return True

@@ -1,0 +1,396 @@
+"""Calls of CUDA and NCCL, and marks of steps: what the rings bring, as rows and as steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.capture.attachment import subject_of
+from argus.capture.process.names import KernelNames
+from argus.capture.process.targets import TORCH_PYTHON
+from argus.live.gpu.rows import KEPT_NAMES
+from argus.live.job import Job, Member
+from argus.live.session import Session
+from argus.live.session_rows import SessionRows
+from argus.live.side import Counters, Side
+from argus.live.sides.draining import CallRings
+from argus.live.sides.gpu_times import GpuSide
+from argus.live.sides.probing import ProbingSide
+from argus.live.sides.step_rows import GROUPS_INTERVAL_S, StepRows
+from argus.model import calls, event_kinds, records
+from argus.model.records import LOSS_COUNTERS
+from argus.semantics.steps.marks import Marks
+from argus.tables import collectives, launches
+
+POLL_S = 0.02
+"""How often the rings are drained while calls are probed."""
+QUIET_POLL_S = 0.1
+"""The same while few calls come, and no GPU's records."""
+QUIET_FILL = 1 / 256
+"""Below this fill level of the fullest ring few calls come."""
+KEEP_COLLECTIVES = 4096
+"""Recent collectives, and waits, of a rank kept to line communicators up."""
+
+_TRAINS = np.array([call.kind in ("backward", "backward_begin") for call in calls.CALLS])
+_RANGES = np.array([subject_of(call) == "ranges" for call in calls.CALLS])
+_COMM_MADE = [call.id for call in calls.CALLS if call.kind in ("comm_init", "comm_split")]
+
+
+class CallSide(Side):
+    """What processes call.
+
+    Args:
+        session: The trace.
+        gpu: Is given the launches, for the operations that they launched.
+        probing: Is given the calls that are seen in windows.
+        rows: Stores ranks that are noticed by their calls.
+        names: Of kernels.
+
+    Attributes:
+        poll_s: How soon the rings are to be drained again.
+        drained_ns: What was called before this has been drained, CLOCK_MONOTONIC.
+        seen_ns: What was called until then has become rows; 0: nothing has.
+        waited_ns: Time that threads spent in calls that wait for a GPU, so far.
+        kernel_launches, collective_bytes, collective_calls: For the live view, by name.
+    """
+
+    name = "calls"
+
+    def __init__(
+        self, session: Session, gpu: GpuSide, probing: ProbingSide, rows: SessionRows, names: KernelNames
+    ) -> None:
+        self._session = session
+        self._gpu = gpu
+        self._probing = probing
+        self._rows = rows
+        self._names = names
+        self._steps = StepRows(session, gpu)
+        self._rings: CallRings | None = None
+        self._drained: dict[str, list[NDArray[np.void]]] = {
+            "launches": [],
+            "collectives": [],
+            "control": [],
+            "marks": [],
+            "math": [],
+        }
+        self.poll_s = POLL_S
+        self.drained_ns = self.seen_ns = self.waited_ns = 0
+        self.kernel_launches: Tally[str] = Tally()
+        self.collective_bytes: Tally[str] = Tally()
+        self.collective_calls: Tally[str] = Tally()
+        self._generations = collectives.Generations()
+        self._without_rank = self._marks_without_rank = 0
+        self._calls_after_end = self._calls_in_progress = 0
+
+    def open(self) -> None:
+        """Reads the rings of the session's probes from here on."""
+        self._rings = CallRings(self._session.probes.rings())
+
+    def poll(self, now: float, slack_s: float = 0.0) -> None:
+        """Drains the rings."""
+        self.drain()
+
+    def drain(self) -> None:
+        """Reads what the rings hold, to be worked on later."""
+        assert self._rings is not None
+        if self._session.options.children or self._gpu.collects or self._rings.used > QUIET_FILL:
+            self.poll_s = POLL_S
+        else:
+            self.poll_s = min(1.25 * self.poll_s, QUIET_POLL_S)
+        taken, self.drained_ns = self._rings.take()
+        for name, parts in taken.items():
+            self._drained[name] += parts
+        for launched in taken["launches"]:
+            waits = launched["duration_ns"][event_kinds.is_sync(launched)]
+            self.waited_ns += int(np.maximum(waits, 0).sum())
+
+    def relieve(self, now: float) -> None:
+        """Drains the rings while the loop hangs."""
+        if self._rings is not None:
+            self._rings.relieve(now)
+
+    def _taken(self, name: str, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+        parts, self._drained[name] = self._drained[name], []
+        return np.concatenate(parts) if parts else np.empty(0, dtype)
+
+    def work(self, now: float, *, final: bool = False) -> None:
+        """Turns what the rings brought into rows and steps, and gives the GPU side its part."""
+        self.seen_ns = self.drained_ns
+        if final or self._session.calls_come or self._gpu.collects or any(self._drained.values()):
+            try:
+                self._gpu.feed_calls(self._work(now, final=final))
+            finally:
+                self._gpu.feed_products(self._taken("math", records.MATH))
+
+    def _work(self, now: float, *, final: bool) -> NDArray[np.void]:
+        """Returns the CUDA calls among what the rings brought."""
+        control = self._taken("control", records.CONTROL)
+        cuda = self._taken("launches", records.LAUNCH)
+        nccl = self._taken("collectives", records.COLLECTIVE)
+        marks = self._names.complete(self._taken("marks", records.MARK))
+        self._names.learn(control)
+        control = control[event_kinds.about_communicators(control)]
+        callers = {int(pid) for events in (cuda, nccl, control) for pid in np.unique(events["pid"])}
+        callers |= self._gpu.callers()
+        callers |= set(np.unique(marks["pid"][_TRAINS[marks["call"]]]).tolist())
+        launched = cuda
+        if self._session.end_ns is not None:
+            cuda, nccl, marks = (self._before_the_end(events) for events in (cuda, nccl, marks))
+        self._generations.number(control, nccl)
+        if self._session.roster.adopt_callers(callers - self._session.roster.by_pid.keys()):
+            self._rows.write_ranks()
+        with_rank = np.zeros(len(cuda), bool), np.zeros(len(nccl), bool), np.zeros(len(control), bool)
+        for job in self._session.roster.jobs:
+            members = {pid: member for pid, (its, member) in self._session.roster.by_pid.items() if its is job}
+            if not members and not final:
+                continue
+            pids = np.array(sorted(members), np.uint32)
+            ranks = np.array([members[int(pid)].rank for pid in pids], np.uint32)
+            with self._session.bulkheads.job(job):
+                with_rank[0][:] |= self._feed_launches(job, members, cuda, pids, ranks)
+                with_rank[1][:] |= self._feed_collectives(job, members, nccl, pids, ranks)
+                with_rank[2][:] |= self._feed_control(job, members, control, pids, ranks)
+                self._feed_marks(job, members, marks)
+                self._steps.store(job, now, self.drained_ns, final=final)
+        self._probing.find_pulses(self.drained_ns)
+        self._marks_without_rank += int(np.sum(~np.isin(marks["pid"], list(self._session.roster.by_pid))))
+        self._without_rank += sum(int(np.sum(~has_rank)) for has_rank in with_rank)
+        return launched
+
+    def _before_the_end(self, events: NDArray[np.void]) -> NDArray[np.void]:
+        """Without calls made while the probes went: some functions had theirs yet, and steps would look otherwise."""
+        before = events["ts_ns"] < self._session.end_ns
+        self._calls_after_end += int(np.sum(~before))
+        return events[before]
+
+    @staticmethod
+    def _select(
+        events: NDArray[np.void], pids: NDArray[np.uint32], ranks: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.uint32]]:
+        """Which events are of these processes, and the ranks of those that are."""
+        if not len(pids) or not len(events):
+            return np.zeros(len(events), bool), np.empty(0, np.uint32)
+        place = np.minimum(np.searchsorted(pids, events["pid"]), len(pids) - 1)
+        chosen = pids[place] == events["pid"]
+        return chosen, ranks[place[chosen]]
+
+    def _feed_launches(
+        self,
+        job: Job,
+        members: dict[int, Member],
+        cuda: NDArray[np.void],
+        pids: NDArray[np.uint32],
+        ranks: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        of_job, rank = self._select(cuda, pids, ranks)
+        if not of_job.any():
+            return of_job
+        events = cuda[of_job]
+        table = launches.to_table(events, self._session.origin(job), rank, self._names)
+        self._session.writer.append("launches", table)
+        kernels = table["kernel"].combine_chunks()
+        counts = np.bincount(kernels.indices.to_numpy(), minlength=len(kernels.dictionary))
+        for word, count in zip(kernels.dictionary.to_pylist(), counts.tolist(), strict=True):
+            if word and count:
+                self.kernel_launches[word] += count
+        if len(self.kernel_launches) > 2 * KEPT_NAMES:
+            self.kernel_launches = Tally(dict(self.kernel_launches.most_common(KEPT_NAMES)))
+        launching = event_kinds.is_launch(events)
+        self._probing.count("launches", events["ts_ns"][launching])
+        outside = launching & ((events["flags"] & records.FLAG_IN_NCCL) == 0)
+        waiting = event_kinds.is_sync(events)
+        for pid, places in _by_pid(events):
+            member, own = members[pid], events[places]
+            member.launches += int(np.sum(launching[places]))
+            if member.helper:
+                continue
+            self._probing.feed(job, member.rank, own[(own["flags"] & records.FLAG_IN_NCCL) == 0])
+            chosen = own[outside[places] & (own["ts_ns"] < self._probing.until_ns("launches"))]
+            if len(chosen):
+                job.feed(member, np.ascontiguousarray(chosen), None)
+            waits = own[waiting[places]]
+            if len(waits):
+                pair = np.column_stack([waits["ts_ns"].astype(np.int64), waits["duration_ns"]])
+                pair = pair[np.argsort(pair[:, 0], kind="stable")]
+                before = job.syncs.get(member.rank)
+                joined = pair if before is None else np.concatenate([before, pair])
+                job.syncs[member.rank] = joined[-KEEP_COLLECTIVES:]
+        return of_job
+
+    def _feed_collectives(
+        self,
+        job: Job,
+        members: dict[int, Member],
+        nccl: NDArray[np.void],
+        pids: NDArray[np.uint32],
+        ranks: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        of_job, rank = self._select(nccl, pids, ranks)
+        if not of_job.any():
+            return of_job
+        events = nccl[of_job]
+        in_windows = events["ts_ns"] >= self._probing.until_ns("collectives")
+        if in_windows.any():
+            # Calls of a communicator are numbered as they are seen: those numbers mean nothing now.
+            self._count_collectives(job, members, events[in_windows])
+            events, rank = events[~in_windows], rank[~in_windows]
+            if not len(events):
+                return of_job
+        self._session.writer.append(
+            "collectives",
+            collectives.to_table(events, self._session.origin(job), rank),
+        )
+        nbytes = event_kinds.payload_bytes(events)
+        for code in np.unique(events["call"]):
+            chosen = events["call"] == code
+            op = calls.CALLS[int(code)].kind
+            if op.startswith("Group"):
+                continue
+            self.collective_calls[op] += int(np.sum(chosen))
+            self.collective_bytes[op] += int(np.sum(nbytes[chosen]))
+        together = event_kinds.is_collective(events)
+        of_nccl = event_kinds.of_nccl(events)
+        for pid, places in _by_pid(events):
+            member, own = members[pid], events[places]
+            member.collectives += int(np.sum(together[places]))
+            if member.helper:
+                continue
+            job.count_traffic(member.rank, own, nbytes[places])
+            job.ask_communicators(member, np.unique(own["comm"][of_nccl[places]]).tolist())
+            chosen = own[together[places]]
+            if not len(chosen):
+                continue
+            self._probing.feed(job, member.rank, chosen)
+            chosen = np.ascontiguousarray(chosen[np.argsort(chosen["ts_ns"], kind="stable")])
+            job.feed(member, None, chosen)
+            before = job.recent.get(member.rank)
+            joined = chosen if before is None else np.concatenate([before, chosen])
+            job.recent[member.rank] = joined[-KEEP_COLLECTIVES:]
+            handles = {(member.rank, comm) for comm in np.unique(chosen["comm"]).tolist()}
+            if not handles <= job.handles:
+                new = np.isin(chosen["comm"], [comm for _, comm in handles - job.handles])
+                counted = chosen[new & event_kinds.has_count(chosen)]
+                job.ask_groups(member, np.unique(counted["comm"]).tolist())
+                job.handles |= handles
+                job.groups_due = min(job.groups_due, time.monotonic() + GROUPS_INTERVAL_S)
+        return of_job
+
+    def _count_collectives(self, job: Job, members: dict[int, Member], events: NDArray[np.void]) -> None:
+        """Counts collectives that are seen in windows. Their rows would have numbers that mean nothing."""
+        nbytes = event_kinds.payload_bytes(events)
+        together = event_kinds.is_collective(events)
+        self._probing.count("collectives", events["ts_ns"][together])
+        for code in np.unique(events["call"]):
+            op = calls.CALLS[int(code)].kind
+            if not op.startswith("Group"):
+                self.collective_calls[op] += int(np.sum(events["call"] == code))
+                self.collective_bytes[op] += int(np.sum(nbytes[events["call"] == code]))
+        for pid, member in members.items():
+            of_rank = (events["pid"] == pid) & together
+            member.collectives += int(np.sum(of_rank))
+            if not member.helper and of_rank.any():
+                self._probing.feed(job, member.rank, events[of_rank])
+
+    def _feed_control(
+        self,
+        job: Job,
+        members: dict[int, Member],
+        control: NDArray[np.void],
+        pids: NDArray[np.uint32],
+        ranks: NDArray[np.uint32],
+    ) -> NDArray[np.bool_]:
+        of_job, rank = self._select(control, pids, ranks)
+        if not of_job.any():
+            return of_job
+        events = control[of_job]
+        self._session.writer.append(
+            "communicator_calls",
+            collectives.communicator_calls(events, self._session.origin(job), rank),
+        )
+        for pid in np.unique(events["pid"]):
+            of_pid = events[events["pid"] == pid]
+            rank_of_pid = members[int(pid)].rank
+            job.keep_control(rank_of_pid, of_pid)
+            recent = job.recent.get(rank_of_pid)
+            if recent is not None:
+                # A communicator made where another one was: what was called there before is not its own.
+                for event in of_pid[np.isin(of_pid["call"], _COMM_MADE)]:
+                    recent = recent[(recent["comm"] != event["handle"]) | (recent["ts_ns"] > event["ts_ns"])]
+                job.recent[rank_of_pid] = recent
+        job.groups_due = 0.0
+        return of_job
+
+    @staticmethod
+    def _feed_marks(job: Job, members: dict[int, Member], marks: NDArray[np.void]) -> None:
+        for pid in np.unique(marks["pid"]).tolist():
+            member = members.get(pid)
+            if member is None or member.helper:
+                continue
+            its_marks = job.marks.setdefault(member.rank, Marks())
+            its_marks.steps = 0 if job.by_marks is False else job.marked.wanted
+            of_pid = marks[marks["pid"] == pid]
+            whole = of_pid["ts_ns"] < (job.ranges_until or 1 << 62)
+            taken = its_marks.take(of_pid[whole], ends_of_backward=member.target.has(TORCH_PYTHON))
+            job.feed_marks(member, taken)
+            if not whole.all():
+                # Some of the ranges' probes are there for a moment longer than others.
+                late = of_pid[~whole & ~_RANGES[of_pid["call"]]]
+                job.feed_marks(member, its_marks.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
+
+    # ---- the end
+
+    def forget_processes(self, pids: list[int]) -> None:
+        """Drops what is kept of processes that have ended."""
+        self._generations.forget(pids)
+
+    def stop(self) -> None:
+        """Drains the rings for the last time, and takes the calls that have not returned."""
+        unfinished = self._session.probes.in_progress()
+        self._calls_in_progress = sum(map(len, unfinished))
+        self.drain()
+        for name, events in zip(("launches", "collectives", "control"), unfinished, strict=True):
+            if len(events):
+                self._drained[name].append(events)
+
+    def close(self) -> None:
+        """Drains nothing any more."""
+        if self._rings is not None:
+            self._rings.close()
+
+    # ---- what is known of it
+
+    def counters(self) -> Counters:
+        """Every counter of calls, and of the steps that are made of them."""
+        probes, jobs = self._session.probes, self._session.jobs
+        counters = {c.name.lower(): (value, c in LOSS_COUNTERS) for c, value in probes.counters().items()}
+        for name, ring in probes.rings().items():
+            counters[f"{name}_ring_discarded"] = (ring.discarded, True)
+        counters["records_read_meanwhile"] = (0 if self._rings is None else self._rings.relieved, False)
+        counters["marks_without_rank"] = (self._marks_without_rank, False)
+        counters["calls_in_progress"] = (self._calls_in_progress, False)
+        counters["calls_after_end"] = (self._calls_after_end, False)
+        counters["kernels_without_name"] = (self._names.unresolved, False)
+        counters["kernel_names_cut"] = (self._names.cut, False)
+        counters["mark_names_unread"] = (self._names.unread, False)
+        not_aligned = sum(int(np.sum(job.communicators["error"] != "")) for job in jobs)
+        counters["communicators_not_aligned"] = (not_aligned, False)
+        counters["communicators_forgotten"] = (sum(job.forgotten for job in jobs), False)
+        for subject in probes.refused:
+            counters[f"{subject}_not_probed"] = (1, True)
+        for job in jobs:
+            for name, value in job.counters().items():
+                counters[name] = (counters.get(name, (0, False))[0] + value, False)
+        if self._without_rank:
+            counters["records_without_rank"] = (self._without_rank, True)
+        return counters
+
+
+def _by_pid(events: NDArray[np.void]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """The places of each process's events, in their order: what each costs does not grow with the others'."""
+    order = np.argsort(events["pid"], kind="stable")
+    pids, starts = np.unique(events["pid"][order], return_index=True)
+    yield from zip(pids.tolist(), np.split(order, starts[1:]), strict=True)

@@ -1,0 +1,197 @@
+"""Steps of a job, where their time went, and its communicators, as rows."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from argus.live.job import Job
+from argus.live.session import Session
+from argus.live.sides.gpu_times import GpuSide
+from argus.model import records
+from argus.semantics.groups.communicators import RankCalls, find_groups, keep_alignment
+from argus.semantics.groups.mesh import superseded
+from argus.semantics.phases.cpu import METHODS as PHASE_METHODS
+from argus.semantics.phases.cpu import PHASE, PHASES
+from argus.semantics.steps.by_calls import METHODS
+from argus.tables import arrow
+
+GROUPS_INTERVAL_S = 1.0
+"""How often the communicators are lined up while something about them is unknown."""
+GROUPS_SHARE = 0.02
+"""Of the time, for that, at most: a job of hundreds of ranks here takes a tenth of a second each time."""
+SETTLED_GROUPS_INTERVAL_S = 60.0
+"""The same once all is known; a communicator not seen before brings it forward."""
+SETTLED_CALLS = 256
+"""Collectives of each rank before an alignment counts as settled: dozens of steps."""
+SETTLE_NS = 10_000_000
+"""Records of calls so long before the rings were read are in them: a probe writes within microseconds, unless it is
+preempted."""
+
+
+class StepRows:
+    """Stores the steps of jobs.
+
+    Args:
+        session: The trace.
+        gpu: Is given the steps and what the training threads did in them.
+    """
+
+    def __init__(self, session: Session, gpu: GpuSide) -> None:
+        self._session = session
+        self._gpu = gpu
+
+    def store(self, job: Job, now: float, drained_ns: int, *, final: bool) -> None:
+        """Lines a job's communicators up when that is due, and stores the steps that are complete.
+
+        Args:
+            job: The job.
+            now: ``time.monotonic()``.
+            drained_ns: What was called before this has been fed, CLOCK_MONOTONIC.
+            final: Nothing more will come.
+        """
+        if now >= job.groups_due or final:
+            now = time.monotonic()
+            self._align(job)
+            took_s = time.monotonic() - now
+            every_s = SETTLED_GROUPS_INTERVAL_S if _settled(job) else GROUPS_INTERVAL_S
+            job.groups_due = now + max(every_s, took_s / GROUPS_SHARE)
+        steps = job.steps(drained_ns - SETTLE_NS, final=final)
+        if not len(steps):
+            return
+        if job.phases:
+            steps = self._store_phases(job, steps)
+        self._gpu.feed_steps(job, steps)
+        job.recent_steps.feed(steps)
+        job.step_ns += int(steps["duration_ns"].sum())
+        job.step_count += len(steps)
+        by_rank = {member.rank: member for member in job.ranks()}
+        for rank in np.unique(steps["rank"]):
+            member = by_rank[int(rank)]
+            of_rank = steps[steps["rank"] == rank]
+            member.steps += len(of_rank)
+            member.last_step = int(of_rank["step"][-1])
+            member.last_step_ns = int(of_rank["duration_ns"][-1])
+        self._session.writer.append(
+            "iterations",
+            {
+                "job": job.name,
+                "run": np.full(len(steps), job.run, np.uint32),
+                "rank": steps["rank"].copy(),
+                "step": steps["step"].copy(),
+                "host": self._session.host,
+                "ts": steps["ts_ns"].astype(np.int64) + self._session.mono_offset_ns,
+                "duration_ns": steps["duration_ns"].copy(),
+                "collectives": steps["collectives"].copy(),
+                "launches": steps["launches"].copy(),
+                "method": arrow.dictionary(steps["method"].astype(np.int32), list(METHODS)),
+                "confidence": steps["confidence"].copy(),
+            },
+        )
+
+    def _store_phases(self, job: Job, all_steps: NDArray[np.void]) -> NDArray[np.void]:
+        """Stores where the time of these steps went. Returns them with the boundaries that marks set."""
+        steps, rows = [], []
+        for rank in np.unique(all_steps["rank"]).tolist():
+            of_rank = all_steps[all_steps["rank"] == rank]
+            phases = job.phases.get(rank)
+            if phases is not None:
+                of_rank = of_rank if job.by_marks else phases.snap(of_rank)
+                rows.append(phases.split(of_rank))
+                self._gpu.feed_segments(job, rank, phases.take_segments())
+            steps.append(of_rank)
+        all_steps = np.concatenate(steps)
+        parts = np.concatenate([np.empty(0, PHASE), *rows])
+        if len(parts):
+            for code, phase in enumerate(PHASES):
+                job.phase_ns[phase] += int(parts["duration_ns"][parts["phase"] == code].sum())
+            job.hidden_ns += int(parts["overlapped_ns"].sum())
+            job.recent_steps.feed_phases(parts)
+            order = np.lexsort((all_steps["step"], all_steps["rank"]))
+            key = all_steps["rank"].astype(np.int64) << 32 | all_steps["step"]
+            wanted = parts["rank"].astype(np.int64) << 32 | parts["step"]
+            starts = all_steps["ts_ns"][order[np.searchsorted(key[order], wanted)]].astype(np.int64)
+            self._session.writer.append(
+                "phases",
+                {
+                    "job": job.name,
+                    "run": np.full(len(parts), job.run, np.uint32),
+                    **{name: parts[name].copy() for name in ("rank", "step", "duration_ns", "overlapped_ns", "spans")},
+                    "host": self._session.host,
+                    "ts": starts + self._session.mono_offset_ns,
+                    "phase": arrow.dictionary(parts["phase"].astype(np.int32), list(PHASES)),
+                    "method": arrow.dictionary(parts["method"].astype(np.int32), list(PHASE_METHODS)),
+                    "confidence": parts["confidence"].copy(),
+                },
+            )
+        return all_steps
+
+    def _align(self, job: Job) -> None:
+        """Finds which handles on which ranks are one communicator, and stores what has changed."""
+        job.forget_old_communicators()
+        nothing = np.empty((0, 2), np.int64)
+        calls = [
+            RankCalls(
+                rank=rank,
+                collectives=recent,
+                sync_ts=job.syncs.get(rank, nothing)[:, 0],
+                sync_duration=job.syncs.get(rank, nothing)[:, 1],
+                control=job.control.get(rank, np.empty(0, records.CONTROL)),
+                named=job.named.get(rank, {}),
+                in_memory={comm: place for comm, place in job.places.get(rank, {}).items() if place is not None},
+            )
+            for rank, recent in sorted(job.recent.items())
+        ]
+        communicators = keep_alignment(find_groups(calls), job.communicators)
+        job.tracker.align(communicators)
+        job.marked.align(communicators)
+        same = np.array_equal(communicators, job.communicators)
+        job.communicators = communicators
+        self.store_mesh(job)
+        if same:
+            return
+        self._session.writer.append(
+            "communicators",
+            {
+                "job": job.name,
+                "run": np.full(len(communicators), job.run, np.uint32),
+                **{name: communicators[name].copy() for name in ("rank", "comm", "comm_group", "comm_rank", "nranks")},
+                "seq_offset": communicators["seq_offset"].copy(),
+                "joined_by": communicators["joined_by"].tolist(),
+                "error": communicators["error"].tolist(),
+                "version": np.full(len(communicators), self._session.next_version(), np.uint64),
+            },
+        )
+
+    def store_mesh(self, job: Job) -> None:
+        """Stores what the communicators are for, where that has changed."""
+        before = job.mesh
+        if not job.find_mesh():
+            return
+        guesses = superseded(before, job.mesh)
+        mesh = [*job.mesh, *guesses]
+        self._session.writer.append(
+            "parallel_groups",
+            {
+                "job": job.name,
+                "run": np.full(len(mesh), job.run, np.uint32),
+                "host": self._session.host,
+                "comm_group": np.array([group.id for group in mesh], np.uint64),
+                "dimension": [group.dimension for group in mesh],
+                "ranks": [list(group.ranks) for group in mesh],
+                "nranks": np.array([group.size for group in mesh], np.int32),
+                "confidence": np.array([group.confidence for group in mesh], np.float32),
+                "why": [group.why for group in mesh],
+                "version": self._session.next_version(),
+                "superseded": np.repeat(np.array([0, 1], np.uint8), [len(job.mesh), len(guesses)]),
+            },
+        )
+
+
+def _settled(job: Job) -> bool:
+    """Whether every communicator seen is lined up, on enough calls to stay so."""
+    aligned = {(int(row["rank"]), int(row["comm"])) for row in job.communicators if not row["error"]}
+    calls_seen = min((len(recent) for recent in job.recent.values()), default=0)
+    return len(job.recent) == len(job.ranks()) and calls_seen >= SETTLED_CALLS and job.handles <= aligned

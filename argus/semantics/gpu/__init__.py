@@ -1,0 +1,1 @@
+"""What the GPUs did, and how it belongs to calls and steps."""

@@ -1,0 +1,1 @@
+"""Which communicators belong together, what they are for, and how far clocks are apart."""

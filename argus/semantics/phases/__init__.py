@@ -1,0 +1,1 @@
+"""What a rank did in each step."""

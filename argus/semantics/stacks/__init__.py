@@ -1,0 +1,1 @@
+"""Stacks, and weighted sets of them."""

@@ -1,0 +1,231 @@
+"""Loads what was left on disk into a store: spools, and what writers that are gone have spilled."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from argus.store import spill, spool
+from argus.store.failures import transient
+from argus.store.open import LEASE_TIMEOUT_S, Store
+from argus.store.replay import replay, sent_before_s
+from argus.store.schema import ensure_schema
+from argus.system import files
+
+_MAX_JOURNAL_BYTES = 64 << 20
+"""Of half a million files."""
+_JOURNAL = ".loaded"
+"""Which files are in which store. A store itself remembers only the newest 1000 tokens of a table, and of those with a
+partition for each day of storing only that day's."""
+
+
+@dataclass
+class Loaded:
+    """What became of a spool's files."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """Rows that were sent, by table."""
+    files: int = 0
+    known: int = 0
+    """Files that had been loaded into this store before."""
+    unfinished: int = 0
+    """Files whose writer was killed, or still writes."""
+    trouble: list[str] = field(default_factory=list)
+    """A line for each file that could not be loaded."""
+
+
+def check_target(store: Store) -> None:
+    """Refuses to load files into files.
+
+    Raises:
+        ArgusError: The store is a spool itself.
+    """
+    if store.spooled:
+        raise ArgusError(f"{store.url} is a spool itself", "Name a store: --store chdb:///folder", EXIT_USAGE)
+
+
+def load_spool(folder: Path, store: Store, *, remove: bool = False, progress: Callable[[int, int], None]) -> Loaded:
+    """Sends the files of a spool to a store, in the order they were written.
+
+    Args:
+        folder: The spool.
+        store: Where to. An embedded one is made if there is something to load.
+        remove: Delete each file once it is stored.
+        progress: Called with (files done, files in all) before each file and at the end.
+
+    Raises:
+        ArgusError: There is no such folder, it holds no file of a spool, or the store cannot be reached.
+    """
+    check_target(store)
+    with _alone(folder):
+        if folder.is_dir():
+            os.close(_readable(folder))
+        batches = [file for _, file in spool.batch_files(folder)]
+        if not batches:
+            what = "holds no file of a spool" if folder.is_dir() else "is no folder"
+            raise ArgusError(f"{folder} {what}", "Give the folder of a spool:///folder", EXIT_UNAVAILABLE)
+        ensure_schema(store)
+        result = Loaded(unfinished=sum(name.endswith(spool.UNFINISHED) for name in os.listdir(folder)))
+        identity = _identity(store)
+        loaded_before, noted = _journal(folder, identity)
+        age_s = max(0.0, time.time() - noted) if noted else 0.0
+        asked: set[str] = set()
+        again = False
+        for done, file in enumerate(batches):
+            progress(done, len(batches))
+            try:
+                batch = spool.read(file)
+                known = batch.token in loaded_before
+                if not known:
+                    # A load that was killed, or could not write its journal, has left batches of which nobody knows.
+                    # They are the first ones: of each table one is looked for, and each if one was there.
+                    if again or batch.table not in asked:
+                        asked.add(batch.table)
+                        known = not replay(store, replace(batch, doubt=True), age_s, LEASE_TIMEOUT_S)
+                        again |= known
+                    else:
+                        store.insert(batch.table, batch.rows, batch.token)
+                    _note(folder, identity, batch.token)
+                result.known += known
+                result.files += not known
+                if not known:
+                    result.rows[batch.table] += batch.rows.num_rows
+            except ArgusError as failure:
+                if transient(failure):
+                    raise
+                reason = failure.message if failure.message.startswith(file.name) else f"{file.name}: {failure.message}"
+                result.trouble.append(reason)
+                continue
+            if remove:
+                file.unlink()
+        progress(len(batches), len(batches))
+        if remove and not result.trouble:
+            (folder / _JOURNAL).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    return result
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps others from loading a folder at the same time: the one behind would send what the store has forgotten.
+
+    Raises:
+        ArgusError: Somebody loads it.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        fd = -1  # whoever lists it says what is wrong
+    try:
+        if fd >= 0:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArgusError(
+                    f"{folder} is being loaded by another process",
+                    "Wait for it; what it has loaded will not be loaded again",
+                    EXIT_UNAVAILABLE,
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _readable(folder: Path) -> int:
+    """A descriptor of a spool's folder that is to be loaded.
+
+    Raises:
+        ArgusError: It cannot be read, or others may change it.
+    """
+    try:
+        return files.open_folder(folder)
+    except files.Untrusted as failure:
+        hint = failure.fix or "Name the folder itself"
+        raise ArgusError(f"{folder} is not loaded: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
+    except OSError as failure:
+        raise ArgusError(f"cannot read the folder {folder}: {failure.strerror}", "", EXIT_UNAVAILABLE) from None
+
+
+def _identity(store: Store) -> str:
+    """What distinguishes this store from one that was made at the same place later."""
+    with store.lease() as client:
+        return str(client.command("SELECT min(toUnixTimestamp64Milli(applied)) FROM schema_migrations"))
+
+
+def _journal(folder: Path, identity: str) -> tuple[set[str], float]:
+    """The tokens that were loaded into a store, and when the newest was, Unix time; 0: none."""
+    try:
+        with files.opened(folder) as fd:
+            lines = files.read_at(fd, _JOURNAL, _MAX_JOURNAL_BYTES).decode(errors="replace").splitlines()
+            written = os.stat(_JOURNAL, dir_fd=fd, follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return set(), 0.0
+    except files.Untrusted as failure:
+        # What is in the store would be sent again, and what others wrote there not at all.
+        hint = f"Remove it: rm {folder / _JOURNAL}"
+        raise ArgusError(f"{folder / _JOURNAL} is not used: {failure.strerror}", hint, EXIT_UNAVAILABLE) from None
+    except OSError:
+        return set(), 0.0
+    tokens = {token for line in lines for at, _, token in [line.partition(" ")] if at == identity}
+    return tokens, written if tokens else 0.0
+
+
+def _note(folder: Path, identity: str, token: str) -> None:
+    # A folder that may only be read can be loaded too; the next time, its batches are looked for in the store.
+    with contextlib.suppress(OSError), files.opened(folder) as fd:
+        files.append_at(fd, _JOURNAL, f"{identity} {token}\n".encode())
+
+
+def load_spilled(
+    store: Store, folder: Path, *, progress: Callable[[int, int], None] = lambda done, files: None
+) -> Loaded:
+    """Stores what writers that are gone have left on disk for a store. Files that cannot be stored are set aside.
+
+    Args:
+        store: Where to. An embedded one is made if there is something to load.
+        folder: The store's folder (``spill.place``), or another one's, where it was copied from.
+        progress: Called with (files done, files in all) before each file and at the end.
+
+    Raises:
+        ArgusError: The store cannot be reached, or is a spool itself.
+    """
+    check_target(store)
+    result = Loaded()
+    files, done = spill.waiting(folder).files, 0
+    if files:
+        ensure_schema(store)
+    for abandoned in spill.abandoned(folder):
+        try:
+            for file in abandoned.files():
+                progress(min(done, files - 1), files)
+                done += 1
+                try:
+                    batch = spool.read(file, summed=True)
+                    if replay(store, batch, sent_before_s(file, batch), LEASE_TIMEOUT_S):
+                        result.rows[batch.table] += batch.rows.num_rows
+                        result.files += 1
+                    else:
+                        result.known += 1
+                except ArgusError as failure:
+                    if transient(failure):
+                        raise
+                    reason = f"{failure.message} (set aside: {abandoned.set_aside(file)})"
+                    result.trouble.append(reason)
+                    continue
+                file.unlink()
+        finally:
+            abandoned.close()
+    if files:
+        progress(files, files)
+    return result

@@ -1,0 +1,1 @@
+"""From calls and records to the columns of one table each."""

@@ -1,0 +1,1 @@
+"""Jobs, recordings and rows made up for tests."""

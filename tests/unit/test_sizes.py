@@ -1,0 +1,31 @@
+"""No function has more than 100 lines and no class more than 500, but those whose reason is written beside them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FUNCTION, CLASS = 100, 500
+REASON = "# Over {} lines: "
+"""How the comment begins that stands right before one that is longer."""
+
+
+def test_no_function_or_class_is_too_long_to_read() -> None:
+    too_long, no_need = {}, []
+    for path in sorted([*(ROOT / "argus").rglob("*.py"), *(ROOT / "cli").glob("*.py")]):
+        source = path.read_text()
+        text = ["", *source.splitlines()]
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                most = CLASS if isinstance(node, ast.ClassDef) else FUNCTION
+                begin = min(part.lineno for part in (node, *node.decorator_list))
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                name = f"{path.relative_to(ROOT)} {node.name}"
+                excused = text[begin - 1].strip().startswith(REASON.format(most))
+                if lines > most and not excused:
+                    too_long[name] = lines
+                elif excused and lines <= most:
+                    no_need.append(name)
+    assert too_long == {}
+    assert no_need == [], "a reason for what is short enough"
