@@ -1,0 +1,1 @@
+"""What people look at: one page about a run, as a file or live."""
