@@ -164,7 +164,7 @@ def command(
         if output_format == "json":
             click.echo(to_json(part))
         else:
-            _print(part, with_sql, verbose)
+            print_verdict(part, with_sql, verbose)
             if (others := len(verdict["findings"]) - len(part["findings"])) > 0:
                 click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
         if not no_store:
@@ -294,10 +294,11 @@ def _print_round(latest: Round, with_sql: bool, detail: bool) -> None:
     click.echo(f"---- {at}")
     for finding in latest.gone:
         click.echo(f"over: {kind(finding)}  {ranks_text(finding['ranks'])}".rstrip())
-    _print({**latest.verdict, "findings": latest.new}, with_sql, detail, hints=False)
+    print_verdict({**latest.verdict, "findings": latest.new}, with_sql, detail, hints=False)
 
 
-def _print(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True) -> None:
+def print_verdict(verdict: Verdict, with_sql: bool, detail: bool, *, hints: bool = True) -> None:
+    """Prints a verdict. ``hints``: and what to call next."""
     from rich.console import Console
     from rich.text import Text
 

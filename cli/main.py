@@ -34,6 +34,7 @@ VERBS = {
     "arm": "Prepare programs so that their GPU times can be traced whenever you want.",
     "dump": "Show what every thread does at this instant.",
     "import": "Take in traces of the PyTorch profiler and Nsight Systems.",
+    "demo": "Diagnose a simulated job with a hidden fault: needs no root and no GPU.",
     "simulate": "Store the trace of a job that never ran, with known faults.",
     "diagnose": "Name what slows a job down, with evidence.",
     "report": "Write a page about a job: one HTML file that any browser opens.",

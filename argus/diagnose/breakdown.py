@@ -261,7 +261,7 @@ def _gpus(read: _Read) -> list[Part]:
         return []
     parts = []
     names = {
-        "compute_ns": "computing", "idle_ns": "idle", "exposed_ns": "communication that nothing hides",
+        "compute_ns": "computing", "idle_ns": "idle", "exposed_ns": "exposed communication",
         "memcpy_ns": "copies",
     }  # fmt: skip
     sums = [{"name": name, "spent_ns": sum(row[key] for row in rows)} for key, name in names.items()]
@@ -309,7 +309,7 @@ def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[
         waits = sum(calls[kind]["times"] for kind in ("sync", "memcpy_d2h") if kind in calls)
         latencies = [row["latency_ns"] for row in rows if np.isfinite(row["latency_ns"])]
         late = bool(latencies) and float(np.median(latencies)) < NO_WAIT_NS
-        why = f"The GPU has nothing to do for {idle:.0%} of the time"
+        why = f"The GPU is idle for {idle:.0%} of the time"
         if late:
             why += (
                 ", and kernels begin as soon as they are launched: the CPU does not keep up. Launch fewer and larger "
@@ -325,9 +325,9 @@ def _advise_gpu(read: _Read, share: Mapping[str, float], rows: Sequence[Mapping[
         if read.steps and waits >= 2 * read.steps:
             why += f" The CPU waits for the GPU {waits / read.steps:.0f} times a step (.item(), .cpu(), synchronize)."
         read.advice.append((idle, why))
-    exposed = share.get("communication that nothing hides", 0.0)
+    exposed = share.get("exposed communication", 0.0)
     if exposed >= WORTH:
-        text = f"Communication that nothing hides takes {exposed:.0%} of the GPU's time: let it overlap with computing "
+        text = f"Exposed communication takes {exposed:.0%} of the GPU's time: let it overlap with computing "
         text += "(bucket sizes, prefetching of shards), send less or less often, or look at the links."
         read.advice.append((exposed, text))
     copies = share.get("copies", 0.0)

@@ -99,7 +99,7 @@ EXPLANATIONS = (
         "kernel_issue_stall",
         "A rank's CPU launches kernels too slowly, and its GPU runs dry.",
         "Its CPU spends half of the lateness between launches, or its GPU is idle while issue latencies fall.",
-        "its GPU has nothing to do for 9.7 ms a step longer than those with the same work",
+        "its GPU is idle for 9.7 ms a step longer than those with the same work",
         "argus export svg --rank R --diff rank=others shows what its Python does more of; CUDA graphs or larger "
         "kernels take the CPU off the path.",
         "model",

@@ -52,7 +52,7 @@ def a_finding(rank: int, **more: Any) -> Finding:
     texts = (
         f"rank {rank} came last to the collectives in 98% of the newest 64 steps, 13.4 ms after everybody else",
         f"the GPU of rank {rank} computes for 50.4 ms a step, 1.37x as long as those with the same work "
-        "(W1 0.63 of the mean, by chance 0.01)",
+        "(W1 0.63 of the mean, 0.01 expected by chance)",
         "kernel gemm of rank 3: beta 0.31 against 0.12, mu 0.9",
     )
     fields: dict[str, Any] = {

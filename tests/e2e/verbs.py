@@ -41,6 +41,7 @@ CASES = {
     "export": Case("export perfetto --job fake_train --last 60s -o {folder}/timeline.json.gz", r"events"),
     "sql": Case("""sql --format csv "SELECT uniqExact(rank) AS n FROM iterations WHERE job = 'fake_train'" """, r"^2$"),
     "simulate": Case("simulate --ranks 2 --steps 5 --job simulated", r"simulated"),
+    "demo": Case("demo --seed 1", r"the first finding is right"),
     "import kineto": Case("import kineto {folder}/kineto --job kineto", r"kineto"),
     "import nsys": Case("import nsys {folder}/report.sqlite --job nsys", r"nsys"),
     "import whatif": Case("import whatif {folder}/made.parquet --meta {folder}/made.yaml", r"operations of \d+ ranks"),

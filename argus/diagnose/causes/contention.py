@@ -57,7 +57,7 @@ class Compared:
         neighbours: Ranks on the hosts of the late ones that are not late. Waits for a CPU are not compared with theirs,
             and if more of them than of the late ones wait as long, that is not why these are late.
         elsewhere: Ranks of other hosts, to compare with where all others are neighbours.
-        idle_ns: For how much longer the late ranks' GPUs have nothing to do; None: not known, or not their CPUs' fault.
+        idle_ns: For how much longer the late ranks' GPUs are idle; None: not known, or not their CPUs' fault.
     """
 
     late: Sequence[int]
@@ -78,7 +78,7 @@ def sharpen(
     a step. Collecting garbage: by samples of running threads, with what those wait for a CPU meanwhile. Waiting for a
     CPU, or for a disk: by the thread of each rank that waits the most; for a CPU, less what it would wait if it waited
     as much for its work as the others' do for theirs. One that makes up half of the lateness is the cause. If their
-    GPUs have nothing to do for less than that, half of it is to be explained instead: a CPU that others take away works
+    GPUs are idle for less than that, half of it is to be explained instead: a CPU that others take away works
     more slowly as well, and is later than it has waited.
 
     Args:

@@ -60,8 +60,8 @@ def attribute(
         columns: As :data:`argus.diagnose.read.queries.CPU_TIME` returns them for the slow ranks and some others.
         ranks: The slow ranks.
         late_ns: How late they are.
-        gpu_ns: By how much their GPUs compute longer, and have nothing to do for longer; None: not known. A CPU that
-            waits since its GPU's queue is full looks like one that is slow; the GPU has nothing to do where it is.
+        gpu_ns: By how much their GPUs compute longer, and are idle for longer; None: not known. A CPU that
+            waits since its GPU's queue is full looks like one that is slow; the GPU is idle where it is.
         hidden: By the GPU's own times it is not late itself.
     """
 
@@ -72,8 +72,8 @@ def attribute(
     slow = np.isin(columns["rank"], ranks) if len(columns.get("rank", ())) else np.zeros(0, np.bool_)
     if gpu_ns is not None and gpu_ns[0] >= HALF * late_ns and gpu_ns[0] > gpu_ns[1]:
         text = (
-            f"its GPU is to blame: against those with the same work it computes {longer(gpu_ns[0])}, and has nothing "
-            f"to do for {longer(gpu_ns[1])}"
+            f"its GPU is to blame: against those with the same work it computes {longer(gpu_ns[0])}, and is "
+            f"idle for {longer(gpu_ns[1])}"
         )
         return Cause("compute_straggler", text, True)
     if not slow.any() or slow.all():
@@ -93,14 +93,14 @@ def attribute(
             return Cause(kind, f"{plain_ms(parts[name])} a step more than the others {words}", True)
     if gpu_ns is not None and gpu_ns[1] > max(gpu_ns[0], 0.0):
         text = (
-            f"its GPU is not to blame: it has nothing to do for {plain_ms(gpu_ns[1])} a step longer than those with "
+            f"its GPU is not to blame: it is idle for {plain_ms(gpu_ns[1])} a step longer than those with "
             f"the same work, and computes {longer(gpu_ns[0])}; kernels are launched too slowly"
         )
         return Cause("kernel_issue_stall", text, True)
     if hidden and gpu_ns is not None:
         text = (
-            f"its GPU is not late: against those with the same work it computes {longer(gpu_ns[0])}, and has nothing "
-            f"to do for {longer(gpu_ns[1])}; its CPU no longer runs as far ahead"
+            f"its GPU is not late: against those with the same work it computes {longer(gpu_ns[0])}, and is "
+            f"idle for {longer(gpu_ns[1])}; its CPU no longer runs as far ahead"
         )
         return Cause("kernel_issue_stall", text, True)
     # Rounded first: "-0.0 ms" reads like a measurement.

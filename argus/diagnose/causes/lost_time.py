@@ -72,7 +72,7 @@ class _Peers:
     ranks, late: Those that are the cause; and those with the ranks that wait for them.
     chosen: Some that they are compared with.
     window: Parameters of the queries that compare them.
-    gpu_ns: How much longer their GPUs compute, and have nothing to do; None: not known.
+    gpu_ns: How much longer their GPUs compute, and are idle; None: not known.
     """
 
     ranks: list[int]
@@ -203,7 +203,7 @@ def _seen_by(case: Case, straggler: Straggler, onset: int, step_ns: float) -> Ev
     name = ranks_text(straggler.ranks)
     if straggler.idle and case.gpus is not None:
         text = (
-            f"the GPUs of {name} have nothing to do for longer than those with the same work, or at first, "
+            f"the GPUs of {name} are idle for longer than those with the same work, or at first, "
             f"in {straggler.persistence:.0%} of the newest {straggler.window} steps, and others wait for them for "
             f"{milliseconds(straggler.gain_ns)} of {milliseconds(step_ns)} a step"
         )

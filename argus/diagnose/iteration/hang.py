@@ -202,7 +202,7 @@ def find_hang(
 
     Silence counts only of signals that were observed throughout it. Ranks whose threads compute, or are now here and
     now there, do not hang (:mod:`argus.diagnose.causes.activity`); nor does a job that nobody waits for and that waits
-    for neither a GPU, other ranks, data nor a disk: it has nothing to do.
+    for neither a GPU, other ranks, data nor a disk: it is idle.
 
     Args:
         query: Runs SQL with parameters, returns columns.

@@ -2,7 +2,7 @@
 
 Flare (arXiv 2502.05413, NSDI '26) compares the distribution of these issue latencies with that of healthy steps. A CPU
 that runs ahead of its GPU fills the queue, and operations wait: latencies are long and spread out. A CPU that cannot
-keep up has each operation begin at once: the distribution falls together near zero, and the GPU has nothing to do in
+keep up has each operation begin at once: the distribution falls together near zero, and the GPU is idle in
 between (Flare's void percentage). A GPU whose kernels became slow does the opposite.
 """
 
@@ -37,7 +37,7 @@ LEAST_W1 = 0.2
 FELL = 0.5
 """Latencies that fell to less are those of a queue that is empty."""
 LEAST_VOID = 0.02
-"""Least growth of the share of a step in which the GPU has nothing to do."""
+"""Least growth of the share of a step in which the GPU is idle."""
 POINTS = (np.arange(16) + 0.5) / 16
 """Quantiles that stand for the distribution of a step."""
 Z99 = 2.3263478740408408
@@ -55,7 +55,7 @@ class Issue:
         usual_ns: Median of the reference.
         void: Share of a step without anything to do, now (median).
         usual_void: That of the reference.
-        stalled: Operations begin at once and the GPU has nothing to do in between: its CPU keeps it waiting.
+        stalled: Operations begin at once and the GPU is idle in between: its CPU keeps it waiting.
         busy: The GPU is as busy as the reference's, so if it is slower, its kernels are.
     """
 
@@ -72,9 +72,9 @@ class Issue:
         """In words. ``subject``: the GPU of rank 3; ``reference``: on the other ranks."""
         latencies = (
             f"operations of {subject} begin {issue_delay(self.latency_ns)} after their launch (median) against "
-            f"{issue_delay(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, by chance "
-            f"{self.chance:.2f}), and it "
-            f"has nothing to do for {self.void:.1%} of a step against {self.usual_void:.1%}"
+            f"{issue_delay(self.usual_ns)} {reference} (W1 {self.w1:.2f} of the mean, "
+            f"{self.chance:.2f} expected by chance), and it is "
+            f"idle for {self.void:.1%} of a step against {self.usual_void:.1%}"
         )
         if self.stalled:
             return f"{latencies}: its CPU does not keep up"

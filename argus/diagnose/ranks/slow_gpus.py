@@ -292,9 +292,9 @@ def _cost(now: GpuTimes, mesh: Mesh, slow: Int, slow_places: Int, excess: float,
 
 
 def find_starved(now: GpuTimes, mesh: Mesh, before: GpuTimes | None = None) -> list[SlowGpu]:
-    """Ranks whose GPUs have nothing to do for longer than those with the same work: their CPUs keep them waiting.
+    """Ranks whose GPUs are idle for longer than those with the same work: their CPUs keep them waiting.
 
-    Time with nothing to do is compared by its own noise: all ranks with the same work count as computing for as long as
+    Idle time is compared by its own noise: all ranks with the same work count as computing for as long as
     their low median does. What it costs follows from all that each of them has to do, as for slow GPUs.
 
     Arguments and returns as for :func:`find_slow`; ``phase`` is "idle".

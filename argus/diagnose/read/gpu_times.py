@@ -46,7 +46,7 @@ class GpuTimes:
         compute: All of them together, shape (ranks, steps).
         collective: Only collectives ran, shape (ranks, steps).
         pipeline: Only sends and receives ran, or it waited for them, shape (ranks, steps).
-        idle: It had nothing to do, or waited for data, shape (ranks, steps).
+        idle: It was idle, or waited for data, shape (ranks, steps).
         step: The step on the GPU, shape (ranks, steps).
         kernels: Kernels of a step, the median over the steps, shape (ranks,).
     """
@@ -105,7 +105,7 @@ def usual_compute(times: GpuTimes, mesh: Mesh) -> Float:
 
 
 def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool_]]:
-    """By how much each rank's GPU computes longer, and has nothing to do for longer, than those with the same work, in
+    """By how much each rank's GPU computes longer, and is idle for longer, than those with the same work, in
     the newest steps: shape (ranks,) each, ns; and whether the two together are beyond chance. What it waits for other
     ranks is in neither; so of ranks that are late together it shows which one the others wait for. Time with nothing to
     do has a noise of its own, and where it is most of the two, it is enough that it is beyond chance itself."""
@@ -124,7 +124,7 @@ def own_excess(now: GpuTimes, mesh: Mesh) -> tuple[Float, Float, NDArray[np.bool
 
 
 def own_lateness(seen: GpuWindow) -> tuple[Float, NDArray[np.bool_]]:
-    """By how much each rank's GPU is late itself in the newest steps, computing or having nothing to do: longer than
+    """By how much each rank's GPU is late itself in the newest steps, computing or idle: longer than
     the ranks with the same work, or than itself at first (all of a stage may be late). Shape (ranks,) each, ns; and
     whether that is beyond chance."""
     compute, idle, sure = own_excess(seen.now, seen.mesh)
@@ -139,7 +139,7 @@ def own_lateness(seen: GpuWindow) -> tuple[Float, NDArray[np.bool_]]:
 
 
 def by_step(now: GpuTimes, mesh: Mesh) -> Float:
-    """By how much each rank's GPU computes or has nothing to do for longer than the low median of those with the same
+    """By how much each rank's GPU computes or is idle for longer than the low median of those with the same
     work, in each step; and of its stage's only rank, than its own typical step. Shape (ranks, steps), ns."""
     own = now.compute + now.idle
     more = np.full(own.shape, np.nan)

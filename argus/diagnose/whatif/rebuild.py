@@ -61,7 +61,7 @@ class Workers:
     Attributes:
         forward, backward, optimizer, idle: Of the rank that takes longest.
         layers: Communication within layers, less waiting.
-        sync: Reducing gradients, as far as nothing hides it, less waiting: shape (stages, steps).
+        sync: Exposed reduction of gradients, less waiting: shape (stages, steps).
         transfer: From a stage to the next one, shape (stages - 1, lanes, steps).
         step: Shape (steps,).
         steps: Their numbers, shape (steps,).
@@ -236,7 +236,7 @@ def read(
     tried = [(1, 1)] if stages == 1 else _schedules(query, params, workers)
     best: Rebuilt | None = None
     off = FITS
-    # Where in the step a GPU had nothing to do is not stored: as its batch was loaded, or all along.
+    # Where in the step a GPU was idle is not stored: as its batch was loaded, or all along.
     for (chunks, batches), at_once in product(tried, (True, False) if stages > 1 else (True,)):
         try:
             model = build(workers, chunks, batches, at_once=at_once)

@@ -89,8 +89,8 @@ TITLES = {
     "step": ("step_ns", "step time"),
     "lateness": ("late_ns", "lateness to collectives"),
     "computing": ("compute_ns", "computing on the GPU"),
-    "exposed": ("exposed_ns", "communication that nothing hides"),
-    "idle": ("idle_ns", "GPU has nothing to do"),
+    "exposed": ("exposed_ns", "exposed communication"),
+    "idle": ("idle_ns", "GPU is idle"),
 }
 """Column of the query and title of each measure."""
 

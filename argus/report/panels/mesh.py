@@ -33,7 +33,7 @@ $inner
 )
 GROUP BY rank ORDER BY own_ns DESC
 """
-"""What each GPU does itself in a typical step: computing, and time with nothing to do."""
+"""What each GPU does itself in a typical step: computing, and idle time."""
 
 _CPU = by_hosts("""
 SELECT rank, quantileExactInclusive(0.5)(own) AS own_ns, quantileExactInclusive(0.5)(own) AS computing_ns,
@@ -73,7 +73,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     for label in np.unique(stage).tolist():
         usual[stage == label] = low_median(computing[stage == label][:, None])[0]
         usual_own[stage == label] = low_median(own[stage == label][:, None])[0]
-    # A GPU that computes for longer has less time with nothing to do; one that is kept waiting has more.
+    # A GPU that computes for longer has less idle time; one that is kept waiting has more.
     excess = np.maximum(computing - usual, own - usual_own)
     slowdown = 1.0 + excess / np.maximum(usual, 1.0)
     row, column, row_names, column_names, titles = _grid(look, ranks, stage, lane)
@@ -82,7 +82,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     for at in np.argsort(slowdown, kind="stable").tolist():
         # The slowest of those that share a cell comes last.
         cells[row[at], column[at]] = slowdown[at]
-        rest = f", nothing to do for {part_of_step(idle[at])}" if idle[at] else ""
+        rest = f", idle for {part_of_step(idle[at])}" if idle[at] else ""
         details[row[at]][column[at]] = (
             f"{look.place.of(int(ranks[at]))}: {slowdown[at]:.2f}x, {part_of_step(computing[at])} a step{rest}; "
             f"usual {part_of_step(usual[at])}"
@@ -102,7 +102,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
 def _own_times(look: Look) -> tuple[dict[str, NDArray[np.float64]], Sql, str]:
     """Rows of rank, own_ns, computing_ns, nothing_ns; their query; and what the time is."""
     gpu = look.within(_GPU, queries.GPU_TIMES)
-    tried = [(gpu, look.newest(), "Computing, or with nothing to do, on the GPU")]
+    tried = [(gpu, look.newest(), "Computing, or idle, on the GPU")]
     tried += [(_OPERATIONS, look.newest(), "Computing"), (_CPU, look.newest(), "A step without waiting for others")]
     text, asked, source = next((one for one in tried if len(look.read(one[0], **one[1])["rank"])), tried[-1])
     rows = look.read(text, **asked)
@@ -152,7 +152,7 @@ def _table(
     columns: list[Column] = [
         {"title": "rank", "unit": ""}, {"title": "host", "unit": ""}, {"title": "group", "unit": ""},
         {"title": "slowdown", "unit": "ratio"}, {"title": "computes", "unit": "ns"},
-        {"title": "nothing to do", "unit": "ns"}, {"title": "usually computes", "unit": "ns"},
+        {"title": "idle", "unit": "ns"}, {"title": "usually computes", "unit": "ns"},
     ]  # fmt: skip
     rows: list[list[str | float | int | None]] = []
     for at in np.argsort(-slowdown, kind="stable")[:LISTED].tolist():

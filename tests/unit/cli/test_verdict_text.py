@@ -32,7 +32,7 @@ def test_three_plain_sentences_and_all_of_it_on_request() -> None:
     assert "beta" not in short
     assert "1.37x as long as those with the same work" in short
     whole = "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=True))
-    assert "(W1 0.63 of the mean, by chance 0.01)" in whole
+    assert "(W1 0.63 of the mean, 0.01 expected by chance)" in whole
     assert "beta 0.31" in whole
     assert "SELECT 1" not in whole
     assert "SELECT 1" in "\n".join(text.plain for text, _ in verdict_lines(verdict, detail=True, with_sql=True))
@@ -45,7 +45,7 @@ def test_three_plain_sentences_and_all_of_it_on_request() -> None:
     ("text", "plain"),
     [
         (
-            "it takes longer (W1 0.63 of the mean, by chance 0.01), and it lasts",
+            "it takes longer (W1 0.63 of the mean, 0.01 expected by chance), and it lasts",
             "it takes longer, and it lasts",
         ),
         ("rank 3 is (1.4 times) as slow", "rank 3 is (1.4 times) as slow"),

@@ -207,11 +207,11 @@ def test_a_short_recording_of_gpus(shared: Store) -> None:
     verdict = judged(shared, "short")
     assert (verdict["status"], verdict["reason"]) == ("inconclusive", "3 whole steps were seen, 10 are needed")
     found = texts(verdict)
-    assert found["gpu"].startswith("idle 50%, computing 35%, communication that nothing hides 15%")
+    assert found["gpu"].startswith("idle 50%, computing 35%, exposed communication 15%")
     assert "of communication 25% is hidden behind computing" in found["gpu"]
     assert found["ranks"] == "the GPU of rank 1 computes for 40.0 ms a step, that of rank 0 for 30.0 ms"
     first, second = verdict["breakdown"]["advice"]
-    assert "nothing to do for 50% of the time, and kernels begin as soon as they are launched" in first
+    assert "idle for 50% of the time, and kernels begin as soon as they are launched" in first
     assert second.startswith("Rank 1 computes 1.33 times as long as rank 0")
 
 

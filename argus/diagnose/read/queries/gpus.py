@@ -22,8 +22,8 @@ WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} 
 GROUP BY rank, step
 """
 )
-"""How long each rank's GPU computed, was in collectives, handed on data between stages or waited for it, and had
-nothing to do or waited for data, by step. In no order."""
+"""How long each rank's GPU computed, was in collectives, handed on data between stages or waited for it, and was
+idle or waited for data, by step. In no order."""
 
 GPU_COMPUTE = by_hosts(
     """

@@ -188,7 +188,7 @@ def test_ranks_of_the_same_host_that_wait_as_long_are_named_too(store: Store) ->
 
 
 def test_what_a_gpu_waits_for_is_to_be_explained_and_no_less_than_half_of_it(store: Store) -> None:
-    """20 ms a step in which it waits for a CPU; half of the lateness, or of what the GPU has nothing to do."""
+    """20 ms a step in which it waits for a CPU; half of the lateness, or of the GPU's idle time."""
     stall = Cause("kernel_issue_stall", "", True)
     kinds = [look(store, "queued", stall, 50, idle_ms=idle).cause.kind for idle in (None, 50, 38)]
     assert kinds == ["kernel_issue_stall", "kernel_issue_stall", "host_contention"]
