@@ -12,6 +12,7 @@ from argus.capture import DEFAULT_RATE_HZ, RAISED_RATE_HZ
 from argus.cupti import MINIMUM_SHARE, RAW_MODES, RAW_ROWS_S
 from argus.live.cost.governor import DEFAULT_BUDGET
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system.host import LONGEST
 from argus.system.redact import MORE
 
 from .grammar import parse_pids, parse_span
@@ -130,6 +131,13 @@ def new_job_name(value: str) -> str:
     return value
 
 
+def new_host_name(value: str) -> str:
+    """The type of an option that names a node."""
+    if not value.isprintable() or len(value) > LONGEST:
+        raise click.BadParameter(f"{value[:80]!a} is no name of a node")
+    return value.strip()
+
+
 def format_option(
     choices: Sequence[str] = ("text", "json"), default: str | None = "text"
 ) -> Callable[[Command], Command]:
@@ -189,6 +197,13 @@ raw_option = click.option(
     show_default=True,
     help="Which GPU operations are stored one by one, besides summaries of all: auto, all of a small job, of a large "
     "one some steps' and what is flagged (`argus flag`); all; flagged, only that.",
+)
+host_option = click.option(
+    "--host",
+    type=new_host_name,
+    default="",
+    metavar="NAME",
+    help="Name of this node, where several have the same (or ARGUS_HOST): their rows would be taken for one node's.",
 )
 redact_option = click.option(
     "--redact",

@@ -23,6 +23,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    host_option,
     max_overhead_option,
     new_job_name,
     peak_tflops_option,
@@ -65,6 +66,7 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 @step_flops_option
 @peak_tflops_option
 @max_overhead_option
+@host_option
 @redact_option
 @diagnose_option
 @click.option("--strict", is_flag=True, help="Do not run the command if it cannot be traced.")
@@ -81,6 +83,7 @@ def command(
     step_flops: float,
     peak_tflops: float,
     max_overhead: float,
+    host: str,
     redact: tuple[str, ...],
     diagnose: bool,
     strict: bool,
@@ -127,6 +130,7 @@ def command(
                 utilization,
                 raw,
                 max_overhead,
+                host,
                 redact,
                 diagnose,
                 log is not None,
@@ -199,6 +203,7 @@ def _trace(
     utilization: tuple[float, float],
     raw: str,
     max_overhead: float,
+    host: str,
     redact: tuple[str, ...],
     diagnose: bool,
     meanwhile: bool,
@@ -214,6 +219,7 @@ def _trace(
         utilization: FLOPs of a step, and what a GPU can do in a second; 0: not given.
         raw: Which GPU operations are stored one by one.
         max_overhead: What observing may cost the job, percent of its time.
+        host: Name of this node; empty: its own.
         redact: What is not stored besides secrets.
         diagnose: Diagnose the job while it is traced.
         meanwhile: Print notes and findings at once, not at the end: it would stand amid the command's own output.
@@ -238,6 +244,7 @@ def _trace(
         peak_flops=utilization[1],
         raw=raw,
         max_overhead=max_overhead / 100,
+        host=host,
         redact=redact,
     )
     store = open_store(store_url)

@@ -20,6 +20,7 @@ from .options import (
     diagnose_option,
     flops,
     gpu_share_option,
+    host_option,
     max_overhead_option,
     name_given,
     new_job_name,
@@ -97,6 +98,7 @@ def _steps(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @step_flops_option
 @peak_tflops_option
 @max_overhead_option
+@host_option
 @redact_option
 @diagnose_option
 @click.option("--plain", is_flag=True, help="Plain lines even on a terminal.")
@@ -125,6 +127,7 @@ def command(
     step_flops: float,
     peak_tflops: float,
     max_overhead: float,
+    host: str,
     redact: tuple[str, ...],
     diagnose: bool,
     plain: bool,
@@ -194,6 +197,7 @@ def command(
         raw=raw,
         raw_rows_s=raw_rate,
         max_overhead=max_overhead / 100,
+        host=host,
         redact=redact,
     )
     return trace_session(store, options, duration=duration, steps=steps, plain=plain, diagnose=diagnose, status=status)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import platform
 import pwd
 import re
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.system import files, installation
+from argus.system.host import host_name
 
 CRON_FILE = Path("/etc/cron.d/argus-health")
 UNIT_FOLDER = Path("/etc/systemd/system")
@@ -62,7 +62,7 @@ def crontab(plan: Plan) -> str:
 
 def _jitter(most_s: int) -> int:
     """The node's own wait, by its name: the same each time, so that runs keep their distance."""
-    return int.from_bytes(hashlib.sha256(platform.node().encode()).digest()[:4], "big") % most_s
+    return int.from_bytes(hashlib.sha256(host_name().encode()).digest()[:4], "big") % most_s
 
 
 def units(plan: Plan) -> dict[str, str]:

@@ -10,7 +10,6 @@ import importlib
 import json
 import math
 import os
-import platform
 import resource
 import sys
 import time
@@ -37,6 +36,7 @@ from argus.health.check import (
 from argus.health.config import Check, Settings, limits_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.system import files
+from argus.system.host import host_name
 
 _SAMPLES = 12
 """Looks at counters that are kept for ``window_s``."""
@@ -104,7 +104,7 @@ def run(settings: Settings, checks: list[Check]) -> Run:
 def _run(settings: Settings, checks: list[Check], folder: Path, lock: int) -> Run:
     begun, cpu = time.monotonic(), _cpu_s()
     state = _load(folder / "state.json", _boot_id())
-    host = platform.node()
+    host = host_name()
     done = Run(host, time.time(), [])
     results: dict[str, Result] = {}
     tasks = []
@@ -270,13 +270,13 @@ def _overdue(folder: Path, total_s: float) -> Result | None:
 def _last(folder: Path, total_s: float) -> Run:
     """What the last run found, when another one is under way."""
     if (hangs := _overdue(folder, total_s)) is not None:
-        return Run(platform.node(), time.time(), [hangs])
+        return Run(host_name(), time.time(), [hangs])
     state = _load(folder / "state.json", None)
     try:
         return run_from(state.last, again=True)
     except (KeyError, TypeError, ValueError):
         text = "another run is under way, and there was none before"
-        return Run(platform.node(), time.time(), [Result("argus", UNKNOWN, text)], again=True)
+        return Run(host_name(), time.time(), [Result("argus", UNKNOWN, text)], again=True)
 
 
 def run_from(values: dict[str, Any], *, again: bool = False) -> Run:

@@ -38,6 +38,7 @@ class Options:
         raw: Which operations of the GPUs are stored one by one: one of ``cupti.RAW_MODES``.
         raw_rows_s: How many a second of each job, at most, where ``raw`` is "auto".
         max_overhead: What observing may cost the job, as a share of its time; above that less is observed.
+        host: Name of this node; empty: its own.
         redact: What is not stored beside secrets: some of ``redact.MORE``.
     """
 
@@ -62,4 +63,5 @@ class Options:
     raw: str = "auto"
     raw_rows_s: float = RAW_ROWS_S
     max_overhead: float = DEFAULT_BUDGET
+    host: str = ""
     redact: tuple[str, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +14,7 @@ from argus.live.clock import mono_offset_ns
 from argus.live.notes import Notes
 from argus.live.options import Options
 from argus.store.writer import Writer
+from argus.system import host as hosts
 from argus.system import redact
 from argus.tables.arrow import Origin
 
@@ -31,7 +31,7 @@ machine that slept, changes it. A measurement is good to microseconds."""
 
 def host_name(options: Options) -> str:
     """Name of this host, as rows have it."""
-    return redact.host(socket.gethostname(), options.redact)
+    return redact.host(hosts.host_name(options.host), options.redact)
 
 
 class Processes(Protocol):

@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
+from argus.cli.demo import command, found
 from argus.diagnose.verdict import Verdict
 from argus.model.errors import ArgusError
 from argus.simulate.faults import parse
-from argus.cli.demo import command, found
 
 
 @pytest.mark.parametrize(
