@@ -21,6 +21,10 @@ os.environ.setdefault("ARGUS_CACHE_DIR", str(ROOT / "build" / "cache"))
 FAKEGPU_BUILD = Path(os.environ.get("FAKEGPU_BUILD", ROOT / "build" / "fakegpu"))
 
 
+KERNEL_TEST = "marked kernel"
+"""Keyword of reports of kernel tests. Their own word is one of every test below a folder of that name, too."""
+
+
 class Failures:
     """Prints each failure at once: a run that is cut short sums nothing up. Several runs at once, which scripts/test
     shows one after the other, gather theirs in the file that ARGUS_FAILED_TESTS names."""
@@ -61,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(ROOT / "tests" / "unit"):
             item.add_marker(pytest.mark.unit)
+        if item.get_closest_marker("kernel") or item.path.is_relative_to(ROOT / "tests" / "kernel"):
+            item.keywords[KERNEL_TEST] = True
     if os.geteuid() == 0:
         return
     if os.environ.get("ARGUS_KERNEL_TESTS") == "required":
@@ -82,7 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Says loudly that kernel tests were skipped."""
-    skipped = [report for report in terminalreporter.stats.get("skipped", []) if "kernel" in report.keywords]
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if KERNEL_TEST in report.keywords]
     if skipped:
         terminalreporter.write_line(f"WARNING: {len(skipped)} kernel tests were skipped", yellow=True)
 
@@ -94,7 +100,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return  # one of several processes that test: their parent has all reports
-    if any("kernel" in report.keywords for report in reporter.stats.get("skipped", [])):
+    if any(KERNEL_TEST in report.keywords for report in reporter.stats.get("skipped", [])):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
