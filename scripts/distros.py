@@ -212,6 +212,13 @@ def local_folders() -> list[str]:
     return sorted(str(folder) for folder in folders)
 
 
+def constraints() -> list[str]:
+    """Files of this machine that bound what pip installs."""
+    words = re.findall(r"^\s*constraint\s*=\s*(.+)$", pip_settings(), re.MULTILINE)
+    words.append(environment().get("PIP_CONSTRAINT", ""))
+    return [word for line in words for word in line.split() if word.startswith("/")]
+
+
 def make_base(name: str, folder: Path, site: str) -> Path:
     """A minimal root of a distribution, as its archive has it; made once."""
     which = DISTRIBUTIONS[name]
@@ -250,9 +257,10 @@ def make_root(base: Path, root: Path) -> None:
     subprocess.run(["cp", "-a", "--reflink=auto", str(base), str(root)], check=True)
     (root / "etc/apt/apt.conf.d/90outside").write_text("\n".join(outside_settings()) + "\n")
     (root / "etc/pip.conf").write_text(pip_settings())
-    for path in ("/etc/hosts", "/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt"):
+    for path in ("/etc/hosts", "/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", *constraints()):
         if Path(path).is_file():
             target = root / path[1:]
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
             shutil.copy(path, target)
     clone = root / CLONE[1:]
