@@ -99,6 +99,26 @@ AS SELECT * FROM dumps FINAL
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
 COMMENT 'dumps of the run traced last, each row once';
 
+CREATE OR REPLACE VIEW latest_environment_changes
+AS SELECT * FROM environment_changes
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'environment_changes of the run traced last';
+
+CREATE OR REPLACE VIEW latest_environment_differences
+AS SELECT * FROM environment_differences
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'environment_differences of the run traced last';
+
+CREATE OR REPLACE VIEW latest_environment_facts
+AS SELECT * FROM environment_facts
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'environment_facts of the run traced last';
+
+CREATE OR REPLACE VIEW latest_environments
+AS SELECT * FROM environments FINAL
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'environments of the run traced last, each row once';
+
 CREATE OR REPLACE VIEW latest_features
 AS SELECT * FROM features FINAL
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)

@@ -32,6 +32,7 @@ from argus.live.session import Session, host_name
 from argus.live.session_rows import OVER_S, SessionRows
 from argus.live.side import Counters, Side
 from argus.live.sides.calls import POLL_S, CallSide
+from argus.live.sides.environment import EnvironmentSide
 from argus.live.sides.flags import FlagSide
 from argus.live.sides.gpu_times import GpuSide
 from argus.live.sides.kernel_rows import KernelSide
@@ -105,6 +106,7 @@ class Tracer:
             self._gpu,
             self._flags,
             self._kernels,
+            EnvironmentSide(session),
         ]
         self._signals.sides = self.sides
         self._viewer = Viewer(session, self._calls, self._gpu, self._stacks, self._budget)

@@ -246,6 +246,11 @@ class _Reader:
         offset = rank_offset(library.file)
         return -1 if offset is None else offset
 
+    def facts(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.process.environment import process_facts
+
+        return {"facts": process_facts(request["pid"])}, b"", []
+
     def interpreter(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         from argus.capture.python.interpreter import find_interpreter
 
@@ -426,7 +431,7 @@ _OPS: dict[str, _Op] = {
     name: getattr(_Reader, name)
     for name in (
         *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
-        *("learn", "resolve", "blocked", "file", "group", "place", "dead", "hello"),
+        *("learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
         *("remember", "forget", "symbol", "string"),
     )
 }

@@ -1,0 +1,269 @@
+"""What a process runs with: settings of its libraries, their versions, its limits, the commit of its program.
+
+All of it is what the process, or whoever started it, wrote: names of files, a few variables, two short files. It is
+read by the reader process, and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import re
+from pathlib import Path
+
+from argus.capture.process import mapped
+from argus.capture.reader import progress, reader
+from argus.capture.reader.reader import Answer, Malformed, text
+from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded, is_stored
+from argus.system import redact
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+_MAPS_BYTES = 4 << 20
+"""Of /proc/PID/maps: some 30,000 mappings."""
+_FILE_BYTES = 8192
+"""Of a file beside the program: what is looked for stands at its begin."""
+_FOLDERS_UP = 8
+"""A program lies at most so deep in its repository."""
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+_-]{0,40}")
+_IN_TORCH = re.compile(r"(/.{1,4000}/torch)/lib/libtorch[\w]*\.so")
+_TORCH_VERSION = re.compile(r"^__version__ = ['\"]([^'\"\n]{1,60})['\"]", re.MULTILINE)
+_BY_NAME = {
+    "gpu.driver": re.compile(r"/libcuda\.so\.(\d{3,4}\.[\d.]{1,20})"),
+    "gpu.cuda": re.compile(r"/libcudart\.so\.(\d{1,3}\.[\d.]{1,20})"),
+    "nccl.version": re.compile(r"/libnccl\.so\.(\d{1,3}\.[\d.]{1,20})"),
+    "python.version": re.compile(r"/(?:lib)?python(\d\.\d{1,3})(?:\.so[\d.]*)?$"),
+}
+"""Versions that names of mapped files have."""
+_BY_PACKAGE = {
+    "nccl.version": ("/nvidia/nccl/lib/", re.compile(r"nvidia_nccl_cu\d+-([\w.+]{1,40})\.dist-info")),
+    "gpu.cuda": ("/nvidia/cuda_runtime/lib/", re.compile(r"nvidia_cuda_runtime_cu\d+-([\w.+]{1,40})\.dist-info")),
+    "cudnn.version": ("/nvidia/cudnn/lib/", re.compile(r"nvidia_cudnn_cu\d+-([\w.+]{1,40})\.dist-info")),
+}
+"""Versions that names of Python packages have, which lie two folders above a mapped file's."""
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
+_CONTAINER = re.compile(r"[0-9a-f]{64}")
+_IMAGE = ("CONTAINER_IMAGE", "IMAGE_NAME", "PYTORCH_BUILD_VERSION", "NVIDIA_PYTORCH_VERSION", "APPTAINER_CONTAINER",
+          "SINGULARITY_CONTAINER", "SLURM_CONTAINER_IMAGE")  # fmt: skip
+"""Variables that name the image of a container; ``container.image`` is the first that is set."""
+
+
+def read_facts(pid: int) -> dict[str, str]:
+    """Facts of a process, by the reader if there is one. What could not be read is named in ``unreadable``.
+
+    Raises:
+        OSError: The process has ended, may not be looked at, or does not answer.
+    """
+    if not reader.shared.on:
+        return process_facts(pid)
+    if not reader.shared.reads_memory(pid):
+        raise reader.Unreadable(f"the memory of process {pid} does not answer")
+
+    def parse(answer: Answer) -> dict[str, str]:
+        facts = answer.what["facts"]
+        if not isinstance(facts, dict) or len(facts) > MOST:
+            raise Malformed("facts")
+        return bounded({text(name, LONGEST): text(value, LONGEST + 1) for name, value in facts.items()})
+
+    return reader.checked(reader.shared.ask("facts", pid), parse)  # type: ignore[no-any-return]
+
+
+def process_facts(pid: int) -> dict[str, str]:
+    """The same, read by this process.
+
+    Raises:
+        OSError: The process has ended, or may not be looked at.
+    """
+    facts: dict[str, str] = {}
+    unreadable: list[str] = []
+    progress.memory()
+    environment = (PROC / str(pid) / "environ").read_bytes()
+    progress.clear()
+    facts |= settings(environment)
+    facts |= _binding(pid)
+    with _noting(unreadable, "cgroup"):
+        facts |= _limits((PROC / str(pid) / "cgroup").read_text(errors="replace"))
+    with _noting(unreadable, "versions"):
+        facts |= _versions(pid)
+    with _noting(unreadable, "git.commit"):
+        if commit := _commit(pid):
+            facts["git.commit"] = commit
+    if unreadable:
+        facts[UNREADABLE] = ",".join(unreadable)
+    return bounded(facts)
+
+
+@contextlib.contextmanager
+def _noting(unreadable: list[str], what: str):  # type: ignore[no-untyped-def]
+    try:
+        yield
+    except OSError:
+        unreadable.append(what)
+
+
+def settings(environment: bytes) -> dict[str, str]:
+    """Facts of an environment as /proc/PID/environ has it: what :data:`argus.model.environment.VARIABLES` name, without
+    what looks like a secret."""
+    facts = {}
+    images = {}
+    for item in environment.split(b"\0"):
+        name, equals, value = item.partition(b"=")
+        if not equals or len(name) > LONGEST:
+            continue
+        key, shown = name.decode(errors="replace"), value[: 4 * LONGEST].decode(errors="replace")
+        if key in _IMAGE and shown:
+            images[key] = redact.redacted([shown])[0]
+        elif is_stored(key) and "\n" not in shown:
+            facts[f"env.{key}"] = redact.redacted([f"{key}={shown}"])[0].partition("=")[2]
+    for key in _IMAGE:
+        if key in images:
+            return {**facts, "container.image": images[key]}
+    return facts
+
+
+def _binding(pid: int) -> dict[str, str]:
+    """The CPUs and memory nodes that its main thread may use."""
+    lines = (PROC / str(pid) / "status").read_text(errors="replace").splitlines()
+    pairs = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    named = {"numa.cpus": "Cpus_allowed_list", "numa.memory": "Mems_allowed_list"}
+    return {fact: pairs[name].strip() for fact, name in named.items() if name in pairs}
+
+
+def _limits(cgroup: str) -> dict[str, str]:
+    """CPU and memory that its control group, or one above it, allows; and its container."""
+    facts = {}
+    if container := _CONTAINER.search(cgroup):
+        facts["container.id"] = container[0][:12]
+    for line in cgroup.splitlines()[:64]:
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        parts = [part for part in path.split("/") if part]
+        if ".." in parts:
+            continue  # above what this namespace shows
+        kinds = controllers.split(",")
+        if not controllers:
+            facts |= _limit(CGROUPS, parts, {"cgroup.cpu_max": "cpu.max", "cgroup.memory_max": "memory.max"})
+        elif "cpu" in kinds:
+            facts |= _limit(CGROUPS / "cpu", parts, {"cgroup.cpu_max": "cpu.cfs_quota_us"})
+        elif "memory" in kinds:
+            facts |= _limit(CGROUPS / "memory", parts, {"cgroup.memory_max": "memory.limit_in_bytes"})
+    return facts
+
+
+def _limit(root: Path, parts: list[str], files: dict[str, str]) -> dict[str, str]:
+    facts = {}
+    for fact, name in files.items():
+        for depth in range(min(len(parts), 32), -1, -1):
+            try:
+                value = root.joinpath(*parts[:depth], name).read_text()[:80].strip()
+            except OSError:
+                continue
+            unlimited = value.startswith(("max", "-1")) or (value.isdigit() and int(value) >= 1 << 60)
+            if not unlimited:
+                facts[fact] = value
+                break
+    return facts
+
+
+def _versions(pid: int) -> dict[str, str]:
+    """Versions of what it maps, by the names of files and packages; of PyTorch from its own version.py."""
+    with (PROC / str(pid) / "maps").open("rb") as file:
+        lines = file.read(_MAPS_BYTES).decode(errors="replace").splitlines()
+    paths = list(dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6))
+    paths = [path for path in paths if path.startswith("/")]
+    with contextlib.suppress(OSError):
+        paths.append(os.readlink(PROC / str(pid) / "exe"))
+    facts = {}
+    for fact, pattern in _BY_NAME.items():
+        if found := next((match for path in paths if (match := pattern.search(path))), None):
+            facts[fact] = found[1].rstrip(".")
+    torch = next((match[1] for path in paths if (match := _IN_TORCH.match(path))), None)
+    packages = {
+        fact: (path.partition(place)[0], pattern)
+        for fact, (place, pattern) in _BY_PACKAGE.items()
+        if (path := next((path for path in paths if place in path), None)) is not None
+    }
+    if torch is None and not packages:
+        return facts
+    root = mapped.open_root(pid)
+    try:
+        _touching(pid, torch or next(iter(packages.values()))[0])
+        if torch is not None and (found := _TORCH_VERSION.search(_head(root, f"{torch}/version.py"))):
+            facts["torch.version"] = found[1]
+        for fact, (folder, pattern) in packages.items():
+            names = mapped.names_in_root(root, folder)
+            if match := next((match for name in sorted(names) if (match := pattern.fullmatch(name))), None):
+                facts[fact] = match[1]
+    finally:
+        os.close(root)
+        progress.clear()
+    return facts
+
+
+def _commit(pid: int) -> str:
+    """The commit that is checked out where its program lies, or where it was started; empty: there is none."""
+    folders = _folders(pid)
+    root = mapped.open_root(pid)
+    try:
+        for start in folders:
+            folder = start
+            _touching(pid, start)
+            for _ in range(_FOLDERS_UP):
+                with contextlib.suppress(OSError):
+                    return _checked_out(root, f"{folder}/.git")
+                if folder in ("/", ""):
+                    break
+                folder = posixpath.dirname(folder)
+    finally:
+        os.close(root)
+        progress.clear()
+    return ""
+
+
+def _checked_out(root: int, git: str) -> str:
+    """The commit of a repository; empty: it is not known. Raises OSError if there is none."""
+    head = _head(root, f"{git}/HEAD").strip()
+    if _COMMIT.fullmatch(head):
+        return head
+    if not (ref := _REF.fullmatch(head)) or ".." in ref[1]:
+        return ""
+    with contextlib.suppress(OSError):
+        commit = _head(root, f"{git}/{ref[1]}").strip()
+        return commit if _COMMIT.fullmatch(commit) else ""
+    with contextlib.suppress(OSError):
+        for line in _head(root, f"{git}/packed-refs", 1 << 20).splitlines():
+            commit, _, name = line.partition(" ")
+            if name == ref[1] and _COMMIT.fullmatch(commit):
+                return commit
+    return ""
+
+
+def _folders(pid: int) -> list[str]:
+    """Where its program may lie: the folder of the script that its command line names, and where it works."""
+    progress.memory()
+    words = (PROC / str(pid) / "cmdline").read_bytes()[:65536].split(b"\0")
+    progress.clear()
+    works = os.readlink(PROC / str(pid) / "cwd")
+    script = next((os.fsdecode(word) for word in words[:64] if word.endswith((b".py", b".sh"))), None)
+    folders = [] if script is None else [posixpath.dirname(posixpath.normpath(posixpath.join(works, script)))]
+    return list(dict.fromkeys(folder for folder in [*folders, works] if folder.startswith("/")))
+
+
+def _head(root: int, path: str, size: int = _FILE_BYTES) -> str:
+    """The begin of a regular file of the process; raises OSError where there is none."""
+    return mapped.open_in_root(root, path).read(size, 0).decode(errors="replace")
+
+
+def _touching(pid: int, folder: str) -> None:
+    """Notes which file system is about to be asked, as the process's table of mounts has it."""
+    found, device = -1, ""
+    for line in (PROC / str(pid) / "mountinfo").read_bytes()[: 1 << 20].decode(errors="replace").splitlines():
+        fields = line.split(" ", 5)
+        if len(fields) < 6:
+            continue
+        place = fields[4].rstrip("/")
+        if (folder == place or folder.startswith(f"{place}/")) and len(place) >= found:
+            found, device = len(place), fields[2]
+    if device:
+        progress.file(device)

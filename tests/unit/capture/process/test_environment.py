@@ -1,0 +1,139 @@
+"""What is read of a process's environment: versions, limits, settings without secrets, the commit of its program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from argus.capture.process import environment, mapped
+from argus.capture.process.environment import process_facts, settings
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+PID = 7
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes /proc/7 of a process that works in /work of a root of its own; returns that root."""
+
+    def make(maps: str = "", environ: bytes = b"", cgroup: str = "0::/\n", command: str = "python\0train.py\0") -> Path:
+        proc, root = tmp_path / "proc" / str(PID), tmp_path / "root"
+        for folder in (proc, root / "work"):
+            folder.mkdir(parents=True)
+        for name, text in (("status", "Name:\tpython\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n"),
+                           ("maps", maps), ("cgroup", cgroup), ("cmdline", command), ("mountinfo", "")):  # fmt: skip
+            (proc / name).write_text(text)
+        (proc / "environ").write_bytes(environ)
+        (proc / "cwd").symlink_to("/work")
+        (proc / "exe").symlink_to("/usr/bin/python3.11")
+        monkeypatch.setattr(environment, "PROC", tmp_path / "proc")
+        monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
+        monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))
+        return root
+
+    return make
+
+
+def mapping(path: str) -> str:
+    return f"7f0000000000-7f0000001000 r-xp 00000000 fd:00 42          {path}\n"
+
+
+def test_versions_are_those_of_names_packages_and_pytorch_s_own_file(process: Callable[..., Path]) -> None:
+    site = "/venv/lib/python3.11/site-packages"
+    root = process(
+        mapping("/usr/lib/libcuda.so.550.54.15")
+        + mapping(f"{site}/nvidia/nccl/lib/libnccl.so.2")
+        + mapping(f"{site}/nvidia/cuda_runtime/lib/libcudart.so.12")
+        + mapping(f"{site}/torch/lib/libtorch_cpu.so")
+    )
+    packages = root / site[1:]
+    for name in ("nvidia_nccl_cu12-2.21.5.dist-info", "nvidia_cuda_runtime_cu12-12.4.127.dist-info", "torch"):
+        (packages / name).mkdir(parents=True)
+    (packages / "torch" / "version.py").write_text("from typing import Optional\n__version__ = '2.13.0+cu124'\n")
+    facts = process_facts(PID)
+    assert {name: facts[name] for name in facts if name.endswith(("version", "driver", "cuda"))} == {
+        "gpu.driver": "550.54.15", "gpu.cuda": "12.4.127", "nccl.version": "2.21.5", "torch.version": "2.13.0+cu124",
+        "python.version": "3.11",
+    }  # fmt: skip
+    assert (facts["numa.cpus"], facts["numa.memory"]) == ("0-3", "0")
+    assert environment.UNREADABLE not in facts
+
+
+def test_settings_are_stored_and_secrets_are_not() -> None:
+    facts = settings(
+        b"NCCL_ALGO=Ring\0OMP_NUM_THREADS=4\0AWS_SECRET_ACCESS_KEY=hunter2\0TORCH_API_TOKEN=hunter2\0HOME=/root\0"
+        b"NCCL_PROXY=http://user:hunter2@proxy:1\0CUDA_X=a\nb\0" + b"NCCL_" + b"A" * 9000 + b"=1\0no equals\0"
+    )
+    assert facts["env.NCCL_ALGO"] == "Ring"
+    assert facts["env.OMP_NUM_THREADS"] == "4"
+    assert "hunter2" not in str(facts)
+    assert {"env.NCCL_ALGO", "env.OMP_NUM_THREADS", "env.TORCH_API_TOKEN", "env.NCCL_PROXY"} == set(facts)
+
+
+def test_the_image_is_what_a_variable_of_the_container_names() -> None:
+    assert settings(b"CONTAINER_IMAGE=reg/train:24.10\0")["container.image"] == "reg/train:24.10"
+    assert "container.image" not in settings(b"CONTAINER_IMAGE=\0")
+
+
+@pytest.mark.parametrize("how", ["detached", "loose", "packed"])
+def test_the_commit_of_the_program_s_folder(process: Callable[..., Path], how: str) -> None:
+    root = process(command="python\0/work/src/deep/train.py\0")
+    git = root / "work" / ".git"
+    (git / "refs/heads").mkdir(parents=True)
+    (git / "HEAD").write_text(f"{COMMIT}\n" if how == "detached" else "ref: refs/heads/main\n")
+    if how == "loose":
+        (git / "refs/heads/main").write_text(f"{COMMIT}\n")
+    if how == "packed":
+        (git / "packed-refs").write_text(
+            f"# pack-refs with: peeled\n{'f' * 40} refs/heads/other\n{COMMIT} refs/heads/main\n"
+        )
+    assert process_facts(PID)["git.commit"] == COMMIT
+
+
+@pytest.mark.parametrize(
+    "head", ["ref: refs/../../etc/passwd", "ref: /etc/passwd", "x" * 100_000, "", "ref: refs/heads/none"]
+)
+def test_a_repository_that_says_nothing_sensible_has_no_commit(process: Callable[..., Path], head: str) -> None:
+    root = process()
+    (root / "work" / ".git").mkdir()
+    (root / "work" / ".git" / "HEAD").write_text(head)
+    assert "git.commit" not in process_facts(PID)
+
+
+def test_a_pipe_or_a_link_out_of_the_root_is_not_read(process: Callable[..., Path], tmp_path: Path) -> None:
+    root = process()
+    (tmp_path / "outside").write_text(f"{COMMIT}\n")
+    (root / "work" / ".git").mkdir()
+    (root / "work" / ".git" / "HEAD").symlink_to("/../outside")
+    assert "git.commit" not in process_facts(PID)
+    (root / "work" / ".git" / "HEAD").unlink()
+    os.mkfifo(root / "work" / ".git" / "HEAD")
+    assert "git.commit" not in process_facts(PID)
+
+
+def test_limits_are_the_nearest_group_s(process: Callable[..., Path], tmp_path: Path) -> None:
+    process(cgroup="0::/kube/pod/../x\n0::/kube/pod\n")
+    groups = tmp_path / "cgroups" / "kube"
+    (groups / "pod").mkdir(parents=True)
+    (groups / "pod" / "cpu.max").write_text("max 100000\n")
+    (groups / "cpu.max").write_text("800000 100000\n")
+    (groups / "pod" / "memory.max").write_text("1073741824\n")
+    facts = process_facts(PID)
+    assert (facts["cgroup.cpu_max"], facts["cgroup.memory_max"]) == ("800000 100000", "1073741824")
+
+
+def test_what_cannot_be_read_is_named(process: Callable[..., Path], tmp_path: Path) -> None:
+    process()
+    (tmp_path / "proc" / str(PID) / "maps").unlink()
+    (tmp_path / "proc" / str(PID) / "cgroup").unlink()
+    assert process_facts(PID)[environment.UNREADABLE] == "cgroup,versions"
+
+
+def test_a_process_that_has_ended_raises(process: Callable[..., Path], tmp_path: Path) -> None:
+    process()
+    (tmp_path / "proc" / str(PID) / "environ").unlink()
+    with pytest.raises(OSError, match="environ"):
+        process_facts(PID)

@@ -1,0 +1,56 @@
+"""Facts of a node: what the kernel says, and nothing where it says nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from argus.capture.host_environment import host_facts
+
+
+def a_node(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+NODE = {
+    "proc/sys/kernel/osrelease": "6.8.0-45\n",
+    "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04"\n',
+    "proc/cpuinfo": "processor\t: 0\nmodel name\t: AMD EPYC 9654\n",
+    "proc/meminfo": "MemTotal:       25165824 kB\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
+    "sys/devices/system/cpu/cpu1/cpufreq/scaling_governor": "powersave\n",
+    "sys/devices/system/cpu/cpu2/cpufreq/scaling_governor": "performance\n",
+    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
+    "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n",
+    "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA H100\nIRQ: 1\n",
+    "proc/driver/nvidia/gpus/0000:02:00.0/information": "Model: \t\t NVIDIA H100\nIRQ: 2\n",
+    "sys/bus/pci/devices/0000:01:00.0/numa_node": "0\n",
+    "sys/class/net/eth0/speed": "100000\n",
+    "sys/class/net/eth0/device/vendor": "x\n",
+    "sys/class/net/lo/mtu": "65536\n",
+}
+
+
+def test_what_a_node_says(tmp_path: Path) -> None:
+    facts = host_facts(a_node(tmp_path, NODE))
+    digests = {facts.pop("nic.digest"), facts.pop("topology.digest")}
+    assert len(digests) == 2
+    assert facts == {
+        "kernel.release": "6.8.0-45", "os.name": "Ubuntu 24.04", "cpu.model": "AMD EPYC 9654", "memory.gib": "24",
+        "cpu.governor": "2 x performance, 1 x powersave", "memory.huge_pages": "madvise", "gpu.driver": "550.54.15",
+        "gpu.model": "NVIDIA H100", "gpu.count": "2",
+    }  # fmt: skip
+
+
+def test_cards_and_places_make_digests(tmp_path: Path) -> None:
+    before = host_facts(a_node(tmp_path / "1", NODE))
+    slower = host_facts(a_node(tmp_path / "2", {**NODE, "sys/class/net/eth0/speed": "25000\n"}))
+    moved = host_facts(a_node(tmp_path / "3", {**NODE, "sys/bus/pci/devices/0000:01:00.0/numa_node": "1\n"}))
+    assert slower["nic.digest"] != before["nic.digest"] == moved["nic.digest"]
+    assert moved["topology.digest"] != before["topology.digest"] == slower["topology.digest"]
+
+
+def test_a_node_that_says_nothing(tmp_path: Path) -> None:
+    assert host_facts(tmp_path) == {}
