@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import json
+import pwd
+import time
 from datetime import datetime, timezone
 
 import click
@@ -15,25 +17,64 @@ from argus.store.open import open_store
 from argus.store.read.jobs import JobRun, list_job_runs
 from argus.store.read.render import readable_duration
 
+from .grammar import parse_since
 from .options import format_option, store_option
 
-_HEAD = ("job", "run", "ranks", "hosts", "started (UTC)", "took", "steps", "a step", "verdict")
-_RIGHT = (False, True, True, True, False, True, True, True, False)
+_HEAD = (
+    "job",
+    "run",
+    "ranks",
+    "hosts",
+    "mesh",
+    "user",
+    "environment",
+    "started (UTC)",
+    "took",
+    "steps",
+    "a step",
+    "verdict",
+)
+_RIGHT = (False, True, True, True, False, False, False, False, True, True, True, False)
+STATUSES = ("healthy", "degraded", "hung", "inconclusive")
+_OPTIONAL = ("mesh", "user", "environment")
+"""Columns that are left out where no run has anything in them."""
 
 
 @click.command()
 @click.argument("names", metavar="[JOB]...", nargs=-1)
+@click.option(
+    "--verdict",
+    "statuses",
+    multiple=True,
+    type=click.Choice(STATUSES),
+    help="Only runs with this verdict.",
+)
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Only runs of this user (name or number).")
+@click.option("--since", metavar="WHEN", help="Only runs with rows since then: 2h, 2026-05-01T12:00:30 (UTC).")
+@click.option("--last", metavar="SPAN", help="The same: 30m, 2h, 7d.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @format_option()
 @store_option
-def command(names: tuple[str, ...], output_format: str, store_url: str | None) -> None:
+def command(
+    names: tuple[str, ...],
+    statuses: tuple[str, ...],
+    users: tuple[str, ...],
+    since: str | None,
+    last: str | None,
+    limit: int | None,
+    output_format: str,
+    store_url: str | None,
+) -> None:
     """List what has been traced: every run of every job, the newest first.
 
     Ranks are those seen, of how many the launcher speaks of. A step is the median over ranks and steps. The verdict is
-    the newest that argus diagnose, or a trace, has stored. A + after the time: the trace goes on, or was cut off.
+    the newest that argus diagnose, or a trace, has stored. A + after the time: the trace goes on, or was cut off. Mesh:
+    data x pipeline x tensor parallel. Runs with the same environment ran on and with the same.
 
     \b
       argus jobs
       argus jobs llama 'resnet*'
+      argus jobs --last 1d --verdict degraded --user alice
       argus jobs --format json | jq '.jobs[] | select(.status == "degraded") | .job'
     """
     with open_store(store_url, create=False) as store:
@@ -42,6 +83,7 @@ def command(names: tuple[str, ...], output_format: str, store_url: str | None) -
     if not runs:
         stored = ", ".join(list(dict.fromkeys(one.job for one in listed))[:10])
         raise ArgusError(f"no job '{names[0]}' is stored", f"Stored are: {stored}", EXIT_UNAVAILABLE)
+    runs = _chosen(runs, statuses, users, _since_ns(since or last))[:limit]
     if output_format == "json":
         rows = [dataclasses.asdict(one) for one in runs]
         click.echo(json.dumps({"schema": "argus.jobs/1", "jobs": rows}, indent=2, ensure_ascii=False))
@@ -53,10 +95,12 @@ def command(names: tuple[str, ...], output_format: str, store_url: str | None) -
 def table(runs: list[JobRun]) -> list[str]:
     """A line for each run below the head."""
     rows = [_HEAD, *(_row(one) for one in runs)]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(_HEAD))]
+    shown = [at for at, name in enumerate(_HEAD) if name not in _OPTIONAL or any(row[at] != "-" for row in rows[1:])]
+    rows = [tuple(row[at] for at in shown) for row in rows]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(shown))]
     lines = []
     for row in rows:
-        padded = zip(row, widths, _RIGHT, strict=True)
+        padded = zip(row, widths, [_RIGHT[at] for at in shown], strict=True)
         lines.append("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in padded))
     return [line.rstrip() for line in lines]
 
@@ -75,12 +119,43 @@ def _row(one: JobRun) -> tuple[str, ...]:
         str(one.run),
         str(one.ranks) + (f"/{one.world_size}" if one.world_size not in (0, one.ranks) else ""),
         str(one.hosts or "-"),
+        one.mesh or "-",
+        ", ".join(map(user_name, one.uids[:4])) or "-",
+        one.environment or "-",
         started,
         took(one.ended_ns - one.started_ns) + "+" * one.open,
         str(one.steps or "-"),
         readable_duration(one.step_ns) if one.steps else "-",
         verdict,
     )
+
+
+def _chosen(runs: list[JobRun], statuses: tuple[str, ...], users: tuple[str, ...], since_ns: int) -> list[JobRun]:
+    """Runs with one of the verdicts, of one of the users, whose last rows came since then; what is empty, or 0, chooses
+    all."""
+    return [
+        one
+        for one in runs
+        if (not statuses or one.status in statuses)
+        and (not users or {str(uid) for uid in one.uids} & {*users} or {user_name(uid) for uid in one.uids} & {*users})
+        and one.ended_ns >= since_ns
+    ]
+
+
+def _since_ns(word: str | None) -> int:
+    """Wall time that ``--since`` means; 0: all runs."""
+    if word is None:
+        return 0
+    span_ns, at_ns = parse_since(word)
+    return at_ns if at_ns is not None else time.time_ns() - (span_ns or 0)
+
+
+def user_name(uid: int) -> str:
+    """The name that this host has for a user, else the number."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
 
 
 def took(ns: int) -> str:

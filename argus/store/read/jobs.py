@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -24,6 +24,10 @@ class JobRun:
         steps: Steps found; ``step_ns``: the median over ranks and steps, 0: none were found.
         status: Of the newest verdict stored; empty: none is. ``kind``, ``finding_ranks``: of its first finding.
         judged_ns: Wall time of that verdict; 0: none is stored.
+        mesh: Data x pipeline x tensor parallel (dp x pp x tp); empty: not known.
+        environment: Digits of a hash of what its ranks ran on and with; empty: not known. Runs with the same digits had
+            the same environment (``environments``).
+        uids: Users that its processes ran as, as their hosts number them.
     """
 
     job: str
@@ -40,6 +44,9 @@ class JobRun:
     kind: str
     finding_ranks: list[int]
     judged_ns: int
+    mesh: str = ""
+    environment: str = ""
+    uids: list[int] = field(default_factory=list)
 
 
 # Sessions, processes and steps: imported jobs may have steps alone, a trace that has just begun no step yet. Only small
@@ -76,6 +83,23 @@ SELECT job, run, status, kind, ranks, toInt64(toUnixTimestamp64Nano(created)) AS
 FROM findings ORDER BY job, run, created DESC, share DESC LIMIT 1 BY job, run
 """
 
+_MORE = """
+SELECT job, run, max(layout) AS mesh, max(digits) AS environment,
+       arraySort(arrayDistinct(arrayFlatten(groupArray(users)))) AS uids
+FROM
+(
+  SELECT job, run, concat(toString(dp), 'x', toString(pp), 'x', toString(tp)) AS layout, '' AS digits,
+         emptyArrayInt64() AS users FROM parallel_layout FINAL
+  UNION ALL
+  SELECT job, run, '', lower(substring(hex(sipHash64(arraySort(groupUniqArray(digest)))), 1, 8)), emptyArrayInt64()
+  FROM environments FINAL WHERE digest != 0 GROUP BY job, run
+  UNION ALL
+  SELECT job, run, '', '', groupUniqArray(16)(uid) FROM ranks WHERE uid >= 0 GROUP BY job, run
+)
+GROUP BY job, run
+"""
+"""What not every run has."""
+
 
 def list_job_runs(store: Store) -> list[JobRun]:
     """Every run of every job, the newest first.
@@ -96,9 +120,11 @@ def find_job_runs(store: Store) -> list[JobRun]:
         ArgusError: The store cannot be reached, or has no tables.
     """
     verdicts = {(row["job"], row["run"]): row for row in query(store, _VERDICTS).to_pylist()}
+    more = {(row.pop("job"), row.pop("run")): row for row in query(store, _MORE).to_pylist()}
     runs = []
     for row in query(store, _RUNS).to_pylist():
         verdict: dict[str, Any] = verdicts.get((row["job"], row["run"]), {})
+        row |= more.get((row["job"], row["run"]), {})
         row["open"] = bool(row["open"])
         runs.append(
             JobRun(

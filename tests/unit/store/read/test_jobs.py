@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
 
 from argus.cli.jobs import took
@@ -65,6 +66,10 @@ def write(store: Store) -> None:
         assert writer.flush(), writer.last_error
 
 
+LATER = ("environments", "parallel_layout")
+"""Tables that a test fills itself."""
+
+
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """One engine for all tests: starting one takes long on a busy machine."""
@@ -76,7 +81,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def store(opened: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setenv("ARGUS_STORE", opened.url)
     with opened.lease() as client:
-        for table in ("jobs", "ranks", "iterations", "iteration_rollup", "findings", "health"):
+        for table in ("jobs", "ranks", "iterations", "iteration_rollup", "findings", "health", *LATER):
             client.command(f"TRUNCATE TABLE {table}")
     write(opened)
     return opened
@@ -200,3 +205,57 @@ def test_every_table_of_jobs_has_runs(store: Store) -> None:
         " GROUP BY table HAVING count() = 1",
     )
     assert found.column("table").to_pylist() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        (["--verdict", "degraded"], [9]),
+        (["--verdict", "degraded", "--verdict", "healthy"], [9]),
+        (["--user", "nobody-here"], []),
+        (["--limit", "1"], [9]),
+        (["--since", "1999-01-01T00:00:00", "--limit", "2"], None),
+        (["--since", "2199-01-01T00:00:00"], []),
+    ],
+)
+def test_runs_are_chosen(
+    store: Store, capsys: pytest.CaptureFixture[str], words: list[str], runs: list[int] | None
+) -> None:
+    assert main(["jobs", "--format", "json", *words]) == 0
+    listed = json.loads(capsys.readouterr().out)["jobs"]
+    if runs is not None:
+        assert [one["run"] for one in listed] == runs
+    else:
+        assert len(listed) == 2
+
+
+def test_environment_mesh_and_user_have_columns_where_they_are_known(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["jobs"]) == 0
+    assert not {"mesh", "environment"} & {*capsys.readouterr().out.splitlines()[0].split()}
+    with Writer(store, source="test") as writer:
+        for run, digests in ((9, [5, 5]), (7, [5, 6])):
+            writer.append(
+                "environments",
+                {
+                    "job": "llama", "run": run, "rank": np.arange(2, dtype=np.uint32), "host": "n", "pid": 1,
+                    "ts": np.zeros(2, np.int64), "facts": [{}, {}], "digest": np.array(digests, np.uint64), "version": 1,
+                },
+            )  # fmt: skip
+        writer.append(
+            "parallel_layout",
+            {
+                "job": "llama", "run": 9, "dp": 4, "pp": 2, "tp": 1, "sp": 1, "vpp": 1, "world_size": 8,
+                "source": "test", "version": np.array([1], np.uint64),
+            },
+        )  # fmt: skip
+        assert writer.flush(20), writer.last_error
+    known = {one.run: one for one in list_job_runs(store) if one.job == "llama"}
+    assert known[9].mesh == "4x2x1"
+    assert len(known[9].environment) == len(known[7].environment) == 8
+    assert known[9].environment != known[7].environment
+    assert main(["jobs", "llama"]) == 0
+    head, newest = capsys.readouterr().out.splitlines()[:2]
+    assert {"mesh", "environment"} <= {*head.split()}
+    assert {"4x2x1", known[9].environment} <= {*newest.split()}
