@@ -26,13 +26,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"model", "system", "semantics"},
     "live": {"model", "system", "capture", "cupti", "semantics", "tables", "compress", "store"},
     "diagnose": {"model", "system", "semantics", "compress", "store"},
+    "compare": {"model", "store", "diagnose"},
     "export": {"model", "system", "semantics", "store", "diagnose"},
     "report": {"model", "system", "semantics", "compress", "store", "diagnose", "export"},
     "importers": {"model", "system", "semantics", "tables", "store", "diagnose"},
     "simulate": {"model", "system", "semantics", "tables", "compress", "store"},
     "health": {"model", "system", "store"},
     "cli": {
-        "model", "system", "capture", "cupti", "semantics", "store", "live", "diagnose", "export", "report",
+        "model", "system", "capture", "cupti", "semantics", "store", "live", "diagnose", "compare", "export", "report",
         "importers", "simulate", "health",
     },
 }  # fmt: skip
