@@ -14,7 +14,7 @@ LEVEL = 0.005
 may be the one that chance picks."""
 GIVEN = 0.02
 """The same of one figure, where the step time itself changed."""
-LEAST_COST = 0.005
+LEAST_COST = 0.002
 """Share of a step that a cause costs at least. Less is neither worth a search nor stable."""
 
 

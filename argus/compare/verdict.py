@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from argus.compare.changes import Cause, confidence_of, find_causes
+from argus.compare.changes import LEAST_COST, Cause, confidence_of, find_causes
 from argus.compare.comparer import Side
 from argus.compare.workload import Workload, compare_workloads
 from argus.diagnose.read.profile import Profile
@@ -140,8 +140,8 @@ def _status(step: Difference, causes: list[Cause], compared: int, workload: Work
     worst = max(abs(step.change - half), abs(step.change + half))
     if worst < least and not step.assumed:
         text = (
-            f"the step time differs by less than {worst / step.before:.1%}, and no figure of {compared} by more than "
-            "runs do"
+            f"the step time differs by less than {worst / step.before:.1%}, and none of {compared} figures changed by "
+            f"more than runs do and {LEAST_COST:.1%} of a step"
         )
         both = float(t.sf((least - abs(step.change)) / step.error, step.df))
         return "same", "", text, 1 - both

@@ -129,7 +129,8 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     work = {name: float(np.mean(steps[name][used])) for name in ("launches", "collectives")}
     work["bytes"] = sum(one.bytes for one in transfers.values())
     work["flops"] = float(size["step_flops"][0]) if known else 0.0
-    latencies = query(queries.RUN_LATENCIES, params)
+    kernels = _kernels(query(queries.RUN_KERNELS, params), len(numbers), int(numbers[-1] - numbers[0]) + 1)
+    latencies = read_latencies(query, params)
     mesh = query(queries.RUN_MESH, params)
     step = mean_of(steps["duration_ns"][used].astype(np.float64))
     return Profile(
@@ -139,9 +140,26 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
         len(numbers), bool(known and not int(size["open"][0])),
         {name: value for name, value in work.items() if value > 0},
         step, _by_step(rows, "phase", numbers), clock if len(rows["step"]) else "",
-        _kernels(query(queries.RUN_KERNELS, params), len(numbers), int(numbers[-1] - numbers[0]) + 1), transfers, _figures(query, params, numbers, step),
-        tuple(map(float, latencies["points"][0])) if len(latencies["n"]) and int(latencies["n"][0]) else (),
+        kernels, transfers, _figures(query, params, numbers, step), latencies,
         _by_host(query(queries.RUN_COMPUTE, params)),
+    )  # fmt: skip
+
+
+def read_latencies(query: Query, params: Mapping[str, Any]) -> tuple[float, ...]:
+    """Quantiles of the issue latency over ranks and steps, ns; empty: not observed. ``params``: job, run, first and
+    last step."""
+    rows = query(queries.RUN_LATENCIES, params)
+    return tuple(map(float, rows["points"][0])) if len(rows["n"]) and int(rows["n"][0]) else ()
+
+
+def read_class(query: Query, job: str, run: int) -> str:
+    """:func:`class_of` a run, without its figures."""
+    params = {"job": job, "run": run}
+    size, mesh = query(queries.RUN_SIZE, params), query(queries.RUN_MESH, params)
+    ranks = query(queries.RUN_RANKS, params)
+    return _class(
+        job, int(size["world_size"][0]) if len(size["world_size"]) else 0, int(ranks["ranks"][0]),
+        {str(name): int(n) for name, n in zip(mesh["dimension"], mesh["nranks"], strict=True)}, "",
     )  # fmt: skip
 
 
@@ -220,9 +238,12 @@ def class_name(job: str) -> str:
 def class_of(profile: Profile) -> str:
     """What runs have in common whose step times may be compared: name, ranks, mesh and GPU, as one line. Work of a step
     is compared besides (:func:`same_work`)."""
-    mesh = ",".join(f"{name}{size}" for name, size in sorted(profile.mesh.items()))
-    size = profile.world_size or profile.ranks
-    return json.dumps([class_name(profile.job), size, mesh, profile.environment.get("gpu", "")])
+    return _class(profile.job, profile.world_size, profile.ranks, profile.mesh, profile.environment.get("gpu", ""))
+
+
+def _class(job: str, world_size: int, ranks: int, mesh: Mapping[str, int], gpu: str) -> str:
+    dimensions = ",".join(f"{name}{size}" for name, size in sorted(mesh.items()))
+    return json.dumps([class_name(job), world_size or ranks, dimensions, gpu])
 
 
 def same_work(first: Profile, second: Profile, tolerance: float = 0.02) -> bool:

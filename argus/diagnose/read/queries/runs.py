@@ -117,7 +117,34 @@ FROM
 GROUP BY batch ORDER BY batch
 """
 
+RUN_RANKS = """
+SELECT uniqExact(rank) AS ranks FROM iterations WHERE job = {job:String} AND run = {run:UInt32}
+"""
+
+ANY_BASELINE = """
+SELECT count() AS n FROM baselines
+"""
+
 BASELINES = """
-SELECT job, run, profile, source, added FROM baselines FINAL
-WHERE class = {class:String} AND NOT removed ORDER BY added
+SELECT job, run, profile, source, added, removed FROM baselines FINAL
+WHERE class = {class:String} ORDER BY added DESC
+"""
+
+ALL_BASELINES = """
+SELECT class, job, run, step_ns, steps, source, added FROM baselines FINAL
+WHERE NOT removed ORDER BY class, added
+"""
+
+BASELINE_ROW = """
+SELECT class, removed, source, profile FROM baselines FINAL WHERE job = {job:String} AND run = {run:UInt32}
+"""
+
+BASELINE_STEPS = """
+SELECT b.job AS job, b.run AS run, b.step_ns / 1e6 AS step_ms, b.source AS source
+FROM baselines AS b FINAL
+WHERE b.class = {class:String} AND NOT b.removed
+UNION ALL
+SELECT job, run, avg(duration_ns) / 1e6, 'this run' FROM iterations
+WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+GROUP BY job, run
 """
