@@ -39,7 +39,7 @@ def command(
 ) -> int:
     """Compare runs: is it the same workload, what changed by what it costs, and how sure that is.
 
-    RUN is JOB (its newest run), JOB@RUN, JOB@RUN,RUN or JOB@last:3 (its three newest). Give several runs a side: one run
+    RUN is JOB (its newest run), JOB@RUN, JOB@RUN,RUN or JOB@last:3 (its three newest). Give several runs a side: one
     shows nothing of how much runs differ.
 
     \b

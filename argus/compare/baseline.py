@@ -84,14 +84,17 @@ def remove_baselines(store: Store, runs: Sequence[tuple[str, int]]) -> None:
         rows = query_columns(store, queries.BASELINE_ROW, {"job": job, "run": run})
         there = [place for place, removed in enumerate(rows["removed"].tolist()) if not removed]
         if not there:
-            raise ArgusError(
-                f"run {run} of job '{job}' is no baseline", "argus baseline list shows all", EXIT_UNAVAILABLE
-            )
+            raise no_baseline(job, run)
         for place in there:
             put(store, {
                 "class": str(rows["class"][place]), "job": job, "run": run, "profile": "", "step_ns": 0.0,
                 "step_error_ns": -1.0, "steps": 0, "source": str(rows["source"][place]), "removed": 1,
             })  # fmt: skip
+
+
+def no_baseline(job: str, run: int) -> ArgusError:
+    """The error for a run that is none."""
+    return ArgusError(f"run {run} of job '{job}' is no baseline", "argus baseline list shows all", EXIT_UNAVAILABLE)
 
 
 def stored_profile(store: Store, job: str, run: int) -> Profile:
@@ -110,4 +113,4 @@ def stored_profile(store: Store, job: str, run: int) -> Profile:
                     f"the baseline of run {run} of job '{job}' was written by another version of Argus",
                     "Make it anew: argus baseline set", EXIT_UNAVAILABLE,
                 ) from None  # fmt: skip
-    raise ArgusError(f"run {run} of job '{job}' is no baseline", "argus baseline list shows all", EXIT_UNAVAILABLE)
+    raise no_baseline(job, run)

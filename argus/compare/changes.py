@@ -79,10 +79,12 @@ def find_causes(
     return sorted(causes, key=lambda cause: -abs(cause.cost_ns)), len(figures)
 
 
+CAPPED = 0.99
+"""Confidence at most: runs that differ in what nobody measured are not known of."""
 ASSUMED = 0.6
 """Confidence at most where no side has two runs: by how much runs differ was assumed."""
 
 
 def confidence_of(found: Difference, compared: int = 1) -> float:
     """How sure it is that something changed that is one of so many figures."""
-    return min(1 - min(1.0, found.p * compared), ASSUMED if found.assumed else 0.999)
+    return min(1 - min(1.0, found.p * compared), ASSUMED if found.assumed else CAPPED)

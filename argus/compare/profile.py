@@ -34,6 +34,7 @@ def baseline_side(store: Store, side: Sequence[Profile]) -> list[Profile]:
     if not runs:
         raise ArgusError(
             f"no earlier run of the class of '{side[0].job}' is a baseline",
-            "Name runs to compare with (--against JOB@RUN), or make one a baseline: argus baseline set", EXIT_UNAVAILABLE,
+            "Name runs to compare with (--against JOB@RUN), or make one a baseline: argus baseline set",
+            EXIT_UNAVAILABLE,
         )  # fmt: skip
     return runs

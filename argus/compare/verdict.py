@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from argus.compare.changes import LEAST_COST, Cause, confidence_of, find_causes
+from argus.compare.changes import CAPPED, LEAST_COST, Cause, confidence_of, find_causes
 from argus.compare.comparer import Side
 from argus.compare.workload import Workload, compare_workloads
 from argus.diagnose.read.profile import Profile
@@ -144,7 +144,7 @@ def _status(step: Difference, causes: list[Cause], compared: int, workload: Work
             f"more than runs do and {LEAST_COST:.1%} of a step"
         )
         both = float(t.sf((least - abs(step.change)) / step.error, step.df))
-        return "same", "", text, 1 - both
+        return "same", "", text, min(1 - both, CAPPED)
     text = f"the step time differs by {step.change / step.before:+.1%}, give or take {half / step.before:.1%}"
     return "inconclusive", "", text, 0.0
 

@@ -82,8 +82,8 @@ def _suspect(
         kind="regression", ranks=[], hosts=[], since=int(case.numbers[0]), last=case.last,
         lost_ns=case.step.now_ns * (1 - 1 / grown), slowdown=grown, confidence=min(1 - found.p / 2, CAPPED),
         level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, params)], phase=phase,
-        action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If it "
-        "is meant to be so, make it the baseline: argus baseline set.",
+        action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
+        "it is meant to be so, make it the baseline: argus baseline set.",
         further=[*further, *cited], effect=lambda step: step.before(grown),
     )  # fmt: skip
 
