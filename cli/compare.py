@@ -77,7 +77,7 @@ def lines_of(result: Comparison) -> Iterator[str]:
     for name, side in (("before", result["before"]), ("after", result["after"])):
         yield f"  {name:<6}  {_runs_line(side)}"
     workload = result["workload"]
-    yield "  workload  " + ("the same" if workload["same"] else "; ".join(workload["differences"]))
+    yield "  workload  " + ("the same" if workload["same"] else printable("; ".join(workload["differences"])))
     if scaling := workload["scaling"]:
         kind = "weak" if scaling["weak"] else "strong"
         parts = ", ".join(f"{one['part']} {milliseconds(one['cost_ns'])}" for one in scaling["eaten"]) or "nothing"
@@ -91,7 +91,7 @@ def lines_of(result: Comparison) -> Iterator[str]:
     for cause in free:
         yield f"  also: {_values(cause)}"
     for note in result["notes"]:
-        yield f"note: {note}"
+        yield f"note: {printable(note)}"
 
 
 def _runs_line(side: list[RunFacts]) -> str:

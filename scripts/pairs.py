@@ -1,9 +1,9 @@
-"""Comparisons that are right: pairs of groups of simulated runs with a known change, compared as `argus compare` does, and
-runs after healthy ones, diagnosed as `argus diagnose` does.
+"""Comparisons that are right: pairs of groups of simulated runs with a known change, compared as `argus compare` does,
+and runs after healthy ones, diagnosed as `argus diagnose` does.
 
 Runs of one job differ by a spread that each pair draws between 0.5 and 1.5 % (--spread fixes it), in computation, in
-transfers and in loading, each for itself. A line of JSON a pair is appended to --out, and pairs that are there are not run
-again. --minutes bounds the time; what was not reached is not in the table, which says how many there are.
+transfers and in loading, each for itself. A line of JSON a pair is appended to --out, and pairs that are there are not
+run again. --minutes bounds the time; what was not reached is not in the table, which says how many there are.
 
   scripts/pairs --pairs 30                pairs alone
   scripts/pairs --pairs 0 --histories 20  baselines alone
@@ -36,11 +36,12 @@ from argus.simulate.noise import Noise
 from argus.simulate.write import Spec, write
 from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
+from argus.store.schema_files import tables
 
 SIDE = 3
 """Runs a side."""
 EARLIER, FRESH = 5, 2
-"""Healthy runs before, and healthy new ones after them, in each history; of each symmetric slowness there is one more."""
+"""Healthy runs before, and healthy new ones after them, in each history; of each slowness there is one more."""
 STEPS, MESH = 120, Mesh(dp=8, per_host=4)
 KERNELS = ("gemm_bf16_128x128_tn", "flash_bwd_kernel", "gemm_bf16_128x128_nt", "elementwise_backward_kernel")
 CHANGES = {
@@ -90,8 +91,8 @@ class Runs:
     def add(self, change: str = "") -> tuple[str, int]:
         self.count += 1
         spec = Spec(
-            MESH, noise=Noise(run=self.spread), steps=STEPS, seed=self.seed * 100 + self.count, kernels=2, model=self.seed,
-            changes=[parse_change(change)] if change else [],
+            MESH, noise=Noise(run=self.spread), steps=STEPS, seed=self.seed * 100 + self.count, kernels=2,
+            model=self.seed, changes=[parse_change(change)] if change else [],
         )  # fmt: skip
         job = f"{self.name}-{self.count}"
         made = write(self.store, job, spec, run=self.seed * 100 + self.count, start_ns=1_700_000_000 * 10**9)
@@ -131,17 +132,13 @@ def run_history(store: Store, cell: Cell, spread: float) -> dict[str, Any]:
 
 def _flagged(store: Store, run: tuple[str, int]) -> bool:
     verdict = diagnose_store(store, *run, keep=False)
-    return any(
-        one["kind"] == "regression" and "healthy runs" in one["evidence"][0]["text"] for one in verdict["findings"]
-    )
+    found = [one["evidence"][0]["text"] for one in verdict["findings"] if one["kind"] == "regression"]
+    return any("healthy runs" in text for text in found)
 
 
 def clear(store: Store) -> None:
     with store.lease() as client:
-        names = client.query(
-            "SELECT name FROM system.tables WHERE database = currentDatabase() AND engine LIKE '%MergeTree'"
-        )
-        for (name,) in names.result_rows:
+        for name in tables():
             if name != "schema_migrations":
                 client.command(f"TRUNCATE TABLE {name}")
 

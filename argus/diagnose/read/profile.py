@@ -30,7 +30,8 @@ COMMUNICATION = (
     "pipeline_bubble",
 )  # fmt: skip
 """Phases in which only NCCL's run."""
-_IDS = re.compile(r"([-_.:/@](\d+|[0-9a-f]{8,}))+$")
+_IDS = re.compile(r"(?:[-_.:/@](?:[0-9a-f]{8,}|\d{1,7}(?![0-9a-f])))+$")
+"""Ids at the end of a name. No text matches in two ways, so that no name takes long."""
 
 
 @dataclass(frozen=True)

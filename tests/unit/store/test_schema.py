@@ -145,7 +145,10 @@ def test_a_view_stands_behind_those_that_it_reads() -> None:
         assert order.index(read) < order.index(reader)
 
 
-STATEMENTS = {26: "810f87156750796ff6fa13fcbfe6e4ce954c0cac170f546df21180ae8d09e7ed"}
+STATEMENTS = {
+    26: "810f87156750796ff6fa13fcbfe6e4ce954c0cac170f546df21180ae8d09e7ed",
+    27: "14239abdcdc0ae2cc0b0c8dc74ebc23d24284cb25747655a06c4478ab2945559",
+}
 """Checksum of the statements of each version that has been released, or is about to be."""
 
 
