@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 
 import pytest
@@ -61,10 +60,10 @@ def test_ids_at_the_end_are_no_part_of_a_class(job: str, name: str) -> None:
     assert class_name(job) == name
 
 
-def test_no_name_takes_long() -> None:
-    began = time.process_time()
-    class_name("-12345678" * 2000 + "x")
-    assert time.process_time() - began < 5
+def test_no_name_is_searched_in_two_ways() -> None:
+    """A pattern whose parts overlap would take 2^200 turns."""
+    name = "-12345678" * 200 + "x"
+    assert class_name(name) == name
 
 
 def test_work_is_compared_as_far_as_it_was_observed() -> None:
