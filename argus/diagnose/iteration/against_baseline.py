@@ -10,24 +10,29 @@ steps get longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from argus.diagnose.case import Case, evidence
 from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import Baseline
-from argus.diagnose.read.profile import FEWEST_STEPS, WARM_UP, Profile, read_latencies, read_profile
+from argus.diagnose.read.profile import FEWEST_STEPS, WARM_UP, Profile, read_latencies, read_phases
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.variation import SPREAD, Difference, Mean, difference, mean_of, w1
 from argus.diagnose.verdict import Evidence
-from argus.model.errors import ArgusError
 from argus.model.units import milliseconds
 
 MIN_RUNS = 3
 """Earlier runs below which nothing is reported: two show next to nothing of how much runs scatter."""
 LEVEL = 0.005
 """Chance that a healthy new run is called slower, one-sided."""
+PHASES_LEVEL = 0.002
+"""The same that any of its phases is, where the step is not: split among them."""
+ROWS = 200_000
+"""Ranks and steps whose phases are read at most, of the newest steps."""
 LEAST = 0.025
 """Share of the step time from which on it is reported: less is not worth a search."""
 DIFFERENT_WORK = 0.02
@@ -59,15 +64,24 @@ def detect(case: Case) -> list[Suspect]:
     explained = case.step.ideal_ns / case.step.now_ns
     found = difference([run.step for run in runs], [step * explained], spread=SPREAD, single=True)
     cited = _latency(case, params, runs)
-    if found.change < LEAST * found.before or found.p / 2 >= LEVEL:
+    grown = _grown(case, params, numbers, runs)
+    longer = found.change >= LEAST * found.before and found.p / 2 < LEVEL
+    # Where ranks are slow the others wait for them, in phases that are longer by it.
+    part = 0.0 if case.suspects else sum(one.found.change for one in grown if one.sure)
+    if not longer and min(found.change, part) < LEAST * found.before:
         if cited:
             case.notes.history = cited[0]["text"]
         return []
-    return [_suspect(case, params, runs, found, cited)]
+    return [_suspect(case, params, runs, found, grown, cited)]
 
 
 def _suspect(
-    case: Case, params: dict[str, Any], runs: Sequence[Profile], found: Difference, cited: list[Evidence]
+    case: Case,
+    params: dict[str, Any],
+    runs: Sequence[Profile],
+    found: Difference,
+    phases: list[Grown],
+    cited: list[Evidence],
 ) -> Suspect:
     grown = found.after / found.before
     names = ", ".join(str(run.run) for run in runs[:5]) + (" …" if len(runs) > 5 else "")
@@ -77,14 +91,16 @@ def _suspect(
         f"{milliseconds(max(run.step.value for run in runs))}): {found.change / found.before:+.1%}, 95 % interval "
         f"{found.low / found.before:+.1%} to {found.high / found.before:+.1%}"
     )
-    phase, further = _changed(case, runs)
+    sure = [one.found.p / 2 * len(phases) for one in phases if one.sure]
+    chance = min([found.p / 2, *sure])
     return Suspect(
         kind="regression", ranks=[], hosts=[], since=int(case.numbers[0]), last=case.last,
-        lost_ns=case.step.now_ns * (1 - 1 / grown), slowdown=grown, confidence=min(1 - found.p / 2, CAPPED),
-        level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, params)], phase=phase,
+        lost_ns=case.step.now_ns * (1 - 1 / grown), slowdown=grown, confidence=min(1 - chance, CAPPED),
+        level="iteration", evidence=[evidence(text, queries.BASELINE_STEPS, params)],
+        phase=phases[0].phase if phases else "",
         action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
         "it is meant to be so, make it the baseline: argus baseline set.",
-        further=[*further, *cited], effect=lambda step: step.before(grown),
+        further=[*_longer(phases, params), *cited], effect=lambda step: step.before(grown),
     )  # fmt: skip
 
 
@@ -127,24 +143,44 @@ def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> lis
     return [evidence(text, queries.RUN_LATENCIES, params)]
 
 
-def _changed(case: Case, runs: Sequence[Profile]) -> tuple[str, list[Evidence]]:
-    """The phase that grew most, and evidence on what is longer than in the baseline; argus compare says more."""
-    try:
-        profile = read_profile(case.query, case.params["job"], case.params["run"])
-    except ArgusError:
-        return "", []
-    params = {**case.params, "first": int(case.numbers[0]), "last": case.last}
-    grown: list[tuple[float, str, Mean, float]] = []
-    for name, mean in profile.phases.items():
-        known = [run.phases.get(name, Mean(0.0)).value for run in runs if run.clock == profile.clock]
-        if known:
-            usual = float(np.mean(known))
-            grown.append((mean.value - usual, name, mean, usual))
-    grown.sort(reverse=True, key=lambda one: one[0])
-    least = LEAST / 5 * profile.step.value
-    shown = [one for one in grown[:3] if one[0] >= least]
-    if not shown:
-        return "", []
-    parts = [f"{name} {milliseconds(mean.value)} instead of {milliseconds(usual)}" for _, name, mean, usual in shown]
-    where = queries.RUN_GPU_PHASES if profile.clock == "gpu" else queries.RUN_CPU_PHASES
-    return shown[0][1], [evidence(f"longer than in the baseline: {', '.join(parts)}", where, params)]
+@dataclass(frozen=True)
+class Grown:
+    """A phase that is longer than in the baseline.
+
+    Attributes:
+        phase: Its name. clock: Whose: gpu or cpu.
+        found: By how much, ns.
+        sure: A new run would not be expected to have it so long.
+    """
+
+    phase: str
+    clock: str
+    found: Difference
+    sure: bool
+
+
+def _grown(case: Case, params: dict[str, Any], numbers: NDArray[np.int64], runs: Sequence[Profile]) -> list[Grown]:
+    """Phases that are longer by a fifth of what is reported, the most first. Runs differ less in waiting and in
+    transfers than in computation: what is longer there shows where the whole step hides it."""
+    few = numbers[-max(FEWEST_STEPS, ROWS // max(case.ranks, 1)) :]
+    phases, clock = read_phases(case.query, {**params, "first": int(few[0])}, few)
+    known = [run.phases for run in runs if run.clock == clock]
+    if len(known) < MIN_RUNS:
+        return []
+    out = []
+    for phase, mean in phases.items():
+        found = difference([run.get(phase, Mean(0.0)) for run in known], [mean], single=True)
+        if found.change >= LEAST / 5 * float(np.mean([run.step.value for run in runs])):
+            out.append(Grown(phase, clock, found, found.p / 2 < PHASES_LEVEL / len(phases)))
+    return sorted(out, key=lambda one: -one.found.change)
+
+
+def _longer(phases: list[Grown], params: dict[str, Any]) -> list[Evidence]:
+    """Evidence on phases that are longer than in the baseline; argus compare says more."""
+    if not phases:
+        return []
+    parts = [
+        f"{one.phase} {milliseconds(one.found.after)} instead of {milliseconds(one.found.before)}" for one in phases[:3]
+    ]
+    sql = queries.RUN_GPU_PHASES if phases[0].clock == "gpu" else queries.RUN_CPU_PHASES
+    return [evidence(f"longer than in the baseline: {', '.join(parts)}", sql, params)]

@@ -123,9 +123,7 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     used = np.isin(steps["step"].astype(np.int64), numbers)
     size = query(queries.RUN_SIZE, params)
     known = len(size["world_size"]) > 0
-    gpu = query(queries.RUN_GPU_PHASES, params)
-    clock = "gpu" if len(gpu["step"]) else "cpu"
-    rows = gpu if clock == "gpu" else query(queries.RUN_CPU_PHASES, params)
+    phases, clock = read_phases(query, params, numbers)
     transfers = _transfers(query(queries.RUN_TRANSFERS, params))
     work = {name: float(np.mean(steps[name][used])) for name in ("launches", "collectives")}
     work["bytes"] = sum(one.bytes for one in transfers.values())
@@ -140,10 +138,24 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
         {str(name): int(n) for name, n in zip(mesh["dimension"], mesh["nranks"], strict=True)},
         len(numbers), bool(known and not int(size["open"][0])),
         {name: value for name, value in work.items() if value > 0},
-        step, _by_step(rows, "phase", numbers), clock if len(rows["step"]) else "",
-        kernels, transfers, _figures(query, params, numbers, step), latencies,
+        step, phases, clock, kernels, transfers, _figures(query, params, numbers, step), latencies,
         _by_host(query(queries.RUN_COMPUTE, params)),
     )  # fmt: skip
+
+
+def read_phases(query: Query, params: Mapping[str, Any], numbers: NDArray[np.int64]) -> tuple[dict[str, Mean], str]:
+    """Time in each phase, and whose: gpu, or cpu where no GPU was timed; empty: neither.
+
+    Args:
+        query: Runs SQL with parameters, returns columns.
+        params: job, run, first and last step.
+        numbers: The steps that count, ascending.
+    """
+    for clock, sql in (("gpu", queries.RUN_GPU_PHASES), ("cpu", queries.RUN_CPU_PHASES)):
+        rows = query(sql, params)
+        if len(rows["step"]):
+            return _by_step(rows, "phase", numbers), clock
+    return {}, ""
 
 
 def read_latencies(query: Query, params: Mapping[str, Any]) -> tuple[float, ...]:
@@ -169,9 +181,10 @@ def _by_step(rows: Mapping[str, NDArray[Any]], name: str, numbers: NDArray[np.in
     out: dict[str, Mean] = {}
     for one in np.unique(rows[name].astype(str)).tolist():
         chosen = rows[name].astype(str) == one
-        series = np.zeros(len(numbers))
-        place = np.searchsorted(numbers, rows["step"][chosen].astype(np.int64)).clip(0, len(numbers) - 1)
-        series[place] = rows["duration_ns"][chosen]
+        steps, series = rows["step"][chosen].astype(np.int64), np.zeros(len(numbers))
+        place = np.searchsorted(numbers, steps).clip(0, len(numbers) - 1)
+        counted = numbers[place] == steps
+        series[place[counted]] = rows["duration_ns"][chosen][counted]
         out[one] = mean_of(series)
     return out
 

@@ -40,9 +40,11 @@ CHANGES: dict[str, tuple[str, float, dict[str, Any]]] = {
 
 
 def changed(place: int, different: dict[str, Any]) -> Any:
-    fields = {name: dict(value) if isinstance(value, dict) else value for name, value in different.items()}
-    extra = fields.pop("_checkpoint", 0.0)
-    kernels = fields.pop("kernels", {})
+    fields: dict[str, Any] = {
+        name: dict(value) if isinstance(value, dict) else value for name, value in different.items()
+    }
+    extra: float = fields.pop("_checkpoint", 0.0)
+    kernels: dict[str, Any] = fields.pop("kernels", {})
     whole = kernels if any(isinstance(one, Kernel) for one in kernels.values()) else None
     made = profile(place, **fields, **({} if whole else {"kernels": kernels}))
     values = dict(made.__dict__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import jsonschema
 import pytest
@@ -56,7 +57,7 @@ def test_a_step_that_is_longer_for_no_known_cause_is_changed() -> None:
         ("work", {"launches": 3000.0, "collectives": 3.0, "bytes": 2e8}, "bytes of collectives"),
     ],
 )
-def test_another_workload_is_said(field: str, value: object, words: str) -> None:
+def test_another_workload_is_said(field: str, value: Any, words: str) -> None:
     found = compare_workloads(side(1), side(10, **{field: value}))
     assert not found.same
     assert any(words in one for one in found.differences)
