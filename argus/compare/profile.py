@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from argus.compare.distributions import with_distributions
 from argus.diagnose.read.baseline import baseline_of
 from argus.diagnose.read.profile import Profile, read_profile, same_work
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -19,7 +20,7 @@ def read_side(store: Store, runs: Sequence[tuple[str, int]]) -> list[Profile]:
         ArgusError: One is too short, or the store cannot be asked.
     """
     query = partial(query_columns, store)
-    return [read_profile(query, job, run) for job, run in runs]
+    return [with_distributions(query, read_profile(query, job, run)) for job, run in runs]
 
 
 def baseline_side(store: Store, side: Sequence[Profile]) -> list[Profile]:

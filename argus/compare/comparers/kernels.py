@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from argus.compare.comparer import Figure, Side
 from argus.compare.comparers.speed import common_kernels, speed
 from argus.diagnose.read.profile import COMPUTE, Profile
-from argus.diagnose.variation import Mean
+from argus.diagnose.variation import Mean, w1
 
 _PHASES = tuple(f"phase {phase}" for phase in COMPUTE)
 
@@ -22,10 +22,11 @@ def figures(before: Side, after: Side) -> list[Figure]:
     for name in common:
         launches = [_launches(side, name) for side in (before, after)]
         more = launches[1] / max(launches[0], 1e-9)
+        often = f"{more:.2f} times as many launches" if abs(more - 1) > 0.02 else ""
         out.append(
             Figure(
                 "kernel", name, _spent(before, name, factor[0]), _spent(after, name, factor[1]), f"kernel {name}",
-                explains=_PHASES, note=f"{more:.2f} times as many launches" if abs(more - 1) > 0.02 else "",
+                explains=_PHASES, note="; ".join(filter(None, [often, _distance(before, after, name)])),
             )
         )  # fmt: skip
     gone = set.intersection(*(set(one.kernels) for one in before)) - set().union(*(set(one.kernels) for one in after))
@@ -38,6 +39,17 @@ def figures(before: Side, after: Side) -> list[Figure]:
             )
         )  # fmt: skip
     return out
+
+
+def _distance(before: Side, after: Side, name: str) -> str:
+    """How far the durations of its launches lie apart, a clause; empty: they were not read."""
+    first, second = ([one.kernels[name].quantiles for one in side] for side in (before, after))
+    if not all(first) or not all(second):
+        return ""
+    apart = [w1(one, other) for one in first for other in second]
+    among = [w1(one, other) for one in first for other in first if one is not other]
+    text = f"durations of a launch differ by {sum(apart) / len(apart):.1%} of the mean (W1)"
+    return text + (f", those before among one another by {max(among):.1%} at most" if among else "")
 
 
 def _launches(side: Side, name: str) -> float:

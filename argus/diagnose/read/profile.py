@@ -36,11 +36,13 @@ _IDS = re.compile(r"(?:[-_.:/@](?:[0-9a-f]{8,}|\d{1,7}(?![0-9a-f])))+$")
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a run: launches of a rank and step, ns of a rank and step, and which of its ids takes longest."""
+    """A kernel of a run: launches of a rank and step, ns of a rank and step, which of its ids takes longest, and
+    quantiles of the durations of its launches, ns (empty: they were not read)."""
 
     launches: float
     spent_ns: Mean
     kernel_id: int
+    quantiles: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,7 +288,7 @@ def from_text(text: str) -> Profile:
             return {str(key): Mean(**one) for key, one in raw[name].items()}
 
         kernels = {
-            str(name): Kernel(one["launches"], Mean(**one["spent_ns"]), int(one["kernel_id"]))
+            str(name): Kernel(one["launches"], Mean(**one["spent_ns"]), int(one["kernel_id"]), tuple(one["quantiles"]))
             for name, one in raw["kernels"].items()
         }
         transfers = {

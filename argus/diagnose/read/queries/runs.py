@@ -117,6 +117,11 @@ FROM
 GROUP BY batch ORDER BY batch
 """
 
+RUN_LAST = """
+SELECT max(step) AS last, arraySlice(arraySort(groupUniqArray(rank)), 1, 8) AS ranks
+FROM kernel_summaries WHERE job = {job:String} AND run = {run:UInt32} AND step < 2147483648
+"""
+
 RUN_RANKS = """
 SELECT uniqExact(rank) AS ranks FROM iterations WHERE job = {job:String} AND run = {run:UInt32}
 """
