@@ -148,6 +148,7 @@ def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
     # Here, not above: a trace shows its first line sooner without.
     from argus.diagnose.follow.follow import SPAN_NS
     from argus.diagnose.follow.watch import in_charge
+    from argus.diagnose.learn import learn
     from argus.diagnose.save import save
     from argus.diagnose.stored import diagnose_store
 
@@ -158,6 +159,8 @@ def _verdict(store: Store, tracer: Tracer, job: Job) -> list[tuple[Text, int]]:
     since_ns = time.time_ns() - SPAN_NS if lasted_s > WHOLE_S else 0
     verdict = diagnose_store(store, job.name, job.run, since_ns=since_ns)
     save(store, verdict)
+    if not since_ns:
+        learn(store, verdict)
     lines = list(verdict_lines(verdict, detail=False))
     if since_ns:
         lines.append((Text(f"of the last {elapsed(SPAN_NS / 1e9)}; argus diagnose covers all of it", style="dim"), 2))

@@ -15,6 +15,7 @@ import click
 
 from argus.diagnose.case import HANG_S, THRESHOLD
 from argus.diagnose.follow.follow import INTERVAL_S, Follower, Round, follow
+from argus.diagnose.learn import learn
 from argus.diagnose.save import save
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Finding, Verdict, to_json
@@ -169,6 +170,8 @@ def command(
                 click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
         if not no_store:
             save(store, verdict)
+            if steps == (None, None) and not since_ns:
+                learn(store, verdict)
     return EXIT_CODES[verdict["status"]] if exit_code else 0
 
 

@@ -74,6 +74,52 @@ def selection_options(command: Command) -> Command:
     return command
 
 
+def parse_runs(store: Store, words: tuple[str, ...]) -> list[tuple[str, int]]:
+    """Runs as ``argus compare`` and ``argus baseline`` name them: ``JOB`` (its newest run), ``JOB@RUN``,
+    ``JOB@RUN,RUN`` or ``JOB@last:3`` (its three newest). A job whose name holds an ``@`` is found by its whole name.
+
+    Returns:
+        (job, run), each once, in the order given.
+
+    Raises:
+        ArgusError: There is no such run.
+    """
+    from argus.store.reader import list_runs
+
+    stored = [(one.job, one.run) for one in list_runs(store)]
+    named: list[tuple[str, int]] = []
+    for word in words:
+        named += _runs_of(word, stored)
+    return list(dict.fromkeys(named))
+
+
+def _runs_of(word: str, stored: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    jobs = {job for job, _ in stored}
+    job, at, runs = (word, "", "") if word in jobs else word.rpartition("@")
+    if not at:
+        job = word
+    if job not in jobs:
+        some = ", ".join(sorted(jobs)[:8])
+        raise ArgusError(f"no job '{job}' is stored", f"Stored are: {some}" if some else "", EXIT_UNAVAILABLE)
+    of_job = sorted((run for name, run in stored if name == job), reverse=True)
+    if not at:
+        return [(job, of_job[0])]
+    kind, colon, count = runs.partition(":")
+    if colon and kind == "last" and count.isdecimal() and int(count):
+        return [(job, run) for run in of_job[: int(count)]]
+    numbers = runs.split(",")
+    if not all(number.isdecimal() for number in numbers):
+        raise ArgusError(f"'{word}' names no run", RUNS_HINT, EXIT_USAGE)
+    for number in numbers:
+        if int(number) not in of_job:
+            some = ", ".join(map(str, of_job[:8]))
+            raise ArgusError(f"job '{job}' has no run {number}", f"Stored are: {some}", EXIT_UNAVAILABLE)
+    return [(job, int(number)) for number in numbers]
+
+
+RUNS_HINT = "Write JOB, JOB@RUN, JOB@RUN,RUN or JOB@last:3"
+
+
 def make_selection(
     store: Store,
     *,

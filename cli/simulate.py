@@ -11,14 +11,16 @@ from pathlib import Path
 import click
 
 from argus.model.errors import EXIT_FAILURE, ArgusError
+from argus.simulate.changes import parse_change
 from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
+from argus.simulate.noise import Noise
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, truth, write
 from argus.store.failures import load_command
 from argus.store.open import open_store
 
-from .options import format_option, new_job_name, store_option
+from .options import NumberRange, format_option, new_job_name, store_option
 
 
 @click.command()
@@ -42,6 +44,18 @@ from .options import format_option, new_job_name, store_option
     help=f"What is wrong; repeat it for several. KIND: {', '.join(FAULTS)}. DOSE: {', '.join(DOSES)}. "
     "WHERE: ranks=0,3-5 or half (of the data-parallel ranks of a stage), from=STEP, steps=N, ramp=N.",
 )
+@click.option(
+    "--change",
+    "changes",
+    multiple=True,
+    metavar="WHAT=SIZE",
+    help="What is different from the first step on, for `argus compare`: kernel=NAME:1.1, compute=1.05, "
+    "bandwidth=dp:0.5, void=0.05, loader=0.1, host=1:1.1.",
+)
+@click.option("--run-spread", type=NumberRange(0, 0.2), default=0.0, show_default=True,
+              help="By how much runs of one job differ (standard deviation): clusters, 0.005 to 0.015.")  # fmt: skip
+@click.option("--model", type=click.IntRange(min=0), metavar="SEED",
+              help="What the job's kernels are: runs of one program have the same. Default: --seed.")  # fmt: skip
 @click.option("--variable-length", is_flag=True, help="Sequences vary in length.")
 @click.option("--collectives-per-step", type=click.IntRange(min=1), default=8, show_default=True,
               help="Collectives of a rank and step that are stored, roughly.")  # fmt: skip
@@ -59,7 +73,8 @@ from .options import format_option, new_job_name, store_option
 @store_option
 def command(
     ranks: int | None, dp: int | None, tp: int, pp: int, ep: int, vpp: int, ranks_per_host: int,
-    micro_batches: int | None, steps: int, seed: int, faults: tuple[str, ...], variable_length: bool,
+    micro_batches: int | None, steps: int, seed: int, faults: tuple[str, ...], changes: tuple[str, ...],
+    run_spread: float, model: int | None, variable_length: bool,
     collectives_per_step: int, kernels: int, layout: bool, one_clock: bool, job: str, truth_file: Path | None,
     output_format: str, store_url: str | None,
 ) -> None:  # fmt: skip
@@ -75,7 +90,8 @@ def command(
     batches = micro_batches or (2 * mesh.pp if mesh.pp > 1 else 1)
     program = Program(micro_batches=batches, variable=variable_length)
     spec = Spec(
-        mesh, program, faults=[parse(one) for one in faults], steps=steps, seed=seed, calls=collectives_per_step,
+        mesh, program, Noise(run=run_spread), changes=[parse_change(one) for one in changes], model=model,
+        faults=[parse(one) for one in faults], steps=steps, seed=seed, calls=collectives_per_step,
         skewed=not one_clock, layout=layout, kernels=kernels,
     )  # fmt: skip
     shown = sys.stderr.isatty()

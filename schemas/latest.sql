@@ -23,6 +23,11 @@ AS SELECT * FROM achieved_flops
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
 COMMENT 'achieved_flops of the run traced last';
 
+CREATE OR REPLACE VIEW latest_baselines
+AS SELECT * FROM baselines FINAL
+WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)
+COMMENT 'baselines of the run traced last, each row once';
+
 CREATE OR REPLACE VIEW latest_calls_across
 AS SELECT * FROM calls_across
 WHERE job = (SELECT job FROM latest_run) AND run = (SELECT run FROM latest_run)

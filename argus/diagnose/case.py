@@ -14,6 +14,7 @@ from argus.diagnose.causes.stacks import StackReader
 from argus.diagnose.ranks.lateness import RECENT_STEPS, WINDOWS, Lateness, Straggler, lateness_of
 from argus.diagnose.read import gpu_times, queries, transfers
 from argus.diagnose.read.ahead import Ahead
+from argus.diagnose.read.baseline import Baseline, read_baseline
 from argus.diagnose.read.gpu_times import GpuWindow
 from argus.diagnose.read.hosts import Hosts
 from argus.diagnose.read.observed import on_cpus_alone
@@ -85,6 +86,7 @@ class Notes:
         long_steps: On long steps that are no rank's.
         logged: Of logged times; None: there are none, or others are known.
         why_not: Why ranks cannot be compared; empty: they can.
+        history: What earlier runs of the job say, or that there are too few.
     """
 
     doubt: str = ""
@@ -94,6 +96,7 @@ class Notes:
     long_steps: str = ""
     logged: Logged | None = None
     why_not: str = ""
+    history: str = ""
 
 
 @dataclass
@@ -191,6 +194,11 @@ class Case:
         if self.gpus is None:
             return None
         return transfers.read(self.gpus, self.query, self.params, self.numbers, len(self.hosts), self.across)
+
+    @cached_property
+    def baseline(self) -> Baseline | None:
+        """Earlier runs of the job's class that were healthy; None: no run of any job is a baseline."""
+        return read_baseline(self.query, self.params["job"], self.params["run"])
 
     @cached_property
     def on_cpus(self) -> bool:

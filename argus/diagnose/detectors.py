@@ -7,7 +7,7 @@ where no rank is.
 from __future__ import annotations
 
 from argus.diagnose.detector import ANY, Entry
-from argus.diagnose.iteration import growth, hang, stalls
+from argus.diagnose.iteration import against_baseline, growth, hang, stalls
 from argus.diagnose.kernels import distributions
 from argus.diagnose.ranks import (
     late_ranks,
@@ -31,4 +31,5 @@ DETECTORS = (
     Entry("layout_change", layout_change, only="growth"),
     Entry("stalls", stalls, other_ranks=True),
     Entry("lost_lead", lost_lead, unless=(ANY,)),
+    Entry("against_baseline", against_baseline),
 )

@@ -131,8 +131,10 @@ EXPLANATIONS = (
     ),
     Explanation(
         "regression",
-        "All ranks became slower at a step and stayed so, with no straggler to explain it.",
-        "Steps became 10 % longer for good (5 % where nearly all GPUs compute longer), and not because of more work.",
+        "All ranks became slower at a step and stayed so, with no straggler to explain it; or all steps are slower "
+        "than those of earlier healthy runs.",
+        "Steps became 10 % longer for good (5 % where nearly all GPUs compute longer), and not because of more work; "
+        "or they are 2.5 % longer than the baseline, and longer than a new run of it would be expected to be.",
         "a step takes 61.0 ms since step 812, 52.4 ms before (1.16x)",
         "See what changed at that step: batch or sequence length, a checkpoint, other load on the nodes, the network.",
         "model",

@@ -63,6 +63,7 @@ def conclude(verdict: Verdict, case: Case, now_ns: float, world_size: int) -> No
             verdict["reason"] = f"{ranks} of {world_size} ranks were traced, and none of them holds up the others"
         else:
             verdict["status"], verdict["reason"] = "healthy", _of_healthy(case, now_ns)
+    verdict["reason"] = _joined(verdict["reason"], notes.history)
     if case.across is not None and case.across.not_stored:
         note = f"what is known of the hosts' clocks could not be stored: {case.across.not_stored}"
         verdict["reason"] = _joined(verdict["reason"], note)

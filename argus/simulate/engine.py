@@ -175,6 +175,8 @@ def play(
         effects = Effects.none(mesh, program.micro_batches, program.step_ns(mesh))
         for stage, share in program.light:
             effects.layers[stage] *= share
+        for rank, factor in program.slow_ranks:
+            effects.compute.reshape(-1)[rank] *= factor
         for fault in faults:
             fault.put(number, effects, mesh)
         done = player.step(number, state, effects, dice.step(number))
@@ -224,7 +226,7 @@ class _Player:
             state.cpu = waited + 5e3
         launches["kernel", "multi_tensor_adam"] = state.cpu.copy(), silent
         start = np.maximum(state.gpu, state.cpu + LATENCY_NS)
-        took = program.optimizer_ms * 1e6 * (effects.compute * effects.layers) * noise.op[0]
+        took = program.optimizer_ms * 1e6 * program.phase_factors[2] * (effects.compute * effects.layers) * noise.op[0]
         end = np.maximum(start + took, state.cpu + OPTIMIZER_KERNELS * launch + LATENCY_NS)
         phases["optimizer"] += took
         state.cpu = state.cpu + OPTIMIZER_KERNELS * launch
@@ -241,6 +243,8 @@ class _Player:
             launches["module", ""] = state.cpu.copy(), effects.module_ns
             state.cpu = state.cpu + effects.module_ns
         state.cpu = state.cpu + effects.pause_ns + effects.queued_ns + effects.stall_ns + noise.spike_ns
+        if program.void_ms:
+            state.cpu = np.maximum(state.cpu, state.gpu) + program.void_ms * 1e6
         launches["kernel", "first"] = state.cpu.copy(), silent
 
         turn = _Turn(state, effects, noise, launch, phases, hidden, calls, [[] for _ in range(mesh.pp)])
@@ -311,7 +315,8 @@ class _Player:
                 begin, end = (np.minimum(ready, sent), sent + transfer) if ahead else (ready, start)
                 calls.append(Made(Call("pp", "Recv", P2P_ELEMENTS, sender), cpu.copy(), begin, end))
         took = (
-            program.forward_ms * 1e6 * work / mesh.vpp * (effects.compute * effects.layers)[stage]
+            program.forward_ms * 1e6 * program.phase_factors[int(backward)] * work / mesh.vpp
+            * (effects.compute * effects.layers)[stage]
             * noise.op[op.number, stage]
             * (noise.lengths[op.batch] * effects.lengths[op.batch])[:, None]
         )  # fmt: skip

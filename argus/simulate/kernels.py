@@ -38,9 +38,13 @@ class Kernels:
         program: What its ranks run.
         ranks: Whose kernels.
         seed: Of the job.
+        model: Of what its kernels are: the same in all runs of one program.
+        run: Standard deviation of the logarithm of a kernel's time from run to run.
     """
 
-    def __init__(self, rows: Rows, program: Program, ranks: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, rows: Rows, program: Program, ranks: Sequence[int], seed: int, model: int | None = None, run: float = 0.0
+    ) -> None:
         self._rows, self._ranks, self._seed = rows, np.array(sorted(ranks)), seed
         self._compressor = Compressor()
         launches = {
@@ -48,13 +52,16 @@ class Kernels:
             "backward": int(BACKWARD_WORK * program.kernels * program.micro_batches),
             "optimizer": OPTIMIZER_KERNELS,
         }
-        rng = np.random.default_rng([seed, 3])
+        rng = np.random.default_rng([seed if model is None else model, 3])
+        of_run = np.exp(run * np.random.default_rng([seed, 6]).standard_normal(len(CATALOG)))
+        for name, factor in program.kernel_factors:
+            of_run[self.names.index(name)] *= factor
         group, weight, phase = [], [], []
         for place, (name_of_phase, name, time, often, modes) in enumerate(CATALOG):
             count = max(modes, round(often * launches[name_of_phase]))
             level = np.exp(rng.uniform(-0.7, 0.7, modes))[np.arange(count) % modes]
             group.append(np.full(count, self._compressor.group(name, 7, 0, (64 + place, 1, 1), (256, 1, 1))))
-            weight.append(time * level / level.sum())
+            weight.append(time * of_run[place] * level / level.sum())
             phase.append(np.full(count, PHASES.index(name_of_phase)))
         self._group, self._weight, self._phase = map(np.concatenate, (group, weight, phase))
 

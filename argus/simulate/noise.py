@@ -27,6 +27,8 @@ class Noise:
         spike_ms: Typical length of that (log-normal, sigma 0.5).
         data: Of the time that loading a batch takes.
         lengths: Of the work in a step, where sequences vary.
+        run: Of computations, of transfers and of loading, from one run of a job to the next: each has its own draw.
+            Clusters differ by 0.5 to 1.5 % between runs. Single kernels differ by a fifth of it.
         uneven: Of that in a micro-batch of one data-parallel rank: sequences are packed into batches of nearly equal
             length.
     """
@@ -40,6 +42,7 @@ class Noise:
     data: float = 0.15
     lengths: float = 0.2
     uneven: float = 0.02
+    run: float = 0.0
 
 
 QUIET = Noise(op=0, gpu=0, transfer=0, drift=0, spike=0, data=0)
@@ -65,6 +68,10 @@ class Dice:
         self._noise, self._mesh, self._batches, self._seed, self._variable = noise, mesh, batches, seed, variable
         start = np.random.default_rng([seed, 0])
         self._gpu = np.exp(noise.gpu * start.standard_normal(mesh.shape)).astype(np.float32)
+        compute, self._transfers, self._loading = np.exp(
+            noise.run * np.random.default_rng([seed, 5]).standard_normal(3)
+        ).tolist()
+        self._gpu *= np.float32(compute)
         self._common = 0.0
 
     def step(self, step: int) -> StepNoise:
@@ -84,7 +91,7 @@ class Dice:
         return StepNoise(
             op,
             np.asarray(hit * n.spike_ms * 1e6 * np.exp(0.5 * rng.standard_normal(mesh.shape)), np.float64),
-            np.exp(n.data * rng.standard_normal(mesh.shape)),
+            np.exp(n.data * rng.standard_normal(mesh.shape)) * self._loading,
             np.exp(lengths),
-            np.exp(n.transfer * np.abs(rng.standard_normal(64))),
+            np.exp(n.transfer * np.abs(rng.standard_normal(64))) * self._transfers,
         )

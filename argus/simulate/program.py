@@ -29,6 +29,10 @@ class Program:
         sync_every: In every so many steps the CPU reads the norm, and so waits for the GPU.
         light: Stages that have less work: (stage, share of the usual).
         variable: Sequences, and so micro-batches, vary in length.
+        void_ms: What every CPU does after it waited for its GPU, before it launches the step's first kernel.
+        phase_factors: Of the time of forward passes, backward passes and the optimiser.
+        slow_ranks: Factor of computations of single ranks: (rank, factor).
+        kernel_factors: Of single kernels' time, which the factors of their phases contain: (name, factor).
     """
 
     micro_batches: int = 1
@@ -46,6 +50,10 @@ class Program:
     sync_every: int = 1
     light: tuple[tuple[int, float], ...] = ()
     variable: bool = False
+    void_ms: float = 0.0
+    phase_factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    slow_ranks: tuple[tuple[int, float], ...] = ()
+    kernel_factors: tuple[tuple[str, float], ...] = ()
 
     def step_ns(self, mesh: Mesh) -> float:
         """A step's computation with its pipeline's bubble, without communication, ns."""

@@ -52,16 +52,18 @@ class Rows:
         start_ns: Wall-clock time of the job's time 0.
         offset_ns, drift_ppb: What each host's clock shows too much at time 0, and by how much that grows; shape
             (hosts,).
+        hosts: Their names; empty: node0000, node0001 and so on.
     """
 
     def __init__(
-        self, mesh: Mesh, program: Program, start_ns: int, offset_ns: Int | None = None, drift_ppb: Int | None = None
-    ) -> None:
+        self, mesh: Mesh, program: Program, start_ns: int, offset_ns: Int | None = None, drift_ppb: Int | None = None,
+        hosts: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.mesh, self.program, self.start_ns = mesh, program, start_ns
         zeros = np.zeros(mesh.hosts, np.int64)
         self.offset_ns = zeros if offset_ns is None else offset_ns
         self.drift_ppb = zeros if drift_ppb is None else drift_ppb
-        self.hosts = [f"node{number:04d}" for number in range(mesh.hosts)]
+        self.hosts = list(hosts) or [f"node{number:04d}" for number in range(mesh.hosts)]
         self._all = np.arange(mesh.size)
         self.few_kernels = mesh.size > LARGE
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.simulate.changes import Change, set_up
 from argus.simulate.engine import Step, play
 from argus.simulate.faults import Fault, Hang, settle
 from argus.simulate.kernels import Kernels
@@ -42,6 +43,8 @@ class Spec:
         skewed: Hosts have clocks of their own, up to 5 ms apart, that drift by up to 20 ppm (crystals do).
         layout: How the job is split is stored too (``parallel_layout``), which no live trace knows.
         kernels: Ranks whose kernels are summed up (``kernel_summaries``): those of faults first.
+        changes: What is different in this run from its first step on.
+        model: Seed of what the job's kernels are: runs of one program have the same; None: ``seed``.
     """
 
     mesh: Mesh
@@ -54,8 +57,11 @@ class Spec:
     skewed: bool = True
     layout: bool = False
     kernels: int = 0
+    changes: list[Change] = field(default_factory=list)
+    model: int | None = None
 
     def __post_init__(self) -> None:
+        self._setup = set_up(self.program, self.mesh, self.changes)
         settle(self.faults, self.mesh, self.steps, self.seed)
 
     def summarised_ranks(self) -> list[int]:
@@ -70,16 +76,21 @@ class Spec:
         """What makes rows of the steps, of a job that begins at a wall-clock time."""
         hosts = self.mesh.hosts
         if hosts == 1 or not self.skewed:
-            return Rows(self.mesh, self.program, start_ns)
+            return Rows(self.mesh, self.program, start_ns, hosts=self._setup.hosts)
         rng = np.random.default_rng([self.seed, 1])
         offset, drift = rng.integers(1, 5_000_000, hosts), rng.integers(-20_000, 20_000, hosts)
-        return Rows(self.mesh, self.program, start_ns, offset, drift)
+        return Rows(self.mesh, self.program, start_ns, offset, drift, self._setup.hosts)
+
+    def kernels_of(self, rows: Rows) -> Kernels:
+        """What sums up the kernels of some ranks."""
+        ranks = self.summarised_ranks()
+        return Kernels(rows, self._setup.program, ranks, self.seed, self.model, self.noise.run / 5)
 
     def play(self, *, healthy: bool = False) -> Iterable[Step]:
         """The steps. ``healthy``: the same noise, without the faults."""
         sends, reduces = max(1, self.calls // 8), max(1, self.calls // 4)
         faults = [] if healthy else self.faults
-        program = self.program
+        program = self._setup.program
         for fault in faults:
             program = fault.configure(program, self.mesh)
         return play(self.mesh, program, self.noise, faults, self.steps, self.seed, sends, reduces)
@@ -143,7 +154,7 @@ def write(
         store_all(rows.ranks(version))
         if spec.layout:
             store_all(rows.layout(version))
-        summed = Kernels(rows, spec.program, spec.summarised_ranks(), spec.seed) if spec.kernels else None
+        summed = spec.kernels_of(rows) if spec.kernels else None
         for step in spec.play():
             block.append(step)
             hung = step.spent

@@ -38,6 +38,7 @@ from tests.stores import new_store
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
 JOB = f"job{EVIL}"
+OTHER = f"other{EVIL}"
 NAMES = (
     "job", "host", "hosts", "kernel", "name", "thread", "exe", "command", "libraries", "functions", "files",
     "leaf_function", "leaf_file", "python_function", "python_file", "why", "text", "hint", "device", "shape",
@@ -77,6 +78,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         patch.setattr(Writer, "append", lambda self, table, rows: kept(self, table, spoilt(table, rows)))
         mesh = Mesh(dp=4, tp=1, pp=1, ep=1, vpp=1, per_host=2)
         faults: list[Fault] = [parse("compute_straggler:ranks=1")]
+        write(opened, "other", Spec(mesh, steps=60, kernels=2))
         write(opened, "job", Spec(mesh, faults=faults, steps=60, kernels=2))
         with Writer(opened, source="test") as writer:
             stack = {
@@ -128,6 +130,14 @@ COMMANDS: dict[str, list[list[str]]] = {
     "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
     "report": [["-o", "-"], ["-o", "FILE.html"], ["-o", f"/nowhere/{EVIL}"], ["--job", f"x{EVIL}"]],
     "serve": [["--listen", f"x{EVIL}"], ["--listen", "203.0.113.7:0", "--token-file", f"/nowhere{EVIL}"]],
+    "compare": [
+        [JOB, "--against", OTHER],
+        [JOB, "--against", OTHER, "--format", "json"],
+        [JOB],
+        [f"x{EVIL}"],
+        [f"{JOB}@{EVIL}"],
+    ],
+    "baseline": [["set", JOB], ["list"], ["list", "--format", "json"], ["show", JOB], ["rm", JOB], ["rm", f"x{EVIL}"]],
     "explain": [[f"x{EVIL}"], []],
     "stacks": [[], ["--format", "json"], ["--frames", "0"]],
     "export": [
@@ -208,7 +218,7 @@ def test_a_terminal_gets_colours_and_nothing_else(words: list[str], store: str) 
 
 def own_lines(verb: str, words: list[str]) -> bool:
     """Whether a name may make no line: where the user gave it, or a format quotes it, it may."""
-    return verb in ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health") and not (
+    return verb in ("diagnose", "stacks", "flag", "jobs", "sql", "store", "health", "compare", "baseline") and not (
         any(EVIL in word for word in words if word != f"w{EVIL}") or "csv" in words
     )
 

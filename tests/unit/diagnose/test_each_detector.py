@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,18 @@ from argus.diagnose import run as run_module
 from argus.diagnose.case import Case
 from argus.diagnose.detector import ask
 from argus.diagnose.detectors import DETECTORS
+from argus.diagnose.learn import HEALTHY, keep
+from argus.diagnose.read.profile import read_profile
 from argus.diagnose.stored import diagnose_store
 from argus.simulate import write as write_module
+from argus.simulate.changes import parse_change
 from argus.simulate.faults import parse
 from argus.simulate.mesh import Mesh
+from argus.simulate.noise import Noise
 from argus.simulate.program import Program
 from argus.simulate.write import Spec, write
 from argus.store.open import Store
-from argus.store.reader import latest_run
+from argus.store.reader import latest_run, query_columns
 from argus.store.writer import Writer
 from tests.builders import logged_job
 
@@ -98,6 +103,17 @@ def logged(store: Store, job: str, folder: Path, monkeypatch: pytest.MonkeyPatch
         assert writer.flush()
 
 
+def slow_from_the_start(store: Store, job: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four healthy runs of a class, and one whose transfers take twice as long from its first step on."""
+    query = partial(query_columns, store)
+    for number in range(1, 6):
+        changes = [parse_change("bandwidth=dp:0.5")] if number == 5 else []
+        spec = Spec(DATA, noise=Noise(run=0.005), steps=STEPS, seed=number, changes=changes)
+        write(store, job, spec, run=number, start_ns=START_NS)
+        if number < 5:
+            keep(store, read_profile(query, job, number), HEALTHY)
+
+
 JOBS: dict[str, tuple[Callable[[Store, str, Path, pytest.MonkeyPatch], None], str]] = {
     "hang": (simulated("hang:ranks=3"), "hang"),
     "slow_gpus": (simulated("masked_compute_straggler:ranks=3:from=20", PIPELINE, 4), "masked_compute_straggler"),
@@ -110,6 +126,7 @@ JOBS: dict[str, tuple[Callable[[Store, str, Path, pytest.MonkeyPatch], None], st
     "layout_change": (simulated("sequence_imbalance:from=30"), "sequence_imbalance"),
     "stalls": (simulated("jitter:ranks=3"), "jitter"),
     "lost_lead": (simulated(change=later_calls), "kernel_issue_stall"),
+    "against_baseline": (slow_from_the_start, "regression"),
 }
 """Of each detector: what stores a job that it explains, and the kind of what it finds there."""
 

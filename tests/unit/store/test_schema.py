@@ -145,7 +145,7 @@ def test_a_view_stands_behind_those_that_it_reads() -> None:
         assert order.index(read) < order.index(reader)
 
 
-STATEMENTS = {26: "810f87156750796ff6fa13fcbfe6e4ce954c0cac170f546df21180ae8d09e7ed"}
+STATEMENTS = {27: "1b3bfc1bb2e0d823abf33ed3d8e82c405ee8bbdf9ab597e1f49308d65d6211c2"}
 """Checksum of the statements of each version that has been released, or is about to be."""
 
 

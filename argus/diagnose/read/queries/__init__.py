@@ -11,6 +11,7 @@ from argus.diagnose.read.queries.hangs import *
 from argus.diagnose.read.queries.paths import *
 from argus.diagnose.read.queries.phases import *
 from argus.diagnose.read.queries.recordings import *
+from argus.diagnose.read.queries.runs import *
 from argus.diagnose.read.queries.steps import *
 from argus.diagnose.read.queries.threads import *
 from argus.diagnose.read.queries.traces import *

@@ -240,7 +240,8 @@ def test_environment_mesh_and_user_have_columns_where_they_are_known(
                 "environments",
                 {
                     "job": "llama", "run": run, "rank": np.arange(2, dtype=np.uint32), "host": "n", "pid": 1,
-                    "ts": np.zeros(2, np.int64), "facts": [{}, {}], "digest": np.array(digests, np.uint64), "version": 1,
+                    "ts": np.zeros(2, np.int64), "facts": [{}, {}], "digest": np.array(digests, np.uint64),
+                    "version": 1,
                 },
             )  # fmt: skip
         writer.append(

@@ -1,0 +1,109 @@
+"""``argus baseline``: the healthy runs that later runs of a job class are compared with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime, timezone
+
+import click
+
+from argus.compare.baseline import Entry, list_baselines, remove_baselines, set_baseline, stored_profile
+from argus.diagnose.read.profile import class_name, to_text
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.model.text import printable
+from argus.model.units import milliseconds
+from argus.store.open import open_store
+
+from .options import format_option, store_option
+from .selection import parse_runs
+from .suggest import SuggestingGroup
+
+
+@click.group(cls=SuggestingGroup)
+def command() -> None:
+    """Healthy runs that later runs of the same job class are compared with.
+
+    A class is a job's name without the ids at its end, its ranks and its mesh. A finished run that argus diagnose calls
+    healthy becomes a baseline by itself; from three on, a run that is slow from its first step is a finding.
+
+    \b
+      argus baseline list
+      argus baseline set llama@1790000000       also if it was not called healthy
+      argus baseline show llama@1790000000
+      argus baseline rm llama@1790000000        it does not come back by itself
+    """
+
+
+@command.command("list")
+@click.argument("names", nargs=-1, metavar="[JOB]...")
+@format_option()
+@store_option
+def list_command(names: tuple[str, ...], output_format: str, store_url: str | None) -> None:
+    """List the baselines: all, or those of these jobs' classes."""
+    classes = {class_name(name) for name in names}
+    with open_store(store_url, create=False) as store:
+        entries = [one for one in list_baselines(store) if not classes or one.name in classes]
+    if output_format == "json":
+        rows = [asdict(one) for one in entries]
+        click.echo(json.dumps({"schema": "argus.baselines/1", "baselines": rows}, indent=2, ensure_ascii=False))
+        return
+    if not entries:
+        click.echo("no run is a baseline" + (" of these jobs" if names else ""))
+    for one in entries:
+        click.echo(_line(one))
+
+
+def _line(one: Entry) -> str:
+    added = datetime.fromtimestamp(one.added_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    mesh = f" ({printable(one.mesh)})" if one.mesh else ""
+    return (
+        f"{printable(one.name)}  {one.size} ranks{mesh}  {printable(one.job)}@{one.run}  {milliseconds(one.step_ns)} a "
+        f"step, {one.steps} steps  {printable(one.source)} since {added}"
+    )
+
+
+@command.command("set")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@store_option
+def set_command(runs: tuple[str, ...], store_url: str | None) -> None:
+    """Make runs baselines, whatever their verdicts are."""
+    with open_store(store_url, create=False) as store:
+        for job, run in parse_runs(store, runs):
+            profile = set_baseline(store, job, run)
+            click.echo(f"{printable(job)}@{run} is a baseline: {milliseconds(profile.step.value)} a step")
+
+
+@command.command("rm")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@store_option
+def remove_command(runs: tuple[str, ...], store_url: str | None) -> None:
+    """Take runs out of the baseline. They do not become part of it again by themselves."""
+    with open_store(store_url, create=False) as store:
+        named = parse_runs(store, runs)
+        remove_baselines(store, named)
+    for job, run in named:
+        click.echo(f"{printable(job)}@{run} is no baseline any more")
+
+
+@command.command("show")
+@click.argument("run", metavar="RUN")
+@format_option()
+@store_option
+def show_command(run: str, output_format: str, store_url: str | None) -> None:
+    """Show what is kept of a baseline."""
+    with open_store(store_url, create=False) as store:
+        named = parse_runs(store, (run,))
+        if len(named) != 1:
+            raise ArgusError(f"'{run}' names several runs", "Name one", EXIT_UNAVAILABLE)
+        profile = stored_profile(store, *named[0])
+    if output_format == "json":
+        click.echo(to_text(profile))
+        return
+    click.echo(f"{printable(profile.job)}@{profile.run}: {profile.ranks} ranks, {profile.steps} steps")
+    click.echo(f"  step  {milliseconds(profile.step.value, ',.2f')}")
+    for name, mean in sorted(profile.phases.items(), key=lambda one: -one[1].value):
+        click.echo(f"  {printable(name)}  {milliseconds(mean.value, ',.2f')}")
+    for name, transfer in sorted(profile.transfers.items()):
+        spent = milliseconds(transfer.transfer_ns.value, ",.2f")
+        click.echo(f"  {printable(name)}  {transfer.bytes / 1e6:,.1f} MB in {spent}")

@@ -1,0 +1,85 @@
+"""Baselines: what is learned, set and taken out, and what a diagnosis makes of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from argus.compare.baseline import list_baselines, remove_baselines, set_baseline, stored_profile
+from argus.compare.profile import baseline_side, read_side
+from argus.diagnose.learn import learn
+from argus.diagnose.read.baseline import read_baseline
+from argus.diagnose.stored import diagnose_store
+from argus.diagnose.verdict import Verdict
+from argus.model.errors import ArgusError
+from argus.simulate.changes import parse_change
+from argus.simulate.mesh import Mesh
+from argus.simulate.noise import Noise
+from argus.simulate.write import Spec, write
+from argus.store.open import Store
+from argus.store.reader import query_columns
+
+START_NS = 1_700_000_000 * 10**9
+
+
+def run(store: Store, job: str, number: int, change: str = "") -> Verdict:
+    """Stores a run, and diagnoses it."""
+    changes = [parse_change(change)] if change else []
+    spec = Spec(Mesh(dp=4), noise=Noise(run=0.005), steps=60, seed=number, changes=changes)
+    write(store, job, spec, run=number, start_ns=START_NS)
+    return diagnose_store(store, job, number, keep=False)
+
+
+def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:
+    for number in (1, 2, 3):
+        verdict = run(store, f"llama-{number}", number)
+        assert ("are needed to tell" in verdict["reason"]) == (number > 1)
+        assert learn(store, verdict)
+        assert not learn(store, verdict)
+    assert [one.run for one in list_baselines(store)] == [1, 2, 3]
+    slow = run(store, "llama-4", 4, "void=0.08")
+    finding = slow["findings"][0]
+    assert (slow["status"], finding["kind"], finding["ranks"]) == ("degraded", "regression", [])
+    assert "3 healthy runs" in finding["evidence"][0]["text"]
+    assert any("idle" in one["text"] for one in finding["evidence"])
+    assert finding["slowdown"] == pytest.approx(1.08, abs=0.03)
+    query_columns(store, finding["evidence"][0]["sql"].rstrip(";"))
+    assert not learn(store, slow), "a slow run is no reference"
+    assert run(store, "llama-5", 5)["status"] == "healthy"
+    assert run(store, "other-6", 6, "void=0.08")["status"] == "healthy", "another class has no baseline"
+
+
+def test_a_run_that_was_taken_out_stays_out(store: Store) -> None:
+    verdict = run(store, "llama", 1)
+    learn(store, verdict)
+    remove_baselines(store, [("llama", 1)])
+    assert not list_baselines(store)
+    assert not learn(store, verdict)
+    with pytest.raises(ArgusError, match="is no baseline"):
+        stored_profile(store, "llama", 1)
+    set_baseline(store, "llama", 1)
+    assert [one.source for one in list_baselines(store)] == ["set"]
+    assert stored_profile(store, "llama", 1).run == 1
+
+
+def test_a_run_is_not_compared_with_itself(store: Store) -> None:
+    run(store, "llama", 1)
+    set_baseline(store, "llama", 1)
+    found = read_baseline(partial(query_columns, store), "llama", 1)
+    assert found is not None
+    assert not found.runs
+    with pytest.raises(ArgusError, match="no earlier run of the class"):
+        baseline_side(store, read_side(store, [("llama", 1)]))
+
+
+@pytest.mark.parametrize("lacks", ["status", "ended", "complete"])
+def test_only_a_whole_healthy_run_is_learned(store: Store, lacks: str) -> None:
+    verdict = run(store, "llama", 1)
+    if lacks == "status":
+        verdict["status"] = "inconclusive"
+    elif lacks == "ended":
+        verdict["coverage"]["ended"] = False
+    else:
+        verdict["coverage"]["complete"] = False
+    assert not learn(store, verdict)

@@ -1,0 +1,114 @@
+"""Each comparer: the change that it is for comes first, and costs what it was made to cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from argus.compare.changes import find_causes
+from argus.compare.comparers.order import COMPARERS, KINDS
+from argus.compare.verdict import compare
+from argus.diagnose.read.profile import Kernel
+from argus.diagnose.variation import Mean
+from tests.builders.profiles import KERNELS, MS, profile, side
+
+ALL_KERNELS = {name: 0.1 * ms for name, ms in KERNELS.items()}
+SLOW_HOST = {"node0": Mean(31 * MS), "spare": Mean(34 * MS)}
+NEW_KERNEL = {**profile().kernels, "extra": Kernel(10.0, Mean(2 * MS, 1e3), 9)}
+CHANGES: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "host": ("host spare", 2.9, {"computed": SLOW_HOST, "hosts": ("node0", "spare"), "phases": {"all_reduce": 1.5}}),
+    "communicators": ("bandwidth dp AllReduce", 4.0, {"transfers": {"dp": 8.0}, "phases": {"all_reduce": 4.0}}),
+    "kernels": ("kernel attention", 0.8, {"kernels": {"attention": 0.8}, "phases": {"forward": 0.8}}),
+    "new kernel": ("new_kernel extra", 2.0, {"kernels": NEW_KERNEL, "phases": {"backward": 2.0}}),
+    "loading": ("data_loading", 3.0, {"phases": {"data_loading": 3.0, "all_reduce": 0.5}}),
+    "collections": (
+        "collections", 2.0,
+        {"phases": {"idle": 2.0}, "figures": {**profile().figures, "collections": Mean(2.2 * MS, 1e3)}},
+    ),
+    "runqueue": (
+        "runqueue", 2.0,
+        {"phases": {"idle": 2.0}, "figures": {**profile().figures, "runqueue": Mean(2.1 * MS, 1e3)}},
+    ),
+    "void": ("void", 2.0, {"phases": {"idle": 2.0}}),
+    "gpu_speed": (
+        "gpu_speed", 3.1, {"kernels": ALL_KERNELS, "phases": {"forward": 1.0, "backward": 1.8, "optimizer": 0.3}},
+    ),
+    "phases": ("phase checkpoint", 3.0, {"phases": {}, "_checkpoint": 3.0}),
+}  # fmt: skip
+"""By comparer: the first cause, its cost in ms, and what is different."""
+
+
+def changed(place: int, different: dict[str, Any]) -> Any:
+    fields: dict[str, Any] = {
+        name: dict(value) if isinstance(value, dict) else value for name, value in different.items()
+    }
+    extra: float = fields.pop("_checkpoint", 0.0)
+    kernels: dict[str, Any] = fields.pop("kernels", {})
+    whole = kernels if any(isinstance(one, Kernel) for one in kernels.values()) else None
+    made = profile(place, **fields, **({} if whole else {"kernels": kernels}))
+    values = dict(made.__dict__)
+    if whole:
+        values["kernels"] = {**made.kernels, "extra": whole["extra"]}
+    if extra:
+        values["phases"] = {**made.phases, "checkpoint": Mean(extra * MS, 1e3)}
+        values["step"] = Mean(made.step.value + extra * MS, made.step.error)
+    return type(made)(**values)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_change_that_it_is_for_comes_first(name: str) -> None:
+    key, cost_ms, different = CHANGES[name]
+    before = side(1)
+    after = [changed(10 + place, different) for place in range(3)]
+    found = compare(before, after)
+    assert (found["status"], found["direction"]) == ("changed", "slower"), found["reason"]
+    first = found["causes"][0]
+    assert f"{first['kind']} {first['subject']}".rstrip() == key
+    assert first["cost_ns"] / MS == pytest.approx(cost_ms, rel=0.15, abs=0.1)
+    assert first["interval_ns"][0] < first["cost_ns"] < first["interval_ns"][1]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_other_way_round_it_is_faster(name: str) -> None:
+    _, _, different = CHANGES[name]
+    found = compare([changed(10 + place, different) for place in range(3)], side(1))
+    assert (found["status"], found["direction"]) == ("changed", "faster")
+    assert found["causes"][0]["cost_ns"] < 0
+
+
+def test_runs_that_do_not_differ_have_no_cause() -> None:
+    for seed in range(40):
+        causes, compared = find_causes(side(1, seed=seed), side(20, seed=seed), 39 * MS)
+        assert not [cause for cause in causes if cause.cost_ns], seed
+        assert compared > 10
+
+
+def test_what_one_side_did_not_observe_is_not_compared() -> None:
+    before, after = side(1), side(10, kernels={}, figures={}, clock="", computed={})
+    after = [type(one)(**{**one.__dict__, "kernels": {}, "phases": {}, "transfers": {}}) for one in after]
+    causes, compared = find_causes(before, after, 39 * MS)
+    assert (causes, compared) == ([], 0)
+
+
+def test_a_swapped_host_is_named_with_the_one_it_came_for() -> None:
+    after = [changed(10 + place, CHANGES["host"][2]) for place in range(3)]
+    text = compare(side(1), after)["causes"][0]["text"]
+    assert "spare" in text
+    assert "node1 instead" in text
+
+
+def test_what_a_slow_kernel_explains_is_no_cause_of_its_own() -> None:
+    after = [changed(10 + place, CHANGES["kernels"][2]) for place in range(3)]
+    assert [one["kind"] for one in compare(side(1), after)["causes"]] == ["kernel"]
+
+
+def test_hidden_transfers_cost_nothing() -> None:
+    """Twice the time behind the backward pass makes no step longer."""
+    causes = compare(side(1), side(10, transfers={"dp": 8.0}))["causes"]
+    assert [one["kind"] for one in causes] == [] or causes[0]["cost_ns"] == 0
+
+
+def test_every_kind_has_words() -> None:
+    figures = [figure for comparer in COMPARERS for figure in comparer.figures(side(1), side(10))]
+    assert {figure.kind for figure in figures} <= KINDS.keys()

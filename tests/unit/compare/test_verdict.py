@@ -1,0 +1,87 @@
+"""The status of a comparison, its schema, and workloads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from argus.compare.changes import ASSUMED
+from argus.compare.comparers.order import KINDS
+from argus.compare.verdict import compare, schema, to_json
+from argus.compare.workload import compare_workloads
+from argus.diagnose.variation import Mean
+from tests.builders.profiles import MS, side
+
+
+def test_the_schema_is_kept() -> None:
+    for after in (side(10), side(10, phases={"idle": 3.0}), side(10, 1), side(10, world_size=16, ranks=16)):
+        jsonschema.validate(json.loads(to_json(compare(side(1), after))), schema())
+    assert schema()["properties"]["causes"]["items"]["properties"]["kind"]["enum"] == list(KINDS)
+
+
+def test_runs_alike_are_the_same() -> None:
+    found = compare(side(1), side(10))
+    assert (found["status"], found["causes"], found["runs_needed"]) == ("same", [], None)
+    assert found["confidence"] > 0.95
+
+
+def test_runs_that_scatter_are_inconclusive_and_say_how_many_would_do() -> None:
+    found = compare(side(1, spread=0.0), side(10, step_ms=1.1, spread=0.02))
+    assert found["status"] == "inconclusive"
+    assert found["runs_needed"] is not None
+    assert found["runs_needed"] > 3
+    assert str(found["runs_needed"]) in found["reason"]
+
+
+def test_one_run_a_side_says_that_it_assumes_how_much_runs_differ() -> None:
+    found = compare(side(1, 1), side(10, 1, phases={"idle": 8.0}))
+    assert found["status"] == "changed"
+    assert found["confidence"] <= ASSUMED
+    assert "one run a side" in found["notes"][0]
+    assert compare(side(1, 1), side(2, 1, spread=0.0))["status"] != "changed"
+
+
+def test_a_step_that_is_longer_for_no_known_cause_is_changed() -> None:
+    found = compare(side(1), side(10, step_ms=4.0))
+    assert (found["status"], found["direction"], found["causes"]) == ("changed", "slower", [])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("mesh", {"dp": 4, "tp": 2}, "mesh dp 8, and dp 4, tp 2 after"),
+        ("work", {"launches": 3300.0, "collectives": 3.0, "bytes": 1e8}, "3,000 launches a step, and 3,300 after"),
+        ("work", {"launches": 3000.0, "collectives": 3.0, "bytes": 2e8}, "bytes of collectives"),
+    ],
+)
+def test_another_workload_is_said(field: str, value: Any, words: str) -> None:
+    found = compare_workloads(side(1), side(10, **{field: value}))
+    assert not found.same
+    assert any(words in one for one in found.differences)
+
+
+def test_what_was_not_observed_is_no_difference() -> None:
+    found = compare_workloads(side(1), side(10, work={}, mesh={}))
+    assert found.same
+    assert set(found.unobserved) >= {"launches", "the mesh"}
+
+
+def test_scaling_says_what_eats_it() -> None:
+    found = compare(side(1), side(10, world_size=16, ranks=16, phases={"all_reduce": 6.0}))
+    scaling = found["workload"]["scaling"]
+    assert scaling["weak"]
+    assert scaling["ranks"] == [8, 16]
+    assert scaling["efficiency"] == pytest.approx(39 / 45, rel=0.02)
+    assert scaling["eaten"][0]["part"] == "communication"
+    assert scaling["eaten"][0]["cost_ns"] == pytest.approx(6 * MS, rel=0.05)
+
+
+def test_strong_scaling_counts_the_work_of_a_rank() -> None:
+    half = {"launches": 1500.0, "collectives": 3.0, "bytes": 1e8}
+    after = side(10, world_size=16, ranks=16, work=half, step=Mean(19.5 * MS, 1e4))
+    scaling = compare(side(1), after)["workload"]["scaling"]
+    assert not scaling["weak"]
+    assert scaling["efficiency"] == pytest.approx(1.0, rel=0.02)
