@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from argus.model.errors import EXIT_FAILURE, ArgusError
+from argus.model.errors import EXIT_FAILURE, EXIT_USAGE, ArgusError
 from argus.simulate.changes import parse_change
 from argus.simulate.faults import DOSES, FAULTS, parse
 from argus.simulate.mesh import Mesh
@@ -61,6 +61,12 @@ from .options import NumberRange, format_option, new_job_name, store_option
               help="Collectives of a rank and step that are stored, roughly.")  # fmt: skip
 @click.option("--kernels", type=click.IntRange(min=0), default=0, show_default=True, metavar="RANKS",
               help="Ranks whose kernels are summed up, those of faults first: some ms each a step.")  # fmt: skip
+@click.option(
+    "--environment",
+    multiple=True,
+    metavar="FACT=VALUE",
+    help="What all ranks ran on and with, such as torch.version=2.9 or env.NCCL_ALGO=Ring; repeat it for several.",
+)
 @click.option("--layout", is_flag=True, help="Also store how the job is split, which no trace knows.")
 @click.option("--one-clock", is_flag=True, help="All hosts have the same clock. Else each has its own, ms apart.")
 @click.option(
@@ -74,7 +80,7 @@ from .options import NumberRange, format_option, new_job_name, store_option
 def command(
     ranks: int | None, dp: int | None, tp: int, pp: int, ep: int, vpp: int, ranks_per_host: int,
     micro_batches: int | None, steps: int, seed: int, faults: tuple[str, ...], changes: tuple[str, ...],
-    run_spread: float, model: int | None, variable_length: bool,
+    run_spread: float, model: int | None, variable_length: bool, environment: tuple[str, ...],
     collectives_per_step: int, kernels: int, layout: bool, one_clock: bool, job: str, truth_file: Path | None,
     output_format: str, store_url: str | None,
 ) -> None:  # fmt: skip
@@ -92,7 +98,7 @@ def command(
     spec = Spec(
         mesh, program, Noise(run=run_spread), changes=[parse_change(one) for one in changes], model=model,
         faults=[parse(one) for one in faults], steps=steps, seed=seed, calls=collectives_per_step,
-        skewed=not one_clock, layout=layout, kernels=kernels,
+        skewed=not one_clock, layout=layout, kernels=kernels, environment=facts_of(environment),
     )  # fmt: skip
     shown = sys.stderr.isatty()
 
@@ -129,3 +135,17 @@ def command(
             f"{fault['steps'][1]}: {fault['slowdown']:.2f}x"
         )
     click.echo(f"{total:,} rows in {took_s:.1f} s, stored in {url}. Next: {following}")
+
+
+def facts_of(words: tuple[str, ...]) -> dict[str, str]:
+    """Facts of an environment as the command line gives them.
+
+    Raises:
+        ArgusError: One has no name or no ``=``.
+    """
+    pairs = [word.partition("=") for word in words]
+    if wrong := next(
+        (word for word, (name, equals, _) in zip(words, pairs, strict=True) if not name or not equals), None
+    ):
+        raise ArgusError(f"'{wrong}' is no fact of an environment", "FACT=VALUE, such as torch.version=2.9", EXIT_USAGE)
+    return {name: value for name, _, value in pairs}

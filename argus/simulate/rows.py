@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from argus import __version__
+from argus.model.environment import bounded, digest
 from argus.simulate.engine import CALL_NS, LATENCY_NS, OPTIMIZER_KERNELS, PHASES, Made, Step
 from argus.simulate.mesh import Mesh
 from argus.simulate.program import BACKWARD_WORK, Program
@@ -133,6 +134,15 @@ class Rows:
                 "dimension": dimension, "ranks": [one[2] for one in commands], "nranks": size, "confidence": 0.9,
                 "why": WHY[dimension], "version": version, "superseded": 0,
             }  # fmt: skip
+
+    def environment(self, facts: Mapping[str, str], version: int) -> Iterator[tuple[str, Columns]]:
+        """What every rank ran on and with."""
+        kept = bounded(facts)
+        yield "environments", {
+            **{name: self._who(self._all)[name] for name in ("rank", "host")}, "pid": 0,
+            "ts": np.full(self.mesh.size, self.start_ns, np.int64), "facts": [kept] * self.mesh.size,
+            "digest": np.full(self.mesh.size, digest(kept), np.uint64), "version": version,
+        }  # fmt: skip
 
     def layout(self, version: int) -> Iterator[tuple[str, Columns]]:
         """How the job is split: a recording may have it, a live trace does not."""

@@ -44,6 +44,7 @@ class Spec:
         layout: How the job is split is stored too (``parallel_layout``), which no live trace knows.
         kernels: Ranks whose kernels are summed up (``kernel_summaries``): those of faults first.
         changes: What is different in this run from its first step on.
+        environment: Facts of every rank, by name (``environments``); empty: nothing is stored of it.
         model: Seed of what the job's kernels are: runs of one program have the same; None: ``seed``.
     """
 
@@ -59,6 +60,7 @@ class Spec:
     kernels: int = 0
     changes: list[Change] = field(default_factory=list)
     model: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._setup = set_up(self.program, self.mesh, self.changes)
@@ -152,6 +154,8 @@ def write(
 
         store_all(rows.job(0.0, None, version))
         store_all(rows.ranks(version))
+        if spec.environment:
+            store_all(rows.environment(spec.environment, version))
         if spec.layout:
             store_all(rows.layout(version))
         summed = spec.kernels_of(rows) if spec.kernels else None
