@@ -61,6 +61,15 @@ def write_slow(store: Store) -> None:
             "counter": ["launches_dropped", "overhead_ppm", "overhead_probes_ns"],
             "value": [3, 8_000, 4_000_000], "loss": [True, False, False], "ts": int(begun["ns"][0]), "version": 9,
         })  # fmt: skip
+        for number, facts in (
+            (run - 1, [{"torch.version": "2.9", "env.NCCL_ALGO": "Ring"}] * 8),
+            (run, [{"torch.version": "2.10", "cpu.governor": "powersave" if one == SLOW else "performance"}
+                   for one in range(8)]),
+        ):  # fmt: skip
+            writer.append("environments", {
+                "job": "slow", "run": number, "rank": np.arange(8), "host": host, "pid": 0, "ts": begun["ns"][0],
+                "facts": facts, "digest": np.arange(8), "version": 1,
+            })  # fmt: skip
 
 
 def write_few_columns(store: Store, ranks: int = 6, steps: int = 400) -> tuple[int, int]:
@@ -118,6 +127,10 @@ def write_hostile(store: Store) -> None:
         writer.append("health", {
             "host": own_hosts[0], "ts": T0, "kind": "k", "check": [HOSTILE], "status": "critical", "text": HOSTILE,
             "hint": HOSTILE, "facts": [{HOSTILE: HOSTILE}], "duration_ns": 5,
+        })  # fmt: skip
+        writer.append("environments", {
+            **shared, "rank": each, "host": own_hosts, "pid": 1, "ts": T0, "facts": [{HOSTILE: HOSTILE}] * ranks,
+            "digest": 1, "version": 1,
         })  # fmt: skip
         writer.append("coverage", {
             **shared, "host": own_hosts[0], "counter": [HOSTILE], "value": 3, "loss": True, "ts": T0, "version": 9,

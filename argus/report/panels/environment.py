@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from argus.model.text import counted
 from argus.model.units import listed, rank_text
@@ -15,7 +17,8 @@ ID = "environment"
 TITLE = "Environment"
 
 SHOWN = 40
-LISTED = 50
+LISTED = 100
+CHANGES = 12
 
 _SESSIONS = """
 SELECT argus_version, launcher, max(world_size) AS world_size, uniqExact(host) AS hosts, max(peak_flops) AS peak_flops,
@@ -56,22 +59,45 @@ SELECT key, value, uniqExact(host) AS hosts, arraySlice(arraySort(groupUniqArray
 )
 GROUP BY key, value ORDER BY key, hosts DESC LIMIT 500
 """
+_RAN_ON = """
+SELECT fact, value, count() AS processes, arraySlice(arraySort(groupUniqArray(rank)), 1, 64) AS some_ranks
+FROM environment_facts WHERE job = {job:String} AND run = {run:UInt32}
+GROUP BY fact, value ORDER BY fact, processes DESC LIMIT 1000
+"""
+_CHANGED = """
+SELECT fact, before, after, before_run FROM environment_changes WHERE job = {job:String} AND run = {run:UInt32}
+ORDER BY fact LIMIT 200
+"""
 _STATES = {"on": "good", "failed": "bad", "ignored": "bad", "waiting": "unknown", "off": ""}
 
 
 def build(look: Look, arrays: Arrays) -> Panel:
     """Sessions, processes, libraries, features, and what node checks know of versions."""
-    facts = [*_session(look), *_processes(look), *_mesh(look), *_features(look)]
+    facts = [*_changed(look), *_session(look), *_processes(look), *_mesh(look), *_features(look)]
     texts = (
         ("Sessions", _SESSIONS), ("Processes", _PROCESSES), ("Libraries with probes", _LIBRARIES),
         ("What could be observed", _FEATURES), ("Communicators", _DIMENSIONS), ("Versions and settings", _FACTS),
+        ("What ranks ran on and with", _RAN_ON), ("Changed since the run before", _CHANGED),
     )  # fmt: skip
     sql = [look.sql(title, text) for title, text in texts]
     if not facts:
         return absent(ID, TITLE, "no session of it is stored", sql=sql)
     view: Facts = {"view": "facts", "facts": facts[:SHOWN]}
-    lead = "What is stored of what the job ran on and with. Variables of its processes are not recorded."
-    return panel(ID, TITLE, lead, [view], table=_versions(look), sql=sql)
+    lead = "What the job ran on and with. Of variables only settings of training libraries are recorded."
+    return panel(ID, TITLE, lead, [view], table=_settings(look), sql=sql)
+
+
+def _changed(look: Look) -> list[Fact]:
+    """What is not as in the job's run before."""
+    rows = look.read(_CHANGED)
+    facts = []
+    names = ("fact", "before", "after", "before_run")
+    for name, before, after, run in zip(*(rows[one].tolist() for one in names), strict=True):
+        now, then = (bounded(value, 80) or "not set" for value in (after, before))
+        facts.append(fact("changed", f"{bounded(name, 60)}: {now}, in run {int(run)}: {then}", "unknown"))
+    if len(facts) > CHANGES:
+        facts[CHANGES - 1 :] = [fact("changed", f"and {len(facts) - CHANGES + 1} more: environment_changes", "unknown")]
+    return facts
 
 
 def _session(look: Look) -> list[Fact]:
@@ -139,20 +165,29 @@ def _features(look: Look) -> list[Fact]:
     return facts[:16]
 
 
-def _versions(look: Look) -> Table | None:
-    """What node checks know of versions and settings; those that differ between nodes first."""
-    rows = look.read(_FACTS)
-    if not len(rows["key"]):
+def _settings(look: Look) -> Table | None:
+    """What ranks ran on and with, then what node checks found; of both, what is not alike comes first."""
+    ran, checked = look.read(_RAN_ON), look.read(_FACTS)
+    every = _unlike_first(ran, ("fact", "value", "processes", "some_ranks"))
+    rows: list[list[str | float | int | None]] = [
+        [bounded(name, 60), bounded(value), counted(int(many), "process"), f"rank {rank_text(map(int, ranks))}"]
+        for name, value, many, ranks in every
+    ]
+    rows += [
+        [bounded(name, 60), bounded(value), counted(int(many), "node"), bounded(", ".join(hosts), 80)]
+        for name, value, many, hosts in _unlike_first(checked, ("key", "value", "hosts", "some_hosts"))
+    ]
+    if not rows:
         return None
-    every = list(zip(*(rows[name].tolist() for name in ("key", "value", "hosts", "some_hosts")), strict=True))
-    values = Counter(one[0] for one in every)
-    every.sort(key=lambda one: (-values[one[0]], one[0], -one[2]))
     columns: list[Column] = [
-        {"title": "setting", "unit": ""}, {"title": "value", "unit": ""}, {"title": "nodes", "unit": "count"},
+        {"title": "setting", "unit": ""}, {"title": "value", "unit": ""}, {"title": "on", "unit": ""},
         {"title": "which", "unit": ""},
     ]  # fmt: skip
-    shown: list[list[str | float | int | None]] = [
-        [bounded(key, 60), bounded(value), int(hosts), bounded(", ".join(some_hosts), 80)]
-        for key, value, hosts, some_hosts in every[:LISTED]
-    ]
-    return {"columns": columns, "rows": shown}
+    return {"columns": columns, "rows": rows[:LISTED]}
+
+
+def _unlike_first(rows: Mapping[str, Any], names: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    """Rows of settings: those with several values first, of each the commonest value first."""
+    every = list(zip(*(rows[name].tolist() for name in names), strict=True))
+    values = Counter(one[0] for one in every)
+    return sorted(every, key=lambda one: (-values[one[0]], one[0], -one[2]))

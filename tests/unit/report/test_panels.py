@@ -340,7 +340,19 @@ def test_the_environment_has_what_is_stored(slow: Made) -> None:
     assert "world: 1 of 8 ranks each" in facts["communicators"]
     table = slow.panel("environment")["table"]
     assert table is not None
-    assert table["rows"][0][:2] == ["driver", "570.1"]
+    assert table["rows"] == [
+        ["cpu.governor", "performance", "7 processes", "rank 0-4,6,7"],
+        ["cpu.governor", "powersave", "1 process", f"rank {SLOW}"],
+        ["torch.version", "2.10", "8 processes", "rank 0-7"],
+        ["driver", "570.1", "1 node", table["rows"][3][3]],
+    ]
+    changed = [fact["text"] for fact in slow.view("environment")["facts"] if fact["name"] == "changed"]
+    before = slow.page["run"] - 1
+    assert changed == [
+        f"cpu.governor: performance | powersave, in run {before}: not set",
+        f"env.NCCL_ALGO: not set, in run {before}: Ring",
+        f"torch.version: 2.10, in run {before}: 2.9",
+    ]
 
 
 def test_losses_are_in_the_terminals_words(slow: Made) -> None:
