@@ -66,6 +66,8 @@ def test_a_running_job_is_traced_and_diagnosed(argus: Argus, store_url: str, tmp
     verdict = json.loads(argus("diagnose", "--format", "json").stdout)
     assert (verdict["status"], verdict["findings"], verdict["ranks"]) == ("healthy", [], 4)
     assert verdict["coverage"] == {"complete": True, "dropped": {}, "ended": True}
+    ran_on = "SELECT count() AS n FROM environments FINAL WHERE facts['kernel.release'] != '' AND digest != 0"
+    assert count(store_url, ran_on) == 4
     used = "SELECT min(job_ns) > 0 AND min(busy_ns) > 0 AND max(busy_ns) <= max(interval_ns * cpus) AS n"
     assert count(store_url, f"{used} FROM host_usage") == 1
     steps = json.loads(

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from argus.capture.process.environment import process_facts
 from argus.capture.process.targets import open_target
 from argus.cli.main import main
 from argus.importers import nsys
@@ -192,12 +194,18 @@ def test_a_hostile_command_line_costs_little() -> None:
 def test_a_traced_process_is_stored_without_its_secrets() -> None:
     program = "print('ready', flush=True); input()"
     words = [sys.executable, "-c", program, "--api-key", SECRET, f"--token={SECRET}", "--lr", "1"]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    given = {"NCCL_ALGO": "Ring", "NCCL_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, env={**os.environ, **given}, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         target = open_target(process.pid, any_program=True)
         os.close(target.pidfd)
+        facts = process_facts(process.pid)
         process.communicate(b"\n")
+    assert SECRET not in str(facts)
+    assert facts["env.NCCL_ALGO"] == "Ring"
+    assert "env.AWS_SECRET_ACCESS_KEY" not in facts
     assert SECRET not in target.command
     assert target.command.endswith("--api-key *** --token=*** --lr 1")
 
