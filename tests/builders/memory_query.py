@@ -71,6 +71,8 @@ class MemoryQuery:
             return {"rank": empty, "state": empty, "host": empty}
         if text == ON_CPUS:
             return {"alone": np.array([0])}
+        if text == queries.ANY_BASELINE:
+            return {"n": np.array([0])}
         if text == queries.SESSIONS:
             return {"open": np.array([0]), "world_size": np.array([0])}
         if text == queries.COVERAGE:

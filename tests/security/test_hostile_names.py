@@ -127,6 +127,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "dump": [[f"{EVIL}"]],
     "import": [["PROFILE"]],
     "simulate": [["--fault", f"x{EVIL}"]],
+    "demo": [["--seed", f"x{EVIL}"]],
     "diagnose": [[], ["-v"], ["--sql"], ["--format", "json"], ["--job", f"no{EVIL}"], ["--rank", "1"]],
     "report": [["-o", "-"], ["-o", "FILE.html"], ["-o", f"/nowhere/{EVIL}"], ["--job", f"x{EVIL}"]],
     "serve": [["--listen", f"x{EVIL}"], ["--listen", "203.0.113.7:0", "--token-file", f"/nowhere{EVIL}"]],

@@ -77,11 +77,14 @@ def test_the_other_way_round_it_is_faster(name: str) -> None:
     assert found["causes"][0]["cost_ns"] < 0
 
 
-def test_runs_that_do_not_differ_have_no_cause() -> None:
-    for seed in range(40):
-        causes, compared = find_causes(side(1, seed=seed), side(20, seed=seed), 39 * MS)
-        assert not [cause for cause in causes if cause.cost_ns], seed
-        assert compared > 10
+def test_runs_that_do_not_differ_are_hardly_ever_called_changed() -> None:
+    """The rule's own rate is 0.75 %: of 150 pairs, 1.1 are expected at most, and 5 have a chance of 0.6 %."""
+    false = 0
+    for seed in range(150):
+        before, after = side(1, seed=seed, spread=0.015), side(20, seed=seed, spread=0.015)
+        false += compare(before, after)["status"] == "changed"
+        assert find_causes(before, after, 39 * MS)[1] > 10
+    assert false <= 4
 
 
 def test_what_one_side_did_not_observe_is_not_compared() -> None:
