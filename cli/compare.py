@@ -17,6 +17,8 @@ from .options import format_option, store_option
 from .selection import RUNS_HINT, parse_runs
 
 BASELINE = "baseline"
+ENVIRONMENT = 12
+"""Changes of the environment that are printed."""
 
 
 @click.command()
@@ -90,6 +92,17 @@ def lines_of(result: Comparison) -> Iterator[str]:
     free = [cause for cause in result["causes"] if not cause["cost_ns"]]
     for cause in free:
         yield f"  also: {_values(cause)}"
+    if changes := result["environment"]:
+        yield "what changed in the environment:"
+        for change in changes[:ENVIRONMENT]:
+            values = (
+                f"{printable(change['before']) or 'not set'} before, {printable(change['after']) or 'not set'} after"
+            )
+            yield f"  {printable(change['name'])}: {values}"
+        if len(changes) > ENVIRONMENT:
+            yield f"  and {len(changes) - ENVIRONMENT} more: --format json"
+    elif changes is not None:
+        yield "environment: nothing that is stored of it changed"
     for note in result["notes"]:
         yield f"note: {printable(note)}"
 

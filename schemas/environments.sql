@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS environments
   host LowCardinality(String) COMMENT 'Node',
   pid UInt32 COMMENT 'Process id on the host; 0: of an imported or simulated run',
   ts DateTime64(9, 'UTC') COMMENT 'When it was read',
-  facts Map(LowCardinality(String), String) COMMENT 'By name: gpu.model, torch.version, env.NCCL_ALGO … (docs/sql.md lists them). unreadable: what could not be read; what is in neither is not set',
+  facts Map(String, String) COMMENT 'By name: gpu.model, torch.version, env.NCCL_ALGO … (docs/sql.md lists them). unreadable: what could not be read; what is in neither is not set',
   digest UInt64 COMMENT 'The same wherever all facts are that must be alike on every rank; 0: nothing is known',
   version UInt64 COMMENT 'Row version: the highest wins',
   stored DateTime('UTC') DEFAULT now() COMMENT 'When the row was stored: its age decides when it expires'

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypedDict
 from argus.compare.changes import CAPPED, LEAST_COST, Cause, confidence_of, find_causes
 from argus.compare.comparer import Side
 from argus.compare.workload import Workload, compare_workloads
+from argus.diagnose.read.environment import environment_changes
 from argus.diagnose.read.profile import Profile
 from argus.diagnose.variation import SPREAD, Difference, difference, runs_needed
 from argus.model.units import milliseconds
@@ -91,8 +92,14 @@ class Comparison(TypedDict):
     notes: list[str]
 
 
-def compare(before: Side, after: Side, environment: list[Change] | None = None) -> Comparison:
-    """Two sides of runs, at least one each. ``environment``: what differs in it; None: it is not known."""
+def _environment(before: Side, after: Side) -> list[Change] | None:
+    """What no run of one side has in common with a run of the other; None: of one side nothing is known."""
+    found = environment_changes([one.environment for one in before], [one.environment for one in after])
+    return None if found is None else [Change(name=one.fact, before=one.before, after=one.after) for one in found]
+
+
+def compare(before: Side, after: Side) -> Comparison:
+    """Two sides of runs, at least one each."""
     step = difference([one.step for one in before], [one.step for one in after], spread=SPREAD)
     workload = compare_workloads(before, after)
     causes, compared = find_causes(before, after, step.before, changed=_longer(step))
@@ -108,7 +115,8 @@ def compare(before: Side, after: Side, environment: list[Change] | None = None) 
         before=[_facts(one) for one in before], after=[_facts(one) for one in after],
         step_ns={"before": round(step.before, 1), "after": round(step.after, 1), "change": round(step.change, 1)},
         interval_ns=[round(step.low, 1), round(step.high, 1)], workload=_workload(workload),
-        causes=[_cause(one, step) for one in causes], environment=environment, figures=compared, runs_needed=needed,
+        causes=[_cause(one, step) for one in causes], environment=_environment(before, after),
+        figures=compared, runs_needed=needed,
         notes=_notes(before, after, step, workload),
     )  # fmt: skip
 

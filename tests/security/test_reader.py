@@ -23,6 +23,7 @@ import pytest
 from argus.capture import probes as bpf
 from argus.capture.probes import Probes
 from argus.capture.process import targets
+from argus.capture.process.environment import process_facts, read_facts
 from argus.capture.process.names import KernelNames
 from argus.capture.python.interpreter import find_interpreter
 from argus.capture.reader import process, progress, reader, wire
@@ -172,6 +173,7 @@ def test_a_reader_answers_what_the_modules_answer(made: Reader, sleeper: subproc
     assert targets.read_command(sleeper.pid)[1:] == ["-c", SLEEPER]
     assert targets.read_environment(sleeper.pid)["PATH"] == os.environ["PATH"]
     assert RemotePython(symbols).thread_states().keys() == {sleeper.pid}
+    assert read_facts(sleeper.pid) == process_facts(sleeper.pid)
     assert not made.counters
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from argus.diagnose.case import Case, evidence
 from argus.diagnose.read import queries
 from argus.diagnose.read.baseline import Baseline
+from argus.diagnose.read.environment import environment_changes, read_environment
 from argus.diagnose.read.profile import FEWEST_STEPS, WARM_UP, Profile, read_latencies, read_phases
 from argus.diagnose.suspect import Suspect
 from argus.diagnose.variation import SPREAD, Difference, Mean, difference, mean_of, w1
@@ -33,6 +34,8 @@ PHASES_LEVEL = 0.002
 """The same that any of its phases is, where the step is not: split among them."""
 ROWS = 200_000
 """Ranks and steps whose phases are read at most, of the newest steps."""
+CHANGES = 5
+"""Changes of the environment that are named."""
 LEAST = 0.025
 """Share of the step time from which on it is reported: less is not worth a search."""
 DIFFERENT_WORK = 0.02
@@ -100,8 +103,19 @@ def _suspect(
         phase=phases[0].phase if phases else "",
         action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
         "it is meant to be so, make it the baseline: argus baseline set.",
-        further=[*_longer(phases, params), *cited], effect=lambda step: step.before(grown),
+        further=[*_longer(phases, params), *cited, *_environment(case, runs)], effect=lambda step: step.before(grown),
     )  # fmt: skip
+
+
+def _environment(case: Case, runs: Sequence[Profile]) -> list[Evidence]:
+    """Evidence on what the run ran on and with, and none of the baseline's runs did."""
+    now = read_environment(case.query, case.params["job"], case.params["run"]).typical()
+    changes = environment_changes([run.environment for run in runs], [now])
+    if not changes:
+        return []
+    first = ", ".join(change.text() for change in changes[:CHANGES])
+    more = f", and {len(changes) - CHANGES} more" if len(changes) > CHANGES else ""
+    return [evidence(f"in the environment {first}{more}", queries.ENVIRONMENT_FACTS, case.params)]
 
 
 def _alike(run: Profile, work: dict[str, float]) -> bool:
@@ -121,7 +135,7 @@ def _too_few(runs: int, others: int, baseline: Baseline) -> str:
         text += f" ({others} more do other work in a step)"
     if baseline.unreadable:
         text += f" ({baseline.unreadable} more were written by another version of Argus)"
-    return f"{text}, {MIN_RUNS} are needed to tell whether steps were slow from the first one on"
+    return f"{text}, {MIN_RUNS} are needed to see whether steps were slow from the first one on"
 
 
 def _latency(case: Case, params: dict[str, Any], runs: Sequence[Profile]) -> list[Evidence]:

@@ -13,10 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.diagnose.read import queries
+from argus.diagnose.read.environment import read_environment
 from argus.diagnose.read.query import Query
 from argus.diagnose.variation import BATCHES, Mean, mean_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
+GPU = "gpu.model"
+"""The fact that is part of a job's class."""
 WARM_UP = 5
 """First steps that are left out: allocators, caches and autotuning settle in them. Of short runs a tenth."""
 FEWEST_STEPS = 20
@@ -73,7 +76,8 @@ class Profile:
             ``collections``, ``runqueue``.
         latencies: Quantiles of the issue latency over ranks and steps.
         computed: Computation of a rank, by host.
-        environment: Digest-like facts that the class of a job depends on: ``gpu``.
+        environment: What most ranks ran on and with, by fact (``environment.Environment.typical``); empty:
+            not known.
     """
 
     job: str
@@ -141,7 +145,7 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
         len(numbers), bool(known and not int(size["open"][0])),
         {name: value for name, value in work.items() if value > 0},
         step, phases, clock, kernels, transfers, _figures(query, params, numbers, step), latencies,
-        _by_host(query(queries.RUN_COMPUTE, params)),
+        _by_host(query(queries.RUN_COMPUTE, params)), read_environment(query, job, run).typical(),
     )  # fmt: skip
 
 
@@ -171,10 +175,11 @@ def read_class(query: Query, job: str, run: int) -> str:
     """:func:`class_of` a run, without its figures."""
     params = {"job": job, "run": run}
     size, mesh = query(queries.RUN_SIZE, params), query(queries.RUN_MESH, params)
-    ranks = query(queries.RUN_RANKS, params)
+    ranks, gpu = query(queries.RUN_RANKS, params), query(queries.GPU_MODEL, params)["model"].tolist()
     return _class(
         job, int(size["world_size"][0]) if len(size["world_size"]) else 0, int(ranks["ranks"][0]),
-        {str(name): int(n) for name, n in zip(mesh["dimension"], mesh["nranks"], strict=True)}, "",
+        {str(name): int(n) for name, n in zip(mesh["dimension"], mesh["nranks"], strict=True)},
+        str(gpu[0]) if gpu else "",
     )  # fmt: skip
 
 
@@ -254,7 +259,7 @@ def class_name(job: str) -> str:
 def class_of(profile: Profile) -> str:
     """What runs have in common whose step times may be compared: name, ranks, mesh and GPU, as one line. Work of a step
     is compared besides (:func:`same_work`)."""
-    return _class(profile.job, profile.world_size, profile.ranks, profile.mesh, profile.environment.get("gpu", ""))
+    return _class(profile.job, profile.world_size, profile.ranks, profile.mesh, profile.environment.get(GPU, ""))
 
 
 def _class(job: str, world_size: int, ranks: int, mesh: Mapping[str, int], gpu: str) -> str:

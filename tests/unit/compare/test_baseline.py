@@ -34,7 +34,7 @@ def run(store: Store, job: str, number: int, change: str = "") -> Verdict:
 def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:
     for number in (1, 2, 3):
         verdict = run(store, f"llama-{number}", number)
-        assert ("are needed to tell" in verdict["reason"]) == (number > 1)
+        assert ("are needed to see" in verdict["reason"]) == (number > 1)
         assert learn(store, verdict)
         assert not learn(store, verdict)
     assert [one.run for one in list_baselines(store)] == [1, 2, 3]

@@ -8,12 +8,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from argus.cli.compare import lines_of
 from argus.compare.changes import ASSUMED
 from argus.compare.comparers.order import KINDS
 from argus.compare.verdict import compare, schema, to_json
 from argus.compare.workload import compare_workloads
 from argus.diagnose.variation import Mean
-from tests.builders.profiles import MS, side
+from tests.builders.profiles import MS, profile, side
 
 
 def test_the_schema_is_kept() -> None:
@@ -85,3 +86,15 @@ def test_strong_scaling_counts_the_work_of_a_rank() -> None:
     scaling = compare(side(1), after)["workload"]["scaling"]
     assert not scaling["weak"]
     assert scaling["efficiency"] == pytest.approx(1.0, rel=0.02)
+
+
+def test_what_changed_in_the_environment_is_named() -> None:
+    before = [profile(run, environment={"torch.version": "2.9", "env.NCCL_ALGO": "Ring"}) for run in (1, 2)]
+    after = [profile(run, environment={"torch.version": "2.10", "env.NCCL_ALGO": "Ring"}) for run in (3, 4)]
+    changed = compare(before, after)
+    assert changed["environment"] == [{"name": "torch.version", "before": "2.9", "after": "2.10"}]
+    assert "  torch.version: 2.9 before, 2.10 after" in lines_of(changed)
+    same = compare(before[:1], before[1:])
+    assert same["environment"] == []
+    assert "environment: nothing that is stored of it changed" in lines_of(same)
+    assert compare([profile(1)], after)["environment"] is None

@@ -126,6 +126,21 @@ RUN_RANKS = """
 SELECT uniqExact(rank) AS ranks FROM iterations WHERE job = {job:String} AND run = {run:UInt32}
 """
 
+ENVIRONMENT_PROCESSES = """
+SELECT count() AS processes FROM environments FINAL WHERE job = {job:String} AND run = {run:UInt32}
+"""
+
+ENVIRONMENT_FACTS = """
+SELECT fact, value, count() AS processes, arraySlice(arraySort(groupUniqArray(rank)), 1, 64) AS some_ranks
+FROM environment_facts WHERE job = {job:String} AND run = {run:UInt32}
+GROUP BY fact, value ORDER BY fact, processes DESC
+"""
+
+GPU_MODEL = """
+SELECT facts['gpu.model'] AS model, count() AS processes FROM environments FINAL
+WHERE job = {job:String} AND run = {run:UInt32} AND model != '' GROUP BY model ORDER BY processes DESC, model LIMIT 1
+"""
+
 ANY_BASELINE = """
 SELECT count() AS n FROM baselines
 """

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from argus.compare.environment import Environment, environment_changes, read_environment
+from argus.diagnose.read.environment import Environment, environment_changes, read_environment
 from argus.model.environment import digest
 from argus.store.open import Store
 from argus.store.reader import query_columns
@@ -52,11 +52,14 @@ def test_common_different_and_changed(store: Store) -> None:
     assert before.facts == {"env.NCCL_ALGO": "Ring", "host.boot": "a", "torch.version": "2.9"}
     assert before.differing == {"numa.cpus": {"0": [0], "1": [1], "2": [2]}}
     assert after.differing == {"cpu.governor": {"performance": [0, 1], "powersave": [2]}}
-    changes = [(one.fact, one.before, one.after, one.ranks) for one in environment_changes(before, after)]
-    assert changes == [
-        ("cpu.governor", "", "performance", [0, 1]), ("env.NCCL_ALGO", "Ring", "", []),
-        ("torch.version", "2.9", "2.10", []),
-    ]  # fmt: skip
+    changes = environment_changes([before.typical()], [after.typical()])
+    assert changes is not None
+    assert [(one.fact, one.before, one.after) for one in changes] == [
+        ("cpu.governor", "", "performance"),
+        ("env.NCCL_ALGO", "Ring", ""),
+        ("torch.version", "2.9", "2.10"),
+    ]
+    assert changes[1].text() == "env.NCCL_ALGO is not set, was Ring"
     views = query("SELECT fact, before, after FROM environment_changes WHERE job = 'job' AND run = 2 ORDER BY fact", {})
     assert list(zip(views["fact"], views["before"], views["after"], strict=True)) == [
         ("cpu.governor", "", "performance | powersave"), ("env.NCCL_ALGO", "Ring", ""),
@@ -73,6 +76,15 @@ def test_what_is_not_known_is_no_change(store: Store) -> None:
     put(store, 2, [{"unreadable": "versions,git.commit"}])
     nothing = read_environment(query, "job", 3)
     assert nothing == Environment()
-    known = read_environment(query, "job", 1)
-    assert environment_changes(known, nothing) == environment_changes(nothing, known) == []
-    assert environment_changes(known, read_environment(query, "job", 2)) == []
+    known, unread = (read_environment(query, "job", run).typical() for run in (1, 2))
+    assert environment_changes([known], [nothing.typical()]) is None
+    assert environment_changes([{}, known], [known, {}]) == []
+    assert environment_changes([known], [unread]) == []
+    assert environment_changes([known], [{"unreadable": "process"}]) == []
+
+
+def test_what_a_run_of_each_side_has_is_no_change() -> None:
+    first, second, third = ({"torch.version": one} for one in ("2.9", "2.10", "2.11"))
+    assert environment_changes([first, second], [second, third]) == []
+    (change,) = environment_changes([first, second], [third]) or []
+    assert (change.before, change.after) == ("2.10 | 2.9", "2.11")
