@@ -65,6 +65,7 @@ CLASSES = {
     "live/cost/neighbours": ("Neighbours",),
     "live/coverage": ("SignalCoverage",),
     "live/display/recent": ("RecentSteps",),
+    "live/sides/environment": ("EnvironmentSide",),
     "live/sides/flags": ("FlagWatcher", "FlagSide"),
     "live/sides/recorder": ("FlightRecorder",),
     "live/bulkhead": ("Bulkheads",),
