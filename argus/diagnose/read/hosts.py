@@ -415,7 +415,7 @@ class _Extent:
         first, last = int(rows["first_s"][0]), int(rows["last_s"][0])
         calls = float(rows["steps"][0]) * float(np.nan_to_num(rows["calls"][0]))
         # A host that is a little ahead; calls after the last whole step.
-        return _Extent(tuple(range(first - 60, last + 121, 60)), first, max(first, last // 60 * 60 - 60), calls)
+        return _Extent(tuple(range(max(first - 60, 0), last + 121, 60)), first, max(first, last // 60 * 60 - 60), calls)
 
     def minutes_read(self) -> tuple[int, ...]:
         """Minutes to look at. The newest half of them are next to one another: what the job does now is diagnosed."""

@@ -681,3 +681,12 @@ def test_the_words(store: Store) -> None:
     assert 0 < hosts.between(["node-0"], ["node-0", "node-1"]) == hosts.worst_ns < 100 * US
     assert hosts.trouble(10 * MS) == ""
     assert "agree only to" in hosts.trouble(1000.0)
+
+
+def test_a_recording_that_begins_in_1970_has_no_minutes_before() -> None:
+    """Profilers' times may count from the start of the program, or of the machine."""
+    columns = {"first_s": [0], "last_s": [75], "steps": [10], "calls": [2.0]}
+    rows = {name: np.array(values) for name, values in columns.items()}
+    extent = _Extent.of(lambda sql, params: rows, {})
+    assert extent.minutes == (0, 60, 120, 180)
+    assert (extent.first, extent.last) == (0, 0)
