@@ -162,16 +162,18 @@ def command(
             since_ns=since_ns,
         )
         part = _about(verdict, shown)
-        if output_format == "json":
-            click.echo(to_json(part))
-        else:
-            print_verdict(part, with_sql, verbose)
-            if (others := len(verdict["findings"]) - len(part["findings"])) > 0:
-                click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
-        if not no_store:
-            save(store, verdict)
-            if steps == (None, None) and not since_ns:
-                learn(store, verdict)
+        try:
+            if output_format == "json":
+                click.echo(to_json(part))
+            else:
+                print_verdict(part, with_sql, verbose)
+                if (others := len(verdict["findings"]) - len(part["findings"])) > 0:
+                    click.echo(f"{others} finding{'s' * (others > 1)} about other ranks: leave out --rank")
+        finally:  # also where nobody reads on: argus diagnose | head -1
+            if not no_store:
+                save(store, verdict)
+                if steps == (None, None) and not since_ns:
+                    learn(store, verdict)
     return EXIT_CODES[verdict["status"]] if exit_code else 0
 
 

@@ -103,7 +103,7 @@ def _suspect(
         phase=phases[0].phase if phases else "",
         action="Compare the run with its baseline (argus compare): what changed, and what is different around it. If "
         "it is meant to be so, make it the baseline: argus baseline set.",
-        further=[*_longer(phases, params), *cited, *_environment(case, runs)], effect=lambda step: step.before(grown),
+        further=[*_environment(case, runs), *_longer(phases, params), *cited], effect=lambda step: step.before(grown),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from argus.cli.main import main
 from argus.compare.baseline import list_baselines, remove_baselines, set_baseline, stored_profile
 from argus.compare.profile import baseline_side, read_side
 from argus.diagnose.learn import learn
@@ -26,7 +27,8 @@ START_NS = 1_700_000_000 * 10**9
 def run(store: Store, job: str, number: int, change: str = "") -> Verdict:
     """Stores a run, and diagnoses it."""
     changes = [parse_change(change)] if change else []
-    spec = Spec(Mesh(dp=4), noise=Noise(run=0.005), steps=60, seed=number, changes=changes)
+    facts = {"torch.version": "2.10" if change else "2.9", "gpu.model": "H100"}
+    spec = Spec(Mesh(dp=4), noise=Noise(run=0.005), steps=60, seed=number, changes=changes, environment=facts)
     write(store, job, spec, run=number, start_ns=START_NS)
     return diagnose_store(store, job, number, keep=False)
 
@@ -42,12 +44,28 @@ def test_healthy_runs_are_learned_and_a_slow_one_is_found(store: Store) -> None:
     finding = slow["findings"][0]
     assert (slow["status"], finding["kind"], finding["ranks"]) == ("degraded", "regression", [])
     assert "3 healthy runs" in finding["evidence"][0]["text"]
+    assert finding["evidence"][1]["text"] == "in the environment torch.version is 2.10, was 2.9"
     assert any("idle" in one["text"] for one in finding["evidence"])
+    assert '"H100"' in next(iter(query_columns(store, "SELECT DISTINCT class FROM baselines")["class"]))
     assert finding["slowdown"] == pytest.approx(1.08, abs=0.03)
     query_columns(store, finding["evidence"][0]["sql"].rstrip(";"))
     assert not learn(store, slow), "a slow run is no reference"
     assert run(store, "llama-5", 5)["status"] == "healthy"
     assert run(store, "other-6", 6, "void=0.08")["status"] == "healthy", "another class has no baseline"
+
+
+def test_a_verdict_that_nobody_reads_to_its_end_is_stored_all_the_same(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(store, "llama", 1)
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("argus.cli.diagnose.print_verdict", closed)
+    main(["diagnose", "--job", "llama", "--store", store.url])
+    assert query_columns(store, "SELECT status FROM findings")["status"].tolist() == ["healthy"]
+    assert [one.run for one in list_baselines(store)] == [1]
 
 
 def test_a_run_that_was_taken_out_stays_out(store: Store) -> None:
