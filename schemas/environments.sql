@@ -35,17 +35,21 @@ GROUP BY job, run, fact, value
 COMMENT 'Facts that are not alike on all ranks of a run. Ranks on which one is not set have no row';
 
 CREATE OR REPLACE VIEW environment_changes
-AS SELECT job, run, before_run, fact, earlier[fact] AS before, facts[fact] AS after
+AS SELECT job, run, before_run, fact, earlier[fact] AS before, facts[fact] AS after, has[fact] AS ranks
 FROM
 (
-  SELECT job, run, facts, lagInFrame(run, 1, 0) OVER w AS before_run, lagInFrame(facts) OVER w AS earlier,
-    arrayJoin(arrayDistinct(arrayConcat(mapKeys(facts), mapKeys(earlier)))) AS fact
+  SELECT job, run, facts, has, lagInFrame(run, 1, 0) OVER w AS before_run, lagInFrame(facts) OVER w AS earlier,
+    arrayJoin(arrayDistinct(arrayConcat(mapKeys(facts), mapKeys(earlier)))) AS fact,
+    multiIf(startsWith(fact, 'cgroup.') OR fact = 'container.id', 'cgroup', startsWith(fact, 'env.'), 'settings',
+      endsWith(fact, '.version') OR fact IN ('gpu.cuda', 'gpu.driver'), 'versions', fact) AS read_with,
+    if(match(fact, '^(env|numa|cgroup|container|git|nccl|cudnn|torch|python)[.]|^gpu[.](cuda|driver)$|^command$'), 'process', 'node') AS read_of,
+    splitByRegexp(',| [|] ', facts['unreadable']) AS unread, splitByRegexp(',| [|] ', earlier['unreadable']) AS unread_before
   FROM
   (
-    SELECT job, run, mapFromArrays(groupArray(fact), groupArray(value)) AS facts
+    SELECT job, run, mapFromArrays(groupArray(fact), groupArray(value)) AS facts, mapFromArrays(groupArray(fact), groupArray(ranks)) AS has
     FROM
     (
-      SELECT job, run, fact, arrayStringConcat(arraySlice(arraySort(groupUniqArray(17)(value)), 1, 16), ' | ') AS value
+      SELECT job, run, fact, arrayStringConcat(arraySlice(arraySort(groupUniqArray(17)(value)), 1, 16), ' | ') AS value, uniqExact(rank) AS ranks
       FROM environment_facts GROUP BY job, run, fact
     )
     GROUP BY job, run
@@ -53,5 +57,7 @@ FROM
   WINDOW w AS (PARTITION BY job ORDER BY run ROWS BETWEEN 1 PRECEDING AND CURRENT ROW)
 )
 WHERE before_run > 0 AND facts[fact] != earlier[fact]
-  AND fact NOT IN ('host.boot', 'container.id', 'env.CUDA_VISIBLE_DEVICES', 'env.NVIDIA_VISIBLE_DEVICES', 'numa.cpus', 'numa.memory')
-COMMENT 'What of the environment changed from a job''s run to its next, by fact; values of several ranks are joined by |. Empty: not set';
+  AND NOT (after = '' AND hasAny(unread, [fact, read_with, read_of]))
+  AND NOT (before = '' AND hasAny(unread_before, [fact, read_with, read_of]))
+  AND fact NOT IN ('host.boot', 'container.id', 'env.CUDA_VISIBLE_DEVICES', 'env.NVIDIA_VISIBLE_DEVICES', 'numa.cpus', 'numa.memory', 'unreadable')
+COMMENT 'What of the environment changed from a job''s run to its next, by fact, and how many ranks have it now; values of several ranks are joined by |. Empty: not set. What could not be read in one of the two is left out';

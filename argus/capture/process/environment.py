@@ -24,6 +24,8 @@ _MAPS_BYTES = 4 << 20
 """Of /proc/PID/maps: some 30,000 mappings."""
 _FILE_BYTES = 8192
 """Of a file beside the program: what is looked for stands at its begin."""
+_MEMORY_BYTES = 2 << 20
+"""Of /proc/PID/environ and cmdline: a process may make them as long as its memory, an exec at most 2 MB in all."""
 _FOLDERS_UP = 8
 """A program lies at most so deep in its repository."""
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+_-]{0,40}")
@@ -44,6 +46,8 @@ _BY_PACKAGE = {
 """Versions that names of Python packages have, which lie two folders above a mapped file's."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
+_GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
+"""What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
 _IMAGE = ("CONTAINER_IMAGE", "IMAGE_NAME", "PYTORCH_BUILD_VERSION", "NVIDIA_PYTORCH_VERSION", "APPTAINER_CONTAINER",
           "SINGULARITY_CONTAINER", "SLURM_CONTAINER_IMAGE")  # fmt: skip
@@ -79,9 +83,11 @@ def process_facts(pid: int) -> dict[str, str]:
     facts: dict[str, str] = {}
     unreadable: list[str] = []
     progress.memory()
-    environment = (PROC / str(pid) / "environ").read_bytes()
+    environment = _begin(pid, "environ", _MEMORY_BYTES)
     progress.clear()
     facts |= settings(environment)
+    if len(environment) == _MEMORY_BYTES:
+        unreadable.append("settings")
     facts |= _binding(pid)
     with _noting(unreadable, "cgroup"):
         facts |= _limits((PROC / str(pid) / "cgroup").read_text(errors="replace"))
@@ -168,8 +174,7 @@ def _limit(root: Path, parts: list[str], files: dict[str, str]) -> dict[str, str
 
 def _versions(pid: int) -> dict[str, str]:
     """Versions of what it maps, by the names of files and packages; of PyTorch from its own version.py."""
-    with (PROC / str(pid) / "maps").open("rb") as file:
-        lines = file.read(_MAPS_BYTES).decode(errors="replace").splitlines()
+    lines = _begin(pid, "maps", _MAPS_BYTES).decode(errors="replace").splitlines()
     paths = list(dict.fromkeys(parts[5] for line in lines if len(parts := line.split(None, 5)) == 6))
     paths = [path for path in paths if path.startswith("/")]
     with contextlib.suppress(OSError):
@@ -210,7 +215,7 @@ def _commit(pid: int) -> str:
             folder = start
             _touching(pid, start)
             for _ in range(_FOLDERS_UP):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError, mapped.Refused):
                     return _checked_out(root, f"{folder}/.git")
                 if folder in ("/", ""):
                     break
@@ -223,31 +228,59 @@ def _commit(pid: int) -> str:
 
 def _checked_out(root: int, git: str) -> str:
     """The commit of a repository; empty: it is not known. Raises OSError if there is none."""
-    head = _head(root, f"{git}/HEAD").strip()
+    own, common = _git_folders(root, git)
+    try:
+        head = _head(root, f"{own}/HEAD").strip()
+    except FileNotFoundError:
+        if own == git:
+            raise
+        return ""  # it is elsewhere; a repository around this one is another
     if _COMMIT.fullmatch(head):
         return head
     if not (ref := _REF.fullmatch(head)) or ".." in ref[1]:
         return ""
     with contextlib.suppress(OSError):
-        commit = _head(root, f"{git}/{ref[1]}").strip()
+        commit = _head(root, f"{common}/{ref[1]}").strip()
         return commit if _COMMIT.fullmatch(commit) else ""
     with contextlib.suppress(OSError):
-        for line in _head(root, f"{git}/packed-refs", 1 << 20).splitlines():
+        for line in _head(root, f"{common}/packed-refs", 1 << 20).splitlines():
             commit, _, name = line.partition(" ")
             if name == ref[1] and _COMMIT.fullmatch(commit):
                 return commit
     return ""
 
 
+def _git_folders(root: int, git: str) -> tuple[str, str]:
+    """Where HEAD of a repository is, and where its refs are: ``.git`` itself, or what the file ``.git`` names."""
+    try:
+        found = _GIT_DIR.fullmatch(_head(root, git))
+    except mapped.Refused:
+        return git, git  # a folder, as of most repositories
+    if found is None:
+        return git, git
+    git = posixpath.normpath(posixpath.join(posixpath.dirname(git), found[1]))
+    try:
+        common = _head(root, f"{git}/commondir").strip()
+    except OSError:
+        return git, git
+    return git, posixpath.normpath(posixpath.join(git, common))
+
+
 def _folders(pid: int) -> list[str]:
     """Where its program may lie: the folder of the script that its command line names, and where it works."""
     progress.memory()
-    words = (PROC / str(pid) / "cmdline").read_bytes()[:65536].split(b"\0")
+    words = _begin(pid, "cmdline", 65536).split(b"\0")
     progress.clear()
     works = os.readlink(PROC / str(pid) / "cwd")
     script = next((os.fsdecode(word) for word in words[:64] if word.endswith((b".py", b".sh"))), None)
     folders = [] if script is None else [posixpath.dirname(posixpath.normpath(posixpath.join(works, script)))]
     return list(dict.fromkeys(folder for folder in [*folders, works] if folder.startswith("/")))
+
+
+def _begin(pid: int, name: str, size: int) -> bytes:
+    """The begin of a file of /proc/PID."""
+    with (PROC / str(pid) / name).open("rb") as file:
+        return file.read(size)
 
 
 def _head(root: int, path: str, size: int = _FILE_BYTES) -> str:
@@ -258,7 +291,7 @@ def _head(root: int, path: str, size: int = _FILE_BYTES) -> str:
 def _touching(pid: int, folder: str) -> None:
     """Notes which file system is about to be asked, as the process's table of mounts has it."""
     found, device = -1, ""
-    for line in (PROC / str(pid) / "mountinfo").read_bytes()[: 1 << 20].decode(errors="replace").splitlines():
+    for line in _begin(pid, "mountinfo", 1 << 20).decode(errors="replace").splitlines():
         fields = line.split(" ", 5)
         if len(fields) < 6:
             continue

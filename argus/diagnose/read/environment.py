@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.query import Query
-from argus.model.environment import OWN, UNREADABLE
-
-_GROUPS = {".version": "versions", "cgroup.": "cgroup"}
-"""Facts that are read together, and what ``unreadable`` calls them."""
+from argus.model.environment import OWN, UNREADABLE, is_unread
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ def read_environment(query: Query, job: str, run: int) -> Environment:
 
 
 def environment_changes(before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]) -> list[Change] | None:
-    """Facts that changed, by name. One that could not be read on one side did not.
+    """Facts that changed, by name. Runs in which one could not be read count neither for it nor against it.
 
     Args:
         before, after: Of the runs of each side, their facts (:meth:`Environment.typical`); empty ones are not known.
@@ -83,13 +80,9 @@ def environment_changes(before: Sequence[Mapping[str, str]], after: Sequence[Map
     if not all(sides):
         return None
     every = [run for side in sides for run in side]
-    unread = {one for run in every for one in run.get(UNREADABLE, "").split(",")}
-    if "process" in unread:
-        unread |= {*_GROUPS.values(), "git.commit"}
     changes = []
     for fact in sorted({fact for run in every for fact in run} - {UNREADABLE}):
-        group = next((name for part, name in _GROUPS.items() if part in fact), fact)
-        old, new = ({run.get(fact, "") for run in side} for side in sides)
-        if not old & new and not {fact, group} & unread:
+        old, new = ({run.get(fact, "") for run in side if fact in run or not is_unread(fact, run)} for side in sides)
+        if old and new and not old & new:
             changes.append(Change(fact, " | ".join(sorted(old)), " | ".join(sorted(new))))
     return changes

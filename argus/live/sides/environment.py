@@ -1,6 +1,8 @@
-"""The environment of ranks: read when they are new, and again once they have loaded their libraries."""
+"""The environment of ranks: read when they are new, again once they have loaded their libraries, and at the end."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
@@ -9,13 +11,22 @@ from argus.capture.process.environment import read_facts
 from argus.live.job import Job, Member
 from argus.live.session import Session
 from argus.live.side import Side
-from argus.model.environment import UNREADABLE, bounded, digest
+from argus.model.environment import COMMAND, UNREADABLE, bounded, digest
 from argus.system import redact
+from argus.system.aside import Aside
 
 AGAIN_S = (0.0, 10.0, 60.0)
 """When a process's environment is read, s after it was first seen: PyTorch loads its libraries in the first minute."""
 AT_ONCE = 4
 """Processes that are read in one turn: each takes a millisecond or two."""
+AT_THE_END = 32
+"""Processes that are read once more when the trace ends, of those that were young a moment ago."""
+NODE_S = 5.0
+"""So long ranks wait for the facts of their node, which take some ms: a driver may not answer."""
+_PLACE = re.compile(
+    r"\s--?(?:local[-_]?rank|node[-_]?rank|machine[-_]?rank|rank|master[-_]?(?:addr|port)|rdzv[-_]?\w+)(?:=|\s+)\S+"
+)
+"""Options that say which rank a process is, or where others are: they differ between ranks, and between runs."""
 
 
 class EnvironmentSide(Side):
@@ -29,40 +40,79 @@ class EnvironmentSide(Side):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._node: dict[str, str] | None = None
+        self._node: Aside[dict[str, str]] | None = None
+        self._node_since = 0.0
         self._reads: dict[int, tuple[float, int, dict[str, str]]] = {}
         """Of live ranks, by PID: when they were first seen, how often they were read, what was found."""
 
     def look(self, now: float) -> None:
+        if self._node is None:
+            # Beside the loop: cards and drivers answer when they like.
+            self._node, self._node_since = Aside(host_facts, "environment"), now
+        if not self._node.wait(0) and now < self._node_since + NODE_S:
+            return
         live = {member.target.pid: (job, member) for job in self._session.jobs for member in self._alive(job)}
         self._reads = {pid: read for pid, read in self._reads.items() if pid in live}
         left = AT_ONCE
         for pid, (job, member) in live.items():
-            since, times, before = self._reads.get(pid, (now, 0, {}))
+            since, times, _ = self._reads.get(pid, (now, 0, {}))
             if times == len(AGAIN_S) or now < since + AGAIN_S[times]:
                 continue
             if left == 0:
                 break
             left -= 1
-            facts = self._facts(pid)
-            self._reads[pid] = since, times + 1, facts
-            if facts != before:
-                self._write(job, member, facts)
+            self._read(job, member, now)
+
+    def stop(self) -> None:
+        """Reads processes that the trace leaves young: they may have loaded their libraries since."""
+        if self._node is None:
+            return
+        young = [
+            (job, member)
+            for job in self._session.jobs
+            for member in self._alive(job)
+            if self._reads.get(member.target.pid, (0.0, 0, {}))[1] < len(AGAIN_S)
+        ]
+        for job, member in young[:AT_THE_END]:
+            self._read(job, member, 0.0)
 
     @staticmethod
     def _alive(job: Job) -> list[Member]:
         return [] if job.over_since else [member for member in job.ranks() if member.state == "traced"]
 
-    def _facts(self, pid: int) -> dict[str, str]:
-        if self._node is None:
-            self._node = host_facts()
+    def _read(self, job: Job, member: Member, now: float) -> None:
+        """Reads a process's facts, and stores them if they are new."""
+        pid = member.target.pid
+        since, times, before = self._reads.get(pid, (now, 0, {}))
+        facts = self._facts(member)
+        if facts is None and before:  # what was read before stays
+            facts = before
+        elif facts is None:
+            facts = self._complete({UNREADABLE: "process"}, member)
+        self._reads[pid] = since, times + 1, facts
+        if facts != before:
+            self._write(job, member, facts)
+
+    def _facts(self, member: Member) -> dict[str, str] | None:
+        """Facts of a process; None: they cannot be read."""
         try:
-            own = read_facts(pid)
+            return self._complete(read_facts(member.target.pid), member)
         except OSError:
-            own = {UNREADABLE: "process"}
-        facts = {**self._node, **own}
-        if "paths" in self._session.options.redact:
+            return None
+
+    def _complete(self, own: dict[str, str], member: Member) -> dict[str, str]:
+        """A process's facts with those of its node and its command."""
+        answered = self._node is not None and self._node.wait(0)
+        node = self._node.result() if self._node is not None and answered else {UNREADABLE: "node"}
+        facts = {**node, **own}
+        unreadable = [one[UNREADABLE] for one in (node, own) if UNREADABLE in one]
+        if unreadable:
+            facts[UNREADABLE] = ",".join(unreadable)
+        left_out = self._session.options.redact
+        if "paths" in left_out:
             facts = {name: redact.without_folders(value) for name, value in facts.items()}
+        if command := _PLACE.sub("", redact.more(member.target.command, left_out)):
+            facts[COMMAND] = command
         return bounded(facts)
 
     def _write(self, job: Job, member: Member, facts: dict[str, str]) -> None:

@@ -52,5 +52,20 @@ def test_cards_and_places_make_digests(tmp_path: Path) -> None:
     assert moved["topology.digest"] != before["topology.digest"] == slower["topology.digest"]
 
 
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """It is there, and does not answer: that is not the same as not to have it."""
+    root = a_node(tmp_path, {})
+    (root / "proc/sys/kernel/osrelease").mkdir(parents=True)  # reading answers EISDIR
+    (root / "sys/class/net/eth0/speed").mkdir(parents=True)
+    (root / "sys/class/net/eth0/device").mkdir()
+    facts = host_facts(root)
+    assert facts.pop("nic.digest"), "a card that is down has no speed"
+    assert facts == {"unreadable": "kernel.release"}
+
+
+def test_cpus_are_counted(tmp_path: Path) -> None:
+    assert host_facts(a_node(tmp_path, {"sys/devices/system/cpu/online": "0-3,8,10-11\n"}))["cpu.count"] == "7"
+
+
 def test_a_node_that_says_nothing(tmp_path: Path) -> None:
     assert host_facts(tmp_path) == {}

@@ -10,6 +10,7 @@ import pytest
 
 from argus.capture.process import environment, mapped
 from argus.capture.process.environment import process_facts, settings
+from argus.model import environment as model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PID = 7
@@ -91,6 +92,56 @@ def test_the_commit_of_the_program_s_folder(process: Callable[..., Path], how: s
             f"# pack-refs with: peeled\n{'f' * 40} refs/heads/other\n{COMMIT} refs/heads/main\n"
         )
     assert process_facts(PID)["git.commit"] == COMMIT
+
+
+def test_a_submodule_has_a_commit_of_its_own(process: Callable[..., Path]) -> None:
+    root = process(command="python\0/work/sub/train.py\0")
+    outer = root / "work" / ".git"
+    (outer / "modules/sub").mkdir(parents=True)
+    (outer / "HEAD").write_text(f"{'e' * 40}\n")
+    (root / "work/sub").mkdir()
+    (root / "work/sub/.git").write_text("gitdir: ../.git/modules/sub\n")
+    assert "git.commit" not in process_facts(PID), "not the outer one's, if its own is not there"
+    (outer / "modules/sub/HEAD").write_text(f"{COMMIT}\n")
+    assert process_facts(PID)["git.commit"] == COMMIT
+
+
+def test_a_further_work_tree_has_the_refs_of_the_first(process: Callable[..., Path]) -> None:
+    root = process()
+    own, common = root / "repository/.git/worktrees/w", root / "repository/.git"
+    own.mkdir(parents=True)
+    (root / "work/.git").write_text("gitdir: /repository/.git/worktrees/w\n")
+    (own / "HEAD").write_text("ref: refs/heads/w\n")
+    (own / "commondir").write_text("../..\n")
+    (common / "packed-refs").write_text(f"{COMMIT} refs/heads/w\n")
+    assert process_facts(PID)["git.commit"] == COMMIT
+
+
+@pytest.mark.parametrize("named", ["../../../outside", "a\0b", "x" * 9000, ""])
+def test_a_git_file_leads_nowhere_outside_the_root(process: Callable[..., Path], tmp_path: Path, named: str) -> None:
+    root = process()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/HEAD").write_text(f"{COMMIT}\n")
+    (root / "work/.git").write_text(f"gitdir: {named}\n")
+    assert "git.commit" not in process_facts(PID)
+
+
+def test_a_huge_environment_is_cut(process: Callable[..., Path]) -> None:
+    filler = b"".join(b"NCCL_%d=%s\0" % (n, b"x" * 2000) for n in range(2000))
+    process(environ=b"OMP_NUM_THREADS=4\0" + filler + b"\0\0=\0NCCL_LAST=1\0")
+    facts = process_facts(PID)
+    assert len(facts) <= model.MOST
+    assert max(map(len, facts.values())) <= model.LONGEST
+    assert "env.NCCL_LAST" not in facts
+    assert facts["python.version"] == "3.11"
+    assert facts[environment.UNREADABLE].split(",")[0] == "settings"
+
+
+def test_what_lies_behind_the_cut_is_not_taken_for_not_set(process: Callable[..., Path]) -> None:
+    process(environ=b"HOME=" + b"x" * (3 << 20) + b"\0NCCL_ALGO=Ring\0")
+    facts = process_facts(PID)
+    assert "env.NCCL_ALGO" not in facts
+    assert facts[environment.UNREADABLE] == "settings"
 
 
 @pytest.mark.parametrize(

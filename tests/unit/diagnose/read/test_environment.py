@@ -81,6 +81,19 @@ def test_what_is_not_known_is_no_change(store: Store) -> None:
     assert environment_changes([{}, known], [known, {}]) == []
     assert environment_changes([known], [unread]) == []
     assert environment_changes([known], [{"unreadable": "process"}]) == []
+    put(store, 3, [{"torch.version": "2.10", "unreadable": "git.commit"}, {"torch.version": "2.10"}])
+    views = query("SELECT run, fact, before, after, ranks FROM environment_changes WHERE job = 'job'", {})
+    assert len(views["run"]) == 0, "versions were unreadable in run 2, the commit in run 3"
+    assert [one.fact for one in environment_changes([known], [read_environment(query, "job", 3).typical()]) or []] == [
+        "torch.version"
+    ]
+
+
+def test_a_change_says_of_how_many_ranks(store: Store) -> None:
+    put(store, 1, [{"torch.version": "2.9"}] * 3)
+    put(store, 2, [{"torch.version": "2.10"}] * 2 + [{"unreadable": "process"}])
+    views = query_columns(store, "SELECT fact, before, after, ranks FROM environment_changes WHERE job = 'job'")
+    assert [list(column) for column in views.values()] == [["torch.version"], ["2.9"], ["2.10"], [2]]
 
 
 def test_what_a_run_of_each_side_has_is_no_change() -> None:

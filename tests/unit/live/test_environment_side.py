@@ -1,0 +1,148 @@
+"""When the environment of ranks is read, and what of it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from argus.live.job import Job, Member
+from argus.live.sides import environment
+from argus.live.sides.environment import EnvironmentSide
+from argus.model.environment import digest
+from tests.builders.sessions import a_session
+
+NODE = {"kernel.release": "6.8", "unreadable": "cpu.governor"}
+
+
+class Rows:
+    """A writer that keeps the rows of environments."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, str]]] = []
+
+    def append(self, table: str, row: Any) -> None:
+        assert table == "environments"
+        assert int(row["digest"][0]) == digest(row["facts"][0]) != 0
+        self.rows.append((int(row["rank"][0]), row["facts"][0]))
+
+
+class Answered:
+    """Work beside the main thread that is done at once."""
+
+    def __init__(self, work: Callable[[], dict[str, str]], name: str) -> None:
+        self.result = work
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+
+class Ranks:
+    """A job of some ranks whose environments are in ``facts``, by PID; a missing one cannot be read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 1, command: str = "", **options: Any) -> None:
+        self.facts = {10 + rank: {"env.NCCL_ALGO": "Ring"} for rank in range(ranks)}
+        self.asked: list[int] = []
+        self.job, self.stored = Job("j", 1), Rows()
+        for rank, pid in enumerate(self.facts):
+            target: Any = SimpleNamespace(pid=pid, command=command)
+            self.job.members[pid] = Member(target, rank, "torchrun")
+        monkeypatch.setattr(environment, "read_facts", self._read)
+        monkeypatch.setattr(environment, "host_facts", lambda: dict(NODE))
+        monkeypatch.setattr(environment, "Aside", Answered)
+        self.side = EnvironmentSide(a_session(self.stored, jobs=[self.job], **options))
+
+    def _read(self, pid: int) -> dict[str, str]:
+        self.asked.append(pid)
+        if pid not in self.facts:
+            raise OSError("it has ended")
+        return dict(self.facts[pid])
+
+
+def test_a_rank_is_read_three_times_and_stored_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    for now in (0.0, 1.0, 9.0):
+        ranks.side.look(now)
+    assert ranks.stored.rows == [(0, {**NODE, "env.NCCL_ALGO": "Ring"})]
+    ranks.facts[10]["torch.version"] = "2.9"
+    for now in (10.0, 11.0, 60.0, 200.0):
+        ranks.side.look(now)
+    assert len(ranks.asked) == 3
+    assert [facts.get("torch.version") for _, facts in ranks.stored.rows] == [None, "2.9"]
+
+
+def test_few_are_read_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, ranks=environment.AT_ONCE + 1)
+    ranks.side.look(0.0)
+    assert len(ranks.asked) == environment.AT_ONCE
+    ranks.side.look(0.5)
+    assert sorted(rank for rank, _ in ranks.stored.rows) == list(range(environment.AT_ONCE + 1))
+
+
+def test_a_node_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    node = SimpleNamespace(wait=lambda seconds: False)
+    monkeypatch.setattr(environment, "Aside", lambda work, name: node)
+    ranks.side.look(0.0)
+    assert not ranks.asked
+    ranks.side.look(environment.NODE_S)
+    assert ranks.stored.rows == [(0, {"env.NCCL_ALGO": "Ring", "unreadable": "node"})]
+    node.wait, node.result = lambda seconds: True, lambda: dict(NODE)
+    ranks.side.look(environment.NODE_S + environment.AGAIN_S[1])
+    assert ranks.stored.rows[-1] == (0, {**NODE, "env.NCCL_ALGO": "Ring"})
+
+
+def test_who_cannot_be_read_any_more_keeps_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch)
+    ranks.side.look(0.0)
+    del ranks.facts[10]
+    ranks.side.look(10.0)
+    assert len(ranks.asked) == 2
+    assert len(ranks.stored.rows) == 1
+
+
+def test_who_cannot_be_read_at_all_has_the_facts_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, command="python train.py")
+    ranks.facts.clear()
+    ranks.side.look(0.0)
+    assert ranks.stored.rows == [
+        (0, {"kernel.release": "6.8", "command": "python train.py", "unreadable": "cpu.governor,process"})
+    ]
+
+
+def test_what_a_short_trace_leaves_young_is_read_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(monkeypatch, ranks=2)
+    ranks.side.look(0.0)
+    ranks.facts[10]["torch.version"] = "2.9"
+    del ranks.facts[11]
+    ranks.side.stop()
+    assert [(rank, facts.get("torch.version")) for rank, facts in ranks.stored.rows] == [
+        (0, None),
+        (1, None),
+        (0, "2.9"),
+    ]
+    for now in (10.0, 60.0):
+        ranks.side.look(now)
+    before = len(ranks.asked)
+    ranks.side.stop()
+    assert len(ranks.asked) == before, "those that were read often enough are not read again"
+
+
+@pytest.mark.parametrize(
+    ("command", "redact", "stored"),
+    [
+        ("python train.py --lr 1 --local-rank=3 --seed 2", (), "python train.py --lr 1 --seed 2"),
+        ("torchrun --node_rank 1 --master_addr 10.0.0.1 x.py", (), "torchrun x.py"),
+        ("torchrun --rdzv-endpoint=10.0.0.1:29500 x.py --ranking 1", (), "torchrun x.py --ranking 1"),
+        ("python /home/u/train.py --lr 1", ("paths",), "python train.py --lr 1"),
+        ("python /home/u/train.py --lr 1", ("arguments",), "python train.py ..."),
+    ],
+)
+def test_commands_without_who_and_where(
+    monkeypatch: pytest.MonkeyPatch, command: str, redact: tuple[str, ...], stored: str
+) -> None:
+    ranks = Ranks(monkeypatch, command=command, redact=redact)
+    ranks.side.look(0.0)
+    assert ranks.stored.rows[0][1]["command"] == stored
