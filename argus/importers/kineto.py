@@ -24,6 +24,7 @@ import numpy as np
 
 from argus.importers.recordings.clocks import host_in_path
 from argus.importers.recordings.collectives import operation_name, take_collectives
+from argus.importers.recordings.facts import kineto_facts
 from argus.importers.recordings.flops import works_of
 from argus.importers.recordings.recording import (
     CALL,
@@ -551,6 +552,7 @@ def _recording(path: Path, place: int, head: dict[str, Any], columns: _Columns) 
         str(path), "kineto", rank, source, pid & 0xFFFFFFFF, world, _host(path, head),
         columns.processes.get(pid, ""),
     )  # fmt: skip
+    recording.facts = kineto_facts(head)
     recording.functions = list(columns.functions)
     recording.symbols = list(columns.symbols)
     recording.works, recording.operators = works_of(columns.works), list(columns.operators)

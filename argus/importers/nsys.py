@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from argus.importers.kineto import EPOCH_2000_NS, rank_in_name
 from argus.importers.recordings.collectives import operation_name, take_collectives
+from argus.importers.recordings.facts import NSYS, NSYS_VARIABLES, nsys_facts
 from argus.importers.recordings.recording import CALL, MOST_NS, CpuRange, Progress, Recording, connect
 from argus.importers.recordings.steps import marks_from
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
@@ -36,6 +37,8 @@ ROWS = 65_536
 MAX_TABLES = 2_000
 """Recordings have some 100."""
 MAX_TEXT_BYTES = 64 << 20
+_ENVIRONMENT = 1 << 20
+"""Characters of a property of the target that are read."""
 _STEPS = 100_000
 """Instructions of SQLite between two looks at how many there were: about a millisecond."""
 MIN_STEPS = 200_000_000
@@ -244,7 +247,7 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         for table, what in ((_RUNTIME, "CUDA calls: launches are not known"), (_KERNEL, "kernels"))
         if not export.has(table)
     ]
-    out = []
+    out, facts = [], _facts(export)
     alone = rank_in_name(path.name) if len(used) == 1 else None
     for number, process in enumerate(used.tolist()):
         rank, source = (place + number, "order") if alone is None else (alone, "file name")
@@ -253,6 +256,7 @@ def _read(export: _Export, path: Path, place: int, progress: object) -> list[Rec
         )
         recording.symbols, recording.functions = list(names), list(functions)
         recording.notes = list(notes)
+        recording.facts = dict(facts)
         if number == 0:  # of the file, once
             recording.losses["rows_of_impossible_times"] = int(untimed)
         ops_of_process = ops[of_process == process].copy()
@@ -292,6 +296,20 @@ def _host(export: _Export) -> str:
         for (value,) in export.rows("SELECT value FROM TARGET_INFO_SYSTEM_ENV WHERE name = 'Hostname' LIMIT 1"):
             return str(value) or "unknown"
     return "unknown"
+
+
+def _facts(export: _Export) -> dict[str, str]:
+    properties: dict[str, str] = {}
+    if export.has("TARGET_INFO_SYSTEM_ENV", "name", "value"):
+        wanted = (*NSYS, NSYS_VARIABLES)
+        marks = ", ".join("?" * len(wanted))
+        sql = f"SELECT name, substr(value, 1, {_ENVIRONMENT}) FROM TARGET_INFO_SYSTEM_ENV WHERE name IN ({marks})"
+        found = export.rows(f"{sql} LIMIT 64", wanted)
+        properties = {str(name): str(value) for name, value in found if value is not None}
+    gpus: list[tuple[Any, ...]] = []
+    if export.has("TARGET_INFO_GPU", "name"):
+        gpus = export.rows("SELECT substr(name, 1, 256) FROM TARGET_INFO_GPU LIMIT 64")
+    return nsys_facts(properties, (name for (name,) in gpus))
 
 
 def _operations(export: _Export) -> tuple[NDArray[np.void], Int, list[str]]:

@@ -10,13 +10,14 @@ import contextlib
 import os
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from argus.capture.process import mapped
 from argus.capture.reader import progress, reader
 from argus.capture.reader.reader import Answer, Malformed, text
-from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded, is_stored
-from argus.system import redact
+from argus.model.environment import LONGEST, MOST, UNREADABLE, bounded
+from argus.system.settings import settings
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -49,9 +50,6 @@ _REF = re.compile(r"ref: (refs/[\w./+-]{1,200})")
 _GIT_DIR = re.compile(r"gitdir: ([^\0\n]{1,4000})\n?")
 """What is in ``.git`` of a submodule or a further work tree (gitrepository-layout(5))."""
 _CONTAINER = re.compile(r"[0-9a-f]{64}")
-_IMAGE = ("CONTAINER_IMAGE", "IMAGE_NAME", "PYTORCH_BUILD_VERSION", "NVIDIA_PYTORCH_VERSION", "APPTAINER_CONTAINER",
-          "SINGULARITY_CONTAINER", "SLURM_CONTAINER_IMAGE")  # fmt: skip
-"""Variables that name the image of a container; ``container.image`` is the first that is set."""
 
 
 def read_facts(pid: int) -> dict[str, str]:
@@ -85,7 +83,7 @@ def process_facts(pid: int) -> dict[str, str]:
     progress.memory()
     environment = _begin(pid, "environ", _MEMORY_BYTES)
     progress.clear()
-    facts |= settings(environment)
+    facts |= settings(_variables(environment))
     if len(environment) == _MEMORY_BYTES:
         unreadable.append("settings")
     facts |= _binding(pid)
@@ -109,24 +107,12 @@ def _noting(unreadable: list[str], what: str):  # type: ignore[no-untyped-def]
         unreadable.append(what)
 
 
-def settings(environment: bytes) -> dict[str, str]:
-    """Facts of an environment as /proc/PID/environ has it: what :data:`argus.model.environment.VARIABLES` name, without
-    what looks like a secret."""
-    facts = {}
-    images = {}
+def _variables(environment: bytes) -> Iterator[tuple[str, str]]:
+    """Variables of an environment as /proc/PID/environ has it."""
     for item in environment.split(b"\0"):
-        name, equals, value = item.partition(b"=")
-        if not equals or len(name) > LONGEST:
-            continue
-        key, shown = name.decode(errors="replace"), value[: 4 * LONGEST].decode(errors="replace")
-        if key in _IMAGE and shown:
-            images[key] = redact.redacted([shown])[0]
-        elif is_stored(key) and "\n" not in shown:
-            facts[f"env.{key}"] = redact.redacted([f"{key}={shown}"])[0].partition("=")[2]
-    for key in _IMAGE:
-        if key in images:
-            return {**facts, "container.image": images[key]}
-    return facts
+        name, equals, value = item[: 8 * LONGEST].partition(b"=")
+        if equals:
+            yield name.decode(errors="replace"), value.decode(errors="replace")
 
 
 def _binding(pid: int) -> dict[str, str]:

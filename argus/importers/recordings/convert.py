@@ -22,6 +22,7 @@ from argus.importers.recordings.recording import CALL_KINDS, Progress, Recording
 from argus.importers.recordings.steps import RankSteps
 from argus.model import calls as hooked
 from argus.model import event_kinds
+from argus.model.environment import bounded, digest
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.records import GPU_OP, GpuKind
 from argus.semantics.gpu.flops import Achieved
@@ -178,6 +179,14 @@ def _write_rank(
             "probes": 0, "state": "imported", "version": version,
         },
     )  # fmt: skip
+    if facts := bounded(recording.facts):
+        writer.append(
+            "environments",
+            {
+                **shared, "pid": pid, "ts": np.array([begin], np.int64), "facts": [facts],
+                "digest": np.array([digest(facts)], np.uint64), "version": version,
+            },
+        )  # fmt: skip
     state = "on" if len(recording.ops) else "off"
     reason = f"{len(recording.ops):,} operations, imported from {recording.path}" if len(recording.ops) else (
         f"{recording.path} has no GPU operations"

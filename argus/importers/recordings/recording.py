@@ -110,6 +110,7 @@ class Recording:
         zero: What time 0 is, in words.
         ranges: Named ranges of its threads that may be phases: (name, begin ns, end ns, thread).
         engine: What autograd's engine evaluated: begin ns, end ns, thread. Shape (n, 3).
+        facts: Of its environment, as the table ``environments`` has them.
         clock_ns: Added to its times, it gives those of the first recording of the job; 0 where that is not known.
     """
 
@@ -137,6 +138,7 @@ class Recording:
     zero: str = "1970 (UTC)"
     ranges: list[tuple[str, int, int, int]] = field(default_factory=list)
     engine: Int = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    facts: dict[str, str] = field(default_factory=dict)
     clock_ns: int = 0
     counters: Tally[str] = field(default_factory=Tally)
     losses: Tally[str] = field(default_factory=Tally)

@@ -107,6 +107,7 @@ def trace(
         events.append(_event("cuda_runtime", "cudaStreamSynchronize", at, 60, 77, {"correlation": correlation + 1000}))
         events.append(_event("cuda_runtime", "cudaEventQuery", at + 70, 1, 77, {"correlation": correlation + 2000}))
     head: dict[str, Any] = {"schemaVersion": 1, "baseTimeNanoseconds": BASE}
+    head["deviceProperties"] = [{"id": 0, "name": "NVIDIA H100"}]
     if rank is not None:
         head["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": 2}
     return {**head, "traceEvents": events}
@@ -311,6 +312,12 @@ def test_what_is_stored_of_the_session(store: Store) -> None:
         (1, 77, "trace", "imported", "python3"),
     ]
     assert rows(store, "SELECT value FROM coverage FINAL WHERE counter = 'calls_of_other_kinds'") == [(6,)]
+
+
+def test_what_is_stored_of_the_environment(store: Store) -> None:
+    facts = rows(store, "SELECT rank, pid, fact, value FROM environment_facts JOIN environments USING (job, run, rank)")
+    assert facts == [(rank, 77, "gpu.model", "NVIDIA H100") for rank in (0, 1)]
+    assert rows(store, "SELECT uniqExact(digest), min(digest) > 0 FROM environments FINAL") == [(1, 1)]
 
 
 def test_an_imported_job_is_diagnosed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ SCHEMA = {
     "StringIds": "id INTEGER, value TEXT",
     "PROCESSES": "globalPid INTEGER, pid INTEGER, name TEXT",
     "TARGET_INFO_SESSION_START_TIME": "utcEpochNs INTEGER, utcTime TEXT",
+    "TARGET_INFO_SYSTEM_ENV": "globalVid INTEGER, name TEXT, value TEXT",
+    "TARGET_INFO_GPU": "id INTEGER, name TEXT",
     "ANALYSIS_DETAILS": "globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER",
     "CUPTI_ACTIVITY_KIND_KERNEL": "start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER, streamId INTEGER, "
     "correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, "
@@ -66,6 +68,11 @@ def export(
 
     tables: Table = {name: [] for name in SCHEMA}
     tables["TARGET_INFO_SESSION_START_TIME"].append((UTC, "2026-05-24T13:40:14"))
+    tables["TARGET_INFO_SYSTEM_ENV"] += [
+        (HOST, "NvDriverVersion", "580.95.05"), (HOST, "CpuDescription", None),
+        (HOST, "DeviceEnvironment", "NCCL_ALGO=Ring;AWS_SECRET_ACCESS_KEY=hunter2"),
+    ]  # fmt: skip
+    tables["TARGET_INFO_GPU"] += [(0, "NVIDIA H100"), (1, "NVIDIA H100")]
     tables["ANALYSIS_DETAILS"].append((HOST, 10**9, STARTED, STARTED + 10**9))
     for pid in pids:
         process = HOST + (pid << 24)
@@ -131,6 +138,22 @@ def test_each_process_is_a_rank(store: Store) -> None:
         (1, 112, "order", "python3"),
     ]
     assert rows(store, "SELECT job, launcher FROM jobs FINAL") == [("report", "nsys")]
+
+
+def test_what_is_stored_of_the_environment(store: Store) -> None:
+    assert rows(store, "SELECT rank, fact, value FROM environment_facts ORDER BY rank, fact") == [
+        (rank, fact, value)
+        for rank in (0, 1)
+        for fact, value in (("env.NCCL_ALGO", "Ring"), ("gpu.driver", "580.95.05"), ("gpu.model", "NVIDIA H100"))
+    ]
+
+
+@pytest.mark.parametrize("without", ["TARGET_INFO_GPU", "TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_SYSTEM_ENV.value"])
+def test_an_export_that_says_less_of_its_target(tmp_path: Path, without: str) -> None:
+    (one, _) = nsys.read(export(tmp_path / "one.sqlite", without=(without,)), 0)
+    assert ("gpu.model" in one.facts, "gpu.driver" in one.facts) == (
+        without != "TARGET_INFO_GPU", without == "TARGET_INFO_GPU"
+    )  # fmt: skip
 
 
 def test_calls_and_kernels_of_each_process_are_connected(store: Store) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from argus.capture.process import environment, mapped
-from argus.capture.process.environment import process_facts, settings
+from argus.capture.process.environment import process_facts
 from argus.model import environment as model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -63,20 +63,21 @@ def test_versions_are_those_of_names_packages_and_pytorch_s_own_file(process: Ca
     assert environment.UNREADABLE not in facts
 
 
-def test_settings_are_stored_and_secrets_are_not() -> None:
-    facts = settings(
-        b"NCCL_ALGO=Ring\0OMP_NUM_THREADS=4\0AWS_SECRET_ACCESS_KEY=hunter2\0TORCH_API_TOKEN=hunter2\0HOME=/root\0"
-        b"NCCL_PROXY=http://user:hunter2@proxy:1\0CUDA_X=a\nb\0" + b"NCCL_" + b"A" * 9000 + b"=1\0no equals\0"
-    )
+def test_settings_are_stored_and_secrets_are_not(process: Callable[..., Path]) -> None:
+    process(
+        environ=b"NCCL_ALGO=Ring\0OMP_NUM_THREADS=4\0AWS_SECRET_ACCESS_KEY=hunter2\0TORCH_API_TOKEN=hunter2\0HOME=/root\0"
+        b"NCCL_PROXY=http://user:hunter2@proxy:1\0CUDA_X=a\nb\0NCCL_COMM_ID=10.0.0.1:29500\0"
+        + b"NCCL_" + b"A" * 9000 + b"=1\0no equals\0CONTAINER_IMAGE=reg/train:24.10\0"
+    )  # fmt: skip
+    facts = process_facts(PID)
     assert facts["env.NCCL_ALGO"] == "Ring"
     assert facts["env.OMP_NUM_THREADS"] == "4"
+    assert facts["container.image"] == "reg/train:24.10"
     assert "hunter2" not in str(facts)
-    assert {"env.NCCL_ALGO", "env.OMP_NUM_THREADS", "env.TORCH_API_TOKEN", "env.NCCL_PROXY"} == set(facts)
-
-
-def test_the_image_is_what_a_variable_of_the_container_names() -> None:
-    assert settings(b"CONTAINER_IMAGE=reg/train:24.10\0")["container.image"] == "reg/train:24.10"
-    assert "container.image" not in settings(b"CONTAINER_IMAGE=\0")
+    assert "10.0.0.1" not in str(facts)
+    assert {name for name in facts if name.startswith("env.")} == {
+        "env.NCCL_ALGO", "env.OMP_NUM_THREADS", "env.TORCH_API_TOKEN", "env.NCCL_PROXY",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ["detached", "loose", "packed"])
