@@ -315,7 +315,8 @@ def test_what_is_stored_of_the_session(store: Store) -> None:
 
 
 def test_what_is_stored_of_the_environment(store: Store) -> None:
-    facts = rows(store, "SELECT rank, pid, fact, value FROM environment_facts JOIN environments USING (job, run, rank)")
+    joined = "environment_facts JOIN environments USING (job, run, rank) ORDER BY rank"
+    facts = rows(store, f"SELECT rank, pid, fact, value FROM {joined}")
     assert facts == [(rank, 77, "gpu.model", "NVIDIA H100") for rank in (0, 1)]
     assert rows(store, "SELECT uniqExact(digest), min(digest) > 0 FROM environments FINAL") == [(1, 1)]
 

@@ -18,17 +18,17 @@ PID = 7
 
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Makes /proc/7 of a process that works in /work of a root of its own; returns that root."""
+    """Makes /proc/7 of a process that works in /repo of a root of its own; returns that root."""
 
     def make(maps: str = "", environ: bytes = b"", cgroup: str = "0::/\n", command: str = "python\0train.py\0") -> Path:
         proc, root = tmp_path / "proc" / str(PID), tmp_path / "root"
-        for folder in (proc, root / "work"):
+        for folder in (proc, root / "repo"):
             folder.mkdir(parents=True)
         for name, text in (("status", "Name:\tpython\nCpus_allowed_list:\t0-3\nMems_allowed_list:\t0\n"),
                            ("maps", maps), ("cgroup", cgroup), ("cmdline", command), ("mountinfo", "")):  # fmt: skip
             (proc / name).write_text(text)
         (proc / "environ").write_bytes(environ)
-        (proc / "cwd").symlink_to("/work")
+        (proc / "cwd").symlink_to("/repo")
         (proc / "exe").symlink_to("/usr/bin/python3.11")
         monkeypatch.setattr(environment, "PROC", tmp_path / "proc")
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
@@ -82,8 +82,8 @@ def test_settings_are_stored_and_secrets_are_not(process: Callable[..., Path]) -
 
 @pytest.mark.parametrize("how", ["detached", "loose", "packed"])
 def test_the_commit_of_the_program_s_folder(process: Callable[..., Path], how: str) -> None:
-    root = process(command="python\0/work/src/deep/train.py\0")
-    git = root / "work" / ".git"
+    root = process(command="python\0/repo/src/deep/train.py\0")
+    git = root / "repo" / ".git"
     (git / "refs/heads").mkdir(parents=True)
     (git / "HEAD").write_text(f"{COMMIT}\n" if how == "detached" else "ref: refs/heads/main\n")
     if how == "loose":
@@ -96,12 +96,12 @@ def test_the_commit_of_the_program_s_folder(process: Callable[..., Path], how: s
 
 
 def test_a_submodule_has_a_commit_of_its_own(process: Callable[..., Path]) -> None:
-    root = process(command="python\0/work/sub/train.py\0")
-    outer = root / "work" / ".git"
+    root = process(command="python\0/repo/sub/train.py\0")
+    outer = root / "repo" / ".git"
     (outer / "modules/sub").mkdir(parents=True)
     (outer / "HEAD").write_text(f"{'e' * 40}\n")
-    (root / "work/sub").mkdir()
-    (root / "work/sub/.git").write_text("gitdir: ../.git/modules/sub\n")
+    (root / "repo/sub").mkdir()
+    (root / "repo/sub/.git").write_text("gitdir: ../.git/modules/sub\n")
     assert "git.commit" not in process_facts(PID), "not the outer one's, if its own is not there"
     (outer / "modules/sub/HEAD").write_text(f"{COMMIT}\n")
     assert process_facts(PID)["git.commit"] == COMMIT
@@ -109,9 +109,9 @@ def test_a_submodule_has_a_commit_of_its_own(process: Callable[..., Path]) -> No
 
 def test_a_further_work_tree_has_the_refs_of_the_first(process: Callable[..., Path]) -> None:
     root = process()
-    own, common = root / "repository/.git/worktrees/w", root / "repository/.git"
+    own, common = root / "repository/.git/repotrees/w", root / "repository/.git"
     own.mkdir(parents=True)
-    (root / "work/.git").write_text("gitdir: /repository/.git/worktrees/w\n")
+    (root / "repo/.git").write_text("gitdir: /repository/.git/repotrees/w\n")
     (own / "HEAD").write_text("ref: refs/heads/w\n")
     (own / "commondir").write_text("../..\n")
     (common / "packed-refs").write_text(f"{COMMIT} refs/heads/w\n")
@@ -123,7 +123,7 @@ def test_a_git_file_leads_nowhere_outside_the_root(process: Callable[..., Path],
     root = process()
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/HEAD").write_text(f"{COMMIT}\n")
-    (root / "work/.git").write_text(f"gitdir: {named}\n")
+    (root / "repo/.git").write_text(f"gitdir: {named}\n")
     assert "git.commit" not in process_facts(PID)
 
 
@@ -150,19 +150,19 @@ def test_what_lies_behind_the_cut_is_not_taken_for_not_set(process: Callable[...
 )
 def test_a_repository_that_says_nothing_sensible_has_no_commit(process: Callable[..., Path], head: str) -> None:
     root = process()
-    (root / "work" / ".git").mkdir()
-    (root / "work" / ".git" / "HEAD").write_text(head)
+    (root / "repo" / ".git").mkdir()
+    (root / "repo" / ".git" / "HEAD").write_text(head)
     assert "git.commit" not in process_facts(PID)
 
 
 def test_a_pipe_or_a_link_out_of_the_root_is_not_read(process: Callable[..., Path], tmp_path: Path) -> None:
     root = process()
     (tmp_path / "outside").write_text(f"{COMMIT}\n")
-    (root / "work" / ".git").mkdir()
-    (root / "work" / ".git" / "HEAD").symlink_to("/../outside")
+    (root / "repo" / ".git").mkdir()
+    (root / "repo" / ".git" / "HEAD").symlink_to("/../outside")
     assert "git.commit" not in process_facts(PID)
-    (root / "work" / ".git" / "HEAD").unlink()
-    os.mkfifo(root / "work" / ".git" / "HEAD")
+    (root / "repo" / ".git" / "HEAD").unlink()
+    os.mkfifo(root / "repo" / ".git" / "HEAD")
     assert "git.commit" not in process_facts(PID)
 
 
