@@ -99,7 +99,7 @@ def _scaling(before: Side, after: Side) -> Scaling:
     efficiency = step[0] / step[1] * (1.0 if weak else ranks[0] / ranks[1])
     parts = {
         "computation": COMPUTE, "communication": COMMUNICATION, "waiting for input": ("data_loading",),
-        "nothing to do": ("idle", "other"),
+        "idle": ("idle", "other"),
     }  # fmt: skip
     ideal = 1.0 if weak else ranks[0] / ranks[1]
     grown = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from argus.model.environment import LONGEST, is_stored
 from argus.system import redact
@@ -10,6 +11,9 @@ from argus.system import redact
 _IMAGE = ("CONTAINER_IMAGE", "IMAGE_NAME", "PYTORCH_BUILD_VERSION", "NVIDIA_PYTORCH_VERSION", "APPTAINER_CONTAINER",
           "SINGULARITY_CONTAINER", "SLURM_CONTAINER_IMAGE")  # fmt: skip
 """Variables that name the image of a container; ``container.image`` is the first that is set."""
+
+_INJECTION, _OWN_HELPER = "CUDA_INJECTION64_PATH", "libargus_cupti.so"
+"""How a process is armed: Argus's own doing. Another profiler's library there is a fact."""
 
 
 def settings(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -20,6 +24,8 @@ def settings(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
         if not name or len(name) > LONGEST:
             continue
         value = value[: 4 * LONGEST]
+        if name == _INJECTION and PurePosixPath(value).name == _OWN_HELPER:
+            continue
         if name in _IMAGE and value:
             images[name] = redact.redacted([value])[0]
         elif is_stored(name) and "\n" not in value:

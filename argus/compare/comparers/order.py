@@ -27,7 +27,7 @@ KINDS = {
     "data_loading": "waiting for the next batch",
     "collections": "collections of garbage",
     "runqueue": "waiting for a CPU",
-    "void": "the GPU has nothing to do",
+    "void": "the GPU is idle",
     "issue_latency": "kernels are launched less, or further, ahead of the GPU",
     "gpu_speed": "all kernels take longer alike",
     "phase": "a phase takes longer, and nothing more specific explains it",

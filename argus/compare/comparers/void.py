@@ -1,4 +1,4 @@
-"""Void: time in which a GPU has nothing to do and no batch is waited for (Flare's void percentage)."""
+"""Void: time in which a GPU is idle and no batch is waited for (Flare's void percentage)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def figures(before: Side, after: Side) -> list[Figure]:
               for side in (before, after)]  # fmt: skip
     return [
         Figure(
-            "void", "", [_idle(one) for one in before], [_idle(one) for one in after], "GPUs have nothing to do",
+            "void", "", [_idle(one) for one in before], [_idle(one) for one in after], "GPUs are idle",
             explains=("phase idle", *(f"phase {phase}" for phase in COMMUNICATION)),
             note=f"void is {shares[0]:.1%} of a step before, {shares[1]:.1%} after",
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from argus.model.environment import OWN, UNREADABLE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import schema_files
 from argus.store.open import Store
@@ -296,3 +299,11 @@ def test_a_store_folder_can_be_read_by_its_owner_only(bare: Store) -> None:
     assert bare.target.path is not None
     assert bare.target.path.stat().st_mode & 0o077 == 0
     assert (bare.target.path / "socket").stat().st_mode & 0o077 == 0
+
+
+def test_the_views_leave_out_the_same_facts_as_the_digest() -> None:
+    """What differs between ranks and hosts of a healthy job is no change of its environment."""
+    view = schema_files.views()["environment_changes"]
+    left_out = re.search(r"fact NOT IN \(([^)]*)\)", view)
+    assert left_out is not None
+    assert {one.strip(" '") for one in left_out[1].split(",")} == {*OWN, UNREADABLE}

@@ -21,3 +21,11 @@ def test_the_image_is_what_a_variable_of_the_container_names() -> None:
         "container.image": "https://u:***@reg/train"
     }
     assert settings([("CONTAINER_IMAGE", "")]) == {}
+
+
+def test_that_argus_armed_a_process_is_no_setting_of_the_job() -> None:
+    name = "CUDA_INJECTION64_PATH"
+    assert settings([(name, "/opt/argus/argus/cupti/libargus_cupti.so")]) == {}
+    assert settings([(name, "/opt/nsight/libToolsInjection64.so")]) == {
+        f"env.{name}": "/opt/nsight/libToolsInjection64.so"
+    }

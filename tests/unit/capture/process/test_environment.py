@@ -189,3 +189,11 @@ def test_a_process_that_has_ended_raises(process: Callable[..., Path], tmp_path:
     (tmp_path / "proc" / str(PID) / "environ").unlink()
     with pytest.raises(OSError, match="environ"):
         process_facts(PID)
+
+
+def test_a_ref_leads_to_no_file_above_the_refs(process: Callable[..., Path]) -> None:
+    git = process() / "repo" / ".git"
+    (git / "refs").mkdir(parents=True)
+    (git / "elsewhere").write_text(f"{COMMIT}\n")
+    (git / "HEAD").write_text("ref: refs/../elsewhere\n")
+    assert "git.commit" not in process_facts(PID)
