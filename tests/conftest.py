@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,6 +61,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Failures(config))
 
 
+def beyond_core(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """What scripts/test leaves to scripts/test --all: the cases of tests marked ``thorough`` after their ``first``."""
+    seen: Counter[str] = Counter()
+    beyond = []
+    for item in items:
+        if marker := item.get_closest_marker("thorough"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > marker.kwargs.get("first", 0):
+                beyond.append(item)
+    return beyond
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Kernel tests need root. Without it they are skipped, unless ARGUS_KERNEL_TESTS=required (as in CI)."""
     for item in items:
@@ -67,6 +81,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.unit)
         if item.get_closest_marker("kernel") or item.path.is_relative_to(ROOT / "tests" / "kernel"):
             item.keywords[KERNEL_TEST] = True
+    if os.environ.get("ARGUS_CORE"):
+        thorough = beyond_core(items)
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if item not in set(thorough)]
     if os.geteuid() == 0:
         return
     if os.environ.get("ARGUS_KERNEL_TESTS") == "required":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from argus.compare.comparers import kernels
 from argus.compare.profile import read_side
 from argus.simulate.changes import parse_change
@@ -13,6 +15,7 @@ START_NS = 1_700_000_000 * 10**9
 SLOWER = "gemm_bf16_128x128_tn"
 
 
+@pytest.mark.thorough
 def test_a_slower_kernel_lies_as_far_from_what_it_was(store: Store) -> None:
     for run in (1, 2, 3):
         changes = [parse_change(f"kernel={SLOWER}:1.2")] if run == 3 else []

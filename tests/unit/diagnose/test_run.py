@@ -370,12 +370,14 @@ JOBS = int(os.environ.get("ARGUS_JOBS", "100"))
 ``ARGUS_JOBS=2000 pytest -k random_jobs``."""
 
 
+@pytest.mark.thorough
 def test_random_jobs_that_are_healthy_raise_no_alarm() -> None:
     for seed in range(JOBS):
         verdict = judge(random_job(seed, slow=False)[0])
         assert verdict["status"] == "healthy", (seed, verdict)
 
 
+@pytest.mark.thorough
 def test_random_jobs_that_have_a_slow_rank_name_it() -> None:
     for seed in range(JOBS // 2):
         job, rank, factor = random_job(100_000 + seed, slow=True)

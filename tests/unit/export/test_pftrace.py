@@ -182,6 +182,7 @@ def test_compressed_is_the_same(store: Store, tmp_path: Path) -> None:
     assert packed == plain
 
 
+@pytest.mark.thorough
 def test_few_rows_are_held_at_once_and_nothing_is_lost(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_column_that_lacks_is_named(tmp_path: Path, url: str, capsys: pytest.Cap
     assert main(["import", "iterations", str(tmp_path / "none.csv"), *OPTIONS, "--store", url]) == 2
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(("ranks", "noise"), [(2, 0.02), (4, 0.05), (10, 0.02), (64, 0.1)])
 def test_healthy_jobs(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], ranks: int, noise: float) -> None:
     found = judged(tmp_path, url, steady(ranks, 150, noise), capsys)
@@ -186,6 +187,7 @@ def test_ranks_that_differ_all_along_are_no_event(tmp_path: Path, url: str, caps
     assert "ranks differ by a constant, from the first step to the last: rank 9 takes 1.3" in found["reason"]
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("slower", [4, 5, 3])
 def test_two_kinds_of_machines_are_no_stragglers(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], slower: int

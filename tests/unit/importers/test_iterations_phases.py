@@ -284,6 +284,7 @@ def damaged(whole: bytes, rng: random.Random) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.thorough
 def test_damaged_files_end_with_one_line(tmp_path: Path) -> None:
     """10,000 damaged files: each is read whole, or refused with one line; no other exception, and in little memory."""
     log = make(LAYOUTS["wait inside compute"], ranks=2, steps=12, seed=1)

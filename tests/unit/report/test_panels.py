@@ -21,6 +21,7 @@ from tests.unit.report.conftest import Made, Pages, near
 JOBS = ("slow", "hung", "well", "one", "extreme")
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("job", JOBS)
 def test_every_query_of_every_panel_runs(pages: Pages, job: str) -> None:
     made = pages(job)

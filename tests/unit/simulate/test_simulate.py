@@ -359,6 +359,7 @@ NAMED = [
 ]
 
 
+@pytest.mark.thorough(first=9)
 @pytest.mark.parametrize(("mesh", "fault"), [case[1:] for case in NAMED], ids=[case[0] for case in NAMED])
 def test_who_is_behind_it_is_named(shared: Store, request: pytest.FixtureRequest, mesh: Mesh, fault: str) -> None:
     """Where others come late as well, or nobody does: the kind and the rank of the truth."""
@@ -509,6 +510,7 @@ def test_kernels_are_summed_up_as_they_are_listed_one_by_one(monkeypatch: pytest
     assert stored == took
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(("tp", "fault", "kind", "text"), [
     (1, "compute_straggler:ranks=2:from=0", "compute_straggler", "and a launch takes 2.00 times as long: a slow GPU"),
     (1, "stage_imbalance:from=0", "stage_imbalance", "takes as long as in other stages (1.00x): more work"),

@@ -210,6 +210,7 @@ def test_a_store_that_was_made_from_other_statements_of_the_version(
     assert (state.changed, state.missing) == (["schemas"], [])
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     "lacking", ["SELECT count() FROM more", "SELECT another FROM jobs", "SELECT j.another FROM jobs AS j"]
 )

@@ -47,7 +47,8 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return found
 
 
-@pytest.mark.parametrize("version", [1, 4, 8, 11, 15, 17, 22, LAST])
+@pytest.mark.thorough(first=2)
+@pytest.mark.parametrize("version", [1, LAST, 4, 8, 11, 15, 17, 22])
 def test_an_upgraded_store_is_as_a_new_one_and_keeps_its_rows(bare: Store, new: Shown, version: int) -> None:
     make_old_store(bare, version)
     state = schema_state(bare)

@@ -62,6 +62,7 @@ def healthy(kind: str) -> Float:
     return quiet
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(
     "kind", ["normal", "noisy", "heavy tails", "autocorrelated", "warm-up", "checkpoints", "evaluation"]
 )

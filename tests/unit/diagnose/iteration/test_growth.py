@@ -45,6 +45,7 @@ def test_a_ramp_and_a_longer_half_are_growth(seed: int) -> None:
     assert online(half)
 
 
+@pytest.mark.thorough
 def test_healthy_steps_are_not() -> None:
     assert [seed for seed in range(30) if find_growth(natural(seed)) is not None or online(natural(seed))] == []
 

@@ -91,6 +91,7 @@ def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> d
 # ---- the verdict
 
 
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
@@ -119,6 +120,7 @@ def test_the_slow_rank_is_named_whatever_the_clocks_say(store: Store, name: str,
     assert any(text.startswith("clocks of node-") and " agree to " in text for text in texts), texts
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("name", ["healthy", "late healthy", "three healthy", "ntp"])
 def test_a_healthy_job_stays_healthy(store: Store, name: str) -> None:
     verdict = diagnose_store(store, name, 1)
@@ -169,6 +171,7 @@ def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store) -> Non
 # ---- what is stored
 
 
+@pytest.mark.thorough(first=3)
 @pytest.mark.parametrize("name", ["healthy", "slow", "late", "all late", "three", "sharded", "one rank a host", "ntp"])
 def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
     world = WORLDS[name]
@@ -189,6 +192,7 @@ def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
         assert rows["error_ns"][i] < (100 * US if world.gpu else 3 * MS)
 
 
+@pytest.mark.thorough(first=3)
 @pytest.mark.parametrize("name", ["slow", "late", "all late", "three", "sharded", "one rank a host", "no gpu times"])
 def test_one_step_has_one_number_on_all_hosts(store: Store, name: str) -> None:
     world = WORLDS[name]
@@ -289,6 +293,7 @@ def test_the_view_never_shows_lateness_below_the_error(store: Store) -> None:
 # ---- stores that take nothing
 
 
+@pytest.mark.thorough
 def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> None:
     query = partial(query_columns, store)
     given = align_hosts(query, "late", 1)
@@ -421,6 +426,7 @@ def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any,
     return np.asarray(WALL + t * (1 + world.drift_ppm[0] * 1e-6) + world.offset_ms[0] * MS)
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
 def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some communicators, some of their calls, and of a long run some minutes."""

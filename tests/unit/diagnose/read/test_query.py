@@ -17,6 +17,7 @@ def test_numbers_keep_their_fractions() -> None:
     assert runnable_sql("SELECT {a:Float64}, {b:UInt32}", {"a": np.float64(0.02), "b": np.int64(3)}) == "SELECT 0.02, 3"
 
 
+@pytest.mark.thorough(first=3)
 @pytest.mark.parametrize(
     "name",
     [

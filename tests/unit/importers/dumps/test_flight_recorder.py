@@ -131,6 +131,7 @@ def test_calls_groups_and_ranks_are_stored(tmp_path: Path, url: str, capsys: pyt
     assert "there is no dump of rank 5" in found["reason"]
 
 
+@pytest.mark.thorough(first=5)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_every_version_names_the_rank(
@@ -321,6 +322,7 @@ ENTRY = st.dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 @given(
     st.dictionaries(st.sampled_from(FIELDS), PLAIN | st.lists(ENTRY, max_size=4) | st.dictionaries(st.text(), ENTRY))
 )

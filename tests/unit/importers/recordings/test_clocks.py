@@ -181,6 +181,7 @@ def verdict(job: Job, name: str, folder: Path, url: str, capsys: pytest.CaptureF
 APART = Job(dp=4, steps=12, layers=4, hosts=4, apart_us=300.0)
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(
     "job",
     [

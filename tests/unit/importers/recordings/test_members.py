@@ -50,6 +50,7 @@ def test_a_rank_close_to_two_parts_is_not_clear() -> None:
     assert divide(values) == []
 
 
+@pytest.mark.thorough(first=8)
 @pytest.mark.parametrize("clocks", [0.0, 300.0], ids=["one clock", "clocks apart"])
 @pytest.mark.parametrize(("version", "described"), [("1.13", False), ("2.0", True), ("2.6", False)])
 @pytest.mark.parametrize(("dp", "tp"), [(4, 2), (2, 4), (8, 1)])
@@ -103,6 +104,7 @@ def test_ends_that_make_no_sense_are_no_communicator_and_no_error(tmp_path: Path
     assert infer_members(recordings) == {}
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("fault", ["link", "healthy"])
 @pytest.mark.parametrize("hosts", [1, 8])
 def test_slow_links_of_communicators_that_nobody_names(
