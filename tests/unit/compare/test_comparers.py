@@ -77,6 +77,7 @@ def test_the_other_way_round_it_is_faster(name: str) -> None:
     assert found["causes"][0]["cost_ns"] < 0
 
 
+@pytest.mark.thorough
 def test_runs_that_do_not_differ_are_hardly_ever_called_changed() -> None:
     """The rule's own rate is 0.75 %: of 150 pairs, 1.1 are expected at most, and 5 have a chance of 0.6 %."""
     false = 0

@@ -63,6 +63,7 @@ def test_medians_of_ranks_leave_out_what_is_not_known() -> None:
     assert low_median(values[[0, 2]]).tolist() == [1.0, 2.0, 5.0, 3.0]
 
 
+@pytest.mark.thorough
 @given(trials=st.integers(1, 250), share=st.floats(1e-4, 0.99), part=st.floats(0, 1))
 @settings(max_examples=60, deadline=None)
 def test_the_tail_of_the_binomial_distribution(trials: int, share: float, part: float) -> None:

@@ -545,6 +545,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.thorough(first=3)
 @pytest.mark.parametrize("name", ["healthy", "slow", "data", "recovered", "regression", "short"])
 def test_sql_and_numpy_agree(store: Store, name: str) -> None:
     memory, stored = MemoryQuery(STORED[name]), partial(query_columns, store)
@@ -581,6 +582,7 @@ def test_the_alignment_query_says_why(store: Store) -> None:
     assert "needed" in diagnose_store(store, "late loader", 1)["reason"]
 
 
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(
     ("name", "status", "kind", "ranks"),
     [

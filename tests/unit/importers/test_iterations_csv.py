@@ -101,6 +101,7 @@ def test_ranks_with_names_are_numbered(tmp_path: Path, url: str, capsys: pytest.
     ]  # fmt: skip
 
 
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

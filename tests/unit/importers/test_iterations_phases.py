@@ -128,6 +128,7 @@ def test_every_form_stores_the_same(tmp_path: Path, url: str, monkeypatch: pytes
     assert all(rows == answers["csv"] for rows in answers.values())
 
 
+@pytest.mark.thorough(first=2)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -322,6 +322,7 @@ def test_steps_that_come_with_their_rank_are_not_missed(made: list[FakeCollector
     assert all(row["rank"] == 3 and row["pid"] == 77 for row in session.rows["gpu_phases"])
 
 
+@pytest.mark.thorough
 def test_a_match_is_never_rounded_up_to_all(made: list[FakeCollector]) -> None:
     session = Session()
     session.rank(0, 77)

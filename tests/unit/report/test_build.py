@@ -22,6 +22,7 @@ from tests.builders.report_jobs import HOSTILE, SLOW, write_hostile
 from tests.unit.report.conftest import Made, Pages
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("job", ["slow", "hung", "one"])
 def test_the_page_has_the_verdict_of_diagnose(pages: Pages, report_store: Store, job: str) -> None:
     page = pages(job).page

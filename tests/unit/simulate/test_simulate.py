@@ -375,6 +375,7 @@ def test_who_is_behind_it_is_named(shared: Store, request: pytest.FixtureRequest
     assert first["ranks"] or expected["kind"] == "regression"
 
 
+@pytest.mark.thorough
 def test_all_ranks_of_a_host_that_wait_for_a_cpu_are_named(shared: Store) -> None:
     """One of the four comes last too seldom to be detected by that, and the others not for as long as all of them."""
     fault = parse("host_contention:masked:ranks=4-7:from=14")
@@ -420,6 +421,7 @@ def test_stalls_beside_another_fault(shared: Store) -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("first", "second", "run"),
     [
@@ -438,6 +440,7 @@ def test_two_ranks_that_are_late_in_the_same_steps(shared: Store, first: str, se
     assert verdict["slowdown"] == pytest.approx(lost, rel=0.1)
 
 
+@pytest.mark.thorough
 def test_stalls_in_half_of_the_steps_count_once(shared: Store) -> None:
     """In a pipeline a pause makes two steps long: the median of the newest may be one of them."""
     spec = Spec(

@@ -200,6 +200,7 @@ def test_an_upgrade_makes_tables_and_views_and_alters_what_is_there(
     assert rows(bare, "SELECT version FROM schema_migrations ORDER BY version") == [(before,), (version,)]
 
 
+@pytest.mark.thorough
 def test_a_store_that_was_made_from_other_statements_of_the_version(
     bare: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +274,7 @@ def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(bare: 
     assert rows(bare, ROLLED_UP) == rows(bare, RECOUNT)
 
 
+@pytest.mark.thorough
 def test_times_to_live(bare: Store) -> None:
     init_schema(bare, raw_ttl="3h")
 

@@ -47,7 +47,7 @@ def new(tmp_path_factory: pytest.TempPathFactory) -> Shown:
     return found
 
 
-@pytest.mark.thorough(first=2)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("version", [1, LAST, 4, 8, 11, 15, 17, 22])
 def test_an_upgraded_store_is_as_a_new_one_and_keeps_its_rows(bare: Store, new: Shown, version: int) -> None:
     make_old_store(bare, version)
@@ -83,6 +83,7 @@ def test_every_table_of_older_versions_is_either_as_it_was_or_kept_in_its_old_fo
         assert (name in frozen) != (f"CREATE TABLE IF NOT EXISTS {name}\n" in old), name
 
 
+@pytest.mark.thorough
 def test_a_number_that_was_left_out_is_made_up_for(bare: Store, new: Shown) -> None:
     """Of two files that were applied at the same time, the one with the higher number may have been done first."""
     make_old_store(bare, LAST)
@@ -95,6 +96,7 @@ def test_a_number_that_was_left_out_is_made_up_for(bare: Store, new: Shown) -> N
     assert shown(bare) == new
 
 
+@pytest.mark.thorough
 def test_tables_whose_making_was_cut_short_are_altered_too(bare: Store, new: Shown) -> None:
     """A first version that was killed before it recorded itself."""
     make_old_store(bare, 1)

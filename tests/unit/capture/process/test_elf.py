@@ -53,6 +53,7 @@ def _functions(path: Path) -> dict[str, set[int]]:
     return addresses
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_functions_are_where_pyelftools_finds_them(name: str) -> None:
     path = _mapped(name)

@@ -85,6 +85,7 @@ def judged(
     return detect(case)
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_is_slow_on_one_rank(store: Store) -> None:
     """0.5 ms of a step of 20 ms: no phase shows it."""
     (found,) = judged(store, "one")

@@ -97,6 +97,7 @@ def judged(store: Store, fault: str) -> Any:
     return verdict["findings"][0]
 
 
+@pytest.mark.thorough
 def test_all_cpus_that_no_longer_keep_up_are_no_regression_of_the_kernels(shared: Store) -> None:
     finding = judged(shared, "kernel_issue_stall:loud:ranks=0-7:from=30")
     assert (finding["kind"], finding["ranks"], finding["steps"]) == ("kernel_issue_stall", [], [30, 59])
@@ -107,6 +108,7 @@ def test_all_cpus_that_no_longer_keep_up_are_no_regression_of_the_kernels(shared
     assert "its kernels take longer" in texts(slower)
 
 
+@pytest.mark.thorough
 def test_the_evidence_on_a_rank_separates_both(shared: Store) -> None:
     starved = judged(shared, "kernel_issue_stall:loud:ranks=1:from=20")
     assert (starved["kind"], starved["ranks"]) == ("kernel_issue_stall", [1])

@@ -140,6 +140,7 @@ def test_without_the_correction_the_wrong_ranks_are_blamed(store: Store) -> None
     assert uncorrected("one rank a host") == []
 
 
+@pytest.mark.thorough
 def test_lateness_below_the_error_is_not_raised(store: Store) -> None:
     """Where the shortest collective takes 20 ms, the clocks cannot be known better. With a short one they can."""
     verdict = diagnose_store(store, "blurred lateness", 1)
@@ -171,7 +172,7 @@ def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store) -> Non
 # ---- what is stored
 
 
-@pytest.mark.thorough(first=3)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", ["healthy", "slow", "late", "all late", "three", "sharded", "one rank a host", "ntp"])
 def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
     world = WORLDS[name]
@@ -192,7 +193,7 @@ def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
         assert rows["error_ns"][i] < (100 * US if world.gpu else 3 * MS)
 
 
-@pytest.mark.thorough(first=3)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", ["slow", "late", "all late", "three", "sharded", "one rank a host", "no gpu times"])
 def test_one_step_has_one_number_on_all_hosts(store: Store, name: str) -> None:
     world = WORLDS[name]
@@ -233,6 +234,7 @@ def test_hosts_attached_later_are_shifted(store: Store) -> None:
     assert rows["confidence"].min() >= 0.9
 
 
+@pytest.mark.thorough
 def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(store: Store) -> None:
     diagnose_store(store, "three healthy", 1)
     count = "SELECT uniqExact(version) AS n, count() AS all FROM {} WHERE job = 'three healthy'"
@@ -250,6 +252,7 @@ def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(store: Store) -> No
         assert [int(asked(store, count.format(table))["n"][0]) for table in tables] == [versions] * 3
 
 
+@pytest.mark.thorough
 def test_the_newest_estimate_counts(store: Store) -> None:
     query = partial(query_columns, store)
     hosts = align_hosts(query, "three from the start", 1)
@@ -399,6 +402,7 @@ def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store)
     assert later.min() > rows["step"][rows["ts"] >= since_ns].min()
 
 
+@pytest.mark.thorough
 def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def findings(verdict: Verdict) -> list[Any]:
         return [(f["kind"], f["ranks"], f["slowdown"], [e["text"] for e in f["evidence"]]) for f in verdict["findings"]]
@@ -426,7 +430,7 @@ def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any,
     return np.asarray(WALL + t * (1 + world.drift_ppm[0] * 1e-6) + world.offset_ms[0] * MS)
 
 
-@pytest.mark.thorough(first=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
 def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some communicators, some of their calls, and of a long run some minutes."""

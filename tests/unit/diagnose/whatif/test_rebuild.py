@@ -172,6 +172,7 @@ def test_ranks_in_lockstep_wait_for_the_slowest_of_their_transfers() -> None:
     assert costs[0] == costs[1] >= 2 * (2.5 - 0.5) * MS
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     ("mesh", "batches", "fault", "run"),
     [

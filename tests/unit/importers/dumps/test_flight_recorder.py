@@ -143,6 +143,7 @@ def test_every_version_names_the_rank(
     assert (found["status"], found["findings"][0]["ranks"]) == ("hung", [3])
 
 
+@pytest.mark.thorough(first=4)
 @pytest.mark.parametrize("kind", ["cpu", "dead", "gpu", "other"])
 @pytest.mark.parametrize("active", [False, True])
 def test_hangs_of_all_kinds(
@@ -245,6 +246,7 @@ class _Call:
         return os.system, ("touch /tmp/never",)
 
 
+@pytest.mark.thorough(first=8)
 @pytest.mark.parametrize(
     ("data", "why"),
     [

@@ -181,7 +181,7 @@ def verdict(job: Job, name: str, folder: Path, url: str, capsys: pytest.CaptureF
 APART = Job(dp=4, steps=12, layers=4, hosts=4, apart_us=300.0)
 
 
-@pytest.mark.thorough(first=2)
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize(
     "job",
     [
@@ -201,6 +201,7 @@ def test_faults_on_clocks_that_differ(
     assert not right(job, found), found
 
 
+@pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("fault", ["gpu", "healthy"])
 def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], fault: str) -> None:
     job = replace(APART, fault=fault, steps=5, much=1.4)
