@@ -12,6 +12,7 @@ from argus.report.panels import (
     hang,
     health,
     heatmap,
+    history,
     kernels,
     links,
     mesh,
@@ -22,6 +23,6 @@ from argus.report.panels import (
 )
 
 PANELS: tuple[PanelModule, ...] = (
-    hang, heatmap, mesh, steps, phases, kernels, communicators, links, waits, critical_path, flame, whatif, health,
-    environment, coverage,
+    hang, heatmap, mesh, steps, phases, kernels, communicators, links, waits, critical_path, flame, whatif, history,
+    health, environment, coverage,
 )  # fmt: skip

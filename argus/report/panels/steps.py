@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from argus.diagnose.iteration.against_baseline import MIN_RUNS
 from argus.diagnose.read.query import ITERATIONS, by_hosts
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, panel
@@ -67,6 +68,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     if len(earlier) >= LEAST_BEFORE and before is not None:
         usual = np.full(len(median), np.median(earlier), np.float32)
         lines.append({"title": f"usual before step {before}", "role": "baseline", "y": arrays.add(usual)})
+    lines += _healthy_runs(look, arrays, len(median))
     view: Series = {
         "view": "series", "x_title": "step", "x_unit": "count", "x": arrays.add(rows["from_step"], "f8"),
         "y_title": "step time", "y_unit": "ns", "lines": lines, "marks": look.marks,
@@ -77,6 +79,16 @@ def build(look: Look, arrays: Arrays) -> Panel:
     if look.marks:
         lead += " Marks: " + "; ".join(f"step {mark['step']}: {mark['text']}" for mark in look.marks[:6]) + "."
     return panel(ID, TITLE, lead, [view], table=_table(look, rows), sql=sql)
+
+
+def _healthy_runs(look: Look, arrays: Arrays, count: int) -> list[Line]:
+    """A line for the runs that this one is compared with; empty: too few are known."""
+    known = look.case.baseline if look.case is not None else None
+    if known is None or len(known.runs) < MIN_RUNS:
+        return []
+    mean = float(np.mean([run.step.value for run in known.runs]))
+    title = f"{len(known.runs)} healthy runs of this job class"
+    return [{"title": title, "role": "baseline", "y": arrays.add(np.full(count, mean, np.float32))}]
 
 
 def _before(look: Look) -> int | None:
