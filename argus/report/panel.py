@@ -95,7 +95,8 @@ class Heatmap(TypedDict):
 
 
 class Mark(TypedDict):
-    """Something at a step: ``kind`` is ``change`` (a finding begins), ``more_work`` or ``note``."""
+    """Something at a step (of a series over something else: at its x): ``kind`` is ``change`` (a finding begins),
+    ``more_work`` or ``note``."""
 
     step: int
     kind: Literal["change", "more_work", "note"]
@@ -112,7 +113,7 @@ class Line(TypedDict):
 
 
 class Series(TypedDict):
-    """Lines over steps (``x_title`` "step") or over something else that ascends."""
+    """Lines over steps (``x_title`` "step"), runs ("run": the oldest is 1) or over something else that ascends."""
 
     view: Literal["series"]
     x_title: str

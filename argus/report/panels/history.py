@@ -152,7 +152,7 @@ def _view(found: _History, arrays: Arrays) -> Series:
         marks.append({"step": place + 1, "kind": "change", "text": "another environment than the run before"})
     marks.sort(key=lambda mark: mark["step"])
     return {
-        "view": "series", "x_title": "run, oldest first", "x_unit": "count",
+        "view": "series", "x_title": "run", "x_unit": "count",
         "x": arrays.add(np.arange(1, count + 1), "f8"),
         "y_title": "step time", "y_unit": "ns", "lines": lines, "marks": marks,
     }  # fmt: skip
@@ -164,7 +164,8 @@ def _lead(found: _History) -> str:
     learned = steps[found.baseline & (np.arange(len(steps)) != found.here)]
     if len(learned) >= FEWEST:
         change = steps[found.here] / np.median(learned) - 1
-        lead += f" This run's median step is {change:+.1%} against the median of {len(learned)} baselines."
+        size = f"{abs(change):.1%} {'longer' if change > 0 else 'shorter'} than"
+        lead += f" This run's median step is {size} that of its {len(learned)} baselines."
     elif len(learned) or not found.baseline.any():
         lead += f" {FEWEST} healthy runs make a baseline; {len(learned)} are there."
     if found.others:

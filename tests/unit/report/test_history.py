@@ -73,7 +73,7 @@ def test_runs_of_a_class_are_in_order(store: Store) -> None:
         (4, "this run"), (4, "another environment than the run before"),
     ]  # fmt: skip
     assert "4 runs" in panel["lead"]
-    assert "+22.0% against the median of 3 baselines" in panel["lead"]
+    assert "22.0% longer than that of its 3 baselines" in panel["lead"]
     assert "1 run with another number of ranks left out" in panel["lead"]
     assert panel["table"] is not None
     assert [row[0] for row in panel["table"]["rows"]] == [14, 13, 12, 11]

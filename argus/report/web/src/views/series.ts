@@ -9,6 +9,9 @@ import { keepDrawn, type Context } from "../plot.ts";
 import { counted, format, rankIn, tickLabels, ticks } from "../units.ts";
 import { markList, MARKS } from "./marks.ts";
 
+/** Runs whose points are drawn. */
+const FEW = 80;
+
 /** Lines with a legend that tells their values under the pointer. */
 export function series(view: Series, arrays: Arrays, { state, signal }: Context): HTMLElement {
   const x = Array.from(arrays.read(view.x));
@@ -74,7 +77,7 @@ export function series(view: Series, arrays: Arrays, { state, signal }: Context)
   keepDrawn(host, draw, signal);
   signal.addEventListener("abort", () => picture?.destroy());
   const element = h("div", { class: "series" });
-  add(element, h("div", { class: "y-title" }, view.y_title, at), host, live, legend, markList(view.marks));
+  add(element, h("div", { class: "y-title" }, view.y_title, at), host, live, legend, markList(view.marks, view.x_title));
   return element;
 }
 
@@ -103,10 +106,11 @@ function optionsOf(
     splits: (u, i, low, high) => {
       const length = i === 0 ? u.bbox.width : u.bbox.height;
       const found = ticks(low, high, Math.max(2, length / devicePixelRatio / room), unit);
-      return i === 0 && view.x_title === "step" ? found.filter(Number.isInteger) : found;
+      return i === 0 && whole ? found.filter(Number.isInteger) : found;
     },
     values: (_, found) => tickLabels(found, unit),
   });
+  const whole = view.x_title === "step" || view.x_title === "run";
   const named = view.lines.some(({ role }) => role === "named");
   const high = view.lines.findIndex(({ role }) => role === "high"), low = view.lines.findIndex(({ role }) => role === "low");
   const found = ys.flat().filter((value): value is number => value !== null);
@@ -131,7 +135,7 @@ function optionsOf(
       const selected = rank !== null && rankIn(line.title) === rank;
       return {
         label: line.title, stroke: colorOf(view.lines, i), width: selected ? 3.5 : strong ? 2 : line.role === "typical" ? 1.5 : 1,
-        dash: line.role === "baseline" ? [6, 4] : undefined, points: { show: ys[i].length < 3, size: 6 }, spanGaps: false,
+        dash: line.role === "baseline" ? [6, 4] : undefined, points: { show: ys[i].length < (view.x_title === "run" && line.role === "typical" ? FEW : 3), size: 6 }, spanGaps: false,
       };
     })],
     hooks: {
