@@ -92,11 +92,18 @@ def latencies(random: Random, n: int, slow: float = 0.0, growth: float = 0.0, si
         one = factor[run] * np.exp(sigma * random.standard_normal(SAMPLES))
         one[random.random(SAMPLES) < slow] *= 10
         samples.append(one * (1 + growth * np.linspace(0, 1, SAMPLES)))
+    return of_samples(samples)
+
+
+def of_samples(samples: list[Array]) -> list[Series]:
+    """The median of each run, with its samples, and the 99th percentile."""
     middle = np.array([np.median(one) for one in samples])
     high = np.array([np.quantile(one, 0.99) for one in samples])
-    at, arms = np.arange(n), np.zeros(n, np.intp)
+    third = SAMPLES // 3
+    growth = np.array([np.log(np.median(one[-third:]) / np.median(one[:third])) for one in samples])
+    at, arms = np.arange(len(samples)), np.zeros(len(samples), np.intp)
     return [
-        Series("latency_p50_ns", middle, at, arms, samples=samples),
+        Series("latency_p50_ns", middle, at, arms, samples=samples, growth=growth),
         Series("latency_p99_ns", high, at, arms, primary=False),
     ]
 
@@ -108,13 +115,7 @@ def tail_growth(random: Random, n: int) -> list[Series]:
     for run, one in enumerate(first.samples):
         slow = random.random(SAMPLES) < 0.05
         samples.append(np.where(slow, one * (1.5 + 1.5 * run / n), one))
-    high = np.array([np.quantile(one, 0.99) for one in samples])
-    middle = np.array([np.median(one) for one in samples])
-    at, arms = first.positions, first.arms
-    return [
-        Series("latency_p50_ns", middle, at, arms, samples=samples),
-        Series("latency_p99_ns", high, at, arms, primary=False),
-    ]
+    return of_samples(samples)
 
 
 def drifting(total: float) -> Callable[[Random, int], list[Series]]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.compare.observe.series import Array, Series, arm_numbers
-from argus.compare.observe.signs import MARGIN, Sign, in_order, signs_of, applicable
+from argus.compare.observe.signs import MARGIN, Sign, applicable, in_order, signs_of
 
 Status = Literal["stable", "unstable", "noise-dominated", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"stable": 0, "unstable": 10, "inconclusive": 12, "noise-dominated": 13}
@@ -74,23 +74,23 @@ class Decision:
 
 
 def decide(
-    figures: Sequence[Series], *, failed: int = 0, known: Sequence[Sign] = (), margin: float = MARGIN
+    figures: Sequence[Series], *, failed: int = 0, counted: Sequence[Sign] = (), margin: float = MARGIN
 ) -> Decision:
     """Decides over the figures of the runs that succeeded, the primary one first.
 
     Args:
         figures: At least one; all of the same runs.
         failed: Runs that did not succeed.
-        known: Signs that need no test of these arrays, such as errors that runs counted.
+        counted: What other tests than those of these arrays found, each with its chance: errors that runs report.
         margin: See :data:`argus.compare.observe.signs.MARGIN`.
     """
     primary = figures[0]
     n = len(primary)
     if not n:
         return Decision("inconclusive", f"none of {failed} runs succeeded" if failed else "there are no runs yet")
-    sure = _failures(primary, failed) + list(known)
-    tests = sum(len(applicable(one)) for one in figures)
+    tests = sum(len(applicable(one)) for one in figures) + len(counted)
     level = FAMILY / tests
+    sure = _failures(primary, failed) + [sign for sign in counted if sign.p <= level]
     upper = spread_bound(primary)
     facts = {
         "tests": tests, "level": level, "spread": primary.spread(), "spread_upper": upper, "runs": n,
@@ -113,7 +113,7 @@ def decide(
     if signs:
         signs = in_order(signs)
         return Decision("unstable", signs[0].text, tuple(signs), **facts)  # type: ignore[arg-type]
-    undecided = _undecided_arms(primary, margin)
+    undecided = _undecided_arms(primary, margin) if primary.arms_compared else None
     if upper <= margin and not undecided:
         reason = (
             f"runs vary by {primary.spread():.1%}, at most {upper:.1%} (95 %), and none of {tests} tests found more"

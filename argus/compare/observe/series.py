@@ -24,8 +24,11 @@ class Series:
         arms: Shape (n,): which of ``arm_names`` a run belongs to.
         arm_names: By number.
         disturbance: What the machine did besides, by name: shape (n,), nan where unknown; larger is worse.
-        samples: By run, single latencies or steps within it, in order; empty where none are known.
+        samples: By run, single latencies or steps within it; empty where none are known.
+        growth: Shape (n,): logarithm of the median of each run's last third of samples over that of the first; nan
+            where unknown; empty: of none is it known.
         primary: Whether equivalence is asked of this figure. Of others only that nothing stands out.
+        arms_compared: Whether arms that differ in it are a sign.
     """
 
     name: str
@@ -35,7 +38,9 @@ class Series:
     arm_names: tuple[str, ...] = ("",)
     disturbance: Mapping[str, Array] = field(default_factory=dict)
     samples: Sequence[Array] = ()
+    growth: Array = field(default_factory=lambda: np.empty(0))
     primary: bool = True
+    arms_compared: bool = True
 
     def __len__(self) -> int:
         return len(self.values)
@@ -71,6 +76,7 @@ class Series:
         samples = [one for one, kept in zip(self.samples, keep, strict=True) if kept] if self.samples else ()
         return replace(
             self, values=self.values[keep], positions=self.positions[keep], arms=self.arms[keep], samples=samples,
+            growth=self.growth[keep] if len(self.growth) else self.growth,
             disturbance={name: one[keep] for name, one in self.disturbance.items()},
         )  # fmt: skip
 

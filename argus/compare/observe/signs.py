@@ -30,8 +30,8 @@ TAIL_WIDTHS = 10.0
 """The same in widths of the body, from the median to the 90th percentile: a wide body has a long tail by nature."""
 TAIL_RATE = 1e-3
 """Share of samples in that tail that is usual: a lognormal body with sigma 1 has 5e-4."""
-LEAST_SAMPLES = 30
-"""Samples of a run from which its first third is compared with its last."""
+USUAL_ERRORS = 1e-3
+"""Share of requests that may fail, or be tried again, without a sign of it."""
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,9 @@ def slows_within(series: Series, margin: float) -> Sign | None:
     """Samples that become slower within each run: t-test over runs, of the last third's median over the first's."""
     from scipy.stats import ttest_1samp
 
-    long = [one for one in series.samples if len(one) >= LEAST_SAMPLES]
-    if len(long) < 3:
+    ratios = series.growth[np.isfinite(series.growth)]
+    if len(ratios) < 3:
         return None
-    ratios = np.array([math.log(_median(one[-len(one) // 3 :]) / _median(one[: len(one) // 3])) for one in long])
     if not np.ptp(ratios):
         ratios = ratios + np.linspace(-1e-9, 1e-9, len(ratios))
     effect = math.expm1(float(ratios.mean()))
@@ -223,8 +222,21 @@ def _welch(one: Array, two: Array, side: str, ttest_ind: Callable[..., object]) 
     return 0.0 if math.isnan(p) else p  # both without any scatter, and apart
 
 
-def _median(values: Array) -> float:
-    return max(float(np.median(values)), 1e-300)
+def errors_of(name: str, errors: Sequence[int], samples: Sequence[int]) -> Sign | None:
+    """Errors or retries that runs report, more than :data:`USUAL_ERRORS` of what they did: binomial.
+
+    Args:
+        name: errors or retries.
+        errors: By run. samples: What went well, by run.
+    """
+    from scipy.stats import binom
+
+    found, total = sum(errors), sum(samples) + sum(errors)
+    if not found:
+        return None
+    p = float(binom.sf(found - 1, total, USUAL_ERRORS))
+    text = f"{found:,} {name} in {total:,} requests ({found / total:.2%})"
+    return Sign("errors", name, p, found / total, text)
 
 
 def _numbers(series: Series, places: NDArray[np.intp]) -> tuple[int, ...]:
@@ -262,7 +274,7 @@ def applicable(series: Series) -> list[Callable[[Series, float], Sign | None]]:
         tests.append(spread)
     if series.primary and series.samples:
         tests += OF_SAMPLES
-    if len(np.unique(series.arms)) > 1:
+    if series.arms_compared and len(np.unique(series.arms)) > 1:
         tests.append(arm_differences)
     return tests
 

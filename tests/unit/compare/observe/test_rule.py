@@ -15,7 +15,7 @@ import pytest
 
 from argus.compare.observe.rule import EXTERNAL, FAMILY, Decision, decide, runs_needed, undetected
 from argus.compare.observe.series import Array, Series, arm_numbers
-from argus.compare.observe.signs import KINDS, Sign, signs_of, applicable
+from argus.compare.observe.signs import KINDS, applicable, errors_of, signs_of
 
 SCRIPTS = Path(__file__).parents[4] / "scripts"
 TRIALS = 25
@@ -95,9 +95,15 @@ def test_one_failed_run_is_unstable_however_alike_the_others_are() -> None:
     assert decide([series(noise(2))], failed=1).status == "unstable", "also of few"
 
 
-def test_a_sign_that_is_known_counts() -> None:
-    decision = decide([series(noise(9))], known=[Sign("errors", "errors", 0.0, 0.1, "10 errors in 100 requests")])
-    assert (decision.status, decision.reason) == ("unstable", "10 errors in 100 requests")
+def test_errors_count_if_they_are_more_than_one_in_a_thousand() -> None:
+    many = errors_of("errors", [0, 10, 0], [30, 30, 30])
+    assert many is not None
+    decision = decide([series(noise(9))], counted=[many])
+    assert (decision.status, decision.reason) == ("unstable", "10 errors in 100 requests (10.00%)")
+    few = errors_of("errors", [0, 2, 0], [1000, 1000, 1000])
+    assert few is not None
+    assert decide([series(noise(9))], counted=[few]).status == "stable"
+    assert errors_of("retries", [0, 0], [5, 5]) is None
 
 
 def test_the_runs_of_a_sign_are_named() -> None:
