@@ -18,7 +18,8 @@ from argus.compare.observe.signs import errors_of
 Run = Mapping[str, Any]
 DISTURBANCES = (EXTERNAL, "throttled_share", "run_queue_share")
 """Of what a run's noise context has, what may explain variation."""
-CONTEXT = ("others_cpu_share", "steal_share", "run_queue_share", "throttled_share", "iowait_share", "load_before")
+CONTEXT = ("others_cpu_share", "steal_share", "run_queue_share", "throttled_share", "iowait_share", "load_before",
+           "gpu_temperature_c", "gpu_thermal_share")  # fmt: skip
 _LATENCIES = ("p50_ns", "p95_ns", "p99_ns", "throughput_s", "errors", "retries", "count")
 
 
@@ -63,7 +64,7 @@ def figures_of(runs: Sequence[Run], arms: Sequence[str]) -> list[Series]:
         ),
         _series(
             "time_per_request_ns", good, [took / one["count"] for took, one in zip(wall, latency, strict=True)], arms,
-            primary=False, arms_compared=numbered,
+            primary=False,
         ),
     ]  # fmt: skip
 

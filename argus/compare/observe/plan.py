@@ -173,7 +173,7 @@ def parse_arm(text: str) -> Arm:
     """
     name, sign, rest = text.partition("=")
     pairs = [part.partition("=") for part in rest.split(",")]
-    if sign and all(equals and variable for variable, equals, _ in pairs):
+    if sign and name and all(equals and variable for variable, equals, _ in pairs):
         return Arm(name, tuple((variable, value) for variable, _, value in pairs))
     if sign and name and len(pairs) == 1 and re.fullmatch(r"[A-Za-z_]\w*", name):
         return Arm(text, ((name, rest),))

@@ -11,6 +11,7 @@ from typing import Any
 
 from argus.compare.observe import evaluate
 from argus.compare.observe.execute import Outcome, Usage, end, end_now, execute, start
+from argus.compare.observe.gpu import Gpus
 from argus.compare.observe.latency import LONGEST_LINE, read_latencies
 from argus.compare.observe.machine import Machine, during, read_machine
 from argus.compare.observe.plan import Plan, Server, Slot, schedule
@@ -31,8 +32,8 @@ class Session:
         meta: For run_meta.json: facts of the machine, the user, versions.
         environment: Of the command, before an arm's variables.
         say: Gets a line after each run.
-        execute, machine, wall_clock, cpu_clock: How a run is made, the machine's state, Unix time in seconds, and CPU
-            seconds of this process.
+        execute, machine, wall_clock, cpu_clock, gpus: How a run is made, the machine's state, Unix time in seconds, CPU
+            seconds of this process, and the state of its GPUs.
         step_ns: Gives the step time of a run that is traced, by its number; None: unknown.
         command_of: The words that are run in a slot.
     """
@@ -46,6 +47,7 @@ class Session:
     machine: Callable[[], Machine] = read_machine
     wall_clock: Callable[[], float] = time.time
     cpu_clock: Callable[[], float] = time.process_time
+    gpus: Callable[[], dict[str, float | None]] = field(default_factory=Gpus)
     command_of: Callable[[Slot], tuple[str, ...]] | None = None
     step_ns: Callable[[Slot], float | None] | None = None
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -118,6 +120,7 @@ class Session:
             wall_ns, queue_ns = figures.get("wall_ns"), figures.get("run_queue_ns")
             spent_s = ((figures.get("user_ns") or 0) + (figures.get("system_ns") or 0)) / 1e9
             noise = during(before, after, spent_s + own)
+            noise |= self.gpus()
             noise["run_queue_share"] = round(queue_ns / wall_ns, 6) if queue_ns is not None and wall_ns else None
             if self.step_ns is not None:
                 figures["step_ns"] = self.step_ns(slot)

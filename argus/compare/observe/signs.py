@@ -218,8 +218,10 @@ def arm_differences(series: Series, margin: float) -> Sign | None:
 
 
 def _welch(one: Array, two: Array, side: str, ttest_ind: Callable[..., object]) -> float:
+    if max(float(np.ptp(one)), float(np.ptp(two))) < 1e-9:
+        return 0.0  # no scatter, and apart
     p = float(ttest_ind(one, two, equal_var=False, alternative=side).pvalue)  # type: ignore[attr-defined]
-    return 0.0 if math.isnan(p) else p  # both without any scatter, and apart
+    return 0.0 if math.isnan(p) else p
 
 
 def errors_of(name: str, errors: Sequence[int], samples: Sequence[int]) -> Sign | None:
