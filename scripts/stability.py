@@ -2,9 +2,9 @@
 as `argus observe run` does.
 
 A line of the table is a workload at one size: how often it is called what, and how often the sign that it was made with
-is named. In brackets: what ten runs, the default, show of the same. At the end: the largest share of stable workloads
-that are called unstable, and the smallest share of the others that are called what they are, without those in
-brackets. The exit code is 1 where they miss --false or --power.
+is named. In brackets: what fewer runs show of the same, and where the rule is wrong more often. At the end, without
+those: the largest share of stable workloads that are called unstable, and the smallest share of the others that are
+called what they are. The exit code is 1 where they miss --false or --power.
 
   scripts/stability                     200 trials a line
   scripts/stability --trials 1000 --seed 7
@@ -75,13 +75,17 @@ def stable(law: str = "normal", cv: float = NOISE) -> Callable[[Random, int], li
     return lambda random, n: [series(noise(random, n, law, cv))]
 
 
-def correlated(random: Random, n: int) -> list[Series]:
-    """Noise of which each run keeps 0.3 of the run before."""
-    steps = random.standard_normal(n) * np.sqrt(1 - 0.3**2)
-    steps[0] = random.standard_normal()
-    for at in range(1, n):
-        steps[at] += 0.3 * steps[at - 1]
-    return [series(np.exp(NOISE * steps))]
+def correlated(keep: float) -> Callable[[Random, int], list[Series]]:
+    """Noise of which each run keeps a part of the run before."""
+
+    def draw(random: Random, n: int) -> list[Series]:
+        steps = random.standard_normal(n) * np.sqrt(1 - keep**2)
+        steps[0] = random.standard_normal()
+        for at in range(1, n):
+            steps[at] += keep * steps[at - 1]
+        return [series(np.exp(NOISE * steps))]
+
+    return draw
 
 
 def latencies(random: Random, n: int, slow: float = 0.0, growth: float = 0.0, sigma: float = 0.4) -> list[Series]:
@@ -191,7 +195,8 @@ WORKLOADS = (
     Workload("stable, lognormal", 20, stable("lognormal"), "stable"),
     Workload("stable, heavy tails", 20, stable("heavy"), "stable"),
     Workload("stable, heavy tails", 60, stable("heavy"), "stable"),
-    Workload("stable, runs correlated 0.3", 20, correlated, "stable"),
+    Workload("stable, runs correlated 0.3", 20, correlated(0.3), "stable"),
+    Workload("stable, runs correlated 0.3", 60, correlated(0.3), "stable"),
     Workload("stable, latencies", 10, latencies, "stable"),
     Workload("stable, latencies with wide body", 20, lambda r, n: latencies(r, n, sigma=0.8), "stable"),
     Workload("stable, 4 arms alike", 10, workers((1, 1, 1, 1)), "stable"),
@@ -199,8 +204,8 @@ WORKLOADS = (
     Workload("stable beside a neighbour", 20, unrelated(stable()), "stable"),
     Workload("drift of 5 %", 20, drifting(0.05), kind="drift shift"),
     Workload("drift of 10 %", 10, drifting(0.10), kind="drift shift"),
-    Workload("shift of 4 %", 20, shifted(0.04), kind="drift shift"),
-    Workload("two modes, 8 % apart, half", 24, bimodal(0.08, 0.5), kind="two_modes"),
+    Workload("shift of 5 %", 30, shifted(0.05), kind="drift shift"),
+    Workload("two modes, 8 % apart, half", 30, bimodal(0.08, 0.5), kind="two_modes"),
     Workload("two modes, 15 % apart, a fifth", 40, bimodal(0.15, 0.2), kind="two_modes"),
     Workload("1 % of samples 10 times", 10, lambda r, n: latencies(r, n, slow=0.01), kind="tail"),
     Workload("99th percentile doubles", 20, tail_growth, kind="drift shift"),
@@ -215,8 +220,10 @@ WORKLOADS = (
     Workload("20 % noise", 20, stable(cv=0.20), kind="spread"),
     Workload("noisy neighbour, bursts", 20, neighbour(0.4, 0.5), "noise-dominated"),
     Workload("noisy neighbour, rising", 20, neighbour(0.4, 0.5, "rising"), "noise-dominated"),
-    Workload("two modes beside a neighbour", 24, unrelated(bimodal(0.08, 0.5)), kind="two_modes"),
+    Workload("two modes beside a neighbour", 30, unrelated(bimodal(0.08, 0.5)), kind="two_modes"),
+    Workload("(stable, runs correlated 0.5)", 20, correlated(0.5), "stable", counts=False),
     Workload("(drift of 5 %)", 10, drifting(0.05), kind="drift shift", counts=False),
+    Workload("(shift of 5 %)", 20, shifted(0.05), kind="drift shift", counts=False),
     Workload("(two modes, 15 % apart, half)", 10, bimodal(0.15, 0.5), kind="two_modes", counts=False),
     Workload("(10 % of runs 10 times)", 10, rare(0.10), kind="outliers two_modes", counts=False),
     Workload("(every 5th 20 % slower)", 10, every(5, 0.20), kind="periodic two_modes", counts=False),
@@ -262,7 +269,7 @@ def main() -> int:
         statuses, named = count(workload, options.trials, options.seed)
         shares = [statuses[one] / options.trials for one in ("stable", "unstable", "noise-dominated", "inconclusive")]
         right = statuses[workload.aim]
-        if workload.aim == "stable":
+        if workload.aim == "stable" and workload.counts:
             worst = max(worst, shares[1])
         elif workload.counts:
             least = min(least, right / options.trials)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 TRIALS = 4000
 """Simulated data sets behind a chance: the smallest that can be stated is 1 in 4001."""
+SHIFT_TRIALS = 40_000
+"""The same for shifts, whose chance is raised where runs follow one another: it must be small to begin with."""
 LEAST_IN_PHASE = 3
 """Runs in a phase of a period: two that are alike are no period."""
 _SEED = 20261126
@@ -166,7 +168,7 @@ def _shifts(n: int) -> tuple[Array, Array]:
         spread = np.sqrt((n + 1) * n * n / (12.0 * before * behind))
         rows.append(np.where(np.arange(n) < before, -1.0 / before, 1.0 / behind) / spread)
     weights = np.array(rows).reshape(-1, n)
-    ranks = np.argsort(np.random.default_rng([_SEED, n, 3]).random((TRIALS, n)), axis=1) + 1.0
+    ranks = np.argsort(np.random.default_rng([_SEED, n, 3]).random((SHIFT_TRIALS, n)), axis=1) + 1.0
     return weights, np.sort(np.abs(ranks @ weights.T).max(axis=1))
 
 
@@ -184,3 +186,15 @@ def shift_chance(ranks: Array) -> tuple[float, int]:
     scores = np.abs(weights @ ranks)
     best = int(np.argmax(scores))
     return _chance(null, float(scores[best]) - 1e-9), LEAST_IN_PHASE + best
+
+
+@lru_cache(maxsize=16)
+def _orders(n: int) -> NDArray[np.intp]:
+    return np.argsort(np.random.default_rng([_SEED, n, 4]).random((TRIALS, n)), axis=1)
+
+
+def covariance_chance(one: Array, other: Array) -> float:
+    """Chance of a covariance of two figures of the same runs as large as this, in random orders; shapes (n,)."""
+    centred = one - one.mean()
+    null = np.sort(other[_orders(len(one))] @ centred)
+    return _chance(null, float(other @ centred) - 1e-12)

@@ -20,18 +20,22 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.compare.observe.nulls import covariance_chance
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import MARGIN, Sign, applicable, in_order, signs_of
 
 Status = Literal["stable", "unstable", "noise-dominated", "inconclusive"]
 EXIT_CODES: dict[str, int] = {"stable": 0, "unstable": 10, "inconclusive": 12, "noise-dominated": 13}
 """As those of ``argus diagnose`` and ``argus compare``: 10 there is something, 12 it cannot be decided."""
-FAMILY = 0.05
-"""Chance that runs that are alike are called unstable: of all tests together."""
+FAMILY = 0.03
+"""Chance that runs that are alike are called unstable, of all tests together: so it stays below 5 % where each run has
+a third of the deviation of the one before, which no test of 20 runs can rule out."""
 EQUIVALENCE = 0.05
 """Chance that runs that vary by the margin, or arms that differ by it, are called stable."""
 NOISE = 0.01
 """Chance that a disturbance that has no effect is taken for the cause of variation."""
+DOUBT = 0.1
+"""Chance up to which such a disturbance may be the cause: then nothing is decided."""
 LEAST_RUNS = 5
 """Fewer runs decide nothing."""
 QUIET = 0.05
@@ -104,12 +108,15 @@ def decide(
         signs = in_order([*sure, *signs])
         return Decision("unstable", signs[0].text, tuple(signs), **facts)  # type: ignore[arg-type]
     if (signs or not upper <= margin) and (found := explained_by(figures, margin, level)):
-        name, share = found
-        reason = (
-            f"{share:.0%} of the variation goes together with {NAMES.get(name, name)}: the workload cannot be judged"
-        )
         signs = in_order(signs)
-        return Decision("noise-dominated", reason, tuple(signs), disturbance=found, **facts)  # type: ignore[arg-type]
+        cause = NAMES.get(found.name, found.name)
+        if found.sure:
+            reason = f"{found.share:.0%} of the variation goes together with {cause}: the workload cannot be judged"
+            explained = found.name, found.share
+            return Decision("noise-dominated", reason, tuple(signs), disturbance=explained, **facts)  # type: ignore[arg-type]
+        needed = 2 * n
+        reason = f"runs vary, which may be due to {cause}; {needed} runs would decide"
+        return Decision("inconclusive", reason, tuple(signs), runs_needed=needed, **facts)  # type: ignore[arg-type]
     if signs:
         signs = in_order(signs)
         return Decision("unstable", signs[0].text, tuple(signs), **facts)  # type: ignore[arg-type]
@@ -158,27 +165,42 @@ def undetected(runs: int) -> float:
     return float(1 - EQUIVALENCE ** (1 / runs))
 
 
-def explained_by(figures: Sequence[Series], margin: float, level: float) -> tuple[str, float] | None:
-    """The disturbance that the variation goes together with, and its share of the variance; None: it is not that.
+@dataclass(frozen=True)
+class Explanation:
+    """A disturbance that variation goes together with: its share of the variance, and whether chance is ruled out."""
 
-    More disturbance must go with longer runs (Spearman, chance :data:`NOISE` split among the disturbances), and without
-    it no sign may be left: in the values less a line through it, or in the undisturbed runs alone.
+    name: str
+    share: float
+    sure: bool
+
+
+def explained_by(figures: Sequence[Series], margin: float, level: float) -> Explanation | None:
+    """The disturbance that the variation goes together with; None: it is not that.
+
+    More disturbance must go with longer runs (permutation test, chance :data:`NOISE` split among the disturbances; up
+    to :data:`DOUBT` it may), and without it no sign may be left: in the values less a line through it, or in the
+    undisturbed runs alone.
     """
     primary = figures[0]
     known = {name: one for name, one in primary.disturbance.items() if np.isfinite(one).all() and np.ptp(one) > 0}
+    doubtful = None
     for name, cause in known.items():
         others = known.get(EXTERNAL)
         if name != EXTERNAL and (others is None or _goes_with(cause, others) > NOISE):
             continue  # the workload's own threads wait for one another's CPUs, too
-        if _goes_with(cause, primary.residuals()) > NOISE / len(known):
+        chance = _goes_with(cause, primary.residuals())
+        if chance > DOUBT:
             continue
         share = _line(cause, primary.residuals())[1]
         rest = [one.without(_line(cause, one.residuals())[0], cause) for one in figures]
         cleared = share >= 0.5 and not any(signs_of(one, margin, level) for one in rest)
         quiet = cause <= QUIET
         if cleared or (quiet.sum() >= LEAST_RUNS and _quiet_runs_are_alike(figures, quiet, margin, level)):
-            return name, max(share, 0.0)
-    return None
+            found = Explanation(name, share, chance <= NOISE / len(known))
+            if found.sure:
+                return found
+            doubtful = doubtful or found
+    return doubtful
 
 
 def _quiet_runs_are_alike(figures: Sequence[Series], quiet: NDArray[np.bool_], margin: float, level: float) -> bool:
@@ -191,10 +213,8 @@ def _quiet_runs_are_alike(figures: Sequence[Series], quiet: NDArray[np.bool_], m
 
 
 def _goes_with(cause: Array, values: Array) -> float:
-    """Chance that values are so much larger where a cause is, by ranks, one-sided."""
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(cause, values, alternative="greater").pvalue) if np.ptp(values) else 1.0
+    """Chance that values are so much larger where a cause is: their covariance, against random orders."""
+    return covariance_chance(cause, values) if np.ptp(values) else 1.0
 
 
 def _line(cause: Array, values: Array) -> tuple[float, float]:

@@ -62,9 +62,9 @@ def drift(series: Series, margin: float) -> Sign | None:
     values = series.residuals()
     if len(values) < 4 or not np.ptp(values):
         return None
-    p = float(kendalltau(series.positions, values).pvalue)
-    span = float(np.ptp(series.positions))
-    effect = math.expm1(float(theilslopes(values, series.positions)[0]) * span)
+    span, slope = float(np.ptp(series.positions)), float(theilslopes(values, series.positions)[0])
+    p = _less_sure(float(kendalltau(series.positions, values).pvalue), values - slope * series.positions)
+    effect = math.expm1(slope * span)
     if abs(effect) < LEAST:
         return None
     way = "slower" if effect > 0 else "faster"
@@ -82,6 +82,8 @@ def shift(series: Series, margin: float) -> Sign | None:
     effect = math.expm1(float(np.median(values[before:]) - np.median(values[:before])))
     if abs(effect) < LEAST:
         return None
+    later = np.arange(len(values)) >= before
+    p = _less_sure(p, values - np.where(later, np.median(values[later]), np.median(values[~later])))
     way = "slower" if effect > 0 else "faster"
     text = f"{abs(effect):.1%} {way} from run {series.positions[before] + 1} on"
     return Sign("shift", series.name, p, effect, text, _numbers(series, np.arange(before, len(values))))
@@ -239,6 +241,27 @@ def errors_of(name: str, errors: Sequence[int], samples: Sequence[int]) -> Sign 
     p = float(binom.sf(found - 1, total, USUAL_ERRORS))
     text = f"{found:,} {name} in {total:,} requests ({found / total:.2%})"
     return Sign("errors", name, p, found / total, text)
+
+
+def _less_sure(p: float, rest: Array) -> float:
+    """A two-sided chance of values in a random order, for values that follow one another: the variance of a sum of
+    those with an autocorrelation of r is (1 + r) / (1 - r) times as large (Bayley and Hammersley 1946).
+
+    Args:
+        p: The chance if they were independent.
+        rest: The values without the trend, shape (n,), in order.
+    """
+    from scipy.stats import norm
+
+    centred = rest - rest.mean()
+    total = float(centred @ centred)
+    if not total:
+        return p
+    correlation = min(float(centred[1:] @ centred[:-1]) / total, 0.9)
+    if correlation <= 0:
+        return p
+    score = float(norm.isf(p / 2)) / math.sqrt((1 + correlation) / (1 - correlation))
+    return float(2 * norm.sf(score))
 
 
 def _numbers(series: Series, places: NDArray[np.intp]) -> tuple[int, ...]:

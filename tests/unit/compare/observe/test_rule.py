@@ -179,6 +179,27 @@ def test_noise_needs_a_disturbance_from_outside() -> None:
     assert decide([series(values, disturbance={EXTERNAL: unknown})]).status == "unstable", "unknown is not 0"
 
 
+def test_what_may_be_a_disturbance_decides_nothing() -> None:
+    """Eight runs, two of them slow and disturbed: one in 28 by chance."""
+    busy = np.array([0.0, 0.001, 0.6, 0.002, 0.003, 0.001, 0.5, 0.0])
+    values = noise(8) * (1 + busy)
+    decision = decide([series(values, disturbance={EXTERNAL: busy})])
+    assert decision.status == "inconclusive"
+    assert (
+        decision.reason == "runs vary, which may be due to CPU time of other processes and guests; 16 runs would decide"
+    )
+    assert decide([series(values)]).status == "unstable"
+
+
+def test_runs_that_follow_one_another_are_less_sure_of_a_drift() -> None:
+    random = np.random.default_rng(31)
+    wander = np.cumsum(random.standard_normal(24))
+    rising = 0.01 * random.standard_normal(24) + 0.012 * np.arange(24) / 24
+    assert decide([series(np.exp(0.004 * wander))]).status == "stable", "a random walk has no trend"
+    assert abs(np.corrcoef(wander, np.arange(24))[0, 1]) > 0.5, "though it looks like one"
+    assert decide([series(np.exp(rising + 0.03 * np.arange(24) / 24))]).status == "unstable"
+
+
 def test_what_is_left_without_the_disturbance_is_still_a_sign() -> None:
     random = np.random.default_rng(8)
     busy = np.where(random.random(40) < 0.4, random.uniform(0.2, 0.8, 40), 0.01)
