@@ -41,6 +41,7 @@ VERBS = {
     "serve": "Show the runs of a store in a browser, kept up to date.",
     "compare": "Compare runs: the same workload, what changed, and how sure that is.",
     "baseline": "Healthy runs that later runs of the same job are compared with.",
+    "observe": "Repeat a command, and decide whether it behaves the same each time.",
     "explain": "Explain what a kind of finding means, and what to do.",
     "stacks": "Show which ranks are in the same place, and who is not.",
     "export": "Write flame graphs, timelines, and stacks for other tools.",

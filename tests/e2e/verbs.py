@@ -59,6 +59,12 @@ CASES = {
     "baseline list": Case("baseline list", r"^simulated  2 ranks"),
     "baseline show": Case("baseline show simulated", r"^simulated@\d+: 2 ranks"),
     "baseline rm": Case("baseline rm simulated", r"is no baseline any more"),
+    "observe run": Case(
+        "observe run --repeat 5 --out {folder}/observed -- true", r"report\.md$", codes=(0, 10, 12, 13), stores=False
+    ),
+    "observe report": Case("observe report {folder}/observed", r"report\.md$", codes=(0, 10, 12, 13), stores=False),
+    "observe export": Case("observe export {folder}/observed --sanitize", r"sanitized\.zip: 4 files", stores=False),
+    "observe doctor": Case("observe doctor", r"quiet", codes=(0, 13), stores=False),
     "explain": Case("explain hang", r"No rank makes progress", stores=False),
     "completion": Case("completion bash", r"_argus_completion", stores=False),
     "man": Case("man --out {folder}/man", r"", stores=False),

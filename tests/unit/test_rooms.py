@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"model", "system", "semantics"},
     "live": {"model", "system", "capture", "cupti", "semantics", "tables", "compress", "store"},
     "diagnose": {"model", "system", "semantics", "compress", "store"},
-    "compare": {"model", "store", "diagnose"},
+    "compare": {"model", "system", "store", "diagnose"},
     "export": {"model", "system", "semantics", "store", "diagnose"},
     "report": {"model", "system", "semantics", "compress", "store", "diagnose", "export"},
     "importers": {"model", "system", "semantics", "tables", "store", "diagnose"},

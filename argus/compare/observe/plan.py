@@ -1,0 +1,374 @@
+"""What is run, how often, and in which order; as the command line or a YAML file gives it."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from argus.compare.observe.signs import MARGIN
+from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.system.redact import REDACTED, redacted
+
+SCHEMA = "argus.observe.config/1"
+MOST_RUNS = 10_000
+"""Runs of one observation, warm-up included: their records are rewritten after each."""
+PATTERNS = {
+    "latency": r"latency[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
+    "step": r"step[_ ]?time[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
+    "ping": r"\btime=([0-9.]+) (ms)",
+}
+"""Patterns that have a name."""
+UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
+_YAML_BYTES = 1 << 20
+_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_IN_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to run the command: with these variables of the environment."""
+
+    name: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What is read from a run's output.
+
+    Attributes:
+        pattern: A regular expression whose first group is a latency, and the second, if there is one, its unit.
+        key: Of lines that are JSON objects, the key of a latency; dots lead into inner ones.
+        unit: Where neither the pattern nor the end of the key (``_ms``) says it.
+        errors, retries: Regular expressions of lines that report one; empty: not counted.
+    """
+
+    pattern: str = ""
+    key: str = ""
+    unit: str = "s"
+    errors: str = ""
+    retries: str = ""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command that runs beside each run: started before it, ended after it.
+
+    Attributes:
+        command: Its words.
+        ready: Text that it prints once it is ready; empty: it is as soon as it was started.
+        ready_s: How long that may take.
+    """
+
+    command: tuple[str, ...]
+    ready: str = ""
+    ready_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of it. ``repeat`` and ``warmup`` are runs of each arm; ``timeout_s`` bounds a run, None: nothing does."""
+
+    command: tuple[str, ...]
+    repeat: int = 10
+    warmup: int = 0
+    arms: tuple[Arm, ...] = (Arm(""),)
+    seed: int = 0
+    timeout_s: float | None = None
+    margin: float = MARGIN
+    readings: Readings = Readings()
+    server: Server | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One run to be made. ``number`` counts from 1; ``block`` has one run of each arm; warm-up blocks are below 0."""
+
+    number: int
+    block: int
+    arm: Arm
+
+    @property
+    def warmup(self) -> bool:
+        """Whether it is left out of the statistics."""
+        return self.block < 0
+
+
+def schedule(plan: Plan) -> list[Slot]:
+    """Runs in order: randomized blocks, so that what drifts meets all arms alike. A seed gives one order."""
+    draw = random.Random(plan.seed)
+    slots: list[Slot] = []
+    for block in range(-plan.warmup, plan.repeat):
+        arms = list(plan.arms)
+        draw.shuffle(arms)
+        slots += [Slot(len(slots) + 1 + at, block, arm) for at, arm in enumerate(arms)]
+    return slots
+
+
+def check(plan: Plan) -> Plan:
+    """The plan, if it can be carried out.
+
+    Raises:
+        ArgusError: It cannot, with what to change.
+    """
+    if not plan.command or not plan.command[0]:
+        raise _wrong("there is no command to run", "Write it behind --: argus observe --out DIR -- ./bench --size 4")
+    if plan.repeat < 1 or plan.warmup < 0:
+        raise _wrong("repeat must be 1 or more, and warmup 0 or more", "Ten runs are a good start")
+    if (plan.repeat + plan.warmup) * len(plan.arms) > MOST_RUNS:
+        raise _wrong(f"more than {MOST_RUNS:,} runs", "Lower --repeat, or make a run longer")
+    if plan.timeout_s is not None and not 0 < plan.timeout_s < math.inf:
+        raise _wrong("the timeout must be longer than 0", "Leave it out for none")
+    if not 0.001 <= plan.margin <= 1:
+        raise _wrong(f"a margin of {plan.margin:g} cannot be", "It is a share between 0.001 and 1: 0.05 is 5 %")
+    names = [arm.name for arm in plan.arms]
+    if len(set(names)) != len(names):
+        raise _wrong(
+            f"two arms are called '{next(name for name in names if names.count(name) > 1)}'", "Name each apart"
+        )
+    for arm in plan.arms:
+        if not re.fullmatch(r"[\w.=+,:@ -]{0,80}", arm.name):
+            raise _wrong(f"'{arm.name}' cannot name an arm", "Use letters, digits and . = + - _")
+        for variable, value in arm.environment:
+            if not re.fullmatch(r"[A-Za-z_]\w*", variable) or "\0" in value:
+                raise _wrong(f"'{variable}' of arm {arm.name} cannot be a variable", "Write NAME=VARIABLE=VALUE")
+    for words in (plan.command, plan.server.command if plan.server else ()):
+        if any("\0" in word for word in words):
+            raise _wrong("the command holds a zero byte", "No program can be given one")
+        if REDACTED in words or any(word.endswith(f"={REDACTED}") for word in words):
+            raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write the command anew")
+    _check_readings(plan.readings)
+    return plan
+
+
+def _check_readings(readings: Readings) -> None:
+    if readings.pattern and readings.key:
+        raise _wrong("latencies are read by a pattern or a key, not both", "Leave one out")
+    if readings.unit not in UNITS:
+        raise _wrong(f"'{readings.unit}' is no unit", f"It is one of {', '.join(UNITS)}")
+    for name, pattern in (("latency", readings.pattern), ("errors", readings.errors), ("retries", readings.retries)):
+        try:
+            compiled = re.compile(pattern)
+        except re.error as failure:
+            raise _wrong(
+                f"the pattern of {name} is no regular expression: {failure}", "Quote it for the shell"
+            ) from None
+        if name == "latency" and pattern and not compiled.groups:
+            raise _wrong(
+                "the pattern of latencies has no group", r"Put the number in brackets: latency=([0-9.]+)\s*(ms|us|s)"
+            )
+
+
+def parse_arm(text: str) -> Arm:
+    """``NAME=VARIABLE=VALUE[,VARIABLE=VALUE]…``; an equals sign may be part of the name of an arm that sets nothing
+    else: ``workers=8`` is the arm ``workers=8`` with that variable.
+
+    Raises:
+        ArgusError: It is none of that.
+    """
+    name, sign, rest = text.partition("=")
+    pairs = [part.partition("=") for part in rest.split(",")]
+    if sign and name and all(equals and variable for variable, equals, _ in pairs):
+        return Arm(name, tuple((variable, value) for variable, _, value in pairs))
+    if sign and name and len(pairs) == 1 and re.fullmatch(r"[A-Za-z_]\w*", name):
+        return Arm(text, ((name, rest),))
+    if not sign and name:
+        return Arm(name)
+    raise _wrong(f"'{text}' is no arm", "Write NAME=VARIABLE=VALUE, such as fast=OMP_NUM_THREADS=8, or VARIABLE=VALUE")
+
+
+def from_yaml(text: str, name: str) -> Plan:
+    """A plan from a file's text; every value is read as it is written, so that ``off`` stays ``off``.
+
+    Raises:
+        ArgusError: It is no such file.
+    """
+    import yaml
+
+    if len(text) > _YAML_BYTES:
+        raise _wrong(f"{name} is larger than 1 MiB", "A configuration has a few lines")
+    try:
+        document = yaml.load(text, Loader=_loader(yaml))
+    except (yaml.YAMLError, RecursionError, ValueError) as failure:
+        where = getattr(failure, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where is not None else ""
+        raise _wrong(
+            f"{name} is no YAML{line}: {getattr(failure, 'problem', None) or failure}", "See docs/observe.md"
+        ) from None
+    if not isinstance(document, dict):
+        raise _wrong(f"{name} holds no settings", "Begin with command: and repeat:")
+    return from_document(document, name)
+
+
+def _loader(yaml: Any) -> Any:
+    """Reads scalars as text, and knows no aliases: a few lines of them could make gigabytes."""
+
+    class Loader(yaml.BaseLoader):  # type: ignore[misc]
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                event = self.peek_event()
+                raise yaml.composer.ComposerError(None, None, "aliases are not read", event.start_mark)
+            return super().compose_node(parent, index)
+
+    return Loader
+
+
+_KEYS = {
+    "schema", "command", "repeat", "warmup", "arms", "seed", "timeout", "margin", "latency", "errors", "retries",
+    "server",
+}  # fmt: skip
+
+
+def from_document(document: Mapping[str, Any], name: str) -> Plan:
+    """A plan from what a YAML file holds: texts, lists and mappings of them.
+
+    Raises:
+        ArgusError: A key is unknown, or a value is not what it must be.
+    """
+    _known(document, _KEYS, name)
+    if document.get("schema", SCHEMA) != SCHEMA:
+        raise _wrong(f"{name} is of schema '{document['schema']}'", f"This Argus reads {SCHEMA}")
+    latency = _mapping(document.get("latency"), "latency", name)
+    _known(latency, {"pattern", "key", "unit"}, f"{name}: latency")
+    pattern = _text(latency.get("pattern"), "latency.pattern", name)
+    server = _mapping(document.get("server"), "server", name)
+    _known(server, {"command", "ready", "ready_timeout"}, f"{name}: server")
+    arms = tuple(
+        Arm(
+            str(arm),
+            tuple(
+                (str(key), _text(value, f"arms.{arm}", name))
+                for key, value in _mapping(values, f"arms.{arm}", name).items()
+            ),
+        )
+        for arm, values in _mapping(document.get("arms"), "arms", name).items()
+    )
+    timeout = _text(document.get("timeout"), "timeout", name)
+    return Plan(
+        command=_words(document.get("command"), "command", name),
+        repeat=int(_number(document, "repeat", 10, name)),
+        warmup=int(_number(document, "warmup", 0, name)),
+        arms=arms or (Arm(""),),
+        seed=int(_number(document, "seed", 0, name)),
+        timeout_s=_seconds(timeout, "timeout", name) if timeout else None,
+        margin=_number(document, "margin", MARGIN, name),
+        readings=Readings(
+            PATTERNS.get(pattern, pattern), _text(latency.get("key"), "latency.key", name),
+            _text(latency.get("unit"), "latency.unit", name) or "s",
+            _text(document.get("errors"), "errors", name), _text(document.get("retries"), "retries", name),
+        ),
+        server=Server(
+            _words(server.get("command"), "server.command", name), _text(server.get("ready"), "server.ready", name),
+            _seconds(_text(server.get("ready_timeout"), "ready_timeout", name) or "30", "ready_timeout", name),
+        ) if server else None,
+    )  # fmt: skip
+
+
+def to_document(plan: Plan) -> dict[str, Any]:
+    """What ``from_document`` reads, all values resolved; what looks like a secret is left out."""
+    readings, server = plan.readings, plan.server
+    return {
+        "schema": SCHEMA,
+        "command": redacted(plan.command),
+        "repeat": plan.repeat,
+        "warmup": plan.warmup,
+        "arms": {
+            arm.name: dict(
+                word.split("=", 1) for word in redacted([f"{key}={value}" for key, value in arm.environment])
+            )
+            for arm in plan.arms
+            if arm.name or len(plan.arms) > 1
+        },
+        "seed": plan.seed,
+        "timeout": plan.timeout_s,
+        "margin": plan.margin,
+        "latency": {"pattern": readings.pattern or None, "key": readings.key or None, "unit": readings.unit},
+        "errors": readings.errors or None,
+        "retries": readings.retries or None,
+        "server": None
+        if server is None
+        else {"command": redacted(server.command), "ready": server.ready, "ready_timeout": server.ready_s},
+    }
+
+
+def to_yaml(document: Mapping[str, Any]) -> str:
+    """A document as YAML that ``from_yaml`` reads."""
+    import yaml
+
+    return str(yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=120))
+
+
+def _wrong(message: str, hint: str) -> ArgusError:
+    return ArgusError(message, hint, EXIT_USAGE)
+
+
+def _known(document: Mapping[str, Any], keys: set[str], name: str) -> None:
+    for key in document:
+        if key not in keys:
+            raise _wrong(f"{name} has '{key}', which means nothing here", f"There are {', '.join(sorted(keys))}")
+
+
+def _mapping(value: Any, key: str, name: str) -> Mapping[str, Any]:
+    if _empty(value):
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong(f"{name}: {key} must have settings below it", "See docs/observe.md")
+    return value
+
+
+def _text(value: Any, key: str, name: str) -> str:
+    if _empty(value):
+        return ""
+    if isinstance(value, (dict, list)):
+        raise _wrong(f"{name}: {key} must be a text", "See docs/observe.md")
+    return str(value)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value in ("", "null", "~"))
+
+
+def _words(value: Any, key: str, name: str) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    try:
+        return tuple(shlex.split(_text(value, key, name)))
+    except ValueError as failure:
+        raise _wrong(f"{name}: {key} cannot be split into words: {failure}", "Write it as a list of words") from None
+
+
+def _number(document: Mapping[str, Any], key: str, default: float, name: str) -> float:
+    text = _text(document.get(key), key, name)
+    try:
+        number = float(text) if text else float(default)
+        if not math.isfinite(number) or (isinstance(default, int) and number != int(number)):
+            raise ValueError
+    except ValueError:
+        raise _wrong(
+            f"{name}: {key} is '{text}', which is no number that can be meant", "See docs/observe.md"
+        ) from None
+    return number
+
+
+def _seconds(text: str, key: str, name: str) -> float:
+    match = _SECONDS.fullmatch(text.strip())
+    if not match:
+        raise _wrong(f"{name}: {key} is '{text}'", "Write 90, 90s, 5m or 1h")
+    return float(match[1]) * _IN_SECONDS[match[2] or "s"]
+
+
+def command_words(text: str) -> Sequence[str]:
+    """A command in one text, split as a shell does.
+
+    Raises:
+        ArgusError: A quote is open.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as failure:
+        raise _wrong(f"'{text}' cannot be split into words: {failure}", "Close the quote") from None

@@ -1,0 +1,225 @@
+"""report.md: what the records of an observation say, for people. Nothing is measured for it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from argus.compare.observe.plan import Plan, to_document
+from argus.compare.observe.rule import FAMILY, NAMES
+from argus.model.text import printable
+from argus.model.units import short_duration
+
+RUNS_SHOWN = 60
+"""Rows of the table of runs; of more, those that failed or stand out, and the first."""
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def report_of(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> str:
+    """The page as Markdown."""
+    parts = [
+        _head(metrics, meta, plan), _signs(metrics), _summary(metrics), _differences(metrics), _noise(metrics),
+        _runs(metrics), _machine(meta), _how(metrics, plan),
+    ]  # fmt: skip
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def cell(value: object) -> str:
+    """A text for a cell of a table, or a line: no markup of somebody else's."""
+    text = printable(str(value))
+    for character in "\\`|<>[]*":
+        text = text.replace(character, f"\\{character}")
+    return text
+
+
+def shown(figure: str, value: float | None) -> str:
+    """A figure with its unit, which its name ends in; - where it is unknown."""
+    if value is None:
+        return "-"
+    if figure.endswith("_ns"):
+        return short_duration(value)
+    if figure.endswith("_bytes"):
+        size, unit = float(value), 0
+        while size >= 1024 and unit < len(_SIZES) - 1:
+            size, unit = size / 1024, unit + 1
+        return f"{size:.4g} {_SIZES[unit]}"
+    if figure.endswith("_share"):
+        return f"{value:.1%}"
+    return f"{value:,.4g}"
+
+
+def _head(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    decision = metrics["decision"]
+    made = f"{len(metrics['runs'])} of {meta.get('runs', '?')}"
+    yield "# Does it behave the same when it is repeated?"
+    yield ""
+    if decision is None:
+        yield f"**{meta['status']}**: {made} runs were made, nothing is decided."
+        yield "`argus observe report` on this folder decides over what there is."
+    else:
+        yield f"**{decision['status'].upper()}**: {cell(decision['reason'])}."
+        if meta["status"] != "finished":
+            yield ""
+            yield f"The observation was {meta['status']}: {made} runs were made."
+    yield ""
+    if metrics["partial_failure"]:
+        failed = [run for run in metrics["runs"] if run["status"] != "ok"]
+        warm = sum(run["warmup"] for run in failed)
+        also = f", {warm} of them warm-up" if warm else ""
+        yield f"**Partial failure**: {len(failed)} of {len(metrics['runs'])} runs did not succeed{also}."
+        yield ""
+    document = to_document(plan)
+    yield f"* command: `{printable(shlex.join(document['command'])).replace('`', chr(39))}`"
+    arms = f" of each of {len(plan.arms)} arms" if len(plan.arms) > 1 else ""
+    yield f"* runs: {plan.repeat}{arms}, after {plan.warmup} for warm-up, in random blocks of seed {plan.seed}"
+    begun = datetime.fromtimestamp(float(meta["started_s"]), timezone.utc)
+    yield f"* begun: {begun:%Y-%m-%d %H:%M:%S} UTC"
+    yield ""
+
+
+def _signs(metrics: Mapping[str, Any]) -> Iterator[str]:
+    decision = metrics["decision"]
+    if not decision or not decision["signs"]:
+        return
+    yield "## What was found"
+    yield ""
+    yield "| kind | figure | what | chance if runs are alike | runs |"
+    yield "|---|---|---|---|---|"
+    for sign in decision["signs"]:
+        chance = f"{sign['p']:.2g}" if sign["p"] else "none"
+        runs = _numbers(sign["runs"])
+        yield f"| {sign['kind']} | {cell(sign['figure'])} | {cell(sign['text'])} | {chance} | {runs} |"
+    yield ""
+    if decision["disturbance"]:
+        one = decision["disturbance"]
+        name = NAMES.get(one["name"], one["name"])
+        yield f"{one['share']:.0%} of the variance goes together with {name}. Without it nothing of the above is left."
+        yield ""
+
+
+def _numbers(runs: Sequence[int]) -> str:
+    if not runs:
+        return "all"
+    more = f" and {len(runs) - 12} more" if len(runs) > 12 else ""
+    return ", ".join(map(str, runs[:12])) + more
+
+
+def _summary(metrics: Mapping[str, Any]) -> Iterator[str]:
+    if not metrics["summary"]:
+        return
+    arms = len({row["arm"] for row in metrics["summary"]}) > 1
+    yield "## Figures"
+    yield ""
+    yield f"{'| arm ' if arms else ''}| figure | runs | mean | deviation | least | most | variation |"
+    yield f"{'|---' if arms else ''}|---|--:|--:|--:|--:|--:|--:|"
+    for row in metrics["summary"]:
+        name = row["figure"]
+        values = " | ".join(shown(name, row[one]) for one in ("mean", "std", "min", "max"))
+        variation = "-" if row["cv"] is None else f"{row['cv']:.1%}"
+        first = f"| {cell(row['arm'])} " if arms else ""
+        yield f"{first}| {cell(name)} | {row['runs']} | {values} | {variation} |"
+    yield ""
+    yield "Warm-up runs and runs that failed are left out. A figure that is missing here was not measured: it is not 0."
+    yield ""
+
+
+def _differences(metrics: Mapping[str, Any]) -> Iterator[str]:
+    decision = metrics["decision"]
+    if not decision or not decision["differences"]:
+        return
+    yield "## What differed in the runs that stand out"
+    yield ""
+    yield "| | in these runs | in the others |"
+    yield "|---|--:|--:|"
+    for one in decision["differences"]:
+        yield f"| {one['name']} | {shown(one['name'], one['in_these_runs'])} | {shown(one['name'], one['in_others'])} |"
+    yield ""
+    yield "Medians that lie outside of everything that the others had."
+    yield ""
+
+
+def _noise(metrics: Mapping[str, Any]) -> Iterator[str]:
+    runs = [run for run in metrics["runs"] if run["noise"]]
+    names = list(dict.fromkeys(name for run in runs for name in run["noise"]))
+    rows = []
+    for name in names:
+        values = sorted(run["noise"][name] for run in runs if run["noise"].get(name) is not None)
+        if values:
+            rows.append((name, values[0], values[len(values) // 2], values[-1]))
+    if not rows:
+        return
+    yield "## What the machine did besides"
+    yield ""
+    yield "| | least | median | most |"
+    yield "|---|--:|--:|--:|"
+    for name, *three in rows:
+        yield f"| {name} | {' | '.join(shown(name, value) for value in three)} |"
+    if unknown := [name for name in names if name not in [row[0] for row in rows]]:
+        yield ""
+        yield f"Not known here: {', '.join(unknown)}."
+    yield ""
+
+
+def _runs(metrics: Mapping[str, Any]) -> Iterator[str]:
+    runs = metrics["runs"]
+    if not runs:
+        return
+    named = {number for sign in (metrics["decision"] or {"signs": []})["signs"] for number in sign["runs"]}
+    odd = [run for run in runs if run["status"] != "ok" or run["number"] in named]
+    chosen = runs if len(runs) <= RUNS_SHOWN else odd or runs
+    yield "## Runs"
+    yield ""
+    yield "| run | arm | ended | wall | CPU | others' CPU | |"
+    yield "|--:|---|---|--:|--:|--:|---|"
+    for run in chosen[:RUNS_SHOWN]:
+        figures = run["figures"]
+        cpu = None if figures.get("user_ns") is None else figures["user_ns"] + (figures.get("system_ns") or 0.0)
+        marks = ["warm-up"] * run["warmup"] + ["stands out"] * (run["number"] in named)
+        yield (
+            f"| {run['number']} | {cell(run['arm'])} | {_ended(run)} | {shown('wall_ns', figures.get('wall_ns'))} "
+            f"| {shown('cpu_ns', cpu)} | {shown('_share', run['noise'].get('others_cpu_share'))} | {', '.join(marks)} |"
+        )
+    if len(runs) > len(chosen[:RUNS_SHOWN]):
+        yield ""
+        yield f"{len(runs) - len(chosen[:RUNS_SHOWN])} more are in metrics.json."
+    yield ""
+
+
+def _ended(run: Mapping[str, Any]) -> str:
+    if run["status"] == "failed":
+        return f"signal {run['signal']}" if run["signal"] is not None else f"exit code {run['exit_code']}"
+    return cell(run["status"].replace("_", " ") + (f": {run['error']}" if run["error"] else ""))
+
+
+def _machine(meta: Mapping[str, Any]) -> Iterator[str]:
+    facts = meta.get("facts") or {}
+    if facts:
+        yield "## The machine"
+        yield ""
+        for name, value in facts.items():
+            yield f"* {cell(name)}: {cell(value)}"
+        yield ""
+
+
+def _how(metrics: Mapping[str, Any], plan: Plan) -> Iterator[str]:
+    decision = metrics["decision"]
+    if decision is None:
+        return
+    yield "## How it was decided"
+    yield ""
+    yield (
+        f"{decision['tests']} tests, each with a chance of {decision['level']:.2%} to find something in runs that are "
+        f"alike: {FAMILY:.0%} together. The margin is {plan.margin:.1%}."
+    )
+    if decision["spread"] is not None:
+        upper = "-" if decision["spread_upper"] is None else f"{decision['spread_upper']:.1%}"
+        yield f"Runs vary by {decision['spread']:.1%} (coefficient of variation within arms), at most {upper} (95 %)."
+    if decision["runs"]:
+        yield (
+            f"Something that happened in none of {decision['runs']} runs may still happen in up to "
+            f"{decision['undetected']:.0%} of them (95 %)."
+        )
+    for note in decision["notes"]:
+        yield f"Note: {cell(note)}"

@@ -1,0 +1,147 @@
+"""What is run and in which order: from the command line's parts and from YAML."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from argus.compare.observe.plan import (
+    Arm,
+    Plan,
+    Readings,
+    Server,
+    check,
+    command_words,
+    from_yaml,
+    parse_arm,
+    schedule,
+    to_document,
+    to_yaml,
+)
+from argus.model.errors import EXIT_USAGE, ArgusError
+
+ARMS = (Arm("off", (("CACHE", "0"),)), Arm("on", (("CACHE", "1"),)), Arm("plain"))
+
+
+def test_every_block_has_each_arm_once_in_an_order_that_the_seed_gives() -> None:
+    plan = Plan(("true",), repeat=20, warmup=2, arms=ARMS, seed=7)
+    slots = schedule(plan)
+    assert [slot.number for slot in slots] == list(range(1, 67))
+    assert [slot.warmup for slot in slots] == [True] * 6 + [False] * 60
+    blocks = [tuple(slot.arm.name for slot in slots[at : at + 3]) for at in range(0, 66, 3)]
+    assert all(sorted(block) == ["off", "on", "plain"] for block in blocks)
+    assert len(Counter(blocks)) > 3, "no order is always the same"
+    assert schedule(plan) == slots
+    assert schedule(replace(plan, seed=8)) != slots
+
+
+@pytest.mark.parametrize(
+    ("text", "arm"),
+    [
+        ("fast=OMP_NUM_THREADS=8", Arm("fast", (("OMP_NUM_THREADS", "8"),))),
+        ("both=A=1,B=x=y", Arm("both", (("A", "1"), ("B", "x=y")))),
+        ("workers=8", Arm("workers=8", (("workers", "8"),))),
+        ("empty=A=", Arm("empty", (("A", ""),))),
+        ("plain", Arm("plain")),
+    ],
+)
+def test_arms(text: str, arm: Arm) -> None:
+    assert parse_arm(text) == arm
+
+
+@pytest.mark.parametrize("text", ["", "=A=1", "a=b=1,c", "no-variable=1"])
+def test_what_is_no_arm(text: str) -> None:
+    with pytest.raises(ArgusError) as wrong:
+        check(Plan(("true",), arms=(parse_arm(text),)))
+    assert wrong.value.exit_code == EXIT_USAGE
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = Plan(
+        ("./bench", "--size", "4", "it's"), 5, 1, ARMS, 42, 1.5, 0.03,
+        Readings(r"lat=([0-9.]+)", "", "ms", "error: .*", "retry"), Server(("./serve", "-p", "80"), "ready: yes", 5.0),
+    )  # fmt: skip
+    assert from_yaml(to_yaml(to_document(plan)), "file") == plan
+    plain = Plan(("true",))
+    assert from_yaml(to_yaml(to_document(plain)), "file") == plain
+
+
+def test_scalars_are_read_as_they_are_written() -> None:
+    text = (
+        "command: ./x 'a b'\narms:\n  off: {V: no}\n  on: {V: 0x10, W: 1_000}\nlatency: {pattern: ping}\ntimeout: 5m\n"
+    )
+    plan = from_yaml(text, "file")
+    assert plan.command == ("./x", "a b")
+    assert plan.arms == (Arm("off", (("V", "no"),)), Arm("on", (("V", "0x10"), ("W", "1_000"))))
+    assert (plan.timeout_s, plan.readings.pattern) == (300, r"\btime=([0-9.]+) (ms)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n", "holds no settings"),
+        ("a: [", "is no YAML in line"),
+        ("comand: x\n", "has 'comand', which means nothing"),
+        ("latency: {patern: x}\n", "has 'patern'"),
+        ("command: x\nrepeat: many\n", "repeat is 'many'"),
+        ("command: x\nrepeat: 2.5\n", "repeat is '2.5'"),
+        ("command: x\nmargin: nan\n", "margin is 'nan'"),
+        ("command: x\ntimeout: soon\n", "timeout is 'soon'"),
+        ("command: 'a \"b'\n", "cannot be split"),
+        ("command: {a: b}\n", "must be a text"),
+        ("arms: [a]\n", "arms must have settings"),
+        ("schema: other/9\n", "is of schema 'other/9'"),
+        ("a: &x 1\nb: *x\n", "aliases are not read"),
+        ("command: !!python/object/apply:os.system [x]\nlatency: 3\n", "must have settings"),
+        ("a: " + "[" * 3000, "is no YAML"),
+        ("#" * (1 << 20) + "\n", "larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(text: str, message: str) -> None:
+    with pytest.raises(ArgusError) as wrong:
+        from_yaml(text, "file")
+    assert message in wrong.value.message
+    assert "\n" not in wrong.value.message
+    assert wrong.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"command": ()}, "no command"),
+        ({"command": ("a\0",)}, "zero byte"),
+        ({"command": ("x", "--token", "***")}, "a secret was left out"),
+        ({"repeat": 0}, "repeat must be"),
+        ({"repeat": 9000, "arms": ARMS}, "more than 10,000 runs"),
+        ({"timeout_s": 0.0}, "timeout must be"),
+        ({"margin": 0.0}, "margin of 0"),
+        ({"arms": (Arm("a"), Arm("a"))}, "two arms are called 'a'"),
+        ({"arms": (Arm("a\n"),)}, "cannot name an arm"),
+        ({"arms": (Arm("a", (("1x", "y"),)),)}, "cannot be a variable"),
+        ({"readings": Readings("(", "")}, "no regular expression"),
+        ({"readings": Readings("x", "")}, "has no group"),
+        ({"readings": Readings("(x)", "k")}, "not both"),
+        ({"readings": Readings(unit="h")}, "is no unit"),
+        ({"readings": Readings(errors="[")}, "pattern of errors"),
+    ],
+)
+def test_plans_that_cannot_be_carried_out(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ArgusError) as wrong:
+        check(replace(Plan(("true",)), **changes))  # type: ignore[arg-type]
+    assert message in wrong.value.message
+    assert wrong.value.hint
+
+
+def test_secrets_are_not_written() -> None:
+    plan = Plan(("x", "--api-key", "abc123"), arms=(Arm("a", (("HF_TOKEN", "hunter2"),)), Arm("b")))
+    text = to_yaml(to_document(plan))
+    assert "abc123" not in text
+    assert "hunter2" not in text
+
+
+def test_a_command_is_split_as_a_shell_does() -> None:
+    assert command_words("./serve --name 'a b'") == ["./serve", "--name", "a b"]
+    with pytest.raises(ArgusError):
+        command_words("'")

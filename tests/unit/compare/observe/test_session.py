@@ -1,0 +1,261 @@
+"""An observation from its first run to its files, with runs that are made up: nothing is lost, and nothing hidden."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import yaml
+
+from argus.compare.observe.evaluate import differences, metrics_of, summary_of
+from argus.compare.observe.plan import Arm, Plan, Readings, schedule
+from argus.compare.observe.records import CONFIG, META, METRICS, REPORT, Records, read, schemas
+from argus.compare.observe.report import report_of
+from argus.compare.observe.rule import Decision
+from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
+from tests.builders.observed import session, took
+
+PLAN = Plan(("./bench", "--size", "4"), repeat=10, warmup=2, seed=3)
+
+
+def times(n: int, cv: float = 0.01, seed: int = 4) -> list[float]:
+    return [float(one) for one in np.exp(cv * np.random.default_rng(seed).standard_normal(n))]
+
+
+def load(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """metrics.json, run_meta.json and report.md; all documents agree with their schemas."""
+    contracts = schemas()
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in (METRICS, META, CONFIG)}
+    for name, text in texts.items():
+        document = yaml.safe_load(text) if name == CONFIG else json.loads(text)
+        jsonschema.Draft202012Validator(contracts[name]).validate(document)
+    report = (folder / REPORT).read_text(encoding="utf-8") if (folder / REPORT).exists() else ""
+    return json.loads(texts[METRICS]), json.loads(texts[META]), report
+
+
+def test_warm_up_is_run_and_left_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    slow_start = [9.0, 5.0, *times(10)]
+    metrics = session(tmp_path / "o", PLAN, [took(one) for one in slow_start], say=said.append).carry_out()
+    assert metrics["decision"]["status"] == "stable"
+    assert metrics["decision"]["runs"] == 10
+    stored, meta, report = load(tmp_path / "o")
+    assert stored["runs"] == metrics["runs"]
+    assert [run["warmup"] for run in stored["runs"]] == [True] * 2 + [False] * 10
+    (wall,) = [row for row in stored["summary"] if row["figure"] == "wall_ns"]
+    assert wall["max"] < 1.1e9
+    assert (meta["status"], meta["runs"], meta["ended_s"] > meta["started_s"]) == ("finished", 12, True)
+    assert report.startswith("# Does it behave the same when it is repeated?\n\n**STABLE**: ")
+    assert "block_io_ns" not in {row["figure"] for row in stored["summary"]}, "not measured is not 0"
+    assert said[0] == "run 1 of 12  9.000 s  warm-up"
+    assert len(said) == 12
+
+
+def test_runs_that_fail_are_recorded_one_by_one(tmp_path: Path) -> None:
+    outcomes = [took(one) for one in times(12)]
+    outcomes[3] = took(0.5, status="failed", exit_code=3)
+    outcomes[5] = took(0.5, status="failed", exit_code=None, signal=11)
+    outcomes[7] = took(9.0, status="timeout", exit_code=None, signal=15)
+    session(tmp_path / "o", PLAN, outcomes).carry_out()
+    metrics, _, report = load(tmp_path / "o")
+    assert (metrics["partial_failure"], metrics["failed"]) == (True, 3)
+    assert metrics["decision"]["status"] == "unstable"
+    assert metrics["decision"]["signs"][0]["kind"] == "failures"
+    assert "**Partial failure**: 3 of 12 runs did not succeed." in report
+    for text in ("| 4 |  | exit code 3 |", "| 6 |  | signal 11 |", "| 8 |  | timeout |"):
+        assert text in report
+    (wall,) = [row for row in metrics["summary"] if row["figure"] == "wall_ns"]
+    assert wall["runs"] == 7
+
+
+def test_a_warm_up_run_that_fails_is_no_sign_but_a_partial_failure(tmp_path: Path) -> None:
+    outcomes = [took(1.0, status="failed", exit_code=1), *(took(one) for one in times(11))]
+    metrics = session(tmp_path / "o", PLAN, outcomes).carry_out()
+    assert (metrics["partial_failure"], metrics["failed"], metrics["decision"]["status"]) == (True, 0, "stable")
+
+
+def test_all_runs_fail(tmp_path: Path) -> None:
+    metrics = session(tmp_path / "o", PLAN, [took(1.0, status="failed", exit_code=1)] * 12).carry_out()
+    assert metrics["decision"]["status"] == "inconclusive"
+    assert metrics["decision"]["reason"] == "none of 10 runs succeeded"
+    load(tmp_path / "o")
+
+
+def test_after_each_run_the_files_have_it(tmp_path: Path) -> None:
+    seen = []
+
+    def look(_line: str) -> None:
+        metrics, meta, _ = load(tmp_path / "o")
+        seen.append((len(metrics["runs"]), meta["status"], metrics["decision"]))
+
+    session(tmp_path / "o", PLAN, [took(one) for one in times(12)], say=look).carry_out()
+    assert seen == [(number, "running", None) for number in range(1, 13)]
+
+
+def test_an_interrupted_observation_keeps_what_was_done(tmp_path: Path) -> None:
+    outcomes = [*(took(one) for one in times(8)), KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        session(tmp_path / "o", PLAN, outcomes).carry_out()
+    metrics, meta, report = load(tmp_path / "o")
+    assert meta["status"] == "interrupted"
+    assert [run["status"] for run in metrics["runs"]] == ["ok"] * 8 + ["interrupted"]
+    assert "9 of 12 runs were made, nothing is decided" in report
+    again = metrics_of(metrics["runs"], read(tmp_path / "o").plan, decided=True)
+    assert again["decision"]["runs"] == 6, "two were for warm-up"
+    assert again["failed"] == 0, "what was interrupted did not fail"
+
+
+def test_a_command_that_vanishes_ends_it_with_one_line(tmp_path: Path) -> None:
+    outcomes = [*(took(one) for one in times(4)), took(0.0, status="not_started", error="No such file", figures={})]
+    with pytest.raises(ArgusError) as wrong:
+        session(tmp_path / "o", PLAN, outcomes).carry_out()
+    assert wrong.value.message == "'./bench' did not start: No such file"
+    assert wrong.value.exit_code == EXIT_UNAVAILABLE
+    metrics, meta, report = load(tmp_path / "o")
+    assert (meta["status"], len(metrics["runs"])) == ("stopped", 5)
+    assert "not started: No such file" in report
+
+
+def test_a_full_disk_ends_it_with_one_line_and_keeps_the_last_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from argus.compare.observe import records
+
+    write, calls = records.files.write_at, []
+
+    def full(*arguments: Any, **more: Any) -> None:
+        calls.append(arguments)
+        if len(calls) > 6:
+            raise OSError(28, "No space left on device")
+        write(*arguments, **more)
+
+    monkeypatch.setattr(records.files, "write_at", full)
+    with pytest.raises(ArgusError) as wrong:
+        session(tmp_path / "o", PLAN, [took(one) for one in times(12)]).carry_out()
+    assert wrong.value.message == f"{tmp_path / 'o'} cannot be written: No space left on device"
+    assert "argus observe report" in wrong.value.hint
+    metrics, _, _ = load(tmp_path / "o")
+    assert len(metrics["runs"]) == 3
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o" / "mine").touch()
+    with pytest.raises(ArgusError) as wrong:
+        Records(tmp_path / "o")
+    assert (wrong.value.message, wrong.value.exit_code) == (f"{tmp_path / 'o'} is not empty", EXIT_USAGE)
+    with pytest.raises(ArgusError, match=r"is no folder|cannot be made|is not used"):
+        Records(tmp_path / "o" / "mine")
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["mine"]
+
+
+def test_arms_get_their_variables_and_are_compared(tmp_path: Path) -> None:
+    arms = (Arm("workers=1", (("workers", "1"),)), Arm("workers=4", (("workers", "4"),)))
+    plan = Plan(("x",), repeat=6, arms=arms, seed=5)
+    slow = [1.5 if slot.arm is arms[1] else 1.0 for slot in schedule(plan)]
+    metrics = session(tmp_path / "o", plan, [took(a * b) for a, b in zip(slow, times(12), strict=True)]).carry_out()
+    assert [sign["kind"] for sign in metrics["decision"]["signs"]] == ["worse_with_more"]
+    load(tmp_path / "o")
+    assert {(row["arm"], row["runs"]) for row in metrics["summary"]} == {("workers=1", 6), ("workers=4", 6)}
+
+
+def test_latencies_are_read_from_what_a_run_prints(tmp_path: Path) -> None:
+    random = np.random.default_rng(6)
+
+    def output(number: int) -> str:
+        took_ms = random.lognormal(1, 0.2, 400)
+        if number in (3, 7):
+            took_ms[::40] *= 30
+        return "".join(f"latency={one:.4f} ms\n" for one in took_ms) + "error: x\n" * (number == 5)
+
+    plan = Plan(("x",), repeat=8, readings=Readings(r"latency=([0-9.]+) (ms)", errors="^error"))
+    metrics = session(tmp_path / "o", plan, [took(1.0)] * 8, output=output).carry_out()
+    load(tmp_path / "o")
+    assert metrics["decision"]["signs"][0]["kind"] == "tail"
+    assert metrics["decision"]["signs"][0]["runs"] == [3, 7]
+    figures = {row["figure"]: row["mean"] for row in metrics["summary"]}
+    assert figures["latency_p50_ns"] == pytest.approx(2.72e6, rel=0.05)
+    assert (figures["throughput_s"], figures["errors"]) == (400, 0.125)
+    assert "retries" not in figures, "nobody counted them"
+
+
+def test_errors_alone_are_a_sign(tmp_path: Path) -> None:
+    plan = Plan(("x",), repeat=6, readings=Readings("t=([0-9.]+)", errors="error"))
+    outcomes = [took(one) for one in times(6)]
+    metrics = session(tmp_path / "o", plan, outcomes, output=lambda _: "t=1\n" * 50 + "error\n").carry_out()
+    assert [sign["text"] for sign in metrics["decision"]["signs"]] == ["6 errors in 306 requests (1.96%)"]
+
+
+def test_a_noisy_neighbour_is_named(tmp_path: Path) -> None:
+    others = [3.0 if number in (2, 3, 7, 11, 12, 16) else 0.0 for number in range(20)]
+    outcomes = [took(one * (1.4 if busy else 1.0)) for one, busy in zip(times(20), others, strict=True)]
+    metrics = session(tmp_path / "o", Plan(("x",), repeat=20), outcomes, others=others).carry_out()
+    _, _, report = load(tmp_path / "o")
+    assert metrics["decision"]["status"] == "noise-dominated"
+    assert metrics["decision"]["disturbance"]["name"] == "others_cpu_share"
+    assert "goes together with CPU time of other processes and guests" in report
+    assert metrics["decision"]["differences"][0]["name"] == "others_cpu_share"
+
+
+def test_what_differed_in_the_runs_that_stand_out(tmp_path: Path) -> None:
+    outcomes = [took(one) for one in times(12)]
+    far = took(8.0)
+    outcomes[6] = took(8.0, figures={**far.figures, "involuntary_switches": 900.0, "user_ns": 8e8})
+    metrics = session(tmp_path / "o", PLAN, outcomes).carry_out()
+    assert metrics["decision"]["signs"][0]["runs"] == [7]
+    rows = {row["name"]: row for row in metrics["decision"]["differences"]}
+    assert rows["involuntary_switches"] == {"name": "involuntary_switches", "in_these_runs": 900, "in_others": 1}
+    assert "peak_memory_bytes" not in rows
+    assert differences(Decision("stable", ""), metrics["runs"]) == []
+
+
+def test_a_report_shows_text_of_others_as_text(tmp_path: Path) -> None:
+    plan = Plan(("x", "`rm`", "a|b\x1b[31m"), repeat=5)
+    meta = {"facts": {"os.name": "<script>|\x1b[31m", "k": "[a](http://b)"}}
+    metrics = session(tmp_path / "o", plan, [took(1.0)] * 5, meta=meta).carry_out()
+    text = report_of(metrics, {**meta, "started_s": 0, "status": "finished", "runs": 5}, plan)
+    assert "\x1b" not in text
+    assert "<script>" not in text.replace("\\<", "")
+    assert "](http" not in text.replace("\\]", "")
+    assert text.count("`") == 2
+
+
+def test_many_runs_are_shown_in_part() -> None:
+    run = {
+        "number": 1, "block": 0, "arm": "", "warmup": False, "status": "ok", "exit_code": 0, "signal": None,
+        "error": "", "started_s": 0.0, "figures": {"wall_ns": 1e9}, "latency": None, "noise": {}, "output": {},
+    }  # fmt: skip
+    runs = [{**run, "number": number, "figures": {"wall_ns": 1e9 * one}} for number, one in enumerate(times(100), 1)]
+    runs[40]["figures"]["wall_ns"] = 2e10
+    metrics = metrics_of(runs, Plan(("x",), repeat=100), decided=True)
+    text = report_of(metrics, {"started_s": 0, "status": "finished", "runs": 100}, Plan(("x",), repeat=100))
+    assert "| 41 |  | ok | 20 s |" in text
+    assert "99 more are in metrics.json" in text
+    assert summary_of(runs, Plan(("x",)))[0]["runs"] == 100
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / METRICS).write_text("{"), "damaged"),
+        (lambda folder: (folder / METRICS).write_text("[]"), "damaged"),
+        (lambda folder: (folder / METRICS).write_text('{"schema": "argus.observe.metrics/9"}'), "of schema"),
+        (lambda folder: (folder / META).unlink(), "has no run_meta.json"),
+        (lambda folder: (folder / CONFIG).write_bytes(b"\xff"), "not UTF-8"),
+        (lambda folder: [(folder / META).unlink(), (folder / META).symlink_to("/etc/passwd")], "symbolic link"),
+    ],
+)
+def test_damaged_records_are_one_line(tmp_path: Path, change: Any, message: str) -> None:
+    session(tmp_path / "o", Plan(("x",), repeat=5), [took(1.0)] * 5).carry_out()
+    change(tmp_path / "o")
+    with pytest.raises(ArgusError, match=message):
+        read(tmp_path / "o")
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ArgusError, match=r"there is no .*/none"):
+        read(tmp_path / "none")
