@@ -33,8 +33,8 @@ from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Mod
 from argus.capture.kernel.ring import HEADER_BYTES, Ring
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
-from argus.capture.process.instructions import Code
-from argus.capture.process.targets import PROC, Library, executable_mappings
+from argus.capture.process.instructions import Code, has_probes
+from argus.capture.process.targets import Library
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.records import Counter
@@ -66,8 +66,6 @@ _CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
-_BREAKPOINT = b"\xcc"
-"""int3, which a uprobe puts in the place of an instruction's first byte."""
 
 
 _BCC_PAGE = 4096
@@ -409,19 +407,7 @@ class Probes:
             for offset, _ in points
         ]
         places = places[:_COMPARED]
-        mappings = [
-            one for one in executable_mappings(pid) if (one.device, one.inode) == (library.device, library.inode)
-        ]
-        seen = 0
-        with contextlib.suppress(OSError), open(PROC / str(pid) / "mem", "rb", buffering=0) as memory:
-            for offset in places:
-                for one in mappings:
-                    if one.offset <= offset < one.offset + one.end - one.start:
-                        code = os.pread(memory.fileno(), 1, one.start + offset - one.offset)
-                        if code != _BREAKPOINT or library.file.read(1, offset) == _BREAKPOINT:
-                            return False
-                        seen += 1
-        return seen > 0
+        return has_probes(pid, (library.device, library.inode), places)
 
     def _attach_program(
         self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.capture.process import cupti
 from argus.cupti import build as helper
 from argus.cupti import collector as outside
-from argus.cupti import libraries, shared
+from argus.cupti import shared
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.live.options import Options
 from argus.live.tracer import Tracer
@@ -804,7 +805,7 @@ def test_a_version_that_nobody_knows() -> None:
 
 
 def test_there_is_no_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_SYSTEM", ())
+    monkeypatch.setattr(cupti, "_SYSTEM", ())
     for name in ("libcuda.so.1", "libcudart.so.13"):
         shutil.copy(fakegpu.BUILD / name, tmp_path)
     for name in ("libcupti.so.13", "libcupti.so.12"):  # the system's, if it has one, is not looked for then

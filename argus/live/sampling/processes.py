@@ -424,8 +424,10 @@ def children_of(pid: int, *, all_threads: bool) -> list[int]:
 
 
 def _program(pid: int) -> bytes:
-    """What changes with each exec: the auxiliary vector, whose random bytes and entry point lie elsewhere then."""
+    """What changes with each exec: where its code and its stack begin (proc(5): fields 26 to 28 of /proc/PID/stat).
+
+    Not the auxiliary vector: whoever reads that waits for an exec, which may wait for a dead file system."""
     try:
-        return read_file(f"{PROC}/{pid}/auxv")
+        return b" ".join(read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()[23:26])
     except OSError:
         return b""
