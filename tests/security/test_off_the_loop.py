@@ -1,5 +1,5 @@
-"""What the loop of a trace reads of a process by itself cannot keep it waiting: files, memory and mappings of processes
-are read in the reader process."""
+"""No process keeps the loop of a trace waiting: its files, memory and mappings are read in the reader process, and
+probes that the kernel does not finish with are left behind."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from argus.capture.kernel import links
+from argus.capture.kernel.links import close_in_time, link_in_time
 from argus.capture.process import c_library, cupti, targets
 from argus.capture.process.instructions import BREAKPOINT, has_probes
 from argus.capture.reader import reader
 from argus.capture.reader.reader import Reader, Unreadable
 from argus.cupti import collector, shared
-from argus.live.sampling import processes
 from tests.security.test_reader import AS_ROOT, HERE, made, running, sleeper  # noqa: F401 - fixtures
 
 ROOT = HERE.parents[1]
@@ -178,20 +180,75 @@ def test_probes_are_looked_for_in_the_reader(made: Reader, sleeper: subprocess.P
 def test_an_exec_is_seen_by_where_the_program_lies() -> None:
     again = "import os, sys; print(flush=True); sys.stdin.readline(); os.execv('/bin/sleep', ['sleep', '100'])"
     with running(sys.executable, "-c", again) as process:
-        before = processes._program(process.pid)
-        assert processes._program(process.pid) == before
-        assert len(before.split()) == 3
+        before = targets.program_of(process.pid)
+        assert targets.program_of(process.pid) == before
+        assert len(before.split()) == 4
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         until = time.monotonic() + 10
         while "sleep" not in os.readlink(f"/proc/{process.pid}/exe") and time.monotonic() < until:
             time.sleep(0.01)
-        assert processes._program(process.pid) != before
+        assert targets.program_of(process.pid) != before
 
 
 def _maps(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/maps").read_text().splitlines()
+
+
+# ---- probes
+
+
+def test_probes_that_come_in_time_are_those_that_were_made() -> None:
+    assert link_in_time(lambda: [7, 8]) == [7, 8]
+
+    def refuse() -> list[int]:
+        raise PermissionError(1, "no")
+
+    with pytest.raises(PermissionError):
+        link_in_time(refuse)
+
+
+def test_probes_that_come_late_are_not_waited_for_and_taken_away() -> None:
+    answers = threading.Event()
+    fd = os.memfd_create("argus-test")
+
+    def make() -> list[int]:
+        answers.wait(30)
+        return [fd]
+
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        link_in_time(make, 0.05)
+    assert time.monotonic() - begun < 10
+    os.fstat(fd)
+    answers.set()
+    until = time.monotonic() + 10
+    while _is_open(fd) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _is_open(fd)
+
+
+def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, gone = threading.Event(), threading.Event()
+    assert close_in_time([([os.memfd_create("argus-test")], [])])
+
+    def close(_: object) -> None:
+        go.wait(30)
+        gone.set()
+
+    monkeypatch.setattr(links, "close_links", close)
+    assert not close_in_time([([3], [])], 0.05)
+    go.set()
+    assert gone.wait(10), "they go on by themselves"
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 # ---- who reads

@@ -446,6 +446,19 @@ def read_environment(pid: int) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
 
 
+def program_of(pid: int) -> bytes:
+    """What changes with each exec: when the process started, and where code and stack begin (proc(5): fields 22 and 26
+    to 28 of /proc/PID/stat). Empty: it has ended.
+
+    Not the auxiliary vector, nor the memory: whoever reads those waits for an exec, which may wait for a dead file
+    system."""
+    try:
+        fields = read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+        return b" ".join([*fields[19:20], *fields[23:26]])
+    except OSError:
+        return b""
+
+
 def read_program(pid: int) -> bytes:
     """The first bytes of the file that a process executes.
 
