@@ -39,6 +39,7 @@ from argus.capture.reader import progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.system import disk_cache, privileges
 
+PROC = Path("/proc")
 HUNG_S, HUNG_AT_START_S = 4.0, 30.0
 """A reader that has used no CPU and was not switched for so long, and waits for none, hangs: longer than a read of a
 busy disk takes. A file system of the network may take longer, and is tried again. The second is for imports."""
@@ -606,7 +607,7 @@ def maps(pid: int, *, executable: bool = False) -> bytes:
         answer.close()
         return answer.data
     progress.memory()
-    fd = os.open(f"/proc/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(f"{PROC}/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts, size = [], 0
         while size < _MOST_MAPS and (part := os.read(fd, 1 << 16)):
