@@ -89,6 +89,8 @@ def test_names_are_those_of_the_process(made: Reader, sleeper: subprocess.Popen[
     assert there.at([0, 1 << 63]) == [None, None]
     here.close()
     there.close()
+    with pytest.raises(OSError, match="No such"):
+        cupti.texts_of(1 << 22)
 
 
 @AS_ROOT

@@ -284,12 +284,16 @@ class Texts:
 
 
 class RemoteTexts:
-    """As ``Texts``, which is in the reader; nothing can be read where that does not answer."""
+    """As ``Texts``, which is in the reader; nothing can be read any more once that does not answer.
+
+    Raises:
+        OSError: Its memory may not be read.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._key = next(_keys)
-        self.at([0])  # it stays with the program that runs now
+        reader.shared.ask("texts", pid, key=self._key, pointers=[]).close()
 
     def at(self, pointers: Sequence[int]) -> list[bytes | None]:
         """As ``Texts.at``."""
