@@ -52,6 +52,7 @@ class Attachment:
             than with its exit.
         entry_prices: What a call costs then.
         places: File offsets of entries that are probed throughout.
+        answers: Whether the last probes on the file came in time.
         functions: Symbols with a probe at their entry, those included that may have one.
         exits: Symbols with one at their exit too.
     """
@@ -69,6 +70,7 @@ class Attachment:
     exit_prices: dict[int, int] = field(default_factory=dict)
     entry_points: dict[int, tuple[int, int]] = field(default_factory=dict)
     entry_prices: dict[int, int] = field(default_factory=dict)
+    answers: bool = True
 
     @property
     def probes(self) -> int:

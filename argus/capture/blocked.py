@@ -121,6 +121,18 @@ def read_blocked(
     return None
 
 
+def read_state(pid: int, tid: int) -> Blocked | None:
+    """The same of a thread whose process cannot be read: whether it is stopped, and no stack. It waits for nothing.
+
+    Raises:
+        OSError: The thread has ended, or may not be looked at.
+    """
+    state, _ = _moment(PROC / str(pid) / "task" / str(tid))
+    if state not in "SDTtI":
+        return None
+    return Blocked(state in "Tt", _what(None, state, []), _merged(NO_CHAIN, (), False, 0))
+
+
 def _moment(folder: Path) -> tuple[str, str]:
     """State letter, and how often the thread was switched: equal twice means that it did not run between."""
     lines = (folder / "status").read_text(errors="replace").splitlines()

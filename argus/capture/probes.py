@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, get_args
 
 import numpy as np
@@ -28,13 +29,21 @@ from numpy.typing import NDArray
 from argus.capture.attachment import Attachment, Subject, subject_of
 from argus.capture.kernel import btf
 from argus.capture.kernel.compile import CompileError, compiled
-from argus.capture.kernel.links import TRACE_UPROBE_MULTI, Backend, close_links, link
+from argus.capture.kernel.links import (
+    PATIENCE_S,
+    TRACE_UPROBE_MULTI,
+    Backend,
+    close_in_time,
+    close_links,
+    link,
+    link_in_time,
+)
 from argus.capture.kernel.programs import KPROBE, RAW_TRACEPOINT, LoadError, Module, attach_raw_tracepoint
 from argus.capture.kernel.ring import HEADER_BYTES, Ring
 from argus.capture.placement import Placement
 from argus.capture.prices import Prices, prices
-from argus.capture.process.instructions import Code
-from argus.capture.process.targets import PROC, Library, executable_mappings
+from argus.capture.process.instructions import Code, has_probes
+from argus.capture.process.targets import Library
 from argus.model import calls, records
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.model.records import Counter
@@ -66,8 +75,8 @@ _CONTROL_AT = 24
 _SEQUENCE_KEY = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("p2p", "<u4")])
 _COMPARED = 16
 """Probed functions that are looked at to see whether two files are one."""
-_BREAKPOINT = b"\xcc"
-"""int3, which a uprobe puts in the place of an instruction's first byte."""
+_PATIENT, _IMPATIENT_S = 3, 0.5
+"""After so many files that did not answer, others are waited for so long: nobody's files hold the loop for minutes."""
 
 
 _BCC_PAGE = 4096
@@ -134,9 +143,9 @@ class Window:
             list(pool.map(os.close, self._links))
 
     def close(self) -> None:
-        """Ends it now, if it has not ended, and waits until its probes are gone."""
+        """Ends it now, if it has not ended, and waits until its probes are gone, or for a while."""
         self._over.set()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
 
 
 class Probes:
@@ -164,6 +173,8 @@ class Probes:
             )
         self.launch_durations = launch_durations
         self.attachments: list[Attachment] = []
+        self.unanswered = 0
+        """Files on which no more probes are put: the last ones took longer than they are waited for."""
         self.probed: set[Subject] = set(get_args(Subject)) - {"math"}
         """Which subjects are probed."""
         self.entries_only: set[Subject] = set()
@@ -333,7 +344,7 @@ class Probes:
         if own:
             self.attachments = [attachment for attachment in self.attachments if attachment.pid != pid]
             pulses: list[tuple[list[int], list[int]]] = [(self._pulse_links.pop(id(each), []), []) for each in own]
-            close_links([both for both in pulses if both[0]])
+            close_in_time([both for both in pulses if both[0]])
             self._close(*own)
 
     def _target(self, pid: int) -> NDArray[np.void] | None:
@@ -375,9 +386,9 @@ class Probes:
         try:
             for name in _exits_first(by_program):
                 links = attachment.exit_links if name.endswith("_exit") else attachment.entry_links
-                self._attach_program(attachment, name, by_program[name], links)
+                self._attach_program(attachment, name, by_program[name], links, in_time=False)
             for subject in sorted(self.probed):
-                self._attach_optional(attachment, subject)
+                self._attach_optional(attachment, subject, in_time=False)
         except OSError as reason:
             self._close(attachment)
             raise _attach_failure(library, pid, reason) from reason
@@ -386,7 +397,7 @@ class Probes:
             self._call_prices[call] = max(self._call_prices[call], price)
         for call, price in attachment.entry_prices.items():
             self._entry_prices[call] = max(self._entry_prices[call], price)
-        self._attach_pulse(attachment)
+        self._attach_pulse(attachment, in_time=False)
         return attachment
 
     def stands_in(self, attachment: Attachment, library: Library, pid: int) -> bool:
@@ -409,28 +420,32 @@ class Probes:
             for offset, _ in points
         ]
         places = places[:_COMPARED]
-        mappings = [
-            one for one in executable_mappings(pid) if (one.device, one.inode) == (library.device, library.inode)
-        ]
-        seen = 0
-        with contextlib.suppress(OSError), open(PROC / str(pid) / "mem", "rb", buffering=0) as memory:
-            for offset in places:
-                for one in mappings:
-                    if one.offset <= offset < one.offset + one.end - one.start:
-                        code = os.pread(memory.fileno(), 1, one.start + offset - one.offset)
-                        if code != _BREAKPOINT or library.file.read(1, offset) == _BREAKPOINT:
-                            return False
-                        seen += 1
-        return seen > 0
+        return has_probes(pid, (library.device, library.inode), places)
 
     def _attach_program(
-        self, attachment: Attachment, name: str, points: list[tuple[int, int]], links: list[int]
+        self,
+        attachment: Attachment,
+        name: str,
+        points: list[tuple[int, int]],
+        links: list[int],
+        *,
+        in_time: bool = True,
     ) -> None:
+        """Probes functions with a program. ``in_time``: it is waited for a while, and not again for that file."""
         program, path = self._module.programs[name], attachment.library.open_path
-        links += link(self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
+        make = partial(link, self.backend, program, path, points, name.endswith("_exit"), attachment.pid)
+        if not in_time:
+            links += make()
+        elif attachment.answers:
+            try:
+                links += link_in_time(make, PATIENCE_S if self.unanswered < _PATIENT else _IMPATIENT_S)
+            except TimeoutError:
+                attachment.answers = False
+                self.unanswered += 1
+                raise
 
     def detach(self, attachments: Iterable[Attachment] | None = None) -> None:
-        """Takes probes away (all, by default). Returns when they are gone."""
+        """Takes probes away (all, by default). Returns when they are gone, or after a while (``close_in_time``)."""
         chosen = list(self.attachments if attachments is None else attachments)
         if attachments is None:
             self.end_windows()
@@ -451,7 +466,7 @@ class Probes:
         self._closing[-1].start()
 
     def _close(self, *attachments: Attachment) -> None:
-        close_links(self._links_of(*attachments))
+        close_in_time(self._links_of(*attachments))
 
     def _links_of(self, *attachments: Attachment) -> list[tuple[list[int], list[int]]]:
         """The links of attachments, which have none any more."""
@@ -483,16 +498,17 @@ class Probes:
         """Takes the probes of subjects away, and puts none on later files."""
         self.probed -= set(subjects)
         links = [each.optional_links.pop(subject, ([], [])) for each in self.attachments for subject in subjects]
-        close_links([both for both in links if any(both)])
+        close_in_time([both for both in links if any(both)])
 
-    def _attach_optional(self, attachment: Attachment, subject: Subject) -> None:
+    def _attach_optional(self, attachment: Attachment, subject: Subject, *, in_time: bool = True) -> None:
         points = attachment.optional_points.get(subject, {})
         if subject in self.entries_only:
             points = _entries(attachment, subject)
         if subject not in attachment.optional_links:
             links = attachment.optional_links[subject] = ([], [])
             for name in _exits_first(points):
-                self._attach_program(attachment, name, points[name], links[name.endswith("_exit")])
+                into = links[name.endswith("_exit")]
+                self._attach_program(attachment, name, points[name], into, in_time=in_time)
 
     def open_window(
         self, subjects: Iterable[Subject], seconds: float, only: Collection[int] | None = None
@@ -536,19 +552,19 @@ class Probes:
     def set_pulse(self, chosen: Iterable[int]) -> None:
         """Probes the entries of these functions from now on, and no longer those of before. Those whose subjects are
         probed throughout are left to them: call it again when that changes."""
-        close_links([(links, []) for links in self._pulse_links.values()])
+        close_in_time([(links, []) for links in self._pulse_links.values()])
         self._pulse_links, self._pulse = {}, frozenset(chosen)
         for attachment in self.attachments:
             self._attach_pulse(attachment)
 
-    def _attach_pulse(self, attachment: Attachment) -> None:
+    def _attach_pulse(self, attachment: Attachment, *, in_time: bool = True) -> None:
         links = self._pulse_links.setdefault(id(attachment), [])
         for subject in attachment.optional_points.keys() - self.probed - self.refused.keys() if self._pulse else ():
             for name, entries in _entries(attachment, subject).items():
                 pulsed = [point for point in entries if point[1] & 0xFF in self._pulse]
                 if pulsed:
                     with contextlib.suppress(OSError):  # its process has ended
-                        self._attach_program(attachment, name, pulsed, links)
+                        self._attach_program(attachment, name, pulsed, links, in_time=in_time)
 
     def run_times(self) -> dict[str, tuple[int, int]]:
         """Of each program, by name: ns that it ran, and runs (``Module.run_times``)."""
@@ -625,7 +641,7 @@ class Probes:
         self._end_follow_forks()
         self.detach()
         for closing in self._closing:
-            closing.join()
+            closing.join(PATIENCE_S)
         for ring in self.rings().values():
             ring.close()
         os.close(self._at_exit)

@@ -15,9 +15,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
+from argus.capture.process.cupti import helper_mapping
 from argus.cupti import build
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.system import redact
@@ -28,8 +28,6 @@ SWITCH = "ARGUS_CUPTI"
 """``ARGUS_CUPTI=0``: this process is not to be armed."""
 WAIT_VARIABLE = "ARGUS_CUPTI_WAIT_MS"
 """How long ``cuInit`` waits for Argus, so that the first kernel is timed too. Only ``argus run`` sets it."""
-MAPPING = "/memfd:argus-cupti"
-"""What the helper's memory is called in /proc/PID/maps, before " (deleted)"."""
 PTH = "argus_arm.pth"
 _RUN_TIMEOUT_S = 60.0
 _COMMAND_BYTES = 4096
@@ -274,27 +272,8 @@ def helper_address(pid: int) -> int | None:
     Raises:
         OSError: The process ended, or may not be looked at.
     """
-    device = _memory_device()
-    with open(_PROC / str(pid) / "maps", "rb") as lines:
-        for line in lines:
-            # Names of files can hold anything, and a process may have a file system for its root, which lets who reads
-            # the file wait for ever: only the kernel's own files in memory are of that device.
-            words = line.split(None, 5)
-            named = len(words) == 6 and words[5].startswith(MAPPING.encode())
-            if named and words[3] == device and int(words[2], 16) == 0:
-                return int(words[0].split(b"-")[0], 16)
-    return None
-
-
-@lru_cache(maxsize=1)
-def _memory_device() -> bytes:
-    """The device of every file in memory (memfd), as /proc/PID/maps has it."""
-    file = os.memfd_create("argus")
-    try:
-        device = os.fstat(file).st_dev
-    finally:
-        os.close(file)
-    return b"%02x:%02x" % (os.major(device), os.minor(device))
+    mapping = helper_mapping(pid)
+    return int(mapping.split("-")[0], 16) if mapping else None
 
 
 def armed_processes(pids: Sequence[int] = ()) -> Iterator[Armed]:

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.targets import PROC
+from argus.capture.process.cupti import RemoteTexts, Texts, texts_of
 from argus.cupti import build, shared
 from argus.cupti.decode import Batch, decode
 from argus.cupti.layouts import Layouts
@@ -22,11 +22,9 @@ from argus.cupti.shared import SlotState
 from argus.model.errors import ArgusError
 
 _MAX_NAME_BYTES = 1 << 16
-_MAX_TEXT_BYTES = 4096
 MAX_NAMES = 1 << 17
 """Names of a process that are known at most, 20 MB: further ones are lost, and counted. And where they lay: that is
 looked up anew. A program that makes kernels as it runs never stops making others."""
-_PAGE_BYTES = 4096
 
 
 class Damaged(Exception):
@@ -76,37 +74,6 @@ def load_claim() -> Callable[[int], int]:
     return cast("Callable[[int], int]", function)
 
 
-class Texts:
-    """Texts in a process's memory. Opened once: it stays with the program that runs now, also beyond an exec.
-
-    Raises:
-        OSError: Its memory may not be read.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
-
-    def at(self, pointer: int) -> str | None:
-        """The text at an address, up to its end or ``_MAX_TEXT_BYTES``; None: there is nothing to read."""
-        text = b""
-        while len(text) < _MAX_TEXT_BYTES:
-            at = pointer + len(text)
-            try:
-                part = os.pread(self._fd, _PAGE_BYTES - at % _PAGE_BYTES, at)
-            except (OSError, OverflowError):
-                part = b""
-            if not part:
-                return None
-            end = part.find(0)
-            if end >= 0:
-                return (text + part[:end]).decode(errors="backslashreplace")
-            text += part
-        return text[:_MAX_TEXT_BYTES].decode(errors="backslashreplace")
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-
 def _written(buffer: NDArray[np.uint8]) -> int:
     """Where in a zeroed buffer the last word lies that was written; 0: nowhere."""
     words: NDArray[np.uint64] = buffer.view("<u8")
@@ -143,7 +110,7 @@ class Buffers:
         self.layouts: Layouts | None = None
         self.geometry = (0, 0)
         self.since_ns = time.monotonic_ns()
-        self.texts: Texts | None = None
+        self.texts: Texts | RemoteTexts | None = None
         self.walk: Walk | None = None
         self.claim: Callable[[int], int] | None = None
         self.pointers: dict[int, int] = {}
@@ -164,7 +131,7 @@ class Buffers:
     def walk_outside(self) -> None:
         """Buffers are walked here from now on, if the process's memory may be read and the library is there."""
         with contextlib.suppress(ArgusError, OSError, AttributeError):
-            self.texts = Texts(self._pid)
+            self.texts = texts_of(self._pid)
             self.claim, self.walk = load_claim(), load_walk()
 
     def map(self, fd: int, memory: shared.Memory) -> shared.Memory:
@@ -261,12 +228,11 @@ class Buffers:
             place = np.minimum(np.searchsorted(self._looked_up, pointers), len(self._looked_up) - 1)
             pointers = pointers[self._looked_up[place] != pointers]
         fresh = np.unique(pointers[pointers != 0])
-        for pointer in fresh.tolist():
-            text = self.texts.at(pointer)
+        for pointer, text in zip(fresh.tolist(), self.texts.at(fresh.tolist()), strict=True):
             if text is None:
                 self.names_unread += pointer not in self.pointers
             else:
-                self.pointers[pointer] = self._named(pointer, text)
+                self.pointers[pointer] = self._named(pointer, text.decode(errors="backslashreplace"))
         if len(fresh):
             self._looked_up = np.union1d(self._looked_up, fresh)
 

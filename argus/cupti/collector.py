@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import fcntl
 import os
 import re
@@ -16,16 +17,16 @@ import select
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.process import cupti
 from argus.capture.process.targets import PROC, mapped_pages
+from argus.capture.reader import reader
 from argus.cupti import MINIMUM_SHARE, layouts, shared
 from argus.cupti.buffers import Buffers, Damaged
 from argus.cupti.decode import REJECTIONS, Batch
-from argus.cupti.libraries import candidate_lines, candidates, mapped_paths
 from argus.cupti.shared import Command, SlotState, State
 from argus.model.errors import ArgusError
 
@@ -175,7 +176,7 @@ class Collector:
         """A collector for a process that is armed; None: it is not."""
         collector = cls(pid, options)
         try:
-            return collector if _mapping(pid) else None
+            return collector if cupti.helper_mapping(pid) else None
         except OSError:
             return None
 
@@ -344,18 +345,21 @@ class Collector:
             pages = mapped_pages(self.pid)
             if pages == self._pages and self._looks % LOOK_ANYWAY:
                 return
-            mapping = _mapping(self.pid)
+            mapping, place = cupti.open_helper(self.pid)
             self._pages = b"" if mapping else pages
             if not mapping:
                 self._set_state(CollectorState.WAITING, _NOT_ARMED)
                 return
-            pidfd = os.pidfd_open(self.pid)
-        except OSError:
-            self._set_state(CollectorState.WAITING, _NOT_ARMED)
+        except OSError as reason:
+            if reason.errno == errno.EPERM:  # of map_files alone
+                self._set_state(CollectorState.FAILED, f"cannot open the helper's memory: {os.strerror(errno.EPERM)}")
+            else:
+                self._set_state(CollectorState.WAITING, _NOT_ARMED)
             return
-        fd = -1
+        fd = pidfd = -1
         try:
-            fd = os.open(PROC / str(self.pid) / "map_files" / mapping, os.O_RDWR | os.O_CLOEXEC)
+            pidfd = os.pidfd_open(self.pid)
+            fd = cupti.open_memory(place)
             if os.fstat(fd).st_size < shared.HEAD_BYTES:
                 raise Damaged("too short")
             if not _sealed(fd):
@@ -384,7 +388,7 @@ class Collector:
             self._set_state(CollectorState.FAILED, f"cannot open the helper's memory: {why}")
             return
         finally:
-            for opened in (fd, pidfd):
+            for opened in (fd, pidfd, place):
                 if opened >= 0:
                     os.close(opened)
         self.armed = True
@@ -408,7 +412,7 @@ class Collector:
             self._probe(memory, now)
 
     def _probe(self, memory: shared.Memory, now: float) -> None:
-        memory.store_text("candidates", candidate_lines(candidates(self.pid)))
+        memory.store_text("candidates", candidate_lines(cupti.candidates(self.pid)))
         self._send(Command.PROBE, now)
 
     def _send(self, command: Command, now: float) -> None:
@@ -524,7 +528,7 @@ class Collector:
 
     def _taken(self, now: float) -> None:
         """Another profiler holds CUPTI. It may let go of it later: torch.profiler traces a few steps."""
-        torch = any("/libtorch" in path for path in mapped_paths(self.pid))
+        torch = any("/libtorch" in path for path in cupti.mapped_paths(self.pid))
         holder = "torch.profiler" if torch else "another profiler (nsys, ncu, …)"
         self._set_state(CollectorState.IGNORED, f"{holder} holds CUPTI")
         self._step = _Step.TAKEN
@@ -550,12 +554,15 @@ class Collector:
         if now < self._next_check:
             return ""
         self._next_check = now + LOOK_S
-        files = PROC / str(self.pid) / "map_files"
-        if _same_file(files / self._range, self._fd):
-            return ""
-        with contextlib.suppress(OSError):
-            self._range = _mapping(self.pid) or self._range
-            if _same_file(files / self._range, self._fd):
+        for where in (self._range, ""):
+            try:
+                mapping, place = cupti.open_helper(self.pid, where)
+            except reader.Unreadable:
+                return ""  # it cannot be said; a helper that is no more falls silent
+            except OSError:
+                continue
+            if mapping and _same_file(place, self._fd):
+                self._range = mapping
                 return ""
         return "the process ended" if ended.poll(0) else "the process runs another program now (exec)"
 
@@ -604,33 +611,13 @@ _COUNTED = (
     "walk_ns",
 )
 
-_NAME_OF_HELPER = f"/memfd:{shared.MEMFD}".encode()
 
-
-def _mapping(pid: int) -> str:
-    """Where a process maps the beginning of the helper's memory, as map_files calls it; empty: nowhere.
-
-    Raises:
-        OSError: The process is gone, or may not be looked at.
-    """
-    with open(PROC / str(pid) / "maps", "rb") as lines:
-        for line in lines:
-            if _NAME_OF_HELPER not in line:
-                continue
-            fields = line.split(None, 5)
-            named = len(fields) == 6 and fields[5].rstrip(b"\n").removesuffix(b" (deleted)") == _NAME_OF_HELPER
-            if named and int(fields[2], 16) == 0:
-                return fields[0].decode()
-    return ""
-
-
-def _same_file(path: Path, fd: int) -> bool:
+def _same_file(place: int, fd: int) -> bool:
+    """Whether an O_PATH descriptor, which is closed, leads to the file in memory that another one has open."""
     try:
-        there = os.stat(path)
-    except OSError:
-        return False
-    here = os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+        return cupti.is_memory(place) and os.path.samestat(os.fstat(place), os.fstat(fd))
+    finally:
+        os.close(place)
 
 
 def _sealed(fd: int) -> bool:
@@ -674,3 +661,13 @@ def _put(memory: shared.Memory, name: str, count: str, values: Iterable[int]) ->
 
 
 # ---- where CUPTI may be ----
+
+
+def candidate_lines(paths: Iterable[str]) -> bytes:
+    """As the helper wants them: one a line, as many as fit."""
+    lines = b""
+    for path in paths:
+        line = os.fsencode(path)
+        if b"\n" not in line and len(lines) + len(line) + 2 <= shared.CANDIDATES_BYTES:
+            lines += line + b"\n"
+    return lines

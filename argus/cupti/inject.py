@@ -24,7 +24,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from argus.capture.process.targets import PROC, Target, executable_mappings, inspect, maps_cuda, read_environment
+from argus.capture.process.c_library import Functions
+from argus.capture.process.targets import (
+    PROC,
+    Target,
+    executable_mappings,
+    inspect,
+    maps_cuda,
+    read_environment,
+    read_program,
+)
 from argus.cupti import build, interrupt
 from argus.cupti.arm import SWITCH, helper_address
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
@@ -111,8 +120,7 @@ def refuse(pid: int) -> None:
         raise no("hangs in the kernel (uninterruptible sleep)", "Try again once it runs: it may be waiting for a disk")
     if read_environment(pid).get(SWITCH) == "0":
         raise no(f"was started with {SWITCH}=0", "Start it without")
-    with open(PROC / str(pid) / "exe", "rb") as file:
-        head = file.read(20)
+    head = read_program(pid)
     machine = _MACHINES.get(platform.machine())
     if len(head) < 20 or head[4] != 2 or struct.unpack_from("<H", head, 18)[0] != machine:
         raise no(f"is a program for another architecture than Argus ({platform.machine()})", "")
@@ -215,7 +223,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
     return f"injected by ptrace: the process was stopped for {longest_ms:.1f} ms"
 
 
-def _load(thread: interrupt.Stopped, pidfd: int, functions: interrupt.Functions, content: bytes) -> None:
+def _load(thread: interrupt.Stopped, pidfd: int, functions: Functions, content: bytes) -> None:
     """Makes the thread load a library when it goes on."""
     number = thread.memory_file(_MEMORY_FILE, functions)
     load = interrupt.Call(functions.dlopen, (_LOADED_AS % number, os.RTLD_NOW))

@@ -32,9 +32,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from argus.capture.process.elf import Elf, NotElf
-from argus.capture.process.mapped import open_mapped
-from argus.capture.process.targets import PROC, Mapping, executable_mappings, start_ticks
+from argus.capture.process import c_library
+from argus.capture.process.c_library import Functions
+from argus.capture.process.targets import Mapping, start_ticks
+from argus.capture.reader import reader
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -73,10 +74,6 @@ _WAITS = {7, 23, 24, 34, 35, 43, 45, 47, 61, 128, 202, 219, 230, 232, 247, 270, 
 _GUARDED = re.compile(r"^(libc[.-]|ld-|ld\.so|libpthread[.-]|libdl[.-]|libjemalloc|libtcmalloc|libmimalloc)")
 """Files whose code may hold a lock of the allocator or the loader, or be about to."""
 
-_SIGRETURN = bytes.fromhex("48c7c00f0000000f05")
-"""mov $15, %rax; syscall: the C library's __restore_rt, which every signal handler returns to."""
-_MOST_CODE = 32 << 20
-"""Of a C library that is searched: glibc has 2 MB."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 # ptrace's XSAVE area and struct _fpx_sw_bytes at its byte 464; asm/sigcontext.h
 _SW_BYTES = 464
@@ -98,15 +95,6 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Functions:
-    """Addresses in a process: of ``dlopen``, of ``syscall``, and of the C library's return from a signal handler."""
-
-    dlopen: int
-    syscall: int
-    sigreturn: int
-
-
-@dataclass(frozen=True)
 class Call:
     """A call for a thread to make.
 
@@ -120,29 +108,16 @@ class Call:
 
 
 def find_functions(pid: int) -> Functions:
-    """Raises:
-    Refused: The process has no glibc that Argus understands.
+    """Where a process has the functions that it will be made to call.
+
+    Raises:
+        Refused: The process has no glibc that Argus understands.
+        OSError: It has ended, or may not be looked at.
     """
-    mappings = executable_mappings(pid)
-    dlopen = syscall = sigreturn = 0
-    # dlopen moved from libdl to libc in glibc 2.34; where both have it they are one.
-    for mapping in mappings:
-        name = Path(mapping.path).name
-        if not re.match(r"^lib(c|dl)(\.so\.\d+|-2\.\d+\.so)$", name):
-            continue
-        with contextlib.suppress(NotElf, OSError):
-            file = open_mapped(pid, mapping)
-            offsets = Elf(file).functions(["dlopen", "syscall"])
-            within = range(mapping.offset, mapping.offset + mapping.end - mapping.start)
-            addresses = {name: mapping.start + at - mapping.offset for name, at in offsets.items() if at in within}
-            dlopen = addresses.get("dlopen", dlopen)
-            syscall = addresses.get("syscall", syscall)
-            if name.startswith("libc") and not sigreturn:
-                at = file.read(min(mapping.end - mapping.start, _MOST_CODE), mapping.offset).find(_SIGRETURN)
-                sigreturn = mapping.start + at if at >= 0 else 0
-    if not (dlopen and syscall and sigreturn):
+    found = c_library.find_functions(pid)
+    if found is None:
         raise Refused("its C library is none that Argus understands")
-    return Functions(dlopen, syscall, sigreturn)
+    return found
 
 
 def supported() -> bool:
@@ -154,7 +129,6 @@ _HANDLER_BYTES = 32 << 10
 """How deep a handler's own frames are looked through for the signal's."""
 _STACK_BYTES = 64 << 10
 """Room below the stack pointer that a call gets: 12 KB of registers, and what ``dlopen`` needs."""
-_MAPS_BYTES = 64 << 20
 _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ 0 *(\[stack\])?", re.MULTILINE)
 
 
@@ -166,10 +140,8 @@ def find_stacks(pid: int) -> list[range]:
     Raises:
         OSError: The process ended, or may not be looked at.
     """
-    with open(PROC / str(pid) / "maps", "rb") as file:
-        maps = file.read(_MAPS_BYTES)
     stacks = []
-    for match in _ANONYMOUS.finditer(maps):
+    for match in _ANONYMOUS.finditer(reader.maps(pid)):
         begin, end = int(match[1], 16), int(match[2], 16)
         # The kernel makes the main thread's stack larger when it is used.
         stacks.append(range(begin if match[3] else min(begin + _STACK_BYTES, end), min(end, 1 << 63)))

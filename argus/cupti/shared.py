@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from argus.capture.kernel.ring import make_fence
+from argus.capture.process.cupti import MEMFD  # noqa: F401 - of the same header
 
 MAGIC = 0x3149545055434741
-MEMFD = "argus-cupti"
 HEAD_BYTES = 65536
 SLOTS_OFFSET = 32768
 MAX_SLOTS = 256

@@ -246,7 +246,8 @@ class Roster:
         counters["calls_before_follow"] = (family.missed_calls, True)
         counters["fork_events_missed"] = (family.missed_events, True)
         counters["follow_failed"] = (family.failures + (family.state != "on"), True)
-        counters |= {name: (value, True) for name, value in self.losses.items() if value > 0}
+        losses = self.losses + Tally(attach_failed=self._session.probes.unanswered)
+        counters |= {name: (value, True) for name, value in losses.items() if value > 0}
         ignored = sum(bool(member.ignored) for job in self.jobs for member in job.members.values())
         counters["processes_ignored"] = (ignored, True)
         return counters

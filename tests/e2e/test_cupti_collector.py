@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from argus.cupti import buffers, build, collector, layouts, libraries, shared
+from argus.capture.process import cupti
+from argus.cupti import buffers, build, collector, layouts, shared
 from argus.cupti.collector import Collector, CuptiOptions
 from argus.cupti.shared import Command, SlotState, State
 
@@ -64,7 +65,7 @@ class Process:
         assert self.child.stdout
         assert self.child.stdout.readline() == "ready\n"
         self.pid = self.child.pid
-        fd = os.open(f"/proc/{self.pid}/map_files/{collector._mapping(self.pid)}", os.O_RDWR)
+        fd = os.open(f"/proc/{self.pid}/map_files/{cupti.helper_mapping(self.pid)}", os.O_RDWR)
         self.memory = shared.Memory(fd, TOTAL)
         os.close(fd)
         self.memory.store("head_bytes", shared.HEAD_BYTES)
@@ -258,13 +259,13 @@ def test_the_whole_course(process: Process) -> None:
 
 
 class Memory:
-    """Texts of a process by where they lie, as ``collector.Texts`` reads them."""
+    """Texts of a process by where they lie, as ``cupti.Texts`` reads them."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
 
-    def at(self, pointer: int) -> str | None:
-        return self.texts.get(pointer)
+    def at(self, pointers: Sequence[int]) -> list[bytes | None]:
+        return [text.encode() if (text := self.texts.get(pointer)) is not None else None for pointer in pointers]
 
     def close(self) -> None:
         pass
@@ -639,7 +640,7 @@ def test_a_memory_that_could_be_cut_is_not_read(start: Callable[..., Process]) -
     sealed = start()
     switch_on(sealed).close()
     with pytest.raises(OSError, match="not permitted"):
-        os.truncate(f"/proc/{sealed.pid}/map_files/{collector._mapping(sealed.pid)}", 4096)
+        os.truncate(f"/proc/{sealed.pid}/map_files/{cupti.helper_mapping(sealed.pid)}", 4096)
 
 
 def test_where_cupti_may_be(start: Callable[..., Process], tmp_path: Path) -> None:
@@ -657,16 +658,16 @@ def test_where_cupti_may_be(start: Callable[..., Process], tmp_path: Path) -> No
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"x")
     in_wheel, of_12, in_toolkit = (str(files[place]) for place in (1, 2, 5))
-    found = libraries.candidates(start(files[0], files[4]).pid)
+    found = cupti.candidates(start(files[0], files[4]).pid)
     assert found[:2] == [in_wheel, in_toolkit]
     assert not any(path.endswith(".so.12") for path in found)
     # Without a runtime either may be right.
-    found = libraries.candidates(start(files[3]).pid)
+    found = cupti.candidates(start(files[3]).pid)
     assert found[:2] == [in_wheel, of_12]
     # What is loaded already comes first, whatever its name.
-    assert libraries.candidates(start(files[3], files[6]).pid)[0] == str(files[6])
-    assert libraries.candidate_lines(["/a\nb", "/c", "/" + "d" * 5000, "/e"]) == b"/c\n/e\n"
-    assert libraries.candidates(2**22 + 1) == []
+    assert cupti.candidates(start(files[3], files[6]).pid)[0] == str(files[6])
+    assert collector.candidate_lines(["/a\nb", "/c", "/" + "d" * 5000, "/e"]) == b"/c\n/e\n"
+    assert cupti.candidates(2**22 + 1) == []
 
 
 @pytest.mark.parametrize(
@@ -681,7 +682,7 @@ def test_where_cupti_may_be(start: Callable[..., Process], tmp_path: Path) -> No
     ],
 )
 def test_the_major_version_comes_of_the_runtime(names: list[str], majors: set[int]) -> None:
-    assert libraries._majors(names) == majors
+    assert cupti._majors(names) == majors
 
 
 def test_options_that_cannot_be_are_refused() -> None:

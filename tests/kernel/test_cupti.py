@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from argus.capture.process import cupti
 from argus.cupti import build as helper
 from argus.cupti import collector as outside
-from argus.cupti import libraries, shared
+from argus.cupti import shared
 from argus.cupti.collector import Collector, CollectorState, CuptiOptions
 from argus.live.options import Options
 from argus.live.tracer import Tracer
@@ -218,7 +219,7 @@ def written(folder: Path) -> Callable[[], bool]:
 
 def state_of(pid: int) -> shared.State:
     """What the helper says, without disturbing it or whoever watches it."""
-    fd = os.open(f"/proc/{pid}/map_files/{outside._mapping(pid)}", os.O_RDWR)
+    fd = os.open(f"/proc/{pid}/map_files/{cupti.helper_mapping(pid)}", os.O_RDWR)
     try:
         return shared.State(shared.Memory(fd).load("state"))
     finally:
@@ -227,7 +228,7 @@ def state_of(pid: int) -> shared.State:
 
 def requests_of(pid: int) -> int:
     """How many buffers CUPTI has asked for."""
-    fd = os.open(f"/proc/{pid}/map_files/{outside._mapping(pid)}", os.O_RDWR)
+    fd = os.open(f"/proc/{pid}/map_files/{cupti.helper_mapping(pid)}", os.O_RDWR)
     try:
         return shared.Memory(fd).load("requests")
     finally:
@@ -590,7 +591,7 @@ def test_argus_is_killed_and_another_comes(tmp_path: Path) -> None:
     with burst(tmp_path, "--launches", 200_000, "--rate", 10_000, "--hold", 30) as job:
         (pid,) = job.pids
         (tmp_path / "go").touch()
-        wait_until(lambda: bool(outside._mapping(pid)), what="the helper")
+        wait_until(lambda: bool(cupti.helper_mapping(pid)), what="the helper")
         command = [sys.executable, "-c", textwrap.dedent(script), str(pid)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as argus:
             assert argus.stdout
@@ -697,7 +698,7 @@ def test_the_target_is_stopped_for_a_while(tmp_path: Path) -> None:
     with burst(tmp_path, "--launches", 200_000, "--rate", 20_000, "--hold", 30) as job:
         (pid,) = job.pids
         (tmp_path / "go").touch()
-        wait_until(lambda: bool(outside._mapping(pid) and threads_named(pid, "argus-cupti")), what="the helper")
+        wait_until(lambda: bool(cupti.helper_mapping(pid) and threads_named(pid, "argus-cupti")), what="the helper")
         os.kill(pid, signal.SIGSTOP)
         watch = Watch(pid).until_text("failed: the helper does not answer")
         os.kill(pid, signal.SIGCONT)
@@ -719,7 +720,7 @@ def test_a_fork_runs_on_without_the_memory_and_the_parent_is_recorded(tmp_path: 
         watch = Watch(target.pid).until_on()
         target.ask("launch 100")
         child = int(target.ask("fork 1"))
-        assert outside._mapping(child) == ""
+        assert cupti.helper_mapping(child) == ""
         other = Watch(child)
         other.poll()
         assert other.collector.text.startswith("waiting: the process is not armed")
@@ -804,7 +805,7 @@ def test_a_version_that_nobody_knows() -> None:
 
 
 def test_there_is_no_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "_SYSTEM", ())
+    monkeypatch.setattr(cupti, "_SYSTEM", ())
     for name in ("libcuda.so.1", "libcudart.so.13"):
         shutil.copy(fakegpu.BUILD / name, tmp_path)
     for name in ("libcupti.so.13", "libcupti.so.12"):  # the system's, if it has one, is not looked for then

@@ -251,7 +251,7 @@ def test_records_that_change_between_walk_and_look_up_do_no_harm() -> None:
     last = len(data) - 8
     made: Any = Buffers(7)
     made.layouts, made.geometry = known, (1, len(data))
-    made.texts = SimpleNamespace(at=lambda pointer: "name", close=lambda: None)
+    made.texts = SimpleNamespace(at=lambda pointers: [b"name"] * len(pointers), close=lambda: None)
     made.claim = lambda address: 1
 
     def walk(buffer: Any, table: Any) -> tuple[Any, int]:

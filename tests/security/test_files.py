@@ -323,6 +323,40 @@ def test_an_engine_of_another_user_is_not_talked_to(theirs: Path) -> None:
         os.close(folder)
 
 
+def test_only_root_has_root_s_engine_read_files(theirs: Path, tmp_path: Path) -> None:
+    """Who may run ``argus sql`` as root reads any file by it (docs/security.md, Sudo); nobody else reaches that engine,
+    also where the folder of its store is open to all."""
+    secret = tmp_path / "secret"
+    secret.write_text("root's own\n")
+    secret.chmod(0o600)
+    url = new_store(theirs)
+    store_folder = Path(url.removeprefix("chdb://"))
+    read = f"SELECT line FROM file('{secret}', 'LineAsString', 'line String')"
+    with open_store(url) as store, store.lease() as client:
+        assert client.query(read).result_rows == [("root's own",)]
+        theirs.chmod(0o755)
+        store_folder.chmod(0o755)
+        folder = os.open(store_folder, os.O_PATH)  # the folders above are root's alone
+        try:
+            words = ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", "/usr/bin/python3"]
+            ask = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print('connected')"
+            done = subprocess.run(
+                [*words, "-c", ask, f"/proc/self/fd/{folder}/socket"],
+                pass_fds=(folder,),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        finally:
+            os.close(folder)
+            store_folder.chmod(0o700)
+    assert done.stdout == ""
+    assert "PermissionError" in done.stderr
+    sudo = Path(__file__).parents[2].joinpath("docs", "security.md").read_text().split("## Sudo")[1]
+    assert "`argus sql`" in sudo
+    assert "`file()`" in sudo
+
+
 def test_an_engine_stays_in_the_folder_that_was_checked(theirs: Path) -> None:
     """Whoever may rename the folder's parent cannot choose what chdb writes to."""
     url = new_store(theirs)

@@ -19,6 +19,7 @@ from argus.capture.process import demangler, rust, targets
 from argus.capture.process.elf import FunctionTable
 from argus.capture.process.symbols import readable
 from argus.capture.python import interpreter, layouts
+from argus.capture.reader import reader as process_reader
 from argus.cli.main import main
 from argus.importers import iterations_csv, kineto, nsys, whatif_parquet
 from argus.importers.iterations_csv import Columns
@@ -72,7 +73,7 @@ def test_a_path_with_a_carriage_return_is_one_mapping(tmp_path: Path, monkeypatc
         "7f0000001000-7f0000002000 r-xp 00001000 08:01 12 /x\r1000-2000 r-xp 00000000 08:01 7 /usr/lib/libcuda.so.1\n"
     )
     (tmp_path / "7" / "maps").write_bytes(line.encode())
-    monkeypatch.setattr(targets, "PROC", tmp_path)
+    monkeypatch.setattr(process_reader, "PROC", tmp_path)
     (mapping,) = targets.executable_mappings(7)
     assert mapping.inode == 12
     assert mapping.path.startswith("/x\r1000-")

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.capture.process import elf, mapped, symbols, targets
+from argus.capture.process import cupti, elf, mapped, symbols, targets
 from argus.capture.process.elf import Elf, FunctionTable, NotElf
 from argus.capture.process.instructions import Code
 from argus.capture.process.mapped import Allowance, open_file
 from argus.capture.process.symbols import Symbols
 from argus.capture.process.targets import find_libraries
 from argus.capture.python import interpreter
-from argus.cupti import interrupt, libraries
+from argus.cupti import interrupt
 from argus.model import calls
 from tests.security.mapping_process import folder_of_nobody, mapping, mapping_of, needs_root
 
@@ -366,32 +366,32 @@ def test_a_c_library_is_searched_within_bounds(folder: Path, monkeypatch: pytest
 def test_cupti_is_looked_for_in_bounded_folders_of_the_process(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(libraries, "_SYSTEM", ("usr/local/cuda*/lib64",))
+    monkeypatch.setattr(cupti, "_SYSTEM", ("usr/local/cuda*/lib64",))
     (tmp_path / "libcupti.so.13").touch()
     names = folder / "lib"
     names.mkdir()
     shutil.copy(compiled(folder / "x.so", "int x;"), names / "libcudart.so.13")
     with mapping([names / "libcudart.so.13"]) as pid:
         (names / "libcupti.so.13").touch()
-        assert str(names / "libcupti.so.13") in libraries.candidates(pid)
+        assert str(names / "libcupti.so.13") in cupti.candidates(pid)
         listed: list[tuple[str, int]] = []
-        real = libraries.names_in_root
+        real = cupti.names_in_root
 
         def note(root: int, where: str, most: int) -> list[str]:
             listed.append((where, most))
             return real(root, where, most)
 
-        monkeypatch.setattr(libraries, "names_in_root", note)
-        monkeypatch.setattr(libraries, "_MOST_IN_ALL", 5)
-        monkeypatch.setattr(libraries, "_MOST_NAMES", 3)
-        libraries.candidates(pid)
+        monkeypatch.setattr(cupti, "names_in_root", note)
+        monkeypatch.setattr(cupti, "_MOST_IN_ALL", 5)
+        monkeypatch.setattr(cupti, "_MOST_NAMES", 3)
+        cupti.candidates(pid)
         assert max(most for _, most in listed) <= 3
         shutil.rmtree(names)
         names.symlink_to(f"/proc/self/root{tmp_path}")
         monkeypatch.undo()
-        monkeypatch.setattr(libraries, "mapped_paths", lambda _: [str(names / "libcudart.so.13")])
-        monkeypatch.setattr(libraries, "_SYSTEM", ())
-        assert libraries.candidates(pid) == []
+        monkeypatch.setattr(cupti, "mapped_paths", lambda _: [str(names / "libcudart.so.13")])
+        monkeypatch.setattr(cupti, "_SYSTEM", ())
+        assert cupti.candidates(pid) == []
 
 
 def test_variables_of_a_size_that_a_file_claims_are_not_read(tmp_path: Path) -> None:
@@ -476,13 +476,13 @@ def test_a_perf_map_behind_a_link_is_not_read(perf: tuple[Any, Path, dict[str, i
 
 _LOOK_UPS = {
     r"/root\b.*\{|\}/root\b|/ \"root\"": {"argus/capture/process/mapped.py", "argus/capture/process/symbols.py"},
-    r"map_files": {"argus/capture/process/mapped.py", "argus/cupti/collector.py"},
+    r"map_files": {"argus/capture/process/mapped.py", "argus/capture/process/cupti.py"},
     r"\breachable\(|\bis_emulated\b|\bimport elftools|\bfrom elftools": set(),
     r"(open|open_file|stat|Elf|SymbolFile|FunctionTable)\(\w*(mapping|region|library)\.(path|open_path)": {
         "argus/live/preflight.py"
     },
 }
-"""What would look a file of a process up by its path, and where it may stand: collector.py opens the helper's own
+"""What would look a file of a process up by its path, and where it may stand: cupti.py finds the helper's own
 memory; symbols.py keeps a process's root folder; preflight.py opens a library of Argus's own process."""
 
 

@@ -377,7 +377,6 @@ def test_a_dead_file_system_costs_its_files_alone(made: Reader, programs: Path, 
         assert stack.frames[-1].file.endswith("libwork.so"), "its file is known, its function is not"
         assert made.counters["file_systems_hung"] == 1
         waited = time.monotonic() - begun
-        hung = made._left[:]
         found = symbols.assemble(*native(libc + 0x1000))
         assert found.frames[-1].file.endswith("libc.so.6"), "the others are read"
         for _ in range(20):
@@ -385,7 +384,6 @@ def test_a_dead_file_system_costs_its_files_alone(made: Reader, programs: Path, 
         assert made.counters == {"file_systems_hung": 1, "reader_restarts": 1}, "it is not waited for again"
         assert made.reads(target.pid)
         assert waited < 60
-        assert len(hung) == 1
 
 
 def test_a_process_brings_few_dead_file_systems(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from argus.system.aside import Aside
 from argus.system.syscalls import SYS_BPF, SYS_PERF_EVENT_OPEN, system_call
 
 Backend = Literal["multi", "perf"]
@@ -18,6 +20,8 @@ _BPF_F_UPROBE_MULTI_RETURN = 1
 _BPF_LINK_CREATE = 28
 PERF_FLAG_FD_CLOEXEC = 8
 _BPF_PERF_EVENT = 41
+PATIENCE_S = 5.0
+"""Longest wait for probes that the kernel puts on a file, or takes away: tens of ms where everybody answers."""
 
 
 class _LinkCreateUprobeMulti(ctypes.Structure):
@@ -109,3 +113,24 @@ def close_links(links: Sequence[tuple[list[int], list[int]]]) -> None:
     with ThreadPoolExecutor(max_workers=64) as pool:
         for edge in (0, 1):
             list(pool.map(os.close, [link for both in links for link in both[edge]]))
+
+
+def link_in_time(make: Callable[[], list[int]], seconds: float = PATIENCE_S) -> list[int]:
+    """What ``link`` returns, if it does so in time. The kernel reads the page of each function, and takes a lock of
+    each process that maps the file: either may be held by a file system that does not answer. Probes that come later
+    are taken away.
+
+    Raises:
+        TimeoutError: It does not return.
+        OSError: As of ``link``.
+    """
+    making = Aside(make, "argus-link")
+    if making.wait(seconds):
+        return making.result()
+    Aside(lambda: close_links([(making.result(), [])]), "argus-unlink")
+    raise TimeoutError(errno.ETIMEDOUT, "the file, or a process that maps it, does not answer")
+
+
+def close_in_time(links: Sequence[tuple[list[int], list[int]]], seconds: float = PATIENCE_S) -> bool:
+    """As ``close_links``, which goes on by itself if it takes longer. Whether it is done."""
+    return Aside(lambda: close_links(links), "argus-unlink").wait(seconds)

@@ -8,15 +8,19 @@ probe. iced-x86 decodes them, and says which registers each reads and writes.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import types
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from argus.capture.process.mapped import File
+from argus.capture.process.mapped import File, open_mapped
+from argus.capture.process.targets import executable_mappings
+from argus.capture.reader import progress, reader
 
 LONGEST = 15
 """Bytes of an x86-64 instruction at most."""
@@ -231,3 +235,43 @@ def _iced() -> Any:
         Register=register,
         arguments={number: place for place, number in enumerate(named)},
     )
+
+
+BREAKPOINT = b"\xcc"
+"""int3, which a uprobe puts in the place of an instruction's first byte (x86-64)."""
+
+
+def probes_stand(pid: int, file: tuple[str, int], offsets: list[int]) -> bool:
+    """Whether a process has probes at some offsets of a file that it maps, at all of those that are mapped, and at
+    least at one: in its memory there is a breakpoint, and none in the file.
+
+    Args:
+        pid: The process.
+        file: Device and inode, as /proc/PID/maps shows them.
+        offsets: In the file.
+    """
+    mappings = [one for one in executable_mappings(pid) if (one.device, one.inode) == file]
+    seen = 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for offset in offsets:
+            for one in mappings:
+                if one.offset <= offset < one.offset + one.end - one.start:
+                    progress.memory()
+                    code = os.pread(memory.fileno(), 1, one.start + offset - one.offset)
+                    if code != BREAKPOINT or open_mapped(pid, one).read(1, offset) == BREAKPOINT:
+                        return False
+                    seen += 1
+    return seen > 0
+
+
+def has_probes(pid: int, file: tuple[str, int], offsets: list[int]) -> bool:
+    """As ``probes_stand``, which the reader process does where there is one; false where it cannot be said."""
+    try:
+        if not reader.shared.on:
+            return probes_stand(pid, file, offsets)
+        if not reader.shared.reads_memory(pid):
+            return False
+        answer = reader.shared.ask("probed", pid, device=file[0], inode=file[1], offsets=offsets)
+        return bool(reader.checked(answer, lambda answer: answer.what["found"] is True))
+    except OSError:
+        return False

@@ -6,6 +6,7 @@ What the kernel side could not read of a name is read from the process when a ke
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from argus.capture.process.demangler import shared
 from argus.capture.process.elf import Elf, NotElf
 from argus.capture.process.mapped import File, open_in_root, open_mapped, open_root
-from argus.capture.process.targets import PROC, Mapping, executable_mappings
+from argus.capture.process.targets import PROC, Mapping, executable_mappings, program_of
 from argus.capture.reader import progress, reader
 from argus.model import calls
 from argus.model.records import FLAG_NAME_ADDRESS, MARK_NAME_LEN, NAME_LEN
@@ -57,19 +58,27 @@ class _Memory:
     """The memory of the program that a process runs when this is made.
 
     The descriptor stays with that program: once the process has ended or replaced it, nothing can be read any more,
-    and never what lies at the same address of the next one.
+    and never what lies at the same address of the next one. Where there is a reader process, that has the descriptor.
     """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY)
+        self._fd = -1
+        self._program = program_of(pid)
+        if not reader.shared.on:
+            self._fd = os.open(PROC / str(pid) / "mem", os.O_RDONLY)
+        elif not self._program:
+            raise ProcessLookupError(errno.ESRCH, "it has ended")
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError, OSError):  # it could not be opened
-            os.close(self._fd)
+            if self._fd >= 0:
+                os.close(self._fd)
 
     def gone(self) -> bool:
         """Whether the program has ended."""
+        if self._fd < 0:
+            return program_of(self._pid) != self._program
         try:
             return os.pread(self._fd, 1, 0) == b""
         except OSError:

@@ -446,6 +446,31 @@ def read_environment(pid: int) -> dict[str, str]:
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in pairs}
 
 
+def program_of(pid: int) -> bytes:
+    """What changes with each exec: when the process started, and where code and stack begin (proc(5): fields 22 and 26
+    to 28 of /proc/PID/stat). Empty: it has ended.
+
+    Not the auxiliary vector, nor the memory: whoever reads those waits for an exec, which may wait for a dead file
+    system."""
+    try:
+        fields = read_file(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()
+        return b" ".join([*fields[19:20], *fields[23:26]])
+    except OSError:
+        return b""
+
+
+def read_program(pid: int) -> bytes:
+    """The first bytes of the file that a process executes.
+
+    Raises:
+        OSError: The process has ended, or may not be looked at; the file does not answer.
+    """
+    if reader.shared.on:
+        return reader.proc_file(pid, "exe")
+    with open(PROC / str(pid) / "exe", "rb") as file:
+        return file.read(reader.PROGRAM_BYTES)
+
+
 def read_cgroup(pid: int) -> str:
     """/proc/PID/cgroup, or nothing where there are no cgroups."""
     try:
@@ -605,23 +630,22 @@ def executable_mappings(pid: int) -> list[Mapping]:
     """The executable file mappings of a process."""
     mappings: list[Mapping] = []
     # A file's name may hold a carriage return, which ends no line: the kernel escapes what does.
-    with open(PROC / str(pid) / "maps", encoding="utf-8", errors="surrogateescape", newline="\n") as lines:
-        for line in lines:
-            match = _MAPS_LINE.match(line.rstrip("\n"))
-            if not match or "x" not in match["perms"] or match["inode"] == "0":
-                continue
-            path = match["path"]
-            deleted = path.endswith(_DELETED)
-            mapping = Mapping(
-                int(match["start"], 16),
-                int(match["end"], 16),
-                int(match["offset"], 16),
-                match["device"],
-                int(match["inode"]),
-                path.removesuffix(_DELETED) if deleted else path,
-                deleted,
-            )
-            mappings.append(mapping)
+    for line in reader.maps(pid, executable=True).decode("utf-8", "surrogateescape").split("\n"):
+        match = _MAPS_LINE.match(line)
+        if not match or "x" not in match["perms"] or match["inode"] == "0":
+            continue
+        path = match["path"]
+        deleted = path.endswith(_DELETED)
+        mapping = Mapping(
+            int(match["start"], 16),
+            int(match["end"], 16),
+            int(match["offset"], 16),
+            match["device"],
+            int(match["inode"]),
+            path.removesuffix(_DELETED) if deleted else path,
+            deleted,
+        )
+        mappings.append(mapping)
     return mappings
 
 
@@ -635,16 +659,13 @@ def mapped_pages(pid: int) -> bytes:
     return read_file(f"{PROC}/{pid}/statm").partition(b" ")[0]
 
 
-_EXECUTABLE_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ..x. .*$", re.MULTILINE)
-
-
 def mappings_signature(pid: int) -> int:
     """A number that changes when a process maps other executable files.
 
     Raises:
         OSError: The process has ended, or may not be looked at.
     """
-    return hash(tuple(_EXECUTABLE_LINE.findall(read_file(f"{PROC}/{pid}/maps"))))
+    return hash(reader.maps(pid, executable=True))
 
 
 def maps_cuda(pid: int) -> bool:

@@ -31,6 +31,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[4])  # it is begun without any (-I -S)
 
+from argus.capture.reader.reader import PROGRAM_BYTES
 from argus.capture.reader.wire import HEADER, MAX_BYTES, MAX_FDS, Closed, receive, receive_head, send
 
 USER = 0xF0000000
@@ -197,6 +198,10 @@ class _Reader:
         self.names = KernelNames()
         self.sent: list[Any] = []
         """Keeps the files open whose descriptors are on their way."""
+        self.places: list[int] = []
+        """Descriptors that are closed once they were sent."""
+        self.memories: dict[int, Any] = {}
+        """Memory that names are read in, by the number that the parent has for it."""
         self.entries: list[tuple[str, str]] = []
         """What belongs into the cache of symbols on disk, which is the parent's to write."""
 
@@ -341,11 +346,60 @@ class _Reader:
         """A small file of /proc/PID whose reading reads the process's memory."""
         from argus.capture.reader import progress
 
-        if request["name"] not in ("environ", "cmdline"):
-            raise ValueError(request["name"])
-        progress.memory()
-        with open(f"/proc/{request['pid']}/{request['name']}", "rb") as file:
-            return {}, file.read(MAX_BYTES), []
+        pid, name = request["pid"], request["name"]
+        if name not in ("environ", "cmdline", "exe"):
+            raise ValueError(name)
+        if name == "exe":
+            progress.file(f"program of {pid}")
+        else:
+            progress.memory()
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return {}, file.read(PROGRAM_BYTES if name == "exe" else MAX_BYTES), []
+
+    def maps(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.reader import reader
+
+        return {}, reader.maps(request["pid"], executable=request["executable"]), []
+
+    def cupti(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.process.cupti import candidates
+
+        return {"paths": candidates(request["pid"])}, b"", []
+
+    def helper(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """Where CUPTI's helper has its memory, and what lies there, not opened."""
+        from argus.capture.process.cupti import open_helper
+
+        where, place = open_helper(request["pid"], request["where"])
+        self.places = [] if place < 0 else [place]
+        return {"where": where}, b"", self.places
+
+    def texts(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        """Names in memory that is kept open; without any to read it is let go of."""
+        from argus.capture.process.cupti import Texts
+
+        key = request["key"]
+        if request["pointers"] is None:
+            if (old := self.memories.pop(key, None)) is not None:
+                old.close()
+            return {"sizes": []}, b"", []
+        if key not in self.memories:
+            self.memories[key] = Texts(request["pid"])
+        found = self.memories[key].at(request["pointers"])
+        sizes = [-1 if text is None else len(text) for text in found]
+        return {"sizes": sizes}, b"".join(text or b"" for text in found), []
+
+    def c_library(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.process.c_library import find_functions
+
+        found = find_functions(request["pid"])
+        return {"found": None if found is None else list(vars(found).values())}, b"", []
+
+    def probed(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
+        from argus.capture.process.instructions import probes_stand
+
+        file = request["device"], request["inode"]
+        return {"found": probes_stand(request["pid"], file, request["offsets"])}, b"", []
 
     def group(self, request: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes, list[int]]:
         from argus.capture.process.pytorch import GroupLayout, read_group
@@ -424,6 +478,8 @@ class _Reader:
             signal.setitimer(signal.ITIMER_PROF, 0)
             progress.clear()
             send(self.sock, *give)
+            while self.places:
+                os.close(self.places.pop())
 
 
 _Op = Callable[[_Reader, dict[str, Any], bytes], tuple[dict[str, Any], bytes, list[int]]]
@@ -433,6 +489,7 @@ _OPS: dict[str, _Op] = {
         *("libraries", "interpreter", "open", "close", "refresh", "find_python", "threads", "collections"),
         *("learn", "resolve", "blocked", "file", "facts", "group", "place", "dead", "hello"),
         *("remember", "forget", "symbol", "string"),
+        *("maps", "cupti", "helper", "texts", "c_library", "probed"),
     )
 }
 
@@ -473,16 +530,20 @@ def main() -> None:
     os.environ.clear()
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would have rights of their own
     import argus.capture.blocked
+    import argus.capture.process.c_library
+    import argus.capture.process.cupti
+    import argus.capture.process.instructions
     import argus.capture.process.names
     import argus.capture.process.nccl
     import argus.capture.process.targets  # noqa: F401
-    from argus.capture.process import demangler
+    from argus.capture.process import cupti, demangler
     from argus.capture.reader import progress
     from argus.system import disk_cache
 
     folder = sys.argv[5]
     disk_cache.folder = lambda kind: Path(folder, kind) if folder else None
     demangler._library()
+    cupti.memory_device()  # readers make no files
     progress.page = memoryview(shared)
     give_up_rights(USER + int(sys.argv[3]) % 0x01000000)
     _libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # giving up a user has cleared it

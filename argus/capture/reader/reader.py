@@ -39,6 +39,7 @@ from argus.capture.reader import progress, wire
 from argus.capture.reader.wire import HEADER, MAGIC, MAX_BYTES, MAX_FDS, MAX_JSON
 from argus.system import disk_cache, privileges
 
+PROC = Path("/proc")
 HUNG_S, HUNG_AT_START_S = 4.0, 30.0
 """A reader that has used no CPU and was not switched for so long, and waits for none, hangs: longer than a read of a
 busy disk takes. A file system of the network may take longer, and is tried again. The second is for imports."""
@@ -59,6 +60,11 @@ long: who starts a thousand such processes must not hold up the trace for an hou
 MOST_HUNG = 16
 """Readers that may be left hanging: a process in the kernel's hands cannot be ended. Beyond it, nothing is read."""
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
+PROGRAM_BYTES = 64
+"""Of a program: the header of an ELF file."""
+_MOST_MAPS = 64 << 20
+"""Of a process's list of mappings: 65,530 of them with paths of a kilobyte."""
+_EXECUTABLE_LINE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ ..x. .*\n", re.MULTILINE)
 
 
 class Unreadable(OSError):
@@ -573,16 +579,47 @@ def checked(answer: Answer, parse: Any) -> Any:
 
 
 def proc_file(pid: int, name: str) -> bytes:
-    """A file of /proc/PID: "environ" or "cmdline", which lie in the process's memory.
+    """A file of /proc/PID: "environ" or "cmdline", which lie in the process's memory, or the beginning of "exe".
 
     Raises:
-        OSError: It has ended, may not be looked at, or its memory does not answer.
+        OSError: It has ended, may not be looked at, or its memory, or file system, does not answer.
     """
-    if not shared.reads_memory(pid):
+    if name != "exe" and not shared.reads_memory(pid):
         raise Unreadable(f"the memory of process {pid} does not answer")
     answer = shared.ask("file", pid, name=name)
     answer.close()
     return answer.data
+
+
+def maps(pid: int, *, executable: bool = False) -> bytes:
+    """/proc/PID/maps, of 16 MiB at most. To read it waits for a thread that changes the process's mappings, and that
+    may wait for a file system.
+
+    Args:
+        pid: The process.
+        executable: Only lines of executable mappings.
+
+    Raises:
+        OSError: It has ended, may not be looked at, or does not answer.
+    """
+    if shared.on:
+        answer = shared.ask("maps", pid, executable=executable)
+        answer.close()
+        return answer.data
+    progress.memory()
+    fd = os.open(f"{PROC}/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts, size = [], 0
+        while size < _MOST_MAPS and (part := os.read(fd, 1 << 16)):
+            parts.append(part)
+            size += len(part)
+    finally:
+        os.close(fd)
+    progress.clear()
+    lines = b"".join(parts)
+    if executable:
+        lines = b"".join(_EXECUTABLE_LINE.findall(lines))
+    return lines if len(lines) <= MAX_BYTES else lines[: lines.rfind(b"\n", 0, MAX_BYTES) + 1]
 
 
 def read_fields(op: str, pid: int, count: int, **more: Any) -> list[Any] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.blocked import Blocked, assemble, read_blocked
+from argus.capture.blocked import Blocked, assemble, read_state
 from argus.capture.process.demangler import shared as demangler
 from argus.capture.process.symbols import NativeFrame
 from argus.capture.python.interpreter import MAX_COUNT, MAX_THREADS, Interpreter, interpreter_of
@@ -185,7 +185,7 @@ class RemoteSymbols:
         return self._functions.pop(address, None)
 
     def blocked(self, tid: int) -> Blocked | None:
-        """As ``blocked.read_blocked``; with raw addresses where the reader cannot answer.
+        """As ``blocked.read_blocked``; without a stack where the reader cannot answer.
 
         Raises:
             OSError: The thread has ended.
@@ -195,7 +195,7 @@ class RemoteSymbols:
         except (FileNotFoundError, ProcessLookupError):
             raise
         except OSError:
-            return read_blocked(self.pid, tid, NO_SYMBOLS, None, None, None)
+            return read_state(self.pid, tid)
 
     def _blocked(self, answer: Answer) -> Blocked | None:
         fields = answer.what["found"]

@@ -11,6 +11,9 @@ from argus.cupti.inject import inject
 from argus.live.gpu.process import GpuProcess
 from argus.model.errors import ArgusError
 
+FINISH_S = 30.0
+"""Longest wait for an injection that is under way: it gives up by itself before, unless the process's memory does not
+answer."""
 AGAIN_S = 1.0
 """How often a process that has not loaded CUDA is checked again."""
 
@@ -60,7 +63,7 @@ class Injector:
         if process.injection is not None:
             with contextlib.suppress(ArgusError, OSError):
                 if not process.injection.cancel():
-                    process.injection.result()
+                    process.injection.result(FINISH_S)
 
     def close(self) -> None:
         """Ends its thread."""

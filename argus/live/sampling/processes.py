@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from argus.capture.process.targets import PROC, mapped_pages, read_file
+from argus.capture.process.targets import PROC, mapped_pages, program_of, read_file
 from argus.capture.process.threads import ThreadWatch
 from argus.capture.python.code import DECODED_BYTES, CodeResolver
 from argus.capture.python.interpreter import MAX_COUNT, PythonProcess, find_interpreter
@@ -136,7 +136,7 @@ class SampledProcesses:
         except OSError:
             return  # it has ended
         try:
-            process = SampledProcess(pid, job, rank, symbols_of(pid), ThreadWatch(pid), pidfd, _program(pid))
+            process = SampledProcess(pid, job, rank, symbols_of(pid), ThreadWatch(pid), pidfd, program_of(pid))
             process.since = time.monotonic()
         except OSError:
             os.close(pidfd)
@@ -214,7 +214,7 @@ class SampledProcesses:
 
     def _check_program(self, process: SampledProcess, now: float, *, may_be_another: bool) -> None:
         """Reads a process anew that runs another program, or a CPython that was not there before."""
-        if may_be_another and (program := _program(process.pid)) != process.program:
+        if may_be_another and (program := program_of(process.pid)) != process.program:
             process.program = program
             self._begin_program(process)
         elif process.retry and self._may_have_loaded(process, now):
@@ -421,11 +421,3 @@ def children_of(pid: int, *, all_threads: bool) -> list[int]:
                     children += forked
                     queue += forked
     return children
-
-
-def _program(pid: int) -> bytes:
-    """What changes with each exec: the auxiliary vector, whose random bytes and entry point lie elsewhere then."""
-    try:
-        return read_file(f"{PROC}/{pid}/auxv")
-    except OSError:
-        return b""

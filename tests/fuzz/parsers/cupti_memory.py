@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,8 @@ _COUNTERS = (shared.CONTROL.fields or {})["names_used"][1]
 class _Texts:
     """A process whose memory has one text everywhere."""
 
-    def at(self, pointer: int) -> str | None:
-        return f"kernel {pointer & 3}" if pointer & 4 else None
+    def at(self, pointers: Sequence[int]) -> list[bytes | None]:
+        return [b"kernel %d" % (pointer & 3) if pointer & 4 else None for pointer in pointers]
 
     def close(self) -> None:
         pass

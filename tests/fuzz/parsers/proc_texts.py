@@ -10,6 +10,7 @@ from unittest import mock
 
 from argus.capture.process import candidates, symbols, targets
 from argus.capture.python import interpreter
+from argus.capture.reader import reader
 from tests.fuzz.harness import Bytes, is_text, joined
 
 ALLOWED = ()
@@ -80,6 +81,7 @@ def run(data: bytes) -> None:
     _write(environment, command, cgroup, comm, path)
     with (
         mock.patch.object(targets, "PROC", _folder),
+        mock.patch.object(reader, "PROC", _folder),
         mock.patch.object(candidates, "PROC", _folder),
         mock.patch.object(interpreter, "PROC", _folder),
     ):

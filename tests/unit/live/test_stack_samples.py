@@ -470,7 +470,7 @@ def test_an_exec_is_looked_for_when_the_kernel_reports_one_and_now_and_then(
     session.side.look(session.now)
     session.side.look(session.now + 0.5)
     before = len(session.sampler.targets)
-    monkeypatch.setattr(processes, "_program", lambda pid: b"another")
+    monkeypatch.setattr(processes, "program_of", lambda pid: b"another")
     session.side.look(session.now + 1.0)
     assert len(session.sampler.targets) == before
     session.sampler.executed += reported

@@ -1,0 +1,330 @@
+"""No process keeps the loop of a trace waiting: its files, memory and mappings are read in the reader process, and
+probes that the kernel does not finish with are left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argus.capture.kernel import links
+from argus.capture.kernel.links import close_in_time, link_in_time
+from argus.capture.process import c_library, cupti, targets
+from argus.capture.process.instructions import BREAKPOINT, has_probes
+from argus.capture.reader import reader
+from argus.capture.reader.reader import Reader, Unreadable
+from argus.cupti import collector, shared
+from tests.security.test_reader import AS_ROOT, HERE, made, running, sleeper  # noqa: F401 - fixtures
+
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("built") / "cupti_target"
+    subprocess.run(["cc", "-o", str(built), str(HERE / "cupti_target.c")], check=True)
+    return built
+
+
+@contextlib.contextmanager
+def armed(program: Path, where: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, subprocess.Popen[bytes]]]:
+    """A process with a helper's memory and a page of a file that does not answer; where that page lies; who answers."""
+    where.mkdir()
+    with running(sys.executable, str(HERE / "fuse_folder.py"), str(where), str(program)) as daemon:
+        try:
+            if daemon.poll() is not None:
+                pytest.skip("no file systems in user space here (/dev/fuse)")
+            shown = str(where / program.name)
+            with subprocess.Popen([str(program), shown], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as target:
+                try:
+                    assert target.stdout is not None
+                    page = int(target.stdout.readline(), 16)
+                    yield target, page, daemon
+                finally:
+                    daemon.kill()
+                    target.kill()
+        finally:
+            daemon.kill()
+            daemon.wait()
+            subprocess.run(["umount", "-l", str(where)], check=False)
+
+
+@AS_ROOT
+def test_a_name_in_memory_that_never_comes_holds_nobody_up(made: Reader, program: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Records of kernels point at names, where the process likes. The loop read them in its own memory's place."""
+    with armed(program, tmp_path / "fs") as (target, page, daemon):
+        texts = cupti.texts_of(target.pid)
+        own = next(int(line.split("-")[0], 16) for line in _maps(target.pid) if line.endswith("[stack]"))
+        assert texts.at([0]) == [None]
+        daemon.send_signal(signal.SIGSTOP)
+        assert texts.at([page]) == [None]
+        assert made.counters["memory_hung"] == 1
+        begun = time.monotonic()
+        assert texts.at([page, own] * 1000) == [None] * 2000
+        assert time.monotonic() - begun < 1, "its memory is not read any more"
+        texts.close()
+        assert made.reads(target.pid)
+
+
+@AS_ROOT
+def test_names_are_those_of_the_process(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:  # noqa: F811
+    """What the reader answers is what a reader in this process would."""
+    here, there = cupti.Texts(sleeper.pid), cupti.texts_of(sleeper.pid)
+    assert isinstance(there, cupti.RemoteTexts)
+    starts = [int(line.split("-")[0], 16) for line in _maps(sleeper.pid) if line.split()[1].startswith("r")][:40]
+    pointers = [start + 1 for start in starts] * 60  # of more than one question
+    found = here.at(pointers)
+    assert any(found)
+    assert None in here.at([0])
+    assert there.at(pointers) == found
+    assert there.at([0, 1 << 63]) == [None, None]
+    here.close()
+    there.close()
+    with pytest.raises(OSError, match="No such"):
+        cupti.texts_of(1 << 22)
+
+
+@AS_ROOT
+def test_another_file_in_the_place_of_the_helper_s_memory_is_not_asked(
+    made: Reader,  # noqa: F811
+    program: Path,
+    tmp_path: Path,
+) -> None:
+    """It was opened and described by the loop: each waits for a file system that does not answer."""
+    with armed(program, tmp_path / "fs") as (target, _, daemon):
+        where, place = cupti.open_helper(target.pid)
+        fd = cupti.open_memory(place)
+        assert os.fstat(fd).st_size == shared.HEAD_BYTES
+        assert collector._same_file(place, fd)
+        assert target.stdin is not None
+        assert target.stdout is not None
+        target.stdin.write(b"\n")
+        target.stdin.flush()
+        assert target.stdout.readline() == b"exchanged\n"
+        daemon.send_signal(signal.SIGSTOP)
+        begun = time.monotonic()
+        same, place = cupti.open_helper(target.pid, where)
+        assert same == where
+        with pytest.raises(OSError, match="no file in memory"):
+            cupti.open_memory(place)
+        assert not collector._same_file(place, fd)
+        assert cupti.open_helper(target.pid) == ("", -1)
+        assert time.monotonic() - begun < 3
+        assert not made.counters
+        os.close(fd)
+
+
+@AS_ROOT
+def test_mappings_come_from_the_reader(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:  # noqa: F811
+    pid = sleeper.pid
+    there = targets.executable_mappings(pid), targets.mappings_signature(pid), cupti.mapped_paths(pid)
+    library = c_library.find_functions(pid)
+    head = targets.read_program(pid)
+    asked = made.generation
+    made.close()
+    assert asked == 1
+    assert there == (targets.executable_mappings(pid), targets.mappings_signature(pid), cupti.mapped_paths(pid))
+    assert library == c_library.find_functions(pid)
+    assert library is not None
+    assert head == targets.read_program(pid)
+    assert head[:4] == b"\x7fELF"
+    with pytest.raises(OSError, match="No such"):
+        targets.executable_mappings(1 << 22)
+
+
+def test_a_list_of_mappings_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that changes mappings holds a lock while it waits for a file system, and who lists them waits for it."""
+    one, asked = Reader(), []
+
+    def hang(request: dict[str, object], data: bytes) -> reader.Answer:
+        asked.append(request["op"])
+        raise TimeoutError
+
+    monkeypatch.setattr(reader, "shared", one)
+    monkeypatch.setattr(one, "_nursery", True)
+    monkeypatch.setattr(one, "_exchange", hang)
+    monkeypatch.setattr(one, "_renew", lambda: None)
+    monkeypatch.setattr(one, "_end", lambda: None)
+    monkeypatch.setattr(one, "_doing", lambda: "memory")
+    for read in (targets.executable_mappings, targets.mappings_signature, targets.executable_mappings):
+        with pytest.raises(Unreadable):
+            read(7)
+    assert cupti.mapped_paths(7) == []
+    assert not targets.maps_cuda(7)
+    assert asked == ["maps"] * 3, "three times, and never again"
+    assert one.counters == {"memory_hung": 1, "processes_unreadable": 1}
+
+
+@AS_ROOT
+def test_probes_are_looked_for_in_the_reader(made: Reader, sleeper: subprocess.Popen[bytes]) -> None:  # noqa: F811
+    one = next(one for one in targets.executable_mappings(sleeper.pid) if "libc.so" in one.path)
+    file, offset = (one.device, one.inode), one.offset + 0x1000
+    assert not has_probes(sleeper.pid, file, [offset]), "its code is as in the file"
+    memory = os.open(f"/proc/{sleeper.pid}/mem", os.O_RDWR)
+    os.pwrite(memory, BREAKPOINT, one.start + 0x1000)
+    os.close(memory)
+    assert has_probes(sleeper.pid, file, [offset])
+    assert not has_probes(sleeper.pid, file, [offset, offset + 64])
+    assert not has_probes(sleeper.pid, ("00:00", 1), [offset])
+    made.close()
+    assert has_probes(sleeper.pid, file, [offset])
+
+
+def test_an_exec_is_seen_by_where_the_program_lies() -> None:
+    again = "import os, sys; print(flush=True); sys.stdin.readline(); os.execv('/bin/sleep', ['sleep', '100'])"
+    with running(sys.executable, "-c", again) as process:
+        before = targets.program_of(process.pid)
+        assert targets.program_of(process.pid) == before
+        assert len(before.split()) == 4
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        until = time.monotonic() + 10
+        while "sleep" not in os.readlink(f"/proc/{process.pid}/exe") and time.monotonic() < until:
+            time.sleep(0.01)
+        assert targets.program_of(process.pid) != before
+
+
+def _maps(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/maps").read_text().splitlines()
+
+
+# ---- probes
+
+
+def test_probes_that_come_in_time_are_those_that_were_made() -> None:
+    assert link_in_time(lambda: [7, 8]) == [7, 8]
+
+    def refuse() -> list[int]:
+        raise PermissionError(1, "no")
+
+    with pytest.raises(PermissionError):
+        link_in_time(refuse)
+
+
+def test_probes_that_come_late_are_not_waited_for_and_taken_away() -> None:
+    answers = threading.Event()
+    fd = os.memfd_create("argus-test")
+
+    def make() -> list[int]:
+        answers.wait(30)
+        return [fd]
+
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        link_in_time(make, 0.05)
+    assert time.monotonic() - begun < 10
+    os.fstat(fd)
+    answers.set()
+    until = time.monotonic() + 10
+    while _is_open(fd) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _is_open(fd)
+
+
+def test_probes_that_do_not_go_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, gone = threading.Event(), threading.Event()
+    assert close_in_time([([os.memfd_create("argus-test")], [])])
+
+    def close(_: object) -> None:
+        go.wait(30)
+        gone.set()
+
+    monkeypatch.setattr(links, "close_links", close)
+    assert not close_in_time([([3], [])], 0.05)
+    go.set()
+    assert gone.wait(10), "they go on by themselves"
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+# ---- who reads
+
+_OF_PROC = r"(PROC|proc|open\(|file\(|begin\().*[\"/]"
+_READERS = {
+    r"\bELFFile\b|\bElf\(|\bSymbolFile\(|\bFunctionTable\(|\blzma\.": {
+        "argus/capture/process/c_library.py",
+        "argus/capture/process/elf.py",
+        "argus/capture/process/names.py",
+        "argus/capture/process/nccl.py",
+        "argus/capture/process/symbol_cache.py",
+        "argus/capture/process/symbols.py",
+        "argus/capture/python/interpreter.py",
+        "argus/live/preflight.py",  # a library of Argus's own process
+    },
+    r"\bprocess_vm_readv\b": {
+        "argus/capture/offcpu.py",  # the name of a system call
+        "argus/capture/python/code.py",
+    },
+    _OF_PROC + r"mem\"": {
+        "argus/capture/process/cupti.py",
+        "argus/capture/process/instructions.py",
+        "argus/capture/process/names.py",
+        "argus/capture/process/nccl.py",
+        "argus/capture/process/pytorch.py",
+        "argus/capture/process/symbols.py",
+        "argus/capture/python/interpreter.py",
+        "argus/cupti/arm.py",  # `argus arm --status`, in its own process
+        "argus/cupti/inject.py",  # a stack, while ptrace holds its thread; in a thread of Argus that nothing waits for
+    },
+    _OF_PROC + r"maps\"": {
+        "argus/capture/process/demangler.py",  # its own
+        "argus/capture/process/environment.py",
+        "argus/capture/process/symbols.py",
+        "argus/capture/process/targets.py",  # hidden_processes, before a trace begins
+        "argus/capture/reader/reader.py",
+    },
+    _OF_PROC + r"(environ|cmdline|auxv)\"|(PROC / str\(pid\) / |/proc/\{pid\}/\{)name\b": {
+        "argus/capture/process/environment.py",
+        "argus/capture/process/targets.py",
+        "argus/capture/process/threads.py",  # the kernel's own command line
+        "argus/capture/reader/process.py",
+        "argus/cupti/arm.py",
+    },
+    r"folder / \"syscall\"|/syscall\"": {"argus/capture/blocked.py"},
+    r"\bopen\(.*\"exe\"": {"argus/capture/process/targets.py"},
+    r"map_files|\bopen_mapped\(|\bopen_in_root\(|\bopen_beside\(|\bnames_in_root\(": {
+        "argus/capture/process/c_library.py",
+        "argus/capture/process/cupti.py",
+        "argus/capture/process/elf.py",
+        "argus/capture/process/environment.py",
+        "argus/capture/process/instructions.py",
+        "argus/capture/process/mapped.py",
+        "argus/capture/process/names.py",
+        "argus/capture/process/pytorch.py",
+        "argus/capture/process/symbols.py",
+        "argus/capture/process/targets.py",
+        "argus/capture/python/interpreter.py",
+    },
+}
+"""What reads files, memory or mappings of processes, and where it may stand: modules that ask the reader process where
+there is one. docs/security.md says of the rest why they may."""
+
+
+def users(pattern: str) -> set[str]:
+    found = set()
+    for path in sorted([*(ROOT / "argus").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]):
+        lines = (line.partition("#")[0] for line in path.read_text().splitlines())
+        if any(re.search(pattern, line) and "``" not in line and '"""' not in line for line in lines):
+            found.add(str(path.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize("pattern", _READERS)
+def test_nobody_else_reads_what_processes_have_written(pattern: str) -> None:
+    assert users(pattern) == _READERS[pattern]
