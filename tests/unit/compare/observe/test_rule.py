@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from argus.compare.observe import nulls
 from argus.compare.observe.rule import EXTERNAL, FAMILY, Decision, decide, runs_needed, undetected
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import KINDS, applicable, errors_of, signs_of
@@ -177,6 +178,24 @@ def test_noise_needs_a_disturbance_from_outside() -> None:
     unknown = busy.copy()
     unknown[3] = np.nan
     assert decide([series(values, disturbance={EXTERNAL: unknown})]).status == "unstable", "unknown is not 0"
+
+
+def test_a_tail_shows_in_two_runs_at_least() -> None:
+    """One stall delays many requests of one run: they are one event."""
+    samples = [np.random.default_rng(run).lognormal(0, 0.3, 500) for run in range(8)]
+    samples[3][:20] *= 30
+    assert signs_of(series(noise(8), samples=samples), 0.05, 0.01) == []
+    samples[6][:2] *= 30
+    (sign,) = signs_of(series(noise(8), samples=samples), 0.05, 0.01)
+    assert (sign.kind, sign.runs) == ("tail", (3, 6))
+
+
+def test_skewed_values_have_one_mode() -> None:
+    """The widest gap of an exponential law is in its tail, on whichever side that is; three in 200 are 1.5 %."""
+    random = np.random.default_rng(17)
+    for side in (1, -1):
+        found = [nulls.widest_gap(side * random.exponential(size=25))[0] for _ in range(200)]
+        assert sum(chance <= 0.005 for chance in found) <= 3
 
 
 def test_what_may_be_a_disturbance_decides_nothing() -> None:
