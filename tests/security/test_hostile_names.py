@@ -167,6 +167,16 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     "health": [["report", "--all"], ["--trend"], ["--only", f"x{EVIL}"], ["--config", f"/nowhere{EVIL}"]],
     "store": [["status"], ["load", f"/nowhere{EVIL}"], ["rm", f"x{EVIL}", "--yes"]],
+    "observe": [
+        ["doctor"],
+        ["report", f"/nowhere{EVIL}"],
+        ["export", f"/nowhere{EVIL}", "--sanitize"],
+        ["--out", "FILE.runs", "--", f"x{EVIL}"],
+        ["--out", "FILE.runs", "--repeat", "2", "--arm", f"x{EVIL}=A=1", "--arm", "y", "--", "true"],
+        ["--out", "FILE.runs", "--repeat", "2", "--arm", f"x=A={EVIL}", "--", "printf", EVIL],
+        ["--out", "FILE.runs", "--repeat", "2", "--format", "json", "--", "sh", "-c", ":", EVIL],
+        ["--out", "FILE.runs", "-f", f"/nowhere{EVIL}"],
+    ],
     "completion": [["bash"]],
     "man": [["PAGES"]],
 }

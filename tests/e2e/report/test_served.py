@@ -187,8 +187,10 @@ def test_a_run_that_is_not_there(visit: Open, server: StubServer) -> None:
     )
     opened.problems.clear()  # The browser's own line about 404.
     server.page = None
+    # The first answer's button stays until the second one is there: whoever waits for any button may click too early.
+    page.evaluate("() => { document.querySelector('.retry button').dataset.first = 'yes'; }")
     page.evaluate("() => { location.hash = 'job=llama-70b&run=7'; }")
-    page.get_by_role("button", name="Try again").wait_for()
+    page.locator(".retry button:not([data-first])").wait_for()
     server.page = live_page("Back.")
     page.get_by_role("button", name="Try again").click()
     page.wait_for_selector("[data-panel=heatmap]")
