@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -432,6 +433,37 @@ def test_a_user_whose_processes_hang_is_waited_for_less(monkeypatch: pytest.Monk
         with pytest.raises(Unreadable):
             one.ask("interpreter", pid)
     assert patience == [4.0] * 8 + [0.5] * 2 + [4.0]
+
+
+@pytest.mark.parametrize(
+    ("steps_s", "hangs"), [([0.0, 0.1, 1500.0, 0.1], False), ([0.0] + [0.1] * 50, True), ([0.0] + [5.0] * 9, True)]
+)
+def test_time_for_which_argus_itself_was_stopped_is_not_the_reader_s(
+    steps_s: list[float], hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that is frozen and goes on: each reader that was asked at that moment was given up."""
+    ours, its_end = socket.socketpair()
+    left, clock = iter(steps_s), [1000.0]
+
+    def now() -> float:
+        step = next(left, None)
+        if step is None:
+            its_end.send(b"answer")
+        clock[0] += step or 0.0
+        return clock[0]
+
+    monkeypatch.setattr(reader, "_state", lambda pid: ("S", ("7", "7")))
+    monkeypatch.setattr(reader, "LOOK_S", 0.001)
+    with ours, its_end:
+        waiting = reader._Waiting(ours, 1, 4.0)
+        monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=now))
+        waiting._since = waiting._begun = clock[0]
+        waiting._seen = ("7", "7")
+        if hangs:
+            with pytest.raises(TimeoutError):
+                waiting.take(6)
+        else:
+            assert waiting.take(6) == b"answer"
 
 
 @AS_ROOT

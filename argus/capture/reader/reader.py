@@ -45,6 +45,9 @@ HUNG_S, HUNG_AT_START_S = 4.0, 30.0
 busy disk takes. A file system of the network may take longer, and is tried again. The second is for imports."""
 LOOK_S = 0.1
 """How often that is looked at."""
+HELD_S, MOST_HELD = 1.0, 3
+"""Who looks so late was held up itself (a stopped container, Ctrl-Z), and its readers most likely with it: that time is
+not theirs, so many times while one answer is waited for."""
 LONGEST_S = 600.0
 """Longest wait for an answer of a reader that does something: its CPU time ends before, unless a node is very busy."""
 RETRY_S, LONGEST_RETRY_S = 60.0, 3600.0
@@ -443,13 +446,20 @@ class _Waiting:
     def __init__(self, sock: socket.socket, pid: int, hung_s: float = HUNG_S) -> None:
         self._sock, self._pid, self._hung_s = sock, pid, hung_s
         self._seen: tuple[str, ...] = ()
+        self._held = 0
         self._since = self._begun = time.monotonic()
 
     def _ready(self, event: int) -> None:
         ready = select.poll()
         ready.register(self._sock, event)
+        looked = time.monotonic()
         while not ready.poll(LOOK_S * 1000):
             now = time.monotonic()
+            if now - looked > HELD_S and self._held < MOST_HELD:
+                self._held += 1
+                self._since += now - looked
+                self._begun += now - looked
+            looked = now
             state, spent = _state(self._pid)
             if spent != self._seen or state == "R":
                 self._seen, self._since = spent, now
