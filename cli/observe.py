@@ -389,6 +389,8 @@ def _print(metrics: dict[str, Any], folder: Path, output_format: str) -> None:
             else ""
         )
         click.echo(harmless(f"  {sign['kind'].replace('_', ' ')}: {sign['text']}{runs}"))
+    for note in decision["notes"]:
+        click.echo(harmless(f"  note: {note}"))
     if metrics["partial_failure"]:
         failed = sum(run["status"] != "ok" for run in metrics["runs"])
         click.echo(f"  partial failure: {failed} of {len(metrics['runs'])} runs did not succeed")

@@ -82,9 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("kernel") or item.path.is_relative_to(ROOT / "tests" / "kernel"):
             item.keywords[KERNEL_TEST] = True
     if os.environ.get("ARGUS_CORE"):
-        thorough = beyond_core(items)
-        config.hook.pytest_deselected(items=thorough)
-        items[:] = [item for item in items if item not in set(thorough)]
+        thorough = set(beyond_core(items))
+        config.hook.pytest_deselected(items=list(thorough))
+        items[:] = [item for item in items if item not in thorough]
     if os.geteuid() == 0:
         return
     if os.environ.get("ARGUS_KERNEL_TESTS") == "required":

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from argus.model.units import mebibytes
+from argus.system import descendants
 
 MAX_OUTPUT = 256 << 10
 """Bytes that a child may send; a check of a node with 16 GPUs sends some 20 KiB."""
@@ -30,7 +31,7 @@ AT_ONCE = 4
 """Children that run at the same time: one that hangs does not hold up the others."""
 _REAP_S = 0.5
 """How long a killed child may take to end. One that takes longer sleeps in the kernel, where no signal reaches it."""
-_PDEATHSIG, _SUBREAPER = 1, 36  # include/uapi/linux/prctl.h
+_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
 @dataclass
@@ -94,8 +95,8 @@ def run_all(
     end = time.monotonic() + total_s
     waiting, running, outcomes = list(tasks), list[_Child](), dict[str, Outcome]()
     libc = ctypes.CDLL(None)
-    libc.prctl(_SUBREAPER, int(sweep), 0, 0, 0)  # what a check leaves behind becomes ours, and is killed
-    strangers = _children()
+    descendants.adopt(sweep)
+    strangers = descendants.children()
     gc.freeze()  # children that collect garbage would copy all of this process's memory
     handlers = _ending_by_exception()
     try:
@@ -123,11 +124,11 @@ def run_all(
                     outcomes[child.task.name] = _finish(child, child in over, libc)
     finally:
         for child in running:
-            _kill(child.pid)
+            descendants.kill(child.pid)
         if sweep:
-            _kill_left(strangers)
+            descendants.kill_left(strangers)
         gc.unfreeze()
-        libc.prctl(_SUBREAPER, 0, 0, 0, 0)
+        descendants.adopt(False)
         for number in handlers:
             signal.signal(number, signal.SIG_DFL)
     return outcomes
@@ -248,11 +249,11 @@ def _finish(child: _Child, ended: bool, libc: Any) -> Outcome:
     made = functools.partial(Outcome, seconds=seconds, found=found)
     status = None
     if ended and len(child.data) <= MAX_OUTPUT:
-        status = _wait(child.pid, 0.2)
+        status = descendants.wait(child.pid, 0.2)
     if status is None:
-        _kill(child.pid)
-        status = _wait(child.pid, _REAP_S)
-    _kill(child.pid)  # what else is in its process group
+        descendants.kill(child.pid)
+        status = descendants.wait(child.pid, _REAP_S)
+    descendants.kill(child.pid)  # what else is in its process group
     if status is None:
         return made(error=_hung(seconds, notes) + ", and sleeps in the kernel", stuck=identity(child.pid))
     if len(child.data) > MAX_OUTPUT:
@@ -278,44 +279,6 @@ def _message(line: bytes) -> dict[str, Any]:
 
 def _hung(seconds: float, notes: list[str]) -> str:
     return f"did not answer within {seconds:.0f} s" + (f", at: {notes[-1]}" if notes else "")
-
-
-def _wait(pid: int, timeout_s: float) -> int | None:
-    end = time.monotonic() + timeout_s
-    while True:
-        try:
-            done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            return 0
-        if done:
-            return status
-        if time.monotonic() >= end:
-            return None
-        time.sleep(0.005)
-
-
-def _kill(pid: int) -> None:
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
-
-
-def _children() -> set[int]:
-    try:
-        return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
-    except OSError:
-        return set()
-
-
-def _kill_left(strangers: set[int]) -> None:
-    """Kills what children left behind and became ours, until nothing is left or it cannot be killed."""
-    for _ in range(20):
-        left = _children() - strangers
-        if not left:
-            return
-        for pid in left:
-            _kill(pid)
-            _wait(pid, 0.02)
 
 
 def identity(pid: int) -> str:

@@ -206,3 +206,23 @@ def test_doctor_says_what_disturbs() -> None:
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["quiet"] else 13)
     assert {item["name"] for item in found["items"]} == {"loop", "others", "steal", "cgroup", "load", "governor", "smt"}
+
+
+def test_what_was_left_in_other_sessions_ends_with_its_run(tmp_path: Path) -> None:
+    """As launchers of workers leave them."""
+    script = "import os, subprocess, sys; "
+    script += (
+        "print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True).pid)"
+    )
+    argus("--repeat", "2", "--out", str(tmp_path / "o"), "--", sys.executable, "-c", script)
+    metrics, _ = records(tmp_path / "o")
+    left = [int((tmp_path / "o" / run["output"]["stdout"]).read_text()) for run in metrics["runs"]]
+    assert len(left) == 2
+    assert not [pid for pid in left if Path(f"/proc/{pid}").exists()]
+
+
+def test_latencies_that_are_not_there_are_reported(tmp_path: Path) -> None:
+    done = argus("--repeat", "2", "--pattern", "latency", "--out", str(tmp_path / "o"), "--", "echo", "took=3 ms")
+    line = "note: no latency was found in what 2 of 2 runs printed: wall times are compared instead"
+    assert line in done.stdout
+    assert "wall times are compared instead" in (tmp_path / "o" / "report.md").read_text()

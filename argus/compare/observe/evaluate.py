@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
-from argus.compare.observe.latency import samples_of
+from argus.compare.observe.latency import MOST_SAMPLES, samples_of
 from argus.compare.observe.plan import Plan
 from argus.compare.observe.rule import EXTERNAL, Decision, decide
 from argus.compare.observe.series import Array, Series, arm_numbers
@@ -90,7 +90,28 @@ def decision_of(runs: Sequence[Run], plan: Plan) -> Decision:
         known = [run["latency"] for run in counting if run["latency"] is not None and run["latency"][name] is not None]
         if known and (sign := errors_of(name, [one[name] for one in known], [one["count"] for one in known])):
             counted.append(sign)
-    return decide(figures_of(runs, arms), failed=failed, counted=counted, margin=plan.margin)
+    decision = decide(figures_of(runs, arms), failed=failed, counted=counted, margin=plan.margin)
+    return replace(decision, notes=(*decision.notes, *_notes(counting, plan)))
+
+
+def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:
+    """What of the latencies that were asked for is missing in the runs that count."""
+    good = [run["latency"] for run in runs if run["status"] == "ok"]
+    if not (plan.readings.pattern or plan.readings.key) or not good:
+        return []
+    notes = []
+    without = sum(one is None or not one["count"] for one in good)
+    if without:
+        notes.append(
+            f"no latency was found in what {without} of {len(good)} runs printed: wall times are compared instead"
+        )
+    for name, what in (
+        ("unreadable", "values or lines could not be read as latencies"),
+        ("left_out", f"latencies beyond the first {MOST_SAMPLES:,} of a run were left out"),
+    ):
+        if count := sum(one.get(name, 0) for one in good if one is not None):
+            notes.append(f"{count:,} {what}")
+    return notes
 
 
 def summary_of(runs: Sequence[Run], plan: Plan) -> list[dict[str, Any]]:

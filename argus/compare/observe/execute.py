@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from argus.system import descendants
+
 FIRST_SAMPLE_S, LONGEST_SAMPLE_S = 0.01, 0.2
 """Time between samples of memory and delays: a tenth of the time that has gone by, within these bounds."""
 GRACE_S = 2.0
@@ -145,7 +147,7 @@ def _numbers(folder: Path) -> list[int]:
 def execute(
     command: Sequence[str], environment: Mapping[str, str], out: int, err: int, timeout_s: float | None
 ) -> Outcome:
-    """Runs a command to its end, without a shell; what it started in its session ends with it.
+    """Runs a command to its end, without a shell; what it started ends with it.
 
     Args:
         command: Its words.
@@ -197,11 +199,20 @@ def _own_peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> subprocess.Popen[bytes]:
+class Child(subprocess.Popen[bytes]):
+    """A command that runs. ``strangers``: children of this process that are none of its."""
+
+    strangers: frozenset[int] = frozenset()
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], out: int, err: int) -> Child:
     """Starts a command in a session of its own, which no Ctrl-C of the terminal reaches: whoever starts it ends it."""
-    return subprocess.Popen(
+    strangers = frozenset(descendants.children())
+    child = Child(
         list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environment), start_new_session=True
     )
+    child.strangers = strangers
+    return child
 
 
 def _ended_within(pid: int, timeout_s: float | None, usage: Usage | None) -> bool:
@@ -246,22 +257,24 @@ def _signal(group: int, number: int) -> None:
         pass
 
 
-def _reap(child: subprocess.Popen[bytes]) -> tuple[int, resource.struct_rusage]:
-    """Ends what is left of the command's group, whose number is still its own, and waits for the command."""
+def _reap(child: Child) -> tuple[int, resource.struct_rusage]:
+    """Ends what is left of the command's group, whose number is still its own, waits for the command, and ends what it
+    left in other sessions, as launchers do (``descendants.adopt``)."""
     _signal(child.pid, signal.SIGKILL)
     _, status, spent = os.wait4(child.pid, 0)
+    descendants.kill_left(child.strangers)
     child.returncode = os.waitstatus_to_exitcode(status)
     return status, spent
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def end(child: Child) -> None:
     """Ends a command that ``start`` started, and all of its group."""
     if child.returncode is None:
         _end(child.pid)
         _reap(child)
 
 
-def end_now(child: subprocess.Popen[bytes]) -> None:
+def end_now(child: Child) -> None:
     """The same without any grace: whoever pressed Ctrl-C waits for the prompt."""
     if child.returncode is None:
         _signal(child.pid, signal.SIGTERM)

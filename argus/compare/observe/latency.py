@@ -34,7 +34,8 @@ def read_latencies(lines: Iterable[str], readings: Readings, wall_ns: int) -> di
     Returns:
         ``count``, quantiles in ns (None without any latency), ``throughput_s`` (latencies a second), ``errors`` and
         ``retries`` (None: not counted), ``histogram`` (bin numbers and counts, of bins of a ratio of :data:`BIN`),
-        ``growth`` (log of the last third's median over the first's) and ``left_out``.
+        ``growth`` (log of the last third's median over the first's), ``left_out``, and ``unreadable``: what was found
+        and is no latency (not above 0, no number, an unknown unit), and lines that are longer than is searched.
     """
     if not (readings.pattern or readings.key or readings.errors or readings.retries):
         return None
@@ -44,12 +45,15 @@ def read_latencies(lines: Iterable[str], readings: Readings, wall_ns: int) -> di
     }
     counts = dict.fromkeys(counted, 0)
     samples: list[float] = []
-    left_out = 0
+    left_out = unreadable = 0
     for line in lines:
+        unreadable += len(line) >= LONGEST_LINE
         line = line[:LONGEST_LINE]
         for name, one in counted.items():
             counts[name] += bool(one.search(line))
-        found = _by_pattern(pattern, line, readings.unit) if pattern else _by_key(readings, line)
+        there = _by_pattern(pattern, line, readings.unit) if pattern else _by_key(readings, line)
+        found = [one for one in there if one is not None]
+        unreadable += len(there) - len(found)
         room = MOST_SAMPLES - len(samples)
         samples += found[:room]
         left_out += len(found[room:])
@@ -57,33 +61,37 @@ def read_latencies(lines: Iterable[str], readings: Readings, wall_ns: int) -> di
     return {
         **summary(values), "throughput_s": round(len(values) / (wall_ns / 1e9), 6) if wall_ns and len(values) else None,
         "errors": counts.get("errors"), "retries": counts.get("retries"), "left_out": left_out,
+        "unreadable": unreadable,
     }  # fmt: skip
 
 
-def _by_pattern(pattern: re.Pattern[str], line: str, unit: str) -> list[float]:
-    found = []
+def _by_pattern(pattern: re.Pattern[str], line: str, unit: str) -> list[float | None]:
+    """Latencies of a line, ns; None: it is none."""
+    found: list[float | None] = []
     for match in pattern.finditer(line):
         groups = match.groups()
         scale = UNITS.get((groups[1] or unit) if len(groups) > 1 else unit)
         value = _number(groups[0])
-        if scale is not None and value is not None:
-            found.append(value * scale)
+        found.append(None if scale is None or value is None else value * scale)
     return found
 
 
-def _by_key(readings: Readings, line: str) -> list[float]:
+def _by_key(readings: Readings, line: str) -> list[float | None]:
+    """The same of a JSON object; empty: it has not the key."""
     if not readings.key or not line.lstrip().startswith("{"):
         return []
     try:
         value: Any = json.loads(line)
     except (ValueError, RecursionError):
-        return []
+        return [None]
     for part in readings.key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        if not isinstance(value, dict) or part not in value:
+            return []
+        value = value[part]
     unit = readings.key.rpartition("_")[2]
     scale = UNITS.get(unit, UNITS[readings.unit]) if "_" in readings.key else UNITS[readings.unit]
     numbers = [_number(one) for one in (value if isinstance(value, list) else [value])]
-    return [one * scale for one in numbers if one is not None]
+    return [None if one is None else one * scale for one in numbers]
 
 
 def _number(value: object) -> float | None:

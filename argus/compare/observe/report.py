@@ -10,11 +10,10 @@ from typing import Any
 from argus.compare.observe.plan import Plan, to_document
 from argus.compare.observe.rule import FAMILY, NAMES
 from argus.model.text import printable
-from argus.model.units import short_duration
+from argus.model.units import binary_size, short_duration
 
 RUNS_SHOWN = 60
 """Rows of the table of runs; of more, those that failed or stand out, and the first."""
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def report_of(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> str:
@@ -41,10 +40,7 @@ def shown(figure: str, value: float | None) -> str:
     if figure.endswith("_ns"):
         return short_duration(value)
     if figure.endswith("_bytes"):
-        size, unit = float(value), 0
-        while size >= 1024 and unit < len(_SIZES) - 1:
-            size, unit = size / 1024, unit + 1
-        return f"{size:.4g} {_SIZES[unit]}"
+        return binary_size(round(value))
     if figure.endswith("_share"):
         return f"{value:.1%}"
     return f"{value:,.4g}"

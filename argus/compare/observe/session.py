@@ -18,6 +18,7 @@ from argus.compare.observe.plan import Plan, Server, Slot, schedule
 from argus.compare.observe.records import OUTPUT, Records, lines_of
 from argus.compare.observe.report import report_of
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
+from argus.system import descendants
 
 Execute = Callable[..., Outcome]
 READY_EVERY_S = 0.02
@@ -64,6 +65,7 @@ class Session:
         self.meta |= {"started_s": began_s, "ended_s": None, "status": "running", "runs": len(slots)}
         self.records.begin(self.plan, self.meta)
         self.records.write_metrics(self._metrics(decided=False))
+        descendants.adopt(True)
         try:
             for slot in slots:
                 self._one(slot)
@@ -78,6 +80,8 @@ class Session:
             with suppress(ArgusError):  # a full disk takes no more
                 self._close("stopped")
             raise
+        finally:
+            descendants.adopt(False)
         return self._close("finished")
 
     def _close(self, status: str) -> dict[str, Any]:

@@ -25,13 +25,13 @@ TITLE = "Runs of this job class"
 RUNS = 60
 """The newest, and the one that is shown."""
 NAMES = 2_000
-"""Names of jobs of a class that are looked at."""
+"""Names of jobs that begin like the class, those traced last."""
 LISTED = 40
 FEWEST = MIN_RUNS
 """Runs of a baseline below which it has no line, as none is compared with it."""
 
 _JOBS = f"""
-SELECT DISTINCT job FROM jobs WHERE startsWith(job, {{name:String}}) ORDER BY job LIMIT {NAMES}
+SELECT job FROM jobs WHERE startsWith(job, {{name:String}}) GROUP BY job ORDER BY max(started) DESC, job LIMIT {NAMES}
 """
 _RUNS = f"""
 SELECT job, run, toUnixTimestamp64Nano(min(first)) AS began_ns, count() AS steps, max(ranks) AS ranks,
@@ -73,6 +73,7 @@ class _History:
         verdicts: Status, and the kind of the costliest finding.
         changed: Which ran in another environment than the one before.
         others: Runs of the name that have another number of ranks.
+        bounded: There may be older runs, which were not read.
     """
 
     rows: Columns
@@ -81,12 +82,14 @@ class _History:
     verdicts: list[str]
     changed: NDArray[np.bool_]
     others: int
+    bounded: bool
 
 
 def build(look: Look, arrays: Arrays) -> Panel:
     """The trend of a job class over its runs."""
     name = class_name(look.job)
-    jobs = [one for one in look.read(_JOBS, name=name)["job"].tolist() if class_name(one) == name] or [look.job]
+    begun = look.read(_JOBS, name=name)["job"].tolist()
+    jobs = [one for one in begun if class_name(one) == name] or [look.job]
     try:
         ident = read_class(partial(query_columns, look.store), look.job, look.run)
     except ArgusError:
@@ -96,7 +99,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
         look.sql("Step times of runs", _RUNS, jobs=jobs), look.sql("Their verdicts", _VERDICTS, jobs=jobs),
         look.sql("The baseline", _BASELINES, **given), look.sql("Their environments", _ENVIRONMENTS, jobs=jobs),
     ]  # fmt: skip
-    found = _read(look, given)
+    found = _read(look, given, len(begun) >= NAMES)
     if found is None:
         return absent(ID, TITLE, "no whole step of it is stored", sql=sql)
     if len(found.rows["run"]) < 2:
@@ -106,7 +109,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     return panel(ID, TITLE, _lead(found), [view], table=_table(look, found), sql=sql)
 
 
-def _read(look: Look, given: dict[str, Any]) -> _History | None:
+def _read(look: Look, given: dict[str, Any], bounded_names: bool) -> _History | None:
     rows = look.read(_RUNS, **given)
     keys = list(zip(rows["job"].tolist(), rows["run"].tolist(), strict=True))
     if (look.job, look.run) not in keys:
@@ -127,7 +130,7 @@ def _read(look: Look, given: dict[str, Any]) -> _History | None:
     texts = [f"{verdicts.get(key, '')} {kinds.get(key, '')}".replace("_", " ").strip() for key in keys]
     return _History(
         rows, keys.index((look.job, look.run)), np.array([key in learned for key in keys]), texts, np.array(changed),
-        int((~alike).sum()),
+        int((~alike).sum()), bounded_names or len(alike) >= RUNS,
     )  # fmt: skip
 
 
@@ -168,6 +171,8 @@ def _lead(found: _History) -> str:
         lead += f" This run's median step is {size} that of its {len(learned)} baselines."
     elif len(learned) or not found.baseline.any():
         lead += f" {FEWEST} healthy runs make a baseline; {len(learned)} are there."
+    if found.bounded:
+        lead += f" Of the name the newest {RUNS} runs are looked at."
     if found.others:
         lead += f" {counted(found.others, 'run')} with another number of ranks left out."
     return lead

@@ -90,12 +90,14 @@ def test_the_newest_runs_and_the_one_that_is_shown(store: Store, monkeypatch: py
     from argus.report.panels import history as module
 
     monkeypatch.setattr(module, "_RUNS", module._RUNS.replace(f"LIMIT {module.RUNS}", "LIMIT 2"))
+    monkeypatch.setattr(module, "RUNS", 2)
     for run in (11, 12, 13, 14):
         write_run(store, "job", run, 40.0)
     _, panel = history(store, "job", 11)
     assert panel["table"] is not None
     assert [row[0] for row in panel["table"]["rows"]] == [14, 13, 11]
     assert "3 healthy runs make a baseline; 0 are there" in panel["lead"]
+    assert "the newest 2 runs are looked at" in panel["lead"]
     assert panel["views"][0]["view"] == "series"
     assert len(panel["views"][0]["lines"]) == 1
 

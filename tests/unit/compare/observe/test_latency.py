@@ -48,6 +48,14 @@ def test_a_key_of_lines_of_json(key: str, line: str, ns: float) -> None:
 def test_what_is_no_latency_is_left_out(value: str) -> None:
     found = read([f'{{"k": {value}}}'], Readings(key="k"))
     assert (found["count"], found["p50_ns"], found["throughput_s"]) == (0, None, None)
+    assert found["unreadable"] == 1
+
+
+def test_what_cannot_be_read_is_counted() -> None:
+    pattern = Readings(r"took (\S+) (\w+)")
+    assert read(["took 3 ms", "took 3 parsecs", "took x ms", "took -3 ms"], pattern)["unreadable"] == 3
+    assert read(["x" * LONGEST_LINE, "took 3 ms"], pattern)["unreadable"] == 1
+    assert read(['{"k": 1}', '{"other": 1}', "text", '{"k": '], Readings(key="k"))["unreadable"] == 1
 
 
 def test_errors_and_retries_are_counted_only_if_asked_for() -> None:
