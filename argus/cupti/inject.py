@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import platform
+import random
 import struct
 import time
 from collections.abc import Iterator
@@ -40,9 +41,11 @@ from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 
 WAIT_S = 10.0
 """How long the helper may take to start once it was asked to."""
-REST_TIMEOUT_S = 5.0
+REST_TIMEOUT_S = 10.0
 """How long to look for a moment in which the main thread can be made to load a library."""
-REST_INTERVAL_S = 0.02
+REST_INTERVALS_S = (0.001, 0.01)
+"""Time between two looks, at random: a program with a period of its own would else be found at the same place again and
+again. One that is nearly always in the allocator was at rest in 2 looks of 100 beside two busy loops, in 5 at rest."""
 SECCOMP_VARIABLE = "ARGUS_INJECT_SECCOMP"
 """``ARGUS_INJECT_SECCOMP=1``: inject in spite of a seccomp filter. Container runtimes' default ones allow it."""
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -212,7 +215,7 @@ def _by_ptrace(target: Target, memory: int, program: tuple[object, ...]) -> str:
                 break
             if time.monotonic() > deadline:
                 raise interrupt.Refused("its main thread was never found where loading a library is safe")
-            time.sleep(REST_INTERVAL_S)
+            time.sleep(random.uniform(*REST_INTERVALS_S))
             if not on_stack:
                 stacks = interrupt.find_stacks(pid)
     except interrupt.Refused as reason:
