@@ -37,6 +37,8 @@ KNOWN = 0.9
 """Part of the waits that must have a stack: a place where no wait was long before may be passed over."""
 STEPS = 40
 """How many steps of each rank are traced."""
+OFTEN = ("--rate", "97", "--max-overhead", "10")
+"""So many samples cost 0.7 % of this job, and more beside other load: at the default budget there may be fewer."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
@@ -173,7 +175,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
         wait_for_steps(folder, 3)
         traced.pids = [process.pid for process in job]
         traced.workers = {worker: rank for rank in (0, 1) for worker in descendants([traced.pids[rank]])}
-        tracing = start_trace(traced.url, *pid_words(traced.pids), "--rate", "97")
+        tracing = start_trace(traced.url, *pid_words(traced.pids), *OFTEN)
         try:
             assert tracing.stdout is not None
             while (first := tracing.stdout.readline()).startswith("argus: "):
@@ -210,7 +212,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     try:
         wait_until(lambda: len(descendants([job.pid])) >= 2, 60, "torchrun to start its ranks")
         with open(folder / "output", "w", encoding="utf-8") as output:
-            words = [*ARGUS, "trace", "--pid", str(job.pid), "--children", "--rate", "97", "--store", traced.url]
+            words = [*ARGUS, "trace", "--pid", str(job.pid), "--children", *OFTEN, "--store", traced.url]
             tracing = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, text=True)
         try:
             wait_for_steps(folder, 3)
@@ -252,7 +254,7 @@ def test_nothing_is_lost(traced: Traced) -> None:
     rows = [row for row in traced.rows() if row.frames and not row.ending and "gloo" not in row.thread]
     with_python = [row for row in rows if row.python != "none"]
     taken = sum(row.count for row in with_python)
-    assert taken > 300
+    assert taken > 300, traced.output
     bad = [row for row in with_python if row.python == "rejected" or "(unresolved)" in row.functions]
     assert sum(row.count for row in bad) <= 0.005 * taken, bad
 

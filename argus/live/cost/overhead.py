@@ -44,7 +44,15 @@ MOST_OFF = 4.0
 """Times that prices may be off, either way: more is not believed of the job's steps."""
 LEAST_SHARE = 0.03
 """Of the job's time: probes that cost less are too little to be seen in its steps."""
+REFILL_NS = 3_500
+"""What a program loses after a hit of PyTorch's marks, until caches and branch predictors hold its own code and data
+again: besides traps and runs, 25 us a step of 7 hits (41 us in all: ``scripts/bench overhead``, PyTorch, in 5 and in 24
+rounds). A loop that fits the caches loses nothing (the same bench, 1,000 and 10,000 launches a second)."""
 _SUBJECT = [subject_of(call) for call in calls.CALLS]
+_REFILL = np.array(
+    [REFILL_NS if subject in ("backward", "ranges") else 0 for subject in _SUBJECT] + [0] * (256 - len(_SUBJECT))
+)
+"""By a call's number, ns."""
 _IS_MARK = np.array([call.program == "mark" for call in calls.CALLS] + [False] * (256 - len(calls.CALLS)))
 """By a call's number: whether it makes marks."""
 
@@ -122,7 +130,7 @@ class Overhead:
         """
         self._new += hits - self._hits
         count = int((hits - self._hits).sum())
-        new, self._hits = (hits - self._hits) * prices * self.correction, hits
+        new, self._hits = (hits - self._hits) * (prices * self.correction + _REFILL), hits
         if count:
             self.hit_ns = float(new.sum()) / count + RUN_NS
         self._trapped[Part.MARKS] += int(new[_IS_MARK].sum())
@@ -234,7 +242,7 @@ class Overhead:
             step_s: How long a step takes; 0: not known.
         """
         window, new = self._window, self._new
-        price, entry_price = prices * self.correction, entry_prices * self.correction
+        price, entry_price = (each * self.correction + _REFILL for each in (prices, entry_prices))
         self._new = np.zeros(256, np.int64)
         before, self._programs = self._programs, dict(programs)
         if window is None or window.wall <= 0:

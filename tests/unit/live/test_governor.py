@@ -19,7 +19,7 @@ from argus.live.cost.governor import (
     Rung,
     plan,
 )
-from argus.live.cost.overhead import INTERRUPT_NS, Overhead
+from argus.live.cost.overhead import INTERRUPT_NS, REFILL_NS, Overhead
 from argus.model import calls
 
 WINDOW_S = 2.0
@@ -287,7 +287,7 @@ def test_costs_are_what_the_kernel_measured_and_the_traps_around_it(monkeypatch:
     values = {name: value for name, (value, loss) in side.counters().items() if not loss}
     assert values["overhead_job_ns"] == 10 * S
     assert values["overhead_calls_ns"] == 10**6 + 1000 * 50 + 400 * 9_000
-    assert values["overhead_marks_ns"] == 14 * 700
+    assert values["overhead_marks_ns"] == 14 * (700 + REFILL_NS)
     assert values["overhead_stacks_ns"] == 100_000 + 100 * 50 + 100 * INTERRUPT_NS
     assert values["overhead_gpu_ns"] == 1000 * 500 + 9
     total = sum(values[f"overhead_{part}_ns"] for part in Part)
