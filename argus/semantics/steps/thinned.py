@@ -35,6 +35,9 @@ LEAST_STEPS = 4
 """So many steps are to be seen in a window, and before it, to estimate how much seeing everything slows them."""
 LEAST_WINDOWS, MOST_WINDOWS = 6, 32
 """So many windows are needed for that, and remembered."""
+PACE_WINDOWS, PACE_PULSES, MOST_PULSES = 64, 8, 256
+"""From so many newest windows it is taken how often pulses come, once there were so many pulses; of a long one counts
+as much as of so many pulses."""
 SIGNIFICANT = 4.0
 """Standard errors by which steps must be longer in windows, or it is not reported."""
 
@@ -105,10 +108,23 @@ class _Rank:
     """Of windows: their steps' duration, against that of steps before."""
     collectives: int = 0
     launches: int = 0
+    since: int = 0
+    """The first pulse after time that was not seen."""
+    pulses: int = 0
+    """That one and those since."""
+    paces: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
+    """Of windows: from its first pulse to the next window's, ns, less what was not seen; and its pulses."""
 
     @property
     def step_ns(self) -> int:
         return int(np.median(self.usual)) if self.usual else 0
+
+    @property
+    def pace_ns(self) -> float:
+        """Time for each step, pauses and the steps that windows cut included: more than a usual step takes where some
+        take long. 0: not known."""
+        seen_ns, pulses = np.array([(0, 0), *self.paces], np.int64).sum(axis=0).tolist()
+        return seen_ns * self.per_step / pulses if pulses >= PACE_PULSES and seen_ns > 0 else float(self.step_ns)
 
 
 class ThinnedSteps:
@@ -233,8 +249,12 @@ class ThinnedSteps:
             if not len(part):
                 continue
             cut = state.newest and self._cut(state.newest, int(part[0]))
+            if cut:
+                self._pace(state, int(part[0]))
             if cut or not state.newest:
                 self._place(state, part, first)
+            state.since = state.since or int(part[0])
+            state.pulses += len(part)
             for pulse in part.tolist():
                 rows += self._step(state, pulse, first)
         return rows
@@ -247,6 +267,14 @@ class ThinnedSteps:
     def _cut(self, before: int, after: int) -> bool:
         return any(begin < after and end > before for begin, end in self._unseen)
 
+    def _pace(self, state: _Rank, begun: int) -> None:
+        """Takes the time since the window before for how often pulses come."""
+        if state.since:
+            unseen = sum(max(min(end, begun) - max(begin, state.since), 0) for begin, end in self._unseen)
+            counts = min(state.pulses, MOST_PULSES)
+            state.paces.append(((begun - state.since - unseen) * counts // state.pulses, counts))
+        state.since, state.pulses = begun, 0
+
     def _place(self, state: _Rank, part: Int, first: bool) -> None:
         """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
         begun, step_ns, before = int(part[0]), state.step_ns, state.number
@@ -257,7 +285,8 @@ class ThinnedSteps:
             means = [float(np.mean(gaps[i :: state.per_step])) for i in range(min(state.per_step, len(gaps)))]
             state.count = state.per_step - 1 - int(np.argmax(means))
         if state.newest:
-            passed = round((begun - (state.last or state.newest)) / step_ns) if step_ns else 0
+            pace_ns = state.pace_ns
+            passed = round((begun - (state.last or state.newest)) / pace_ns) if pace_ns else 0
             state.number += max(passed, 1) if state.last else passed
         times = np.array([begin for begin, _ in self._first], np.int64)
         nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1

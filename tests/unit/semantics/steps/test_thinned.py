@@ -74,6 +74,25 @@ def test_after_a_gap_all_ranks_have_the_same_numbers() -> None:
     assert [row[1] for row in found if row[0] == 0] == [row[1] for row in found if row[0] == 1]
 
 
+@pytest.mark.parametrize("often", [0.0, 0.02, 0.1])
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_between_windows_are_as_many_as_fit_though_some_take_long(often: float, seed: int) -> None:
+    """Beside other load most steps take 1 ms and some 20: counted by the usual one there would be too many."""
+    rng = np.random.default_rng(seed)
+    durations = rng.normal(1.0, 0.05, 60_000) + 20 * (rng.random(60_000) < often)
+    at = np.cumsum(durations * MS).astype(np.int64)
+    steps = ThinnedSteps()
+    steps.begin(0, 1)
+    windows = [(begin, begin + 50 * MS) for begin in range(int(at[0]), int(at[-1]), 500 * MS)]
+    for (begin, end), (following, _) in zip(windows, [*windows[1:], (int(at[-1]), 0)], strict=True):
+        steps.feed(0, at[(at >= begin) & (at < end)])
+        steps.unseen(end, following)
+    rows = steps.advance(int(at[-1]) + 1, final=True)
+    true = np.searchsorted(at, rows["ts_ns"][[0, -1]])
+    error = (rows["step"][-1] - rows["step"][0]) / (true[1] - true[0]) - 1
+    assert abs(error) < (0.02 if not often else 0.12)
+
+
 def test_without_a_step_before_ranks_are_numbered_alike() -> None:
     """Attached between the pulses of two ranks of one step; a third one is somewhere else."""
     steps = ThinnedSteps(other_hosts=True)
