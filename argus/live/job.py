@@ -80,7 +80,8 @@ class Job:
     ``by_marks``: whether steps are named by marks of PyTorch or NVTX; None: not yet known. ``marks``: of each rank,
     what makes them. ``phase_ns``: time of all ranks' steps by phase; ``hidden_ns``: of communication behind other
     phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
-    ``step_ns``, ``step_count``: all ranks' steps, and how many they are. ``counted``: the FLOPs of some.
+    ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases.
+    ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
     ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
     """
@@ -102,6 +103,7 @@ class Job:
     hidden_ns: int = 0
     step_ns: int = 0
     step_count: int = 0
+    phased_steps: int = 0
     gpu_phase_ns: Tally[str] = field(default_factory=Tally)
     counted: Counted = field(default_factory=Counted)
     transfers: Transfers = field(default_factory=Transfers)

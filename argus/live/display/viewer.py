@@ -17,6 +17,24 @@ from argus.live.sides.stack_samples import StackSide
 from argus.semantics.gpu.flops import utilization
 from argus.semantics.groups.mesh import describe
 
+WITH_PHASES = 0.9
+"""Of all steps: where fewer have phases, the line says of how many it is."""
+
+
+def describe_phases(job: Job) -> list[str]:
+    """Where a job's steps go, by phase: of the CPU's time and of the GPUs', a line each."""
+    lines = []
+    for what, spent in (("steps", job.phase_ns), ("steps of the GPUs", job.gpu_phase_ns)):
+        total = sum(spent.values())
+        parts = [f"{phase.replace('_', ' ')} {ns / total:.1%}" for phase, ns in spent.most_common() if ns]
+        if parts:
+            behind = job.hidden_ns if what == "steps" else 0
+            hidden = f"; communication behind them {behind / total:.1%}" if behind else ""
+            few = what == "steps" and job.phased_steps < WITH_PHASES * job.step_count
+            seen = f", of {job.phased_steps:,} of {job.step_count:,} whose phases were seen" if few else ""
+            lines.append(f"where {what} go{seen}: {', '.join(parts)}{hidden}")
+    return lines
+
 
 class Viewer:
     """Makes a ``View`` of a trace, time after time.
@@ -127,16 +145,7 @@ class Viewer:
 
     def steps_go(self) -> list[str]:
         """Where the jobs' steps go, by phase: of the CPU's time and of the GPUs', a line each."""
-        lines = []
-        for job in self._session.jobs:
-            for what, spent in (("steps", job.phase_ns), ("steps of the GPUs", job.gpu_phase_ns)):
-                total = sum(spent.values())
-                parts = [f"{phase.replace('_', ' ')} {ns / total:.1%}" for phase, ns in spent.most_common() if ns]
-                behind = job.hidden_ns if what == "steps" else 0
-                if parts:
-                    hidden = f"; communication behind them {behind / total:.1%}" if behind else ""
-                    lines.append(f"where {what} go: {', '.join(parts)}{hidden}")
-        return lines
+        return [line for job in self._session.jobs for line in describe_phases(job)]
 
     def utilization(self) -> list[str]:
         """Model FLOPs utilisation of the jobs, where it was given what that takes; a line a job."""

@@ -112,6 +112,7 @@ class StepRows:
             order = np.lexsort((all_steps["step"], all_steps["rank"]))
             key = all_steps["rank"].astype(np.int64) << 32 | all_steps["step"]
             wanted = parts["rank"].astype(np.int64) << 32 | parts["step"]
+            job.phased_steps += len(np.unique(wanted))
             starts = all_steps["ts_ns"][order[np.searchsorted(key[order], wanted)]].astype(np.int64)
             self._session.writer.append(
                 "phases",
