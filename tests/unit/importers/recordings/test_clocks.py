@@ -89,6 +89,17 @@ def test_a_name_is_believed_where_nothing_contradicts_it(tmp_path: Path) -> None
     assert placed(recordings)[1] == ["node7", "node7.rank-1"], "two recordings of one GPU are of two hosts"
 
 
+def test_gpus_that_are_used_twice_are_of_two_hosts_although_clocks_agree(tmp_path: Path) -> None:
+    recordings = read(replace(SMALL, hosts=2, names="same"), tmp_path)
+    _, hosts, notes = placed(recordings)
+    assert hosts == ["worker", "worker", "worker.rank-2", "worker.rank-2"]
+    assert notes == ["4 ranks name their host 'worker', but clocks or GPUs are those of 2 hosts"]
+    for each in recordings:
+        each.host = "worker"
+        each.ops["device"] = 0
+    assert placed(recordings)[1] == ["worker"] * 4, "each rank sees only its own GPU"
+
+
 @pytest.mark.parametrize(
     ("path", "host"),
     [
