@@ -212,6 +212,16 @@ def test_faults_on_clocks_that_differ(
     assert not right(job, found), found
 
 
+def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(APART, dp=4, fault="gemm", steps=3, much=1.3)
+    (one,) = verdict(job, "gemm", tmp_path, url, capsys)["findings"]
+    assert (one["kind"], one["ranks"], len(one["kernels"])) == ("compute_straggler", [3], 3)
+    assert all("gemm" in name for name in one["kernels"])
+    assert one["confidence"] == pytest.approx(0.6)
+
+
 @pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("fault", ["gpu", "healthy"])
 def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], fault: str) -> None:
