@@ -45,3 +45,13 @@ CREATE TABLE IF NOT EXISTS ranks
   container String DEFAULT '' COMMENT 'What it runs in: its pod, Slurm''s job or PID namespace; empty: the host, or unknown'
 ) ENGINE = ReplacingMergeTree(version) ORDER BY (job, run, rank, host, pid)
 COMMENT 'One row per traced process';
+
+CREATE TABLE IF NOT EXISTS host_names
+(
+  run UInt32 COMMENT 'Tracing session that several nodes share (--run)',
+  host LowCardinality(String) COMMENT 'Name that a node goes by',
+  machine String COMMENT 'Digits of the node, which others of that name do not have',
+  stored DateTime('UTC') DEFAULT now() COMMENT 'When the row was stored: its age decides when it expires'
+) ENGINE = ReplacingMergeTree(stored) ORDER BY (run, host, machine)
+TTL stored + {{ttl}}
+COMMENT 'Which nodes go by a name: containers on several may have one, and the second to come gets another';

@@ -20,9 +20,11 @@ from argus.cli.main import main as argus
 from tests.builders.kineto_job import FAULTS, FORMATS, Job, make, right, step_times
 
 CLOCKS = ("one", "apart", "drift")
-MUCH = {"gpu": 1.35, "loader": 7.0, "stall": 8.0, "link": 3.0, "regression": 1.3}
+MUCH = {"gpu": 1.35, "gemm": 1.4, "loader": 7.0, "stall": 8.0, "link": 3.0, "regression": 1.3}
 LONGER = 0.25
 """Of a step, what slow launches and a slow optimizer cost: what the GPU still has to do hides as much as it takes."""
+COSTS = 1.1
+"""How many times as long a stall makes steps at least: in a pipeline, 8 ms may hide behind other micro-batches."""
 
 
 def jobs(faults: list[str], clocks: list[str], each: int, seed: int, steps: int) -> list[tuple[str, Job]]:
@@ -52,6 +54,11 @@ def jobs(faults: list[str], clocks: list[str], each: int, seed: int, steps: int)
                 if fault in ("host", "optimizer"):
                     step_ms = float(np.median(step_times(replace(job, fault="healthy", steps=6)))) / 1000
                     job = replace(job, much=(1 + LONGER) * step_ms)
+                if fault == "stall":
+                    short = replace(job, steps=6, onset=0)
+                    well = float(np.median(step_times(replace(short, fault="healthy"))))
+                    while float(np.median(step_times(replace(short, much=job.much)))) < COSTS * well:
+                        job = replace(job, much=2 * job.much)
                 if clock != "one":
                     job = replace(job, hosts=job.ranks, apart_us=300.0, drift_ppm=10.0 if clock == "drift" else 0.0)
                 found.append((f"{fault}-{clock}-{number}", job))

@@ -197,6 +197,14 @@ class Session:
             },
         )
 
+    def rename(self, host: str) -> None:
+        """Gives this host another name, before the first row is stored."""
+        if host != self.host:
+            self.note(
+                f"another node of run {self.run} is called {self.host}, too: this one is {host} (or name it: --host)"
+            )
+            self.host = host
+
     def take_offset(self, offset_ns: int) -> bool:
         """Takes a new offset of the wall clock over, if the clock was set or the machine slept. What was stored before
         keeps its times. Whether it did."""

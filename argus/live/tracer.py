@@ -41,12 +41,14 @@ from argus.live.sides.stack_samples import StackSide
 from argus.live.signals import Signals
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spill
+from argus.store.host_names import claim
 from argus.store.open import Store
 from argus.store.reader import newest_run, next_run
 from argus.store.schema import ensure_schema
 from argus.store.writer import Writer
 from argus.system import debug, memory
 from argus.system.aside import Aside
+from argus.system.host import machine_digits
 
 WORK_INTERVAL_S = 0.25
 """How often drained records become rows. The ring holds a second of the densest load, and is drained more often."""
@@ -300,13 +302,15 @@ class Tracer:
             session.note("what a probe costs could not be measured on this machine: overhead goes by another's prices")
 
     def _open_store(self) -> int:
-        """Sees to the store's tables, and returns the number of the run."""
+        """Sees to the store's tables and the name of the node, and returns the number of the run."""
         ensure_schema(self._store)
         if self.options.run is None:
             # Runs are numbered by the second, and a second trace may begin in the same one.
             # A clock that was set back must not make an old run the newest one.
             return next_run(self.session.run, newest_run(self._store))
-        return self.session.run
+        # Other nodes of the run may go by the name that this one has: containers often do.
+        self.session.rename(claim(self._store, self.options.run, self.host, machine_digits()))
+        return self.options.run
 
     # ---- go on
 

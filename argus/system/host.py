@@ -30,16 +30,16 @@ def host_name(given: str = "") -> str:
 
 
 def machine_digits(root: Path = Path("/")) -> str:
-    """Digits that differ between machines: of the network cards' addresses and the machine's id, else of this boot."""
+    """Digits that differ between machines: of the network cards' addresses and the machine's id. Where no card is seen,
+    as in a container, the id may be its image's, which others have too: then of this boot besides."""
     found = [_line(root / "etc/machine-id")]
     cards = root / "sys/class/net"
     try:
         devices = sorted(one for one in cards.iterdir() if (one / "device").exists())
     except OSError:
         devices = []
-    found += [_line(one / "address") for one in devices]
-    if not any(found):
-        found = [_line(root / "proc/sys/kernel/random/boot_id")]
+    addresses = [_line(one / "address") for one in devices]
+    found += addresses if any(addresses) else [_line(root / "proc/sys/kernel/random/boot_id")]
     return hashlib.sha256("\n".join(found).encode()).hexdigest()[:_DIGITS]
 
 

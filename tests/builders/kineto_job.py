@@ -24,7 +24,7 @@ BASE_NS = 1_735_689_600_000_000_000
 MAIN, ENGINE = 4001, 4177
 COMPUTE = 7
 STREAMS = {"dp": 20, "tp": 24, "pp": 28}
-FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer")
+FAULTS = ("healthy", "gpu", "loader", "host", "stall", "link", "regression", "optimizer", "gemm")
 FORMATS = ("1.13", "2.0", "2.3", "2.6")
 FORWARD = (
     "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
@@ -44,7 +44,7 @@ class Job:
     Attributes:
         dp, tp, pp: Sizes; ranks are numbered tensor-parallel first, then data-parallel, then stages.
         fault: One of :data:`FAULTS`, of ``victim``, from step ``onset`` on (counted from 0).
-        much: How bad: a factor of a GPU, a link or a regression; ms of the rest.
+        much: How bad: a factor of a GPU, its matrix products, a link or a regression; ms of the rest.
         hosts: The ranks are on so many, in order.
         apart_us: Clocks of hosts are off by at most this, and ``drift_ppm``.
         version: One of :data:`FORMATS`.
@@ -137,6 +137,8 @@ class Simulation:
             gap = np.where(ranks == self.job.victim, gap + self.job.much * 1000 / (7 * self.job.layers + 3), gap)
         self.cpu[ranks] += gap
         took = self._took(ranks, us)
+        if self._hit("gemm") and "gemm" in name:
+            took = np.where(ranks == self.job.victim, took * self.job.much, took)
         for place, rank in enumerate(ranks.tolist()):
             at = float(self.cpu[rank])
             start = max(at + 7.0, float(self.free["compute"][rank]) + 1.0)
@@ -415,7 +417,8 @@ def _write(job: Job, folder: Path, rank: int, events: list[dict[str, Any]], offs
 
 
 KINDS = {
-    "gpu": ("compute_straggler", "masked_compute_straggler"), "loader": ("data_loading",),
+    "gpu": ("compute_straggler", "masked_compute_straggler"),
+    "gemm": ("compute_straggler", "masked_compute_straggler"), "loader": ("data_loading",),
     "host": ("kernel_issue_stall", "host_contention", "gc_pause"),
     "stall": ("kernel_issue_stall", "host_contention", "gc_pause"), "link": ("link_degradation",),
     "regression": ("regression",), "optimizer": ("kernel_issue_stall", "host_contention", "gc_pause"),

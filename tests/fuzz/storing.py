@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+
 from argus.importers import rows
 from argus.importers.recordings import convert
 from argus.importers.recordings.groups import find_communicators
@@ -24,6 +26,8 @@ HELD = "/dev/shm" if os.path.isdir("/dev/shm") else None
 with contextlib.suppress(ImportError):
     # pyarrow imports it when it is first needed, which would be a second of some case.
     importlib.import_module("pandas")
+pa.array(["a"]).dictionary_encode()
+"""Arrow's allocator reserves 1 GiB of addresses at its first use, which would be more than a case may have."""
 
 
 class Writer:

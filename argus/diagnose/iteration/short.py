@@ -21,6 +21,7 @@ from argus.diagnose.read.peers import mesh_of
 from argus.diagnose.read.query import Query, runnable_sql
 from argus.diagnose.robust import low_median
 from argus.diagnose.suspect import Suspect, slowdown_of
+from argus.diagnose.verdict import Evidence
 from argus.model.units import milliseconds, ranks_text
 
 Float = NDArray[np.float64]
@@ -43,6 +44,8 @@ LEAST = 0.1
 """Excess of a GPU's compute time over its peers'. Above what well GPUs differ by (gpu.LEAST), for few steps."""
 SURE = 0.9
 """Confidence at most; with few steps it is less."""
+SINGLE = 0.8
+"""The same of single kernels, against that of a GPU that is slow in all: the others may have other data."""
 
 
 def find_short_regression(durations: Float, compute: Float) -> Regression | None:
@@ -162,7 +165,41 @@ def slow_ranks(
             suspects.append(
                 _suspect(rank, launches, own - usual, len(others), numbers, step_ns, hosts, threshold, shown)
             )
+    named = {rank for suspect in suspects for rank in suspect.ranks}
+    stage = dict(zip(times.ranks.tolist(), mesh.stage.tolist(), strict=True))
+    for rank, kernels in slow_kernels(columns, stage, step_ns).items():
+        lost_ns = sum(one.cost_ns for one in kernels)
+        if rank not in named and lost_ns >= threshold * step_ns:
+            suspects.append(_suspect_by_kernels(rank, kernels, lost_ns, numbers, step_ns, hosts, shown))
     return suspects
+
+
+def slow_kernels(
+    columns: Mapping[str, NDArray[Any]], stage: Mapping[int, int], step_ns: float
+) -> dict[int, list[distributions.SlowKernel]]:
+    """Kernels that take longer on one rank than on those with the same work: their mean, and both quartiles.
+
+    Args:
+        columns: As :data:`argus.diagnose.read.queries.RECORDED_KERNELS` returns them.
+        stage: Which ranks have the same work: a label of each.
+        step_ns: A step.
+
+    Returns:
+        By rank, those that cost most first.
+    """
+    found: dict[int, list[distributions.SlowKernel]] = {}
+    ranks = columns["rank"].astype(np.int64)
+    label = np.array([stage.get(rank, -1) for rank in ranks.tolist()], np.int64)
+    for one in distributions.candidates(columns, stage, step_ns):
+        if len(one.ranks) > 1:
+            continue
+        (rank,) = one.ranks
+        of_kernel = (columns["kernel_id"] == one.kernel_id) & (label == stage[rank])
+        own, others = of_kernel & (ranks == rank), of_kernel & (ranks != rank)
+        quartiles = [columns[name].astype(np.float64) for name in ("short_ns", "long_ns")]
+        if all(part[own].min() >= (1 + distributions.LEAST / 2) * part[others].max() for part in quartiles):
+            found.setdefault(rank, []).append(one)
+    return found
 
 
 def _suspect(
@@ -196,4 +233,40 @@ def _suspect(
         evidence=[{"text": text, "sql": shown}],
         action=f"Check the GPU of {where} (nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,ECC); record 15 steps to see "
         "whether others wait for it.",
+    )
+
+
+def _suspect_by_kernels(
+    rank: int,
+    kernels: list[distributions.SlowKernel],
+    lost_ns: float,
+    numbers: Int,
+    step_ns: float,
+    hosts: Mapping[int, str],
+    shown: str,
+) -> Suspect:
+    count = len(numbers)
+    where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
+    evidence: list[Evidence] = [
+        {
+            "text": f"{one.kernel} takes {one.factor:.2f} times as long on {where} as on ranks with the same work, "
+            f"{milliseconds(one.cost_ns)} more a step, in the {count} steps that were recorded",
+            "sql": shown,
+        }
+        for one in kernels[: distributions.CHECKED]
+    ]
+    return Suspect(
+        kind="compute_straggler",
+        ranks=[rank],
+        hosts=[hosts[rank]] if hosts.get(rank) else [],
+        since=int(numbers[0]),
+        last=int(numbers[-1]),
+        kernels=[one.kernel for one in kernels[: distributions.CHECKED]],
+        lost_ns=lost_ns,
+        slowdown=slowdown_of(step_ns, lost_ns),
+        confidence=SINGLE * count / (count + 1),
+        level="kernel",
+        evidence=evidence,
+        action=f"See what is different about {kernels[0].kernel} on {where}: inputs, libraries, clocks and memory of "
+        "the GPU (nvidia-smi -q -d CLOCK,PERFORMANCE,ECC); record 15 steps to see whether others wait for it.",
     )

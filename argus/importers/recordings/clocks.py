@@ -388,17 +388,18 @@ def find_hosts(
                 each.host = host
         if name != UNKNOWN_HOST:
             notes.append(
-                f"{len(members)} ranks name their host {name!r}, but their clocks are those of {len(parts)} hosts"
+                f"{len(members)} ranks name their host {name!r}, but clocks or GPUs are those of {len(parts)} hosts"
             )
         elif len(recordings) > 1:
-            notes.append(f"no recording names its host: by their clocks the ranks are on {len(parts)} "
+            notes.append(f"no recording names its host: by their clocks and GPUs the ranks are on {len(parts)} "
                          "(name them with --host-of RANK=HOST)")  # fmt: skip
     notes += _clock_notes(recordings, clocks)
     return notes
 
 
 def _alike(members: list[Recording], clocks: Mapping[int, Clock], *, named: bool) -> list[list[Recording]]:
-    """Recordings of one name, by hosts: those whose clocks agree, or that are in one file."""
+    """Recordings of one name, by hosts: those whose clocks agree, or that are in one file, and that use different
+    GPUs."""
     parts: list[list[Recording]] = []
     alone: list[Recording] = []
     for each in members:
@@ -421,7 +422,26 @@ def _alike(members: list[Recording], clocks: Mapping[int, Clock], *, named: bool
             twin.append(each)
         else:
             parts.append([each])
-    return sorted(parts, key=lambda part: part[0].rank)
+    return sorted((host for part in parts for host in _by_gpus(part)), key=lambda part: part[0].rank)
+
+
+def _by_gpus(part: list[Recording]) -> list[list[Recording]]:
+    """Recordings whose clocks agree, by hosts: several GPUs that are each used twice are those of two hosts. Where all
+    ranks use GPU 0, each sees only its own, and nothing shows how many hosts there are."""
+    if len({each.device() for each in part}) < 2:
+        return [part]
+    hosts: list[list[Recording]] = []
+    for each in sorted(part, key=lambda each: each.rank):
+        fits = (
+            host for host in hosts
+            if any(other.path == each.path for other in host)
+            or each.device() not in {other.device() for other in host} or each.device() < 0
+        )  # fmt: skip
+        if (host := next(fits, None)) is None:
+            hosts.append([each])
+        else:
+            host.append(each)
+    return hosts
 
 
 def _agree(one: Clock | None, other: Clock) -> bool:

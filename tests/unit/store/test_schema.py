@@ -148,7 +148,10 @@ def test_a_view_stands_behind_those_that_it_reads() -> None:
         assert order.index(read) < order.index(reader)
 
 
-STATEMENTS = {27: "925bc9301e471da53ebd1de5c324a1487724e3d4201dac420a8d9e3d9ca32328"}
+STATEMENTS = {
+    27: "925bc9301e471da53ebd1de5c324a1487724e3d4201dac420a8d9e3d9ca32328",
+    28: "cca82b4102babc38224b10235758596098fbdc5aed94dc8d1202ad3d4cbbb697",
+}
 """Checksum of the statements of each version that has been released, or is about to be."""
 
 

@@ -57,3 +57,8 @@ def test_digits_stay_over_a_reboot_and_are_the_boot_s_where_nothing_else_is(tmp_
     assert host.machine_digits(a_machine(tmp_path / "2", "02:00:00:00:00:01", boot="second")) == before
     bare = [host.machine_digits(a_machine(tmp_path / f"{boot}", boot=boot)) for boot in ("first", "second")]
     assert bare[0] != bare[1]
+
+
+def test_containers_of_one_image_differ_by_the_boot_of_their_node(tmp_path: Path) -> None:
+    one, two = (host.machine_digits(a_machine(tmp_path / boot, machine="image", boot=boot)) for boot in ("a", "b"))
+    assert one != two

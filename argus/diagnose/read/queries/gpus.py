@@ -55,15 +55,21 @@ ORDER BY kernel_id, rank
 """Launches and time of each kernel that does not communicate, by rank, from the summaries."""
 
 RECORDED_KERNELS = """
-SELECT cityHash64(name, grid, block) AS kernel_id, any(name) AS kernel, rank, count() AS launches,
-       sum(duration_ns) AS spent_ns, toUInt32({steps:UInt32}) AS steps
-FROM kernel_events
-WHERE job = {job:String} AND run = {run:UInt32} AND rank IN {ranks:Array(UInt32)} AND kind = 'kernel'
-  AND NOT startsWith(name, 'nccl')
+SELECT cityHash64(k.name, k.grid, k.block) AS kernel_id, any(k.name) AS kernel, k.rank AS rank, count() AS launches,
+       sum(k.duration_ns) AS spent_ns, toUInt32({steps:UInt32}) AS steps,
+       quantileExact(0.25)(k.duration_ns) AS short_ns, quantileExact(0.75)(k.duration_ns) AS long_ns
+FROM kernel_events AS k
+INNER JOIN
+(
+  SELECT rank, min(ts) AS begun, max(addNanoseconds(ts, duration_ns)) AS ended FROM iterations
+  WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32} GROUP BY rank
+) AS i ON k.rank = i.rank
+WHERE k.job = {job:String} AND k.run = {run:UInt32} AND k.rank IN {ranks:Array(UInt32)} AND k.kind = 'kernel'
+  AND NOT startsWith(k.name, 'nccl') AND k.ts >= i.begun AND k.ts < i.ended
 GROUP BY kernel_id, rank
 ORDER BY kernel_id, rank
 """
-"""The same of recordings, whose kernels are stored one by one. ``steps``: how many they have."""
+"""The same of recordings, whose kernels are stored one by one, with quartiles. ``steps``: how many they have."""
 
 KERNEL_STEPS = by_hosts(
     """

@@ -89,6 +89,17 @@ def test_a_name_is_believed_where_nothing_contradicts_it(tmp_path: Path) -> None
     assert placed(recordings)[1] == ["node7", "node7.rank-1"], "two recordings of one GPU are of two hosts"
 
 
+def test_gpus_that_are_used_twice_are_of_two_hosts_although_clocks_agree(tmp_path: Path) -> None:
+    recordings = read(replace(SMALL, hosts=2, names="same"), tmp_path)
+    _, hosts, notes = placed(recordings)
+    assert hosts == ["worker", "worker", "worker.rank-2", "worker.rank-2"]
+    assert notes == ["4 ranks name their host 'worker', but clocks or GPUs are those of 2 hosts"]
+    for each in recordings:
+        each.host = "worker"
+        each.ops["device"] = 0
+    assert placed(recordings)[1] == ["worker"] * 4, "each rank sees only its own GPU"
+
+
 @pytest.mark.parametrize(
     ("path", "host"),
     [
@@ -199,6 +210,16 @@ def test_faults_on_clocks_that_differ(
 ) -> None:
     found = verdict(job, request.node.callspec.id, tmp_path, url, capsys)
     assert not right(job, found), found
+
+
+def test_a_gpu_whose_matrix_products_are_slow_in_three_steps(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(APART, dp=4, fault="gemm", steps=3, much=1.3)
+    (one,) = verdict(job, "gemm", tmp_path, url, capsys)["findings"]
+    assert (one["kind"], one["ranks"], len(one["kernels"])) == ("compute_straggler", [3], 3)
+    assert all("gemm" in name for name in one["kernels"])
+    assert one["confidence"] == pytest.approx(0.6)
 
 
 @pytest.mark.thorough(first=1)
