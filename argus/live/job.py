@@ -80,7 +80,8 @@ class Job:
     ``by_marks``: whether steps are named by marks of PyTorch or NVTX; None: not yet known. ``marks``: of each rank,
     what makes them. ``phase_ns``: time of all ranks' steps by phase; ``hidden_ns``: of communication behind other
     phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
-    ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases.
+    ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases;
+    ``phases_until``: from when on none has, 0: they do.
     ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
     ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
@@ -99,6 +100,7 @@ class Job:
     marks: dict[int, Marks] = field(default_factory=dict)
     step_base: int = 0
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
+    phases_until: int = 0
     phase_ns: Tally[str] = field(default_factory=Tally)
     hidden_ns: int = 0
     step_ns: int = 0
@@ -187,6 +189,8 @@ class Job:
                 self._early.setdefault(member.rank, []).append(marks[late])
                 marks = marks[~late]
         of_phases = marks[marks["what"] < What.STEP_BEGIN]
+        if self.phases_until:
+            of_phases = of_phases[of_phases["ts_ns"] < self.phases_until]
         if len(of_phases):
             self.phases.setdefault(member.rank, PhaseTracker()).feed(of_phases)
         if self.by_marks is not False:
@@ -242,15 +246,15 @@ class Job:
     def thin_marks(self, since_ns: int) -> None:
         """From now on PyTorch's ranges are seen in windows, and the begins of backward passes throughout: steps that
         are named by marks go on by these. Others are inferred as before."""
-        self.phases.clear()
         self._ranges_until = since_ns
+        self.phases_until = self.phases_until or since_ns
         if self.by_marks is not False and not self.thin_since:
             self.thin_since = since_ns
 
     def thin_ranges(self, since_ns: int) -> None:
         """From now on NVTX's ranges are seen in windows, and nothing else marks steps."""
-        self.phases.clear()
         self.pulse_spans = [(0, since_ns)]
+        self.phases_until = self.phases_until or since_ns
         if self.by_marks and not self.thin_since:
             self.thin_since, self._pulse_what = since_ns, What.STEP_BEGIN
 

@@ -98,9 +98,15 @@ class StepRows:
             of_rank = all_steps[all_steps["rank"] == rank]
             phases = job.phases.get(rank)
             if phases is not None:
-                of_rank = of_rank if job.by_marks else phases.snap(of_rank)
-                rows.append(phases.split(of_rank))
+                until = job.phases_until or 1 << 62
+                known = of_rank["ts_ns"].astype(np.int64) + of_rank["duration_ns"].astype(np.int64) <= until
+                marked = of_rank[known] if job.by_marks else phases.snap(of_rank[known])
+                rows.append(phases.split(marked))
                 self._gpu.feed_segments(job, rank, phases.take_segments())
+                steps.append(marked)
+                of_rank = of_rank[~known]
+                if len(of_rank):
+                    del job.phases[rank]
             steps.append(of_rank)
         all_steps = np.concatenate(steps)
         parts = np.concatenate([np.empty(0, PHASE), *rows])

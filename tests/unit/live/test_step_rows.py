@@ -1,0 +1,88 @@
+"""Steps and phases as rows, where marks are given up meanwhile."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from argus.live.job import Job, Member
+from argus.live.sides.step_rows import StepRows
+from argus.semantics.phases.cpu import MARK, What
+from argus.semantics.steps.range_names import Role
+from tests.builders.sessions import a_session
+
+MS = 10**6
+STEP_MS, STEPS = 10, 60
+
+
+class Target:
+    """A process that has loaded PyTorch."""
+
+    pid = 7
+    identity = SimpleNamespace(world_size=1)
+
+    def has(self, _library: str) -> bool:
+        return True
+
+
+class Rows:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[Any]] = {}
+
+    def append(self, table: str, rows: Any) -> None:
+        self.tables.setdefault(table, []).append(rows)
+
+    def steps_of(self, table: str) -> list[int]:
+        return sorted({step for rows in self.tables.get(table, []) for step in rows["step"].tolist()})
+
+
+class Nothing:
+    """GPU times that nobody takes."""
+
+    def feed_steps(self, *_: Any) -> None: ...
+
+    def feed_segments(self, *_: Any) -> None: ...
+
+
+def marks_of_step(number: int) -> list[tuple[int, int, int, int, int, int]]:
+    """Backward from 2 to 6 ms of a step, the optimiser from 6 to 9."""
+    begin = (100 + number * STEP_MS) * MS
+    return [
+        (begin + 2 * MS, 0, 7, What.BACKWARD_BEGIN, 0, 0),
+        (begin + 6 * MS, 0, 7, What.BACKWARD_END, 0, 0),
+        (begin + 6 * MS + 1, 0, 7, What.RANGE_BEGIN, Role.OPTIMIZER, 0),
+        (begin + 9 * MS, 0, 7, What.RANGE_END, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("within_ms", [1, 4, 8])
+def test_steps_after_ranges_were_given_up_have_no_phases(within_ms: int) -> None:
+    """Wherever in a step that was: marks from before it that come late open nothing that never ends."""
+    writer: Any = Rows()
+    job = Job("job", 1, groups_due=float("inf"))
+    job.members[0] = member = Member(Target(), 0, "order")  # type: ignore[arg-type]
+    rows = StepRows(a_session(writer, jobs=[job]), Nothing())  # type: ignore[arg-type]
+    since = (100 + STEPS // 2 * STEP_MS + within_ms) * MS
+    for number in range(STEPS):
+        marks = np.array(marks_of_step(number), MARK)
+        if number == STEPS // 2:
+            early = marks["ts_ns"] < since
+            job.thin_marks(since)
+            job.feed_marks(member, marks[early])
+            marks = marks[~early]
+        if number >= STEPS // 2:
+            marks = marks[marks["what"] == What.BACKWARD_BEGIN]
+        job.feed_marks(member, marks)
+        rows.store(job, float(number), (110 + (number + 1) * STEP_MS) * MS, final=False)
+    steps, phased = writer.steps_of("iterations"), writer.steps_of("phases")
+    assert len(steps) >= STEPS - 4
+    assert STEPS // 2 - 3 <= len(phased) <= STEPS // 2 + 1
+    assert phased == steps[: len(phased)]
+    assert set(job.phase_ns) >= {"backward", "optimizer"}
+    assert job.phase_ns["optimizer"] == pytest.approx(3 * MS * len(phased), rel=0.2)
+    assert not job.phases
