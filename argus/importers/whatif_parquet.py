@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from argus.diagnose.whatif.dependencies import Layout, Operations
 from argus.importers.rows import ImportReport, store_run
 from argus.model.errors import EXIT_USAGE, ArgusError
+from argus.model.text import printable
 from argus.store.open import Store
 
 Int = NDArray[np.int64]
@@ -281,23 +282,17 @@ def _damaged(path: Path) -> str:
     if ending != _MAGIC:
         return f"; it ends at byte {there:,} without a footer, as one that is cut off"
     try:
-        file = pq.ParquetFile(path)
+        with pq.ParquetFile(path) as file:
+            # Of a column's own metadata nothing is asked: where they are damaged, that ends the process (Arrow 21).
+            names = list(file.schema_arrow.names)
+            for group in range(file.num_row_groups):
+                for name in names:
+                    try:
+                        file.read_row_group(group, [name])
+                    except _UNREADABLE:
+                        return f"; column '{printable(name)[:64]}' is damaged, in row group {group:,}"
     except _UNREADABLE:
         return f"; its footer, before byte {there:,}, is damaged"
-    with file:
-        for group in range(file.num_row_groups):
-            for place in range(file.metadata.num_columns):
-                column = file.metadata.row_group(group).column(place)
-                try:
-                    file.read_row_group(group, [column.path_in_schema])
-                except _UNREADABLE:
-                    first = column.data_page_offset
-                    if column.dictionary_page_offset is not None:
-                        first = min(first, column.dictionary_page_offset)
-                    return (
-                        f"; column '{column.path_in_schema}', bytes {first:,} to "
-                        f"{first + column.total_compressed_size:,}, is damaged"
-                    )
     return ""
 
 

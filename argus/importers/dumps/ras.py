@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from argus.importers.recordings.recording import MOST_NS
 from argus.importers.rows import HOST, ImportReport, store_run
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
@@ -147,11 +148,13 @@ def _text(value: Any) -> str:
 
 
 def _moment(text: Any, path: Path) -> int:
-    """Wall time of a report, ns. RAS writes local time without a zone: only differences count."""
+    """Wall time of a report, ns. RAS writes local time without a zone: only differences count. Of a time that no table
+    takes, and without one, the file's."""
     try:
-        return int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp()) * 10**9
+        at_ns = int(datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=timezone.utc).timestamp()) * 10**9
     except (TypeError, ValueError):
-        return path.stat().st_mtime_ns
+        at_ns = 0
+    return at_ns if 0 < at_ns < MOST_NS else path.stat().st_mtime_ns
 
 
 def write(store: Store, job: str, reports: Sequence[Report]) -> tuple[int, ImportReport, dict[int, Process]]:

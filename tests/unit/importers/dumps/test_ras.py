@@ -157,6 +157,13 @@ def test_a_log_that_is_cut_off_and_one_of_another_kind(tmp_path: Path) -> None:
         assert "\n" not in refused.value.message
 
 
+@pytest.mark.parametrize("year", ["2825", "0001"])
+def test_a_time_that_no_table_takes_is_the_file_s(year: str, tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps(report([9, 9, 8]) | {"timestamp": f"{year}-01-02 03:04:05"}))
+    assert ras.read(path).at_ns == path.stat().st_mtime_ns
+
+
 @pytest.mark.parametrize("kind", ["ras", "inspector"])
 def test_broken_files_are_read_or_refused(kind: str, tmp_path: Path) -> None:
     path, rng, read, lines = tmp_path / "f.json", random.Random(3), 0, set[int]()
