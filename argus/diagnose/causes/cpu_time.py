@@ -19,6 +19,9 @@ Where only the forward is waited for on the CPU, a slow GPU's backward is late t
 NOTABLE = 0.1
 """A phase that takes less than this share of all excess is not reported; nor is a GPU's excess that is less than this
 share of the lateness, or negative: the scatter of a step's parts is as large."""
+SELECTIVE, ALIKE = 3.0, 1.25
+"""One phase that takes so many times as long as the others' while the rest of the step's work takes no more than so many
+times: what runs beside a rank slows all that it computes."""
 SHOWN_NS = 5e4
 """What rounds to the 0.1 ms that texts show."""
 MAX_KERNELS = 3
@@ -34,12 +37,14 @@ class Cause:
     text: What was compared, with numbers.
     known: Whether CUDA calls or phases were stored to compare.
     phase: The phase of a step that takes longer; empty: not determined.
+    selective: Whether that one takes several times as long, and the rest of the step's work does not.
     """
 
     kind: str
     text: str
     known: bool
     phase: str = ""
+    selective: bool = False
 
 
 def attribute(
@@ -147,7 +152,11 @@ def attribute_by_phases(columns: Mapping[str, NDArray[Any]], ranks: tuple[int, .
         return None
     what = "outside the phases that PyTorch marks" if phase == "other" else f"in {phase.replace('_', ' ')}"
     text = f"it spends {plain_ms(slow_ns)} a step {what}, the others {plain_ms(others_ns)}"
-    return Cause("data_loading" if phase == "data_loading" else "compute_straggler", text, True, phase)
+    rest = np.sum([times for name, times in parts.items() if name not in (phase, "data_loading")], axis=0)
+    alike = np.size(rest) == 2 and 0 < rest[0] <= ALIKE * rest[1]
+    selective = bool(alike and slow_ns >= SELECTIVE * others_ns)
+    kind = "data_loading" if phase == "data_loading" else "compute_straggler"
+    return Cause(kind, text, True, phase, selective)
 
 
 @dataclass(frozen=True)

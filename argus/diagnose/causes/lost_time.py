@@ -92,7 +92,7 @@ def explain(case: Case, straggler: Straggler, onset: int) -> Loss:
     before, cause = by_calls, seen.cause
     alone = cause.kind == "compute_straggler" and peers.gpu_ns is None and not len(cpu["rank"])
     worked = {**peers.window, "last": case.last}
-    if alone and may_slow(case.query, worked, peers.ranks, straggler.gain_ns, step_ns):
+    if alone and not cause.selective and may_slow(case.query, worked, peers.ranks, straggler.gain_ns, step_ns):
         where = {host for rank, host in case.hosts.items() if rank in peers.ranks}
         # Programs that come and go are seen in the steps that are compared, and not on the average since the onset.
         firsts = dict.fromkeys((onset, peers.window["first"]))

@@ -265,6 +265,22 @@ def test_the_phase_that_is_longer_is_the_cause(phase: str, kind: str, text: str)
     assert text in cause.text
 
 
+@pytest.mark.parametrize(
+    ("slow", "selective"),
+    [
+        ({"forward": 21.0}, True),
+        ({"forward": 19.0}, False),  # less than three times
+        ({"forward": 21.0, "backward": 5.0}, True),  # the rest takes 29 instead of 24 ms
+        ({"forward": 21.0, "backward": 7.0}, False),  # all of it takes longer
+        ({"forward": 21.0, "data_loading": 9.0}, True),  # which is no work of the CPU
+    ],
+)
+def test_a_phase_that_alone_takes_several_times_as_long_is_selective(slow: dict[str, float], selective: bool) -> None:
+    cause = attribute_by_phases(phase_time(slow), (1,), 20e6)
+    assert cause is not None
+    assert cause.selective is selective
+
+
 def test_of_two_longer_phases_the_one_with_more_is_the_cause() -> None:
     cause = attribute_by_phases(phase_time({"data_loading": 6.0, "forward": 4.0}), (1,), 10e6)
     assert cause is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from argus.capture.process import host_cpu
@@ -54,6 +55,29 @@ def test_a_rank_on_cpus_that_others_use_is_not_blamed(
     else:
         assert "nvidia-smi" not in finding["action"], "nothing says that it has a GPU"
         assert "argus export svg --rank 2" in finding["action"]
+
+
+@pytest.mark.parametrize(("slow", "kind"), [((6, 2), "compute_straggler"), ((6, 5), "host_contention")])
+def test_a_rank_whose_forward_alone_is_longer_is_not_slowed_by_a_crowd(
+    shared: Store, slow: tuple[int, int], kind: str
+) -> None:
+    """Tenths of a step in forward and backward, 1 and 2 of the other ranks: a crowd would slow both."""
+    job = f"crowded {slow}"
+    store_job(shared, job, SLOW, launches=False)
+    used(shared, job, 0.98, 0.3)
+    steps = query_columns(
+        shared, f"SELECT rank, step, toUnixTimestamp64Nano(ts) AS at, duration_ns FROM iterations WHERE job = '{job}'"
+    )
+    with Writer(shared, source="test") as writer:
+        for phase, usual, own in (("forward", 1, slow[0]), ("backward", 2, slow[1])):
+            tenths = np.where(steps["rank"] == 2, own, usual)
+            writer.append("phases", {
+                "job": job, "run": 1, "host": "node-0", "rank": steps["rank"], "step": steps["step"], "ts": steps["at"],
+                "phase": phase, "method": "marks", "duration_ns": steps["duration_ns"] * tenths // 10, "spans": 1,
+                "overlapped_ns": 0, "confidence": 1.0,
+            })  # fmt: skip
+    (finding,) = diagnose_store(shared, job, 1)["findings"]
+    assert (finding["kind"], finding["ranks"], finding["phase"]) == (kind, [2], "forward")
 
 
 def test_programs_that_came_late_are_seen_in_the_steps_that_are_compared(shared: Store) -> None:
