@@ -58,7 +58,7 @@ def find_causes(
     causes: list[Cause] = []
     for figure in figures:
         found = difference(figure.before, figure.after)
-        if found.p >= level:
+        if found.p >= level or abs(found.change) < figure.least * abs(found.before):
             continue
         explained = sum(
             cause.cost_ns

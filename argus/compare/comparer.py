@@ -35,6 +35,7 @@ class Figure:
         explains: Kinds, or ``kind subject`` of single ones, that it explains.
         unit: ns or share.
         note: What else belongs to it, a clause.
+        least: Share of ``before`` that it must change by.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class Figure:
     explains: tuple[str, ...] = ()
     unit: str = "ns"
     note: str = ""
+    least: float = 0.0
 
     @property
     def key(self) -> str:

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from argus.diagnose.iteration.against_baseline import LEAST, LEVEL, MIN_RUNS
 from argus.diagnose.read import queries
-from argus.diagnose.read.profile import Profile, class_of, read_profile, to_text
+from argus.diagnose.read.baseline import baseline_of
+from argus.diagnose.read.profile import Profile, class_of, read_profile, same_work, to_text
+from argus.diagnose.read.query import Query
+from argus.diagnose.variation import SPREAD, difference
 from argus.diagnose.verdict import Verdict
 from argus.model.errors import ArgusError
 from argus.store.open import Store
@@ -21,7 +25,10 @@ HEALTHY, SET = "healthy", "set"
 
 def learn(store: Store, verdict: Verdict) -> bool:
     """Makes a run a baseline if its verdict allows that: it is healthy, over, and was observed without a loss. One that
-    somebody took out stays out, and one that is there stays as it is.
+    was taken out stays out, and one that is there stays as it is.
+
+    What was learned may turn out to be wrong: a run that is found faulty later is taken out, and so are those that are
+    too slow for the others once this one is there. What was set by hand stays.
 
     Returns:
         Whether it became one.
@@ -30,18 +37,55 @@ def learn(store: Store, verdict: Verdict) -> bool:
         ArgusError: The store did not take it.
     """
     coverage = verdict["coverage"]
-    if verdict["status"] != "healthy" or not coverage["ended"] or not coverage["complete"]:
+    if not coverage["ended"]:
         return False
     query = partial(query_columns, store)
     job, run = verdict["job"], verdict["run"]
-    if len(query(queries.BASELINE_ROW, {"job": job, "run": run})["class"]):
+    rows = query(queries.BASELINE_ROW, {"job": job, "run": run})
+    if verdict["status"] in ("degraded", "hung"):
+        for name, source, removed in zip(rows["class"], rows["source"], rows["removed"], strict=True):
+            if str(source) == HEALTHY and not removed:
+                _take_out(store, str(name), job, run)
+        return False
+    if verdict["status"] != "healthy" or not coverage["complete"] or len(rows["class"]):
         return False
     try:
         profile = read_profile(query, job, run)
     except ArgusError:
         return False  # too short for a baseline
     keep(store, profile, HEALTHY)
+    for one in too_slow(query, profile):
+        _take_out(store, class_of(profile), one.job, one.run)
     return True
+
+
+def too_slow(query: Query, profile: Profile) -> list[Profile]:
+    """Learned baselines of a run's class and work that would be a regression against all others, the run with them:
+    the first runs of a class are learned while there is nothing to compare them with."""
+    others = [one for one in baseline_of(query, profile).runs if same_work(one, profile)]
+    sources = query(queries.ALL_BASELINES, {})
+    learned = {
+        (str(job), int(run))
+        for job, run, source in zip(sources["job"], sources["run"], sources["source"], strict=True)
+        if str(source) == HEALTHY
+    }
+    found = []
+    for one in others:
+        rest = [profile.step, *(other.step for other in others if other is not one)]
+        if (one.job, one.run) not in learned or len(rest) < MIN_RUNS:
+            continue
+        by = difference(rest, [one.step], spread=SPREAD, single=True)
+        if by.change >= LEAST * by.before and by.p / 2 < LEVEL / len(others):
+            found.append(one)
+    return found
+
+
+def _take_out(store: Store, name: str, job: str, run: int) -> None:
+    """As ``argus baseline rm`` does. ``name``: of the class."""
+    put(store, {
+        "class": name, "job": job, "run": run, "profile": "", "step_ns": 0.0, "step_error_ns": -1.0, "steps": 0,
+        "source": HEALTHY, "removed": 1,
+    })  # fmt: skip
 
 
 def keep(store: Store, profile: Profile, source: str) -> None:

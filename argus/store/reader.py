@@ -16,7 +16,7 @@ from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store import spool
 from argus.store.failures import first_line
 from argus.store.open import LEASE_TIMEOUT_S, Store, nothing_hint
-from argus.store.schema import schema_state
+from argus.store.schema import ensure_schema, schema_state
 
 _NOT_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, EOFError, zlib.error)
 """What comes of an answer that is damaged, or of something else than a ClickHouse server."""
@@ -50,15 +50,19 @@ def query(
     with store.lease(timeout_s) as client:
         from clickhouse_connect.driver.exceptions import Error
 
+        def ask() -> Any:
+            return client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+
         try:
             try:
-                table = client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))
+                table = ask()
             except Error as failure:
                 if getattr(failure, "code", None) == _UNKNOWN_TABLE and _is_empty(client):
                     raise nothing_stored(store) from None
-                if getattr(failure, "code", None) in (_UNKNOWN_TABLE, *_UNKNOWN_COLUMNS):
-                    _refuse_old_tables(store, client, failure)  # which asks the store, too
-                raise
+                lacks = getattr(failure, "code", None) in (_UNKNOWN_TABLE, *_UNKNOWN_COLUMNS)
+                if not lacks or not _upgrade_old_tables(store, client, failure):  # which asks the store, too
+                    raise
+                table = ask()
         except Error as failure:
             raise store.explain(failure) from None
         except _NOT_ROWS as failure:
@@ -286,20 +290,22 @@ def latest_run(store: Store, job: str | None = None) -> tuple[str, int]:
     raise nothing_stored(store)
 
 
-def _refuse_old_tables(store: Store, client: Any, failure: Exception) -> None:
-    """Where tables are those of an older Argus, what a query lacks is what was added since.
+def _upgrade_old_tables(store: Store, client: Any, failure: Exception) -> bool:
+    """Where tables are those of an older Argus, what a query lacks is what was added since: an embedded store gets it,
+    as it does from whoever writes to it. Returns whether it did.
 
     Raises:
-        ArgusError: They are.
+        ArgusError: They are a server's, which may be other people's, too; or the upgrade failed.
     """
     state = schema_state(store, client)
-    if state.missing:
+    if state.missing and not store.embedded:
         raise ArgusError(
             f"the store {store.url} has the tables of an older Argus (schema {state.version}, now {state.known}): "
             f"{store.explain(failure).message}",
             f"Bring them up to date, what is stored stays: argus store init --store '{store.url}'",
             EXIT_UNAVAILABLE,
         ) from None
+    return bool(state.missing) and not ensure_schema(store).missing
 
 
 _NOTHING = "nothing is stored yet at "

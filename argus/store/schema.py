@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,7 +103,8 @@ def schema_state(store: Store, client: Any | None = None) -> SchemaState:
 
 
 def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> SchemaState:
-    """Makes sure that rows can be written: creates or upgrades the tables of an embedded store, checks a server's.
+    """Makes sure that rows can be written: creates or upgrades the tables of an embedded store, checks a server's. An
+    upgrade is reported in one line on standard error.
 
     A spool has no tables: it gets its folder.
 
@@ -123,7 +125,11 @@ def ensure_schema(store: Store, *, timeout_s: float = LEASE_TIMEOUT_S) -> Schema
                 f"Run: argus store init --store '{store.url}'",
                 EXIT_UNAVAILABLE,
             )
-    return init_schema(store, timeout_s=timeout_s)
+    made = init_schema(store, timeout_s=timeout_s)
+    if state.version:
+        line = f"argus: brought the store {store.url} from schema {state.version} to {made.version}; its rows stay"
+        print(line, file=sys.stderr)
+    return made
 
 
 def init_schema(

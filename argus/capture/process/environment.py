@@ -21,6 +21,11 @@ from argus.system.settings import settings
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = {"cgroup.cpu_max": "cpu.max", "cgroup.memory_max": "memory.max"}
+_FIRST_LIMITS = {
+    "cpu": ("cgroup.cpu_max", "cpu.cfs_quota_us"), "memory": ("cgroup.memory_max", "memory.limit_in_bytes"),
+}  # fmt: skip
+"""Files of limits in control groups of version 2, and, by controller, of version 1."""
 _MAPS_BYTES = 4 << 20
 """Of /proc/PID/maps: some 30,000 mappings."""
 _FILE_BYTES = 8192
@@ -88,7 +93,7 @@ def process_facts(pid: int) -> dict[str, str]:
         unreadable.append("settings")
     facts |= _binding(pid)
     with _noting(unreadable, "cgroup"):
-        facts |= _limits((PROC / str(pid) / "cgroup").read_text(errors="replace"))
+        facts |= _limits((PROC / str(pid) / "cgroup").read_text(errors="replace"), unreadable)
     with _noting(unreadable, "versions"):
         facts |= _versions(pid)
     with _noting(unreadable, "git.commit"):
@@ -123,39 +128,48 @@ def _binding(pid: int) -> dict[str, str]:
     return {fact: pairs[name].strip() for fact, name in named.items() if name in pairs}
 
 
-def _limits(cgroup: str) -> dict[str, str]:
-    """CPU and memory that its control group, or one above it, allows; and its container."""
+def _limits(cgroup: str, unreadable: list[str]) -> dict[str, str]:
+    """CPU and memory that its control group, or one above it, allows; and its container. A limit whose group is not
+    shown here is not known, and named in ``unreadable``."""
     facts = {}
     if container := _CONTAINER.search(cgroup):
         facts["container.id"] = container[0][:12]
+    places: dict[str, tuple[Path, str, str]] = {}
     for line in cgroup.splitlines()[:64]:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        parts = [part for part in path.split("/") if part]
-        if ".." in parts:
-            continue  # above what this namespace shows
-        kinds = controllers.split(",")
         if not controllers:
-            facts |= _limit(CGROUPS, parts, {"cgroup.cpu_max": "cpu.max", "cgroup.memory_max": "memory.max"})
-        elif "cpu" in kinds:
-            facts |= _limit(CGROUPS / "cpu", parts, {"cgroup.cpu_max": "cpu.cfs_quota_us"})
-        elif "memory" in kinds:
-            facts |= _limit(CGROUPS / "memory", parts, {"cgroup.memory_max": "memory.limit_in_bytes"})
-    return facts
-
-
-def _limit(root: Path, parts: list[str], files: dict[str, str]) -> dict[str, str]:
-    facts = {}
-    for fact, name in files.items():
-        for depth in range(min(len(parts), 32), -1, -1):
-            try:
-                value = root.joinpath(*parts[:depth], name).read_text()[:80].strip()
-            except OSError:
-                continue
-            unlimited = value.startswith(("max", "-1")) or (value.isdigit() and int(value) >= 1 << 60)
-            if not unlimited:
+            for fact, file in _LIMITS.items():
+                places.setdefault(fact, (CGROUPS, file, path))
+        for kind, (fact, file) in _FIRST_LIMITS.items():
+            if kind in controllers.split(","):  # where version 1 has it, version 2 has it not
+                places[fact] = (CGROUPS / kind, file, path)
+    for fact, (root, file, path) in places.items():
+        try:
+            if (value := _limit(root, path, file)) is not None:
                 facts[fact] = value
-                break
+        except OSError:
+            unreadable.append(fact)
     return facts
+
+
+def _limit(root: Path, path: str, file: str) -> str | None:
+    """The nearest limit; None: there is none.
+
+    Raises:
+        OSError: The group, or a file of it, is not shown here.
+    """
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts or not root.joinpath(*parts).is_dir():
+        raise FileNotFoundError(path)  # above what this namespace shows, or mounted elsewhere
+    for depth in range(min(len(parts), 32), -1, -1):
+        try:
+            value = root.joinpath(*parts[:depth], file).read_text()[:80].strip()
+        except FileNotFoundError:
+            continue
+        unlimited = value.startswith(("max", "-1")) or (value.isdigit() and int(value) >= 1 << 60)
+        if not unlimited:
+            return value
+    return None
 
 
 def _versions(pid: int) -> dict[str, str]:

@@ -9,6 +9,7 @@ from argus.compare.comparers import (
     gpu_speed,
     hosts,
     issue_latency,
+    kernel_tails,
     kernels,
     loading,
     phases,
@@ -18,11 +19,13 @@ from argus.compare.comparers import (
 
 COMPARERS: tuple[Comparer, ...] = (
     hosts, communicators, kernels, loading, collections, runqueue, void, issue_latency, gpu_speed, phases,
+    kernel_tails,
 )  # fmt: skip
 KINDS = {
     "host": "a host whose ranks compute slower",
     "bandwidth": "a communicator that moves the same bytes slower",
     "kernel": "a kernel that takes longer",
+    "kernel_tail": "single launches of a kernel take much longer",
     "new_kernel": "a kernel that one side does not have",
     "data_loading": "waiting for the next batch",
     "collections": "collections of garbage",

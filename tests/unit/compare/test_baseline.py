@@ -81,6 +81,29 @@ def test_a_run_that_was_taken_out_stays_out(store: Store) -> None:
     assert stored_profile(store, "llama", 1).run == 1
 
 
+def test_a_learned_run_that_is_found_faulty_later_is_taken_out(store: Store) -> None:
+    verdict = run(store, "llama", 1)
+    learn(store, verdict)
+    set_baseline(store, "llama", 1)
+    assert not learn(store, {**verdict, "status": "degraded"})
+    assert [one.run for one in list_baselines(store)] == [1], "what was set by hand stays"
+    learn(store, run(store, "llama", 2))
+    assert not learn(store, {**verdict, "run": 2, "status": "inconclusive"})
+    assert [one.run for one in list_baselines(store)] == [1, 2]
+    assert not learn(store, {**verdict, "run": 2, "status": "degraded"})
+    assert [one.run for one in list_baselines(store)] == [1]
+    assert not learn(store, {**verdict, "run": 2}), "it does not come back by itself"
+
+
+def test_a_slow_run_that_was_learned_first_is_taken_out_once_others_show_it(store: Store) -> None:
+    """Nothing was there to compare it with. As a baseline it would hide that a later run is as slow."""
+    assert learn(store, run(store, "llama", 1, "void=0.08"))
+    for number in (2, 3, 4):
+        assert learn(store, run(store, "llama", number))
+        assert [one.run for one in list_baselines(store)] == [*([1] if number < 4 else []), *range(2, number + 1)]
+    assert run(store, "llama", 5, "void=0.08")["findings"][0]["kind"] == "regression"
+
+
 def test_a_run_is_not_compared_with_itself(store: Store) -> None:
     run(store, "llama", 1)
     set_baseline(store, "llama", 1)

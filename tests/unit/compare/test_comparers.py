@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from argus.compare.changes import find_causes
 from argus.compare.comparers.order import COMPARERS, KINDS
 from argus.compare.verdict import compare
-from argus.diagnose.read.profile import Kernel
+from argus.diagnose.read.profile import Kernel, Profile
 from argus.diagnose.variation import Mean
 from tests.builders.profiles import KERNELS, MS, profile, side
 
@@ -116,3 +118,31 @@ def test_hidden_transfers_cost_nothing() -> None:
 def test_every_kind_has_words() -> None:
     figures = [figure for comparer in COMPARERS for figure in comparer.figures(side(1), side(10))]
     assert {figure.kind for figure in figures} <= KINDS.keys()
+
+
+def with_tail(one: Profile, factor: float, speed: float = 1.0) -> Profile:
+    """A run whose kernel "attention" has launches that last this many times as long, one in a hundred, and whose
+    durations differ from other runs' as its speed does."""
+    rng = np.random.default_rng(one.run)
+    quantiles = 1e5 * speed * (1 + 0.004 * rng.standard_normal() + 0.1 * np.arange(64) / 64)
+    quantiles[-1] *= factor * (1 + 0.02 * rng.standard_normal())
+    kernel = replace(one.kernels["attention"], quantiles=tuple(quantiles.tolist()))
+    return replace(one, kernels={**one.kernels, "attention": kernel})
+
+
+def test_a_tail_that_grew_is_seen_though_the_median_is_the_same() -> None:
+    before, after = ([with_tail(one, factor) for one in side(first)] for first, factor in ((1, 1.0), (10, 2.0)))
+    found = compare(before, after)
+    (tail,) = found["causes"]
+    assert (tail["kind"], tail["subject"], tail["cost_ns"], tail["unit"]) == ("kernel_tail", "attention", 0.0, "ns")
+    assert tail["after"] / tail["before"] == pytest.approx(2.0, rel=0.1)
+    assert "the median of a launch is the same" in tail["text"]
+    assert found["status"] == "same", "no step is longer"
+    assert compare(after, before)["causes"][0]["kind"] == "kernel_tail"
+
+
+def test_a_kernel_that_is_slower_as_a_whole_has_no_longer_tail() -> None:
+    before, after = ([with_tail(one, 1.0, speed) for one in side(first)] for first, speed in ((1, 1.0), (10, 2.0)))
+    assert "kernel_tail" not in [one["kind"] for one in compare(before, after)["causes"]]
+    after = [with_tail(one, 1.2) for one in side(10)]
+    assert compare(before, after)["causes"] == [], "a fifth is within what such a percentile scatters by"

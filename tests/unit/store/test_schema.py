@@ -218,19 +218,26 @@ def test_a_store_that_was_made_from_other_statements_of_the_version(
 @pytest.mark.parametrize(
     "lacking", ["SELECT count() FROM more", "SELECT another FROM jobs", "SELECT j.another FROM jobs AS j"]
 )
-def test_what_an_older_argus_did_not_have_is_told_with_the_way_to_get_it(
-    bare: Store, monkeypatch: pytest.MonkeyPatch, lacking: str
+def test_what_an_older_argus_did_not_have_an_embedded_store_gets_when_it_is_asked(
+    bare: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacking: str
 ) -> None:
     ensure_schema(bare)
     with pytest.raises(ArgusError) as failure:
         query(bare, lacking)
     assert "older" not in failure.value.message  # it's up to date: the query is wrong
     new_version(monkeypatch, MORE, upgrade=("ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8",))
-    with pytest.raises(ArgusError, match=r"older Argus \(schema \d+, now 900\)") as failure:
-        query(bare, lacking)
-    assert f"argus store init --store '{bare.url}'" in failure.value.hint
-    ensure_schema(bare)
+    with monkeypatch.context() as server:
+        server.setattr(Store, "embedded", False)
+        with pytest.raises(ArgusError, match=r"older Argus \(schema \d+, now 900\)") as failure:
+            query(bare, lacking)
+    assert f"argus store init --store '{bare.url}'" in failure.value.hint, "a server's tables are other people's, too"
+    assert capsys.readouterr().err == ""
     assert len(query(bare, lacking)) <= 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"argus: brought the store {bare.url} from schema ")
+    assert line.endswith(" to 900; its rows stay")
+    assert len(query(bare, lacking)) <= 1
+    assert capsys.readouterr().err == ""
 
 
 RECOUNT = (

@@ -31,6 +31,7 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
         (proc / "cwd").symlink_to("/repo")
         (proc / "exe").symlink_to("/usr/bin/python3.11")
         monkeypatch.setattr(environment, "PROC", tmp_path / "proc")
+        (tmp_path / "cgroups").mkdir()
         monkeypatch.setattr(environment, "CGROUPS", tmp_path / "cgroups")
         monkeypatch.setattr(mapped, "open_root", lambda pid: os.open(root, os.O_PATH | os.O_DIRECTORY))
         return root
@@ -167,7 +168,7 @@ def test_a_pipe_or_a_link_out_of_the_root_is_not_read(process: Callable[..., Pat
 
 
 def test_limits_are_the_nearest_group_s(process: Callable[..., Path], tmp_path: Path) -> None:
-    process(cgroup="0::/kube/pod/../x\n0::/kube/pod\n")
+    process(cgroup="0::/kube/pod\n")
     groups = tmp_path / "cgroups" / "kube"
     (groups / "pod").mkdir(parents=True)
     (groups / "pod" / "cpu.max").write_text("max 100000\n")
@@ -175,6 +176,33 @@ def test_limits_are_the_nearest_group_s(process: Callable[..., Path], tmp_path: 
     (groups / "pod" / "memory.max").write_text("1073741824\n")
     facts = process_facts(PID)
     assert (facts["cgroup.cpu_max"], facts["cgroup.memory_max"]) == ("800000 100000", "1073741824")
+
+
+LIMITS = ("cgroup.cpu_max", "cgroup.memory_max")
+
+
+@pytest.mark.parametrize("cgroup", ["0::/kube/pod\n", "0::/../other\n", "4:cpu,cpuacct:/x\n3:memory:/x\n"])
+def test_a_limit_of_a_group_that_is_not_shown_is_not_known(
+    process: Callable[..., Path], tmp_path: Path, cgroup: str
+) -> None:
+    """As of a process whose groups lie above those of Argus's container. A value above is not its own."""
+    process(cgroup=cgroup)
+    for name in ("cpu.max", "memory.max"):
+        (tmp_path / "cgroups" / name).write_text("7\n")
+    facts = process_facts(PID)
+    assert [(fact in facts, model.is_unread(fact, facts)) for fact in LIMITS] == [(False, True)] * 2
+    assert not model.is_unread("container.id", facts)
+
+
+def test_where_version_1_has_a_limit_version_2_is_not_asked(process: Callable[..., Path], tmp_path: Path) -> None:
+    process(cgroup="4:cpu,cpuacct:/x\n3:memory:/x\n0::/elsewhere\n")
+    for kind, name, value in (("cpu", "cpu.cfs_quota_us", "-1"), ("memory", "memory.limit_in_bytes", "4096")):
+        (tmp_path / "cgroups" / kind / "x").mkdir(parents=True)
+        (tmp_path / "cgroups" / kind / "x" / name).write_text(f"{value}\n")
+    facts = process_facts(PID)
+    assert facts["cgroup.memory_max"] == "4096"
+    assert "cgroup.cpu_max" not in facts
+    assert not [fact for fact in LIMITS if model.is_unread(fact, facts)]
 
 
 def test_what_cannot_be_read_is_named(process: Callable[..., Path], tmp_path: Path) -> None:
