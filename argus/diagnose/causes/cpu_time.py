@@ -20,8 +20,8 @@ NOTABLE = 0.1
 """A phase that takes less than this share of all excess is not reported; nor is a GPU's excess that is less than this
 share of the lateness, or negative: the scatter of a step's parts is as large."""
 SELECTIVE, ALIKE = 3.0, 1.25
-"""One phase takes so many times as long as the others', and the rest of the step's work no more than so many times: what
-runs beside a rank slows all that it computes."""
+"""One phase takes so many times as long as the others', and the rest of the step's work no more than so many times as
+long: what runs beside a rank slows all that it computes."""
 SHOWN_NS = 5e4
 """What rounds to the 0.1 ms that texts show."""
 MAX_KERNELS = 3

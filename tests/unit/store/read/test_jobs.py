@@ -198,13 +198,13 @@ def test_times_for_people(seconds: int, text: str) -> None:
 
 
 def test_every_table_of_jobs_has_runs(store: Store) -> None:
-    """What is removed is found by both columns."""
+    """What is removed is found by both columns. Names of nodes are of no job, and expire."""
     found = query(
         store,
         "SELECT table FROM system.columns WHERE database = currentDatabase() AND name IN ('job', 'run')"
         " GROUP BY table HAVING count() = 1",
     )
-    assert found.column("table").to_pylist() == []
+    assert found.column("table").to_pylist() == ["host_names"]
 
 
 @pytest.mark.parametrize(
