@@ -18,16 +18,17 @@ import click
 from argus import __version__
 from argus.model.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import harmless, printable
-from argus.system import files, secrets
+from argus.system import files, privileges, secrets
 from argus.system.host import host_name
 
 from . import interrupt
-from .options import Span, format_option
+from .options import Span, format_option, new_job_name, store_option
 from .suggest import SuggestingGroup
 
 if TYPE_CHECKING:
     from argus.compare.observe.plan import Plan
     from argus.compare.observe.records import Records, Stored
+    from argus.compare.observe.traced import Traced
 
 SIGNALLED = 128
 """Added to a signal's number: the exit code of what it ended, as shells have it."""
@@ -118,8 +119,18 @@ def command() -> None:
 @click.option("--serve", "server", metavar="CMD", help="A server that is started before each run, and ended after it.")
 @click.option("--ready", metavar="TEXT", help="What the server prints once it is ready.")
 @click.option("--ready-timeout", type=Span(0.01), help="How long that may take. Default: 30s.")
+@click.option(
+    "--trace",
+    is_flag=True,
+    help="Trace each run, as argus run does, into the store: a training job's steps are compared, and argus diagnose "
+    "and argus compare have each run. Needs root.",
+)
+@click.option(
+    "--job", type=new_job_name, metavar="NAME", help="Name of the traced job. Default: the command's program."
+)
+@store_option
 @format_option()
-def run(config: Path | None, folder: Path, output_format: str, **options: Any) -> int:
+def run(config: Path | None, folder: Path, output_format: str, store_url: str | None, **options: Any) -> int:
     """Run a command again and again, and record what each run did.
 
     The command is run without a shell; its output goes to files. Each run is recorded as soon as it has ended, so that
@@ -131,6 +142,7 @@ def run(config: Path | None, folder: Path, output_format: str, **options: Any) -
       argus observe run --arm workers=1 --arm workers=8 --pattern latency --out DIR -- ./load
       argus observe run --serve './server --port 80' --ready listening --out DIR -- ./load
       argus observe run -f config.yaml --out DIR
+      sudo argus observe run --trace --repeat 10 --out DIR -- torchrun --nproc-per-node 8 train.py
     """
     from argus.compare.observe.plan import check
     from argus.compare.observe.records import Records
@@ -138,10 +150,12 @@ def run(config: Path | None, folder: Path, output_format: str, **options: Any) -
 
     plan = check(_plan(config, options))
     _find(plan.command[0])
+    if plan.trace:
+        _may_trace()
     files.share()  # files of the command have the mode that the user wants; those of Argus are for their owner alone
     records = Records(folder)
     try:
-        metrics = _carry_out(plan, records)
+        metrics = _carry_out(plan, records, store_url)
     finally:
         records.close()
     _print(metrics, folder, output_format)
@@ -184,6 +198,11 @@ def _plan(config: Path | None, options: dict[str, Any]) -> Plan:
         if server is None:
             raise ArgusError("--ready is about a server", "Add --serve CMD", EXIT_USAGE)
         server = replace(server, **given)
+    command = changes["command"] or plan.command
+    if options["trace"] or (options["job"] and plan.trace):
+        changes["trace"] = options["job"] or plan.trace or (Path(command[0]).name if command else "")
+    elif options["job"]:
+        raise ArgusError("--job names a job that is traced", "Add --trace", EXIT_USAGE)
     return replace(plan, server=server, **{name: one for name, one in changes.items() if one is not None})
 
 
@@ -195,7 +214,16 @@ def _find(program: str) -> None:
         raise ArgusError(f"the command '{printable(program)}' {why}", hint, EXIT_UNAVAILABLE)
 
 
-def _carry_out(plan: Plan, records: Records) -> dict[str, Any]:
+def _may_trace() -> None:
+    if lacking := privileges.lacking():
+        rights = ", ".join(f"CAP_{name}" for name in sorted(lacking))
+        hint = "Run it with sudo, or leave --trace out: wall times, memory and latencies need no rights"
+        raise ArgusError(
+            f"--trace needs root: {rights} {'are' if len(lacking) > 1 else 'is'} lacking", hint, EXIT_UNAVAILABLE
+        )
+
+
+def _carry_out(plan: Plan, records: Records, store_url: str | None) -> dict[str, Any]:
     from argus.capture.host_environment import host_facts
     from argus.compare.observe.session import Session
 
@@ -204,7 +232,7 @@ def _carry_out(plan: Plan, records: Records) -> dict[str, Any]:
         "facts": host_facts(),
     }  # fmt: skip
     session = Session(plan, records, meta, secrets.without(os.environ), say=_say)
-    with _ended_by_signals() as came:
+    with _ended_by_signals() as came, _tracing(plan, records, store_url) as session.traced:
         try:
             return session.carry_out()
         except KeyboardInterrupt:
@@ -214,6 +242,25 @@ def _carry_out(plan: Plan, records: Records) -> dict[str, Any]:
                 raise click.exceptions.Exit(SIGNALLED + came[0]) from None
             interrupt.announced = True
             raise
+
+
+@contextmanager
+def _tracing(plan: Plan, records: Records, store_url: str | None) -> Iterator[Traced | None]:
+    """What makes the runs that are traced, with its store; None: none is."""
+    if not plan.trace:
+        yield None
+        return
+    from argus.compare.observe.records import OUTPUT
+    from argus.compare.observe.traced import Traced
+    from argus.store.failures import spool_not_queried
+    from argus.store.open import open_store
+    from argus.store.schema import ensure_schema
+
+    with open_store(store_url) as store:
+        if store.spooled:
+            raise spool_not_queried(store.target)
+        ensure_schema(store)
+        yield Traced(plan, store, records.folder / OUTPUT)
 
 
 def _say(line: str) -> None:

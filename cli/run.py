@@ -12,6 +12,7 @@ import click
 
 from argus.cupti.arm import NVTX_VARIABLE, Arming, arm, find_cupti
 from argus.cupti.collector import CuptiOptions
+from argus.live.account import Account
 from argus.live.command import SIGNALLED, Holder, Watched, Watcher, find_user, likely_libraries
 from argus.live.command import run as run_command
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
@@ -59,6 +60,13 @@ DID_NOT_START = "the helper did not start in it: ARGUS_CUPTI=0, a launcher, or i
 )
 @click.option("--run", "run", type=click.IntRange(1, 2**32 - 1), metavar="N", help="Number of the run.")
 @click.option("--log", metavar="FILE", help="Argus's own lines go to this file, not to standard error.")
+@click.option(
+    "--account",
+    "account_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write whether it is traced, and what the command alone took (wall and CPU time, exit code), as JSON.",
+)
 @click.option("--user", metavar="NAME", help="Run the command as this user. Default: as Argus itself runs.")
 @gpu_share_option
 @click.option("--nvtx", is_flag=True, help="Record NVTX ranges of the command as markers.")
@@ -76,6 +84,7 @@ def command(
     job: str | None,
     run: int | None,
     log: str | None,
+    account_file: Path | None,
     user: str | None,
     gpu_share: float,
     nvtx: bool,
@@ -144,6 +153,11 @@ def command(
             raise
     finally:
         holder.let_go()
+    try:
+        account = None if account_file is None else Account(account_file, state)
+    except ArgusError:
+        watcher.give_up()
+        raise
     if state == "on":
         environment.update(arming.changes)
         also = f", NVTX ranges: {_record_nvtx(environment, words)}" if nvtx else ""
@@ -153,7 +167,7 @@ def command(
     else:
         say(f"tracing is {state}")
     try:
-        code = run_command(words, environment, run_as)
+        code = run_command(words, environment, run_as, account)
     except BaseException:
         watcher.give_up()
         raise

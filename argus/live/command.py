@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from argus.live.account import Account
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.system import files
 
@@ -325,11 +326,13 @@ def find_user(name: str) -> User:
     return User(entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid), home)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], user: User | None = None) -> int:
+def run(
+    command: Sequence[str], environment: Mapping[str, str], user: User | None = None, account: Account | None = None
+) -> int:
     """Runs a command in the foreground and returns its exit code, 128 + the signal if one ended it.
 
     Its descriptors are this process's. Signals sent to this process are handed on to it; those that the terminal sends
-    it has already.
+    it has already. ``account`` is given its start and its end.
 
     Raises:
         ArgusError: It cannot be started; the exit code is a shell's.
@@ -358,7 +361,12 @@ def run(command: Sequence[str], environment: Mapping[str, str], user: User | Non
             raise ArgusError(f"{command[0]}: not found", "", NOT_FOUND) from failure
         except (OSError, subprocess.SubprocessError) as failure:
             raise ArgusError(f"{command[0]}: {failure}", "", NOT_EXECUTABLE) from failure
-        return _wait(child)
+        if account is not None:
+            account.started()
+        code = _wait(child)
+        if account is not None:
+            account.ended(code)
+        return code if code >= 0 else SIGNALLED - code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -368,4 +376,4 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         came = signal.sigtimedwait({*_HANDED_ON, signal.SIGCHLD}, 1.0)
         if came is not None and came.si_signo != signal.SIGCHLD and came.si_code <= _SENT_BY_A_PROCESS:
             child.send_signal(came.si_signo)
-    return code if code >= 0 else SIGNALLED - code
+    return code

@@ -41,11 +41,17 @@ def kill_left(strangers: Collection[int]) -> None:
             wait(pid, _REAP_S)
 
 
+def send(pid: int, number: int) -> None:
+    """Sends a process a signal, if it is there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
 def kill(pid: int) -> None:
     """Kills a process and its group, if they are there."""
-    for send in (os.killpg, os.kill):
+    for deliver in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            send(pid, signal.SIGKILL)
+            deliver(pid, signal.SIGKILL)
 
 
 def wait(pid: int, timeout_s: float) -> int | None:

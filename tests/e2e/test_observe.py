@@ -23,8 +23,8 @@ VERDICTS = (0, 10, 12, 13)
 LIMIT_S = 240
 
 
-def argus(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
+def argus(*words: str, limit_s: float = LIMIT_S, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=limit_s, check=False, **options)
 
 
 def records(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:

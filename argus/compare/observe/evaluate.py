@@ -95,11 +95,11 @@ def decision_of(runs: Sequence[Run], plan: Plan) -> Decision:
 
 
 def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:
-    """What of the latencies that were asked for is missing in the runs that count."""
+    """What of the latencies and steps that were asked for is missing in the runs that count."""
+    notes = _trace_notes([run for run in runs if run["status"] == "ok"]) if plan.trace else []
     good = [run["latency"] for run in runs if run["status"] == "ok"]
     if not (plan.readings.pattern or plan.readings.key) or not good:
-        return []
-    notes = []
+        return notes
     without = sum(one is None or not one["count"] for one in good)
     if without:
         notes.append(
@@ -111,6 +111,20 @@ def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:
     ):
         if count := sum(one.get(name, 0) for one in good if one is not None):
             notes.append(f"{count:,} {what}")
+    return notes
+
+
+def _trace_notes(good: Sequence[Run]) -> list[str]:
+    """What is missing of steps. Of runs that succeeded."""
+    off = [run for run in good if run.get("trace") is None or run["trace"]["state"] != "on"]
+    without = len(good) - len(off) - sum(run["figures"].get("step_ns") is not None for run in good)
+    notes = []
+    if off:
+        trace = off[0].get("trace")
+        why = trace["state"] if trace else "off"
+        notes.append(f"{len(off)} of {len(good)} runs were not traced (tracing {why}): steps are not compared")
+    if without:
+        notes.append(f"no step was found in {without} of {len(good)} traced runs: wall times are compared instead")
     return notes
 
 

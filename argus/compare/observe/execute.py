@@ -59,10 +59,14 @@ class Usage:
         pid: The process.
         root: Where /proc is.
         clock: Monotonic, in seconds.
+        beneath: Its descendants alone.
     """
 
-    def __init__(self, pid: int, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pid: int, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic, *, beneath: bool = False
+    ) -> None:
         self._pid = pid
+        self._beneath = beneath
         self._proc = root / "proc"
         self._delays: dict[int, tuple[int, int]] = {}
         self._memory_bytes: list[int] = []
@@ -75,7 +79,7 @@ class Usage:
     def sample(self) -> None:
         """Reads all of it once."""
         total = 0
-        for pid in self._processes():
+        for pid in self.processes():
             words = _line(self._proc / str(pid) / "statm").split()
             total += int(words[1]) * _PAGE if len(words) > 1 else 0
             for thread in _numbers(self._proc / str(pid) / "task"):
@@ -97,7 +101,8 @@ class Usage:
         before = self._delays.get(thread, (0, 0))
         self._delays[thread] = max(queue, before[0]), max(waited, before[1])
 
-    def _processes(self) -> list[int]:
+    def processes(self) -> list[int]:
+        """Those that live now."""
         found: list[int] = []
         queue = [self._pid]
         while queue and len(found) < _PROCESSES:
@@ -106,12 +111,12 @@ class Usage:
             for thread in _numbers(self._proc / str(pid) / "task"):
                 children = _line(self._proc / str(pid) / "task" / str(thread) / "children").split()
                 queue += [int(child) for child in children if child.isdigit()]
-        return found
+        return found[1:] if self._beneath else found
 
     def cpu_s(self) -> float:
         """CPU time of the processes that live, and of the children that they waited for, in seconds."""
         ticks = 0
-        for pid in self._processes():
+        for pid in self.processes():
             fields = _line(self._proc / str(pid) / "stat").rpartition(")")[2].split()
             ticks += sum(int(one) for one in fields[11:15])  # fields 14 to 17 of proc(5)
         return ticks * _TICK_NS / 1e9
@@ -167,7 +172,7 @@ def execute(
     usage = Usage(child.pid)
     timed_out = False
     try:
-        timed_out = not _ended_within(child.pid, timeout_s, usage)
+        timed_out = not ended_within(child.pid, timeout_s, usage)
         if timed_out:
             _end(child.pid)
     except BaseException:
@@ -175,7 +180,7 @@ def execute(
         raise
     wall_ns = time.monotonic_ns() - began_ns
     usage.sample()  # of its main thread the delays are whole now: it is dead, and nobody has waited for it
-    status, spent = _reap(child)
+    status, spent = reap(child)
     figures: dict[str, float | None] = {
         "wall_ns": float(wall_ns),
         "user_ns": float(round(spent.ru_utime * 1e9)),
@@ -215,7 +220,7 @@ def start(command: Sequence[str], environment: Mapping[str, str], out: int, err:
     return child
 
 
-def _ended_within(pid: int, timeout_s: float | None, usage: Usage | None) -> bool:
+def ended_within(pid: int, timeout_s: float | None, usage: Usage | None) -> bool:
     """Waits for a process to end, without reaping it, and samples meanwhile; False: it still runs."""
     began = time.monotonic()
     try:
@@ -245,9 +250,9 @@ def _ended_within(pid: int, timeout_s: float | None, usage: Usage | None) -> boo
 def _end(pid: int) -> None:
     """Asks a process group to end, and ends it."""
     _signal(pid, signal.SIGTERM)
-    if not _ended_within(pid, GRACE_S, None):
+    if not ended_within(pid, GRACE_S, None):
         _signal(pid, signal.SIGKILL)
-        _ended_within(pid, None, None)
+        ended_within(pid, None, None)
 
 
 def _signal(group: int, number: int) -> None:
@@ -257,7 +262,7 @@ def _signal(group: int, number: int) -> None:
         pass
 
 
-def _reap(child: Child) -> tuple[int, resource.struct_rusage]:
+def reap(child: Child) -> tuple[int, resource.struct_rusage]:
     """Ends what is left of the command's group, whose number is still its own, waits for the command, and ends what it
     left in other sessions, as launchers do (``descendants.adopt``)."""
     _signal(child.pid, signal.SIGKILL)
@@ -271,13 +276,13 @@ def end(child: Child) -> None:
     """Ends a command that ``start`` started, and all of its group."""
     if child.returncode is None:
         _end(child.pid)
-        _reap(child)
+        reap(child)
 
 
 def end_now(child: Child) -> None:
     """The same without any grace: whoever pressed Ctrl-C waits for the prompt."""
     if child.returncode is None:
         _signal(child.pid, signal.SIGTERM)
-        if not _ended_within(child.pid, 0.1, None):
+        if not ended_within(child.pid, 0.1, None):
             _signal(child.pid, signal.SIGKILL)
-        _reap(child)
+        reap(child)

@@ -17,6 +17,7 @@ from argus.system.redact import REDACTED, redacted
 SCHEMA = "argus.observe.config/1"
 MOST_RUNS = 10_000
 """Runs of one observation, warm-up included: their records are rewritten after each."""
+LONGEST_JOB = 200
 PATTERNS = {
     "latency": r"latency[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
     "step": r"step[_ ]?time[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
@@ -72,7 +73,8 @@ class Server:
 
 @dataclass(frozen=True)
 class Plan:
-    """All of it. ``repeat`` and ``warmup`` are runs of each arm; ``timeout_s`` bounds a run, None: nothing does."""
+    """All of it. ``repeat`` and ``warmup`` are runs of each arm; ``timeout_s`` bounds a run, None: nothing does;
+    ``trace`` names the jobs of runs that are traced, empty: they are not."""
 
     command: tuple[str, ...]
     repeat: int = 10
@@ -83,6 +85,7 @@ class Plan:
     margin: float = MARGIN
     readings: Readings = Readings()
     server: Server | None = None
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def check(plan: Plan) -> Plan:
             raise _wrong("the command holds a zero byte", "No program can be given one")
         if REDACTED in words or any(word.endswith(f"={REDACTED}") for word in words):
             raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write the command anew")
+    if not plan.trace.isprintable() or len(plan.trace) > LONGEST_JOB or "@" in plan.trace:
+        raise _wrong("the job's name cannot be used", "Give --job another, without @")
     _check_readings(plan.readings)
     return plan
 
@@ -220,7 +225,7 @@ def _loader(yaml: Any) -> Any:
 
 _KEYS = {
     "schema", "command", "repeat", "warmup", "arms", "seed", "timeout", "margin", "latency", "errors", "retries",
-    "server",
+    "server", "trace",
 }  # fmt: skip
 
 
@@ -266,6 +271,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
             _words(server.get("command"), "server.command", name), _text(server.get("ready"), "server.ready", name),
             _seconds(_text(server.get("ready_timeout"), "ready_timeout", name) or "30", "ready_timeout", name),
         ) if server else None,
+        trace=_text(document.get("trace"), "trace", name),
     )  # fmt: skip
 
 
@@ -293,6 +299,7 @@ def to_document(plan: Plan) -> dict[str, Any]:
         "server": None
         if server is None
         else {"command": redacted(server.command), "ready": server.ready, "ready_timeout": server.ready_s},
+        "trace": plan.trace or None,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -20,7 +20,7 @@ def report_of(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -
     """The page as Markdown."""
     parts = [
         _head(metrics, meta, plan), _signs(metrics), _summary(metrics), _differences(metrics), _noise(metrics),
-        _runs(metrics), _machine(meta), _how(metrics, plan),
+        _runs(metrics), _traces(metrics), _machine(meta), _how(metrics, plan),
     ]  # fmt: skip
     return "\n".join(line for part in parts for line in part) + "\n"
 
@@ -181,6 +181,58 @@ def _runs(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"{len(runs) - len(chosen[:RUNS_SHOWN])} more are in metrics.json."
     yield ""
+
+
+def _traces(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Where the traces are, and what to ask of them."""
+    traced = [run for run in metrics["runs"] if (run.get("trace") or {}).get("state") == "on"]
+    if not traced:
+        return
+    named = {number for sign in (metrics["decision"] or {"signs": []})["signs"] for number in sign["runs"]}
+    jobs: dict[str, list[Mapping[str, Any]]] = {}
+    for run in traced:
+        jobs.setdefault(run["trace"]["job"], []).append(run)
+    yield "## Traces"
+    yield ""
+    yield "| job | runs: number of the trace |"
+    yield "|---|---|"
+    for job, runs in jobs.items():
+        shown_runs = ", ".join(f"{run['number']}: {run['trace']['run']}" for run in runs[:RUNS_SHOWN])
+        yield f"| {cell(job)} | {shown_runs}{', …' if len(runs) > RUNS_SHOWN else ''} |"
+    yield ""
+    last = traced[-1]["trace"]
+    yield "```"
+    yield f"argus diagnose --job {_word(last['job'])} --run {last['run']}"
+    for first, second in _pairs(jobs, named):
+        yield f"argus compare {second} --against {first}"
+    yield "```"
+    yield ""
+    used = sorted(run["trace"]["argus_cpu_ns"] for run in traced)
+    yield (
+        f"Argus itself used {short_duration(used[len(used) // 2])} of CPU time in a run (median), its start and the "
+        "storing of rows with it. Figures are of the command alone, and hold what its probes cost it."
+    )
+    yield ""
+
+
+def _pairs(jobs: Mapping[str, Sequence[Mapping[str, Any]]], named: Collection[int]) -> Iterator[tuple[str, str]]:
+    """What to compare with what: runs that stand out with the others of their job, and arms with the first one."""
+
+    def words(job: str, runs: Sequence[Mapping[str, Any]]) -> str:
+        return _word(f"{job}@{','.join(str(run['trace']['run']) for run in runs[:8])}")
+
+    for job, runs in jobs.items():
+        odd = [run for run in runs if run["number"] in named]
+        others = [run for run in runs if run["number"] not in named]
+        if odd and others:
+            yield words(job, others), words(job, odd)
+    first, *rest = jobs
+    for job in rest:
+        yield words(first, jobs[first]), words(job, jobs[job])
+
+
+def _word(text: str) -> str:
+    return shlex.quote(printable(text)).replace("`", "'")
 
 
 def _ended(run: Mapping[str, Any]) -> str:

@@ -104,6 +104,7 @@ def sanitized(stored: records.Stored, sanitizer: Sanitizer) -> records.Stored:
         config[key] = _patterns(config[key], sanitizer)
     if config["server"] is not None:
         config["server"] = sanitizer.value(config["server"])
+    config["trace"] = sanitizer.text(config["trace"] or "") or None
     config["command"] = [sanitizer.text(word) for word in redacted(stored.config["command"])]
     config["arms"] = {names[arm]: dict.fromkeys(map(sanitizer.text, values), REDACTED) for arm, values in arms.items()}
     plan = from_document(config, records.CONFIG)

@@ -35,8 +35,7 @@ class Session:
         say: Gets a line after each run.
         execute, machine, wall_clock, cpu_clock, gpus: How a run is made, the machine's state, Unix time in seconds, CPU
             seconds of this process, and the state of its GPUs.
-        step_ns: Gives the step time of a run that is traced, by its number; None: unknown.
-        command_of: The words that are run in a slot.
+        traced: Makes the runs that are traced: all but those for warm-up (``traced.Traced``); None: none is.
     """
 
     plan: Plan
@@ -49,8 +48,7 @@ class Session:
     wall_clock: Callable[[], float] = time.time
     cpu_clock: Callable[[], float] = time.process_time
     gpus: Callable[[], dict[str, float | None]] = field(default_factory=Gpus)
-    command_of: Callable[[Slot], tuple[str, ...]] | None = None
-    step_ns: Callable[[Slot], float | None] | None = None
+    traced: Callable[[Slot, Mapping[str, str], int, int], tuple[Outcome, dict[str, Any], float]] | None = None
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     def carry_out(self) -> dict[str, Any]:
@@ -113,9 +111,12 @@ class Session:
                 if self.plan.server is not None:
                     server = stack.enter_context(_Running(self.plan.server, self.records, name, environment))
                 before, own_before = self.machine(), self.cpu_clock() + (server.cpu_s() if server else 0.0)
-                words = self.command_of(slot) if self.command_of else self.plan.command
-                outcome = self.execute(words, environment, out, err, self.plan.timeout_s)
-                own = self.cpu_clock() + (server.cpu_s() if server else 0.0) - own_before
+                argus_s = 0.0
+                if self.traced is not None and not slot.warmup:
+                    outcome, run["trace"], argus_s = self.traced(slot, self.environment, out, err)
+                else:
+                    outcome = self.execute(self.plan.command, environment, out, err, self.plan.timeout_s)
+                own = argus_s + self.cpu_clock() + (server.cpu_s() if server else 0.0) - own_before
                 after = self.machine()
             except KeyboardInterrupt:
                 self.runs.append(run)
@@ -126,8 +127,6 @@ class Session:
             noise = during(before, after, spent_s + own)
             noise |= self.gpus()
             noise["run_queue_share"] = round(queue_ns / wall_ns, 6) if queue_ns is not None and wall_ns else None
-            if self.step_ns is not None:
-                figures["step_ns"] = self.step_ns(slot)
             run |= {
                 "status": outcome.status, "exit_code": outcome.exit_code, "signal": outcome.signal,
                 "error": outcome.error, "figures": figures, "noise": noise,

@@ -149,6 +149,13 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     )  # fmt: skip
 
 
+def mean_step_ns(query: Query, job: str, run: int) -> float | None:
+    """A run's mean step, without the first ones, as a profile has it, of however few steps; None: it has none."""
+    steps = query(queries.RUN_STEPS, {"job": job, "run": run})["duration_ns"]
+    steps = steps[min(WARM_UP, len(steps) // 10) :]
+    return float(np.mean(steps)) if len(steps) else None
+
+
 def read_phases(query: Query, params: Mapping[str, Any], numbers: NDArray[np.int64]) -> tuple[dict[str, Mean], str]:
     """Time in each phase, and whose: gpu, or cpu where no GPU was timed; empty: neither.
 

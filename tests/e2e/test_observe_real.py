@@ -1,0 +1,204 @@
+"""``argus observe`` with real workloads: a server under load, PyTorch with two settings, a traced training job, and
+programs with one symptom each, which the report must name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argus.model.errors import EXIT_UNAVAILABLE
+from argus.store.open import open_store
+from argus.store.reader import query_columns
+from tests.e2e.conftest import Argus, argus_with
+from tests.e2e.test_observe import argus, records
+
+
+@pytest.fixture
+def argus_verb(store_url: str) -> Argus:
+    """``argus VERB …`` against the test's store."""
+    return argus_with(store_url)
+
+
+PROGRAMS = Path(__file__).with_name("programs") / "observed"
+SYMPTOMS = [sys.executable, str(PROGRAMS / "symptoms.py")]
+
+
+def kinds(metrics: dict[str, Any]) -> set[str]:
+    return {sign["kind"] for sign in metrics["decision"]["signs"]}
+
+
+def observe(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
+    """metrics.json and report.md."""
+    done = argus("--out", str(folder), "--seed", "3", *words, limit_s=1200)
+    assert done.returncode in (0, 10, 12, 13), done.stderr
+    metrics, meta = records(folder)
+    assert meta["status"] == "finished"
+    return metrics, (folder / "report.md").read_text()
+
+
+SYMPTOM_SIGNS = {
+    "two_speeds": ("{state}", 30, (), {"two_modes", "outliers"}),
+    "tail": ("", 6, (), {"tail"}),
+    "grows": ("{state}", 20, (), {"drift", "shift"}),
+    "workers": ("", 6, ("--arm", "WORKERS=1", "--arm", "WORKERS=4"), {"worse_with_more"}),
+    "fails": ("{state}", 12, (), {"failures"}),
+}
+"""By program: its argument, runs, options, and the signs of which one must be there."""
+
+
+@pytest.mark.parametrize("symptom", SYMPTOM_SIGNS)
+def test_a_symptom_is_told_from_the_report(tmp_path: Path, symptom: str) -> None:
+    argument, repeat, options, expected = SYMPTOM_SIGNS[symptom]
+    state = [argument.format(state=tmp_path)] if argument else []
+    metrics, report = observe(
+        tmp_path / "o", "--repeat", str(repeat), "--pattern", "latency", *options, "--", *SYMPTOMS, symptom, *state
+    )  # fmt: skip
+    assert metrics["decision"]["status"] == "unstable", metrics["decision"]
+    found = kinds(metrics) & expected
+    assert found, metrics["decision"]["signs"]
+    assert [line for line in report.splitlines() if line.startswith(f"| {next(iter(found))} |")]
+
+
+def test_a_program_without_any_has_none_of_their_signs(tmp_path: Path) -> None:
+    """Another program beside the tests may disturb it, which makes it vary, and no more."""
+    metrics, _ = observe(tmp_path / "o", "--repeat", "12", "--pattern", "latency", "--", *SYMPTOMS, "stable")
+    assert not kinds(metrics) & {"two_modes", "failures", "errors", "worse_with_more", "periodic"}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_a_server_under_load_is_compared_over_two_settings(tmp_path: Path) -> None:
+    port = free_port()
+    metrics, report = observe(
+        tmp_path / "o", "--repeat", "5", "--arm", "quick=SERVICE_MS=2", "--arm", "slow=SERVICE_MS=12,FAIL_EVERY=20",
+        "--serve", shlex.join([sys.executable, str(PROGRAMS / "http_server.py"), str(port)]), "--ready", "listening",
+        "--pattern", "latency", "--error-regex", "^error", "--",
+        sys.executable, str(PROGRAMS / "http_load.py"), str(port), "2", "60",
+    )  # fmt: skip
+    assert metrics["decision"]["status"] == "unstable"
+    assert {"arms_differ", "errors"} <= kinds(metrics), metrics["decision"]["signs"]
+    mean = {(row["arm"], row["figure"]): row["mean"] for row in metrics["summary"]}
+    assert mean["quick", "errors"] == 0
+    assert mean["slow", "errors"] == 6
+    assert mean["quick", "count"] == 120
+    assert 2e6 <= mean["quick", "latency_p50_ns"] < 12e6 <= mean["slow", "latency_p50_ns"]
+    assert mean["quick", "throughput_s"] > mean["slow", "throughput_s"]
+    assert "| arms_differ | latency_p50_ns | " in report
+    assert not [run for run in metrics["runs"] if run["status"] != "ok"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)")
+@pytest.mark.alone
+def test_pytorch_with_and_without_wide_instructions_differs(tmp_path: Path) -> None:
+    """oneDNN's convolutions, one thread."""
+    if "avx2" not in Path("/proc/cpuinfo").read_text():
+        pytest.skip("this CPU has no AVX2, which one of the settings switches off")
+    metrics, report = observe(
+        tmp_path / "o", "--repeat", "3", "--arm", "all=ONEDNN_MAX_CPU_ISA=DEFAULT,OMP_NUM_THREADS=1",
+        "--arm", "sse=ONEDNN_MAX_CPU_ISA=SSE41,OMP_NUM_THREADS=1", "--pattern", "step", "--",
+        sys.executable, str(PROGRAMS / "torch_steps.py"),
+    )  # fmt: skip
+    assert "arms_differ" in kinds(metrics), metrics["decision"]
+    mean = {row["arm"]: row["mean"] for row in metrics["summary"] if row["figure"] == "latency_p50_ns"}
+    assert mean["sse"] > 1.3 * mean["all"]
+    assert "sse" in next(line for line in report.splitlines() if line.startswith("| arms_differ |"))
+
+
+@pytest.mark.kernel
+def test_a_training_job_is_traced_in_each_run(
+    tmp_path: Path, argus_verb: Argus, store_url: str, fakegpu: Path, root: Path
+) -> None:
+    """Its steps are the figure, and each run is in the store as any traced one."""
+    launcher = [sys.executable, str(root / "tests/fakegpu/run.py"), "--ranks", "2", "--", "--steps", "60"]
+    folder = tmp_path / "o"
+    done = argus(
+        "--trace", "--job", "bench", "--store", store_url, "--repeat", "3", "--warmup", "1", "--arm", "plain",
+        "--arm", "slow=FAKEGPU_SLOW_FACTOR=3", "--out", str(folder), "--", *launcher,
+    )  # fmt: skip
+    assert done.returncode in (0, 10, 12, 13), done.stderr
+    metrics, _ = records(folder)
+    runs = [run for run in metrics["runs"] if not run["warmup"]]
+    assert [("trace" in run, "step_ns" in run["figures"]) for run in metrics["runs"]].count((False, False)) == 2
+    assert {run["trace"]["state"] for run in runs} == {"on"}
+    assert {(run["arm"], run["trace"]["job"]) for run in runs} == {("plain", "bench+plain"), ("slow", "bench+slow")}
+    with open_store(store_url, create=False) as store:
+        rows = query_columns(
+            store, "SELECT job, run, avg(duration_ns) AS ns FROM iterations WHERE step >= 5 GROUP BY ALL"
+        )
+    stored = {(job, int(run)): ns for job, run, ns in zip(rows["job"], rows["run"], rows["ns"], strict=True)}
+    assert len(stored) == 6
+    for run in runs:
+        figures, key = run["figures"], (run["trace"]["job"], run["trace"]["run"])
+        assert figures["step_ns"] == pytest.approx(stored[key], rel=0.05)
+        assert 40 * figures["step_ns"] < figures["wall_ns"] < 30e9
+        assert figures["user_ns"] + figures["system_ns"] < run["trace"]["argus_cpu_ns"] + figures["wall_ns"] * 4
+        assert figures["peak_memory_bytes"] > 1e6
+    report = (folder / "report.md").read_text()
+    commands = [line for line in report.splitlines() if line.startswith(("argus diagnose", "argus compare"))]
+    assert [shlex.split(line)[1] for line in commands[:2]] == ["diagnose", "compare"]
+    for line in commands:
+        verb, *words = shlex.split(line)[1:]
+        looked = argus_verb(verb, *words)
+        assert looked.returncode == 0, looked.stderr
+    assert re.search(r"Argus itself used .* of CPU time in a run", report)
+
+
+@pytest.mark.kernel
+def test_a_traced_run_that_fails_or_takes_too_long_is_recorded_as_it_ended(tmp_path: Path, store_url: str) -> None:
+    folder = tmp_path / "o"
+    arms = [word for how in ("well", "code", "signal", "late") for word in ("--arm", f"HOW={how}")]
+    script = "case $HOW in code) exit 3;; signal) kill -SEGV $$;; late) trap '' TERM; sleep 600 & sleep 600;; esac"
+    done = argus(
+        "--trace", "--store", store_url, "--repeat", "1", *arms, "--timeout", "1s", "--out", str(folder),
+        "--", "sh", "-c", script,
+    )  # fmt: skip
+    assert done.returncode == 10, done.stderr
+    metrics, _ = records(folder)
+    ends = {run["arm"][4:]: (run["status"], run["exit_code"], run["signal"]) for run in metrics["runs"]}
+    assert ends == {"well": ("ok", 0, None), "code": ("failed", 3, None), "signal": ("failed", None, 11),
+                    "late": ("timeout", None, 9)}  # fmt: skip
+
+
+def test_without_root_tracing_is_refused_in_one_line(tmp_path: Path) -> None:
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    tmp_path.chmod(0o777)
+    words = [*nobody, sys.executable, "-m", "argus.cli.main", "observe", "--trace", "--out", str(tmp_path / "o")]
+    done = subprocess.run(
+        [*words, "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "HOME": "/tmp"},
+    )
+    assert done.returncode == EXIT_UNAVAILABLE
+    first, hint = done.stderr.splitlines()
+    assert re.fullmatch(r"argus: --trace needs root: CAP_.* (is|are) lacking", first)
+    assert "sudo" in hint
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.kernel
+def test_the_account_of_a_traced_command_is_of_the_command_alone(tmp_path: Path, argus_verb: Argus) -> None:
+    account = tmp_path / "account.json"
+    done = argus_verb("run", "--account", str(account), "--", "sh", "-c", "sleep 0.3; kill -TERM $$")
+    assert done.returncode == 128 + 15, done.stderr
+    told = json.loads(account.read_text())
+    assert (told["tracing"], told["ended"], told["exit_code"], told["signal"]) == ("on", True, None, 15)
+    assert told["wall_ns"] >= 0.3e9
+    assert told["user_ns"] + told["system_ns"] < told["wall_ns"]
+    assert argus_verb("run", "--account", str(tmp_path / "no/such/folder/x"), "--", "true").returncode == 2
