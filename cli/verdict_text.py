@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from argus.diagnose.follow.standing import News, in_words
-from argus.diagnose.verdict import Breakdown, Coverage, Finding, Verdict
+from argus.diagnose.verdict import NOTABLE_SLOWDOWN, Breakdown, Coverage, Finding, Verdict
 from argus.model.counters import describe_all
 from argus.model.text import counted, printable
 from argus.model.units import ranks_text
@@ -64,6 +64,8 @@ def headline(verdict: Verdict) -> Text:
     head.append("  " + ", ".join(parts or ["no rank with steps"]), "dim")
     if status == "hung" and steps:
         head.append(f", no step since step {steps[1]}", style="bold")
+    elif status == "degraded" and verdict["slowdown"] < NOTABLE_SLOWDOWN:
+        head.append(", costs no time yet", style="bold")
     elif status == "degraded":
         guessed = any(e["text"].startswith("estimated") for f in verdict["findings"] for e in f["evidence"])
         about = "about " if guessed else ""
@@ -93,7 +95,11 @@ def finding_lines(
     yield title, 0
     hung = verdict["status"] == "hung"
     drawn = f"{bar(finding['share'])} " if bars and len(verdict["findings"]) > 1 else ""
-    cost = "" if hung else f" · {finding['slowdown']:.2f}x · {drawn}{finding['share']:.0%} of the lost time"
+    free = finding["slowdown"] < NOTABLE_SLOWDOWN
+    cost = (
+        "costs no time yet" if free else f"{finding['slowdown']:.2f}x · {drawn}{finding['share']:.0%} of the lost time"
+    )
+    cost = "" if hung else f" · {cost}"
     # Dumps of a job that hung know of no steps.
     begun = f"{since(finding, verdict['steps'][0])}{cost} · " if verdict["steps"] else ""
     yield Text(f"{begun}confidence {finding['confidence']:.0%} · owner: {finding['owner']}"), 3

@@ -50,7 +50,7 @@ EXPLANATIONS = (
         "masked_compute_straggler",
         "A GPU is slow, but pipeline bubbles or other work hide it: no step is longer yet, and no slack is left.",
         "GPU times show the excess of a compute_straggler, below the threshold of what it costs the step.",
-        "its GPU computes for 61.2 ms a step, the others of its stage 55.0 ms; nobody waits for it yet",
+        "its GPU computes for 61.2 ms a step, the others of its stage 55.0 ms; the step does not wait for it yet",
         "Plan to move the rank or check its GPU: the next change of the batch or the layout may make it cost time.",
         "infrastructure",
     ),

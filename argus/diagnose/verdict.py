@@ -154,6 +154,10 @@ class Verdict(_WhatIf):
     reason: str
 
 
+NOTABLE_SLOWDOWN = 1.005
+"""Less is shown as none: texts have two decimals."""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a verdict."""
     schema = json.loads(Path(__file__).with_name("verdict.schema.json").read_text())

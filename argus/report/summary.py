@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argus.diagnose.verdict import Finding, Verdict
+from argus.diagnose.verdict import NOTABLE_SLOWDOWN, Finding, Verdict
 from argus.model.text import counted, shortened
 from argus.model.units import ranks_text
 
@@ -27,6 +27,8 @@ def summary_of(verdict: Verdict) -> str:
 def _head(verdict: Verdict) -> str:
     steps, ranks = verdict["steps"], verdict["ranks"]
     where = f" ({counted(ranks, 'rank')}, steps {steps[0]} to {steps[1]})" if steps and ranks else ""
+    if verdict["status"] == "degraded" and verdict["slowdown"] < NOTABLE_SLOWDOWN:
+        return f"Degraded: costs no time yet{where}"
     if verdict["status"] == "degraded":
         return f"Degraded: {verdict['slowdown']:.2f}x slower than it could be{where}"
     if verdict["status"] == "hung":
@@ -41,7 +43,7 @@ def _finding(finding: Finding, verdict: Verdict) -> str:
     if finding["steps"] and verdict["steps"]:
         begun = finding["steps"][0]
         text += ", in all steps seen" if begun <= verdict["steps"][0] else f", since step {begun}"
-    if verdict["status"] != "hung":
+    if verdict["status"] != "hung" and finding["slowdown"] >= NOTABLE_SLOWDOWN:
         text += f", {finding['share']:.0%} of the lost time"
     return text
 

@@ -406,8 +406,8 @@ def _suspect(case: Case, gpus: GpuWindow, slow: SlowGpu, onset: int) -> Suspect:
         )
     else:
         cost = (
-            f"nobody waits for it: others have as much to do, and of {milliseconds(slow.excess_ns)} the pipeline's "
-            f"bubbles hide all but {milliseconds(slow.cost_ns)}"
+            f"the step does not wait for it yet: others have as much to do, and the pipeline's bubbles hide "
+            f"{milliseconds(max(slow.excess_ns - slow.cost_ns, 0))} of {milliseconds(slow.excess_ns)}"
         )
     then = (
         " and move the rank if it stays slow." if visible else "; it has no slack left, and is the next to cost time."

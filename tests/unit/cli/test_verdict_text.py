@@ -10,6 +10,7 @@ from rich.text import Text
 
 from argus.cli.verdict_text import bar, has_more, plain_evidence, show, verdict_lines
 from argus.diagnose.verdict import Verdict
+from argus.report.summary import summary_of
 from tests.builders.live_views import a_finding
 
 
@@ -20,6 +21,14 @@ def a_verdict(**more: object) -> Verdict:
         "coverage": {"complete": True, "dropped": {}, "ended": True},
     } | more  # fmt: skip
     return Verdict(**fields)  # type: ignore[typeddict-item]
+
+
+@pytest.mark.parametrize(("slowdown", "free"), [(1.0, True), (1.004, True), (1.006, False)])
+def test_what_costs_nothing_yet_is_not_called_slower(slowdown: float, free: bool) -> None:
+    verdict = a_verdict(slowdown=slowdown, findings=[a_finding(11, slowdown=slowdown, share=0.0)])
+    for text in ("\n".join(line.plain for line, _ in verdict_lines(verdict, detail=False)), summary_of(verdict)):
+        assert ("costs no time yet" in text) is free
+        assert ("slower than it could be" in text, "of the lost time" in text) == (not free, not free)
 
 
 def test_three_plain_sentences_and_all_of_it_on_request() -> None:

@@ -7,6 +7,8 @@ import { counted, format, ranksText } from "./units.ts";
 
 const SIGNS: Record<string, string> = { healthy: "✓", degraded: "▲", hung: "■", inconclusive: "?" };
 const MOST_BUTTONS = 16;
+/** A lower slowdown costs no time: texts have two decimals. As argus.diagnose.verdict has it. */
+const NOTABLE = 1.005;
 
 /** Status, summary, findings, coverage. */
 export function verdict(page: Page, state: State): HTMLElement {
@@ -17,7 +19,7 @@ export function verdict(page: Page, state: State): HTMLElement {
   const extent = [
     found.ranks ? counted(found.ranks, "rank") : "no rank with steps",
     steps.length === 2 && `steps ${steps[0].toLocaleString("en-US")} to ${steps[1].toLocaleString("en-US")}`,
-    status === "degraded" && found.slowdown && `${format(found.slowdown, "ratio")} slower than it could be`,
+    status === "degraded" && found.slowdown && (found.slowdown < NOTABLE ? "costs no time yet" : `${format(found.slowdown, "ratio")} slower than it could be`),
     status === "hung" && steps.length === 2 && `no step since step ${steps[1]}`,
   ].filter(Boolean).join(" · ");
   const findings = found.findings ?? [];
@@ -25,7 +27,7 @@ export function verdict(page: Page, state: State): HTMLElement {
     h("div", { class: "headline" },
       h("h2", { id: "verdict-title", class: "status" }, h("span", { class: "sign", "aria-hidden": true }, SIGNS[known ? status : "inconclusive"]), status),
       h("div", {}, h("p", { class: "summary" }, page.summary), h("p", { class: "extent" }, extent))),
-    found.reason ? h("p", { class: "reason" }, found.reason) : null,
+    found.reason && !page.summary.includes(found.reason.slice(1)) ? h("p", { class: "reason" }, found.reason) : null,
     findings.length > 0 && h("ol", { class: "findings" }, findings.map((one, i) => finding(one, i, status, steps[0], state))),
     found.breakdown && breakdown(found.breakdown),
     coverage(found.coverage));
@@ -33,6 +35,7 @@ export function verdict(page: Page, state: State): HTMLElement {
 
 function finding(one: Finding, number: number, status: string, first: number | undefined, state: State): HTMLElement {
   const key = `finding-${one.id ?? number}`;
+  const free = (one.slowdown ?? 1) < NOTABLE;
   const begin = one.steps?.[0];
   const since = begin === undefined ? "" : first !== undefined && begin <= first ? "all steps seen" : `step ${begin.toLocaleString("en-US")}`;
   const ranks = one.ranks ?? [];
@@ -45,8 +48,8 @@ function finding(one: Finding, number: number, status: string, first: number | u
   const pairs: [string, Child[]][] = [
     ["Who", [...who, hosts && h("span", { class: "name" }, ` on ${hosts}`)]],
     ["Since", [since]],
-    ["Slowdown", [status === "hung" ? "" : format(one.slowdown, "ratio")]],
-    ["Cost", [status === "hung" ? "" : `${format(one.share, "share")} of the lost time`]],
+    ["Slowdown", [status === "hung" || free ? "" : format(one.slowdown, "ratio")]],
+    ["Cost", [status === "hung" ? "" : free ? "no time yet" : `${format(one.share, "share")} of the lost time`]],
     ["Confidence", [format(one.confidence, "share")]],
     ["Owner", [one.owner]],
     ["Where", [[one.phase, ...(one.kernels ?? []).slice(0, 3)].filter(Boolean).join(", ")]],
