@@ -104,17 +104,18 @@ def test_a_server_under_load_is_compared_over_two_settings(tmp_path: Path) -> No
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)")
 @pytest.mark.alone
 def test_pytorch_with_and_without_wide_instructions_differs(tmp_path: Path) -> None:
-    """oneDNN's convolutions, one thread."""
+    """Activations and matrix products, one thread: three to four times as long."""
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has no AVX2, which one of the settings switches off")
     metrics, report = observe(
-        tmp_path / "o", "--repeat", "3", "--arm", "all=ONEDNN_MAX_CPU_ISA=DEFAULT,OMP_NUM_THREADS=1",
-        "--arm", "sse=ONEDNN_MAX_CPU_ISA=SSE41,OMP_NUM_THREADS=1", "--pattern", "step", "--",
+        tmp_path / "o", "--repeat", "4", "--arm", "all=ONEDNN_MAX_CPU_ISA=DEFAULT,OMP_NUM_THREADS=1",
+        "--arm", "sse=ONEDNN_MAX_CPU_ISA=SSE41,ATEN_CPU_CAPABILITY=default,OMP_NUM_THREADS=1", "--pattern", "step",
+        "--",
         sys.executable, str(PROGRAMS / "torch_steps.py"),
     )  # fmt: skip
     assert "arms_differ" in kinds(metrics), metrics["decision"]
     mean = {row["arm"]: row["mean"] for row in metrics["summary"] if row["figure"] == "latency_p50_ns"}
-    assert mean["sse"] > 1.3 * mean["all"]
+    assert mean["sse"] > 1.5 * mean["all"]
     assert "sse" in next(line for line in report.splitlines() if line.startswith("| arms_differ |"))
 
 
