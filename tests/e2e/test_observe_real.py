@@ -128,7 +128,7 @@ def test_a_training_job_is_traced_in_each_run(
     folder = tmp_path / "o"
     done = argus(
         "--trace", "--job", "bench", "--store", store_url, "--repeat", "3", "--warmup", "1", "--arm", "plain",
-        "--arm", "slow=FAKEGPU_SLOW_FACTOR=3", "--out", str(folder), "--", *launcher,
+        "--arm", "slow=FAKEGPU_SLOW_RANK=1,FAKEGPU_SLOW_FACTOR=4", "--out", str(folder), "--", *launcher,
     )  # fmt: skip
     assert done.returncode in (0, 10, 12, 13), done.stderr
     metrics, _ = records(folder)
@@ -148,6 +148,8 @@ def test_a_training_job_is_traced_in_each_run(
         assert 40 * figures["step_ns"] < figures["wall_ns"] < 30e9
         assert figures["user_ns"] + figures["system_ns"] < run["trace"]["argus_cpu_ns"] + figures["wall_ns"] * 4
         assert figures["peak_memory_bytes"] > 1e6
+    step = {row["arm"]: row["min"] for row in metrics["summary"] if row["figure"] == "step_ns"}
+    assert step["slow"] > 1.5 * step["plain"], step
     report = (folder / "report.md").read_text()
     commands = [line for line in report.splitlines() if line.startswith(("argus diagnose", "argus compare"))]
     assert [shlex.split(line)[1] for line in commands[:2]] == ["diagnose", "compare"]

@@ -125,7 +125,7 @@ def with_tail(one: Profile, factor: float, speed: float = 1.0) -> Profile:
     durations differ from other runs' as its speed does."""
     rng = np.random.default_rng(one.run)
     quantiles = 1e5 * speed * (1 + 0.004 * rng.standard_normal() + 0.1 * np.arange(64) / 64)
-    quantiles[-1] *= factor * (1 + 0.02 * rng.standard_normal())
+    quantiles[-1] *= factor * (1 + 0.005 * rng.standard_normal())
     kernel = replace(one.kernels["attention"], quantiles=tuple(quantiles.tolist()))
     return replace(one, kernels={**one.kernels, "attention": kernel})
 
