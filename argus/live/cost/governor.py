@@ -211,7 +211,7 @@ class Rung(enum.Enum):
         "backward",
         "windows",
     )
-    # What becomes of ranges where nothing else marks steps.
+    # What becomes of them where nothing else marks steps.
     NVTX_IN_WINDOWS = (
         "NVTX ranges in windows",
         Part.MARKS,
@@ -219,15 +219,6 @@ class Rung(enum.Enum):
         "",
         "nvtx_probes_detached",
         "nvtx",
-        "windows",
-    )
-    RANGES_IN_WINDOWS = (
-        "ranges in windows",
-        Part.MARKS,
-        "PyTorch's ranges are seen in windows, since nothing else marks steps",
-        "",
-        "range_probes_detached",
-        "ranges",
         "windows",
     )
 
@@ -249,12 +240,12 @@ LADDERS: dict[Part, tuple[Rung, ...]] = {
     part: tuple(rung for rung in Rung if rung.part is part) for part in (Part.STACKS, Part.GPU)
 }
 """Steps of the parts that are no probes, in order. What is next is the next step of the part that costs most."""
-IN_WINDOWS = {"nvtx": Rung.NVTX_IN_WINDOWS, "ranges": Rung.RANGES_IN_WINDOWS}
-"""What becomes of ranges where nothing else marks steps, by subject."""
+IN_WINDOWS = {"nvtx": Rung.NVTX_IN_WINDOWS}
+"""What becomes of ranges where nothing else marks steps, by subject. PyTorch's mark none without backward passes."""
 PROBE_RUNGS: tuple[Rung, ...] = tuple(rung for rung in Rung if rung.how and rung not in IN_WINDOWS.values())
 """The most expendable first: fewer functions, then windows; what marks steps last, and never to nothing."""
 STEP_SUBJECTS = ("backward", "launches", "collectives", "waits", "copies")
-"""Subjects by which steps can be counted. Ranges go altogether only where one of these is called."""
+"""Subjects by which steps can be counted. Ranges go altogether only where one of these is called; PyTorch's always."""
 OF_BUDGET = 0.6
 """Part of the budget for what is probed throughout, once something is seen in windows: they get the rest."""
 NEGLIGIBLE = 0.02

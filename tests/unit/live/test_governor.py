@@ -220,6 +220,13 @@ def test_ranges_that_alone_mark_steps_are_seen_in_windows() -> None:
     assert not beside.windowed
 
 
+def test_pytorch_s_ranges_go_altogether_also_before_the_first_backward_pass() -> None:
+    """Attached in an evaluation: without backward passes ranges mark no steps, in windows neither."""
+    made = plan({"ranges": 0.05}, {}, 0.01)
+    assert made.off == {"ranges"}
+    assert not made.windowed
+
+
 def test_longer_steps_have_longer_windows() -> None:
     costs = {"launches": 0.12, "collectives": 0.001}
     short, long = (plan(costs, costs, 0.01, step_s=step_s) for step_s in (0.001, 0.06))
