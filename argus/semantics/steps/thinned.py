@@ -36,8 +36,8 @@ LEAST_STEPS = 4
 LEAST_WINDOWS, MOST_WINDOWS = 6, 32
 """So many windows are needed for that, and remembered."""
 PACE_WINDOWS, PACE_PULSES, MOST_PULSES = 64, 8, 256
-"""From so many newest windows it is taken how often pulses come, once there were so many pulses; of a long one counts
-as much as of so many pulses."""
+"""How often pulses come is taken from so many newest windows at most, with so many pulses at least; older ones than it
+takes to have ``MOST_PULSES`` do not count, and no window for more than these."""
 SIGNIFICANT = 4.0
 """Standard errors by which steps must be longer in windows, or it is not reported."""
 
@@ -123,7 +123,11 @@ class _Rank:
     def pace_ns(self) -> float:
         """Time for each step, pauses and the steps that windows cut included: more than a usual step takes where some
         take long. 0: not known."""
-        seen_ns, pulses = np.array([(0, 0), *self.paces], np.int64).sum(axis=0).tolist()
+        seen_ns = pulses = 0
+        for window_ns, count in reversed(self.paces):  # what else runs changes: the newest say most
+            seen_ns, pulses = seen_ns + window_ns, pulses + count
+            if pulses >= MOST_PULSES:
+                break
         return seen_ns * self.per_step / pulses if pulses >= PACE_PULSES and seen_ns > 0 else float(self.step_ns)
 
 
