@@ -47,6 +47,8 @@ USUAL, FAR = 6.0, 20.0
 """The scale spans so many spreads above the usual value at least, and at most."""
 OF_QUARTERS = 2.44
 """The 95 % quantile of a normal distribution over its upper quartile: 1.645 / 0.674."""
+OF_CHANGES = 1.72
+"""The same over the median difference of two values one after the other: 1.645 / 0.954."""
 LEAST_SPREAD = 0.01
 """Of the usual step: less is not worth a colour."""
 CONTRASTED = 64
@@ -129,10 +131,10 @@ def scale_of(values: Float, least_ns: float = 0.0) -> Scale:
 
     It begins where nearly all values do, and ends at the highest, but not further than :data:`FAR` spreads above the
     usual value, unless a hundredth of the values are higher: a single step of a minute would leave one colour to all
-    others.
+    others. It spans more than noise; what lies between two regimes, or between ranks, is none.
 
     Args:
-        values: Any shape; NaN: not known.
+        values: Shape (n,) or (ranks, columns); NaN: not known.
         least_ns: The spread is this at least.
     """
     known = values[~np.isnan(values)]
@@ -143,7 +145,14 @@ def scale_of(values: Float, least_ns: float = 0.0) -> Scale:
     few, usual, many, nearly_all = (float(one) for one in np.quantile(sample, (0.25, 0.5, 0.75, 0.99)))
     spread = max(OF_QUARTERS * (many - usual), OF_QUARTERS * (usual - few), least_ns, 1.0)
     low = max(float(known.min()), usual - USUAL * spread, 0.0)
-    high = max(usual + USUAL * spread, min(float(known.max()), max(usual + FAR * spread, nearly_all)))
+    changes = np.abs(np.diff(values[:: 2 * (len(known) // SAMPLED) + 1]))
+    noise = (
+        OF_CHANGES * float(np.median(known_changes)) if len(known_changes := changes[~np.isnan(changes)]) else spread
+    )
+    high = max(
+        usual + USUAL * min(spread, max(noise, least_ns, 1.0)),
+        min(float(known.max()), max(usual + FAR * spread, nearly_all)),
+    )
     return Scale(low, high, int((known > high).sum()))
 
 

@@ -167,6 +167,17 @@ def test_cells_that_compress_badly_get_fewer_columns(monkeypatch: pytest.MonkeyP
     assert packed[0][2][7, 99 // width] == 254
 
 
+@pytest.mark.parametrize("slow", ["steps", "ranks"])
+def test_the_scale_ends_with_the_slower_of_two_regimes(slow: str) -> None:
+    """Half of the steps, or of the ranks, take half as long again: that is no noise to leave room above."""
+    values = np.random.default_rng(5).normal(100.0, 1.0, (32, 120)).astype(np.float32)
+    half = values[:, 60:] if slow == "steps" else values[16:]
+    half *= 1.5
+    scale = heatmap.scale_of(values)
+    assert scale.high == pytest.approx(values.max())
+    assert scale.low == pytest.approx(values.min())
+
+
 def test_the_scale_shows_outliers_and_the_usual_spread() -> None:
     usual = np.random.default_rng(5).normal(100.0, 1.0, 10_000).astype(np.float32)
     one = heatmap.scale_of(np.append(usual, np.float32(120.0)))
