@@ -79,7 +79,8 @@ def build(look: Look, arrays: Arrays) -> Panel:
     view = _grid(look, arrays, waiting, late, spent)
     lead = (
         f"Time that ranks wait in collectives of a step for the one that comes last, {how} of {steps} steps. "
-        "Columns are who is waited for most."
+        "Columns are who is waited for most. Waits in several communicators add up, those for a rank that itself waits for "
+        "another included."
     )
     return panel(ID, TITLE, lead, [view], table=_table(look, late, spent, waiting), sql=[sql])
 
@@ -134,7 +135,7 @@ def _grid(
     ]  # fmt: skip
     step_ns = look.case.recent_ns if look.case is not None else 0.0
     view: Grid = {
-        "view": "grid", "row_title": "waiting rank" if by_rank else "waiting, on average",
+        "view": "grid", "row_title": "waiting rank" if by_rank else "waiting: mean of all ranks",
         "column_title": "rank waited for", "rows": names, "columns": [str(rank) for rank in columns], "unit": "ns",
         "middle": None, "least": LEAST * step_ns, "cells": arrays.add(cells), "details": details,
     }  # fmt: skip
@@ -151,7 +152,7 @@ def _most(late: NDArray[np.int64], spent: NDArray[np.float64]) -> list[int]:
 def _table(look: Look, late: NDArray[np.int64], spent: NDArray[np.float64], waiting: NDArray[np.int64]) -> Table:
     columns: list[Column] = [
         {"title": "waited for", "unit": ""}, {"title": "host", "unit": ""}, {"title": "by ranks", "unit": "count"},
-        {"title": "together, a step", "unit": "ns"}, {"title": "a rank, a step", "unit": "ns"},
+        {"title": "together, a step", "unit": "ns"}, {"title": "a rank that waits, a step", "unit": "ns"},
     ]  # fmt: skip
     ranks, place = np.unique(late, return_inverse=True)
     whole = np.bincount(place, weights=spent)
