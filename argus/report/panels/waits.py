@@ -79,8 +79,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     view = _grid(look, arrays, waiting, late, spent)
     lead = (
         f"Time that ranks wait in collectives of a step for the one that comes last, {how} of {steps} steps. "
-        "Columns are who is waited for most. Waits in several communicators add up, those for a rank that itself waits for "
-        "another included."
+        "Columns are who is waited for most. Waits in several communicators add up, also for a rank that itself waits."
     )
     return panel(ID, TITLE, lead, [view], table=_table(look, late, spent, waiting), sql=[sql])
 
