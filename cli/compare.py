@@ -10,7 +10,7 @@ from argus.compare.profile import baseline_side, read_side
 from argus.compare.verdict import EXIT_CODES, CauseFacts, Comparison, RunFacts, compare, to_json
 from argus.model.errors import EXIT_USAGE, ArgusError
 from argus.model.text import printable
-from argus.model.units import milliseconds
+from argus.model.units import milliseconds, short_duration
 from argus.store.open import open_store
 
 from .options import format_option, store_option
@@ -126,6 +126,10 @@ def _cause_lines(number: int, cause: CauseFacts) -> Iterator[str]:
 
 
 def _values(cause: CauseFacts) -> str:
-    values = f"{milliseconds(cause['before'], ',.2f')} before, {milliseconds(cause['after'], ',.2f')} after"
+    short = max(cause["before"], cause["after"]) < 1e5  # of a launch
+    before, after = (
+        short_duration(value) if short else milliseconds(value, ",.2f") for value in (cause["before"], cause["after"])
+    )
+    values = f"{before} before, {after} after"
     text, _, note = cause["text"].partition("; ")
     return f"{printable(text)}: {values}" + (f"; {printable(note)}" if note else "")

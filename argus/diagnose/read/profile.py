@@ -24,6 +24,8 @@ WARM_UP = 5
 """First steps that are left out: allocators, caches and autotuning settle in them. Of short runs a tenth."""
 FEWEST_STEPS = 20
 """Steps below which a run's mean has no error that means anything: two a batch."""
+TRANSFER_ROWS = 200_000
+"""Ranks and steps whose collectives are read, about: of a larger job every so many steps, 20 at least."""
 KERNELS = 60
 """Kernels of which figures are kept, those that take longest."""
 COMPUTE = ("forward", "backward", "optimizer", "compute")
@@ -130,7 +132,8 @@ def read_profile(query: Query, job: str, run: int, *, last: int | None = None) -
     size = query(queries.RUN_SIZE, params)
     known = len(size["world_size"]) > 0
     phases, clock = read_phases(query, params, numbers)
-    transfers = _transfers(query(queries.RUN_TRANSFERS, params))
+    every = max(1, int(steps["ranks"].max()) * len(numbers) // TRANSFER_ROWS)
+    transfers = _transfers(query(queries.RUN_TRANSFERS, {**params, "every": min(every, len(numbers) // FEWEST_STEPS)}))
     work = {name: float(np.mean(steps[name][used])) for name in ("launches", "collectives")}
     work["bytes"] = sum(one.bytes for one in transfers.values())
     work["flops"] = float(size["step_flops"][0]) if known else 0.0

@@ -58,6 +58,7 @@ FROM
   SELECT step, comm_group, op, any(transfer_ns) AS group_ns, any(bytes) AS group_bytes
   FROM collective_waits
   WHERE job = {job:String} AND run = {run:UInt32} AND step BETWEEN {first:UInt32} AND {last:UInt32}
+    AND (step - {first:UInt32}) % {every:UInt32} = 0
   GROUP BY step, comm_group, op
 ) AS w
 LEFT ANY JOIN
