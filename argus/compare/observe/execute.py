@@ -32,7 +32,7 @@ class Outcome:
 
     Attributes:
         status: ``ok`` is an exit code of 0. exit_code: None if a signal ended it. signal: Its number.
-        error: Why it did not start.
+        error: Why it did not start, or why nothing is known of its end.
         figures: By name, in ns, bytes, or times; see ``FIGURES``.
     """
 

@@ -18,6 +18,7 @@ SCHEMA = "argus.observe.config/1"
 MOST_RUNS = 10_000
 """Runs of one observation, warm-up included: their records are rewritten after each."""
 LONGEST_JOB = 200
+"""Characters of a job's name: it is a word of the commands that the report prints."""
 PATTERNS = {
     "latency": r"latency[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
     "step": r"step[_ ]?time[=: ]+([0-9.]+)\s*(ns|us|µs|ms|s)\b",
@@ -147,6 +148,10 @@ def check(plan: Plan) -> Plan:
             raise _wrong(f"the command has {REDACTED} where a secret was left out", "Write the command anew")
     if not plan.trace.isprintable() or len(plan.trace) > LONGEST_JOB or "@" in plan.trace:
         raise _wrong("the job's name cannot be used", "Give --job another, without @")
+    if plan.trace and "=" in plan.command[0] and any(arm.environment for arm in plan.arms):
+        # `env`, which sets them for the command and not for Argus, would take it for a variable.
+        raise _wrong("the command's path holds =, which cannot be traced with variables of arms",
+                     "Call it by another path, or leave --trace out")  # fmt: skip
     _check_readings(plan.readings)
     return plan
 

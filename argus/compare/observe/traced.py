@@ -100,7 +100,7 @@ class Traced:
             raise ArgusError(f"the command cannot be traced: {why}", "Leave --trace out, or see `argus check`",
                              EXIT_UNAVAILABLE)  # fmt: skip
         self._on = True
-        outcome = _outcome(entries, usage, timed_out, f"{self._log(slot)} may say why")
+        outcome = outcome_of(entries, usage, timed_out, f"{self._log(slot)} may say why")
         figures = dict(outcome.figures)
         figures["step_ns"] = self._step_ns(job, number) if state == "on" else None
         argus_s = _children_s() - children_s + self.store.engine_cpu_s() - engine_s
@@ -157,10 +157,13 @@ def _end_command(child: Child, account: Path, usage: Usage) -> None:
             descendants.send(pid, signal.SIGKILL)
 
 
-def _outcome(entries: Mapping[str, Any], usage: Usage, timed_out: bool, hint: str) -> Outcome:
-    """What became of the command, by its account; without one it did not start."""
+def outcome_of(entries: Mapping[str, Any], usage: Usage, timed_out: bool, hint: str) -> Outcome:
+    """What became of the command, by its account. Without one it did not start; one that lacks its end (the disk is
+    full, ``argus run`` was killed) says nothing of what it took."""
+    if not entries:
+        return Outcome("not_started", error=f"argus run did not begin: {hint}")
     if not entries.get("ended"):
-        return Outcome("not_started", error=f"argus run did not run it: {hint}")
+        return Outcome("failed", error=f"argus run did not report how it ended: {hint}")
     figures: dict[str, float | None] = {name: float(entries[name]) for name in _FROM_ACCOUNT}
     code, number = entries["exit_code"], entries["signal"]
     status = "timeout" if timed_out else "ok" if code == 0 else "failed"

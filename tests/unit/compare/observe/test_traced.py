@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -17,7 +18,7 @@ from argus.compare.observe.execute import Outcome
 from argus.compare.observe.plan import Arm, Plan, Slot, check, from_yaml, to_document, to_yaml
 from argus.compare.observe.records import METRICS, REPORT, read, schemas
 from argus.compare.observe.sanitize import Sanitizer, sanitized
-from argus.compare.observe.traced import job_of
+from argus.compare.observe.traced import job_of, outcome_of
 from argus.model.errors import ArgusError
 from tests.builders.observed import session, took
 
@@ -88,6 +89,58 @@ def test_the_job_s_name_is_kept_in_the_settings_and_left_out_where_it_names_some
     assert clean.config["trace"] == "user-train"
     assert "alice" not in json.dumps(clean.metrics)
     assert metrics_of(clean.metrics["runs"], clean.plan, decided=True)["decision"]["notes"] == []
+
+
+def test_a_command_that_would_be_taken_for_a_variable_is_refused() -> None:
+    plan = replace(PLAN, command=("./lr=0.1/train.py",))
+    assert check(plan) == plan, "without variables `env` is not needed"
+    with pytest.raises(ArgusError, match="holds ="):
+        check(replace(plan, arms=(Arm("MODE=2", (("MODE", "2"),)),)))
+
+
+@pytest.mark.parametrize(
+    ("entries", "timed_out", "status"),
+    [
+        ({"exit_code": 0, "signal": None}, False, "ok"),
+        ({"exit_code": 3, "signal": None}, False, "failed"),
+        ({"exit_code": None, "signal": 15}, True, "timeout"),
+        ({"exit_code": 0, "signal": None}, True, "timeout"),  # it ended well once it was asked to
+    ],
+)
+def test_what_became_of_a_command_is_by_its_account(entries: dict[str, Any], timed_out: bool, status: str) -> None:
+    figures = dict.fromkeys(("wall_ns", "user_ns", "system_ns", "voluntary_switches", "involuntary_switches"), 7)
+    usage: Any = SimpleNamespace(figures=lambda: {"peak_memory_bytes": 9.0})
+    outcome = outcome_of({"ended": True, **figures, **entries}, usage, timed_out, "its log")
+    assert (outcome.status, outcome.exit_code, outcome.signal) == (status, *entries.values())
+    assert (outcome.figures["wall_ns"], outcome.figures["peak_memory_bytes"]) == (7.0, 9.0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "status", "error"),
+    [
+        ({}, "not_started", "argus run did not begin: its log"),
+        ({"tracing": "on", "ended": False}, "failed", "argus run did not report how it ended: its log"),
+    ],
+)
+def test_a_command_without_an_account_of_its_end_is_not_called_unstarted(
+    entries: dict[str, Any], status: str, error: str
+) -> None:
+    """A full disk may take the second writing of the file: the command ran."""
+    outcome = outcome_of(entries, SimpleNamespace(), False, "its log")  # type: ignore[arg-type]
+    assert (outcome.status, outcome.error, outcome.figures) == (status, error, {})
+
+
+def test_a_run_whose_end_is_not_known_is_a_failed_one_without_figures(tmp_path: Path) -> None:
+    def lost(slot: Slot, *_: Any) -> tuple[Outcome, dict[str, Any], float]:
+        trace = {"job": job_of(PLAN, slot), "run": 1000 + slot.number, "state": "on", "argus_cpu_ns": 7}
+        known = Outcome("failed", error="argus run did not report how it ended: its log")
+        return (known if slot.number == 4 else took(1.0)), trace, 0.0
+
+    metrics = carried_out(tmp_path / "o", PLAN, lost)
+    assert (metrics["failed"], metrics["partial_failure"]) == (1, True)
+    (run,) = [one for one in metrics["runs"] if one["status"] == "failed"]
+    assert (run["number"], run["exit_code"], run["signal"]) == (4, None, None)
+    assert "did not report how it ended" in run["error"]
 
 
 @pytest.mark.parametrize("name", ["a@b", "a\nb", "x" * 201])
