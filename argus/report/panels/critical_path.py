@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 from argus.diagnose.read import queries
 from argus.diagnose.whatif.critical_path import CriticalPath, Paths
 from argus.diagnose.whatif.stored_paths import read_paths
@@ -17,6 +19,9 @@ TITLE = "Critical path of a step"
 
 STEPS = 5
 """Newest steps of which one is shown: that of median length."""
+LONG = 1.25
+"""Times the median step: where there is a finding and a step is so long, the longest is shown instead. What is lost
+now and then is lost in it, and hardly in the median."""
 MOST_RANKS = 512
 """Of larger jobs reading every operation of a step takes longer than all other panels together."""
 TRACKS = 16
@@ -33,16 +38,33 @@ def build(look: Look, arrays: Arrays) -> Panel:
         last = look.steps[1]
         why = f"of {len(look.ranks):,} ranks: argus export perfetto --steps {last}:{last} has it, and takes its time"
         return absent(ID, TITLE, why)
-    first = max(look.steps[0], look.steps[1] - STEPS + 1)
     query = partial(query_columns, look.store)
-    paths = read_paths(query, look.job, look.run, (first, look.steps[1]), look.examined.across)
+    long, paths = _long_step(look), Paths(())
+    if long is not None:
+        paths = read_paths(query, look.job, look.run, (long, long), look.examined.across)
+    if not paths.measured or not any(path.segments for path in paths.steps):  # what has no delays shows none
+        long, first = None, max(look.steps[0], look.steps[1] - STEPS + 1)
+        paths = read_paths(query, look.job, look.run, (first, look.steps[1]), look.examined.across)
     known = sorted((path for path in paths.steps if path.segments), key=lambda path: path.length_ns)
     if not known:
         return absent(ID, TITLE, paths.why_not or "what its steps waited for is not known")
     path = known[len(known) // 2]
-    return panel(
-        ID, TITLE, _lead(path, paths), [_view(look, path)], table=_table(look, path), sql=_sql(look, path, paths)
-    )
+    lead = _lead(path, paths) + ("" if long is None else " It is the longest of the newest steps.")
+    return panel(ID, TITLE, lead, [_view(look, path)], table=_table(look, path), sql=_sql(look, path, paths))
+
+
+def _long_step(look: Look) -> int | None:
+    """The longest of the newest steps of the first finding, if it is far longer than the median."""
+    if not look.findings or look.case is None:
+        return None
+    window = look.newest()
+    since, last = look.findings[0]["steps"]
+    numbers, durations = look.case.numbers, look.case.durations
+    among = (numbers >= max(since, window["first"])) & (numbers <= min(last, window["last"]))
+    if not among.any():
+        return None
+    longest = int(np.argmax(np.where(among, durations, -1)))
+    return int(numbers[longest]) if durations[longest] > LONG * np.median(durations[among]) else None
 
 
 def _lead(path: CriticalPath, paths: Paths) -> str:
