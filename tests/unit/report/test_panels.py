@@ -238,7 +238,13 @@ def test_phases_add_up_to_a_step(slow: Made) -> None:
     own = answer["rank"] == SLOW
     assert sum(named["values"]) == pytest.approx(answer["mean_ns"][own].sum())
     backward = {row["title"]: row["values"][view["parts"].index("backward")] for row in view["rows"]}
-    assert backward[named["title"]] > 1.05 * backward["GPU: median"]
+    assert backward[named["title"]] > 1.05 * backward["GPU: median of all ranks"]
+    table = slow.panel("phases")["table"]
+    assert table is not None
+    times = answer["mean_ns"][answer["phase"] == "backward"]
+    (row,) = [row for row in table["rows"] if row[:2] == ["GPU", "backward"]]
+    assert row[2:6] == pytest.approx([*np.quantile(times, (0.05, 0.5, 0.95)), times.max()])
+    assert row[6] == SLOW
 
 
 def test_kernels_compare_the_named_rank_with_its_peers(slow: Made) -> None:
