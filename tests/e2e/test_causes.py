@@ -19,6 +19,7 @@ from run import BUILD
 from argus.diagnose.verdict import json_schema
 from tests.e2e.conftest import argus_with, attached, pid_words, start_trace
 from tests.kernel.conftest import wait_until
+from tests.stores import new_store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -30,7 +31,7 @@ class Training:
     """A running job of ``nccl_train.py``."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url = folder, f"chdb://{folder}/store"
+        self.folder, self.url = folder, new_store(folder)
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(BUILD), str(folder)],

@@ -20,6 +20,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import argus_with, pid_words, ranks_of, start_trace
 from tests.kernel.conftest import wait_until
+from tests.stores import new_store
 
 pytestmark = [
     pytest.mark.kernel,
@@ -50,7 +51,7 @@ def job(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_every_call_is_there(job: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    url = f"chdb://{tmp_path}/store"
+    url = new_store(tmp_path)
     tracing = start_trace(url, *pid_words([process.pid for process in job]))
     try:
         assert tracing.stdout is not None
@@ -129,7 +130,7 @@ def test_the_layout_is_that_of_the_installed_pytorch() -> None:
 
 def test_process_groups_that_come_and_go_are_distinguished(tmp_path: Path) -> None:
     """Each new one may lie where the one before did, and counts its collectives from the start."""
-    url = f"chdb://{tmp_path}/store"
+    url = new_store(tmp_path)
     with ranks_of(PROGRAM.with_name("gloo_again.py"), 2, str(tmp_path), "{rank}") as processes:
         files = [tmp_path / f"ends-{rank}" for rank in (0, 1)]
         wait_until(lambda: all(file.exists() and file.stat().st_size > 200 for file in files), 60, "the job's steps")
@@ -173,7 +174,7 @@ def test_a_program_with_thousands_of_ranges_is_let_alone(tmp_path: Path) -> None
         wait_until(
             lambda: "libtorch_python" in Path(f"/proc/{program.pid}/maps").read_text(), 60, "PyTorch to be loaded"
         )
-        output = argus_with(f"chdb://{tmp_path}/store")("trace", "--pid", str(program.pid), "--duration", "12").stdout
+        output = argus_with(new_store(tmp_path))("trace", "--pid", str(program.pid), "--duration", "12").stdout
     finally:
         program.kill()
         program.wait()

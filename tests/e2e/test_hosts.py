@@ -19,6 +19,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import ARGUS, Log, argus_with, attached, pid_words
 from tests.kernel.conftest import wait_for_cuda
+from tests.stores import new_store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
 
@@ -59,7 +60,7 @@ def cluster(fakegpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
     from run import Job
 
     folder = tmp_path_factory.mktemp("hosts")
-    url = f"chdb://{folder}/store"
+    url = new_store(folder)
     log = Log(folder, 4)
     faults = {"FAKEGPU_SLOW_RANK": "3", "FAKEGPU_SLOW_FACTOR": "1.8"}
     with Job(4, ["--steps", "100000", *log.args], faults, cupti=True) as job:

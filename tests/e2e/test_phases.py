@@ -16,6 +16,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import argus_with, pid_words, ranks_of
 from tests.kernel.conftest import wait_until
+from tests.stores import new_store
 
 pytestmark = [
     pytest.mark.kernel,
@@ -80,7 +81,7 @@ class Traced:
 
 
 def trace(folder: Path, ranks: int, faults: tuple[str, ...], steps: int) -> Traced:
-    job = Traced(f"chdb://{folder}/store")
+    job = Traced(new_store(folder))
     truth = [folder / f"truth-{rank}" for rank in range(max(ranks, 1))]
     arguments = str(folder), ",".join(faults), str(SEGMENT), str(SLEEP_S)
     with ranks_of(PROGRAM, ranks, *arguments) as processes:

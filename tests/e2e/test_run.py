@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import ARGUS, Log
 from tests.lacking import open_terminal
+from tests.stores import new_store
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -114,23 +116,27 @@ BAD = {"/no/such/program": 127, "no-such-program": 127, "/etc/passwd": 126}
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.CompletedProcess[str]]:
-    """What came of each of these commands, several at a time."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """What came of one of these commands: all of its kind are run, several at a time."""
 
     def call(words: list[str]) -> subprocess.CompletedProcess[str]:
-        return run_in(f"chdb://{tmp_path_factory.mktemp('run')}/store")("--", *words)
+        return run_in(new_store(tmp_path_factory.mktemp("run")))("--", *words)
 
-    commands = {**{script: ["sh", "-c", script] for script in EXITS}, **{command: [command] for command in BAD}}
-    with ThreadPoolExecutor(4) as pool:
-        return dict(zip(commands, pool.map(call, commands.values()), strict=True))
+    @cache
+    def of_kind(bad: bool) -> dict[str, subprocess.CompletedProcess[str]]:
+        commands = {command: [command] for command in BAD} if bad else {each: ["sh", "-c", each] for each in EXITS}
+        with ThreadPoolExecutor(4) as pool:
+            return dict(zip(commands, pool.map(call, commands.values()), strict=True))
+
+    return lambda command: of_kind(command in BAD)[command]
 
 
 @pytest.mark.parametrize(("script", "code"), EXITS.items())
 @pytest.mark.kernel
 def test_the_exit_code_is_the_commands(
-    ended: dict[str, subprocess.CompletedProcess[str]], script: str, code: int
+    ended: Callable[[str], subprocess.CompletedProcess[str]], script: str, code: int
 ) -> None:
-    assert ended[script].returncode == code
+    assert ended(script).returncode == code
 
 
 @pytest.mark.kernel
@@ -148,9 +154,9 @@ def test_input_output_and_arguments_are_the_commands(store_url: str, tmp_path: P
 
 @pytest.mark.parametrize(("command", "code"), BAD.items())
 def test_a_command_that_does_not_start_fails_as_in_a_shell(
-    ended: dict[str, subprocess.CompletedProcess[str]], command: str, code: int
+    ended: Callable[[str], subprocess.CompletedProcess[str]], command: str, code: int
 ) -> None:
-    done = ended[command]
+    done = ended(command)
     assert done.returncode == code
     assert f"argus: {command}: " in done.stderr
     assert "Traceback" not in done.stderr
@@ -275,7 +281,7 @@ def test_what_is_set_for_the_command(tmp_path: Path) -> None:
     home = os.environ.get("HOME", "")
 
     def call(name: str, *words: str, **environment: str) -> Future[subprocess.CompletedProcess[str]]:
-        return pool.submit(run_in(f"chdb://{tmp_path}/{name}"), *words, "--", "sh", "-c", SHOW, **environment)
+        return pool.submit(run_in(new_store(tmp_path / name)), *words, "--", "sh", "-c", SHOW, **environment)
 
     with ThreadPoolExecutor(4) as pool:
         plain = call("plain")

@@ -20,6 +20,7 @@ from argus.semantics.gpu.usage import time_in, union
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import ARGUS, argus_with, pid_words
+from tests.stores import new_store
 
 # GPU times come on too late for short jobs where others have the CPUs.
 pytestmark = [pytest.mark.kernel, pytest.mark.alone]
@@ -104,7 +105,7 @@ def from_the_start(
             f" --env FAKEGPU_OPS_LOG={folder}/ops-{name} --cupti"
             f" --program {fakegpu}/fake_plan -- '{shape.write(folder)}' --steps {STEPS} --log {folder}/truth-{name} &"
         )
-    url = f"chdb://{folder}/store"
+    url = new_store(folder)
     flops = ["--step-flops", "6e11", "--peak-tflops", "20"]
     command = [*ARGUS, "run", "--store", url, *flops, "--", "sh", "-c", "\n".join([*lines, "wait"])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
@@ -119,7 +120,7 @@ def in_the_middle(request: pytest.FixtureRequest, fakegpu: Path, tmp_path_factor
     from shapes import SHAPES
 
     folder = tmp_path_factory.mktemp("middle")
-    url = f"chdb://{folder}/store"
+    url = new_store(folder)
     with contextlib.ExitStack() as running:
         pids, jobs = [], []
         for name in request.param:

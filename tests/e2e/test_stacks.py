@@ -17,6 +17,7 @@ from argus.store.open import open_store
 from argus.store.reader import query
 from tests.e2e.conftest import ARGUS, Argus, pid_words, start_trace
 from tests.kernel.conftest import wait_until
+from tests.stores import new_store
 
 pytestmark = pytest.mark.kernel
 
@@ -78,7 +79,7 @@ def traced_until(url: str, pids: list[int], condition: str, *words: str) -> str:
 def busy(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, int]:
     """A traced run of busy.py: the store's URL, what the trace printed, and the process."""
     folder = tmp_path_factory.mktemp("busy")
-    url = f"chdb://{folder}/store"
+    url = new_store(folder)
     with program("busy.py", str(folder / "stop")) as running:
         output = traced_until(
             url,

@@ -22,6 +22,7 @@ from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import ARGUS, Argus, argus_with, pid_words, start_trace
 from tests.kernel.conftest import wait_until
+from tests.stores import new_store
 
 pytestmark = [
     pytest.mark.kernel,
@@ -157,7 +158,7 @@ def torch_words(folder: Path, *words: str) -> list[str]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     """Two ranks as plain processes, the second slow in its main thread, traced by --pid while they run."""
     folder = tmp_path_factory.mktemp("plain")
-    traced = Traced(f"chdb://{folder}/store")
+    traced = Traced(new_store(folder))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -202,7 +203,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Traced:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Traced:
     """The same by torchrun, the second rank slow in its workers, followed from the launcher on to the job's end."""
     folder = tmp_path_factory.mktemp("torchrun")
-    traced = Traced(f"chdb://{folder}/store")
+    traced = Traced(new_store(folder))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = subprocess.Popen(
         [*torchrun, *torch_words(folder, "--slow-where", "worker", "--until", str(folder / "enough"))],

@@ -20,6 +20,7 @@ from argus.store.reader import query_columns
 from tests.e2e.conftest import Argus, Log, attached, pid_words, start_trace, wait_for_silence
 from tests.kernel.conftest import wait_for_cuda, wait_until
 from tests.lacking import needs_mounts
+from tests.stores import new_store
 
 pytestmark = pytest.mark.kernel
 
@@ -297,7 +298,7 @@ def test_two_argus_at_once_both_see_everything(argus: Argus, tmp_path: Path) -> 
     go = tmp_path / "go"
     with Job(ranks=2, args=["--exact", "503", "101", "--go", str(go), "--hold", "1"]) as job:
         wait_for_cuda(job.pids)
-        urls = [f"chdb://{tmp_path}/store{number}" for number in (1, 2)]
+        urls = [new_store(tmp_path / str(number)) for number in (1, 2)]
         tracers = [start_trace(url, *pid_words(job.pids)) for url in urls]
         for tracing in tracers:
             attached(tracing)

@@ -22,6 +22,7 @@ from argus.model import calls
 from argus.store.open import open_store
 from argus.store.reader import query
 from tests.kernel.conftest import wait_for_cuda
+from tests.stores import new_store
 
 pytestmark = [pytest.mark.kernel, pytest.mark.core]
 
@@ -32,7 +33,7 @@ class Seen:
     def __init__(self, folder: Path, backend: str) -> None:
         from run import BUILD
 
-        self._store_url = f"chdb://{folder}/store"
+        self._store_url = new_store(folder)
         go = folder / "go"
         program = subprocess.Popen([BUILD / "abi_calls", go], stdout=subprocess.PIPE, text=True)
         try:
