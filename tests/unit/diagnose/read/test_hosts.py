@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ from tests.stores import new_store
 
 US = 1_000
 SHIFTS = "SELECT host, shift, how, confidence, error FROM step_shifts"
+Diagnosed = Callable[[str], Verdict]
 BIG = ((1_000_000, 20.0), (2_000_000, 20.0))
 WORLDS = {
     "healthy": World(),
@@ -84,6 +85,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def diagnosed(store: Store) -> Diagnosed:
+    """Verdicts: each world is diagnosed once, and what that stores is there for whoever asks next."""
+    return cache(lambda name: diagnose_store(store, name, 1))
+
+
 def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return query_columns(store, text, params or {})
 
@@ -109,8 +116,8 @@ def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> d
         ("ntp, slow", [4]),
     ],
 )
-def test_the_slow_rank_is_named_whatever_the_clocks_say(store: Store, name: str, ranks: list[int]) -> None:
-    verdict = diagnose_store(store, name, 1)
+def test_the_slow_rank_is_named_whatever_the_clocks_say(diagnosed: Diagnosed, name: str, ranks: list[int]) -> None:
+    verdict = diagnosed(name)
     assert verdict["status"] == "degraded"
     assert [finding["ranks"] for finding in verdict["findings"]] == [ranks], verdict
     world = WORLDS[name]
@@ -122,8 +129,8 @@ def test_the_slow_rank_is_named_whatever_the_clocks_say(store: Store, name: str,
 
 @pytest.mark.thorough(first=2)
 @pytest.mark.parametrize("name", ["healthy", "late healthy", "three healthy", "ntp"])
-def test_a_healthy_job_stays_healthy(store: Store, name: str) -> None:
-    verdict = diagnose_store(store, name, 1)
+def test_a_healthy_job_stays_healthy(diagnosed: Diagnosed, name: str) -> None:
+    verdict = diagnosed(name)
     assert verdict["status"] == "healthy", verdict
     assert "agree to" in verdict["reason"]
 
@@ -141,26 +148,26 @@ def test_without_the_correction_the_wrong_ranks_are_blamed(store: Store) -> None
 
 
 @pytest.mark.thorough
-def test_lateness_below_the_error_is_not_raised(store: Store) -> None:
+def test_lateness_below_the_error_is_not_raised(diagnosed: Diagnosed) -> None:
     """Where the shortest collective takes 20 ms, the clocks cannot be known better. With a short one they can."""
-    verdict = diagnose_store(store, "blurred lateness", 1)
+    verdict = diagnosed("blurred lateness")
     assert verdict["status"] == "inconclusive"
     assert not verdict["findings"]
     assert "after everybody else, less than the clocks of the hosts may differ by" in verdict["reason"]
-    assert diagnose_store(store, "small lateness", 1)["status"] == "degraded"
+    assert diagnosed("small lateness")["status"] == "degraded"
 
 
-def test_without_clocks_ranks_are_compared_within_a_host(store: Store) -> None:
-    healthy = diagnose_store(store, "no gpu times", 1)
+def test_without_clocks_ranks_are_compared_within_a_host(diagnosed: Diagnosed) -> None:
+    healthy = diagnosed("no gpu times")
     assert healthy["status"] == "inconclusive"
     assert "agree only to" in healthy["reason"]
-    slow = diagnose_store(store, "no gpu times, slow", 1)
+    slow = diagnosed("no gpu times, slow")
     assert [finding["ranks"] for finding in slow["findings"]] == [[6]]
     assert not any("agree to" in evidence["text"] for evidence in slow["findings"][0]["evidence"])
 
 
-def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store) -> None:
-    verdict = diagnose_store(store, "no company", 1)
+def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store, diagnosed: Diagnosed) -> None:
+    verdict = diagnosed("no company")
     assert verdict["status"] == "inconclusive"
     assert "the steps of node-1 were left out" in verdict["reason"]
     assert "the clock of node-1 could not be compared" in verdict["reason"]
@@ -174,9 +181,9 @@ def test_hosts_that_nothing_joins_are_left_out_and_reported(store: Store) -> Non
 
 @pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", ["healthy", "slow", "late", "all late", "three", "sharded", "one rank a host", "ntp"])
-def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
+def test_the_stored_clocks_are_right(store: Store, diagnosed: Diagnosed, name: str) -> None:
     world = WORLDS[name]
-    diagnose_store(store, name, 1)
+    diagnosed(name)
     rows = asked(store, queries.CLOCKS, {"job": name, "run": 1})
     assert set(rows["host"]) == {f"node-{host}" for host in range(world.hosts)}
     for i, host in enumerate(rows["host"]):
@@ -195,9 +202,9 @@ def test_the_stored_clocks_are_right(store: Store, name: str) -> None:
 
 @pytest.mark.thorough(first=1)
 @pytest.mark.parametrize("name", ["slow", "late", "all late", "three", "sharded", "one rank a host", "no gpu times"])
-def test_one_step_has_one_number_on_all_hosts(store: Store, name: str) -> None:
+def test_one_step_has_one_number_on_all_hosts(store: Store, diagnosed: Diagnosed, name: str) -> None:
     world = WORLDS[name]
-    diagnose_store(store, name, 1)
+    diagnosed(name)
     rows = asked(
         store,
         "SELECT step, host, toInt64(min(toUnixTimestamp64Nano(ts))) AS ts FROM iterations_across "
@@ -215,9 +222,9 @@ def test_one_step_has_one_number_on_all_hosts(store: Store, name: str) -> None:
     assert int(steps.min()) == 0
 
 
-def test_communicators_within_hosts_are_not_joined(store: Store) -> None:
+def test_communicators_within_hosts_are_not_joined(store: Store, diagnosed: Diagnosed) -> None:
     """All hosts make the same calls on them, and at nearly the same time."""
-    diagnose_store(store, "three healthy", 1)
+    diagnosed("three healthy")
     rows = asked(
         store,
         "SELECT joined_group, uniqExact(host) AS hosts FROM group_joins "
@@ -226,8 +233,8 @@ def test_communicators_within_hosts_are_not_joined(store: Store) -> None:
     assert rows["hosts"].tolist() == [1, 3]
 
 
-def test_hosts_attached_later_are_shifted(store: Store) -> None:
-    diagnose_store(store, "late", 1)
+def test_hosts_attached_later_are_shifted(store: Store, diagnosed: Diagnosed) -> None:
+    diagnosed("late")
     rows = asked(store, f"{SHIFTS} WHERE job = 'late' ORDER BY version DESC, host LIMIT 2")
     assert rows["how"].tolist() == ["reference", "calls"]
     assert rows["shift"].tolist() == [0, 6]
@@ -273,8 +280,8 @@ def test_the_newest_estimate_counts(store: Store) -> None:
     assert before == after
 
 
-def test_the_view_never_shows_lateness_below_the_error(store: Store) -> None:
-    diagnose_store(store, "healthy", 1)
+def test_the_view_never_shows_lateness_below_the_error(store: Store, diagnosed: Diagnosed) -> None:
+    diagnosed("healthy")
     late = "SELECT host, lateness_ns FROM {} WHERE job = 'healthy' AND aligned"
     raw = asked(store, late.format("collectives_aligned"))
     on_node_1 = raw["host"] == "node-1"
@@ -407,15 +414,16 @@ def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, m
     def findings(verdict: Verdict) -> list[Any]:
         return [(f["kind"], f["ranks"], f["slowdown"], [e["text"] for e in f["evidence"]]) for f in verdict["findings"]]
 
-    usual = diagnose_store(store, "all late", 1)
+    usual = diagnose_store(store, "one of three late", 1)
 
     def refuse(*_: object, **__: object) -> None:
         raise ArgusError("argus: Not enough privileges", "")
 
     with store.lease() as client:
-        client.command("TRUNCATE TABLE clocks")  # what is stored already is not stored again
+        # What is stored already is not stored again; and of other jobs it is there for other tests.
+        client.command("DELETE FROM clocks WHERE job = 'one of three late'")
     monkeypatch.setattr(Store, "insert", refuse)
-    verdict = diagnose_store(store, "all late", 1)
+    verdict = diagnose_store(store, "one of three late", 1)
     assert findings(verdict) == findings(usual)
     assert "could not be stored: argus: Not enough privileges" in verdict["reason"]
     assert "WITH" in verdict["findings"][0]["evidence"][0]["sql"]
