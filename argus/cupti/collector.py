@@ -220,7 +220,7 @@ class Collector:
             "cupti_buffers_of_others": (seen["strangers"], False),
             "cupti_records_dropped": (seen["cupti_dropped"], True),
             "cupti_bytes_unknown": (min(seen["unknown_bytes"] + self.buffers.unknown_bytes, _MAX_COUNT), True),
-            "cupti_names_lost": (seen["names_lost"] + self.buffers.names_unread, True),
+            "cupti_names_lost": (min(seen["names_lost"] + self.buffers.names_unread, _MAX_COUNT), True),
             "cupti_interruptions": (self._interruptions, True),
             "cupti_buffers_unfinished": (self.buffers.unfinished_buffers, self.buffers.unfinished > 0),
             "cupti_records_salvaged": (self.buffers.salvaged, False),

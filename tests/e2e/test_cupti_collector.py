@@ -297,6 +297,8 @@ def test_names_of_a_program_that_never_stops_making_kernels_are_bounded(
     assert len(one.names) == 20
     assert one.counters()["cupti_names_lost"] == (184, True)
     assert named(400, 0x1000, "gemm_1") == "gemm_1"
+    process.memory.store("names_lost", 2**64 - 1)  # what the program says it lost is bounded, with what was lost here
+    assert one.counters()["cupti_names_lost"] == (2**62, True)
 
 
 def test_a_blocking_stop_takes_what_is_left(process: Process) -> None:

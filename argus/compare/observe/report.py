@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from statistics import median
 from typing import Any
 
 from argus.compare.observe.plan import Plan, to_document
@@ -19,8 +20,8 @@ RUNS_SHOWN = 60
 def report_of(metrics: Mapping[str, Any], meta: Mapping[str, Any], plan: Plan) -> str:
     """The page as Markdown."""
     parts = [
-        _head(metrics, meta, plan), _signs(metrics), _summary(metrics), _differences(metrics), _noise(metrics),
-        _runs(metrics), _traces(metrics), _machine(meta), _how(metrics, plan),
+        _head(metrics, meta, plan), _signs(metrics), _summary(metrics), _time(metrics), _differences(metrics),
+        _noise(metrics), _runs(metrics), _traces(metrics), _machine(meta), _how(metrics, plan),
     ]  # fmt: skip
     return "\n".join(line for part in parts for line in part) + "\n"
 
@@ -118,6 +119,68 @@ def _summary(metrics: Mapping[str, Any]) -> Iterator[str]:
         yield f"{first}| {cell(name)} | {row['runs']} | {values} | {variation} |"
     yield ""
     yield "Warm-up runs and runs that failed are left out. A figure that is missing here was not measured: it is not 0."
+    yield ""
+
+
+WAITS = ("on a CPU", "waiting for a CPU", "waiting for disks", "waiting for something else")
+"""Where the time of a run goes. The last is what is left of it: locks, timers, the network, other processes, stops."""
+MOSTLY = 0.5
+"""A share of the time that a sentence mentions."""
+
+
+def time_of(figures: Mapping[str, float | None]) -> list[float] | None:
+    """What a run's time is made of, in shares of its wall time, as :data:`WAITS` has them. Threads count one by one, so
+    the first three may add up to more than 1, and the last is 0 then. None: its wall or CPU time is unknown."""
+    wall, user, system = (figures.get(name) for name in ("wall_ns", "user_ns", "system_ns"))
+    if not wall or user is None or system is None:
+        return None
+    known = [user + system, figures.get("run_queue_ns") or 0.0, figures.get("block_io_ns") or 0.0]
+    return [one / wall for one in [*known, max(0.0, wall - sum(known))]]
+
+
+def _time(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """What the command did with its time, and what it waited for: a median of runs."""
+    runs = [run for run in metrics["runs"] if not run["warmup"] and run["status"] == "ok"]
+    of_run = {run["number"]: shares for run in runs if (shares := time_of(run["figures"])) is not None}
+    if not of_run:
+        return
+    named = {number for sign in (metrics["decision"] or {"signs": []})["signs"] for number in sign["runs"]}
+    arms = list(dict.fromkeys(run["arm"] for run in runs))
+    chosen: list[tuple[str, list[int]]] = [
+        (cell(arm), [run["number"] for run in runs if run["arm"] == arm]) for arm in arms if len(arms) > 1
+    ] or [("all runs", list(of_run))]
+    if named & of_run.keys() and of_run.keys() - named:
+        chosen += [
+            ("runs that stand out", sorted(named & of_run.keys())),
+            ("the others", sorted(of_run.keys() - named)),
+        ]
+    wall = {run["number"]: run["figures"]["wall_ns"] for run in runs if run["number"] in of_run}
+    unknown = [
+        waited
+        for waited, name in zip(WAITS[1:3], ("run_queue_ns", "block_io_ns"), strict=True)
+        if all(run["figures"].get(name) is None for run in runs)
+    ]
+    yield "## Where the time of a run goes"
+    yield ""
+    yield f"| | wall | {' | '.join(WAITS)} |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    most: list[str] = []
+    for title, numbers in chosen:
+        known = [number for number in numbers if number in of_run]
+        if not known:
+            continue
+        shares = [median(of_run[number][place] for number in known) for place in range(len(WAITS))]
+        cells = ["-" if waited in unknown else f"{share:.0%}" for waited, share in zip(WAITS, shares, strict=True)]
+        yield f"| {title} | {shown('wall_ns', median(wall[number] for number in known))} | {' | '.join(cells)} |"
+        most += [f"{title}: {share:.0%} {waited}" for waited, share in zip(WAITS[1:], shares[1:], strict=True)
+                 if share >= MOSTLY]  # fmt: skip
+    yield ""
+    if most:
+        yield f"It is not computing that takes the time ({'; '.join(most)}): a CPU profile would show little of it."
+        yield ""
+    yield "Something else is a lock, a timer, the network, another process, or a stop. Threads count one by one."
+    if unknown:
+        yield f"Not known here, and part of the last column: {', '.join(unknown)}."
     yield ""
 
 

@@ -122,6 +122,6 @@ def _bars(look: Look, ranks: NDArray[np.int64], matrix: NDArray[np.float64], whe
     ]  # fmt: skip
     if len(ranks) > 1:
         # Of a high quantile each part is another rank's: their sum would be a step that no rank has.
-        values = [float(value) for value in np.median(matrix, axis=0)]
-        bars.append({"title": f"{where}: median of all ranks", "named": False, "values": values})
+        median: list[float | None] = [float(value) for value in np.median(matrix, axis=0)]
+        bars.append({"title": f"{where}: median of all ranks", "named": False, "values": median})
     return bars
