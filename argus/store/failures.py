@@ -77,7 +77,7 @@ def transient(failure: BaseException) -> bool:
     if isinstance(failure, OSError):
         return True
     try:
-        from clickhouse_connect.driver.exceptions import Error
+        from argus.store.driver import Error
     except ImportError:
         return False
     if not isinstance(failure, Error):

@@ -154,7 +154,7 @@ class Store:
             self._number = int(file.name.split("-")[0])
             return
         with self.lease(timeout_s) as client:
-            from clickhouse_connect.driver.exceptions import Error
+            from argus.store.driver import Error
 
             try:
                 client.insert_arrow(table, rows, settings={**_INSERT, "insert_deduplication_token": token})
@@ -359,8 +359,7 @@ def _import_driver() -> tuple[Any, type[Exception]]:
         ArgusError: It is not installed.
     """
     try:
-        import clickhouse_connect
-        from clickhouse_connect.driver.exceptions import Error
+        from argus.store.driver import Error, clickhouse_connect
     except ImportError as missing:
         raise ArgusError(
             f"the Python package '{missing.name}' is missing",

@@ -48,7 +48,7 @@ def query(
         ArgusError: The store is empty or cannot be reached, or ClickHouse refuses the query (its reason in one line).
     """
     with store.lease(timeout_s) as client:
-        from clickhouse_connect.driver.exceptions import Error
+        from argus.store.driver import Error
 
         def ask() -> Any:
             return client.query_arrow(sql, parameters=dict(params or {}), settings=dict(settings or {}))

@@ -161,7 +161,7 @@ def init_schema(
         raise ArgusError("an embedded store is no cluster", "Name a server: --store clickhouse://…", EXIT_USAGE)
     if store.target.spool is not None:
         raise spool_not_queried(store.target)
-    from clickhouse_connect.driver.exceptions import Error
+    from argus.store.driver import Error
 
     explicit = {name for name, given in (("ttl", ttl), ("raw_ttl", raw_ttl)) if given}
     if not store.embedded and store.database != "default":
@@ -211,7 +211,7 @@ def _bring_up_to_date(client: Any, carry_out: Callable[..., None], missing: list
 def _make(client: Any, statement: str) -> None:
     """Carries out a statement. A view that it reads is gone for a moment where another process, which
     makes the same tables, replaces it."""
-    from clickhouse_connect.driver.exceptions import Error
+    from argus.store.driver import Error
 
     for wait_s in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6):
         try:
@@ -225,7 +225,7 @@ def _make(client: Any, statement: str) -> None:
 
 
 def _state(store: Store, client: Any) -> SchemaState:
-    from clickhouse_connect.driver.exceptions import Error
+    from argus.store.driver import Error
 
     try:
         return schema_state(store, client)
@@ -268,7 +268,7 @@ def _kept(client: Any, table: str) -> str:
 def _create_database(store: Store, timeout_s: float, everywhere: str) -> None:
     from dataclasses import replace
 
-    from clickhouse_connect.driver.exceptions import Error
+    from argus.store.driver import Error
 
     with Store(replace(store.target, database="default"), create=True) as server, server.lease(timeout_s) as client:
         try:

@@ -247,6 +247,8 @@ def read(file: Path, *, summed: bool = False) -> Spooled:
         # Before it was a time, it was just '1'.
         sent_s = float(metadata[_DOUBT]) if metadata.get(_DOUBT, b"1") != b"1" else 0.0
         _check_names(file, table, token, rows.schema.names)
+        if zones := {field.type.tz for field in rows.schema if pa.types.is_timestamp(field.type)} - {"UTC", None}:
+            raise Foreign(f"{file.name} has times of the zone {min(zones)[:80]!r}; Argus writes UTC")
         return Spooled(table, token, rows.replace_schema_metadata(None), _DOUBT in metadata, sent_s)
     except KeyError:
         raise Damaged(f"{file.name} is no file of a spool: it names no table") from None

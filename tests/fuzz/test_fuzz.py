@@ -6,6 +6,7 @@ A case that raises what it may not, or takes too long, fails; so does one that b
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -40,6 +41,25 @@ def test_a_parser_accepts_its_seeds(name: str) -> None:
     parser = harness.load(name)
     bounded = Bounded(parser, limit_memory=False)
     assert any(bounded.case(seed) for seed in parser.seeds)
+
+
+def test_the_driver_is_imported_in_one_place() -> None:
+    """Where its compiled reader is switched off."""
+    told = re.compile(r"^\s*(import|from) clickhouse_connect\b", re.MULTILINE)
+    files = [*(ROOT / "argus").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]
+    assert [path.name for path in files if told.search(path.read_text(encoding="utf-8"))] == ["driver.py"]
+
+
+def test_an_answer_that_announces_more_than_it_has_ends_no_process() -> None:
+    """The compiled reader of the driver runs past its end."""
+    answer = b"\0\0\0\r\x0025.8.1.1\tUTC\nX\0\3\2\4name\6String\x0bmax_threads\x18d" + b"\xff" * 46
+    answer += b"istributed_product_mode\5value\6String\x018\4deny\x08readonly\x18distr\0\0"
+    script = (
+        "from tests.fuzz.parsers import server_answers as parser\n"
+        f"try: parser.run({answer!r})\nexcept parser.ALLOWED: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
 
 def made(**words: Any) -> harness.Parser:

@@ -73,10 +73,13 @@ def a_batch(folder: Path) -> Path:
 
 
 def a_forged_batch(folder: Path, number: int, **forged: Any) -> Path:
-    """One that says what its maker chose: table, token, and names of columns."""
+    """One that says what its maker chose: table, token, names of columns, and the zone of its times."""
     rows = to_arrow("coverage", COVERAGE)
     for name in forged.get("columns", ()):
         rows = rows.append_column(name, pa.array(["1"]))
+    if zone := forged.get("zone"):
+        at = rows.schema.get_field_index("ts")
+        rows = rows.set_column(at, "ts", rows.column("ts").cast(pa.timestamp("ns", zone)))
     file = folder / f"{number:06}-coverage.arrow"
     file.write_bytes(spool._encoded(forged.get("table", "coverage"), forged.get("token", "t/1"), rows, 0.0))
     return file
@@ -211,6 +214,7 @@ def test_names_and_tokens_of_a_spool_are_those_of_the_schema(tmp_path: Path, sec
             ({"token": ""}, "a token that Argus did not make"),
             ({"token": "t" * 301}, "a token that Argus did not make"),
             ({"columns": ["x`) FORMAT Null --"]}, "which coverage does not have"),
+            ({"zone": "WTC"}, "times of the zone 'WTC'; Argus writes UTC"),
         ),
         1,
     ):
@@ -219,14 +223,14 @@ def test_names_and_tokens_of_a_spool_are_those_of_the_schema(tmp_path: Path, sec
             spool.read(file)
     file = a_batch(folder)
     assert spool.read(file).rows.num_rows == 1
-    assert file.name == "000008-coverage.arrow"
+    assert file.name == "000009-coverage.arrow"
     with open_store(new_store(tmp_path)) as store:
         (folder / ".loaded").symlink_to(secret)
         with pytest.raises(ArgusError, match="symbolic link"):
             load.load_spool(folder, store, progress=lambda done, of: None)
         (folder / ".loaded").unlink()
         found = load.load_spool(folder, store, progress=lambda done, of: None)
-        assert (found.files, len(found.trouble)) == (1, 7)
+        assert (found.files, len(found.trouble)) == (1, 8)
         assert not target.exists()
         assert len((folder / ".loaded").read_text().splitlines()) == 1
 

@@ -244,6 +244,10 @@ def connect(recording: Recording, calls: NDArray[np.void], ops: NDArray[np.void]
         ops["start_ns"][early] = ops["launch_ns"][early]
         ops["end_ns"][early] = np.maximum(ops["end_ns"][early], ops["start_ns"][early])
         ops["flags"][early] |= records.GPU_START_CLAMPED
+        if early.any():
+            by_start = np.argsort(ops["start_ns"], kind="stable")
+            ops, place = ops[by_start], np.argsort(by_start)
+            calls["op"] = np.where(calls["op"] >= 0, place[calls["op"]], -1)
     recording.counters["operations_without_launch"] += int(np.sum(ops["flags"] & records.GPU_LAUNCH_MATCHED == 0))
     recording.calls, recording.ops = calls, ops
 

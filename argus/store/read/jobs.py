@@ -182,7 +182,7 @@ def remove_job(store: Store, job: str, run: int | None = None) -> dict[str, int]
     Raises:
         ArgusError: The store cannot be reached or refuses, has no such job or run, or other shards still have rows.
     """
-    from clickhouse_connect.driver.exceptions import Error
+    from argus.store.driver import Error
 
     rows = count_job(store, job, run)
     where, values = _which(job, run)

@@ -70,8 +70,9 @@ def run_statement(
     Raises:
         ArgusError: The store cannot be reached, or the statement is refused or fails.
     """
-    from clickhouse_connect.driver.exceptions import Error
     from urllib3.exceptions import HTTPError
+
+    from argus.store.driver import Error
 
     if not allow_writes:
         check_read_only(statement)

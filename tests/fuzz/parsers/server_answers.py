@@ -85,7 +85,7 @@ def _connected(pool: _Pool) -> Store:
     Raises:
         ArgusError: The answers are no server's.
     """
-    import clickhouse_connect
+    from argus.store.driver import clickhouse_connect
 
     real = clickhouse_connect.get_client
     store = Store(parse_url(URL), create=False)
