@@ -48,6 +48,7 @@ def jobs(faults: list[str], clocks: list[str], each: int, seed: int, steps: int)
                     names=str(pick("rank", "host", "same", "number")), described=bool(pick(True, True, False)),
                     seq=bool(pick(True, False)), copies=bool(pick(True, True, False)),
                     layers=int(pick(8, 12)), onset=8 if fault == "regression" else int(pick(0, 0, steps // 2)),
+                    microbatches=max(4, 2 * pp),  # with fewer a healthy pipeline has a bubble that is worth a finding
                 )  # fmt: skip
                 if job.names in ("host", "same"):
                     job = replace(job, distributed=True)
