@@ -160,6 +160,8 @@ def store(shared: Store) -> Store:
     from argus.store.schema_files import table_columns
 
     with shared.lease() as client:
-        for table in table_columns():
+        # To empty 45 tables takes 50 ms and more, and few have anything.
+        filled = client.query("SELECT DISTINCT table FROM system.parts WHERE active AND database = currentDatabase()")
+        for table in table_columns().keys() & {name for (name,) in filled.result_rows}:
             client.command(f"TRUNCATE TABLE {table}")
     return shared

@@ -6,6 +6,7 @@ Certificates are made by the ``openssl`` command.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import subprocess
@@ -99,8 +100,14 @@ def _relay(client: socket.socket, server: socket.socket) -> None:
     # One request after the other: a TLS socket must not be read and written by two threads at once.
     client.settimeout(0.02)
     server.settimeout(0.02)
+    for one in (client, server):
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while True:
-        for source, sink in ((client, server), (server, client)):
+        # What TLS has decrypted already is not seen by select.
+        decrypted = isinstance(client, ssl.SSLSocket) and client.pending()
+        ready = [client] if decrypted else select.select([client, server], [], [])[0]
+        for source in ready:
+            sink = server if source is client else client
             with contextlib.suppress(TimeoutError, ssl.SSLWantReadError):
                 data = source.recv(1 << 16)
                 if not data:

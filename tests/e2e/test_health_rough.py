@@ -27,6 +27,7 @@ from argus.store.open import open_store
 from argus.store.writer import Writer
 from tests.e2e.health_node import Node
 from tests.lacking import needs_mounts
+from tests.stores import new_store
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, or becomes another user: needs root")
 
@@ -445,11 +446,12 @@ def test_a_wrong_store_is_reported(node: Node) -> None:
 
 
 def test_what_other_nodes_stored_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_store(f"chdb://{tmp_path}/store") as store, Writer(store, source="test") as writer:
+    url = new_store(tmp_path)
+    with open_store(url) as store, Writer(store, source="test") as writer:
         result = Result("x\ny", "critical", "\x1b]0;mine\x07 bad\nnode9 is fine", "do\r\n")
         for table, columns in rows(Run("a\x1b[31m\nb", time.time() - 60, [result], kind="k\n")).items():
             writer.append(table, columns)
-    assert main(["health", "report", "--store", f"chdb://{tmp_path}/store"]) == 2
+    assert main(["health", "report", "--store", url]) == 2
     assert capsys.readouterr().out.splitlines() == [
         "drain    100  a [31m b  (k)",
         "              critical  x y: ]0;mine bad node9 is fine",
@@ -470,7 +472,7 @@ def test_a_measurement_stands_until_the_next() -> None:
 def test_what_is_measured_daily_and_what_makes_the_kind(tmp_path: Path) -> None:
     """A probe once a day has a trend; a node that lost a DIMM or a GPU is not of another kind."""
     now = time.time() // 3600 * 3600 + 1800
-    with open_store(f"chdb://{tmp_path}/store") as store, Writer(store, source="test") as writer:
+    with open_store(new_store(tmp_path)) as store, Writer(store, source="test") as writer:
         for node in range(5):
             for hour in range(7 * 24 + 1, -1, -3):
                 broken, lost = node == 1 and hour < 14, node == 2 and hour < 14

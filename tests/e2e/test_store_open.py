@@ -23,7 +23,7 @@ from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import engine
 from argus.store import open as open_module
 from argus.store.failures import first_line, transient
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema, init_schema, schema_state
 from argus.store.url import default_url, parse_url
 from argus.system import memory
@@ -38,6 +38,29 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"chdb://{tmp_path}/store"
+
+
+@pytest.fixture(scope="module")
+def running_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store whose engine runs, for tests that leave nothing in it."""
+    with open_store(f"chdb://{tmp_path_factory.mktemp('running')}/store") as store, store.lease():
+        yield store
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of stores that their last client has left: their engines end in a moment, all at the same time."""
+    parent = tmp_path_factory.mktemp("left")
+    folders = {"long": parent / ("x" * 120), "damaged": parent / "damaged"}
+    with (
+        open_store(f"chdb://{folders['long']}") as long,
+        open_store(f"chdb://{folders['damaged']}") as damaged,
+    ):
+        with long.lease() as client:
+            assert client.command("SELECT 1") == 1
+        with damaged.lease() as client:
+            client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+    return folders
 
 
 def python(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -141,23 +164,37 @@ def test_bad_urls_are_refused(url: str, word: str) -> None:
 # ---- the embedded engine ----
 
 
-def test_it_works_and_the_engine_ends_with_its_last_client(url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with open_store(url) as one, open_store(url) as two:
+@contextlib.contextmanager
+def two_clients(folder: Path) -> Iterator[tuple[Store, Store]]:
+    """Of a store with a table ``t``, which one fills and the other reads."""
+    with open_store(f"chdb://{folder}") as one, open_store(f"chdb://{folder}") as two:
         with one.lease() as client:
             client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
             client.command("INSERT INTO t VALUES (7)")
         with two.lease() as client:
             assert client.query("SELECT a FROM t").result_rows == [(7,)]
-        pid = engine_pid(folder)
+        yield one, two
+
+
+@pytest.mark.usefixtures("left")
+def test_it_works_and_the_engine_ends_with_its_last_client(tmp_path: Path) -> None:
+    """Of two stores, one keeps a client for as long as it takes the engine of the other to end, and for longer."""
+    kept, closed = tmp_path / "kept", tmp_path / "closed"
+    with two_clients(kept) as (one, two):
+        stays = engine_pid(kept)
         one.close()
-        time.sleep(engine.LINGER_S + 1)
-        assert running(pid), "the engine left while it had a client"
-    assert wait_until(lambda: not running(pid))
-    assert not (folder / "socket").exists()
-    with open_store(url) as again, again.lease() as client:
+        with two_clients(closed):
+            pid = engine_pid(closed)
+        assert wait_until(lambda: not running(pid))
+        assert not (closed / "socket").exists()
+        time.sleep(1)
+        assert running(stays), "the engine left while it had a client"
+        with two.lease() as client:
+            assert client.query("SELECT a FROM t").result_rows == [(7,)]
+        assert engine_pid(kept) == stays
+    with open_store(f"chdb://{closed}") as again, again.lease() as client:
         assert client.query("SELECT a FROM t").result_rows == [(7,)]
-        assert engine_pid(folder) != pid
+        assert engine_pid(closed) != pid
 
 
 def test_clients_do_not_load_the_engine(url: str) -> None:
@@ -228,10 +265,10 @@ def test_connections_do_not_get_heaps_of_their_own(url: str, tmp_path: Path) -> 
             assert heaps(engine_pid(folder)) < memory.ARENAS
 
 
-def test_the_engine_does_not_remember_what_each_condition_selects(url: str) -> None:
+def test_the_engine_does_not_remember_what_each_condition_selects(running_store: Store) -> None:
     """A diagnosis that goes on asks for other steps every time, and every answer would stay in memory."""
-    with open_store(url) as store, store.lease() as client:
-        client.command("CREATE TABLE t (x UInt64) ENGINE = MergeTree ORDER BY tuple()")
+    with running_store.lease() as client:
+        client.command("CREATE OR REPLACE TABLE t (x UInt64) ENGINE = MergeTree ORDER BY tuple()")
         client.command("INSERT INTO t SELECT number FROM numbers(200000)")
         assert client.command("SELECT count() FROM t WHERE x = 100001") == 1
         kept = client.command("SELECT value FROM system.metrics WHERE metric = 'QueryConditionCacheEntries'")
@@ -245,7 +282,8 @@ def test_the_engine_gives_back_what_was_freed(monkeypatch: pytest.MonkeyPatch) -
     server.give_back, server.measure = lambda: trims.append(1), lambda: None
     monkeypatch.setattr(memory, "TRIM_S", 0.0)
     turns = iter([True] * 5)
-    engine._tend(server, threading.Event(), lambda: next(turns, False))  # type: ignore[arg-type]
+    stop = SimpleNamespace(wait=lambda seconds: False, is_set=lambda: False)  # never, and nobody waits for it
+    engine._tend(server, stop, lambda: next(turns, False))  # type: ignore[arg-type]
     assert len(trims) == 6
 
 
@@ -326,16 +364,15 @@ def test_a_new_store_on_a_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_long_path_fits_the_socket(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 120)
-    with open_store(f"chdb://{folder}") as store, store.lease() as client:
-        assert client.command("SELECT 1") == 1
+def test_a_long_path_fits_the_socket(left: dict[str, Path]) -> None:
+    folder = left["long"]
+    assert engine_pid(folder)
     assert wait_until(lambda: not (folder / "socket").exists())
 
 
-def test_threads_share_a_store(url: str) -> None:
+def test_threads_share_a_store(running_store: Store) -> None:
     wrong: list[object] = []
-    with open_store(url) as store:
+    with open_store(running_store.url) as store:
 
         def work(number: int) -> None:
             for _ in range(20):
@@ -374,17 +411,17 @@ with store.lease() as client:
     assert child.returncode == 0, err
 
 
-def test_settings_do_not_leak_between_requests(url: str) -> None:
-    with open_store(url) as store, store.lease() as client:
+def test_settings_do_not_leak_between_requests(running_store: Store) -> None:
+    with running_store.lease() as client:
         client.command("SELECT 1", settings={"readonly": 2, "max_threads": 1})
-        client.command("CREATE TABLE t (a UInt8) ENGINE = Memory")
+        client.command("CREATE OR REPLACE TABLE t (a UInt8) ENGINE = Memory")
         with pytest.raises(Exception, match="readonly"):
             client.command("INSERT INTO t VALUES (1)", settings={"readonly": 2})
 
 
-def test_parameters_of_every_length_arrive(url: str) -> None:
+def test_parameters_of_every_length_arrive(running_store: Store) -> None:
     text = "tab\t line\n quote ' back \\ ü"
-    with open_store(url) as store, store.lease() as client:
+    with running_store.lease() as client:
         assert client.query("SELECT {x:String}", parameters={"x": text}).result_rows == [(text,)]
         # So long that the client sends a form instead of a URL.
         many = list(range(20000))
@@ -393,8 +430,7 @@ def test_parameters_of_every_length_arrive(url: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_client_but_not_the_shared_engine(url: str, tmp_path: Path, number: signal.Signals) -> None:
+def test_signals_end_a_client_but_not_the_shared_engine(url: str, tmp_path: Path) -> None:
     code = """
 import sys
 from argus.store.open import open_store
@@ -408,16 +444,21 @@ with store.lease() as client:
         sys.exit(7)
 """
     with open_store(url) as watcher, watcher.lease() as client:
-        victim = python(code, url)
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "ready\n"
+        ends = {signal.SIGINT: 7, signal.SIGTERM: -signal.SIGTERM}
+        victims = {number: python(code, url) for number in ends}
+        for victim in victims.values():
+            assert victim.stdout is not None
+            assert victim.stdout.readline() == "ready\n"
         sleeping = "SELECT countIf(query LIKE '%sleepEachRow(%' AND query NOT LIKE '%processes%') FROM system.processes"
-        assert wait_until(lambda: client.command(sleeping) == 1)
-        victim.send_signal(number)
-        victim.communicate(timeout=10)
-        assert victim.returncode == (7 if number == signal.SIGINT else -signal.SIGTERM)
-        assert wait_until(lambda: client.command(sleeping) == 0, 5), "the query of a client that is gone goes on"
-        os.kill(engine_pid(tmp_path / "store"), number)
+        assert wait_until(lambda: client.command(sleeping) == len(victims))
+        for left, (number, victim) in zip((1, 0), victims.items(), strict=True):
+            victim.send_signal(number)
+            victim.communicate(timeout=10)
+            assert victim.returncode == ends[number]
+            gone = wait_until(lambda left=left: client.command(sleeping) == left, 5)
+            assert gone, "the query of a client that is gone goes on"
+        for number in ends:
+            os.kill(engine_pid(tmp_path / "store"), number)
         time.sleep(0.5)
         assert client.command("SELECT 1") == 1, "the engine left its client alone"
 
@@ -469,15 +510,13 @@ sys.stdin.read()
     holder.communicate()
 
 
-def test_damaged_data_is_reported(url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-    with open_store(url) as store, store.lease() as client:
-        client.command("CREATE TABLE t (a UInt8) ENGINE = MergeTree ORDER BY a")
+def test_damaged_data_is_reported(left: dict[str, Path]) -> None:
+    folder = left["damaged"]
     assert wait_until(lambda: not (folder / "socket").exists())
     assert wait_until(lambda: not running(engine_pid(folder)))
     definition = next((folder / "db").glob("store/*/*/t.sql"))
     definition.write_text("no SQL")
-    with open_store(url) as store, pytest.raises(ArgusError) as failure, store.lease(10):
+    with open_store(f"chdb://{folder}") as store, pytest.raises(ArgusError) as failure, store.lease(10):
         pass
     assert failure.value.exit_code == EXIT_UNAVAILABLE
     assert str(folder) in failure.value.message

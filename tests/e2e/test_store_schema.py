@@ -13,19 +13,19 @@ from argus.store import schema, schema_files
 from argus.store.open import Store, open_store
 from argus.store.schema import ensure_schema
 from tests.builders.old_stores import make_old_store
+from tests.kernel.conftest import wait_until
 from tests.stores import rows
 from tests.unit.store.test_schema import RECOUNT, ROLLED_UP
 
 
 def test_what_was_stored_before_the_rollup_is_in_it_once(bare: Store) -> None:
-    import time
-
     from argus.store.arrow import to_arrow
     from tests.e2e.test_store_writer import iterations
 
     make_old_store(bare, 8)
     bare.insert("iterations", to_arrow("iterations", iterations(50)), "before")
-    time.sleep(2.1)  # the backfill distinguishes before and after by the second
+    # The backfill distinguishes before and after by the second.
+    wait_until(lambda: rows(bare, "SELECT max(stored) < now() FROM iterations") == [(1,)], what="the next second")
     ensure_schema(bare)
     with bare.lease() as client:
         client.command("ALTER TABLE schema_migrations DELETE WHERE version > 8 SETTINGS mutations_sync = 2")
@@ -58,10 +58,9 @@ with open_store(sys.argv[1]) as store:
         assert out == f"{schema_files.VERSION}\n", err
 
 
-def test_a_view_that_another_process_replaces_is_waited_for(bare: Store) -> None:
+def test_a_view_that_another_process_replaces_is_waited_for(shared: Store) -> None:
     """It is gone for a moment: what reads it cannot be made then."""
-    ensure_schema(bare)
-    with bare.lease() as client:
+    with shared.lease() as client:
         (view,) = client.query("SELECT create_table_query FROM system.tables WHERE name = 'kernel_times'").result_rows[
             0
         ]
@@ -69,13 +68,13 @@ def test_a_view_that_another_process_replaces_is_waited_for(bare: Store) -> None
         client.command("DROP VIEW function_patterns")
 
     def put_back() -> None:
-        with bare.lease() as client:
+        with shared.lease() as client:
             client.command(view)
 
     timer = threading.Timer(0.3, put_back)
     timer.start()
     try:
-        with bare.lease() as client:
+        with shared.lease() as client:
             schema._make(client, schema_files.views()["function_patterns"])
             assert client.query("SELECT count() FROM function_patterns").result_rows == [(0,)]
     finally:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from argus.model.environment import OWN, UNREADABLE
 from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.store import schema_files
-from argus.store.open import Store
+from argus.store.open import Store, open_store
 from argus.store.reader import query
-from argus.store.schema import ensure_schema, init_schema, interval, schema_state
+from argus.store.schema import SchemaState, ensure_schema, init_schema, interval, schema_state
 from argus.store.schema_files import Upgrade, table_columns
 from argus.store.statements import check_no_format, check_read_only, is_complete, returns_rows, split_statements
-from tests.stores import rows
+from tests.stores import new_store, rows
 
 # ---- SQL text ----
 
@@ -120,9 +122,23 @@ def test_bad_interval(text: str) -> None:
 # ---- in a store ----
 
 
-def test_tables_are_created_once_and_match_what_the_files_say(bare: Store) -> None:
-    assert schema_state(bare).version == 0
-    state = ensure_schema(bare)
+@pytest.fixture(scope="module")
+def created(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Store, SchemaState]]:
+    """A store whose tables were made here, for tests that leave it as it is."""
+    with open_store(f"chdb://{tmp_path_factory.mktemp('created')}/store") as store:
+        assert schema_state(store).version == 0
+        yield store, ensure_schema(store)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Store]:
+    """A store with all tables, which a test may change."""
+    with open_store(new_store(tmp_path)) as store:
+        yield store
+
+
+def test_tables_are_created_once_and_match_what_the_files_say(created: tuple[Store, SchemaState]) -> None:
+    bare, state = created
     assert state.version == state.known == schema_files.VERSION
     assert not state.changed
     assert not state.missing
@@ -163,12 +179,11 @@ def test_changed_statements_are_a_new_version() -> None:
     assert max(upgrade.version for upgrade in schema_files.upgrades()) <= schema_files.VERSION
 
 
-def test_a_newer_store_is_refused(bare: Store) -> None:
-    ensure_schema(bare)
-    with bare.lease() as client:
+def test_a_newer_store_is_refused(own: Store) -> None:
+    with own.lease() as client:
         client.command("INSERT INTO schema_migrations (version, name, checksum) VALUES (999, 'argus 9', '')")
     with pytest.raises(ArgusError, match=r"newer Argus \(schema 999") as failure:
-        ensure_schema(bare)
+        ensure_schema(own)
     assert failure.value.exit_code == EXIT_UNAVAILABLE
     assert "\n" not in failure.value.message
 
@@ -186,9 +201,8 @@ MORE = "CREATE TABLE IF NOT EXISTS more (a UInt8) ENGINE = MergeTree ORDER BY a"
 
 
 def test_an_upgrade_makes_tables_and_views_and_alters_what_is_there(
-    bare: Store, monkeypatch: pytest.MonkeyPatch
+    own: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_schema(bare)
     before = schema_files.VERSION
     version = new_version(
         monkeypatch,
@@ -196,21 +210,20 @@ def test_an_upgrade_makes_tables_and_views_and_alters_what_is_there(
         "CREATE OR REPLACE VIEW another AS SELECT another FROM jobs",
         upgrade=("ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8",),
     )
-    assert schema_state(bare).missing == list(range(before + 1, version + 1))
-    assert ensure_schema(bare).version == version
-    assert rows(bare, "SELECT count() FROM more") == [(0,)]
-    assert rows(bare, "SELECT count() FROM another") == [(0,)]
-    assert rows(bare, "SELECT version FROM schema_migrations ORDER BY version") == [(before,), (version,)]
+    assert schema_state(own).missing == list(range(before + 1, version + 1))
+    assert ensure_schema(own).version == version
+    assert rows(own, "SELECT count() FROM more") == [(0,)]
+    assert rows(own, "SELECT count() FROM another") == [(0,)]
+    assert rows(own, "SELECT version FROM schema_migrations ORDER BY version") == [(before,), (version,)]
 
 
 @pytest.mark.thorough
 def test_a_store_that_was_made_from_other_statements_of_the_version(
-    bare: Store, monkeypatch: pytest.MonkeyPatch
+    own: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_schema(bare)
     now = schema_files.statements()
     monkeypatch.setattr(schema_files, "statements", lambda: (*now, MORE))
-    state = ensure_schema(bare)
+    state = ensure_schema(own)
     assert (state.changed, state.missing) == (["schemas"], [])
 
 
@@ -219,24 +232,23 @@ def test_a_store_that_was_made_from_other_statements_of_the_version(
     "lacking", ["SELECT count() FROM more", "SELECT another FROM jobs", "SELECT j.another FROM jobs AS j"]
 )
 def test_what_an_older_argus_did_not_have_an_embedded_store_gets_when_it_is_asked(
-    bare: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacking: str
+    own: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lacking: str
 ) -> None:
-    ensure_schema(bare)
     with pytest.raises(ArgusError) as failure:
-        query(bare, lacking)
+        query(own, lacking)
     assert "older" not in failure.value.message  # it's up to date: the query is wrong
     new_version(monkeypatch, MORE, upgrade=("ALTER TABLE jobs ADD COLUMN IF NOT EXISTS another UInt8",))
     with monkeypatch.context() as server:
         server.setattr(Store, "embedded", False)
         with pytest.raises(ArgusError, match=r"older Argus \(schema \d+, now 900\)") as failure:
-            query(bare, lacking)
-    assert f"argus store init --store '{bare.url}'" in failure.value.hint, "a server's tables are other people's, too"
+            query(own, lacking)
+    assert f"argus store init --store '{own.url}'" in failure.value.hint, "a server's tables are other people's, too"
     assert capsys.readouterr().err == ""
-    assert len(query(bare, lacking)) <= 1
+    assert len(query(own, lacking)) <= 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"argus: brought the store {bare.url} from schema ")
+    assert line.startswith(f"argus: brought the store {own.url} from schema ")
     assert line.endswith(" to 900; its rows stay")
-    assert len(query(bare, lacking)) <= 1
+    assert len(query(own, lacking)) <= 1
     assert capsys.readouterr().err == ""
 
 
@@ -252,36 +264,34 @@ ROLLED_UP = (
 )
 
 
-def test_the_rollup_equals_a_recount(bare: Store) -> None:
+def test_the_rollup_equals_a_recount(own: Store) -> None:
     from argus.store.arrow import to_arrow
     from tests.unit.store.test_writer import iterations
 
-    ensure_schema(bare)
     for rank in range(8):
         took = [1000 + rank * (k + 1) for k in range(50)]
         batch = to_arrow("iterations", {**iterations(50, rank), "duration_ns": took})
-        bare.insert("iterations", batch, f"rank {rank}")
-        bare.insert("iterations", batch, f"rank {rank}")  # its answer was lost
-    assert rows(bare, ROLLED_UP) == rows(bare, RECOUNT)
-    assert rows(bare, "SELECT sum(n) FROM iteration_rollup") == [(400,)]
+        own.insert("iterations", batch, f"rank {rank}")
+        own.insert("iterations", batch, f"rank {rank}")  # its answer was lost
+    assert rows(own, ROLLED_UP) == rows(own, RECOUNT)
+    assert rows(own, "SELECT sum(n) FROM iteration_rollup") == [(400,)]
     told = "SELECT ranks, mean_ns, slowest_ns, slowest_rank, median_ns BETWEEN 1033 AND 1044 FROM step_times"
-    assert rows(bare, f"{told} WHERE step = 10") == [(8, 1038.5, 1077, 7, 1)]
+    assert rows(own, f"{told} WHERE step = 10") == [(8, 1038.5, 1077, 7, 1)]
 
 
-def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(bare: Store) -> None:
+def test_a_retry_repairs_a_rollup_that_the_kill_of_the_engine_left_behind(own: Store) -> None:
     from argus.store.arrow import to_arrow
     from tests.unit.store.test_writer import iterations
 
-    ensure_schema(bare)
-    with bare.lease() as client:
+    with own.lease() as client:
         made = client.command("SELECT create_table_query FROM system.tables WHERE name = 'iteration_rollup_feed'")
         client.command("DROP TABLE iteration_rollup_feed")
         batch = to_arrow("iterations", iterations(50))
-        bare.insert("iterations", batch, "one")  # as far as the engine got
+        own.insert("iterations", batch, "one")  # as far as the engine got
         client.command(str(made).replace("\\'", "'"))
-    bare.insert("iterations", batch, "one")
-    assert rows(bare, "SELECT count() FROM iterations") == [(50,)]
-    assert rows(bare, ROLLED_UP) == rows(bare, RECOUNT)
+    own.insert("iterations", batch, "one")
+    assert rows(own, "SELECT count() FROM iterations") == [(50,)]
+    assert rows(own, ROLLED_UP) == rows(own, RECOUNT)
 
 
 @pytest.mark.thorough
@@ -307,8 +317,8 @@ def test_times_to_live(bare: Store) -> None:
     assert ttl("gpu_host_events") == "stored + toIntervalHour(3)"
 
 
-def test_a_store_folder_can_be_read_by_its_owner_only(bare: Store) -> None:
-    ensure_schema(bare)
+def test_a_store_folder_can_be_read_by_its_owner_only(created: tuple[Store, SchemaState]) -> None:
+    bare, _ = created
     assert bare.target.path is not None
     assert bare.target.path.stat().st_mode & 0o077 == 0
     assert (bare.target.path / "socket").stat().st_mode & 0o077 == 0

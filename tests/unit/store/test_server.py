@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.builders.old_stores import make_old_store
 from tests.builders.stored_job import store_job
 from tests.builders.synthetic_job import Fault, ddp, simulate
 from tests.clickhouse_server import MISSING, PASSWORD, Server
+from tests.stores import new_store
 from tests.unit.store.test_upgrades import shown
 from tests.unit.store.test_writer import iterations
 
@@ -56,15 +59,24 @@ def documented_grants(user: str) -> list[str]:
     return [line.removesuffix(f" TO {user}") for line in lines if line.endswith(f" TO {user}")]
 
 
+@pytest.fixture(scope="module")
+def made(server: Server) -> Server:
+    """The server, with all tables."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
+        with open_store(server.url()) as store:
+            init_schema(store)
+    return server
+
+
 @pytest.fixture
-def url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(made: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of its tables, without rows."""
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
-    with open_store(server.url()) as store:
-        init_schema(store)
-        with store.lease() as client:
-            for table in [*table_columns(), "iteration_rollup"]:
-                client.command(f"TRUNCATE TABLE {table}")
-    return server.url()
+    filled = made.command("SELECT DISTINCT table FROM system.parts WHERE active AND database = 'argus'").split()
+    for table in {*table_columns(), "iteration_rollup"}.intersection(filled):
+        made.command(f"TRUNCATE TABLE {table}", "argus")
+    return made.url()
 
 
 def test_the_schema_is_the_same_as_in_the_embedded_engine(url: str) -> None:
@@ -172,20 +184,24 @@ def test_a_user_of_the_profile_readonly_can_ask(
     assert "READONLY" in capsys.readouterr().err
 
 
-def test_a_verdict_from_a_server(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def embedded_verdict(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return verdict_of(new_store(tmp_path_factory.mktemp("embedded")))
+
+
+def test_a_verdict_from_a_server(url: str, embedded_verdict: Any) -> None:
     """The same job, the same verdict as from the embedded engine."""
-    assert verdict_of(url, capsys) == verdict_of(f"chdb://{tmp_path}/store", capsys)
+    assert verdict_of(url) == embedded_verdict
 
 
-def verdict_of(url: str, capsys: pytest.CaptureFixture[str]) -> Any:
+def verdict_of(url: str) -> Any:
     with open_store(url) as store:
-        init_schema(store)
         store_job(store, "job", simulate(4, 60, ddp(), faults=(Fault("compute", (2,), 1.5),)))
-    capsys.readouterr()
-    code = main(["diagnose", "--format", "json", "--job", "job", "--store", url])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    verdict = json.loads(out)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["diagnose", "--format", "json", "--job", "job", "--store", url])
+    assert code == 0, err.getvalue()
+    verdict = json.loads(out.getvalue())
     assert verdict["schema"] == "argus.verdict/1"
     assert (verdict["findings"][0]["kind"], verdict["findings"][0]["ranks"]) == ("compute_straggler", [2])
     return verdict
@@ -203,7 +219,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, S
 
 
 def test_two_shards(
-    shards: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shards: tuple[Server, Server],
+    embedded_verdict: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
     for server in shards:
@@ -237,7 +256,7 @@ def test_two_shards(
         with store.lease() as client:
             client.command("DELETE FROM iterations_local WHERE step >= 50")
     assert 0 < counts[0] < 800, "everything went to one shard"
-    assert verdict_of(urls[0], capsys) == verdict_of(f"chdb://{tmp_path}/store", capsys)
+    assert verdict_of(urls[0]) == embedded_verdict
     assert main(["store", "init", "--store", urls[0], "--ttl", "5d"]) == 0
     assert "5 days" in status_line(urls[0], capsys, "iterations")
     assert main(["store", "init", "--store", urls[0], "--cluster", "other", "--no-replicas"]) == EXIT_USAGE
@@ -253,23 +272,29 @@ def test_two_shards(
 
 @pytest.mark.parametrize("form", ["server", "shard"])
 def test_old_tables_become_those_that_a_new_database_has(
-    shards: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, form: str
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Of a cluster, codecs of Distributed tables, which store nothing, stay as they were."""
     monkeypatch.setenv("ARGUS_STORE_PASSWORD", PASSWORD)
-    words = {"cluster": "both", "replicas": False} if form == "shard" else {}
-    databases, found = [f"new_{form}", f"old_{form}"], []
+    if form == "shard":
+        server, words = request.getfixturevalue("shards")[0], {"cluster": "both", "replicas": False}
+        databases = ["new_tables", "old_tables"]
+        server.command("CREATE DATABASE new_tables")
+    else:
+        server, words = request.getfixturevalue("made"), {}
+        databases = ["argus", "old_tables"]
+    server.command("CREATE DATABASE old_tables")
+    found = []
     for database in databases:
-        shards[0].command(f"CREATE DATABASE {database}")
-        with open_store(shards[0].url(database)) as store:
-            if database == databases[1]:
+        with open_store(server.url(database)) as store:
+            if database == "old_tables":
                 cluster = Cluster("both", database, replicas=False) if form == "shard" else None
                 make_old_store(store, 15, cluster=cluster)
                 with pytest.raises(ArgusError, match=r"old tables \(schema 15\)"):
                     ensure_schema(store)
-            state = init_schema(store, **words)  # type: ignore[arg-type]
+            state = init_schema(store, **words)
             assert ensure_schema(store) == state
-            found.append({part: _named_alike(lines, database) for part, lines in shown(store).items()})
+            found.append({part: _renamed(lines, database, databases[0]) for part, lines in shown(store).items()})
     new, upgraded = found
     assert upgraded["indices"] == new["indices"]
     assert [line[:2] for line in upgraded["tables"]] == [line[:2] for line in new["tables"]]
@@ -280,8 +305,8 @@ def test_old_tables_become_those_that_a_new_database_has(
         assert other[:-1] == line[:-1], "all but the codec"
 
 
-def _named_alike(lines: list[tuple[object, ...]], database: str) -> list[tuple[object, ...]]:
-    return [tuple(str(each).replace(database, "database") for each in line) for line in lines]
+def _renamed(lines: list[tuple[object, ...]], database: str, name: str) -> list[tuple[object, ...]]:
+    return [tuple(str(each).replace(database, name) for each in line) for line in lines]
 
 
 def status_line(url: str, capsys: pytest.CaptureFixture[str], table: str) -> str:

@@ -93,7 +93,7 @@ def test_loading_twice_stores_once(folder: Path, store: Store) -> None:
 def test_another_store_gets_everything(folder: Path, store: Store, tmp_path: Path) -> None:
     write(folder, [("iterations", iterations(7))])
     load(folder, store)
-    with open_store(f"chdb://{tmp_path}/other") as other:
+    with open_store(f"chdb://{tmp_path}/other") as other:  # a copy of the first one would count as the same store
         ensure_schema(other)
         assert load(folder, other).rows == {"iterations": 7}
     assert load(folder, store).known == 1
