@@ -16,11 +16,18 @@ WITHIN_S = 90
 
 
 class Server:
-    """The verb, serving a store."""
+    """The verb, serving a store.
 
-    def __init__(self, store: str, *words: str) -> None:
+    Args:
+        store: Its URL.
+        words: Options.
+        program: Python code that runs the verb; empty: ``argus`` does.
+    """
+
+    def __init__(self, store: str, *words: str, program: str = "") -> None:
+        start = [sys.executable, "-c", program] if program else [ARGUS]
         self.process = subprocess.Popen(
-            [ARGUS, "serve", "--store", store, "--listen", "127.0.0.1:0", *words],
+            [*start, "serve", "--store", store, "--listen", "127.0.0.1:0", *words],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
         assert self.process.stdout is not None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -16,14 +15,13 @@ from argus.simulate.mesh import Mesh
 from argus.simulate.noise import Noise
 from argus.simulate.write import Spec, write
 from argus.store.open import open_store
+from tests import forked
 from tests.stores import new_store
-
-ARGUS = [sys.executable, "-m", "argus.cli.main"]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Three runs before, three with half of a bandwidth, and one job whose name holds an @."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Three runs before, three with half of a bandwidth, and one job whose name holds an @. Its engine goes on."""
     url = new_store(tmp_path_factory.mktemp("compare"))
     with open_store(url) as opened:
         for run in range(1, 8):
@@ -31,11 +29,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             changes = [parse_change("bandwidth=dp:0.5")] if job == "new" else []
             spec = Spec(Mesh(dp=4, per_host=2), noise=Noise(run=0.005), steps=60, seed=run, model=0, changes=changes)
             write(opened, job, spec, run=run, start_ns=(1_700_000_000 + 1000 * run) * 10**9)
-    return url
+        with opened.lease():
+            yield url
 
 
 def argus(store: str, *words: str) -> tuple[int, str, str]:
-    done = subprocess.run([*ARGUS, *words, "--store", store], capture_output=True, text=True, timeout=280, check=False)
+    done = forked.argus(*words, "--store", store)
     return done.returncode, done.stdout, done.stderr
 
 

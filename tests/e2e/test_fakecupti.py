@@ -20,6 +20,8 @@ sys.path.insert(0, str(FAKEGPU))
 import layouts  # noqa: E402
 from run import Job, armed, build, ops_log  # noqa: E402
 
+from tests import forked  # noqa: E402
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and memfd")
 
 VERSIONS = {22: 0, 24: 0, 26: 1, 28: 1, 130000: 2, 130001: 2, 130100: 3, 130200: 3, 130300: 4, 130400: 5, 130500: 5}
@@ -102,15 +104,23 @@ def fakegpu() -> Path:
     return folder
 
 
+IMPORTS = f"""
+import sys
+sys.path.insert(0, {str(FAKEGPU)!r})
+import numpy, layouts
+from cupti import cupti
+"""
+"""Of these the processes of all scripts are forked. None loads a library of the fake GPU."""
+
+
 def run_script(folder: Path, body: str, **env: str) -> subprocess.CompletedProcess[str]:
     settings = {"FAKEGPU_JITTER": "0", "FAKEGPU_KERNEL_NS": "*=1000", **env}
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
-        env={**os.environ, **settings, "FAKEGPU_BUILD": str(folder), "PYTHONPATH": str(FAKEGPU)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    code = PRELUDE + textwrap.dedent(body)
+    environment = {**os.environ, **settings, "FAKEGPU_BUILD": str(folder), "PYTHONPATH": str(FAKEGPU)}
+    if "LD_LIBRARY_PATH" not in env:
+        return forked.script(IMPORTS, code, environment, 60)
+    # The dynamic linker looks at it once, when a program starts.
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture

@@ -17,14 +17,20 @@ import pytest
 import yaml
 
 from argus.compare.observe.records import schemas
+from tests import forked
 
 ARGUS = [sys.executable, "-m", "argus.cli.main", "observe"]
 VERDICTS = (0, 10, 12, 13)
 LIMIT_S = 240
 
 
-def argus(*words: str, limit_s: float = LIMIT_S, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=limit_s, check=False, **options)
+def argus(*words: str) -> subprocess.CompletedProcess[str]:
+    return forked.argus("observe", *words, timeout=LIMIT_S)
+
+
+def argus_process(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The same, started as a shell does it."""
+    return subprocess.run([*ARGUS, *words], capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
 
 
 def records(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -43,7 +49,7 @@ def test_a_command_is_repeated_reported_and_exported(tmp_path: Path) -> None:
     folder = tmp_path / "o"
     script = "from os import environ as e; x = b'x' * 200_000_000\n"
     script += "print('latency=3.5 ms', e['MODE'], e.get('ARGUS_STORE_PASSWORD'))"
-    done = argus(
+    done = argus_process(
         "--repeat", "5", "--warmup", "1", "--arm", "a=MODE=one", "--arm", "b=MODE=two", "--pattern", "latency",
         "--out", str(folder), "--", sys.executable, "-c", script, env={**os.environ, "ARGUS_STORE_PASSWORD": "secret"},
     )  # fmt: skip

@@ -11,6 +11,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from argus.model.errors import EXIT_UNAVAILABLE
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import Argus, argus_with
-from tests.e2e.test_observe import argus, records
+from tests.e2e.test_observe import ARGUS, VERDICTS, argus_process, records
 
 
 @pytest.fixture
@@ -39,8 +40,20 @@ def kinds(metrics: dict[str, Any]) -> set[str]:
 
 def observe(folder: Path, *words: str) -> tuple[dict[str, Any], str]:
     """metrics.json and report.md."""
-    done = argus("--out", str(folder), "--seed", "3", *words, limit_s=1200)
-    assert done.returncode in (0, 10, 12, 13), done.stderr
+    return observed(folder, started(folder, *words))
+
+
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*ARGUS, "--out", str(folder), "--seed", "3", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def observed(folder: Path, process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """The same, of one that was started."""
+    _, errors = process.communicate(timeout=1200)
+    assert process.returncode in VERDICTS, errors
     metrics, meta = records(folder)
     assert meta["status"] == "finished"
     return metrics, (folder / "report.md").read_text()
@@ -52,26 +65,45 @@ SYMPTOM_SIGNS = {
     "grows": ("{state}", 20, (), {"drift", "shift"}),
     "workers": ("", 6, ("--arm", "WORKERS=1", "--arm", "WORKERS=4"), {"worse_with_more"}),
     "fails": ("{state}", 12, (), {"failures"}),
+    "stable": ("", 12, (), set()),
 }
 """By program: its argument, runs, options, and the signs of which one must be there."""
 
 
-@pytest.mark.parametrize("symptom", SYMPTOM_SIGNS)
-def test_a_symptom_is_told_from_the_report(tmp_path: Path, symptom: str) -> None:
-    argument, repeat, options, expected = SYMPTOM_SIGNS[symptom]
-    state = [argument.format(state=tmp_path)] if argument else []
-    metrics, report = observe(
-        tmp_path / "o", "--repeat", str(repeat), "--pattern", "latency", *options, "--", *SYMPTOMS, symptom, *state
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def symptoms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, subprocess.Popen[str]]]]:
+    """All programs, observed at the same time: they sleep most of it. Where each is observed, and what does it."""
+    running = {}
+    try:
+        for symptom, (argument, repeat, options, _) in SYMPTOM_SIGNS.items():
+            folder = tmp_path_factory.mktemp(symptom)
+            words = ["--repeat", str(repeat), "--pattern", "latency", *options, "--", *SYMPTOMS, symptom]
+            state = [argument.format(state=folder)] if argument else []
+            running[symptom] = folder / "o", started(folder / "o", *words, *state)
+        yield running
+    finally:
+        for _, process in running.values():
+            process.terminate()
+            process.communicate()
+
+
+@pytest.mark.parametrize("symptom", [symptom for symptom, (*_, signs) in SYMPTOM_SIGNS.items() if signs])
+def test_a_symptom_is_told_from_the_report(
+    symptoms: dict[str, tuple[Path, subprocess.Popen[str]]], symptom: str
+) -> None:
+    *_, expected = SYMPTOM_SIGNS[symptom]
+    metrics, report = observed(*symptoms[symptom])
     assert metrics["decision"]["status"] == "unstable", metrics["decision"]
     found = kinds(metrics) & expected
     assert found, metrics["decision"]["signs"]
     assert [line for line in report.splitlines() if line.startswith(f"| {next(iter(found))} |")]
 
 
-def test_a_program_without_any_has_none_of_their_signs(tmp_path: Path) -> None:
-    """Another program beside the tests may disturb it, which makes it vary, and no more."""
-    metrics, _ = observe(tmp_path / "o", "--repeat", "12", "--pattern", "latency", "--", *SYMPTOMS, "stable")
+def test_a_program_without_any_has_none_of_their_signs(
+    symptoms: dict[str, tuple[Path, subprocess.Popen[str]]],
+) -> None:
+    """Other programs may disturb it, which makes it vary, and no more."""
+    metrics, _ = observed(*symptoms["stable"])
     assert not kinds(metrics) & {"two_modes", "failures", "errors", "worse_with_more", "periodic"}
 
 
@@ -124,11 +156,11 @@ def test_a_training_job_is_traced_in_each_run(
     tmp_path: Path, argus_verb: Argus, store_url: str, fakegpu: Path, root: Path
 ) -> None:
     """Its steps are the figure, and each run is in the store as any traced one."""
-    launcher = [sys.executable, str(root / "tests/fakegpu/run.py"), "--ranks", "2", "--", "--steps", "60"]
+    launcher = [sys.executable, str(root / "tests/fakegpu/run.py"), "--ranks", "2", "--", "--steps", "48"]
     folder = tmp_path / "o"
-    done = argus(
+    done = argus_process(
         "--trace", "--job", "bench", "--store", store_url, "--repeat", "2", "--warmup", "1", "--arm", "plain",
-        "--arm", "slow=FAKEGPU_SLOW_RANK=1,FAKEGPU_SLOW_FACTOR=4", "--out", str(folder), "--", *launcher,
+        "--arm", "slow=FAKEGPU_SLOW_RANK=1,FAKEGPU_SLOW_FACTOR=2.5", "--out", str(folder), "--", *launcher,
     )  # fmt: skip
     assert done.returncode in (0, 10, 12, 13), done.stderr
     metrics, _ = records(folder)
@@ -165,7 +197,7 @@ def test_a_traced_run_that_fails_or_takes_too_long_is_recorded_as_it_ended(tmp_p
     folder = tmp_path / "o"
     arms = [word for how in ("well", "code", "signal", "late") for word in ("--arm", f"HOW={how}")]
     script = "case $HOW in code) exit 3;; signal) kill -SEGV $$;; late) trap '' TERM; sleep 600 & sleep 600;; esac"
-    done = argus(
+    done = argus_process(
         "--trace", "--store", store_url, "--repeat", "1", *arms, "--timeout", "1s", "--out", str(folder),
         "--", "sh", "-c", script,
     )  # fmt: skip

@@ -7,33 +7,45 @@ import os
 import pty
 import re
 import stat
-import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from argus.report.build import build_page
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.reader import latest_run
+from tests import forked
 from tests.builders import flight_dumps, report_jobs, training_job
-from tests.e2e.conftest import ARGUS, Argus, argus_with
+from tests.e2e.conftest import Argus
 from tests.stores import new_store
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store with a job that has a slow GPU, an import of steps, and dumps."""
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store with a job that has a slow GPU, an import of steps, and dumps. Its engine goes on from test to test."""
     folder = tmp_path_factory.mktemp("report")
     store_url = new_store(folder)
-    with open_store(store_url) as store:
-        report_jobs.write_slow(store)
     argus = argus_with(store_url)
-    flight_dumps.write(folder / "dumps", flight_dumps.run(flight_dumps.job(1, 1, 4), [flight_dumps.Fault("cpu", 2, 9)]))
-    assert argus("import", "flight-recorder", str(folder / "dumps"), "--job", "dumped").returncode == 0
+    faults = [flight_dumps.Fault("cpu", 2, 9)]
+    flight_dumps.write(folder / "dumps", flight_dumps.run(flight_dumps.job(1, 1, 4), faults))
     trace, meta = training_job.write(folder, training_job.rows(steps=4))
-    assert argus("import", "whatif", str(trace), "--meta", str(meta), "--job", "operations").returncode == 0
-    return store_url
+    with open_store(store_url) as store, store.lease():
+        report_jobs.write_slow(store)
+        assert argus("import", "flight-recorder", str(folder / "dumps"), "--job", "dumped").returncode == 0
+        assert argus("import", "whatif", str(trace), "--meta", str(meta), "--job", "operations").returncode == 0
+        yield store
+
+
+@pytest.fixture(scope="module")
+def url(opened: Store) -> str:
+    return opened.url
+
+
+def argus_with(store_url: str) -> Argus:
+    """``argus VERB …`` against a store."""
+    return lambda *words: forked.argus(*words, "--store", store_url)
 
 
 @pytest.fixture
@@ -66,9 +78,8 @@ def test_imports_have_a_page(report: Argus, tmp_path: Path, job: str) -> None:
     assert (tmp_path / "page.html").stat().st_size > 1_000
 
 
-def test_every_query_of_a_page_runs_in_argus_sql(report: Argus, url: str) -> None:
-    with open_store(url, create=False) as store:
-        page, _ = build_page(store, *latest_run(store, "slow"))
+def test_every_query_of_a_page_runs_in_argus_sql(report: Argus, opened: Store) -> None:
+    page, _ = build_page(opened, *latest_run(opened, "slow"))
     texts = [sql["text"] for panel in page["panels"] for sql in panel["sql"]]
     assert len(texts) > 20
     for text in (texts[0], texts[-1]):
@@ -128,9 +139,7 @@ def test_what_is_not_there_is_one_line(report: Argus, tmp_path: Path) -> None:
 
 def test_a_page_is_not_for_a_terminal(url: str) -> None:
     parent, child = pty.openpty()
-    done = subprocess.run(
-        [*ARGUS, "report", "-o", "-", "--store", url], stdout=child, stderr=subprocess.PIPE, text=True, check=False
-    )
+    done = forked.argus("report", "-o", "-", "--store", url, stdout=child)
     os.close(child)
     os.close(parent)
     assert done.returncode == 2

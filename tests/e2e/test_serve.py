@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import zlib
 from base64 import b64decode
 from collections.abc import Iterator
@@ -18,30 +19,45 @@ from typing import Any
 import numpy as np
 import pytest
 
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from argus.store.writer import Writer
-from tests.e2e.conftest import argus_with
 from tests.e2e.serving import WITHIN_S, Server
+from tests.forked import argus
 from tests.stores import new_store
 
 STRANGE = "a<script>alert(1)</script>'\"; –"
 
 
+LOOK_S, BEAT_S = 0.25, 1.0
+QUICK = f"""
+from argus.cli.main import main
+from argus.report.server import app
+app.make_app.__kwdefaults__["look_s"], app.BEAT_S = {LOOK_S}, {BEAT_S}
+main()
+"""
+"""The verb, which looks for new steps and says that it is still there more often than every 2 s and 15 s."""
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    store = new_store(tmp_path_factory.mktemp("serve"))
-    run = argus_with(store)
-    for job, fault in (("slow", ["--fault", "compute_straggler:loud:ranks=5"]), (STRANGE, [])):
-        done = run("simulate", "--ranks", "8", "--steps", "40", "--job", job, *fault)
-        assert done.returncode == 0, done.stderr
-    assert run("diagnose", "--job", "slow").returncode == 0
-    return store
+    return new_store(tmp_path_factory.mktemp("serve"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def opened(url: str) -> Iterator[Store]:
+    """Its store, with two jobs. Its engine goes on from test to test."""
+    with open_store(url, create=False) as store, store.lease():
+        for job, fault in (("slow", ["--fault", "compute_straggler:loud:ranks=5"]), (STRANGE, [])):
+            done = argus("simulate", "--ranks", "8", "--steps", "40", "--job", job, *fault, "--store", url)
+            assert done.returncode == 0, done.stderr
+        assert argus("diagnose", "--job", "slow", "--store", url).returncode == 0
+        yield store
 
 
 @pytest.fixture(scope="module")
 def server(url: str) -> Iterator[Server]:
-    server = Server(url)
+    server = Server(url, program=QUICK)
     yield server
     server.end(signal.SIGTERM)
 
@@ -155,13 +171,14 @@ def test_connections_that_say_nothing_do_not_keep_others_out(server: Server) -> 
             silent.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a" if number % 2 else b"")
         assert server.ask("/")[0] == 200
         assert server.ask("/api/runs")[0] == 200
-        # Who has the token keeps the connection: the next line comes after 15 s.
-        while not answer.readline().startswith(b": still"):
-            pass
+        # Who has the token keeps the connection: lines come on it that were not sent before.
+        until = time.monotonic() + 2 * BEAT_S
+        while not (line := answer.readline()).startswith(b": still") or time.monotonic() < until:
+            assert line, "the server ended it"
     watching.close()
 
 
-def test_a_page_hears_of_new_steps(server: Server, url: str) -> None:
+def test_a_page_hears_of_new_steps(server: Server, opened: Store) -> None:
     run = run_of(server, "slow")
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=WITHIN_S)
     headers = {"Authorization": f"Bearer {server.token}"}
@@ -170,8 +187,8 @@ def test_a_page_hears_of_new_steps(server: Server, url: str) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.readline() == b"event: watching\n"
     version = server.json(f"/api/page?job=slow&run={run}")["version"]
-    with open_store(url, create=False) as store, Writer(store, source="test") as writer:
-        last = query_columns(store, "SELECT max(ts) AS ts, max(step) AS step FROM iterations WHERE job = 'slow'")
+    with Writer(opened, source="test") as writer:
+        last = query_columns(opened, "SELECT max(ts) AS ts, max(step) AS step FROM iterations WHERE job = 'slow'")
         writer.append("iterations", {
             "job": "slow", "run": run, "rank": list(range(8)), "step": int(last["step"][0]) + 1, "host": "node0000",
             "ts": int(last["ts"][0]) + 10**9, "duration_ns": 10**8, "collectives": 1, "launches": 1, "method": "marks",
@@ -200,12 +217,11 @@ def test_it_ends_at_once_also_while_pages_watch(url: str, number: int, code: int
     connection.close()
 
 
-def test_nothing_is_written(url: str, tmp_path: Path) -> None:
+def test_nothing_is_written(opened: Store, url: str) -> None:
     def rows() -> dict[str, int]:
-        with open_store(url, create=False) as store:
-            found = query_columns(
-                store, "SELECT name, ifNull(total_rows, 0) AS n FROM system.tables WHERE database = currentDatabase()"
-            )
+        found = query_columns(
+            opened, "SELECT name, ifNull(total_rows, 0) AS n FROM system.tables WHERE database = currentDatabase()"
+        )
         return dict(zip(found["name"].tolist(), found["n"].tolist(), strict=True))
 
     before = rows()
@@ -233,7 +249,7 @@ def test_nothing_is_written(url: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_served_is_one_line(url: str, words: list[str], message: str) -> None:
-    done = argus_with(url)("serve", *words)
+    done = argus("serve", *words, "--store", url)
     assert done.returncode not in (0, 130)
     assert message in done.stderr
     assert done.stdout == "", "it says that it serves, and does not"
@@ -242,7 +258,7 @@ def test_what_cannot_be_served_is_one_line(url: str, words: list[str], message: 
 
 
 def test_a_port_that_is_taken(server: Server, url: str) -> None:
-    done = argus_with(url)("serve", "--listen", f"127.0.0.1:{server.port}")
+    done = argus("serve", "--listen", f"127.0.0.1:{server.port}", "--store", url)
     assert "cannot be listened on: Address already in use" in done.stderr
     assert done.returncode not in (0, 130)
 
@@ -250,12 +266,12 @@ def test_a_port_that_is_taken(server: Server, url: str) -> None:
 def test_a_token_of_one_s_own(url: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("short\n")
-    assert "too short" in argus_with(url)("serve", "--token-file", str(file)).stderr
+    assert "too short" in argus("serve", "--token-file", str(file), "--store", url).stderr
     file.write_text("long" * 200)
-    assert "too long" in argus_with(url)("serve", "--token-file", str(file)).stderr
+    assert "too long" in argus("serve", "--token-file", str(file), "--store", url).stderr
     os.mkfifo(pipe := tmp_path / "pipe")
-    assert "too short" in argus_with(url)("serve", "--token-file", str(pipe)).stderr
-    assert "is a directory" in argus_with(url)("serve", "--token-file", str(tmp_path)).stderr
+    assert "too short" in argus("serve", "--token-file", str(pipe), "--store", url).stderr
+    assert "is a directory" in argus("serve", "--token-file", str(tmp_path), "--store", url).stderr
     file.write_text("a-token-that-is-long-enough\n")
     file.chmod(0o600)
     server = Server(url, "--token-file", str(file))
@@ -268,7 +284,7 @@ def test_a_token_that_others_may_read_is_told(url: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("a-token-that-is-long-enough\n")
     file.chmod(0o644)
-    done = argus_with(url)("serve", "--token-file", str(file), "--listen", "203.0.113.7:0")
+    done = argus("serve", "--token-file", str(file), "--listen", "203.0.113.7:0", "--store", url)
     assert f"other users of this machine may read or change the token: chmod 600 {file}" in done.stderr
 
 
@@ -291,7 +307,7 @@ def test_a_store_without_runs(store_url: str, tmp_path: Path) -> None:
     assert server.json("/api/runs") == {"store": store_url, "runs": [], "left_out": 0}
     assert server.ask("/api/page?job=a&run=1")[0] == 404
     assert server.end()[0] == 130
-    done = argus_with(f"chdb://{tmp_path}/none")("serve")
+    done = argus("serve", "--store", f"chdb://{tmp_path}/none")
     assert done.returncode not in (0, 130)
     assert "nothing is stored" in done.stderr
     assert len(done.stderr.splitlines()) <= 2

@@ -15,6 +15,7 @@ import re
 import select
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from argus.store.open import open_store
 from argus.store.schema_files import table_columns
 from argus.store.writer import Writer
 from tests.builders.live_views import a_view, degraded
+from tests.forked import argus_bytes
 from tests.stores import new_store
 
 EVIL = "\x1b]0;owned\x07\x9b2J[/bold]\r\u202e\nFORGED \x1b[1A\x1b[2K"
@@ -70,8 +72,8 @@ def spoilt(table: str, rows: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store with one job, all of whose names are hostile."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A store with one job, all of whose names are hostile. Its engine goes on from verb to verb."""
     url = new_store(tmp_path_factory.mktemp("hostile"))
     kept = Writer.append
     with pytest.MonkeyPatch.context() as patch, open_store(url) as opened:
@@ -95,7 +97,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
                     "kind": "cpu", "reason": "", "gil": True, "gc": False, "in_kernel": False, "count": 99,
                     "ns": 10**9, "runqueue_ns": 0, "max_ns": 0, "stack_id": np.array([7], np.uint64),
                 })  # fmt: skip
-    return url
+        patch.undo()
+        with opened.lease():
+            yield url
 
 
 def opened_run(opened: Any) -> tuple[int, int]:
@@ -195,9 +199,7 @@ def test_what_a_verb_prints_is_text(verb: str, words: list[str], store: str, tmp
     environment = {**os.environ, "ARGUS_STORE": store}
     words = [str(profile(tmp_path)) if word == "PROFILE" else word.replace("PAGES", str(tmp_path)) for word in words]
     words = [f"{tmp_path}/a{EVIL.replace('/', '')}{word}" if word.startswith("FILE.") else word for word in words]
-    done = subprocess.run(
-        [*ARGUS, verb, *words], capture_output=True, timeout=280, check=False, env=environment, stdin=subprocess.DEVNULL
-    )
+    done = argus_bytes(verb, *words, env=environment)
     for output in (done.stdout, done.stderr):
         text = output.decode("utf-8")
         found = BAD.search(text) or (FORGED.search(text) if own_lines(verb, words) else None)

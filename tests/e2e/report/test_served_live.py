@@ -24,6 +24,15 @@ pytestmark = pytest.mark.kernel
 RANKS, SLOW = 2, 1
 ENOUGH = 320
 """Steps, so that some of them share a column of the heat map (256)."""
+SHORT = ["--forward-us", "6000", "--backward-us", "10000"]
+"""Steps of half the length that they have by themselves."""
+QUICK = """
+from argus.cli.main import main
+from argus.report.server import answers, app
+app.make_app.__kwdefaults__["look_s"], answers.REST = 0.5, 0.5
+main()
+"""
+"""The verb, which looks for new steps, and makes pages anew, more often than it does where a job trains."""
 FOLLOWED_MS = 60_000
 """In which new steps come, and a finding: some seconds on an idle machine."""
 
@@ -57,13 +66,13 @@ def log(tmp_path: Path) -> Log:
 def serving(store_url: str, control: Path, log: Log) -> Iterator[Server]:
     """A server, over the store of a trace that goes on."""
     env = {"FAKEGPU_CONTROL": str(control)}
-    with Job(ranks=RANKS, args=["--steps", "0", *log.args], env=env, cupti=True) as job:
+    with Job(ranks=RANKS, args=["--steps", "0", *SHORT, *log.args], env=env, cupti=True) as job:
         wait_for_cuda(job.pids)
         tracing = start_trace(store_url, *pid_words(job.pids), "--duration", "300")
         try:
             attached(tracing)
             log.wait_for_steps(ENOUGH)
-            server = Server(store_url)
+            server = Server(store_url, program=QUICK)
             yield server
             server.end()
         finally:

@@ -62,7 +62,7 @@ def workers() -> None:
     lines: list[str] = []
 
     def work() -> None:
-        for _ in range(160 // number):
+        for _ in range(80 // number):
             with lock:
                 lines.append(request(0.004 * number))
             time.sleep(0.001)  # or the same thread would have the lock again and again
