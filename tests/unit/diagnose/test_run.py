@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -561,6 +562,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def diagnosed(store: Store) -> Callable[[str], Verdict]:
+    """Verdicts: each job is diagnosed once, and each test has a copy."""
+    verdict = cache(lambda name: diagnose_store(store, name, 1))
+    return lambda name: copy.deepcopy(verdict(name))
+
+
 @pytest.mark.thorough(first=3)
 @pytest.mark.parametrize("name", ["healthy", "slow", "data", "recovered", "regression", "short"])
 def test_sql_and_numpy_agree(store: Store, name: str) -> None:
@@ -612,9 +620,11 @@ def test_the_alignment_query_says_why(store: Store) -> None:
         ("blind", "degraded", "compute_straggler", [2]),
     ],
 )
-def test_verdicts_from_a_store(store: Store, name: str, status: str, kind: str, ranks: list[int]) -> None:
-    verdict = diagnose_store(store, name, 1)
-    jsonschema.validate(verdict, json_schema())
+def test_verdicts_from_a_store(
+    store: Store, diagnosed: Callable[[str], Verdict], name: str, status: str, kind: str, ranks: list[int]
+) -> None:
+    verdict = diagnosed(name)
+    validator().validate(verdict)
     assert verdict["status"] == status
     assert [(f["kind"], f["ranks"]) for f in verdict["findings"]] == ([(kind, ranks)] if kind else [])
     for finding in verdict["findings"]:
@@ -627,9 +637,9 @@ def test_verdicts_from_a_store(store: Store, name: str, status: str, kind: str, 
     )
 
 
-def test_the_verdict_is_stored(store: Store) -> None:
-    save(store, diagnose_store(store, "slow", 1), created_ns=1_800_000_000_000_000_000)
-    save(store, diagnose_store(store, "short", 1), created_ns=1_800_000_001_000_000_000)
+def test_the_verdict_is_stored(store: Store, diagnosed: Callable[[str], Verdict]) -> None:
+    save(store, diagnosed("slow"), created_ns=1_800_000_000_000_000_000)
+    save(store, diagnosed("short"), created_ns=1_800_000_001_000_000_000)
     rows = query_columns(
         store,
         "SELECT job, status, kind, ranks, hosts, evidence FROM findings WHERE created >= '2027-01-01' ORDER BY created",
@@ -642,8 +652,10 @@ def test_the_verdict_is_stored(store: Store) -> None:
     assert "10 are needed" in rows["evidence"][1]
 
 
-def test_of_a_job_that_runs_the_next_moment_is_kept_of_ranks_to_compare(store: Store) -> None:
-    verdict = diagnose_store(store, "slow", 1)
+def test_of_a_job_that_runs_the_next_moment_is_kept_of_ranks_to_compare(
+    store: Store, diagnosed: Callable[[str], Verdict]
+) -> None:
+    verdict = diagnosed("slow")
     save(store, verdict)
     asked = "SELECT job, run, ranks, why, dateDiff('second', ts, until) AS s FROM raw_requests"
     assert not len(query_columns(store, asked)["job"]), "it has ended"
@@ -678,7 +690,7 @@ def test_diagnose_prints_json_and_stores(store: Store, capsys: pytest.CaptureFix
     before = int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0])
     assert main(["diagnose", "--job", "data", "--store", store.url, "--format", "json"]) == 0
     verdict = json.loads(capsys.readouterr().out)
-    jsonschema.validate(verdict, json_schema())
+    validator().validate(verdict)
     assert verdict["findings"][0]["kind"] == "data_loading"
     assert int(query_columns(store, "SELECT count() AS n FROM findings")["n"][0]) == before + 1
     assert (

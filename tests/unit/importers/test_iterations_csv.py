@@ -14,7 +14,6 @@ from argus.cli.main import main
 from argus.importers import tables
 from argus.store.open import open_store
 from argus.store.reader import query_columns
-from tests.stores import new_store
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "alibaba-minibatch"
 reference = pytest.mark.skipif(
@@ -37,11 +36,6 @@ def table(path: Path, times: Any, *, names: Any = None) -> Path:
 def stored(url: str, text: str) -> list[tuple[Any, ...]]:
     with open_store(url) as store:
         return list(zip(*(column.tolist() for column in query_columns(store, text).values()), strict=True))
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return new_store(tmp_path)
 
 
 def verdict(url: str, job: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import random
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from argus.model.errors import ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.builders.logged_job import LAYOUTS, Fault, Log, judge_rows, make
-from tests.stores import new_store
 
 DATA = (
     Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "accelerator-faults"
@@ -36,11 +35,6 @@ OPTIONS = [
     "--phase", "data_loading=data_ms", "--phase", "compute=compute_ms",
 ]  # fmt: skip
 HEAD = "rank,step,step_ms,data_ms,compute_ms"
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return new_store(tmp_path)
 
 
 def stored(url: str, text: str) -> list[tuple[Any, ...]]:
@@ -234,8 +228,10 @@ Rows = dict[str, Any]
 Ints = NDArray[np.int64]
 
 
-def labelled() -> Iterator[tuple[str, dict[str, Any], Rows, Rows]]:
-    """Name, truth, step times and phases of each labelled run."""
+@cache
+def labelled() -> list[tuple[str, dict[str, Any], Rows, Rows]]:
+    """Name, truth, step times and phases of each labelled run. They are for all tests: nothing may be written to."""
+    out = []
     for run, truth in json.loads((DATA / "truth.json").read_text()).items():
         reading, reported = iterations_csv._Reading(), ImportReport(begin_ns=10**18)
         (found,) = iterations_csv._blocks([DATA / f"{run}.csv.gz"], {}, SOURCE_COLUMNS, reading, reported)
@@ -244,7 +240,10 @@ def labelled() -> Iterator[tuple[str, dict[str, Any], Rows, Rows]]:
             | {"duration_ns": found[table]["duration_ns"].astype(float)}
             for table in ("iterations", "phases")
         )
-        yield run, truth, times, phases
+        for values in (*times.values(), *phases.values()):
+            values.setflags(write=False)
+        out.append((run, truth, times, phases))
+    return out
 
 
 def blamed_in(times: Rows, phases: Rows) -> list[tuple[list[int], bool]]:
@@ -345,6 +344,7 @@ def test_damaged_files_end_with_one_line(tmp_path: Path) -> None:
         rng = random.Random(case)
         form = rng.choice(list(forms))
         path = tmp_path / f"damaged.{form}"
+        path.unlink(missing_ok=True)  # a file that is cut off and written again is written to the disk at once
         path.write_bytes(damaged(forms[form], rng))
         try:
             found = iterations_csv._Reading()

@@ -20,7 +20,6 @@ from argus.importers import whatif_parquet
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.builders import training_job as made
-from tests.stores import new_store
 
 DATA = (
     Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[4] / "shared" / "data")) / "straggler-analysis"
@@ -28,11 +27,6 @@ DATA = (
 reference = pytest.mark.skipif(
     not DATA.is_dir(), reason=f"the published traces are not at {DATA} (ARGUS_REFERENCE_DATA)"
 )
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return new_store(tmp_path)
 
 
 def stored(url: str, text: str) -> list[tuple[Any, ...]]:

@@ -26,7 +26,6 @@ from argus.diagnose.read.hosts import (
     _rough,
     _shifts,
     align_hosts,
-    prepare,
     store_hosts,
 )
 from argus.diagnose.read.query import across, of_job, runnable_sql
@@ -46,6 +45,7 @@ from tests.stores import new_store
 US = 1_000
 SHIFTS = "SELECT host, shift, how, confidence, error FROM step_shifts"
 Diagnosed = Callable[[str], Verdict]
+Aligned = Callable[[str], Hosts]
 BIG = ((1_000_000, 20.0), (2_000_000, 20.0))
 WORLDS = {
     "healthy": World(),
@@ -89,6 +89,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def diagnosed(store: Store) -> Diagnosed:
     """Verdicts: each world is diagnosed once, and what that stores is there for whoever asks next."""
     return cache(lambda name: diagnose_store(store, name, 1))
+
+
+@pytest.fixture(scope="module")
+def aligned(store: Store) -> Aligned:
+    """How the hosts of a world go together: it is worked out once, and nothing of it is stored."""
+
+    def align(name: str) -> Hosts:
+        hosts = align_hosts(partial(query_columns, store), name, 1)
+        assert hosts is not None
+        hosts.clocks.setflags(write=False)
+        return hosts
+
+    return cache(align)
 
 
 def asked(store: Store, text: str, params: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -242,16 +255,17 @@ def test_hosts_attached_later_are_shifted(store: Store, diagnosed: Diagnosed) ->
 
 
 @pytest.mark.thorough
-def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(store: Store) -> None:
-    diagnose_store(store, "three healthy", 1)
+def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(
+    store: Store, diagnosed: Diagnosed, aligned: Aligned
+) -> None:
+    diagnosed("three healthy")
     count = "SELECT uniqExact(version) AS n, count() AS all FROM {} WHERE job = 'three healthy'"
     tables = ("clocks", "step_shifts", "group_joins")
     before = [asked(store, count.format(table)) for table in tables]
     assert [int(rows["n"][0]) for rows in before] == [1, 1, 1]
     diagnose_store(store, "three healthy", 1)
     assert [asked(store, count.format(table)) for table in tables] == before
-    hosts = align_hosts(partial(query_columns, store), "three healthy", 1)
-    assert hosts is not None
+    hosts = aligned("three healthy")
     # Another estimate is stored, and so is the first one when it is found again.
     other = replace(hosts, shifts=(*hosts.shifts[:-1], replace(hosts.shifts[-1], confidence=0.5)))
     for versions, estimate in ((2, other), (3, hosts)):
@@ -260,10 +274,8 @@ def test_a_diagnosis_that_finds_the_same_stores_nothing_anew(store: Store) -> No
 
 
 @pytest.mark.thorough
-def test_the_newest_estimate_counts(store: Store) -> None:
-    query = partial(query_columns, store)
-    hosts = align_hosts(query, "three from the start", 1)
-    assert hosts is not None
+def test_the_newest_estimate_counts(store: Store, diagnosed: Diagnosed, aligned: Aligned) -> None:
+    hosts = aligned("three from the start")
     wrong = replace(hosts, clocks=hosts.clocks.copy())
     wrong.clocks["offset_ns"][1] += 500 * MS
     latest = "SELECT max(later_ns) AS ns FROM collectives_across WHERE job = 'three from the start' AND aligned"
@@ -271,8 +283,8 @@ def test_the_newest_estimate_counts(store: Store) -> None:
     assert asked(store, latest)["ns"][0] > 400 * MS
     store_hosts(store, hosts, "three from the start", 1)
     assert asked(store, latest)["ns"][0] < 100 * MS
-    for _ in range(2):
-        diagnose_store(store, "healthy", 1)
+    diagnosed("healthy")
+    diagnose_store(store, "healthy", 1)
     once = asked(store, "SELECT count() AS n FROM iterations WHERE job = 'healthy'")["n"]
     assert asked(store, "SELECT count() AS n FROM iterations_across WHERE job = 'healthy'")["n"] == once
     calls = "SELECT count() AS n FROM {} WHERE job = 'healthy'"
@@ -304,12 +316,10 @@ def test_the_view_never_shows_lateness_below_the_error(store: Store, diagnosed: 
 
 
 @pytest.mark.thorough
-def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> None:
+def test_queries_with_the_estimates_in_them_answer_the_same(store: Store, aligned: Aligned) -> None:
     query = partial(query_columns, store)
-    given = align_hosts(query, "late", 1)
-    stored = prepare(store, query, "late", 1)
-    assert given is not None
-    assert stored is not None
+    given = aligned("late")
+    stored = store_hosts(store, given, "late", 1)
     assert (given.params()["across"], stored.params()["across"]) == ("given", "stored")
     common = {
         "job": "late",
@@ -374,10 +384,11 @@ def test_queries_with_the_estimates_in_them_answer_the_same(store: Store) -> Non
 
 
 @pytest.mark.parametrize("text", [queries.STEPS, queries.CPU_TIME, queries.WORK])
-def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(store: Store, text: str) -> None:
+def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(
+    store: Store, aligned: Aligned, text: str
+) -> None:
     query = partial(query_columns, store)
-    hosts = prepare(store, query, "late", 1)
-    assert hosts is not None
+    hosts = store_hosts(store, aligned("late"), "late", 1)
     assert [shift.shift for shift in hosts.shifts] == [0, 6]
     ranks = [int(rank) for rank in query(queries.HOSTS, {"job": "late", "run": 1})["rank"]]
     params = {"job": "late", "run": 1, "first": 10, "last": 14, "ranks": ranks, **hosts.params()}
@@ -390,10 +401,9 @@ def test_hosts_whose_steps_are_numbered_otherwise_are_read_where_they_are(store:
         np.testing.assert_array_equal(near[name], values, name)
 
 
-def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store) -> None:
+def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store, aligned: Aligned) -> None:
     query = partial(query_columns, store)
-    hosts = align_hosts(query, "late", 1)
-    assert hosts is not None
+    hosts = aligned("late")
     shifts = {"node-0": 0, "node-1": 20}
     hosts = replace(hosts, shifts=tuple(replace(one, shift=shifts[name])
                                         for name, one in zip(hosts.names, hosts.shifts, strict=True)))  # fmt: skip
@@ -410,11 +420,13 @@ def test_the_first_and_the_last_step_are_found_whatever_the_shifts(store: Store)
 
 
 @pytest.mark.thorough
-def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_may_only_be_read_is_diagnosed_all_the_same(
+    store: Store, diagnosed: Diagnosed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def findings(verdict: Verdict) -> list[Any]:
         return [(f["kind"], f["ranks"], f["slowdown"], [e["text"] for e in f["evidence"]]) for f in verdict["findings"]]
 
-    usual = diagnose_store(store, "one of three late", 1)
+    usual = diagnosed("one of three late")
 
     def refuse(*_: object, **__: object) -> None:
         raise ArgusError("argus: Not enough privileges", "")
@@ -440,7 +452,9 @@ def _true(world: World, host: int, own: np.ndarray[Any, Any]) -> np.ndarray[Any,
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["minutes", "sharded", "late", "three from the start"])
-def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_calls_shows_as_much(
+    store: Store, aligned: Aligned, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some communicators, some of their calls, and of a long run some minutes."""
     query, asked_for = partial(query_columns, store), dict[str, list[Mapping[str, Any]]]()
 
@@ -449,11 +463,10 @@ def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch:
             asked_for.setdefault(text, []).append(params)
         return query(text, params)
 
-    whole = align_hosts(query, name, 1)
+    whole = aligned(name)
     for constant in ("MAX_ROWS", "MAX_CALLS"):
         monkeypatch.setattr(f"argus.diagnose.read.hosts.{constant}", 0)
     some = align_hosts(noted, name, 1)
-    assert whole is not None
     assert some is not None
     glance, calls = asked_for[across(queries.GPU_CALLS, "given")]
     (steps,) = asked_for[across(queries.STEPS_OF_CALLS, "given")]
@@ -476,17 +489,18 @@ def test_a_part_of_the_calls_shows_as_much(store: Store, name: str, monkeypatch:
         assert (wrong <= error_at(times, own) + 1).all()
         # A minute has some 30 calls, here and there.
         assert error_at(times, own).max() < (100 * US if name != "minutes" else MS)
-    assert [f["ranks"] for f in diagnose_store(store, name, 1)["findings"]] == [list(world.slow)]
+    verdict = diagnose(query, name, 1, across=store_hosts(store, some, name, 1))
+    assert [f["ranks"] for f in verdict["findings"]] == [list(world.slow)]
 
 
 @pytest.fixture
-def timed(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def timed(store: Store, aligned: Aligned, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A job of which a part is read, and whose GPUs show that one communicator is quicker than all others. Of each host
     the later ranks come last, and rank 7, which is slow; of rank 0 that is not known."""
+    store_hosts(store, aligned("three from the start"), "three from the start", 1)
     for constant in ("MAX_ROWS", "MAX_CALLS"):
         monkeypatch.setattr(f"argus.diagnose.read.hosts.{constant}", 0)
     params = {"job": "three from the start", "run": 1, "across": "stored"}
-    prepare(store, partial(query_columns, store), "three from the start", 1)
     quick = int(of_job(partial(query_columns, store))(queries.SPANNING, params)["comm_group"][-1])
     with store.lease() as client:
         client.command(
@@ -661,11 +675,10 @@ def test_a_rough_clock_is_where_most_ends_coincide() -> None:
 BINS = 200 * US
 
 
-def test_clocks_that_are_too_inexact_are_not_used(store: Store) -> None:
+def test_clocks_that_are_too_inexact_are_not_used(store: Store, aligned: Aligned) -> None:
     """50 ms of offset that may be 200 ms off would make every rank of node-1 late; unknown ones count as little."""
     query = partial(query_columns, store)
-    hosts = align_hosts(query, "healthy", 1)
-    assert hosts is not None
+    hosts = aligned("healthy")
     for error, least, most in ((200 * MS, 0, 5), (-1, 0, 5), (10_000, 45, 55)):
         clocks = hosts.clocks.copy()
         clocks["offset_ns"][1] += 50 * MS
@@ -679,9 +692,8 @@ def test_clocks_that_are_too_inexact_are_not_used(store: Store) -> None:
         assert other.between(["node-1"], ["node-0"]) == (10_000 if error == 10_000 else 0)
 
 
-def test_a_query_holds_no_more_clocks_than_it_can_carry(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = align_hosts(partial(query_columns, store), "healthy", 1)
-    assert hosts is not None
+def test_a_query_holds_no_more_clocks_than_it_can_carry(aligned: Aligned, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = aligned("healthy")
     more = replace(hosts, clocks=np.repeat(hosts.clocks, [1, 9]))
     more.clocks["since_ns"][1:] = np.arange(9) * 1000
     more.clocks["drift_ppb"][1:] = np.arange(9)
@@ -692,9 +704,8 @@ def test_a_query_holds_no_more_clocks_than_it_can_carry(store: Store, monkeypatc
     assert given["clock_ts"] == [0, 0, 7000, 8000]
 
 
-def test_the_words(store: Store) -> None:
-    hosts = align_hosts(partial(query_columns, store), "healthy", 1)
-    assert isinstance(hosts, Hosts)
+def test_the_words(aligned: Aligned) -> None:
+    hosts = aligned("healthy")
     assert hosts.between(["node-0"], ["node-0"]) == 0
     assert 0 < hosts.between(["node-0"], ["node-0", "node-1"]) == hosts.worst_ns < 100 * US
     assert hosts.trouble(10 * MS) == ""

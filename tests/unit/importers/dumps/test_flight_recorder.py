@@ -23,11 +23,10 @@ from argus.importers.dumps import dumps, flight_recorder, plain_pickle
 from argus.importers.rows import ImportReport
 from argus.model.errors import ArgusError
 from argus.store.arrow import to_arrow
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
 from tests.builders import flight_dumps
 from tests.builders.flight_dumps import Fault, run
-from tests.stores import new_store
 
 DATA = Path(os.environ.get("ARGUS_REFERENCE_DATA", Path(__file__).parents[5] / "shared" / "data")) / "flight-recorder"
 CASES = int(os.environ.get("ARGUS_FUZZ_CASES", "500"))
@@ -35,8 +34,8 @@ VERSIONS = ("2.0", "2.1", "2.2", "2.3", "2.4", "2.9", "2.10")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return new_store(tmp_path_factory.mktemp("dumps"))
+def url(shared: Store) -> str:
+    return shared.url
 
 
 def stored(url: str, text: str) -> list[tuple[Any, ...]]:
@@ -290,15 +289,19 @@ def test_what_is_no_file_is_refused(tmp_path: Path, url: str, capsys: pytest.Cap
     assert "has no flight-recorder dump" in refused(tmp_path, url, capsys)
 
 
-PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
-    lambda inner: (
-        st.lists(inner, max_size=5)
-        | st.lists(inner, max_size=4).map(tuple)
-        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
-    ),
-    max_leaves=30,
-)
+def plain(leaves: int) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
+        lambda inner: (
+            st.lists(inner, max_size=5)
+            | st.lists(inner, max_size=4).map(tuple)
+            | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
+        ),
+        max_leaves=leaves,
+    )
+
+
+PLAIN = plain(30)
 
 
 @given(PLAIN, st.integers(0, 5))
@@ -320,7 +323,7 @@ ENTRY = st.dictionaries(
         "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "time_created_ns",
         "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state", "time_discovered_completed_ns",
         "retired", "timeout_ms", "is_p2p", "frames",
-    ]), PLAIN | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
+    ]), plain(8) | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
 )  # fmt: skip
 
 

@@ -13,9 +13,8 @@ import pytest
 from argus.cli.main import main
 from argus.importers.dumps import inspector, ras
 from argus.model.errors import ArgusError
-from argus.store.open import open_store
+from argus.store.open import Store, open_store
 from argus.store.reader import query_columns
-from tests.stores import new_store
 from tests.unit.importers.dumps.test_flight_recorder import CASES, broken
 
 
@@ -63,8 +62,8 @@ def inspect(path: Path, rank: int, took_us: int = 900) -> Path:
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return new_store(tmp_path_factory.mktemp("ras"))
+def url(shared: Store) -> str:
+    return shared.url
 
 
 def judged(url: str, job: str, paths: Sequence[Path], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from argus.importers.recordings.recording import UNKNOWN_HOST, Recording
 from argus.importers.recordings.steps import find_all_steps
 from argus.model.errors import ArgusError
 from argus.semantics.phases.cpu import PHASES
+from argus.store.open import Store
 from tests.builders.kineto_job import Job, make, right
-from tests.stores import new_store
 
 SMALL = Job(dp=4, steps=4, layers=2)
 
@@ -176,8 +176,8 @@ def test_a_change_in_a_short_recording(before: int, after: int, factor: float, f
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return new_store(tmp_path_factory.mktemp("clocks"))
+def url(shared: Store) -> str:
+    return shared.url
 
 
 def verdict(job: Job, name: str, folder: Path, url: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from argus.cli.main import main
 from argus.importers import kineto
 from argus.importers.recordings.groups import find_communicators
 from argus.importers.recordings.members import divide, infer_members
+from argus.store.open import Store
 from tests.builders.kineto_job import Job, make, right
-from tests.stores import new_store
 
 US = 1000.0
 
@@ -108,7 +108,7 @@ def test_ends_that_make_no_sense_are_no_communicator_and_no_error(tmp_path: Path
 @pytest.mark.parametrize("fault", ["link", "healthy"])
 @pytest.mark.parametrize("hosts", [1, 8])
 def test_slow_links_of_communicators_that_nobody_names(
-    tmp_path: Path, fault: str, hosts: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, shared: Store, fault: str, hosts: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(
         dp=4, tp=2, steps=24, layers=8, fault=fault, victim=6, much=3.0, hosts=8, apart_us=300.0, version="2.0",
@@ -117,8 +117,8 @@ def test_slow_links_of_communicators_that_nobody_names(
     if hosts == 1:
         job = replace(job, hosts=1, apart_us=0.0)
     make(job, tmp_path / "traces")
-    store = ["--store", new_store(tmp_path)]
-    assert main(["import", "kineto", str(tmp_path / "traces"), "--job", "j", *store]) == 0
+    stored = ["--job", f"{fault} {hosts}", "--store", shared.url]
+    assert main(["import", "kineto", str(tmp_path / "traces"), *stored]) == 0
     capsys.readouterr()
-    main(["diagnose", "--job", "j", "--format", "json", *store])
+    main(["diagnose", "--format", "json", *stored])
     assert right(job, json.loads(capsys.readouterr().out)) == ""
