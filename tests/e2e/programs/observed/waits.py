@@ -2,7 +2,7 @@
 
     waits.py backend            asks another process, which takes its time
     waits.py starved CPU        computes on a CPU that it shares with two others
-    waits.py sometimes STATE    takes twice as long in every few runs, whichever they are
+    waits.py sometimes STATE    takes several times as long in every few runs, whichever they are
     waits.py paused STATE       is stopped for a while in every few runs, whichever they are
 
 STATE is a folder that lasts from run to run.
@@ -37,7 +37,7 @@ def backend() -> None:
     if os.fork() == 0:
         for _ in range(6):
             os.read(asked[0], 1)
-            time.sleep(0.04)
+            time.sleep(0.15)
             os.write(answers[1], b".")
         os._exit(0)
     for _ in range(6):
@@ -61,7 +61,7 @@ def starved(cpu: str) -> None:
 
 
 def sometimes(folder: str) -> None:
-    time.sleep(0.2 if slow_run(folder) else 0.1)
+    time.sleep(0.8 if slow_run(folder) else 0.1)  # starting Python takes 0.03 to 0.3 s
 
 
 def paused(folder: str) -> None:
@@ -69,7 +69,7 @@ def paused(folder: str) -> None:
     if slow_run(folder) and os.fork() == 0:
         time.sleep(0.02)
         os.kill(own, signal.SIGSTOP)
-        time.sleep(0.3)
+        time.sleep(0.8)
         os.kill(own, signal.SIGCONT)
         os._exit(0)
     time.sleep(0.1)

@@ -289,19 +289,15 @@ def test_what_is_no_file_is_refused(tmp_path: Path, url: str, capsys: pytest.Cap
     assert "has no flight-recorder dump" in refused(tmp_path, url, capsys)
 
 
-def plain(leaves: int) -> st.SearchStrategy[Any]:
-    return st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
-        lambda inner: (
-            st.lists(inner, max_size=5)
-            | st.lists(inner, max_size=4).map(tuple)
-            | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
-        ),
-        max_leaves=leaves,
-    )
-
-
-PLAIN = plain(30)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=5)
+    ),
+    max_leaves=30,
+)
 
 
 @given(PLAIN, st.integers(0, 5))
@@ -323,7 +319,7 @@ ENTRY = st.dictionaries(
         "record_id", "pg_id", "process_group", "collective_seq_id", "p2p_seq_id", "profiling_name", "time_created_ns",
         "input_sizes", "input_dtypes", "output_sizes", "output_dtypes", "state", "time_discovered_completed_ns",
         "retired", "timeout_ms", "is_p2p", "frames",
-    ]), plain(8) | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
+    ]), PLAIN | st.sampled_from(["nccl:send 0->1", "nccl:all_reduce", "completed", 2**70, -(2**70), "9" * 30]),
 )  # fmt: skip
 
 
