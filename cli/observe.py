@@ -114,6 +114,14 @@ def command() -> None:
 @click.option(
     "--latency-unit", type=click.Choice(("ns", "us", "ms", "s")), help="Where nothing else says it. Default: s."
 )
+@click.option(
+    "--metrics",
+    metavar="URL",
+    help="Read latencies from a server's page of metrics (Prometheus): a histogram, before and after each run.",
+)
+@click.option(
+    "--metric", metavar="NAME", help="Its histogram, such as request_duration_seconds. Default: the only one."
+)
 @click.option("--error-regex", metavar="REGEX", help="Lines of its output that report an error.")
 @click.option("--retry-regex", metavar="REGEX", help="Lines of its output that report that something is tried again.")
 @click.option("--serve", "server", metavar="CMD", help="A server that is started before each run, and ended after it.")
@@ -181,10 +189,13 @@ def _plan(config: Path | None, options: dict[str, Any]) -> Plan:
         "arms": tuple(map(parse_arm, options["arms"])) or None,
     }  # fmt: skip
     pattern = options["latency_regex"] or PATTERNS.get(options["pattern"] or "")
-    if pattern and options["latency_key"]:
-        raise ArgusError("latencies are read by a pattern or a key, not both", "Leave one out", EXIT_USAGE)
+    if len(by := [one for one in (pattern, options["latency_key"], options["metrics"]) if one]) > 1:
+        message = "latencies are read by a pattern, by a key or from metrics, not both ways"
+        raise ArgusError(message, "Leave one out", EXIT_USAGE)
     readings = {
-        "pattern": "" if options["latency_key"] else pattern, "key": "" if pattern else options["latency_key"],
+        **({"pattern": pattern or "", "key": options["latency_key"] or "", "metrics": options["metrics"] or ""} if by
+           else {}),
+        "metric": options["metric"],
         "unit": options["latency_unit"], "errors": options["error_regex"], "retries": options["retry_regex"],
     }  # fmt: skip
     changes["readings"] = replace(plan.readings, **{name: one for name, one in readings.items() if one is not None})

@@ -133,6 +133,25 @@ def test_a_server_under_load_is_compared_over_two_settings(tmp_path: Path) -> No
     assert not [run for run in metrics["runs"] if run["status"] != "ok"]
 
 
+def test_latencies_that_a_server_exposes_are_compared(tmp_path: Path) -> None:
+    """The load prints nothing about them."""
+    port = free_port()
+    load = f"import urllib.request as u; [u.urlopen('http://127.0.0.1:{port}/').read() for _ in range(60)]"
+    metrics, _ = observe(
+        tmp_path / "o", "--repeat", "3", "--arm", "quick=SERVICE_MS=5", "--arm", "slow=SERVICE_MS=25",
+        "--serve", shlex.join([sys.executable, str(PROGRAMS / "http_server.py"), str(port)]), "--ready", "listening",
+        "--metrics", f"http://127.0.0.1:{port}/metrics", "--", sys.executable, "-c", load,
+    )  # fmt: skip
+    assert {run["latency"]["count"] for run in metrics["runs"]} == {60}
+    assert "arms_differ" in kinds(metrics), metrics["decision"]
+    mean = {(row["arm"], row["figure"]): row["mean"] for row in metrics["summary"]}
+    assert 4e6 <= mean["quick", "latency_p50_ns"] < 16e6 <= mean["slow", "latency_p50_ns"] < 64e6
+    of_arm = {
+        arm: [run["latency"]["mean_ns"] for run in metrics["runs"] if run["arm"] == arm] for arm in ("quick", "slow")
+    }
+    assert 5e6 <= min(of_arm["quick"]) < 25e6 <= min(of_arm["slow"])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)")
 @pytest.mark.alone
 def test_pytorch_with_and_without_wide_instructions_differs(tmp_path: Path) -> None:

@@ -98,13 +98,14 @@ def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:
     """What of the latencies and steps that were asked for is missing in the runs that count."""
     notes = _trace_notes([run for run in runs if run["status"] == "ok"]) if plan.trace else []
     good = [run["latency"] for run in runs if run["status"] == "ok"]
-    if not (plan.readings.pattern or plan.readings.key) or not good:
+    readings = plan.readings
+    if not (readings.pattern or readings.key or readings.metrics) or not good:
         return notes
     without = sum(one is None or not one["count"] for one in good)
     if without:
-        notes.append(
-            f"no latency was found in what {without} of {len(good)} runs printed: wall times are compared instead"
-        )
+        where = "the metrics of {} runs" if readings.metrics else "what {} runs printed"
+        which = where.format(f"{without} of {len(good)}")
+        notes.append(f"no latency was found in {which}: wall times are compared instead")
     for name, what in (
         ("unreadable", "values or lines could not be read as latencies"),
         ("left_out", f"latencies beyond the first {MOST_SAMPLES:,} of a run were left out"),

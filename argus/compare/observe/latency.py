@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.compare.observe.exposed import Histogram, samples_between
 from argus.compare.observe.plan import UNITS, Readings
 
 MOST_SAMPLES = 1_000_000
@@ -62,6 +63,30 @@ def read_latencies(lines: Iterable[str], readings: Readings, wall_ns: int) -> di
         **summary(values), "throughput_s": round(len(values) / (wall_ns / 1e9), 6) if wall_ns and len(values) else None,
         "errors": counts.get("errors"), "retries": counts.get("retries"), "left_out": left_out,
         "unreadable": unreadable,
+    }  # fmt: skip
+
+
+def exposed_latencies(
+    before: Histogram, after: Histogram | None, name: str, readings: Readings, wall_ns: int
+) -> dict[str, Any]:
+    """The same figures of a run by a histogram that a server exposes. Quantiles lie within a bucket, in which latencies
+    are taken to be even; whether the run became slower is not known.
+
+    Args:
+        before, after: The histogram then; None: it could not be read any more.
+        name: The histogram's.
+        readings, wall_ns: As above.
+    """
+    if after is None:
+        lost = {"throughput_s": None, "errors": None, "retries": None, "left_out": 0, "unreadable": 1}
+        return {**summary(np.empty(0)), **lost}
+    values, count, mean = samples_between(before, after, name, readings)
+    figures = {**summary(values), "growth": None, "count": count}
+    if mean is not None:
+        figures["mean_ns"] = round(mean, 1)
+    return {
+        **figures, "throughput_s": round(count / (wall_ns / 1e9), 6) if wall_ns and count else None, "errors": None,
+        "retries": None, "left_out": 0, "unreadable": 0,
     }  # fmt: skip
 
 

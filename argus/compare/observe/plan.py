@@ -41,13 +41,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class Readings:
-    """What is read from a run's output.
+    """What is read from a run's output, or from the page of a server's metrics.
 
     Attributes:
         pattern: A regular expression whose first group is a latency, and the second, if there is one, its unit.
         key: Of lines that are JSON objects, the key of a latency; dots lead into inner ones.
         unit: Where neither the pattern nor the end of the key (``_ms``) says it.
         errors, retries: Regular expressions of lines that report one; empty: not counted.
+        metrics: The address of a page of metrics with a histogram of latencies, read before and after each run.
+        metric: The histogram's name; empty: the only one.
     """
 
     pattern: str = ""
@@ -55,6 +57,8 @@ class Readings:
     unit: str = "s"
     errors: str = ""
     retries: str = ""
+    metrics: str = ""
+    metric: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,8 +161,12 @@ def check(plan: Plan) -> Plan:
 
 
 def _check_readings(readings: Readings) -> None:
-    if readings.pattern and readings.key:
-        raise _wrong("latencies are read by a pattern or a key, not both", "Leave one out")
+    if bool(readings.pattern) + bool(readings.key) + bool(readings.metrics) > 1:
+        raise _wrong("latencies are read by a pattern, by a key or from metrics, not both ways", "Leave one out")
+    if readings.metrics and not re.fullmatch(r"https?://[!-~]{1,2000}", readings.metrics):
+        raise _wrong("the address of the metrics cannot be used", "Write http://127.0.0.1:8000/metrics")
+    if readings.metric and not readings.metrics:
+        raise _wrong("a metric is named, and no page of metrics", "Add --metrics URL")
     if readings.unit not in UNITS:
         raise _wrong(f"'{readings.unit}' is no unit", f"It is one of {', '.join(UNITS)}")
     for name, pattern in (("latency", readings.pattern), ("errors", readings.errors), ("retries", readings.retries)):
@@ -244,7 +252,7 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
     if document.get("schema", SCHEMA) != SCHEMA:
         raise _wrong(f"{name} is of schema '{document['schema']}'", f"This Argus reads {SCHEMA}")
     latency = _mapping(document.get("latency"), "latency", name)
-    _known(latency, {"pattern", "key", "unit"}, f"{name}: latency")
+    _known(latency, {"pattern", "key", "unit", "metrics", "metric"}, f"{name}: latency")
     pattern = _text(latency.get("pattern"), "latency.pattern", name)
     server = _mapping(document.get("server"), "server", name)
     _known(server, {"command", "ready", "ready_timeout"}, f"{name}: server")
@@ -271,6 +279,8 @@ def from_document(document: Mapping[str, Any], name: str) -> Plan:
             PATTERNS.get(pattern, pattern), _text(latency.get("key"), "latency.key", name),
             _text(latency.get("unit"), "latency.unit", name) or "s",
             _text(document.get("errors"), "errors", name), _text(document.get("retries"), "retries", name),
+            _text(latency.get("metrics"), "latency.metrics", name),
+            _text(latency.get("metric"), "latency.metric", name),
         ),
         server=Server(
             _words(server.get("command"), "server.command", name), _text(server.get("ready"), "server.ready", name),
@@ -298,14 +308,17 @@ def to_document(plan: Plan) -> dict[str, Any]:
         "seed": plan.seed,
         "timeout": plan.timeout_s,
         "margin": plan.margin,
-        "latency": {"pattern": readings.pattern or None, "key": readings.key or None, "unit": readings.unit},
+        "latency": {
+            "pattern": readings.pattern or None, "key": readings.key or None, "unit": readings.unit,
+            "metrics": redacted([readings.metrics])[0] or None, "metric": readings.metric or None,
+        },
         "errors": readings.errors or None,
         "retries": readings.retries or None,
         "server": None
         if server is None
         else {"command": redacted(server.command), "ready": server.ready, "ready_timeout": server.ready_s},
         "trace": plan.trace or None,
-    }
+    }  # fmt: skip
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:

@@ -11,8 +11,9 @@ from typing import Any
 
 from argus.compare.observe import evaluate
 from argus.compare.observe.execute import Outcome, Usage, end, end_now, execute, start
+from argus.compare.observe.exposed import Histogram, chosen, read_page
 from argus.compare.observe.gpu import Gpus
-from argus.compare.observe.latency import LONGEST_LINE, read_latencies
+from argus.compare.observe.latency import LONGEST_LINE, exposed_latencies, read_latencies
 from argus.compare.observe.machine import Machine, during, read_machine
 from argus.compare.observe.plan import Plan, Server, Slot, schedule
 from argus.compare.observe.records import OUTPUT, Records, lines_of
@@ -110,6 +111,7 @@ class Session:
                 server = None
                 if self.plan.server is not None:
                     server = stack.enter_context(_Running(self.plan.server, self.records, name, environment))
+                exposed = self._exposed()
                 before, own_before = self.machine(), self.cpu_clock() + (server.cpu_s() if server else 0.0)
                 argus_s = 0.0
                 if self.traced is not None and not slot.warmup:
@@ -118,6 +120,7 @@ class Session:
                     outcome = self.execute(self.plan.command, environment, out, err, self.plan.timeout_s)
                 own = argus_s + self.cpu_clock() + (server.cpu_s() if server else 0.0) - own_before
                 after = self.machine()
+                read = self._latencies(out, exposed, int(outcome.figures.get("wall_ns") or 0))
             except KeyboardInterrupt:
                 self.runs.append(run)
                 raise
@@ -130,11 +133,34 @@ class Session:
             run |= {
                 "status": outcome.status, "exit_code": outcome.exit_code, "signal": outcome.signal,
                 "error": outcome.error, "figures": figures, "noise": noise,
-                "latency": read_latencies(lines_of(out, LONGEST_LINE), self.plan.readings, int(wall_ns or 0)),
+                "latency": read,
             }  # fmt: skip
         self.runs.append(run)
         self.records.write_metrics(self._metrics(decided=False))
         self.say(line_of(run, len(schedule(self.plan))))
+
+    def _exposed(self) -> tuple[str, Histogram] | None:
+        """The histogram of latencies that a server exposes, with its name; None: none is to be read."""
+        readings = self.plan.readings
+        if not readings.metrics:
+            return None
+        found = read_page(readings.metrics)
+        name = chosen(found, readings)
+        return name, found[name]
+
+    def _latencies(self, out: int, exposed: tuple[str, Histogram] | None, wall_ns: int) -> dict[str, Any] | None:
+        """What a run's output, or the server's page since the run began, reports."""
+        readings = self.plan.readings
+        if exposed is None:
+            return read_latencies(lines_of(out, LONGEST_LINE), readings, wall_ns)
+        name, before = exposed
+        try:
+            after = read_page(readings.metrics).get(name)
+        except ArgusError:  # it ended with the run
+            after = None
+        figures = exposed_latencies(before, after, name, readings, wall_ns)
+        printed = read_latencies(lines_of(out, LONGEST_LINE), readings, wall_ns) or {}
+        return {**figures, **{kind: printed.get(kind) for kind in ("errors", "retries")}}
 
 
 def line_of(run: Mapping[str, Any], total: int) -> str:
