@@ -134,8 +134,9 @@ def test_process_groups_that_come_and_go_are_distinguished(tmp_path: Path) -> No
     with ranks_of(PROGRAM.with_name("gloo_again.py"), 2, str(tmp_path), "{rank}") as processes:
         files = [tmp_path / f"ends-{rank}" for rank in (0, 1)]
         wait_until(lambda: all(file.exists() and file.stat().st_size > 200 for file in files), 60, "the job's steps")
+        # Steps of 6 ms, whose marks cost 0.7 % of them, and on a busy machine more than may be spent by default.
         words = [*pid_words([process.pid for process in processes]), "--steps", "150", "--duration", "60"]
-        output = argus_with(url)("trace", *words).stdout
+        output = argus_with(url)("trace", *words, "--max-overhead", "10").stdout
         (tmp_path / "stop").touch()
         assert [process.wait(60) for process in processes] == [0, 0]
     assert "coverage: complete" in output
