@@ -11,13 +11,17 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from argus.model.errors import EXIT_UNAVAILABLE
+from argus.compare.observe import exposed
+from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import open_store
 from argus.store.reader import query_columns
 from tests.e2e.conftest import Argus, argus_with
@@ -150,6 +154,32 @@ def test_latencies_that_a_server_exposes_are_compared(tmp_path: Path) -> None:
         arm: [run["latency"]["mean_ns"] for run in metrics["runs"] if run["arm"] == arm] for arm in ("quick", "slow")
     }
     assert 5e6 <= min(of_arm["quick"]) < 25e6 <= min(of_arm["slow"])
+
+
+def test_a_page_of_metrics_that_leads_elsewhere_or_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposed, "TIMEOUT_S", 0.5)
+
+    class Hostile(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302 if self.path == "/there" else 200)
+            self.send_header("Location", "/drips")
+            self.end_headers()
+            for _ in range(100 if self.path == "/drips" else 0):
+                self.wfile.write(b"# one more\n")
+                time.sleep(0.1)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path, why in (("there", "cannot be read: Found"), ("drips", "it is not whole after 0.5 s")):
+            begun = time.monotonic()
+            with pytest.raises(ArgusError, match=why):
+                exposed.read_page(f"http://127.0.0.1:{server.server_port}/{path}")
+            assert time.monotonic() - begun < 5
+        server.shutdown()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="pip install torch (ARGUS_WITH_TORCH=1)")

@@ -9,8 +9,7 @@ from __future__ import annotations
 import http.client
 import math
 import re
-import urllib.error
-import urllib.parse
+import time
 import urllib.request
 from dataclasses import dataclass, field
 
@@ -22,10 +21,16 @@ from argus.model.errors import EXIT_UNAVAILABLE, EXIT_USAGE, ArgusError
 from argus.model.text import printable
 
 TIMEOUT_S = 10.0
+"""Until the whole page is there."""
 MOST_BYTES = 32 << 20
 """A page that is longer is no page of metrics."""
 MOST_SAMPLES = 100_000
 """Latencies that stand for those of a run; of more each stands for several."""
+_MOST = 2.0**53
+"""Counts beyond that are none."""
+_SHORTEST_NS, _LONGEST_NS = 1e-3, 1e18
+"""Latencies are taken to lie between these, whatever the bounds of buckets are."""
+_LONGEST_LINE = 65_536
 _SERIES = re.compile(r"^([A-Za-z_:][\w:]*?)_(bucket|sum)(?:\{(.*)\})?\s+(\S+)(?:\s|$)")
 _BOUND = re.compile(r'(?:^|,)\s*le="([^"]*)"')
 _SUFFIXES = {"seconds": "s", "milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
@@ -46,11 +51,17 @@ def read_page(url: str) -> dict[str, Histogram]:
         ArgusError: Nothing answers there, or what does has no histogram.
     """
     request = urllib.request.Request(url, headers={"Accept": "text/plain", "User-Agent": "argus"})
+    opener = urllib.request.OpenerDirector()  # without proxies and redirections: that page, and nothing else
+    for handler in ("HTTPHandler", "HTTPSHandler", "HTTPErrorProcessor", "HTTPDefaultErrorHandler"):
+        opener.add_handler(getattr(urllib.request, handler)())
+    until = time.monotonic() + TIMEOUT_S
+    data = b""
     try:
-        # The page is asked for, and nobody in between; http and https are the only handlers.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=TIMEOUT_S) as answer:
-            data = answer.read(MOST_BYTES + 1)
+            while (part := answer.read1(1 << 20)) and len(data) <= MOST_BYTES:
+                data += part
+                if time.monotonic() > until:
+                    raise TimeoutError(f"it is not whole after {TIMEOUT_S:g} s")
     except (OSError, http.client.HTTPException, ValueError) as failure:
         reason = getattr(failure, "reason", None) or failure
         message = f"the metrics at {printable(url)} cannot be read: {printable(str(reason))}"
@@ -67,23 +78,25 @@ def read_page(url: str) -> dict[str, Histogram]:
 def histograms(page: str) -> dict[str, Histogram]:
     """The histograms of a page's text, by name. Lines that are none, or no numbers, are passed over."""
     found: dict[str, Histogram] = {}
+    totals: dict[str, float] = {}
     for line in page.splitlines():
-        match = _SERIES.match(line[:4096])
+        match = _SERIES.match(line[:_LONGEST_LINE])
         if match is None:
             continue
         name, kind, labels, text = match.groups()
         value = _number(text)
-        if value is None or value < 0 or math.isinf(value):
+        if value is None or not 0 <= value <= _MOST:
             continue
         if kind == "sum":
-            if name in found:
-                found[name].total += value
+            totals[name] = totals.get(name, 0.0) + value
             continue
         bound = _BOUND.search(labels or "")
         limit = _number(bound[1]) if bound else None
         if limit is not None and limit > 0:
             counts = found.setdefault(name, Histogram()).counts
             counts[limit] = counts.get(limit, 0.0) + value
+    for name, one in found.items():
+        one.total = totals.get(name, 0.0)
     return {name: one for name, one in found.items() if math.inf in one.counts and len(one.counts) > 1}
 
 
@@ -115,7 +128,7 @@ def samples_between(
     limits = sorted(after.counts)
     reached = np.array([after.counts[limit] - before.counts.get(limit, 0.0) for limit in limits])
     each = np.maximum(np.diff(np.maximum.accumulate(np.maximum(reached, 0.0)), prepend=0.0), 0.0)
-    count = int(min(round(float(each.sum())), 2**53))
+    count = int(min(round(float(each.sum())), int(_MOST)))
     if not count:
         return np.empty(0), 0, None
     kept = each * min(1.0, MOST_SAMPLES / count)
@@ -126,7 +139,9 @@ def samples_between(
         top = high if math.isfinite(high) else low
         parts.append(low + (top - low) * (np.arange(number) + 0.5) / max(number, 1))
     total = after.total - before.total
-    return np.concatenate(parts) * scale, count, total * scale / count if total > 0 else None
+    with np.errstate(over="ignore"):
+        values = np.clip(np.concatenate(parts) * scale, _SHORTEST_NS, _LONGEST_NS)
+    return values, count, total * scale / count if total > 0 else None
 
 
 def _number(text: str) -> float | None:

@@ -163,7 +163,7 @@ def check(plan: Plan) -> Plan:
 def _check_readings(readings: Readings) -> None:
     if bool(readings.pattern) + bool(readings.key) + bool(readings.metrics) > 1:
         raise _wrong("latencies are read by a pattern, by a key or from metrics, not both ways", "Leave one out")
-    if readings.metrics and not re.fullmatch(r"https?://[!-~]{1,2000}", readings.metrics):
+    if readings.metrics and not re.fullmatch(r"https?://[!-.0-?A-~]{1,255}(/[!-~]{0,2000})?", readings.metrics):
         raise _wrong("the address of the metrics cannot be used", "Write http://127.0.0.1:8000/metrics")
     if readings.metric and not readings.metrics:
         raise _wrong("a metric is named, and no page of metrics", "Add --metrics URL")

@@ -52,6 +52,27 @@ def test_which_histogram_is_meant() -> None:
         chosen(two, Readings(metrics=READ.metrics, metric="c"))
 
 
+def test_the_sum_may_come_first() -> None:
+    page = 'a_seconds_sum 3\na_seconds_bucket{le="1"} 2\na_seconds_bucket{le="+Inf"} 2\n'
+    assert histograms(page)["a_seconds"].total == 3
+
+
+def test_figures_of_a_page_that_nobody_can_mean_are_figures() -> None:
+    """Counts that are no counts are passed over, and bounds beyond all latencies are latencies that long."""
+    page = "".join(
+        f'a_seconds_bucket{{x="{x}",le="{bound}"}} {count}\n'
+        for x in range(3)
+        for bound, count in (("5e-324", 4), ("1e308", 8), ("+Inf", 8), ("2", "1e308"), ("3", "Inf"))
+    )
+    found = histograms(page)["a_seconds"]
+    assert found.counts == {5e-324: 12, 1e308: 24, math.inf: 24}
+    with np.errstate(all="raise", over="ignore", under="ignore"):
+        figures = exposed_latencies(Histogram(), found, "a_seconds", READ, 10**9)
+    assert figures["count"] == 24
+    assert figures["max_ns"] == 1e18
+    assert sum(count for _, count in figures["histogram"]) == 24
+
+
 def of(*counts: float, total: float = 0.0) -> Histogram:
     return Histogram(dict(zip((0.01, 0.1, math.inf), counts, strict=True)), total)
 
@@ -105,6 +126,7 @@ def test_a_page_that_does_not_answer_is_one_line() -> None:
 
 @pytest.mark.parametrize(("readings", "why"), [
     (Readings(metrics="file:///etc/passwd"), "the address of the metrics cannot be used"),
+    (Readings(metrics="http://user:secret@h/m"), "the address of the metrics cannot be used"),
     (Readings(metrics="http://a b/"), "the address of the metrics cannot be used"),
     (Readings(metrics="http://h/m", key="ms"), "not both ways"),
     (Readings(metric="a"), "no page of metrics"),
