@@ -20,8 +20,10 @@ TITLE = "Critical path of a step"
 STEPS = 5
 """Newest steps of which one is shown: that of median length."""
 LONG = 1.25
-"""Times the median step: where there is a finding and a step is so long, the longest is shown instead. What is lost
-now and then is lost in it, and hardly in the median."""
+"""Times the median step: where steps that are so long lose :data:`MOSTLY` of what a finding costs, the longest is shown
+instead. What is lost now and then is lost in it, and hardly in the median."""
+MOSTLY = 0.5
+"""Share of the lost time."""
 MOST_RANKS = 512
 """Of larger jobs reading every operation of a step takes longer than all other panels together."""
 TRACKS = 16
@@ -54,17 +56,20 @@ def build(look: Look, arrays: Arrays) -> Panel:
 
 
 def _long_step(look: Look) -> int | None:
-    """The longest of the newest steps of the first finding, if it is far longer than the median."""
+    """The longest of the newest steps of the first finding, if it is in long steps that the finding costs time."""
     if not look.findings or look.case is None:
         return None
-    window = look.newest()
-    since, last = look.findings[0]["steps"]
-    numbers, durations = look.case.numbers, look.case.durations
+    window, finding = look.newest(), look.findings[0]
+    since, last = finding["steps"]
+    numbers = look.case.numbers
     among = (numbers >= max(since, window["first"])) & (numbers <= min(last, window["last"]))
     if not among.any():
         return None
-    longest = int(np.argmax(np.where(among, durations, -1)))
-    return int(numbers[longest]) if durations[longest] > LONG * np.median(durations[among]) else None
+    durations = look.case.durations[among].astype(float)
+    usual = float(np.median(durations))
+    extra = float(np.sum(durations[durations > LONG * usual] - usual))
+    lost = float(np.sum(durations)) * (1 - 1 / max(finding["slowdown"], 1.0))
+    return int(numbers[among][np.argmax(durations)]) if extra > 0 and extra >= MOSTLY * lost else None
 
 
 def _lead(path: CriticalPath, paths: Paths) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,14 @@ def test_a_model_has_no_stalls_and_a_usual_step_is_shown(stalls: tuple[Store, in
     step, panel = shown(*stalls)
     assert step > STEPS - 1 - critical_path.STEPS
     assert "longest" not in panel["lead"]
+
+
+@pytest.mark.parametrize(("slowdown", "step"), [(1.01, 7), (1.5, None)])
+def test_one_long_step_says_nothing_of_what_is_lost_in_each(slowdown: float, step: int | None) -> None:
+    durations = np.full(40, 100)
+    durations[7] = 150
+    look: Any = SimpleNamespace(
+        findings=[{"steps": [0, 39], "slowdown": slowdown}], newest=lambda: {"first": 0, "last": 39},
+        case=SimpleNamespace(numbers=np.arange(40), durations=durations),
+    )  # fmt: skip
+    assert critical_path._long_step(look) == step
