@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter as Tally
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from argus.capture.process.nccl import rank_offset, read_place
 from argus.capture.process.pytorch import read_group
-from argus.capture.process.targets import NVTX, TORCH, Target
+from argus.capture.process.targets import NVTX, TORCH, Target, queued_ns
 from argus.live.display.recent import RecentSteps
 from argus.model import records
 from argus.model.calls import CALLS, Layer, Shape
@@ -30,6 +32,8 @@ from argus.semantics.steps.thinned import ThinnedSteps
 KEPT_COMMUNICATORS = 1024
 """Communicators of a job that are remembered, on this host. Large jobs have some thirty a rank; one that makes new ones
 for ever has as many as it lives long."""
+QUEUE_NOTES = 256
+"""Newest moments at which it is remembered for how long a rank had waited for a CPU: of more than a hundred windows."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ class Job:
     phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases;
     ``phases_until``: from when on none has, 0: they do.
-    ``counted``: the FLOPs of some.
+    ``queues``: as ``ThinnedSteps`` has them. ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
     ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
     """
@@ -101,6 +105,7 @@ class Job:
     step_base: int = 0
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
     phases_until: int = 0
+    queues: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
     phase_ns: Tally[str] = field(default_factory=Tally)
     hidden_ns: int = 0
     step_ns: int = 0
@@ -238,6 +243,14 @@ class Job:
                 return steps
         return self.marked.advance(until_ns, final=final)
 
+    def note_queues(self) -> None:
+        """Takes for how long each rank's first thread has waited for a CPU so far. To be called as windows begin and
+        end, and now and then before there are any."""
+        for member in self.ranks():
+            if member.state == "traced" and (waited := queued_ns(member.target.pid)):
+                of_rank = self.queues.setdefault(member.rank, deque(maxlen=QUEUE_NOTES))
+                of_rank.append((time.monotonic_ns(), waited))
+
     @property
     def ranges_until(self) -> int:
         """Until when PyTorch's ranges were seen throughout; 0: they are."""
@@ -269,7 +282,7 @@ class Job:
             *(self._left[n].tolist() for n in ("rank", "step", "ts_ns", "duration_ns")), strict=True
         ):
             self._ended[rank] = step, begin + duration
-        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts, queues=self.queues)
         return True
 
     def begin_pulses(self, rank: int, per_step: int, step_ns: int, made: Mapping[int, int]) -> None:
@@ -313,7 +326,7 @@ class Job:
             self._early.clear()
             return
         self._left = self.marked.advance(self.thin_since, final=True)
-        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts)
+        self.thinned = ThinnedSteps(other_hosts=self._on_other_hosts, queues=self.queues)
         self._thinned_by, self.by_marks = "marks", True
         for rank in sorted(marked):
             handed = self.marked.hand_over(rank)

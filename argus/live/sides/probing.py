@@ -180,6 +180,9 @@ class ProbingSide(Side):
         if "backward" in plan.windowed - before.windowed:
             for job in jobs:
                 job.pulse_spans = [(0, since_ns)]
+        if plan.windowed:
+            for job in jobs:
+                job.note_queues()
         if plan.windowed and not self._due:
             self._due = time.monotonic() + plan.period_s
         return since_ns
@@ -248,6 +251,7 @@ class ProbingSide(Side):
         if not self._of_pulse:
             self._windows.append(self._window)
         for job in jobs:
+            job.note_queues()
             if job.pulse_spans is not None and not self._of_pulse:
                 if job.thinned is not None:
                     job.thinned.unseen(job.pulse_spans[-1][1], self._window.begin_ns)
@@ -271,6 +275,7 @@ class ProbingSide(Side):
     def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
         self._window = None
         for job in jobs:
+            job.note_queues()
             if job.pulse_spans and not job.pulse_spans[-1][1]:
                 job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
             elif job.thinned is not None and not self._of_pulse:

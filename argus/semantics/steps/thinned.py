@@ -4,13 +4,15 @@ The event (a **pulse**) is the begin of PyTorch's backward passes, or a call tha
 is found in short windows in which every call is seen (``find_pulse``). A step begins at a pulse and ends at the next
 one, or after as many as a step has. Where pulses are seen throughout, steps are counted exactly. What was not observed
 is unknown, not missing: a step that the edge of a window cuts is no step, and numbers go on by how many steps fit in.
+While a thread waits for a CPU it makes no steps: such time counts neither in windows nor between them.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,8 +123,8 @@ class _Rank:
 
     @property
     def pace_ns(self) -> float:
-        """Time for each step, pauses and the steps that windows cut included: more than a usual step takes where some
-        take long. 0: not known."""
+        """Time for each step, pauses and the steps that windows cut included, but not waits for a CPU: more than a
+        usual step takes where some take long. 0: not known."""
         seen_ns = pulses = 0
         for window_ns, count in reversed(self.paces):  # what else runs changes: the newest say most
             seen_ns, pulses = seen_ns + window_ns, pulses + count
@@ -136,14 +138,19 @@ class ThinnedSteps:
 
     Args:
         other_hosts: The job has ranks on other hosts, where somebody else estimates how many steps were not observed.
+        queues: By rank, in order of time: a moment, CLOCK_MONOTONIC, and for how long its thread had waited for a CPU
+            until then, ns (``capture.process.targets.queued_ns``). Read when steps are numbered: may grow meanwhile.
 
     Attributes:
         counters: ``steps_not_observed`` (that fit into the time in which pulses were not seen), ``steps_disturbed``
             (counted, but not stored, since more was observed meanwhile, which slowed them).
     """
 
-    def __init__(self, *, other_hosts: bool = False) -> None:
+    def __init__(
+        self, *, other_hosts: bool = False, queues: Mapping[int, Sequence[tuple[int, int]]] | None = None
+    ) -> None:
         self._other_hosts = other_hosts
+        self._queues = {} if queues is None else queues
         self.counters: Tally[str] = Tally()
         self._ranks: dict[int, _Rank] = {}
         self._unseen: list[tuple[int, int]] = []
@@ -271,13 +278,29 @@ class ThinnedSteps:
     def _cut(self, before: int, after: int) -> bool:
         return any(begin < after and end > before for begin, end in self._unseen)
 
+    def _gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """What was not seen from one moment to another, in order."""
+        gaps = [(max(first, begin), min(last, end)) for first, last in self._unseen]
+        return sorted(gap for gap in gaps if gap[0] < gap[1])
+
     def _pace(self, state: _Rank, begun: int) -> None:
         """Takes the time since the window before for how often pulses come."""
         if state.since:
-            unseen = sum(max(min(end, begun) - max(begin, state.since), 0) for begin, end in self._unseen)
+            window = max((end for _, end in self._unseen if end <= state.since), default=state.since)
+            gaps = self._gaps(window, begun)
+            seen = self._ran(state.rank, window, gaps[-1][1])
+            seen -= sum(self._ran(state.rank, *gap) for gap in gaps)
             counts = min(state.pulses, MOST_PULSES)
-            state.paces.append(((begun - state.since - unseen) * counts // state.pulses, counts))
+            state.paces.append((max(seen, 0) * counts // state.pulses, counts))
         state.since, state.pulses = begun, 0
+
+    def _ran(self, rank: int, begin_ns: int, end_ns: int) -> int:
+        """From one moment to another, less the time in which a rank's thread waited for a CPU, ns."""
+        queue = np.array(self._queues.get(rank, ()), np.int64).reshape(-1, 2)
+        if not len(queue):
+            return end_ns - begin_ns
+        waited = np.diff(np.interp([begin_ns, end_ns], queue[:, 0], queue[:, 1]))[0]
+        return int(end_ns - begin_ns - min(max(waited, 0), end_ns - begin_ns))
 
     def _place(self, state: _Rank, part: Int, first: bool) -> None:
         """Which step the first pulse after time that was not seen is of, and which of its pulses it is."""
@@ -290,7 +313,7 @@ class ThinnedSteps:
             state.count = state.per_step - 1 - int(np.argmax(means))
         if state.newest:
             pace_ns = state.pace_ns
-            passed = round((begun - (state.last or state.newest)) / pace_ns) if pace_ns else 0
+            passed = round(self._passed(state, begun, pace_ns)) if pace_ns else 0
             state.number += max(passed, 1) if state.last else passed
         times = np.array([begin for begin, _ in self._first], np.int64)
         nearest = int(np.argmin(np.abs(times - begun))) if len(times) else -1
@@ -301,6 +324,15 @@ class ThinnedSteps:
         alike = aligned and not (self._other_hosts and state.newest)
         self.counters["steps_not_observed"] += max(state.number - before - bool(state.last), 0)
         state.last, state.confidence = 0, ALIGNED if alike else GUESSED
+
+    def _passed(self, state: _Rank, begun: int, pace_ns: float) -> float:
+        """Steps from the newest one that is known to a pulse after time that was not seen."""
+        last = state.last or state.newest
+        gaps = self._gaps(last, begun)
+        ran = sum(self._ran(state.rank, *gap) for gap in gaps)
+        # No step began where pulses were seen and none came, for however long that was.
+        edges = [gaps[0][0] - last, *(after[0] - before[1] for before, after in itertools.pairwise(gaps))]
+        return (ran + sum(min(edge, pace_ns) for edge in (*edges, begun - gaps[-1][1]))) / pace_ns
 
     def _step(self, state: _Rank, pulse: int, first: bool) -> list[tuple[float, ...]]:
         state.newest = pulse

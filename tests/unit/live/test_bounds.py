@@ -17,9 +17,10 @@ import pytest
 
 from argus.capture.process import demangler, symbols
 from argus.capture.process.symbols import Symbols
+from argus.live import job as job_module
 from argus.live.cost.neighbours import Neighbours, Spent
 from argus.live.gpu.rows import KEPT_NAMES
-from argus.live.job import Job
+from argus.live.job import Job, Member
 from argus.live.sampling import processes
 from argus.live.sides import calls as live_calls
 from argus.live.sides import flags
@@ -232,15 +233,19 @@ def test_accounts_are_of_processes_that_are_there() -> None:
     assert len(side._heavy_s) <= 2
 
 
-def test_windows_and_shares_of_long_ago_are_forgotten() -> None:
+def test_windows_and_shares_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = GpuSide(a_session(), SimpleNamespace())  # type: ignore[arg-type]
     side = ProbingSide(a_session())
     job, state = Job("j", 1), _OfJob()
+    monkeypatch.setattr(job_module, "queued_ns", lambda pid: 1)
+    job.members[PID] = Member(SimpleNamespace(pid=PID), 0, "order")  # type: ignore[arg-type]
     for number in range(1000):
         gpu.set_share(0.25, number)
         side._begin_span(job, state, number)
+        job.note_queues()
     assert len(gpu._duty._regimes) == 16
     assert len(state.spans) == 64
+    assert len(job.queues[0]) == 256
 
 
 def test_flags_that_were_taken_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
