@@ -69,7 +69,8 @@ def command(
 
     Ranks are those seen, of how many the launcher speaks of. A step is the median over ranks and steps. The verdict is
     the newest that argus diagnose, or a trace, has stored. A + after the time: the trace goes on, or was cut off. Mesh:
-    data x pipeline x tensor parallel. Runs with the same environment ran on and with the same.
+    ranks of a communicator of each dimension, or data x pipeline x tensor parallel where a recording has that. Runs
+    with the same environment ran on and with the same.
 
     \b
       argus jobs

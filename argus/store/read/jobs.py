@@ -24,7 +24,8 @@ class JobRun:
         steps: Steps found; ``step_ns``: the median over ranks and steps, 0: none were found.
         status: Of the newest verdict stored; empty: none is. ``kind``, ``finding_ranks``: of its first finding.
         judged_ns: Wall time of that verdict; 0: none is stored.
-        mesh: Data x pipeline x tensor parallel (dp x pp x tp); empty: not known.
+        mesh: Data x pipeline x tensor parallel (``4x2x1``) where a recording has them, else ranks of a communicator of
+            each dimension (``dp 4 x pp 2``); empty: not known.
         environment: Digits of a hash of what its ranks ran on and with; empty: not known. Runs with the same digits had
             the same environment (``environments``).
         uids: Users that its processes ran as, as their hosts number them.
@@ -99,6 +100,13 @@ FROM
 GROUP BY job, run
 """
 """What not every run has."""
+_DIMENSIONS = """
+SELECT job, run, parallel_groups.dimension AS dimension,
+       greatest(max(nranks), toInt32(max(length(ranks)))) AS size
+FROM parallel_groups FINAL WHERE dimension IN {dimensions:Array(String)} GROUP BY job, run, dimension
+"""
+DIMENSIONS = ("dp", "fsdp", "pp", "tp", "cp", "ep")
+"""Of a mesh, as they are listed. Other communicators (``world``, ``unknown``) are no dimension of it."""
 
 
 def list_job_runs(store: Store) -> list[JobRun]:
@@ -121,10 +129,12 @@ def find_job_runs(store: Store) -> list[JobRun]:
     """
     verdicts = {(row["job"], row["run"]): row for row in query(store, _VERDICTS).to_pylist()}
     more = {(row.pop("job"), row.pop("run")): row for row in query(store, _MORE).to_pylist()}
+    meshes = _meshes(store)
     runs = []
     for row in query(store, _RUNS).to_pylist():
         verdict: dict[str, Any] = verdicts.get((row["job"], row["run"]), {})
         row |= more.get((row["job"], row["run"]), {})
+        row["mesh"] = row.get("mesh") or meshes.get((row["job"], row["run"]), "")
         row["open"] = bool(row["open"])
         runs.append(
             JobRun(
@@ -133,6 +143,16 @@ def find_job_runs(store: Store) -> list[JobRun]:
             )
         )  # fmt: skip
     return runs
+
+
+def _meshes(store: Store) -> dict[tuple[str, int], str]:
+    """Each run's mesh by its communicators: runs without any that have a dimension are missing."""
+    sizes: dict[tuple[str, int], dict[str, int]] = {}
+    for row in query(store, _DIMENSIONS, {"dimensions": list(DIMENSIONS)}).to_pylist():
+        sizes.setdefault((row["job"], row["run"]), {})[row["dimension"]] = row["size"]
+    return {
+        run: " x ".join(f"{name} {known[name]}" for name in DIMENSIONS if name in known) for run, known in sizes.items()
+    }
 
 
 # Rows of a job lie in what has both columns and is no view. A cluster's rows lie in its nodes' local tables.

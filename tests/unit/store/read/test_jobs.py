@@ -260,3 +260,22 @@ def test_environment_mesh_and_user_have_columns_where_they_are_known(
     head, newest = capsys.readouterr().out.splitlines()[:2]
     assert {"mesh", "environment"} <= {*head.split()}
     assert {"4x2x1", known[9].environment} <= {*newest.split()}
+
+
+def test_the_mesh_of_a_trace_is_that_of_its_communicators(store: Store) -> None:
+    with Writer(store, source="test") as writer:
+        names = ("world", "tp", "tp", "dp", "dp", "unknown")
+        writer.append(
+            "parallel_groups",
+            {
+                "job": "llama", "run": 7, "host": ["n", "n", "m", "n", "m", "n"],
+                "comm_group": np.array([1, 2, 3, 4, 4, 5], np.uint64), "dimension": list(names),
+                "ranks": [[0, 1], [0, 1], [2, 3], [0, 1], [2, 3], [0]],
+                "nranks": np.array([32, 2, 2, 16, 16, -1], np.int32), "confidence": 0.9, "why": "test", "version": 1,
+                "superseded": 0,
+            },
+        )  # fmt: skip
+        assert writer.flush(20), writer.last_error
+    known = {one.run: one.mesh for one in list_job_runs(store) if one.job == "llama"}
+    assert known[7] == "dp 16 x tp 2"
+    assert not known[9]
