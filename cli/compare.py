@@ -9,7 +9,7 @@ import click
 from argus.compare.profile import baseline_side, read_side
 from argus.compare.verdict import EXIT_CODES, CauseFacts, Comparison, RunFacts, compare, to_json
 from argus.model.errors import EXIT_USAGE, ArgusError
-from argus.model.text import printable
+from argus.model.text import counted, printable
 from argus.model.units import milliseconds, short_duration
 from argus.store.open import open_store
 
@@ -81,7 +81,8 @@ def lines_of(result: Comparison) -> Iterator[str]:
     workload = result["workload"]
     yield "  workload  " + ("the same" if workload["same"] else printable("; ".join(workload["differences"])))
     if scaling := workload["scaling"]:
-        kind = "weak" if scaling["weak"] else "strong"
+        other = f"a rank does {scaling['work']:.2f} times the work"
+        kind = "weak" if scaling["weak"] else "strong" if scaling["strong"] else other
         parts = ", ".join(f"{one['part']} {milliseconds(one['cost_ns'])}" for one in scaling["eaten"]) or "nothing"
         yield f"  scaling   {kind}, {scaling['efficiency']:.0%} efficient; a step spends more on: {parts}"
     costly = [cause for cause in result["causes"] if cause["cost_ns"]]
@@ -112,7 +113,7 @@ def _runs_line(side: list[RunFacts]) -> str:
     names = ", ".join(
         f"{printable(job)}@{','.join(str(one['run']) for one in side if one['job'] == job)}" for job in jobs[:4]
     )
-    more = f" and {len(jobs) - 4} more jobs" if len(jobs) > 4 else ""
+    more = f" and {counted(len(jobs) - 4, 'more job')}" if len(jobs) > 4 else ""
     steps = " ".join(milliseconds(one["step_ns"]) for one in side[:8])
     return f"{names}{more}  a step: {steps}"
 

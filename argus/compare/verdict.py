@@ -106,7 +106,7 @@ def compare(before: Side, after: Side) -> Comparison:
     status, direction, reason, confidence = _status(step, causes, compared, workload)
     most = max(len(before), len(after))
     needed = None
-    if status == "inconclusive" and workload.scaling is None:
+    if status == "inconclusive" and not workload.mixed:
         needed = max(runs_needed(step, MARGIN * step.before, most, LEVEL), 2)
         few = "at least " if needed >= 100 else ""
         reason += f"; {few}{needed} runs a side would decide, if they scatter as these do"
@@ -127,13 +127,19 @@ def _longer(step: Difference) -> bool:
 
 
 def _status(step: Difference, causes: list[Cause], compared: int, workload: Workload) -> tuple[Status, str, str, float]:
+    if workload.mixed:
+        return "inconclusive", "", f"{workload.mixed}: compare them size by size", 0.0
+    status, direction, reason, confidence = _status_of_steps(step, causes, compared)
+    if (found := workload.scaling) is not None:
+        sizes = f"{found.ranks[0]:,} to {found.ranks[1]:,} ranks"
+        reason = f"scaling from {sizes} is {found.efficiency:.0%} efficient: {reason}"
+    return status, direction, reason, confidence
+
+
+def _status_of_steps(step: Difference, causes: list[Cause], compared: int) -> tuple[Status, str, str, float]:
     costly = [cause for cause in causes if cause.cost_ns]
     longer = _longer(step)
     amount = f"a step takes {milliseconds(step.after)} instead of {milliseconds(step.before)}"
-    if workload.scaling is not None:
-        parts = workload.scaling
-        text = f"scaling from {parts.ranks[0]} to {parts.ranks[1]} ranks is {parts.efficiency:.0%} efficient: {amount}"
-        return "changed", "slower" if step.change > 0 else "faster", text, confidence_of(step)
     if longer or costly:
         total = step.change if longer else sum(cause.cost_ns for cause in costly)
         sure = max([confidence_of(step)] * longer + [cause.confidence for cause in costly])
@@ -180,7 +186,8 @@ def _workload(workload: Workload) -> dict[str, Any]:
     return {
         "same": workload.same, "differences": list(workload.differences), "unobserved": list(workload.unobserved),
         "scaling": None if scaling is None else {
-            "ranks": list(scaling.ranks), "efficiency": round(scaling.efficiency, 4), "weak": scaling.weak,
+            "ranks": list(scaling.ranks), "work": round(scaling.work, 4), "efficiency": round(scaling.efficiency, 4),
+            "weak": scaling.weak, "strong": scaling.strong,
             "eaten": [{"part": name, "cost_ns": round(cost, 1)} for name, cost in scaling.eaten],
         },
     }  # fmt: skip

@@ -11,6 +11,8 @@ from argus.diagnose.read.profile import COMMUNICATION, COMPUTE, Profile
 
 SAME = 0.02
 """By how much what a step does may differ between runs of one workload: an evaluation or a longer batch among many."""
+ALIKE = 0.1
+"""By how much the work of a rank, or of all, may differ and still be the same at another size."""
 UNITS = {"launches": "launches", "collectives": "collective calls", "bytes": "bytes of collectives", "flops": "FLOP"}
 
 
@@ -20,6 +22,7 @@ class Scaling:
 
     Attributes:
         ranks: Before and after.
+        work: Work of a rank in a step after, over before: by FLOP where both sides know them, else by launches.
         efficiency: Work a second and rank after, over before: 1 is linear. Of the same work a rank (weak scaling) that
             is the step time before over after; of the same work in all (strong), times ranks before over after.
         weak: The work of a rank stayed.
@@ -27,9 +30,15 @@ class Scaling:
     """
 
     ranks: tuple[int, int]
+    work: float
     efficiency: float
     weak: bool
     eaten: tuple[tuple[str, float], ...]
+
+    @property
+    def strong(self) -> bool:
+        """The work of all ranks stayed."""
+        return not self.weak and self.work == self.ranks[0] / self.ranks[1]
 
 
 @dataclass(frozen=True)
@@ -41,21 +50,24 @@ class Workload:
         differences: What differs, clauses; of a kernel that is new or gone the comparison has its cost.
         unobserved: What was not observed on both sides, clauses.
         scaling: Sides of different sizes.
+        mixed: Why the sides cannot be compared, a clause: runs of one of them have different sizes. Empty: they can.
     """
 
     same: bool
     differences: tuple[str, ...]
     unobserved: tuple[str, ...]
     scaling: Scaling | None = None
+    mixed: str = ""
 
 
 def compare_workloads(before: Side, after: Side) -> Workload:
     """Whether two sides run the same; kernels that few share are another program."""
-    differences, unobserved = [], []
+    differences, unobserved, mixed = [], [], ""
     sizes = [_size(side[0]) for side in (before, after)]
     for side, where in ((before, "before"), (after, "after")):
-        if len({_size(profile) for profile in side}) > 1:
+        if len(each := sorted({_size(profile) for profile in side})) > 1:
             differences.append(f"the runs {where} have different numbers of ranks")
+            mixed = mixed or f"{differences[-1]} ({', '.join(f'{size:,}' for size in each)})"
     if sizes[0] != sizes[1]:
         differences.append(f"{sizes[0]} ranks, and {sizes[1]} after")
     meshes = [", ".join(f"{name} {n}" for name, n in sorted(side[0].mesh.items())) for side in (before, after)]
@@ -78,8 +90,8 @@ def compare_workloads(before: Side, after: Side) -> Workload:
             differences.append(f"kernels that both have take {shared:.0%} of the time")
     else:
         unobserved.append("kernels")
-    scaling = _scaling(before, after) if sizes[0] != sizes[1] else None
-    return Workload(not differences, tuple(differences), tuple(unobserved), scaling)
+    scaling = _scaling(before, after) if sizes[0] != sizes[1] and not mixed else None
+    return Workload(not differences, tuple(differences), tuple(unobserved), scaling, mixed)
 
 
 def _size(profile: Profile) -> int:
@@ -93,21 +105,30 @@ def _work(side: Side, name: str) -> float | None:
 
 def _scaling(before: Side, after: Side) -> Scaling:
     ranks = _size(before[0]), _size(after[0])
-    launches = [_work(side, "launches") for side in (before, after)]
-    weak = launches[0] is None or launches[1] is None or abs(launches[1] / launches[0] - 1) <= 0.1
+    work = _work_of_a_rank(before, after, ranks)
     step = [_mean(side, lambda one: one.step.value) for side in (before, after)]
-    efficiency = step[0] / step[1] * (1.0 if weak else ranks[0] / ranks[1])
+    efficiency = step[0] / step[1] * work
     parts = {
         "computation": COMPUTE, "communication": COMMUNICATION, "waiting for input": ("data_loading",),
         "idle": ("idle", "other"),
     }  # fmt: skip
-    ideal = 1.0 if weak else ranks[0] / ranks[1]
     grown = {}
     for name, phases in parts.items():
         values = [_mean(side, lambda one, phases=phases: one.phase_ns(phases)) for side in (before, after)]  # type: ignore[misc]
-        grown[name] = values[1] - values[0] * ideal
+        grown[name] = values[1] - values[0] * work
     eaten = tuple(sorted(((name, cost) for name, cost in grown.items() if cost > 0), key=lambda one: -one[1]))
-    return Scaling(ranks, efficiency, weak, eaten)
+    return Scaling(ranks, work, efficiency, work == 1.0, eaten)
+
+
+def _work_of_a_rank(before: Side, after: Side, ranks: tuple[int, int]) -> float:
+    """After over before. What is nearly the same work of a rank (1), or of all ranks, counts as that."""
+    shrunk = ranks[0] / ranks[1]
+    work = 1.0
+    for name, of_all in (("launches", 1.0), ("flops", shrunk)):
+        first, second = _work(before, name), _work(after, name)
+        if first and second:
+            work = second / first * of_all
+    return next((usual for usual in (1.0, shrunk) if abs(work / usual - 1) <= ALIKE), work)
 
 
 def _mean(side: Side, of: Callable[[Profile], float]) -> float:

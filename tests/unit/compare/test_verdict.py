@@ -88,6 +88,38 @@ def test_strong_scaling_counts_the_work_of_a_rank() -> None:
     assert scaling["efficiency"] == pytest.approx(1.0, rel=0.02)
 
 
+def test_a_rank_that_does_other_work_is_neither_weak_nor_strong_scaling() -> None:
+    more = {"launches": 9000.0, "collectives": 3.0, "bytes": 1e8}
+    found = compare(side(1), side(10, world_size=16, ranks=16, work=more, step=Mean(130 * MS, 1e4)))
+    scaling = found["workload"]["scaling"]
+    assert (scaling["weak"], scaling["work"]) == (False, 3.0)
+    assert scaling["efficiency"] == pytest.approx(3 * 39 / 130, rel=0.02)
+    assert any("a rank does 3.00 times the work, 90% efficient" in line for line in lines_of(found))
+
+
+def test_work_of_a_rank_is_counted_in_flop_where_both_sides_know_them() -> None:
+    """Halved batches launch as many kernels."""
+    half = {"launches": 3000.0, "collectives": 3.0, "bytes": 1e8, "flops": 1e12}
+    after = side(10, world_size=16, ranks=16, work=half, step=Mean(19.5 * MS, 1e4))
+    scaling = compare(side(1, work=half), after)["workload"]["scaling"]
+    assert (scaling["weak"], scaling["work"]) == (False, 0.5)
+    assert scaling["efficiency"] == pytest.approx(1.0, rel=0.02)
+
+
+def test_more_ranks_whose_step_takes_as_long_are_not_called_faster() -> None:
+    found = compare(side(1), side(1, world_size=16, ranks=16))
+    assert (found["status"], found["direction"]) == ("same", "")
+    assert found["reason"].startswith("scaling from 8 to 16 ranks is 100% efficient: ")
+    assert found["confidence"] > 0.95
+
+
+def test_runs_of_different_sizes_on_one_side_are_not_compared() -> None:
+    found = compare([*side(1, 2), profile(3, world_size=32, ranks=32)], side(10, world_size=16, ranks=16))
+    assert (found["status"], found["runs_needed"], found["workload"]["scaling"]) == ("inconclusive", None, None)
+    assert found["reason"] == "the runs before have different numbers of ranks (8, 32): compare them size by size"
+    jsonschema.validate(json.loads(to_json(found)), schema())
+
+
 def test_what_changed_in_the_environment_is_named() -> None:
     before = [profile(run, environment={"torch.version": "2.9", "env.NCCL_ALGO": "Ring"}) for run in (1, 2)]
     after = [profile(run, environment={"torch.version": "2.10", "env.NCCL_ALGO": "Ring"}) for run in (3, 4)]
