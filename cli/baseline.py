@@ -24,8 +24,9 @@ from .suggest import SuggestingGroup
 def command() -> None:
     """Healthy runs that later runs of the same job class are compared with.
 
-    A class is a job's name without the ids at its end, its ranks and its mesh. A finished run that argus diagnose calls
-    healthy becomes a baseline by itself; from three on, a run that is slow from its first step is a finding.
+    A class is a job's name without the ids at its end, its ranks, its mesh and the GPU model. A finished run that argus
+    diagnose calls healthy becomes a baseline by itself; from three on, a run that is slow from its first step is a
+    finding.
 
     \b
       argus baseline list
@@ -57,9 +58,10 @@ def list_command(names: tuple[str, ...], output_format: str, store_url: str | No
 def _line(one: Entry) -> str:
     added = datetime.fromtimestamp(one.added_ns // 10**9, timezone.utc).strftime("%Y-%m-%d %H:%M")
     mesh = f" ({printable(one.mesh)})" if one.mesh else ""
+    gpu = f"  {printable(one.gpu)}" if one.gpu else ""
     return (
-        f"{printable(one.name)}  {one.size} ranks{mesh}  {printable(one.job)}@{one.run}  {milliseconds(one.step_ns)} a "
-        f"step, {one.steps} steps  {printable(one.source)} since {added}"
+        f"{printable(one.name)}  {one.size} ranks{mesh}{gpu}  {printable(one.job)}@{one.run}  "
+        f"{milliseconds(one.step_ns)} a step, {one.steps} steps  {printable(one.source)} since {added}"
     )
 
 

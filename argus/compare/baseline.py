@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from argus.diagnose.learn import SET, keep, put
 from argus.diagnose.read import queries
-from argus.diagnose.read.profile import Profile, from_text, read_profile
+from argus.diagnose.read.profile import Profile, class_parts, from_text, read_profile
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
@@ -21,7 +20,7 @@ class Entry:
     """A run that is a baseline.
 
     Attributes:
-        name, size, mesh: Of its class: the job's name without ids, ranks, dimensions.
+        name, size, mesh, gpu: Of its class: the job's name without ids, ranks, dimensions, GPU model (empty: unknown).
         job, run: Which run.
         step_ns, steps: Its mean step, over so many.
         source: healthy or set. added_ns: Since when, wall time.
@@ -30,6 +29,7 @@ class Entry:
     name: str
     size: int
     mesh: str
+    gpu: str
     job: str
     run: int
     step_ns: float
@@ -48,18 +48,11 @@ def list_baselines(store: Store) -> list[Entry]:
     names = ("class", "job", "run", "step_ns", "steps", "source", "added")
     out = []
     for name, job, run, step_ns, steps, source, added in zip(*(rows[one].tolist() for one in names), strict=True):
-        label, size, mesh = _parts(str(name))
-        out.append(Entry(label, size, mesh, job, int(run), float(step_ns), int(steps), source, int(added)))
+        of = class_parts(str(name))
+        out.append(
+            Entry(of.name, of.ranks, of.mesh, of.gpu, job, int(run), float(step_ns), int(steps), source, int(added))
+        )
     return out
-
-
-def _parts(name: str) -> tuple[str, int, str]:
-    """A class as its name, ranks and mesh. A store is not trusted: anything may be there."""
-    try:
-        label, size, mesh, _gpu = json.loads(name)
-        return str(label), int(size), str(mesh)
-    except (ValueError, TypeError):
-        return name, 0, ""
 
 
 def set_baseline(store: Store, job: str, run: int) -> Profile:

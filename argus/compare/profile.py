@@ -7,7 +7,7 @@ from functools import partial
 
 from argus.compare.distributions import with_distributions
 from argus.diagnose.read.baseline import baseline_of
-from argus.diagnose.read.profile import Profile, read_profile, same_work
+from argus.diagnose.read.profile import Profile, class_name, read_profile, same_work
 from argus.model.errors import EXIT_UNAVAILABLE, ArgusError
 from argus.store.open import Store
 from argus.store.reader import query_columns
@@ -33,8 +33,10 @@ def baseline_side(store: Store, side: Sequence[Profile]) -> list[Profile]:
     baseline = baseline_of(partial(query_columns, store), side[0])
     runs = [one for one in baseline.runs if (one.job, one.run) not in among and same_work(one, side[0])]
     if not runs:
+        many, differing = baseline.elsewhere
+        other = f" ({many} of '{class_name(side[0].job)}' have {differing})" if many else ""
         raise ArgusError(
-            f"no earlier run of the class of '{side[0].job}' is a baseline",
+            f"no earlier run of the class of '{side[0].job}' is a baseline{other}",
             "Name runs to compare with (--against JOB@RUN), or make one a baseline: argus baseline set",
             EXIT_UNAVAILABLE,
         )  # fmt: skip

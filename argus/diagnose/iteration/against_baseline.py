@@ -128,13 +128,16 @@ def _alike(run: Profile, work: dict[str, float]) -> bool:
 
 def _too_few(runs: int, others: int, baseline: Baseline) -> str:
     """A clause on a history that is too short; empty: there is none at all."""
-    if not runs and not others and not baseline.unreadable:
+    elsewhere, differing = baseline.elsewhere
+    if not runs and not others and not baseline.unreadable and not elsewhere:
         return ""
     text = f"{runs} earlier healthy run{'s' * (runs != 1)} of this job class {'are' if runs != 1 else 'is'} stored"
     if others:
         text += f" ({others} more do other work in a step)"
     if baseline.unreadable:
         text += f" ({baseline.unreadable} more were written by another version of Argus)"
+    if elsewhere:
+        text += f" ({elsewhere} more have {differing})"
     return f"{text}, {MIN_RUNS} are needed to see whether steps were slow from the first one on"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from argus.diagnose.read import queries
-from argus.diagnose.read.profile import Profile, class_of, from_text, read_class
+from argus.diagnose.read.profile import Profile, class_begin, class_of, class_parts, from_text, read_class
 from argus.diagnose.read.query import Query
 
 NEWEST = 20
@@ -20,11 +20,14 @@ class Baseline:
         name: The class (:func:`argus.diagnose.read.profile.class_of`).
         runs: The newest first.
         unreadable: Rows that another version of Argus wrote, and that this one cannot read.
+        elsewhere: Runs of the same name that are of other classes, and what those have otherwise; asked only where the
+            class has no runs.
     """
 
     name: str
     runs: tuple[Profile, ...]
     unreadable: int = 0
+    elsewhere: tuple[int, str] = (0, "")
 
 
 def read_baseline(query: Query, job: str, run: int) -> Baseline | None:
@@ -54,4 +57,18 @@ def _of(query: Query, name: str, without: tuple[str, int]) -> Baseline:
             runs.append(from_text(str(text)))
         except ValueError:
             unreadable += 1
-    return Baseline(name, tuple(runs), unreadable)
+    return Baseline(name, tuple(runs), unreadable, (0, "") if runs else _elsewhere(query, name))
+
+
+def _elsewhere(query: Query, name: str) -> tuple[int, str]:
+    """Runs of the classes that have this one's name, and in which of the other parts of a class they differ."""
+    own = class_parts(name)
+    rows = query(queries.BASELINE_CLASSES, {"begin": class_begin(own.name)})
+    others = [(class_parts(str(one)), int(runs)) for one, runs in zip(rows["class"], rows["runs"], strict=True)]
+    others = [(one, runs) for one, runs in others if one != own and one.name == own.name]
+    differ = {
+        "another number of ranks": any(one.ranks != own.ranks for one, _ in others),
+        "another mesh": any(one.mesh != own.mesh for one, _ in others),
+        "another GPU model": any(one.gpu != own.gpu for one, _ in others),
+    }
+    return sum(runs for _, runs in others), ", ".join(text for text, there in differ.items() if there)

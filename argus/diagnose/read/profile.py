@@ -277,6 +277,30 @@ def _class(job: str, world_size: int, ranks: int, mesh: Mapping[str, int], gpu: 
     return json.dumps([class_name(job), world_size or ranks, dimensions, gpu])
 
 
+@dataclass(frozen=True)
+class Class:
+    """The parts of a class: the job's name without ids, ranks, dimensions of the mesh, GPU model."""
+
+    name: str
+    ranks: int
+    mesh: str
+    gpu: str
+
+
+def class_parts(text: str) -> Class:
+    """A class as it is stored. A store is not trusted: what is none is a name alone."""
+    try:
+        name, ranks, mesh, gpu = json.loads(text)
+        return Class(str(name), int(ranks), str(mesh), str(gpu))
+    except (ValueError, TypeError):
+        return Class(text, 0, "", "")
+
+
+def class_begin(name: str) -> str:
+    """How the stored classes of a name begin."""
+    return json.dumps([name])[:-1] + ", "
+
+
 def same_work(first: Profile, second: Profile, tolerance: float = 0.02) -> bool:
     """Whether a step of both has the same launches, collectives, bytes and flops, as far as both were observed."""
     return all(

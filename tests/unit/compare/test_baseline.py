@@ -24,11 +24,11 @@ from argus.store.reader import query_columns
 START_NS = 1_700_000_000 * 10**9
 
 
-def run(store: Store, job: str, number: int, change: str = "") -> Verdict:
+def run(store: Store, job: str, number: int, change: str = "", gpu: str = "H100", ranks: int = 4) -> Verdict:
     """Stores a run, and diagnoses it."""
     changes = [parse_change(change)] if change else []
-    facts = {"torch.version": "2.10" if change else "2.9", "gpu.model": "H100"}
-    spec = Spec(Mesh(dp=4), noise=Noise(run=0.005), steps=60, seed=number, changes=changes, environment=facts)
+    facts = {"torch.version": "2.10" if change else "2.9", "gpu.model": gpu}
+    spec = Spec(Mesh(dp=ranks), noise=Noise(run=0.005), steps=60, seed=number, changes=changes, environment=facts)
     write(store, job, spec, run=number, start_ns=START_NS)
     return diagnose_store(store, job, number, keep=False)
 
@@ -102,6 +102,27 @@ def test_a_slow_run_that_was_learned_first_is_taken_out_once_others_show_it(stor
         assert learn(store, run(store, "llama", number))
         assert [one.run for one in list_baselines(store)] == [*([1] if number < 4 else []), *range(2, number + 1)]
     assert run(store, "llama", 5, "void=0.08")["findings"][0]["kind"] == "regression"
+
+
+def test_a_job_that_moved_to_other_gpus_is_not_compared_and_says_so(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU is part of a class. Silence would look like "as fast as ever"."""
+    for number in (1, 2, 3):
+        learn(store, run(store, "llama", number))
+    moved = run(store, "llama", 4, "compute=1.3", gpu="A100")
+    few = "0 earlier healthy runs of this job class are stored (3 more have {}), 3 are needed to see whether steps were"
+    assert moved["status"] == "healthy"
+    assert few.format("another GPU model") in moved["reason"]
+    assert few.format("another number of ranks, another mesh") in run(store, "llama", 5, ranks=8)["reason"]
+    assert "earlier healthy" not in run(store, "other", 6)["reason"], "of it nothing is stored"
+    with pytest.raises(ArgusError, match=r"is a baseline \(3 of 'llama' have another GPU model\)"):
+        baseline_side(store, read_side(store, [("llama", 4)]))
+    learn(store, moved)
+    assert [(one.gpu, one.run) for one in list_baselines(store)] == [("A100", 4), ("H100", 1), ("H100", 2), ("H100", 3)]
+    capsys.readouterr()
+    assert main(["baseline", "list", "--store", store.url]) == 0
+    assert "llama  4 ranks (dp4)  A100  llama@4" in capsys.readouterr().out
 
 
 def test_a_run_is_not_compared_with_itself(store: Store) -> None:

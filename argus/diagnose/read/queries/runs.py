@@ -151,6 +151,11 @@ SELECT job, run, profile, source, added, removed FROM baselines FINAL
 WHERE class = {class:String} ORDER BY added DESC
 """
 
+BASELINE_CLASSES = """
+SELECT class, count() AS runs FROM baselines FINAL
+WHERE startsWith(class, {begin:String}) AND NOT removed GROUP BY class ORDER BY class LIMIT 100
+"""
+
 ALL_BASELINES = """
 SELECT class, job, run, step_ns, steps, source, added FROM baselines FINAL
 WHERE NOT removed ORDER BY class, added
