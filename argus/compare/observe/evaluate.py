@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from argus.compare.observe.latency import MOST_SAMPLES, samples_of
+from argus.compare.observe.machine import SHORTEST_S
 from argus.compare.observe.plan import Plan
-from argus.compare.observe.rule import EXTERNAL, Decision, decide
+from argus.compare.observe.rule import EXTERNAL, QUIET, Decision, decide
 from argus.compare.observe.series import Array, Series, arm_numbers
 from argus.compare.observe.signs import errors_of
 
@@ -20,6 +21,8 @@ DISTURBANCES = (EXTERNAL, "throttled_share", "run_queue_share")
 """Of what a run's noise context has, what may explain variation."""
 CONTEXT = ("others_cpu_share", "steal_share", "run_queue_share", "throttled_share", "iowait_share", "load_before",
            "gpu_temperature_c", "gpu_thermal_share")  # fmt: skip
+COUNTED = ("failures", "errors")
+"""Signs of what happened, whatever the machine did."""
 _LATENCIES = ("p50_ns", "p95_ns", "p99_ns", "throughput_s", "errors", "retries", "count")
 
 
@@ -91,7 +94,21 @@ def decision_of(runs: Sequence[Run], plan: Plan) -> Decision:
         if known and (sign := errors_of(name, [one[name] for one in known], [one["count"] for one in known])):
             counted.append(sign)
     decision = decide(figures_of(runs, arms), failed=failed, counted=counted, margin=plan.margin)
-    return replace(decision, notes=(*decision.notes, *_notes(counting, plan)))
+    return replace(decision, notes=(*decision.notes, *_unseen(counting, decision), *_notes(counting, plan)))
+
+
+def _unseen(runs: Sequence[Run], decision: Decision) -> list[str]:
+    """That what others did besides is not known, where it may be why runs vary."""
+    good = [run for run in runs if run["status"] == "ok"]
+    short = sum(run["noise"].get(EXTERNAL) is None and run["figures"]["wall_ns"] < SHORTEST_S * 1e9 for run in good)
+    if not short or decision.status != "unstable" or decision.signs[0].kind in COUNTED:
+        return []
+    text = f"runs shorter than {SHORTEST_S:g} s do not show what other processes had of the CPUs"
+    text += ": they may be why these vary"
+    waits = [run["noise"]["run_queue_share"] for run in good if run["noise"].get("run_queue_share") is not None]
+    if waits and max(waits) >= QUIET:
+        text += f" (they waited for a CPU for up to {max(waits):.0%} of their time)"
+    return [f"{text}. Let each do more, or see argus observe doctor"]
 
 
 def _notes(runs: Sequence[Run], plan: Plan) -> list[str]:

@@ -201,6 +201,20 @@ def test_a_noisy_neighbour_is_named(tmp_path: Path) -> None:
     assert metrics["decision"]["differences"][0]["name"] == "others_cpu_share"
 
 
+def test_runs_too_short_to_know_what_others_did_say_so(tmp_path: Path) -> None:
+    """A neighbour makes them vary, and nobody can tell."""
+    note = "runs shorter than 0.1 s do not show what other processes had of the CPUs: they may be why these vary"
+    for name, scale, noted in (("short", 0.05, True), ("long", 5.0, False)):
+        walls = [took(scale * wall) for wall in times(12, cv=0.3)]
+        session(tmp_path / name, Plan(command=("x",), repeat=12), walls).carry_out()
+        metrics, _, report = load(tmp_path / name)
+        assert metrics["decision"]["status"] == "unstable"
+        assert any(one.startswith(note) for one in metrics["decision"]["notes"]) == noted
+        assert (note in report) == noted
+    session(tmp_path / "alike", Plan(command=("x",), repeat=12), [took(0.05 * wall) for wall in times(12)]).carry_out()
+    assert load(tmp_path / "alike")[0]["decision"]["notes"] == []
+
+
 def test_what_differed_in_the_runs_that_stand_out(tmp_path: Path) -> None:
     outcomes = [took(one) for one in times(12)]
     far = took(8.0)
