@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from argus.capture.attachment import Subject
 from argus.capture.process.nccl import rank_offset, read_place
 from argus.capture.process.pytorch import read_group
 from argus.capture.process.targets import NVTX, TORCH, Target, queued_ns
@@ -24,6 +25,7 @@ from argus.semantics.groups.communicators import COMMUNICATOR
 from argus.semantics.groups.mesh import Group, Traffic, find_mesh
 from argus.semantics.phases.cpu import PhaseTracker, What
 from argus.semantics.phases.gpu import OF_NCCL, Calls, Transfers
+from argus.semantics.phases.sampled import SampledPhases
 from argus.semantics.steps.by_calls import ITERATION, StepTracker
 from argus.semantics.steps.by_marks import MarkedSteps
 from argus.semantics.steps.marks import Marks
@@ -85,7 +87,7 @@ class Job:
     what makes them. ``phase_ns``: time of all ranks' steps by phase; ``hidden_ns``: of communication behind other
     phases; ``gpu_phase_ns``: as ``phase_ns``, of their GPUs.
     ``step_ns``, ``step_count``: all ranks' steps, and how many they are; ``phased_steps``: those with phases;
-    ``phases_until``: from when on none has, 0: they do.
+    ``phases_until``: from when on only those of samples have, 0: all do. ``sampled``: phases of these.
     ``queues``: as ``ThinnedSteps`` has them. ``counted``: the FLOPs of some.
     ``placed``: the newest row of each handle there was. ``traffic``: by rank and handle, those called last at the end.
     ``ended``: rank and handle of communicators that are no more. ``forgotten``: how many others were too many.
@@ -105,6 +107,7 @@ class Job:
     step_base: int = 0
     phases: dict[int, PhaseTracker] = field(default_factory=dict)
     phases_until: int = 0
+    sampled: SampledPhases = field(default_factory=SampledPhases)
     queues: dict[int, deque[tuple[int, int]]] = field(default_factory=dict)
     phase_ns: Tally[str] = field(default_factory=Tally)
     hidden_ns: int = 0
@@ -188,6 +191,8 @@ class Job:
 
     def feed_marks(self, member: Member, marks: NDArray[np.void]) -> None:
         """Takes a rank's marks (``semantics.phases.MARK`` rows), for its steps and phases."""
+        if self.sampled:
+            self.sampled.feed(member.rank, marks)
         if self.thin_since and self._thinned_by != "calls":
             late = marks["ts_ns"] >= self.thin_since
             if late.any():
@@ -250,6 +255,11 @@ class Job:
             if member.state == "traced" and (waited := queued_ns(member.target.pid)):
                 of_rank = self.queues.setdefault(member.rank, deque(maxlen=QUEUE_NOTES))
                 of_rank.append((time.monotonic_ns(), waited))
+
+    @property
+    def pulse_subject(self) -> Subject:
+        """Whose probes report the marks by which ``thinned`` counts."""
+        return "backward" if self._pulse_what == What.BACKWARD_BEGIN else "nvtx"
 
     @property
     def ranges_until(self) -> int:

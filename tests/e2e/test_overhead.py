@@ -173,7 +173,7 @@ def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
         wait_until(lambda: polled(0) and tracer.jobs[0].thinned is not None, timeout_s=60, what="the rung")
         before = tracer.jobs[0].ranks()[0].steps
         wait_until(lambda: polled(before + 100), timeout_s=60, what="steps by backward passes")
-        assert "PyTorch's ranges are not probed any more" in "".join(tracer.notes())
+        assert "PyTorch's ranges are probed in samples only" in "".join(tracer.notes())
         assert tracer.stop()["range_probes_detached"] == 1
         job.terminate()
     own = np.loadtxt(log, dtype=np.int64)
@@ -191,6 +191,48 @@ def test_steps_of_a_small_script_are_counted_though_its_ranges_are_not_probed(
     ended = np.searchsorted(own, begins)
     numbers = steps["step"][chosen].astype(np.int64)
     assert (ended - ended[0]).tolist() == (numbers - numbers[0]).tolist()
+
+
+def test_samples_give_phases_where_ranges_cost_too_much(
+    store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(governor, "LADDERS", {})
+    ranges = tuple(rung for rung in governor.PROBE_RUNGS if rung.subject == "ranges")
+    monkeypatch.setattr(governor, "PROBE_RUNGS", ranges)
+    program = Path(__file__).parent / "programs" / "small_script.py"
+    with subprocess.Popen([sys.executable, program, tmp_path / "log"], stdout=subprocess.PIPE) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        tracer = Tracer(open_store(store_url), Options(pids=(job.pid,), stacks=True, max_overhead=1.0))
+        tracer.start()
+
+        def polled() -> bool:
+            tracer.poll()
+            return True
+
+        overhead = tracer._budget.overhead
+        wait_until(lambda: polled() and overhead.costs.get("ranges", 0.0) > 0, timeout_s=60, what="their cost")
+        overhead.governor.budget = overhead.costs["ranges"] / 2
+        wait_until(lambda: polled() and tracer.jobs[0].thinned is not None, timeout_s=60, what="the rung")
+        before = tracer.jobs[0].phased_steps
+        wait_until(lambda: polled() and tracer.jobs[0].phased_steps > before + 10, timeout_s=60, what="samples")
+        assert tracer.stop()["range_probes_detached"] == 1
+        job.terminate()
+    with open_store(store_url, create=False) as store:
+        rows = query_columns(
+            store,
+            "SELECT i.step AS step, any(i.duration_ns) AS whole, sum(p.duration_ns) AS parts, "
+            "groupUniqArray(p.phase) AS names FROM iterations AS i JOIN phases AS p ON i.rank = p.rank "
+            "AND i.step = p.step WHERE i.method = 'pulses' GROUP BY step",
+        )
+        (seen,) = query_columns(
+            store, "SELECT max(seen) AS s FROM signal_coverage WHERE signal = 'ranges' AND period_ns > 0"
+        )["s"]
+    assert len(rows["step"]) > 10
+    assert (rows["whole"] == rows["parts"]).all()
+    assert sum({"forward", "backward", "optimizer"} <= set(names) for names in rows["names"].tolist()) > 10
+    assert 0 < seen < 0.5
 
 
 def test_a_usual_job_is_observed_as_it_was_asked_for(argus: Argus, store_url: str) -> None:

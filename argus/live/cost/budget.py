@@ -131,7 +131,8 @@ class BudgetSide(Side):
         if final:
             return
         plan = probing.plan
-        on_ns = {subject: probing.on_ns[subject] if subject in plan.windowed else None for subject in SUBJECTS}
+        apart = plan.windowed | plan.sampled
+        on_ns = {subject: probing.on_ns[subject] if subject in apart else None for subject in SUBJECTS}
         if self._ignore_heavy_processes(now):
             self.overhead.leave_out(programs, on_ns, probing.on_hits)
             return

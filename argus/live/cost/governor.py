@@ -15,7 +15,8 @@ There are two kinds of steps down. Stacks and GPU times have a ladder each (``LA
 have a plan (``plan``): what each subject costs is known by its hits and prices, so that the rungs that are needed are
 taken at once, the most expendable first. Nothing that marks steps is ever taken away altogether: what a rung names is
 seen in **windows**, for which its probes are put on and taken away again, so that cost times duty is within the budget.
-(A switch in the programs would save little: the trap is the price.)
+(A switch in the programs would save little: the trap is the price.) What marks only phases is seen in **samples**: of a
+few steps now and then, in windows of their own.
 
 ``Governor`` is a pure function of such measurements over time. Who measures, and who carries out what it decides, is
 ``argus.live.cost.overhead`` and ``argus.live.tracer``.
@@ -58,8 +59,9 @@ class Part(str, enum.Enum):
     __str__ = str.__str__
 
 
-How = Literal["off", "entries", "windows"]
-"""What becomes of a subject's probes: none; at entries only; seen in windows."""
+How = Literal["off", "entries", "windows", "samples"]
+"""What becomes of a subject's probes: none; at entries only; seen in windows; of a few steps now and then."""
+IN_PART = ("windows", "samples")
 
 
 class Rung(enum.Enum):
@@ -158,11 +160,12 @@ class Rung(enum.Enum):
     RANGES = (
         "ranges",
         Part.MARKS,
-        "PyTorch's ranges are not probed any more; steps are counted by their backward passes, without phases",
+        "PyTorch's ranges are probed in samples only, and so only some steps have phases; steps are counted by their "
+        "backward passes",
         "",
         "range_probes_detached",
         "ranges",
-        "off",
+        "samples",
     )
     BACKWARD_ENDS = (
         "ends of backward passes",
@@ -259,6 +262,12 @@ WINDOW_STEPS = 12
 LEAST_PERIOD_S, LONGEST_PERIOD_S = 2.0, 60.0
 """From the begin of one window to the next: putting probes on and off takes Argus 1.1 ms of CPU for a subject
 (``scripts/bench probe``), and a change of the job is to be seen within a minute."""
+SAMPLE_STEPS, SAMPLE_PERIOD_S = 12, 5.0
+"""So many steps a sample is to have, and how often there is one, at most."""
+LEAST_SAMPLE_S, UNKNOWN_SAMPLE_S, LONGEST_SAMPLE_S = 0.02, 0.1, 10.0
+"""Length of a sample: at least; where the length of steps is not known; at most."""
+OF_SAMPLES = 0.05
+"""Part of the budget that samples may cost. If they cost more even once in ``LONGEST_PERIOD_S``, there are none."""
 
 
 @dataclass(frozen=True)
@@ -269,12 +278,15 @@ class Plan:
         rungs: Those that are in force, in the order of ``PROBE_RUNGS``.
         duty: Share of the time that windows cover; 1: there are none.
         length_s, period_s: Of the windows.
+        sample_s, sample_period_s: Of the samples; 0: there are none.
     """
 
     rungs: tuple[Rung, ...] = ()
     duty: float = 1.0
     length_s: float = 0.0
     period_s: float = 0.0
+    sample_s: float = 0.0
+    sample_period_s: float = 0.0
 
     @property
     def windowed(self) -> frozenset[str]:
@@ -283,8 +295,13 @@ class Plan:
 
     @property
     def off(self) -> frozenset[str]:
-        """Subjects that are not seen."""
-        return frozenset(rung.subject for rung in self.rungs if rung.how == "off")
+        """Subjects that are not seen, but in samples."""
+        return frozenset(rung.subject for rung in self.rungs if rung.how in ("off", "samples"))
+
+    @property
+    def sampled(self) -> frozenset[str]:
+        """Subjects that are seen in samples."""
+        return frozenset(rung.subject for rung in self.rungs if rung.how == "samples" and self.sample_s)
 
     @property
     def entries(self) -> frozenset[str]:
@@ -345,6 +362,15 @@ def plan(
         if rung in taken and rung not in fixed and spent(kept) <= limit:
             taken = kept
     made = Plan(tuple(rung for rung in (*PROBE_RUNGS, *IN_WINDOWS.values()) if rung in taken))
+    in_samples = sum(costs.get(rung.subject, 0.0) for rung in made.rungs if rung.how == "samples")
+    if in_samples:
+        sample_s = max(SAMPLE_STEPS * step_s, LEAST_SAMPLE_S) if step_s else UNKNOWN_SAMPLE_S
+        sample_s = min(sample_s, LONGEST_SAMPLE_S)
+        # Shorter ones, before they become rare.
+        sample_s = max(min(sample_s, OF_SAMPLES * budget * SAMPLE_PERIOD_S / in_samples), LEAST_SAMPLE_S, 3 * step_s)
+        every_s = max(sample_s * in_samples / (OF_SAMPLES * budget), SAMPLE_PERIOD_S, 2 * sample_s)
+        if every_s <= LONGEST_PERIOD_S:
+            made = replace(made, sample_s=sample_s, sample_period_s=every_s)
     in_windows = sum(costs.get(subject, 0.0) for subject in made.windowed)
     if not made.windowed:
         return made
@@ -416,7 +442,7 @@ class Change:
         down: Whether it is taken, or taken back.
         share: What observing cost in the last window.
         part_share: Of that, the part that the step belongs to; of probes, what they cost while they are on.
-        plan: Of a step to windows: how long, and how often.
+        plan: Of a step to windows or samples: how long, and how often.
     """
 
     rung: Rung
@@ -524,7 +550,7 @@ class Governor:
         budget = max(self.budget - others, self.budget / 2)
         spent = _left(costs, entries, self.plan.rungs) + pulse * ("collectives" in self.plan.windowed)
         total = others + spent
-        if self.plan.windowed:
+        if self.plan.windowed or self.plan.sampled:
             # Windows go with what they cost, which is no change that anybody has to hear of.
             in_force = self.plan.rungs
             again = plan(costs, entries, budget, fixed=in_force, pulse=pulse, step_s=step_s)
@@ -567,6 +593,6 @@ class Governor:
         for each in up:
             self._return(each)
         return [
-            Change(each, each in down, total, costs.get(each.subject, 0.0), new if each.how == "windows" else None)
+            Change(each, each in down, total, costs.get(each.subject, 0.0), new if each.how in IN_PART else None)
             for each in (*down, *up)
         ]

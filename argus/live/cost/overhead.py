@@ -402,7 +402,11 @@ def describe_change(change: Change, budget: float) -> str:
     rung, plan = change.rung, change.plan
     if not change.down:
         return f"overhead: {rung.back}: it is {change.share:.2%} of the job's time"
-    windows = f" ({1e3 * plan.length_s:.0f} ms every {plan.period_s:.1f} s)" if plan is not None else ""
+    windows = ""
+    if plan is not None and rung.how == "windows":
+        windows = f" ({1e3 * plan.length_s:.0f} ms every {plan.period_s:.1f} s)"
+    elif plan is not None:
+        windows = f" ({1e3 * plan.sample_s:.0f} ms every {plan.sample_period_s:.1f} s)" if plan.sample_s else " (none)"
     return (
         f"overhead: {rung.text}{windows}: observing takes {change.share:.2%} of the job's time, "
         f"{change.part_share:.2%} of it for this, above --max-overhead {100 * budget:g}"

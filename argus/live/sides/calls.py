@@ -338,7 +338,8 @@ class CallSide(Side):
             job.feed_marks(member, taken)
             if not whole.all():
                 # Some of the ranges' probes are there for a moment longer than others.
-                late = of_pid[~whole & ~_RANGES[of_pid["call"]]]
+                seen = ~_RANGES[of_pid["call"]] | job.sampled.covers(of_pid["ts_ns"])
+                late = of_pid[~whole & seen]
                 job.feed_marks(member, its_marks.take(late, ends_of_backward=member.target.has(TORCH_PYTHON)))
 
     # ---- the end

@@ -2,7 +2,8 @@
 finds the call by which steps are counted where collectives are seen in windows only.
 
 A window ends by itself (``capture.bpf.Window``). What was called after its probes began to go, or before all were on,
-is in no window: of some functions it was seen, of others not.
+is in no window: of some functions it was seen, of others not. A **sample** is a window for phases, of a few steps now
+and then, which decides nothing about windows of the rest.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ EARLY_CALLS = 65_536
 """Calls of the beginning that are kept to look for a pulse in, should it be needed."""
 RUN_NS = 1_000
 """A program's run, with what it writes to a ring: ``scripts/bench probe``."""
+FIRST_SAMPLE_S = 0.5
+"""After ranges are no longer probed throughout: the first phases of a trace should not be all that a short one has."""
 
 
 @dataclass
@@ -108,7 +111,9 @@ class ProbingSide(Side):
         self._window: Window | None = None
         self._of_pulse = False
         """Whether the window is for the pulse alone."""
-        self._due = 0.0
+        self._sample = False
+        """Whether the window is a sample."""
+        self._due = self._sample_due = 0.0
         self._turn = 0
         self._jobs: dict[int, tuple[Job, _OfJob]] = {}
         self._slowed = 1.0
@@ -125,6 +130,7 @@ class ProbingSide(Side):
         """Of the jobs' time, what pulses cost while they are seen, as measured; 0: it was not."""
         self._shown = Plan()
         """The plan that was reported last: small changes of windows are not worth a row."""
+        self._shown_samples = Plan()
 
     # ---- the plan
 
@@ -167,6 +173,7 @@ class ProbingSide(Side):
         for name in plan.windowed - before.windowed:
             self.thinned_since_ns[name] = since_ns
         if "ranges" in plan.off - before.off:
+            self._sample_due = time.monotonic() + FIRST_SAMPLE_S
             for job in jobs:
                 job.thin_marks(since_ns)
         for job, state in self._jobs.values():
@@ -219,7 +226,8 @@ class ProbingSide(Side):
     @property
     def due(self) -> float:
         """When ``poll`` has something to do, as ``time.monotonic`` has it."""
-        return self._due if self.plan.windowed else float("inf")
+        windows = self._due if self.plan.windowed else float("inf")
+        return min(windows, self._sample_due) if self.plan.sampled else windows
 
     def poll(self, now: float, slack_s: float = 0.0) -> None:
         """Opens a window when its turn has come, and takes note of one that has ended."""
@@ -227,6 +235,8 @@ class ProbingSide(Side):
         jobs = self._session.jobs
         if self._window is not None and self._window.end_ns:
             self._end_window(self._window, jobs)
+        if self._window is None and self.plan.sampled and now >= self._sample_due:
+            self._open_sample(now)
         if not self.plan.windowed or now < self._due or self._window is not None:
             return
         for job in jobs:
@@ -252,11 +262,7 @@ class ProbingSide(Side):
             self._windows.append(self._window)
         for job in jobs:
             job.note_queues()
-            if job.pulse_spans is not None and not self._of_pulse:
-                if job.thinned is not None:
-                    job.thinned.unseen(job.pulse_spans[-1][1], self._window.begin_ns)
-                job.pulse_spans.append((self._window.begin_ns, 0))
-                del job.pulse_spans[:-64]
+            self._begin_passes(job, self._window.begin_ns, seen=not self._of_pulse)
             state = self._jobs.get(id(job), (job, None))[1]
             if state is None:
                 continue
@@ -264,6 +270,31 @@ class ProbingSide(Side):
                 state.searched = _Searched(self._window.begin_ns)
             elif not state.spans or state.spans[-1][1]:
                 self._begin_span(job, state, self._window.begin_ns)
+
+    def _open_sample(self, now: float) -> None:
+        """Sees the ranges of a few steps, and what marks these."""
+        marking = {job.pulse_subject for job in self._session.jobs}
+        subjects = [s for s in SUBJECTS if s in self.plan.sampled | (self.plan.windowed & marking)]
+        self._sample_due = now + self.plan.sample_period_s
+        self._window = self._session.probes.open_window(subjects, self.plan.sample_s)
+        self._sample = self._window is not None
+        self._of_pulse = False
+        if self._window is None:
+            return
+        for job in self._session.jobs:
+            job.note_queues()
+            job.sampled.begin(self._window.begin_ns)
+            self._begin_passes(job, self._window.begin_ns, seen=True)
+
+    @staticmethod
+    def _begin_passes(job: Job, begin_ns: int, *, seen: bool) -> None:
+        """The marks by which steps are counted, where they are seen in windows, are seen in this one."""
+        if job.pulse_spans is None or not seen:
+            return
+        if job.thinned is not None:
+            job.thinned.unseen(job.pulse_spans[-1][1], begin_ns)
+        job.pulse_spans.append((begin_ns, 0))
+        del job.pulse_spans[:-64]
 
     def _probe_products(self) -> None:
         """Probes cuBLAS and attention once GPU times are on, without which it is of no use."""
@@ -273,12 +304,13 @@ class ProbingSide(Side):
             probes.attach_optional("math")
 
     def _end_window(self, window: Window, jobs: Iterable[Job]) -> None:
-        self._window = None
+        self._window, sample, self._sample = None, self._sample, False
         for job in jobs:
             job.note_queues()
+            job.sampled.end(window.end_ns)
             if job.pulse_spans and not job.pulse_spans[-1][1]:
                 job.pulse_spans[-1] = job.pulse_spans[-1][0], window.end_ns
-            elif job.thinned is not None and not self._of_pulse:
+            elif job.thinned is not None and not self._of_pulse and not sample:
                 job.thinned.watched(window.begin_ns, window.end_ns)
                 if self._slowed > UNDISTURBED:
                     job.thinned.disturbed(window.begin_ns - GONE_NS // 4, window.end_ns + GONE_NS)
@@ -440,6 +472,12 @@ class ProbingSide(Side):
 
     def seen(self, subjects: Iterable[Subject]) -> Seen | None:
         """How much of subjects is seen; None: as they are probed."""
+        if any(subject in self.plan.sampled for subject in subjects):
+            new, old = self.plan, self._shown_samples
+            if not old.sample_s or not 2 / 3 < new.sample_period_s / old.sample_period_s < 1.5:
+                self._shown_samples = old = new
+            text = f"what it costs is above --max-overhead: seen for about {1e3 * old.sample_s:.0f} ms now and then"
+            return Seen(old.sample_s / old.sample_period_s, round(1e9 * old.sample_period_s), text)
         if not any(subject in self.plan.windowed for subject in subjects):
             return None
         if self._shown.windowed != self.plan.windowed or not 2 / 3 < self.plan.duty / self._shown.duty < 1.5:

@@ -63,6 +63,11 @@ class StepRows:
             return
         if job.phases:
             steps = self._store_phases(job, steps)
+        if job.sampled:
+            phases, of, segments = job.sampled.split(steps)
+            for rank, when in segments.items():
+                self._gpu.feed_segments(job, rank, when)
+            self._write_phases(job, phases, of)
         self._gpu.feed_steps(job, steps)
         job.recent_steps.feed(steps)
         job.step_ns += int(steps["duration_ns"].sum())
@@ -109,7 +114,11 @@ class StepRows:
                     del job.phases[rank]
             steps.append(of_rank)
         all_steps = np.concatenate(steps)
-        parts = np.concatenate([np.empty(0, PHASE), *rows])
+        self._write_phases(job, np.concatenate([np.empty(0, PHASE), *rows]), all_steps)
+        return all_steps
+
+    def _write_phases(self, job: Job, parts: NDArray[np.void], all_steps: NDArray[np.void]) -> None:
+        """Stores phases of steps, which are among ``all_steps``."""
         if len(parts):
             for code, phase in enumerate(PHASES):
                 job.phase_ns[phase] += int(parts["duration_ns"][parts["phase"] == code].sum())
@@ -133,7 +142,6 @@ class StepRows:
                     "confidence": parts["confidence"].copy(),
                 },
             )
-        return all_steps
 
     def _align(self, job: Job) -> None:
         """Finds which handles on which ranks are one communicator, and stores what has changed."""

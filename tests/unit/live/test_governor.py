@@ -220,11 +220,39 @@ def test_ranges_that_alone_mark_steps_are_seen_in_windows() -> None:
     assert not beside.windowed
 
 
-def test_pytorch_s_ranges_go_altogether_also_before_the_first_backward_pass() -> None:
+def test_pytorch_s_ranges_go_but_in_samples_also_before_the_first_backward_pass() -> None:
     """Attached in an evaluation: without backward passes ranges mark no steps, in windows neither."""
     made = plan({"ranges": 0.05}, {}, 0.01)
-    assert made.off == {"ranges"}
+    assert made.off == made.sampled == {"ranges"}
     assert not made.windowed
+
+
+@pytest.mark.parametrize("step_s", [0.0, 0.0005, 0.002, 0.05, 2.0])
+@pytest.mark.parametrize("cost", [0.011, 0.05, 0.2, 1.0])
+def test_samples_cost_a_small_part_of_the_budget(cost: float, step_s: float) -> None:
+    made = plan({"ranges": cost, "backward": 0.001}, {}, 0.01, step_s=step_s)
+    if not made.sampled:
+        assert 0.02 * cost / (0.05 * 0.01) > 60 or 3 * step_s * cost / (0.05 * 0.01) > 60, "once a minute is too much"
+        return
+    assert made.sample_s * cost <= 0.05 * 0.01 * made.sample_period_s * 1.001
+    assert made.sample_s >= max(0.02, 3 * step_s)
+    assert 5.0 <= made.sample_period_s <= 60.0
+
+
+def test_what_would_cost_too_much_even_in_samples_is_not_sampled() -> None:
+    made = plan({"ranges": 4.0, "backward": 0.001}, {}, 0.01)
+    assert made.off == {"ranges"}
+    assert not made.sampled
+
+
+def test_samples_follow_the_length_of_steps() -> None:
+    governor = Governor(0.01)
+    for now in (0.1, 0.2):
+        probed(governor, SMALL_SCRIPT, now)
+    assert governor.plan.sample_s == pytest.approx(0.1)
+    governor.probe_changes(SMALL_SCRIPT, SMALL_SCRIPT, 0.0, 2.0, step_s=0.01)
+    assert governor.plan.sample_s == pytest.approx(0.12)
+    assert governor.plan.sampled == {"ranges"}
 
 
 def test_longer_steps_have_longer_windows() -> None:
