@@ -272,7 +272,7 @@ def plans(options: argparse.Namespace) -> list[Trace]:
         rng = random.Random(options.rounds)
         for number, fault in itertools.product(range(5 if not options.faults else options.rounds), FAULTS):
             words = (*FAULTS[fault].words, "--fault-rank", "1")
-            program = rng.choice(("ddp-10", "ddp-60")) if fault != "hang" else "ddp-10"
+            program = rng.choice(("ddp-3", "ddp-10", "ddp-60")) if fault != "hang" else "ddp-10"
             chosen.append(Trace(program, 0, 45 if fault == "hang" else 20, fault, number, words))
     return chosen
 

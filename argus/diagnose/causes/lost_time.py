@@ -87,7 +87,7 @@ def explain(case: Case, straggler: Straggler, onset: int) -> Loss:
     peers = _peers(case, straggler, onset)
     step_ns = float(np.median(case.durations[-straggler.window :]))
     cpu = case.query(queries.CPU_TIME, peers.window)
-    by_calls, compared_by = _by_cpu(case, straggler, peers, cpu)
+    by_calls, shown_by = _by_cpu(case, straggler, onset, peers, cpu)
     seen = _sharpened(case, straggler, onset, by_calls, peers)
     before, cause = by_calls, seen.cause
     alone = cause.kind == "compute_straggler" and peers.gpu_ns is None and not len(cpu["rank"])
@@ -104,7 +104,7 @@ def explain(case: Case, straggler: Straggler, onset: int) -> Loss:
     # That its CPU is not the cause is evidence against its GPU.
     because: list[Evidence] = []
     if cause.kind == before.kind or before.kind != "compute_straggler" or before.phase:
-        because = [evidence(before.text, compared_by, peers.window)]
+        because = [evidence(before.text, *shown_by)]
     kernels = longer = None
     summed = {**peers.window, "last": case.last}
     if cause.kind == "compute_straggler" and not cause.phase:
@@ -159,19 +159,27 @@ def some(ranks: Sequence[int]) -> list[int]:
     return list(ranks[:: max(1, len(ranks) // REFERENCES)][:REFERENCES])
 
 
-def _by_cpu(case: Case, straggler: Straggler, peers: _Peers, cpu: Mapping[str, NDArray[Any]]) -> tuple[Cause, str]:
-    """Why, by what the CPUs did; and the query that shows it."""
+def _by_cpu(
+    case: Case, straggler: Straggler, onset: int, peers: _Peers, cpu: Mapping[str, NDArray[Any]]
+) -> tuple[Cause, tuple[str, dict[str, Any]]]:
+    """Why, by what the CPUs did; and the query that shows it, with its parameters."""
     cause = attribute(cpu, straggler.ranks, straggler.gain_ns, peers.gpu_ns, hidden=straggler.hidden)
+    by_calls = queries.CPU_TIME, peers.window
     if cause.known and cause.kind != "kernel_issue_stall":
-        return cause, queries.CPU_TIME
+        return cause, by_calls
     # What the CPU did instead of launching, marks show better than the calls around it.
-    phases = case.query(queries.PHASE_TIME, peers.window)
+    window = peers.window
+    phases = case.query(queries.PHASE_TIME, window)
+    if not len(phases["rank"]) and onset < window["first"]:
+        # Of samples the newest one may lie before the newest steps.
+        window = {**window, "first": onset}
+        phases = case.query(queries.PHASE_TIME, window)
     by_phase = attribute_by_phases(phases, straggler.ranks, straggler.gain_ns)
     if by_phase is not None and (not cause.known or by_phase.kind == "data_loading"):
-        return by_phase, queries.PHASE_TIME
+        return by_phase, (queries.PHASE_TIME, window)
     if by_phase is not None and by_phase.phase not in ("", "other"):
         cause = replace(cause, text=f"{cause.text}; {by_phase.text}", phase=by_phase.phase)
-    return cause, queries.CPU_TIME
+    return cause, by_calls
 
 
 def _sharpened(case: Case, straggler: Straggler, onset: int, cause: Cause, peers: _Peers) -> Sharpened:
