@@ -129,14 +129,15 @@ class _Latest:
     """Who was behind each stall.
 
     Attributes:
-        by_step: Of each stalled step the rank, and by how much it was later than any other, ns.
+        by_step: Of each stalled step the rank, by how much it was later than any other, ns, and the step in which it
+            was: this one or the one before.
         ranks: How many ranks it could have been.
         own: By the GPUs' own times.
         words: What the rank did, in words.
         sql: The query that shows it.
     """
 
-    by_step: dict[int, tuple[int, float]]
+    by_step: dict[int, tuple[int, float, int]]
     ranks: int
     own: bool
     words: str
@@ -157,7 +158,7 @@ def _latest(case: Case, window: _Window, at: dict[str, Any]) -> _Latest:
         words = "computed or did nothing for longer than others in"
         return _Latest(own, len(case.gpus.now.ranks), True, words, runnable_sql(queries.GPU_TIMES, case.gpus.window))
     steps, ranks, leads = (last[name].tolist() for name in ("step", "rank", "lead_ns"))
-    seen = {int(step): (int(rank), lead) for step, rank, lead in zip(steps, ranks, leads, strict=True)}
+    seen = {int(step): (int(rank), lead, int(step)) for step, rank, lead in zip(steps, ranks, leads, strict=True)}
     # A rank that is late in a step makes that step long for itself, and the next one for those that did not wait for it
     # at once.
     by_step = {
@@ -176,7 +177,7 @@ class _StallingRank:
 
     Attributes:
         rank: It.
-        since: Its first stall.
+        since: Its first stall: the step in which it paused, which others may learn of in the next.
         lost_ns: What its stalls cost together.
         persistence: Part of the stalls that are its own.
         p_value: Chance of that.
@@ -228,7 +229,7 @@ def _stalling_rank(case: Case, window: _Window, latest: _Latest, at: dict[str, A
         if loads_code:
             text = f"it spent {milliseconds(float(spent[0]))} loading or compiling GPU code in that time"
             cited.append(evidence(text, queries.LOADING, at))
-        return _StallingRank(rank, min(steps), cost, persistence, p_value, loads_code, cited)
+        return _StallingRank(rank, min(some[step][2] for step in steps), cost, persistence, p_value, loads_code, cited)
     return None
 
 
@@ -242,7 +243,7 @@ def _suspect(case: Case, window: _Window, stalling: _StallingRank, cited: list[E
         "allocation, other processes on the node."
     )
     lost_ns = stalling.lost_ns / len(window.numbers)
-    mean_ns = float(np.mean(case.durations[-WINDOW:]))
+    mean_ns = float(np.mean(window.durations))
     return Suspect(
         kind="jit_stall" if stalling.loads_code else "jitter",
         ranks=[stalling.rank],
@@ -262,11 +263,11 @@ def _suspect(case: Case, window: _Window, stalling: _StallingRank, cited: list[E
     )
 
 
-def _slowest(gpus: gpu_times.GpuWindow, steps: NDArray[np.int64]) -> dict[int, tuple[int, float]]:
-    """Of each of these steps, or the one before, the rank that was slow itself and by how much more than any other,
-    ns; steps that nothing is known of are left out."""
+def _slowest(gpus: gpu_times.GpuWindow, steps: NDArray[np.int64]) -> dict[int, tuple[int, float, int]]:
+    """Of each of these steps, or the one before, the rank that was slow itself, by how much more than any other, ns,
+    and in which of the two; steps that nothing is known of are left out."""
     more = np.nan_to_num(gpu_times.by_step(gpus.now, gpus.mesh))
-    by_step: dict[int, tuple[int, float]] = {}
+    by_step: dict[int, tuple[int, float, int]] = {}
     for step in steps.tolist():
         places = np.flatnonzero(np.isin(gpus.now.steps, (step - 1, step)))
         if not len(places) or len(more) < 2:
@@ -274,7 +275,8 @@ def _slowest(gpus: gpu_times.GpuWindow, steps: NDArray[np.int64]) -> dict[int, t
         ordered = np.sort(more[:, places], axis=0)
         lead = ordered[-1] - ordered[-2]
         best = int(places[lead.argmax()])
-        by_step[step] = int(gpus.now.ranks[more[:, best].argmax()]), float(lead.max())
+        rank = int(gpus.now.ranks[more[:, best].argmax()])
+        by_step[step] = rank, float(lead.max()), int(gpus.now.steps[best])
     return by_step
 
 
