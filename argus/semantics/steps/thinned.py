@@ -111,11 +111,11 @@ class _Rank:
     collectives: int = 0
     launches: int = 0
     since: int = 0
-    """The first pulse after time that was not seen."""
-    pulses: int = 0
-    """That one and those since."""
-    paces: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
-    """Of windows: from its first pulse to the next window's, ns, less what was not seen; and its pulses."""
+    """Since when pulses have been seen: the end of time that was not seen, else the first pulse."""
+    pulses: float = 0.0
+    """Those since then; where the first one begins it, it counts half."""
+    paces: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=PACE_WINDOWS))
+    """Of windows: time that the thread had in it, ns, and pulses."""
 
     @property
     def step_ns(self) -> int:
@@ -125,7 +125,7 @@ class _Rank:
     def pace_ns(self) -> float:
         """Time for each step, pauses and the steps that windows cut included, but not waits for a CPU: more than a
         usual step takes where some take long. 0: not known."""
-        seen_ns = pulses = 0
+        seen_ns = pulses = 0.0
         for window_ns, count in reversed(self.paces):  # what else runs changes: the newest say most
             seen_ns, pulses = seen_ns + window_ns, pulses + count
             if pulses >= MOST_PULSES:
@@ -264,8 +264,8 @@ class ThinnedSteps:
                 self._pace(state, int(part[0]))
             if cut or not state.newest:
                 self._place(state, part, first)
+            state.pulses += len(part) if state.since else len(part) - 0.5
             state.since = state.since or int(part[0])
-            state.pulses += len(part)
             for pulse in part.tolist():
                 rows += self._step(state, pulse, first)
         return rows
@@ -285,14 +285,13 @@ class ThinnedSteps:
 
     def _pace(self, state: _Rank, begun: int) -> None:
         """Takes the time since the window before for how often pulses come."""
+        gaps = self._gaps(state.since or state.newest, begun)
         if state.since:
-            window = max((end for _, end in self._unseen if end <= state.since), default=state.since)
-            gaps = self._gaps(window, begun)
-            seen = self._ran(state.rank, window, gaps[-1][1])
+            seen = self._ran(state.rank, state.since, gaps[-1][1])
             seen -= sum(self._ran(state.rank, *gap) for gap in gaps)
             counts = min(state.pulses, MOST_PULSES)
-            state.paces.append((max(seen, 0) * counts // state.pulses, counts))
-        state.since, state.pulses = begun, 0
+            state.paces.append((max(seen, 0) * counts / state.pulses, counts))
+        state.since, state.pulses = gaps[-1][1], 0.0
 
     def _ran(self, rank: int, begin_ns: int, end_ns: int) -> int:
         """From one moment to another, less the time in which a rank's thread waited for a CPU, ns."""

@@ -93,6 +93,27 @@ def test_steps_between_windows_are_as_many_as_fit_though_some_take_long(often: f
     assert abs(error) < (0.02 if not often else 0.08)
 
 
+@pytest.mark.parametrize("turn_ms", [13, 40, 400])
+def test_few_steps_in_a_window_are_enough_however_often_they_are_asked_for(turn_ms: int) -> None:
+    """Nine steps in a window of 100 ms, every second; one step in four takes 20 ms, the others 8."""
+    rng = np.random.default_rng(5)
+    at = np.cumsum((rng.normal(8.0, 0.5, 12_000) + 12 * (np.arange(12_000) % 4 == 0)) * MS).astype(np.int64)
+    begins = np.arange(int(at[0]), int(at[-1]), 1000 * MS)
+    steps = ThinnedSteps()
+    steps.begin(0, 1)
+    found = []
+    for begin, before in zip(begins.tolist(), [0, *(begins + 100 * MS).tolist()], strict=False):
+        if before:
+            steps.unseen(before, begin)
+        for turn in range(begin, begin + 1000 * MS, turn_ms * MS):
+            inside = (at >= turn) & (at < min(turn + turn_ms * MS, begin + 100 * MS))
+            steps.feed(0, at[inside])
+            found.append(steps.advance(turn, final=False))
+    rows = np.concatenate(found)
+    true = np.searchsorted(at, rows["ts_ns"][[0, -1]])
+    assert abs((rows["step"][-1] - rows["step"][0]) / (true[1] - true[0]) - 1) < 0.01
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thread_makes_no_steps_while_it_waits_for_a_cpu(seed: int) -> None:
     """Steps of half a millisecond beside other load, which has the CPU for up to 40 ms at a time, and now and then for
