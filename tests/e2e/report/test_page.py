@@ -52,6 +52,7 @@ def test_every_panel_is_there_in_order_and_the_absent_ones_at_the_end(visit: Ope
     for number in range(8):
         assert len(colors_of(page, pictures, number)) > 5, number
     assert page.locator(".absent dd").all_inner_texts() == ["No earlier run of this job is stored."]
+    assert "✗ bad GPU 5 of node-0" in " ".join(str(page.locator(".facts").text_content()).split())
     # Each panel has its query, each table a caption and heads.
     assert page.locator(".panel summary:has-text('SQL behind it')").count() == len(PANELS)
     assert page.locator("table caption").count() == page.locator("table").count() == 2
@@ -176,6 +177,7 @@ def test_a_rank_that_is_selected_is_marked_everywhere(visit: Open, full: Path) -
     opened = visit()
     page = opened.open(full)
     assert colors_of(page, MARKED) == {}
+    assert "null" not in str(page.locator("body > :not(script)").evaluate_all("all => all.map(one => one.outerHTML)"))
     page.locator(".verdict button.rank").click()
     opened.drawn()
     assert page.url.endswith("#rank=5")
@@ -252,6 +254,16 @@ def test_no_width_scrolls_the_page_sideways(visit: Open, full: Path, width: int)
       return box.width && outside && !one.closest(".hidden, .skip, .scroll, pre, .uplot, canvas");
     }).map(one => one.outerHTML.slice(0, 80))"""
     assert page.evaluate(outside, width) == []
+
+
+def test_a_scale_with_all_it_may_have_fits_a_narrow_window(visit: Open, write: Write) -> None:
+    packing = pages.Packing()
+    heat = pages.heat_map(packing, 8, 20)
+    unknown = packing.add(np.full((8, 20), 255), "u1")
+    heat["measures"] = [{**heat["measures"][0], "low": 285e6, "high": 582e6, "cells": unknown}]
+    page = visit(width=320).open(write((pages.page([pages.panel("heatmap", heat)]), packing.packed())))
+    assert page.locator(".scale").inner_text().split("\n")[-1] == "not known"
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 320
 
 
 def test_print_is_light_with_tables_open_and_nothing_of_the_screen(visit: Open, full: Path) -> None:

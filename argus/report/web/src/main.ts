@@ -89,8 +89,8 @@ function markRank(): void {
   const chip = bar.querySelector<HTMLElement>(".chip");
   if (!chip) return;
   chip.hidden = state.rank === null;
-  chip.textContent = `rank ${state.rank} ✕`;
-  chip.setAttribute("aria-label", `Rank ${state.rank} is selected. Clear.`);
+  chip.textContent = chip.hidden ? "" : `rank ${state.rank} ✕`;
+  chip.setAttribute("aria-label", chip.hidden ? "No rank is selected." : `Rank ${state.rank} is selected. Clear.`);
 }
 
 let written = location.hash;

@@ -86,7 +86,7 @@ export function facts(view: Facts): HTMLElement {
   if (!view.facts.length) return h("p", { class: "nothing" }, "Nothing is known.");
   return h("dl", { class: "facts" }, view.facts.map(({ name, text, state }) =>
     h("div", { class: state }, h("dt", {}, name),
-      h("dd", {}, state && h("span", { class: "state" }, STATES[state] ?? ""), text))));
+      h("dd", {}, state && h("span", { class: "state" }, STATES[state] ?? ""), state && " ", text))));
 }
 
 export function cellText(value: string | number | null, unit: Unit): string {
