@@ -250,7 +250,7 @@ class Job:
 
     def note_queues(self) -> None:
         """Takes for how long each rank's first thread has waited for a CPU so far. To be called as windows begin and
-        end, and now and then before there are any."""
+        end, and when something begins to be seen in part."""
         for member in self.ranks():
             if member.state == "traced" and (waited := queued_ns(member.target.pid)):
                 of_rank = self.queues.setdefault(member.rank, deque(maxlen=QUEUE_NOTES))

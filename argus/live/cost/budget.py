@@ -117,8 +117,6 @@ class BudgetSide(Side):
         pids = [member.target.pid for member in self._session.live() if not member.ignored]
         programs = probes.run_times()
         prices, hits = probes.call_prices(), probes.hits()
-        for job in self._session.jobs:
-            job.note_queues()
         now = time.monotonic()  # reading rings may have taken longer than the time that is measured
         self.overhead.count_hits(hits, prices)
         reducible = None if final else {rung for side in self._others for rung in side.reducible()}

@@ -187,7 +187,7 @@ class ProbingSide(Side):
         if "backward" in plan.windowed - before.windowed:
             for job in jobs:
                 job.pulse_spans = [(0, since_ns)]
-        if plan.windowed:
+        if plan.rungs:  # also where steps are still counted throughout: the pace of that time is the first known
             for job in jobs:
                 job.note_queues()
         if plan.windowed and not self._due:
