@@ -21,7 +21,7 @@ from argus.diagnose.read import gpu_times, queries
 from argus.diagnose.read.peers import Mesh, mesh_of
 from argus.diagnose.read.query import across, of_job, runnable_sql
 from argus.diagnose.stored import Examined
-from argus.diagnose.verdict import Finding, Verdict
+from argus.diagnose.verdict import NOTABLE_SLOWDOWN, Finding, Verdict
 from argus.model.text import printable, shortened
 from argus.report.panel import Fact, Mark, Panel, Sql, Table, View
 from argus.store.open import Store
@@ -255,6 +255,20 @@ class Look:
         lately is half as large in an average of twice as many."""
         first, last = self.steps[0], self.steps[1]
         return {"first": max(first, last - RECENT_STEPS + 1), "last": last}
+
+    @cached_property
+    def cost_ns(self) -> tuple[float, float] | None:
+        """What a step takes now, and what of it is lost by the verdict; None: nothing that shows, or not known."""
+        slowdown = float(self.verdict["slowdown"])
+        if self.case is None or self.verdict["status"] != "degraded" or slowdown < NOTABLE_SLOWDOWN:
+            return None
+        takes_ns = self.case.step.now_ns
+        return takes_ns, takes_ns * (1 - 1 / slowdown)
+
+    @property
+    def slowdown_text(self) -> str:
+        """The figure of the verdict that panels refer to."""
+        return f"{self.verdict['slowdown']:.2f}x of the verdict"
 
     @cached_property
     def window_ns(self) -> tuple[int, int]:

@@ -106,7 +106,7 @@ def build(look: Look, arrays: Arrays) -> Panel:
     bars = _bars(look, found)
     lead = (
         "Bus bandwidth by communicator and operation, the lowest of each kind first: payload and time of the rank that "
-        "waits for nobody, in a typical step."
+        f"waits for nobody, in a typical step. {_compared(found)}"
         if bars
         else "What is sent in a step. How fast is not known without GPU times: arm the job (argus run …)."
     )
@@ -115,6 +115,27 @@ def build(look: Look, arrays: Arrays) -> Panel:
     else:
         view = {"view": "bars", "unit": "bytes", "origin": 0.0, "bars": _sizes(look, found)}
     return panel(ID, TITLE, lead, [view], table=_table(look, found), sql=sql)
+
+
+def _kinds(found: list[Traffic]) -> list[list[Traffic]]:
+    """Those whose bandwidth is known by dimension, operation and size."""
+    kinds: dict[tuple[str, str, int], list[Traffic]] = {}
+    for one in found:
+        if one.bus_bytes_s > 0:
+            kinds.setdefault((one.dimension, one.op, len(one.ranks)), []).append(one)
+    return list(kinds.values())
+
+
+def _compared(found: list[Traffic]) -> str:
+    """What bandwidths are compared with, in words."""
+    kinds = _kinds(found)
+    alone = sum(len(those) == 1 for those in kinds)
+    if alone == len(kinds):
+        text = "Each is alone of its kind (dimension, operation, ranks): there is nothing to compare it with"
+    else:
+        text = "Each is compared with the median of its kind (dimension, operation, ranks)"
+        text += ", but for those alone of theirs" if alone else ""
+    return f"{text}; what the links could do is not known."
 
 
 def _rows(look: Look) -> tuple[Columns, list[Sql]]:
@@ -163,21 +184,20 @@ def _dimensions(look: Look) -> Mapping[int, str]:
 
 def _bars(look: Look, found: list[Traffic]) -> list[Bar]:
     """The lowest bandwidths of each dimension and operation, in turn."""
-    kinds: dict[tuple[str, str, int], list[Traffic]] = {}
-    for one in found:
-        if one.bus_bytes_s > 0:
-            kinds.setdefault((one.dimension, one.op, len(one.ranks)), []).append(one)
-    queues = [sorted(those, key=lambda one: one.bus_bytes_s) for those in kinds.values()]
+    queues = [sorted(those, key=lambda one: one.bus_bytes_s) for those in _kinds(found)]
     turn = max(1, SHOWN // max(len(queues), 1))
     named = set(look.named)
     bars: list[Bar] = []
     for queue in queues[:SHOWN]:
         typical = float(np.median([one.bus_bytes_s for one in queue]))
+        than = "alone of its kind, compared with nothing"
+        if len(queue) > 1:
+            than = f"median of {len(queue)} such communicators: {size(typical)}/s"
         for one in queue[:turn]:
             bars.append({
                 "title": one.title, "value": one.bus_bytes_s,
                 "detail": f"{size(one.nbytes)} in {one.calls:.0f} calls a step take {short_duration(one.took_ns)}; "
-                f"typical of {len(queue)} such communicators: {size(typical)}/s",
+                + than,
                 "named": bool(named & set(one.ranks)) and len(one.ranks) < len(look.ranks),
             })  # fmt: skip
     return bars[:SHOWN]

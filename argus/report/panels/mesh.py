@@ -96,6 +96,8 @@ def build(look: Look, arrays: Arrays) -> Panel:
         f"{source}: how much longer than the workers with the same work, over what these compute in a typical "
         f"step.{folded}"
     )
+    if look.cost_ns is not None:
+        lead += f" It is a worker's own time; what the job loses by it is the {look.slowdown_text}."
     return panel(ID, TITLE, lead, [view], table=_table(look, ranks, slowdown, computing, idle, usual), sql=[sql])
 
 

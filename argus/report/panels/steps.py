@@ -6,6 +6,7 @@ import numpy as np
 
 from argus.diagnose.iteration.against_baseline import MIN_RUNS
 from argus.diagnose.read.query import ITERATIONS, by_hosts
+from argus.model.units import milliseconds
 from argus.report.arrays import Arrays
 from argus.report.look import Columns, Look, absent, panel
 from argus.report.panel import Column, Line, Panel, Series, Table
@@ -76,6 +77,9 @@ def build(look: Look, arrays: Arrays) -> Panel:
     lead = "The median of all ranks and the band in which 90 % of them lie."
     if width > 1:
         lead += f" Each point is {width} steps; of named ranks the longest of them."
+    if look.cost_ns is not None:
+        takes, lost = map(milliseconds, look.cost_ns)
+        lead += f" A step now takes {takes}, of which {lost} are lost: the {look.slowdown_text}."
     if look.marks:
         lead += " Marks: " + "; ".join(f"step {mark['step']}: {mark['text']}" for mark in look.marks[:6]) + "."
     return panel(ID, TITLE, lead, [view], table=_table(look, rows), sql=sql)

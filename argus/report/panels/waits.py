@@ -22,6 +22,7 @@ LEAST = 0.05
 MOST = 16
 """Rows, and columns."""
 LISTED = 30
+ON_GPUS = "on the GPUs"
 
 _GPU = by_hosts("""
 SELECT one.1 AS rank, waited_for, sum(one.2 - least_ns) AS waited_ns, any(steps) AS steps FROM
@@ -81,6 +82,9 @@ def build(look: Look, arrays: Arrays) -> Panel:
         f"Time that ranks wait in collectives of a step for the one that comes last, {how} of {steps} steps. "
         "Columns are who is waited for most. Waits in several communicators add up, also for a rank that itself waits."
     )
+    if look.cost_ns is not None:
+        hidden = " So do those that computing hides." if how == ON_GPUS else ""
+        lead += f"{hidden} What a step loses is the {look.slowdown_text}."
     return panel(ID, TITLE, lead, [view], table=_table(look, late, spent, waiting), sql=[sql])
 
 
@@ -90,7 +94,7 @@ def _rows(look: Look) -> tuple[Columns, Sql, str]:
     rows = look.read(_GPU, **window, left_out=left_out)
     if len(rows["rank"]) or "left_out" not in look.params:
         sql = look.sql("Who waits for whom on the GPU", _GPU, **window, left_out=left_out)
-        return rows, sql, "on the GPUs"
+        return rows, sql, ON_GPUS
     case = look.case
     if case is not None:
         window["first"] = max(window["first"], int(case.numbers[-case.reach :][0]))

@@ -56,6 +56,12 @@ def build(look: Look, arrays: Arrays) -> Panel:
     if float(answers["S"]) >= WORTH:
         workers, stage = (float(np.clip(answers[key], 0.0, 1.0)) for key in ("M_W", "M_S"))
         lead += f"The slowest ranks explain {workers:.0%} of that, the last stage {stage:.0%}. "
+    if look.cost_ns is not None:
+        # Of operations that were recorded the verdict's slowdown is this one.
+        lead += (
+            f"This is not the {look.slowdown_text}, which compares with the peers alone: here ideal is the mean of all "
+            "with the same work, the slow ones among them, and delays between operations are left out. "
+        )
     lead += "Each bar leaves one of them as it is, and makes all others ideal."
     return panel(ID, TITLE, lead, [view], table=table, sql=_sql(look))
 

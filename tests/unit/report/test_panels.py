@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -337,6 +338,38 @@ def test_what_if_bars_are_the_verdicts(slow: Made) -> None:
     assert bars["the whole job"]["value"] == whatif["S"]
     assert bars[f"rank {SLOW}"]["value"] == whatif["S_rank"][str(SLOW)]
     assert bars[f"rank {SLOW}"]["named"]
+
+
+def test_one_loss_has_one_figure_and_others_say_what_they_are_of(slow: Made) -> None:
+    """The verdict's; the mesh has a rank's own time, waits what computing hides, what-if another ideal."""
+    slowdown = float(slow.page["verdict"]["slowdown"])
+    lead = slow.panel("steps")["lead"]
+    found = re.search(r"takes ([0-9.]+) ms, of which ([0-9.]+) ms are lost: the ([0-9.]+)x of the verdict", lead)
+    assert found is not None, lead
+    takes, lost, shown = map(float, found.groups())
+    assert shown == pytest.approx(slowdown, abs=0.005)
+    assert lost == pytest.approx(takes * (1 - 1 / slowdown), rel=0.01)
+    for ident in ("mesh", "waits", "whatif"):
+        assert f"{shown:.2f}x" in slow.panel(ident)["lead"], ident
+    assert "computing hides" in slow.panel("waits")["lead"]
+    assert "mean of all with the same work" in slow.panel("whatif")["lead"]
+
+
+def test_a_page_without_a_loss_speaks_of_none(pages: Pages) -> None:
+    well = pages("well")
+    assert well.page["verdict"]["status"] == "healthy"
+    assert not [one["id"] for one in well.page["panels"] if "of the verdict" in one["lead"]]
+
+
+def test_bandwidths_say_what_they_are_compared_with(slow: Made, pages: Pages) -> None:
+    assert "alone of its kind" in pages("well").panel("communicators")["lead"]
+    lead, bars = slow.panel("communicators")["lead"], slow.view("communicators")["bars"]
+    assert "median of its kind" in lead
+    assert "what the links could do is not known" in lead
+    several = [bar["detail"] for bar in bars if bar["title"].startswith("tp ")]
+    assert several
+    assert all("median of 4 such communicators" in text for text in several)
+    assert "compared with nothing" in next(bar["detail"] for bar in bars if bar["title"].startswith("world "))
 
 
 def test_nodes_that_are_not_well_come_first(slow: Made) -> None:
