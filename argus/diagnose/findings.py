@@ -54,7 +54,7 @@ def _finding(suspect: Suspect, share: float) -> Finding:
         confidence=round(suspect.confidence, 4),
         level=suspect.level,
         id="",
-        owner=owner_of(suspect.kind),
+        owner=suspect.owner or owner_of(suspect.kind),
         evidence=[*suspect.evidence, *([] if suspect.cost is None else [suspect.cost]), *suspect.further],
         action=suspect.action,
     )

@@ -48,6 +48,7 @@ class Suspect:
         effect: What it does to the job's step time; None: a step is ``lost_ns`` shorter without it.
         replaces: Suspects of earlier detectors that this one explains.
         collective: Of a hang: the collective that ranks wait in.
+        owner: Who has to act, where it is not who has to act on its kind.
         detector: The name of the detector, which the diagnosis fills in.
     """
 
@@ -69,6 +70,7 @@ class Suspect:
     effect: Callable[[StepTime], StepTime] | None = None
     replaces: tuple[Suspect, ...] = ()
     collective: Collective | None = None
+    owner: str = ""
     detector: str = ""
 
 

@@ -24,6 +24,7 @@ from argus.diagnose.iteration.regression import (
 )
 from argus.diagnose.iteration.shift import ALONE, Shift, explain
 from argus.diagnose.kernels import issue_latency
+from argus.diagnose.kernels.slower import slower_kernels
 from argus.diagnose.ranks import slow_gpus
 from argus.diagnose.read import queries
 from argus.diagnose.suspect import Suspect
@@ -212,6 +213,12 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
     if shift.evidence is not None and shift.queued_ns > 0:
         cited.append(shift.evidence)
     kind, confidence, action = _kind(case, change, shift, onset, some, cited)
+    owner = ""
+    if kind == "regression" and gpus:
+        found = slower_kernels(case.query, case.params, onset, some, change.after_ns - change.before_ns)
+        if found is not None:
+            cited.append({"text": found[0], "sql": found[1]})
+            owner, action = "infrastructure", _of_gpus(onset)
     now = case.step.now_ns
     return Suspect(
         kind=kind,
@@ -226,7 +233,17 @@ def _all_slower(case: Case, change: Regression, slower: float) -> tuple[Suspect 
         evidence=cited,
         action=action,
         effect=lambda step: step.before(grown),
+        owner=owner,
     ), ""
+
+
+def _of_gpus(onset: int) -> str:
+    """What to do where the GPUs of all ranks became slower."""
+    return (
+        f"Check the GPUs of all nodes since step {onset}: clocks, a power or thermal limit, other programs on them "
+        "(nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER; argus health -v). If they are well, see what changed "
+        "in the inputs there."
+    )
 
 
 def _crowded(case: Case, shift: Shift, onset: int) -> tuple[Shift, bool]:
