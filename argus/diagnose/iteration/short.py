@@ -165,6 +165,8 @@ def slow_ranks(
             suspects.append(
                 _suspect(rank, launches, own - usual, len(others), numbers, step_ns, hosts, threshold, shown)
             )
+    if not suspects and mesh.staged and len(np.unique(mesh.stage)) == len(ranks):
+        suspects += _alone_in_stages(times, columns, numbers, step_ns, hosts, threshold, shown)
     named = {rank for suspect in suspects for rank in suspect.ranks}
     stage = dict(zip(times.ranks.tolist(), mesh.stage.tolist(), strict=True))
     for rank, kernels in slow_kernels(columns, stage, step_ns).items():
@@ -172,6 +174,35 @@ def slow_ranks(
         if rank not in named and lost_ns >= threshold * step_ns:
             suspects.append(_suspect_by_kernels(rank, kernels, lost_ns, numbers, step_ns, hosts, shown))
     return suspects
+
+
+def _alone_in_stages(
+    times: gpu_times.GpuTimes,
+    columns: Mapping[str, NDArray[Any]],
+    numbers: Int,
+    step_ns: float,
+    hosts: Mapping[int, str],
+    threshold: float,
+    shown: str,
+) -> list[Suspect]:
+    """The GPU of a pipeline with one rank a stage that takes longer for what the other stages launch as often."""
+    typical = np.nanmedian(times.compute, axis=1)
+    place = int(np.argmax(typical))
+    usual = float(low_median(np.delete(typical, place)[:, None])[0])
+    others = low_median(np.delete(times.compute, place, axis=0))
+    own, rank = float(typical[place]), int(times.ranks[place])
+    excess = own / max(usual, 1.0)
+    if excess < 1 + LEAST or np.nanmin(times.compute[place] / np.maximum(others, 1.0)) < 1 + LEAST / 2:
+        return []
+    launches = distributions.compared(columns, [rank], excess)
+    if launches is None or launches.reason != "slower":
+        return []
+    suspect = _suspect(
+        rank, launches, own - usual, len(times.ranks) - 1, numbers, step_ns, hosts, threshold, shown,
+        those="of the other stages, which launch them as often",
+    )  # fmt: skip
+    suspect.confidence *= distributions.BY_KERNELS
+    return [suspect]
 
 
 def slow_kernels(
@@ -212,12 +243,14 @@ def _suspect(
     hosts: Mapping[int, str],
     threshold: float,
     shown: str,
+    *,
+    those: str = "with the same work",
 ) -> Suspect:
     count = len(numbers)
     where = ranks_text([rank]) + (f" on {hosts[rank]}" if hosts.get(rank) else "")
     text = (
         f"{launches.kernels} kernels take {launches.slower:.2f} times as long on the GPU of {where} as on the {peers} "
-        f"with the same work, {milliseconds(excess_ns)} more a step, in each of the {count} steps that were recorded"
+        f"{those}, {milliseconds(excess_ns)} more a step, in each of the {count} steps that were recorded"
     )
     visible = excess_ns >= threshold * step_ns
     return Suspect(

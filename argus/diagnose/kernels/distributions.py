@@ -160,6 +160,16 @@ def compared(columns: Mapping[str, NDArray[Any]], ranks: Sequence[int], excess: 
     return Launches(int(both.sum()), slower, more, reason)
 
 
+def kernel_times(query: Query, window: Mapping[str, Any], steps: int) -> tuple[Mapping[str, NDArray[Any]], str]:
+    """Launches and time of each kernel by rank in a window of so many steps, and the SQL that shows it: from the
+    summaries, or of a recording, which has none, from the kernels themselves."""
+    columns = query(queries.KERNEL_TIME, window)
+    if len(columns["rank"]):
+        return columns, runnable_sql(queries.KERNEL_TIME, window)
+    asked = {**window, "steps": steps}
+    return query(queries.RECORDED_KERNELS, asked), runnable_sql(queries.RECORDED_KERNELS, asked)
+
+
 def against_stages(
     query: Query, params: Mapping[str, Any], mesh: Mesh, numbers: Int, ranks: Sequence[int], excess: float
 ) -> tuple[Launches | None, str]:
@@ -168,7 +178,8 @@ def against_stages(
     stages = mesh.stage[np.isin(mesh.ranks, ranks)]
     others = mesh.ranks[~np.isin(mesh.stage, stages)].tolist()
     window = _window(params, numbers[-STEPS:], [*_some(list(ranks), RANKS // 2), *_some(others, RANKS // 2)])
-    return compared(query(queries.KERNEL_TIME, window), ranks, excess), runnable_sql(queries.KERNEL_TIME, window)
+    columns, shown = kernel_times(query, window, len(numbers[-STEPS:]))
+    return compared(columns, ranks, excess), shown
 
 
 def against_past(
@@ -177,11 +188,11 @@ def against_past(
     """:func:`compared` with themselves before a step; and the SQL that shows it. ``numbers``: as above."""
     chosen = _some(list(ranks), RANKS // 2)
     now = _window(params, numbers[-STEPS:], chosen)
-    shown = runnable_sql(queries.KERNEL_TIME, now)
+    here, shown = kernel_times(query, now, len(numbers[-STEPS:]))
     earlier = numbers[numbers < onset][-STEPS:]
     if not len(earlier):
         return None, shown
-    parts = [query(queries.KERNEL_TIME, one) for one in (_window(params, earlier, chosen), now)]
+    parts = [kernel_times(query, _window(params, earlier, chosen), len(earlier))[0], here]
     names = ("kernel_id", "launches", "spent_ns", "steps")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in names}
     # What they were is not a rank's own number.

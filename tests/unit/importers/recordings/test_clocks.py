@@ -237,3 +237,16 @@ def test_recordings_of_few_steps(tmp_path: Path, url: str, capsys: pytest.Captur
         assert not found["findings"]
         assert "kernels of ranks with the same work take equally long" in found["reason"]
     assert "5 whole steps were seen, 10 are needed" in found["reason"]
+
+
+@pytest.mark.thorough(first=1)
+@pytest.mark.parametrize("steps", [12, 5])
+def test_a_slow_gpu_that_is_alone_in_its_stage(
+    tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    """Its kernels are those of the other stages, as many and longer: a slow GPU, not more layers."""
+    job = replace(APART, dp=1, pp=4, layers=8, microbatches=8, fault="gpu", victim=1, much=1.35, steps=steps)
+    found = verdict(job, f"stage-{steps}", tmp_path, url, capsys)
+    (one,) = found["findings"]
+    assert (one["kind"], one["ranks"]) == ("compute_straggler", [1])
+    assert "other stages" in " ".join(each["text"] for each in one["evidence"])
