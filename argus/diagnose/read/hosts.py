@@ -40,6 +40,9 @@ from argus.store.writer import Writer
 
 Int = NDArray[np.int64]
 
+ALIKE_NS = 50_000
+"""Ranks of recordings whose clocks differ by no more are put on one host (argus.importers.recordings.clocks.AGREE_NS):
+GPUs of a host, and hosts whose clocks happen to agree."""
 MAX_CALLS = 2_000_000
 """Calls of all ranks that may be read: a second of CPU time of a query. Of longer runs some minutes are."""
 MAX_MINUTES = 240
@@ -285,19 +288,21 @@ def align_hosts(query: Query, job: str, run: int) -> Hosts | None:
     several = query(queries.SEVERAL, params)
     if not len(several["hosts"]) or int(several["hosts"][0]) < 2:
         return None
+    recorded = bool(int(several["recorded"][0]))
     with Ahead(of_job(query)) as ahead:
         for text in (queries.HOSTS, queries.USUAL_STEP, queries.LOCAL_GROUPS, queries.WALLS, queries.EXTENT):
             ahead.start(text, params)
-        aligned = _align(ahead, params)
-    if aligned is None or not int(several["recorded"][0]):
+        aligned = _align(ahead, params, ALIKE_NS if recorded else 0)
+    if aligned is None or not recorded:
         return aligned
     # The importer has numbered the steps of all ranks alike: a rank that shares no collective with others keeps them.
     kept = Shift(aligned.shifts[0].shift, "recorded", 0, 1.0)
     return replace(aligned, shifts=tuple(kept if shift.error else shift for shift in aligned.shifts))
 
 
-def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
-    """:func:`align_hosts` of a run whose hosts have clocks of their own."""
+def _align(query: Ahead, params: dict[str, Any], alike_ns: int = 0) -> Hosts | None:
+    """:func:`align_hosts` of a run whose hosts have clocks of their own. ``alike_ns``: those of the ranks of one host
+    may differ by so much."""
     of_rank = query(queries.HOSTS, params)
     place = dict[str, int]()
     for host, rank in zip(of_rank["host"].tolist(), of_rank["rank"].tolist(), strict=True):
@@ -331,20 +336,20 @@ def _align(query: Ahead, params: dict[str, Any]) -> Hosts | None:
         sure = [minute for minute in chosen.minutes if extent.first <= minute <= extent.last]
         few = replace(chosen, minutes=_spread(sure, SHIFT_MINUTES), members=1) if chosen.part else chosen
         query.start(queries.STEPS_OF_CALLS, {**asked, **few.params()})
-        calls = _calls(query, {**asked, **chosen.params()}, nodes)
+        calls = _calls(query, {**asked, **chosen.params()}, nodes, alike_ns)
         minutes = None if chosen.whole else np.array(chosen.minutes, np.int64) * 1_000_000_000
         steps = query(queries.STEPS_OF_CALLS, {**asked, **few.params()})
         clocks = estimate(calls, len(names), wall_error_ns=wall_error_ns, minutes=minutes)
         return replace(blank, clocks=clocks, shifts=tuple(_shifts(_by_place(steps, nodes), names)))
 
     connected = {str(host) for own in spanning["hosts"].tolist() for host in own}
-    chosen = _choose(query, asked, names, nodes, spanning, extent)
+    chosen = _choose(query, asked, names, nodes, spanning, extent, alike_ns=alike_ns)
     aligned = compared(chosen)
     if chosen.guessed and any(
         aligned.clocks["method"][aligned.clocks["host"] == place].max() > BY_GPU
         for place, name in enumerate(names) if name in connected
     ):  # fmt: skip
-        chosen = _choose(query, asked, names, nodes, spanning, extent, guess=False)
+        chosen = _choose(query, asked, names, nodes, spanning, extent, alike_ns=alike_ns, guess=False)
         aligned = compared(chosen)
     if chosen.part and any(shift.error for name, shift in zip(names, aligned.shifts, strict=True)
                                      if name in connected):  # fmt: skip
@@ -435,6 +440,7 @@ def _choose(
     spanning: Mapping[str, NDArray[Any]],
     run: _Extent,
     *,
+    alike_ns: int = 0,
     guess: bool = True,
 ) -> _Chosen:
     """Which calls to read: all, or where these are too many, those of the most informative communicators. ``guess``:
@@ -460,7 +466,7 @@ def _choose(
     if not guessed:
         fewer = np.maximum(1, many // (PER_GLANCE * len(minutes)))
         one = _Chosen(tuple(groups), tuple(fewer.tolist()), (run.last,), False, 1, True)
-        best = most_informative(_calls(query, {**asked, **one.params()}, nodes), len(names))
+        best = most_informative(_calls(query, {**asked, **one.params()}, nodes, alike_ns), len(names))
     kept = _connecting(groups, hosts, best)
     chosen = tuple(groups[i] for i in kept)
     last = _waited_for(query, asked, chosen) if guessed else ()
@@ -612,8 +618,9 @@ def _by_place(rows: Mapping[str, NDArray[Any]], nodes: Int) -> dict[str, NDArray
     return {**rows, "host": np.where(nodes[at] == node, at, -1)}
 
 
-def _calls(query: Query, params: Mapping[str, Any], nodes: Int) -> NDArray[np.void]:
-    """:data:`CALL` rows: by NCCL's kernels, and by waits where these do not cover all hosts."""
+def _calls(query: Query, params: Mapping[str, Any], nodes: Int, alike_ns: int = 0) -> NDArray[np.void]:
+    """:data:`CALL` rows: by NCCL's kernels, and by waits where these do not cover all hosts. ``alike_ns``: as of
+    :func:`_align`."""
     parts = []
     seen: set[int] = set()
     for text, method in ((queries.GPU_CALLS, BY_GPU), (queries.WAITED_CALLS, BY_WAITS)):
@@ -625,10 +632,20 @@ def _calls(query: Query, params: Mapping[str, Any], nodes: Int) -> NDArray[np.vo
         part["group"], part["seq"], part["method"] = rows["comm_group"], rows["aligned_seq"], method
         for name in ("entry_ns", "end_ns", "took_ns"):
             part[name] = rows[name]
-        part = part[(part["host"] >= 0) & (part["took_ns"] >= 0)]
+        part = _met(part[(part["host"] >= 0) & (part["took_ns"] >= 0)], alike_ns)
         parts.append(part[~np.isin(part["group"], _impossible(part))])
         seen |= set(np.unique(parts[-1]["host"]).tolist())
     return np.concatenate(parts)
+
+
+def _met(calls: NDArray[np.void], alike_ns: int) -> NDArray[np.void]:
+    """Calls that ranks of a host left before others of it had entered, by no more than their clocks may differ: then
+    they met there, known to that difference. A short collective shows it, of a few microseconds."""
+    early = calls["entry_ns"] - calls["end_ns"]
+    met = (early > 0) & (early <= alike_ns)
+    calls["took_ns"][met] = np.maximum(calls["took_ns"], early)[met]
+    calls["entry_ns"][met] = calls["end_ns"][met]
+    return calls
 
 
 def _impossible(calls: NDArray[np.void]) -> NDArray[np.uint64]:

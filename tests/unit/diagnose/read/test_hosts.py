@@ -13,6 +13,7 @@ import pytest
 
 from argus.diagnose.read import queries
 from argus.diagnose.read.hosts import (
+    ALIKE_NS,
     ALL,
     MAX_CALLS,
     MAX_MINUTES,
@@ -23,6 +24,7 @@ from argus.diagnose.read.hosts import (
     _impossible,
     _Local,
     _match,
+    _met,
     _rough,
     _shifts,
     align_hosts,
@@ -32,6 +34,7 @@ from argus.diagnose.read.query import across, of_job, runnable_sql
 from argus.diagnose.run import diagnose
 from argus.diagnose.stored import diagnose_store
 from argus.diagnose.verdict import Verdict
+from argus.importers.recordings.clocks import AGREE_NS
 from argus.model.errors import ArgusError
 from argus.model.records import COLLECTIVE
 from argus.semantics.groups.clocks import CALL, convert, error_at, likely
@@ -645,6 +648,18 @@ def test_a_group_whose_ranks_leave_before_all_have_entered_is_none() -> None:
     assert _impossible(calls).tolist() == [2]
     calls["entry_ns"][104:110] = 0
     assert _impossible(calls).tolist() == []
+
+
+def test_ranks_of_a_host_whose_clocks_differ_a_little_met_all_the_same() -> None:
+    """Of recordings: an all-reduce of 19 us, of two ranks whose clocks are 30 us apart."""
+    calls = np.zeros(3, CALL)
+    calls["entry_ns"], calls["end_ns"], calls["took_ns"] = [40_000, 90_000, 5_000], 10_000, 19_000
+    met = _met(calls.copy(), ALIKE_NS)
+    assert met["entry_ns"].tolist() == [10_000, 90_000, 5_000]
+    assert met["took_ns"].tolist() == [30_000, 19_000, 19_000]
+    assert met["end_ns"].tolist() == [10_000] * 3
+    assert (_met(calls.copy(), 0) == calls).all()
+    assert ALIKE_NS == AGREE_NS
 
 
 def test_of_several_equal_communicators_none_is_guessed() -> None:
