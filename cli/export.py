@@ -18,7 +18,7 @@ from argus.model.units import short_duration
 from argus.semantics.stacks.profile import Change, Difference, Profile, changes, difference, frame_text
 from argus.store.open import open_store
 from argus.store.read.stacks import PROFILE_KINDS, read_profile
-from argus.system import files
+from argus.system import files, memory
 
 from .grammar import parse_ranks
 from .options import store_option
@@ -148,8 +148,13 @@ def _perfetto(output: str | None, store_url: str | None, choice: dict[str, Any],
             moment = moment_of(store, chosen)
             count = write_perfetto(store, moment, Path(output))
         else:
+            import pyarrow
+
             from argus.export.pftrace import export_trace  # with a part of the diagnosis: it takes a moment
 
+            # Pieces of all sizes come and go: none that was freed stays.
+            memory.settle()
+            pyarrow.set_memory_pool(pyarrow.system_memory_pool())
             moment, written = export_trace(store, chosen, Path(output))
             count, notes = written.slices, written.notes
     seconds = (moment.end_ns - moment.begin_ns) / 1e9
